@@ -142,6 +142,7 @@ def ingest(
     """
     from fedcache.calls import stores
 
+    # The names of columns, in the order of `ColumnChoice`.
     keys = (
         features_key,
         label_key,
@@ -271,7 +272,11 @@ def train(
 
     Raises FedcacheError as the command, with its exit code and hint.
     """
+    # The names of parameters are those of the configuration.
     given = fields_of(TrainConfig, locals())
+    models = "none"
+    if save_model:
+        models = "all"
     from fedcache.calls import training
 
     return training.train(
@@ -281,7 +286,7 @@ def train(
         seeds,
         settings,
         given,
-        SaveModels("all" if save_model else "none", save_clients),
+        SaveModels(models, save_clients),
         observer=observer,
         on_round=on_round,
         track=track,

@@ -1,4 +1,4 @@
-"""The command line: the names, one-line helps and panels of all commands; what each does lies in ``commands/``.
+"""The command line: names, one-line help and panels of all commands; each command's code is in ``commands/``.
 
 A command's module is imported when the command is called or its own help is asked, so ``fedcache --help`` reads this
 file and ``errors`` alone, and no command pays for the imports of another.
@@ -193,7 +193,7 @@ COMMANDS = (
 
 
 class UnloadedCommand(TyperCommand):
-    """What ``fedcache --help`` and completion know of a command whose module is not imported."""
+    """A command whose module is not imported yet: its name, help and panel for ``fedcache --help`` and completion."""
 
     def __init__(self, entry: CommandEntry) -> None:
         super().__init__(entry.name, help=entry.summary, rich_help_panel=entry.panel)

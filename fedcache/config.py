@@ -406,7 +406,10 @@ def refuse_remote(value: object, name: str) -> None:
     Raises:
         UsageError, for an address within the text.
     """
-    items = value.values() if isinstance(value, Mapping) else value
+    # Containers are looked through; other values are no address.
+    items = value
+    if isinstance(value, Mapping):
+        items = value.values()
     if isinstance(items, list | tuple | ValuesView):
         for item in items:
             refuse_remote(item, name)
@@ -467,13 +470,13 @@ class Home:
 
     @property
     def last(self) -> Path:
-        """Which store was extracted last."""
+        """The store that was extracted last."""
         return self.root / "last.json"
 
 
 @dataclass(frozen=True)
 class SaveModels:
-    """Which trained models are kept: of all points of a grid, the best of each method, or none; of which clients."""
+    """Trained models that are kept: of all points of a grid, the best of each method, or none; and of which clients."""
 
     which: str = "all"  # all | best | none
     clients: str | None = (
@@ -497,6 +500,7 @@ def read_file(
         if not path.exists():
             return {}
         say(f"Settings of {path.resolve()} are in force where no option says otherwise.")
+    # A wrong name is refused with the nearest right one, as settings that are ignored would surprise later.
     try:
         data = parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -600,9 +604,11 @@ def _typed(item: Field[Any], name: str, value: Any, hint: Any, where: str) -> An
             and type(value) is not bool
         ):
             return str(value)
-    wanted = " or ".join(getattr(c, "__name__", str(c)) for c in choices if c is not types.NoneType)
+    expected = " or ".join(
+        getattr(c, "__name__", str(c)) for c in choices if c is not types.NoneType
+    )
     raise UsageError(
-        f"{name} in {where} is {value!r}; expected {wanted}.",
+        f"{name} in {where} is {value!r}; expected {expected}.",
         "See `fedcache config` for every key and its value.",
     )
 

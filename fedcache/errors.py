@@ -66,13 +66,13 @@ class CodedError(FedcacheError):
 
 
 class UsageError(CodedError):
-    """What was asked for makes no sense: an unknown name, a value out of range."""
+    """A request that makes no sense: an unknown name, a value out of range."""
 
     exit = Exit.USAGE
 
 
 class StoreError(CodedError):
-    """A store is missing, locked, incompatible, or without the features asked for."""
+    """A store is missing, locked, incompatible, or without the requested features."""
 
     exit = Exit.STORE
 
@@ -96,7 +96,7 @@ class FederatedRunError(CodedError):
 
 
 class StoppedError(CodedError):
-    """A signal stopped the work; the same command goes on."""
+    """A signal stopped the work; the same command resumes it."""
 
     exit = Exit.INTERRUPTED
 
@@ -121,12 +121,12 @@ def closest(name: str, known: Iterable[str], likeness: float = 0.5) -> str | Non
     True
     """
     lowered = {n.lower(): n for n in known}
-    wanted = name.lower()
-    alike = difflib.get_close_matches(wanted, list(lowered), n=len(lowered) or 1, cutoff=likeness)
-    certain = difflib.get_close_matches(wanted, alike, n=1, cutoff=max(likeness, _CERTAIN))
-    near = certain or [n for n in alike if n[:1] == wanted[:1]]
-    if not near and len(wanted) >= _BEGINNING:
-        near = sorted((n for n in lowered if n.startswith(wanted)), key=len)
+    lower = name.lower()
+    alike = difflib.get_close_matches(lower, list(lowered), n=len(lowered) or 1, cutoff=likeness)
+    certain = difflib.get_close_matches(lower, alike, n=1, cutoff=max(likeness, _CERTAIN))
+    near = certain or [n for n in alike if n[:1] == lower[:1]]
+    if not near and len(lower) >= _BEGINNING:
+        near = sorted((n for n in lowered if n.startswith(lower)), key=len)
     if near:
         return lowered[near[0]]
     return None
@@ -157,12 +157,13 @@ def shell_word(value: object) -> str:
 
 
 def all_at_once(calls: Iterable[Callable[[], T]]) -> list[T]:
-    """What some calls give; where several refuse something, their messages and hints together, each hint once.
+    """Results of some calls; if several refuse, one error with all messages and hints, each hint once.
 
     Raises UsageError for one, as it is, and for several.
     """
     found = []
     refused = []
+    # Errors of use are collected, so that all of them can be fixed at once; any other error ends at once.
     for call in calls:
         try:
             found.append(call())
@@ -181,7 +182,8 @@ def all_at_once(calls: Iterable[Callable[[], T]]) -> list[T]:
 
 
 def memory_error(error: BaseException) -> FedcacheError | None:
-    """An allocation of numpy, torch or CUDA that failed, as an error with what was asked for; None for other errors."""
+    """A failed allocation of numpy, torch or CUDA as an error with its size; None for other errors."""
+    # numpy raises MemoryError; torch and CUDA raise RuntimeError with these words.
     text = str(error)
     refused = (
         r"DefaultCPUAllocator|not enough memory|out of memory|Storage size calculation overflowed"
@@ -192,12 +194,16 @@ def memory_error(error: BaseException) -> FedcacheError | None:
         return None
     size = re.search(r"(?:Unable|tried) to allocate ([\d.]+ ?\w+)", text, re.IGNORECASE)
     shape = re.search(r"with shape (\([\d, ]+\))", text)
+    # Say what was requested, as far as the message tells it.
+    parts = []
     if size:
-        asked = [size[1]]
-    else:
-        asked = []
-    asked += [f"an array of shape {shape[1]}"] if shape else []
+        parts.append(size[1])
+    if shape:
+        parts.append(f"an array of shape {shape[1]}")
+    what = ""
+    if parts:
+        what = " for " + ", ".join(parts)
     return MachineError(
-        f"There is not enough memory{' for ' if asked else ''}{', '.join(asked)}.",
+        f"There is not enough memory{what}.",
         "Ask for less (a smaller dim, batch or number of clients), or run where there is more memory.",
     )

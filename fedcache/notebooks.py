@@ -14,23 +14,28 @@ MOST_ROWS = 30
 
 
 def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table; whatever is in its cells stays text. Rows past ``MOST_ROWS`` are counted, not shown."""
+    """A table; all cells stay text. Rows past ``MOST_ROWS`` are counted, not shown."""
     every = list(rows)
-    head = "".join(f"<th>{escape(visible(c))}</th>" for c in columns)
-    body = "".join(
-        "<tr>"
-        + "".join(f"<td>{escape('' if cell is None else visible(str(cell)))}</td>" for cell in row)
-        + "</tr>"
-        for row in every[:MOST_ROWS]
-    )
+    head = "".join(f"<th>{_cell(c)}</th>" for c in columns)
+    lines = []
+    for row in every[:MOST_ROWS]:
+        cells = "".join(f"<td>{_cell(cell)}</td>" for cell in row)
+        lines.append(f"<tr>{cells}</tr>")
     more = len(every) - MOST_ROWS
-    rest = ""
     if more > 0:
-        rest = f'<tr><td colspan="{len(columns)}">and {more:,} more</td></tr>'
+        lines.append(f'<tr><td colspan="{len(columns)}">and {more:,} more</td></tr>')
     top = ""
     if any(columns):
         top = f"<thead><tr>{head}</tr></thead>"
-    return f"<table><caption>{escape(visible(title))}</caption>{top}<tbody>{body}{rest}</tbody></table>"
+    body = "".join(lines)
+    return f"<table><caption>{_cell(title)}</caption>{top}<tbody>{body}</tbody></table>"
+
+
+def _cell(value: Any) -> str:
+    """A value as text of HTML; None is empty."""
+    if value is None:
+        return ""
+    return escape(visible(str(value)))
 
 
 def html_facts(title: str, facts: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ RESULTS = "Results"
 
 @dataclass(frozen=True)
 class OptionInfo:
-    """How a field is an option of the command line.
+    """Metadata of a field that is an option of the command line.
 
     Attributes:
         meaning: one sentence.
@@ -67,7 +67,7 @@ def option(default: Any, meaning: str, panel: str, *, said: str = "", **info: An
 def option_name(item: Field[Any]) -> str:
     """The long option of a field."""
     own: str = item.metadata["option"].name
-    return own or f"--{item.name.replace('_', '-')}"
+    return own or "--" + item.name.replace("_", "-")
 
 
 def option_value(value: object) -> str:

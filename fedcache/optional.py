@@ -26,11 +26,12 @@ def needed_library(package: str, what: str, extra: str) -> Any:
     except ImportError as error:
         top = package.split(".")[0]
         absent = isinstance(error, ModuleNotFoundError) and error.name == top
+        command = f"pip install --force-reinstall {shell_word(top)}"
+        if absent:
+            command = f"pip install {shell_word(f'fedcache[{extra}]')}"
         raise MachineError(
             f"{what} needs {package}, which is not installed or cannot be imported ({reason(error)}).",
-            f"pip install {shell_word(f'fedcache[{extra}]')}"
-            if absent
-            else f"pip install --force-reinstall {shell_word(top)}",
+            command,
         ) from error
 
 
@@ -46,7 +47,8 @@ def need_h5py(what: str) -> None:
 
 def reason(error: BaseException) -> str:
     """An exception's type and the first line of what it says, cut to what a sentence can hold."""
+    kind = type(error).__name__
     lines = str(error).strip().splitlines()
     if lines:
-        return f"{type(error).__name__}: {lines[0][:300]}"
-    return f"{type(error).__name__}."
+        return f"{kind}: {lines[0][:300]}"
+    return f"{kind}."

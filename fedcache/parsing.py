@@ -1,4 +1,4 @@
-"""JSON and TOML of files, whoever wrote them: what cannot be read is a ValueError in words, however it is made.
+"""JSON and TOML of any origin: every input that cannot be read is a ValueError in words.
 
 Also the names of files that are made from words of a user.
 """

@@ -1,8 +1,8 @@
 """Plug-ins: entry points of installed packages, and objects given to ``fc.register``.
 
 Tables of fedcache ask here for a name that is not their own, so that nothing is imported, and no installed package is
-looked at, before such a name is asked for or a list is shown. A plug-in that cannot be loaded is an error of whoever
-asked for it by name, and of nobody else.
+looked at, before such a name is requested or a list is shown. A plug-in that cannot be loaded is an error of anyone who
+requested it by name, and of nobody else.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ class Plugin:
 
     @property
     def place(self) -> str:
-        """``package.module:attribute``, where the thing is defined."""
+        """``package.module:attribute`` of the definition."""
         if self.entry is not None:
             return self.entry.value
-        return f"{self.thing.__module__}:{self.thing.__qualname__}"
+        module = self.thing.__module__
+        return f"{module}:{self.thing.__qualname__}"
 
     def load(self) -> Any:
         """The thing itself. Raises UsageError with the package and its version, when it cannot be imported."""
@@ -64,29 +65,29 @@ class Plugin:
         try:
             return self.entry.load()
         except Exception as error:  # whatever the code of others raises when it is imported
+            kind = type(error).__name__
+            reason = str(error)[:160]
             raise UsageError(
-                f"The plug-in {self.name!r} ({self.entry.value}) of {self.origin} cannot be loaded: "
-                f"{type(error).__name__}: {str(error)[:160]}.",
+                f"The plug-in {self.name!r} ({self.entry.value}) of {self.origin} cannot be loaded: {kind}: {reason}.",
                 f"Fix or remove the package:  pip uninstall {self.package}",
             ) from error
 
     def loaded(self, expected: type[Any]) -> Any:
         """The thing, where it is what it should be. Raises UsageError as ``load``, and for anything else."""
+        # An entry point may name a class of the expected kind, or an object.
         thing = self.load()
         if isinstance(thing, type):
             good = issubclass(thing, expected)
         else:
             good = isinstance(thing, expected)
-        if not good or (
-            isinstance(getattr(thing, "name", self.name), str)
-            and getattr(thing, "name", self.name) != self.name
-        ):
-            called = getattr(thing, "name", None)
-            said = f"a {type(thing).__name__}" + (
-                f" called {called!r}" if isinstance(called, str) else ""
-            )
+        called = getattr(thing, "name", None)
+        if not good or (isinstance(called, str) and called != self.name):
+            found = f"a {type(thing).__name__}"
+            if isinstance(called, str):
+                found += f" called {called!r}"
+            expected_kind = KINDS[self.kind]
             raise UsageError(
-                f"The plug-in {self.name!r} of {self.origin} is {said}, expected {KINDS[self.kind]} of that name.",
+                f"The plug-in {self.name!r} of {self.origin} is {found}, expected {expected_kind} of that name.",
                 "Mend what its entry point names, or what was registered.",
             )
         return thing
@@ -105,17 +106,20 @@ def offer(kind: str, names: Iterator[str] | list[str] | tuple[str, ...]) -> None
 def _installed(kind: str) -> dict[str, Plugin]:
     """Entry points by name; of two packages with one name the first in the order of their names."""
     found: dict[str, Plugin] = {}
-    for entry in sorted(
-        entry_points(group=f"fedcache.{kind}"),
-        key=lambda e: (e.dist.name if e.dist else "", e.name),
-    ):
-        package, version = (entry.dist.name, entry.dist.version) if entry.dist else ("", "")
-        found.setdefault(entry.name, Plugin(kind, entry.name, package, version, entry))
-    return found
+    for entry in entry_points(group=f"fedcache.{kind}"):
+        package = ""
+        version = ""
+        if entry.dist is not None:
+            package = entry.dist.name
+            version = entry.dist.version
+        plugin = Plugin(kind, entry.name, package, version, entry)
+        if entry.name not in found or package < found[entry.name].package:
+            found[entry.name] = plugin
+    return dict(sorted(found.items(), key=lambda item: (item[1].package, item[0])))
 
 
 def plugins(kind: str) -> dict[str, Plugin]:
-    """Everything from outside of a kind, by name; what bears a name of fedcache's own is left out."""
+    """All plug-ins of a kind, by name, without those that have a name of fedcache's own."""
     own = _own.get(kind, frozenset())
     return {
         name: p for name, p in {**_installed(kind), **_registered[kind]}.items() if name not in own
@@ -130,7 +134,7 @@ def find(kind: str, name: str) -> Plugin | None:
 
 
 def used(names: Mapping[str, str]) -> list[Plugin]:
-    """Those of these names, by kind, that come from outside."""
+    """The plug-ins among these names, by kind."""
     return [plugin for kind, name in names.items() if (plugin := find(kind, name)) is not None]
 
 
@@ -148,23 +152,29 @@ def register(kind: str, thing: Any, name: str | None = None) -> str:
     Raises:
         UsageError for an unknown kind, a thing without a name, and a name of fedcache's own.
     """
+    # `method` and `methods` mean the same.
     if kind in KINDS:
         many = kind
     else:
         many = f"{kind}s"
     if many not in KINDS:
         raise unknown("kind of plug-in", kind, KINDS)
-    called = name if name is not None else getattr(thing, "name", None)
+    if name is None:
+        name = getattr(thing, "name", None)
+    called = name
     if not isinstance(called, str) or not called.strip():
         raise UsageError(
             f"The {many.removesuffix('s')} has no name.",
             'For example fc.register("method", METHOD, "mine")',
         )
+    # Backbones are looked up again by workers, which import them by their place.
     if many == "backbones" and not _is_found_again(thing):
+        kind_of_thing = type(thing).__name__
         raise UsageError(
-            f"The backbone {called!r} is a {type(thing).__name__}, expected {KINDS[many]}.",
+            f"The backbone {called!r} is a {kind_of_thing}, expected {KINDS[many]}.",
             "A module in memory is given as it is: fc.extract(backbones=[fc.backbone(module, name='mine')])",
         )
+    # A name of fedcache's own always means fedcache's own.
     if called in _own.get(many, frozenset()):
         raise UsageError(f"{called!r} is one of fedcache's own {many}.", "Give it another name.")
     _registered[many][called] = Plugin(many, called, "", "", None, thing)
@@ -178,7 +188,7 @@ def _is_found_again(thing: Any) -> bool:
 
 
 class PluginTable(Mapping[str, T]):
-    """A table of fedcache's own things by name, which also finds plug-ins that are asked for by name.
+    """A table of fedcache's own things by name, which also finds plug-ins by name.
 
     It lists its own things alone. Raises UsageError where a plug-in cannot be loaded or is no ``expected``.
     """

@@ -1,4 +1,4 @@
-"""The process of a long call: how it is asked to stop and made to, and what the C library does with freed memory.
+"""The process of a long call: how signals stop it, and what the C library does with freed memory.
 
 glibc returns large blocks to the kernel when they are freed, and faults the next ones in page by page, zeroed: 98
 images/s instead of 166 for efficientnet-lite0 at 128 px on one core, and a third of the time of a grid of 240 points
@@ -69,7 +69,7 @@ def sigterm_interrupts() -> Iterator[None]:
 
 @contextmanager
 def stop_on_signals(request: Callable[[], None], say: Callable[[str], None]) -> Iterator[None]:
-    """SIGINT and SIGTERM: the first asks to stop at the next chunk, step or round, the second stops at once.
+    """Stop at SIGINT and SIGTERM: the first at the next chunk, step or round, the second at once.
 
     After the second a KeyboardInterrupt runs through the call, so that files are closed and locks released; whatever
     the call is doing then (a computation that Python cannot interrupt, a write that nobody reads, the wait for a
@@ -80,20 +80,20 @@ def stop_on_signals(request: Callable[[], None], say: Callable[[str], None]) -> 
         request: called at the first signal.
         say: told what the next one does.
     """
-    asked = 0
+    requests = 0
     left = False
 
     def handle(number: int, frame: Any) -> None:
-        nonlocal asked
-        asked += 1
-        if asked == 1:
+        nonlocal requests
+        requests += 1
+        if requests == 1:
             request()
             # the signal came in the middle of a print, or nobody reads
             with suppress(RuntimeError, OSError):
                 say("Stopping after what is being computed; once more to stop at once.")
         elif left:
             end_at_once()
-        elif asked == 2:
+        elif requests == 2:
             _end_in_any_case()
             raise KeyboardInterrupt
 
@@ -107,7 +107,7 @@ def stop_on_signals(request: Callable[[], None], say: Callable[[str], None]) -> 
         yield
     finally:
         left = True
-        if asked:
+        if requests:
             _open_until_the_end.append(sender)
         else:
             signal.set_wakeup_fd(wake_before)
@@ -117,14 +117,14 @@ def stop_on_signals(request: Callable[[], None], say: Callable[[str], None]) -> 
 
 
 def _end_after_two(receiver: socket.socket) -> None:
-    """End this process ``GRACE`` seconds after the second signal to stop; return when no more can come."""
-    asked = 0
+    """End this process ``GRACE`` seconds after the second signal; return when no more signals can come."""
+    requests = 0
     with receiver:
-        while asked < 2:
+        while requests < 2:
             numbers = receiver.recv(1)
             if not numbers:
                 return
-            asked += numbers[0] in (signal.SIGINT, signal.SIGTERM)
+            requests += numbers[0] in (signal.SIGINT, signal.SIGTERM)
     _end_in_any_case()
     time.sleep(GRACE)
     end_at_once()  # still here, perhaps in the exit of the interpreter, which waits for threads
@@ -152,7 +152,9 @@ def end_at_once() -> None:
 def seldom_collected() -> Iterator[None]:
     """Look for unreachable cycles after 100,000 new objects instead of 700: a report makes millions of them."""
     before = gc.get_threshold()
-    gc.set_threshold(max(before[0], 100_000) if before[0] else 0, *before[1:])
+    # A first threshold of 0 means that nothing is collected, and stays.
+    if before[0]:
+        gc.set_threshold(max(before[0], 100_000), *before[1:])
     try:
         yield
     finally:
@@ -189,7 +191,7 @@ def keep_freed_memory() -> bool:
 
 
 def return_freed_memory() -> None:
-    """Give the kernel back what this process has freed until now; a few milliseconds. Only glibc can be told."""
+    """Return freed memory of this process to the kernel; a few milliseconds. Does nothing without glibc."""
     trim = _of_glibc("malloc_trim")
     if trim is not None:
         trim(0)

@@ -14,7 +14,7 @@ VALIDATION_ACCURACY = "validation_accuracy"
 
 @dataclass(frozen=True)
 class Round:
-    """What one round of a run gave. Every round of every run is told once and in order, whoever computed it when.
+    """Figures of one round of a run. Every round of every run is reported once and in order.
 
     Attributes:
         path: directory of the run; its name is the first 16 digits of the run's digest.
@@ -71,13 +71,13 @@ class Observer(Protocol):
         """A line of the story: a choice and why, a plan, a summary."""
 
     def warn(self, text: str) -> None:
-        """Something the user should look at; the call goes on."""
+        """A warning for the user; the call continues."""
 
     def start(self, what: str, total: int, unit: str) -> None:
         """A measured stretch of work begins: ``total`` units of ``unit`` (``images``, ``rounds``)."""
 
     def told(self, round_: Round) -> None:
-        """What a round of training gave; ``advance`` counts it. Also called for rounds that were computed before.
+        """The figures of a round of training; ``advance`` counts it. Also called for rounds that were stored before.
 
         An observer may also have ``ended(path, result)``, called when a run has its result.
         """
@@ -91,12 +91,13 @@ class Observer(Protocol):
 
 @contextmanager
 def told_as(observer: Observer, what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
-    """What work that says (units done, units in all) may call, inside a ``with`` statement.
+    """A context with a function that reports progress as (units done, units in all).
 
     A stretch begins with the first call, and another one where fewer units are done than before.
     """
     seen = 0
 
+    # Work may begin again from 0, as for each of several files: then the observer gets a new stretch.
     def progress(done: int, total: int) -> None:
         nonlocal seen
         if seen == 0 or done < seen:
@@ -122,7 +123,7 @@ def tell_ended(observer: Observer, path: Path, result: Mapping[str, Any]) -> Non
 
 
 class Silent:
-    """An observer that says nothing; what the Python API uses unless told otherwise."""
+    """An observer that prints nothing; the default of the Python API."""
 
     def note(self, text: str) -> None: ...
     def warn(self, text: str) -> None: ...

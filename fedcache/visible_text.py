@@ -26,7 +26,10 @@ def visible(text: str, *, lines: bool = False) -> str:
     """
     if text.isascii() and text.isprintable():  # nearly all texts
         return text
-    return (_HIDDEN if lines else _HIDDEN_IN_LINE).sub(_number, text)
+    hidden = _HIDDEN_IN_LINE
+    if lines:
+        hidden = _HIDDEN
+    return hidden.sub(_number, text)
 
 
 def _number(found: re.Match[str]) -> str:

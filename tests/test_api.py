@@ -120,7 +120,7 @@ def test_functions_stay_functions_whatever_was_imported_before_and_after(first: 
     code = (
         f"import {first}\nimport sys, inspect, fedcache as fc\n"
         "assert not {'torch', 'numpy'} & set(sys.modules) or 'backbones' in sys.argv[1]\n"
-        "import fedcache.extract.planning, fedcache.report.figures\n"
+        "import fedcache.extract.planning, fedcache.report.methods\n"
         "from fedcache.extract import recipe\nfrom fedcache.report.drawing import percent\n"
         "assert inspect.isfunction(fc.extract) and inspect.isfunction(fc.report)\n"
     )

@@ -977,7 +977,7 @@ TABLE = (
         "the_user_says_which_labels_mean_none",
         "labels that mean none stay classes",
         "tables/labels.py",
-        "if word not in said)",
+        "if word not in no_label_words)",
         "if word not in ())",
     ),
     B(

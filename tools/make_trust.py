@@ -312,7 +312,7 @@ PROMISES = (
         ("tests/commands/test_hostile_names.py",),
         (
             "visible_text.py",
-            "return (_HIDDEN if lines else _HIDDEN_IN_LINE).sub(_number, text)",
+            "return hidden.sub(_number, text)",
             "return text",
             "tests/commands/test_hostile_names.py -k no_command",
         ),
@@ -351,7 +351,7 @@ PROMISES = (
         "An image reaches a page only where it is asked for, as the row it is, as pixels alone, and never of a private run",
         ("tests/report/test_mistakes.py",),
         (
-            "report/galleries.py",
+            "report/page.py",
             "    if private:\n",
             "    if False:\n",
             "tests/report/test_mistakes.py -k private",
@@ -548,8 +548,8 @@ PROMISES = (
         ("tests/models/test_python_model.py", "tests/models/test_python_evaluate.py"),
         (
             "runs/predict_run.py",
-            "seed=None if seed is None else str(seed)",
-            "seed=None",
+            "seed_word = str(seed)",
+            "seed_word = None",
             "tests/models/test_python_model.py -k ensemble",
         ),
     ),
@@ -662,7 +662,7 @@ PROMISES = (
         ),
         (
             "runs/directory.py",
-            "    locked = sorted(folders) if private else folders[:1]\n",
+            "    locked = folders[:1]\n",
             "    locked = list[Path]()\n",
             "tests/runs/test_run_owner.py",
         ),
@@ -684,7 +684,7 @@ PROMISES = (
         (f"{PRIVATE} -k 'older_state or not_known'",),
         (
             "runs/loop.py",
-            "if released and told is not None and told <= rounds:",
+            "if released and reported is not None and reported <= rounds:",
             "if True:",
             f"{PRIVATE} -k 'older_state or not_known'",
         ),
@@ -710,8 +710,8 @@ PROMISES = (
         ("tests/durability/test_private_kills.py",),
         (
             "runs/loop.py",
-            "        self.save_checkpoint(seed, snapshot())\n        keep_told",
-            "        keep_told",
+            "        self.save_checkpoint(seed, snapshot())\n        keep_reported",
+            "        keep_reported",
             "tests/durability/test_private_kills.py",
         ),
     ),

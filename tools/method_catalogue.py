@@ -14,9 +14,8 @@ from typing import Any
 
 from fedcache.federate.engine.method import Method
 from fedcache.federate.methods import METHODS, NAMES
-from fedcache.report.methods.catalogue import COUNTS, PATH, evaluate, sources_digest
+from fedcache.report.methods import COUNTS, PATH, Sizes, evaluate, sources_digest
 from fedcache.report.methods.facts import facts_in_list, traffic_of
-from fedcache.report.methods.sizes import Sizes
 
 WIDTHS = (16, 24, 40)
 CLASSES = (3, 4, 6)

@@ -58,16 +58,20 @@ def backbone(
 
 def backbone_names(backbones: Any) -> tuple[str, ...]:
     """Names of backbones, with modules among them made known to this process; UsageError for two of one name."""
-    if isinstance(backbones, str) or not isinstance(backbones, list | tuple):
-        given = [backbones]
-    else:
+    given = [backbones]
+    if isinstance(backbones, list | tuple):
         given = list(backbones)
     made: dict[str, Any] = {}
     for one in given:
-        for name in one.split(",") if isinstance(one, str) else (own_module.register(one),):
-            if made.get(name, one) is not one and not (
-                isinstance(one, str) and isinstance(made[name], str)
-            ):
+        # A module is registered under its name; a text may hold several names.
+        if isinstance(one, str):
+            names = one.split(",")
+        else:
+            names = [own_module.register(one)]
+        for name in names:
+            earlier = made.get(name, one)
+            both_are_names = isinstance(one, str) and isinstance(earlier, str)
+            if earlier is not one and not both_are_names:
                 raise UsageError(
                     f"Two backbones are called {name}.",
                     "fc.backbone(module, name='another') gives one another name.",

@@ -42,7 +42,8 @@ def names_checked(function: Callable[P, R]) -> Callable[P, R]:
     def checked(*args: P.args, **given: P.kwargs) -> R:
         for name in given:
             if not is_keyword(name):
-                listed = f"Known: {', '.join(sorted(known))}"
+                names = ", ".join(sorted(known))
+                listed = f"Known: {names}"
                 hint = listed
                 if "settings" in known:
                     setting = {name: given[name]}
@@ -74,7 +75,10 @@ def as_keywords(text: str, is_keyword: Callable[[str], bool]) -> str:
     """
     # Two blanks and the end of a line are where what is to be typed begins or ends.
     parts = re.split(r"(\s{2,}|\n)", text)
-    return "".join(part if _COMMAND.search(part) else _one_part(part, is_keyword) for part in parts)
+    for i, part in enumerate(parts):
+        if not _COMMAND.search(part):
+            parts[i] = _one_part(part, is_keyword)
+    return "".join(parts)
 
 
 def _one_part(text: str, is_keyword: Callable[[str], bool]) -> str:
@@ -97,7 +101,10 @@ def _one_part(text: str, is_keyword: Callable[[str], bool]) -> str:
                 return f"{key}={_literal(of)}"
             return found[0]
         if is_keyword(name):
-            return f"{name}={_literal(value) if value else True}"
+            literal = "True"
+            if value:
+                literal = _literal(value)
+            return f"{name}={literal}"
         return found[0]
 
     return _OPTION.sub(written, text)
@@ -106,12 +113,13 @@ def _one_part(text: str, is_keyword: Callable[[str], bool]) -> str:
 def _literal(value: str) -> str:
     """A value as Python writes it; a word in capitals stands for one and is left."""
     if "," in value:
-        return f"[{', '.join(map(_literal, value.split(',')))}]"
+        items = ", ".join(map(_literal, value.split(",")))
+        return f"[{items}]"
     if value.isupper() or re.fullmatch(r"-?\d+(\.\d+)?(e-?\d+)?", value):
         return value
     return repr(value)
 
 
 def fields_of(config: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of some keywords that are fields of a configuration, as the section that ``resolve`` takes."""
+    """The keywords that are fields of a configuration, as a section for ``resolve``."""
     return {item.name: given[item.name] for item in fields(config) if item.name in given}

@@ -75,11 +75,13 @@ def evaluate(given: Mapping[str, Any]) -> RunEvaluation:
         raise UsageError(
             "The second argument is a dataset; found a store.", "fc.evaluate(run, store=store)"
         )
+    # Exactly one argument says which rows the model is measured on.
     rows = {name: path_of(given[name]) for name in ("dataset", "store", "embeddings")}
     named = [name for name, value in rows.items() if value is not None]
     if len(named) != 1:
+        names = " and ".join(named) or "none"
         raise UsageError(
-            f"dataset, store or embeddings says what is evaluated on; found {' and '.join(named) or 'none'}.",
+            f"dataset, store or embeddings says what is evaluated on; found {names}.",
             'For example fc.evaluate(run, "folder:photos")',
         )
     config = resolve(ExtractConfig, given["options"] or {}, {}, "evaluate()")
@@ -89,29 +91,31 @@ def evaluate(given: Mapping[str, Any]) -> RunEvaluation:
         out = Path(given["out"])
     with_images = bool(given["with_images"])
     check_asked(out, with_images=with_images)
-    asked = ModelOptions(
+    options = ModelOptions(
         given["client"],
         given["one_for_all"],
         _word(given["seed"]),
         given["temperature"],
         config.weights,
     )
-    wanted = EvaluateOptions(**rows, split=given["split"], with_images=with_images)
+    request = EvaluateOptions(**rows, split=given["split"], with_images=with_images)
     home = Home.from_environment()
     place = place_of(given["source"])
     observer = given["observer"] or Silent()
-    (found,) = evaluate_runs([place], asked, wanted, config, home, observer, Stop())
+    # The same call as the command's, for one run.
+    (found,) = evaluate_runs([place], options, request, config, home, observer, Stop())
     if out is not None:
-        write_evaluations(
-            out, [found], ImagePlaces(home, config.data) if with_images else None, observer
-        )
+        images = None
+        if with_images:
+            images = ImagePlaces(home, config.data)
+        write_evaluations(out, [found], images, observer)
     return found
 
 
 def personalise(given: Mapping[str, Any]) -> Personalised:
     """The model of a new client; ``given`` are the arguments of ``fedcache.personalise``."""
-    asked = ModelOptions(seed=_word(given["seed"]), weights=given["weights"] or {})
-    wanted = PersonaliseOptions(
+    options = ModelOptions(seed=_word(given["seed"]), weights=given["weights"] or {})
+    request = PersonaliseOptions(
         path_of(given["store"]),
         given["name"],
         given["settings"] or {},
@@ -121,7 +125,13 @@ def personalise(given: Mapping[str, Any]) -> Personalised:
     place = place_of(given["source"])
     observer = given["observer"] or Silent()
     return personalise_run(
-        place, asked, wanted, given["device"] or "auto", Home.from_environment(), observer, Stop()
+        place,
+        options,
+        request,
+        given["device"] or "auto",
+        Home.from_environment(),
+        observer,
+        Stop(),
     )
 
 

@@ -17,7 +17,10 @@ Queries: TypeAlias = "RunQuery | Iterable[RunQuery] | None"
 
 def compare(runs: Queries, root: str | Path | None, **how: Any) -> Comparisons:
     """Comparisons of runs below ``root``, or of the home; ``how`` are options of ``compare_entries``."""
-    found = gather(several(runs), Path(root) if root is not None else Home.from_environment().runs)
+    folder = Home.from_environment().runs
+    if root is not None:
+        folder = Path(root)
+    found = gather(several(runs), folder)
     return compare_entries(found, **how)
 
 

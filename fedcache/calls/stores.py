@@ -24,15 +24,20 @@ def opened(store: Store | str | Path | None) -> Store:
     """A store, also by its path; None is the one last used."""
     if store is not None and not isinstance(store, str | Path):
         return store
-    return need_store(Home.from_environment(), path=Path(store) if store is not None else None)
+    path = None
+    if store is not None:
+        path = Path(store)
+    return need_store(Home.from_environment(), path=path)
 
 
 def extract(given: Mapping[str, Any], store: str | Path | None, observer: Observer | None) -> Store:
     """The store of an extraction; ``given`` are fields of ``ExtractConfig``, or images in the place of a dataset."""
+    # Modules in memory become names that this process knows.
     if given.get("backbones"):
         named = {**given, "backbones": backbone_names(given["backbones"])}
     else:
         named = dict(given)
+    # A dataset is a spec, or the images themselves.
     if isinstance(named.get("dataset"), str):
         images = None
     else:
@@ -68,6 +73,7 @@ def ingest(
                 f"{key!r} is no name of a column.", 'For example label_key="diagnosis"'
             )
     only = None
+    # No groups at all is a choice, and differs from leaving the choice to the file.
     if groups is not None:
         only = _names(groups)
     if isinstance(no_label, str | int | float):
@@ -126,9 +132,9 @@ def partition(
     made = opened(store)
     if is_given(scheme):
         return given_partition(made, scheme, seed=seed, name=name, **options)
-    return make_partition(
-        made, None if scheme is None else str(scheme), seed=seed, name=name, **options
-    )
+    if scheme is not None:
+        scheme = str(scheme)
+    return make_partition(made, scheme, seed=seed, name=name, **options)
 
 
 def shard(store: Store | str | Path | None, parts: Partition, out: str | Path | None) -> Path:

@@ -37,7 +37,10 @@ def train_config(
     given: Mapping[str, Any],
 ) -> TrainConfig:
     """The configuration of ``train``; a partition that the store does not hold is saved in it."""
-    chosen = (seeds,) if isinstance(seeds, int) else tuple(seeds)
+    # Objects of Python become the words of a configuration, as the command line has them.
+    if isinstance(seeds, int):
+        seeds = (seeds,)
+    chosen = tuple(seeds)
     if not chosen:
         raise UsageError("seeds is empty.", "For example seeds=range(3)")
     if not (parts is None or isinstance(parts, str) or hasattr(parts, "to_payload")):
@@ -50,23 +53,24 @@ def train_config(
             f"settings is {settings!r}, expected names and values.",
             "For example settings={'lr': 0.1}",
         )
-    if store is None or isinstance(store, str | Path):
-        path = store
-    else:
-        path = store.path
+    if store is not None and not isinstance(store, str | Path):
+        store = store.path
     flags: dict[str, Any] = {
         **given,
         "seeds": ",".join(map(str, chosen)),
         "set": dict(settings or {}),
-        "store": str(path) if path is not None else None,
     }
+    if store is not None:
+        flags["store"] = str(store)
     if isinstance(parts, str):
         flags["partition"] = parts
     elif parts is not None:
+        # A partition in memory is saved under its own name, with its digest where another one has that name.
         held = opened(store)
         name = parts.default_name()
         if name not in held.partitions or held.partition(name).get("digest") != parts.digest:
-            name = f"{name}-{parts.digest[:8]}"
+            digest = parts.digest[:8]
+            name = f"{name}-{digest}"
             held.put_partition(name, parts.to_file())
         flags["partition"] = name
     return resolve(TrainConfig, flags, {}, "train()")
@@ -93,18 +97,19 @@ def train(
             "fedcache methods list",
         )
     # A method that comes along is meant by its name; any other object takes the place of the one that is named.
+    own = None
     if isinstance(method, str):
         name = method
     else:
         name = method.name
-    if isinstance(method, str) or METHODS.get(name) is method:
-        own = None
-    else:
-        own = method
+        if METHODS.get(name) is not method:
+            own = method
     config = train_config(store, parts, seeds, settings, {**given, "method": name})
     home = Home.from_environment()
     with tracking(track, home, None, observer) as hooks:
-        every: list[OnRound] = [*hooks, *([on_round] if on_round else [])]
+        every: list[OnRound] = [*hooks]
+        if on_round is not None:
+            every.append(on_round)
         return run_training(
             config, home, method=own, observer=observer, hooks=every, fresh=fresh, save=save
         )
@@ -125,6 +130,7 @@ def named(method: str | Method, jobs: int) -> str:
     if METHODS.get(method.name) is method:
         return method.name
     if jobs > 1:
+        # Other processes import methods by name; an object of this process is not among them.
         raise UsageError(
             f"jobs={jobs} trains in other processes, which do not know the Method {method.name}.",
             f"jobs=1; or make it a package:  fedcache new method {shell_word(method.name)}",
@@ -145,21 +151,23 @@ def grid(
     **request: Any,
 ) -> Grid:
     """A trained grid; ``sampling`` as of ``Sampling``, ``request`` of ``request_grid``. Raises as ``fedcache.grid``."""
-    names = tuple(
-        named(m, jobs) for m in (methods if isinstance(methods, list | tuple) else (methods,))
-    )
+    given: list[Any] = [methods]
+    if isinstance(methods, list | tuple):
+        given = list(methods)
+    names = tuple(named(method, jobs) for method in given)
     if not names:
         raise UsageError(
             "No method was named.", "For example fc.grid(['fedavg', 'fedproto'], store, parts)"
         )
-    words = {
-        key: tuple(
-            str(v) for v in (values if isinstance(values, list | tuple | range) else [values])
-        )
-        for key, values in sweeps.items()
-    }
+    # Swept values are words, which each setting parses.
+    words = {}
+    for key, values in sweeps.items():
+        if not isinstance(values, list | tuple | range):
+            values = [values]
+        words[key] = tuple(map(str, values))
     home = Home.from_environment()
     if words.get("hold_out") == (EACH,):
+        # Each value of a column is held out in turn: the values are read from the data.
         words = {"by": ("domain",), **words}
         if len(words["by"]) != 1:
             raise UsageError(
@@ -172,12 +180,14 @@ def grid(
             words["by"][0], config, home, min_rows=least, observer=observer
         )
     with tracking(track, home, None, observer) as hooks:
-        asked = grids.request_grid(
+        every: list[OnRound] = [*hooks]
+        if on_round is not None:
+            every.append(on_round)
+        points = grids.request_grid(
             names, words, config, home, sampler=Sampling(*sampling), **request
         )
-        done = train_points(
-            asked, jobs=jobs, observer=observer, hooks=(*hooks, *([on_round] if on_round else []))
-        )
+        done = train_points(points, jobs=jobs, observer=observer, hooks=every)
+    # Points that failed do not hide the others: the error comes after all have ended.
     lost = [*done.damaged, *done.failed]
     if done.code is not Exit.OK:
         raise FedcacheError(done.code, "\n".join(p.message for p in lost), lost[0].hint)

@@ -34,22 +34,26 @@ def backbones_list(weights: Weights = None) -> CommandResult:
     home = Home.from_environment()
     given = {k: Path(v).expanduser() for k, v in pairs(weights, "--weights").items()}
     entries = known(given=given, home=home.root, memory=memory_of(home), offline=home.offline)
-    rows = [
-        (e["name"], e["width"], e["size"] or "native", "yes" if e["ready"] else "no", e["about"])
-        for e in entries
-    ]
+    rows = []
+    for e in entries:
+        ready = "no"
+        if e["ready"]:
+            ready = "yes"
+        rows.append((e["name"], e["width"], e["size"] or "native", ready, e["about"]))
     shown = TextTable(
         "", ("backbone", "width", "pixels", "ready", "weights"), rows, right=("width", "pixels")
     )
+    # Backbones of other packages are not in `known`: fedcache has to import them to know their width.
     others = [
         {"name": p.name, "origin": p.origin, "place": p.place}
         for p in plugins("backbones").values()
     ]
-    said = [
-        f"From outside: {p['name']} ({p['origin']}), which is module:{p['place']}" for p in others
-    ]
+    lines = []
+    for plugin in plugins("backbones").values():
+        place = f"module:{plugin.place}"
+        lines.append(f"From outside: {plugin.name} ({plugin.origin}), which is {place}")
     return CommandResult(
-        {"backbones": [*entries, *others]}, said, renderables=[shown], listing=True
+        {"backbones": [*entries, *others]}, lines, renderables=[shown], listing=True
     )
 
 
@@ -63,6 +67,7 @@ def backbones_info(name: Name) -> CommandResult:
     note_named(name)
     home = Home.from_environment()
     backbone = lookup(name, home=home.root)
+    # The status is one of three: ready, to be downloaded, or missing with the command that gets it.
     try:
         found = locate(
             backbone, given={}, home=home.root, memory=memory_of(home), offline=home.offline
@@ -89,7 +94,8 @@ def backbones_info(name: Name) -> CommandResult:
         f"features      {backbone.width}",
         f"weights       {status}",
     ]
-    lines += [f"licence       {backbone.licence}"] if backbone.licence else []
+    if backbone.licence:
+        lines.append(f"licence       {backbone.licence}")
     lines += [
         f"{key:<14}{value}" for key, value in recipe.items() if key not in ("backbone", "weights")
     ]
@@ -160,9 +166,8 @@ def backbones_verify(name: Name, weights: Weights = None) -> CommandResult:
     home = Home.from_environment()
     given = {k: Path(v).expanduser() for k, v in pairs(weights, "--weights").items()}
     data: dict[str, Any] = check_backbone(name, given, home)
-    return CommandResult(
-        data,
-        [
-            f"{name}: {data['width']} features from {data['origin']}, sha256 {data['sha256'][:16]}; finite."
-        ],
-    )
+    width = data["width"]
+    origin = data["origin"]
+    digest = data["sha256"][:16]
+    line = f"{name}: {width} features from {origin}, sha256 {digest}; finite."
+    return CommandResult(data, [line])

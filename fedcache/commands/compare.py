@@ -116,28 +116,34 @@ def compare(
         observer.warn(f"{left.sentence} {left.hint}")
     if not runs and not found.entries and not found.left_out:
         # As `runs list` answers: nothing is wrong with a home that is new.
-        said = f"No result under {root} yet."
-        empty: dict[str, Any] = {"comparisons": [], "said": [said], "left_out": []}
-        return CommandResult(empty, [said, "fedcache grid --method fedavg,fed3r --seeds 0-4"])
+        sentence = f"No result under {root} yet."
+        empty: dict[str, Any] = {"comparisons": [], "said": [sentence], "left_out": []}
+        return CommandResult(empty, [sentence, "fedcache grid --method fedavg,fed3r --seeds 0-4"])
     made = compare_entries(
         found, over=over, metric=metric, test=test, against=against, pairs=pairs, level=level
     )
     if plot is not None:
         made.plot(plot)
     if out is not None:
-        write_output(out, (made.latex() if written == "latex" else made.markdown()).encode())
+        write_output(out, _as_document(made, written).encode())
     files = [str(file) for file in (plot, out) if file is not None]
     data = {**made.to_dict(), "files": files}
     if form in ("markdown", "latex"):
-        return CommandResult(
-            data, [(made.latex() if form == "latex" else made.markdown()).rstrip("\n")]
-        )
+        return CommandResult(data, [_as_document(made, form).rstrip("\n")])
+    # Without --format, stdout gets tables for a terminal.
     written_files = [plain_line(f"Written: {name}") for name in files]
     return CommandResult(data, [], renderables=[*tables_and_sentences(made), *written_files])
 
 
+def _as_document(made: Comparisons, form: str | None) -> str:
+    """The tables as LaTeX or, for every other format, as Markdown."""
+    if form == "latex":
+        return made.latex()
+    return made.markdown()
+
+
 def written_format(form: str | None, out: Path | None, as_json: bool) -> str | None:
-    """What ``-o`` writes.
+    """The format of the file of ``-o``.
 
     Raises UsageError for unknown formats and endings, a missing directory, and options that would be ignored.
     """
@@ -152,8 +158,9 @@ def written_format(form: str | None, out: Path | None, as_json: bool) -> str | N
         return None
     written = ENDINGS.get(out.suffix.lower())
     if written is None:
+        ending = out.suffix or "(none)"
         raise UsageError(
-            f"Cannot write {out.name!r}: its ending is {out.suffix or '(none)'!r}, expected .md or .tex.",
+            f"Cannot write {out.name!r}: its ending is {ending!r}, expected .md or .tex.",
             f"-o {out.with_suffix('.md')}",
         )
     if not out.parent.is_dir():
@@ -173,21 +180,29 @@ def tables_of(c: Comparison) -> list[Any]:
     """The table of one setting, that of differences beside it, and the sentences below."""
     main = values(c)
     beside = differences(c)
-    word, named = ("highest", ", ".join(c.best)) if c.chosen is None else ("chosen", c.chosen)
-    marks = [
-        word if i in main.best else "†" if i in main.alike else "" for i in range(len(main.rows))
-    ]
-    rows = [(*row, mark) for row, mark in zip(main.rows, marks, strict=True)]
+    if c.chosen is None:
+        word = "highest"
+        named = ", ".join(c.best)
+    else:
+        word = "chosen"
+        named = c.chosen
+    # The last column marks the best row, and with a dagger the rows that are not significantly different from it.
+    rows = []
+    for i, row in enumerate(main.rows):
+        mark = ""
+        if i in main.best:
+            mark = word
+        elif i in main.alike:
+            mark = "†"
+        rows.append((*row, mark))
     shown = [TextTable(c.setting, (*main.columns, ""), rows, right=main.columns[1:])]
     if beside is not None:
         title = "pairs"
         if beside.columns[0] == "run":
             title = f"minus {c.reference}"
         shown.append(TextTable(title, beside.columns, beside.rows, right=beside.columns[1:]))
-    # The title names the setting, and the word says what bold says in a document.
-    what = (
-        caption(c)
-        .removeprefix(f"{c.setting}: ")
-        .replace(f" Bold: {c.chosen_by}.", f" {c.chosen_by[:1].upper()}{c.chosen_by[1:]}: {named}.")
-    )
-    return [*shown, *map(plain_line, [what, *sentences(c)]), plain_line("")]
+    # In a document the caption explains the bold row; here it is replaced by the name of that row.
+    bold = f" Bold: {c.chosen_by}."
+    capital = c.chosen_by[:1].upper() + c.chosen_by[1:]
+    text = caption(c).removeprefix(f"{c.setting}: ").replace(bold, f" {capital}: {named}.")
+    return [*shown, *map(plain_line, [text, *sentences(c)]), plain_line("")]

@@ -19,9 +19,10 @@ Names = Callable[[str], list[str]]
 
 
 def _completer(names: Callable[[Home], Iterable[str]], *, several: bool = False) -> Names:
-    """What completes one name; with ``several`` the last of some between commas."""
+    """A completer of one name; with ``several``, of the last one of a comma-separated list."""
 
     def complete(incomplete: str) -> list[str]:
+        # Of several names between commas the last is completed, and the others are not proposed again.
         if several:
             before = incomplete.rpartition(",")
         else:
@@ -30,6 +31,7 @@ def _completer(names: Callable[[Home], Iterable[str]], *, several: bool = False)
         given = set(before[0].split(","))
         try:
             found = [name for name in names(Home.from_environment()) if name not in given]
+        # The shell waits for an answer: nothing to propose is better than an error.
         except (FedcacheError, OSError):
             return []
         return [f"{head}{name}" for name in found if name.startswith(before[2])]
@@ -95,5 +97,5 @@ OF_FIELDS: dict[str, Names] = {
 
 
 def complete_words(words: Iterable[str]) -> Names:
-    """What completes one of a few words."""
+    """A completer of a fixed list of words."""
     return _completer(lambda _home: words, several=True)

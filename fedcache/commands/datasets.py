@@ -45,7 +45,12 @@ def datasets_list() -> CommandResult:
     Example: fedcache datasets list
     """
     entries = known(data=Home.from_environment().data)
-    rows = [(e["name"], e["about"], e["needs"], "yes" if e["ready"] else "no") for e in entries]
+    rows = []
+    for e in entries:
+        ready = "no"
+        if e["ready"]:
+            ready = "yes"
+        rows.append((e["name"], e["about"], e["needs"], ready))
     shown = TextTable("", ("dataset", "what it is", "needs", "ready"), rows)
     return CommandResult({"datasets": entries}, renderables=[shown], listing=True)
 
@@ -64,13 +69,16 @@ def datasets_info(observer: TerminalObserver, name: Name, given: Given) -> Comma
     Example: fedcache datasets info paper:cifar10
     """
     home = Home.from_environment()
+    # Options that name columns become part of the spec, so that the name of the dataset says how it is read.
     columns = {option_name(item): given[item.name] for item in pick(ExtractConfig, *COLUMNS)}
     if given["unlabelled"]:
         columns["--unlabelled"] = "yes"
     name = with_keys(name, columns)
     roots = roots_of(flags_of(ExtractConfig, given).get("data", {}))
     found = info(full_spec(name), roots=roots, data=home.data)
-    if name.startswith(tuple(f"{own.partition(':')[0]}:" for own in FILES)):
+    # A dataset that is a file or a folder of the user is read and counted, not only described.
+    prefixes = tuple(own.partition(":")[0] + ":" for own in FILES)
+    if name.startswith(prefixes):
         with told_as(observer, "reading", holds_of(name)) as progress:
             context = Context(memory_of(home), roots, home.data, given["layout"], progress=progress)
             read = open_dataset(name, context)
@@ -84,16 +92,25 @@ def datasets_info(observer: TerminalObserver, name: Name, given: Given) -> Comma
             "digest": read.digest,
         }
     return CommandResult(
-        found, [line for key, value in found.items() for line in _told(key, value)]
+        found, [line for key, value in found.items() for line in _value_lines(key, value)]
     )
 
 
-def _told(key: str, value: Any) -> list[str]:
+def _value_lines(key: str, value: Any) -> list[str]:
     """One line, or one for each of a list of sentences or tables."""
-    if not isinstance(value, list) or key in ("classes", "domains", "splits"):
-        return [f"{key:<12}{', '.join(value) if isinstance(value, list) else value}"]
-    rows = [_flat(row) for row in value]
-    return [f"{key if i == 0 else '':<12}{row}" for i, row in enumerate(rows)]
+    if not isinstance(value, list):
+        return [f"{key:<12}{value}"]
+    if key in ("classes", "domains", "splits"):
+        names = ", ".join(value)
+        return [f"{key:<12}{names}"]
+    lines = []
+    for i, row in enumerate(value):
+        # The key is shown once, before the first row.
+        title = ""
+        if i == 0:
+            title = key
+        lines.append(f"{title:<12}{_flat(row)}")
+    return lines
 
 
 def _flat(value: Any) -> str:
@@ -114,24 +131,22 @@ def datasets_check(
     Example: fedcache datasets check cifar10 ~/data/cifar10
     """
     report = check(name.removeprefix("paper:"), path)
-    found = [f"missing: {text}" for text in report["missing"]] + [
-        f"wrong: {text}" for text in report["wrong"]
-    ]
+    found = [f"missing: {text}" for text in report["missing"]]
+    found += [f"wrong: {text}" for text in report["wrong"]]
     counts = ", ".join(f"{n:,} {word}" for word, n in report["counts"].items())
-    lines = [
-        f"{report['name']} in {report['path']}: {report['layout'] or 'no layout is recognised'}"
-    ]
-    lines += [f"counts: {counts}"] if counts else []
+    layout = report["layout"] or "no layout is recognised"
+    folder = report["path"]
+    lines = [f"{report['name']} in {folder}: {layout}"]
+    if counts:
+        lines.append(f"counts: {counts}")
     lines += found or ["Everything is there."]
     if found:
         lines.append(f"fedcache datasets info {shell_word(report['name'])}   says how to get it")
+    code = Exit.OK
     if report["missing"]:
         code = Exit.STORE
-    else:
-        if report["wrong"]:
-            code = Exit.CORRUPT
-        else:
-            code = Exit.OK
+    elif report["wrong"]:
+        code = Exit.CORRUPT
     return CommandResult(report, lines, code=code)
 
 
@@ -159,11 +174,11 @@ def datasets_pull(
     if spec.startswith("paper:"):
         report = check(spec.removeprefix("paper:"), folder)
         left = report["missing"]
-        lines += [f"layout: {report['layout']}"] if report["layout"] else []
+        if report["layout"]:
+            lines.append(f"layout: {report['layout']}")
         lines += [f"still missing: {text}" for text in left]
-    lines.append(
-        f"fedcache datasets info {shell_word(name)}   says how to get the rest"
-        if left
-        else f"fedcache extract --dataset {shell_word(spec)}"
-    )
+    if left:
+        lines.append(f"fedcache datasets info {shell_word(name)}   says how to get the rest")
+    else:
+        lines.append(f"fedcache extract --dataset {shell_word(spec)}")
     return CommandResult({"name": spec, "path": str(folder), "missing": left}, lines)

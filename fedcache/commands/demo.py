@@ -89,12 +89,16 @@ def demo(
     began = time.perf_counter()
     home = Home.from_environment()
     stop = Stop()
-    names = tuple(n.strip() for n in methods.split(",")) if methods else SHOWN
+    names: tuple[str, ...] = SHOWN
+    if methods:
+        names = tuple(name.strip() for name in methods.split(","))
     for name in names:
         check_methods([name])
     rows: list[dict[str, Any]] = []
     made: list[Run] = []
+    # A second demo takes everything from the cache: stores, partitions and runs.
     with stop_on_signals(stop.ask, observer.note):
+        # Extract the features once; every method is then trained on both partitions.
         path = extract_features(home, observer, stop)
         saved = make_partitions(path, observer)
         for name in names:
@@ -116,9 +120,10 @@ def demo(
         )
     seconds = time.perf_counter() - began
     shown = demo_table(rows, score)
+    count = len(rows)
     lines = [
         *central_lines(rows),
-        f"{len(rows)} methods on two partitions in {seconds:,.1f} s. Each number is a stored run in {home.runs}.",
+        f"{count} methods on two partitions in {seconds:,.1f} s. Each number is a stored run in {home.runs}.",
         f"With curves, clients, costs and features: {page}",
         "More methods: fedcache methods list",
     ]
@@ -190,7 +195,7 @@ def train_method(
 
 
 def central_lines(rows: list[dict[str, Any]]) -> list[str]:
-    """Which models for all clients are above central training, and why that can be; [] where it is the highest."""
+    """Sentences on global models that are above central training, with possible reasons; [] if none is."""
     central = [row for row in rows if row["name"] == "central"]
     lines = []
     for bound in central:
@@ -228,12 +233,14 @@ def demo_table(rows: list[dict[str, Any]], score: str) -> object:
     for row in rows:
         line = [row["name"], row["backbone"]]
         line += [percent(row["accuracy"][label]) for label in labels]
-        zero_shot = [row["zero_shot"][label] for label in labels]
-        line += ["" if value is None else percent(value) for value in zero_shot]
+        for label in labels:
+            untrained = row["zero_shot"][label]
+            # Methods that do not start from class texts have no zero-shot accuracy.
+            line.append("" if untrained is None else percent(untrained))
         cells.append((*line, f"{row['sends']:,.0f}", f"{row['seconds']:.2f}"))
     accuracy = [f"{label} %" for label in labels]
-    untrained = [f"zero-shot {label} %" for label in labels]
-    columns = ("method", "backbone", *accuracy, *untrained, "sends per round", "seconds")
+    zero_shot = [f"zero-shot {label} %" for label in labels]
+    columns = ("method", "backbone", *accuracy, *zero_shot, "sends per round", "seconds")
     return TextTable(
         f"Accuracy ({score}: {WORDS[score]}) and zero-shot without training; scalars one client sends per round; "
         "seconds of training",

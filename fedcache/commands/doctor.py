@@ -42,6 +42,7 @@ def doctor() -> CommandResult:
     home = Home.from_environment()
     checks = [*packages(), machine(), device(), home_row(home), torch_cache(), offline(home)]
     checks += extras()
+    # A missing extra is a warning; only what fails makes the command fail.
     bad = [c for c in checks if c["status"] == "fail"]
     rows = [(c["name"], c["status"], c["found"], c["hint"]) for c in checks]
     shown = TextTable("", ("what", "status", "found", "what to do"), rows)
@@ -63,10 +64,12 @@ def config(observer: TerminalObserver, config: ConfigFile = None) -> CommandResu
     Example: fedcache config > fedcache.toml
     """
     sections = read_file(config)
+    # Each section of fedcache.toml as a configuration: defaults, overridden by the values of the file.
     merged: dict[str, Any] = {
         name: resolve(kind, sections.get(name, {}), {}) for name, kind in SECTIONS.items()
     }
     home = Home.from_environment()
+    # With --json, settings without a value are null; as TOML they would be left out.
     shown = {
         name: {**dict.fromkeys(f.name for f in fields(made)), **to_table(made)}
         for name, made in merged.items()
@@ -80,6 +83,7 @@ def to_toml(section: str, config: Any) -> list[str]:
     """A configuration as lines of TOML: what has no value is commented out, with its meaning."""
     import tomli_w
 
+    # Values come first; settings without a value follow as comments, and tables last, as TOML wants them.
     values = to_table(config)
     plain = {k: v for k, v in values.items() if not isinstance(v, dict)}
     lines = tomli_w.dumps({section: plain}).rstrip().splitlines() or [f"[{section}]"]
@@ -98,6 +102,7 @@ def to_toml(section: str, config: Any) -> list[str]:
             meaning = f"{info.meaning} Default: {info.default}."
         else:
             meaning = info.meaning
+        # The shape shows what may be written there.
         if typing.get_origin(hints[item.name]) is Mapping:
             tables += ["", f"# [{section}.{item.name}]  # {meaning}"]
         else:
@@ -146,10 +151,10 @@ def package(name: str, low: str) -> Row:
     found = installed(name)
     if found is not None and _numbers(found) >= _numbers(low):
         return check(name, "ok", found)
-    told = "not installed"
+    message = "not installed"
     if found:
-        told = f"{found}, needs {low}"
-    return check(name, "fail", told, f"pip install -U {shell_word(f'{name}>={low}')}")
+        message = f"{found}, needs {low}"
+    return check(name, "fail", message, f"pip install -U {shell_word(f'{name}>={low}')}")
 
 
 def _numbers(version: str) -> list[int]:
@@ -160,6 +165,7 @@ def extras() -> list[Row]:
     """Optional extras; one that is missing is no problem."""
     rows = []
     for extra, needed in requirements().items():
+        # Extras of developers are no concern of an installation.
         if not extra or extra in OF_DEVELOPERS:
             continue
         missing = [name for name in needed if installed(name) is None]
@@ -185,7 +191,7 @@ def machine() -> Row:
 
 
 def device() -> Row:
-    """Which device ``--device auto`` takes, and why. A broken torch must not end the other checks."""
+    """The device of ``--device auto``, with the reason. A broken torch must not end the other checks."""
     try:
         import torchvision  # noqa: F401  fails where it was built for another torch
 
@@ -193,11 +199,12 @@ def device() -> Row:
     except Exception as error:
         hint = "pip install --force-reinstall torch torchvision"
         return check("device", "fail", str(error).partition("\n")[0], hint)
-    told = f"{found.kind} ({found.name}): {found.why}"
+    name = f"{found.kind} ({found.name})"
+    message = f"{name}: {found.why}"
     if found.kind == "cpu" and shutil.which("nvidia-smi"):
         hint = "An NVIDIA GPU may be there: install torch with CUDA from pytorch.org."
-        return check("device", "warn", told, hint)
-    return check("device", "ok", told)
+        return check("device", "warn", message, hint)
+    return check("device", "ok", message)
 
 
 def _existing(folder: Path) -> Path:

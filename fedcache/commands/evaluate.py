@@ -59,27 +59,34 @@ def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> Command
     Example: fedcache evaluate 3f9c 81ab --dataset folder:photos -o evaluation.html
     """
     model = configured(ModelOptions, given)
-    wanted = configured(EvaluateOptions, given)
-    config = replace(configured(ExtractConfig, given), dataset=wanted.dataset)
-    rows = {"--dataset": wanted.dataset, "--store": wanted.store, "--embeddings": wanted.embeddings}
+    request = configured(EvaluateOptions, given)
+    config = replace(configured(ExtractConfig, given), dataset=request.dataset)
+    # Exactly one option says which rows the models are measured on.
+    rows = {
+        "--dataset": request.dataset,
+        "--store": request.store,
+        "--embeddings": request.embeddings,
+    }
     check_one_named(rows, "what is evaluated on", "fedcache evaluate RUN --dataset folder:photos")
     out = None
-    if wanted.out is not None:
-        out = Path(wanted.out)
-    check_asked(out, with_images=wanted.with_images)
+    if request.out is not None:
+        out = Path(request.out)
+    check_asked(out, with_images=request.with_images)
     places = [find_model(name, model) for name in run]
     for place in places:
-        check_apart(out, place, model, [wanted.embeddings])
+        # The evaluation must not overwrite what it reads.
+        check_apart(out, place, model, [request.embeddings])
     from fedcache.runs.evaluate_run import evaluate_runs
 
     home = Home.from_environment()
     stop = Stop()
     with stop_on_signals(stop.ask, observer.note):
-        found = evaluate_runs(places, model, wanted, config, home, observer, stop)
+        found = evaluate_runs(places, model, request, config, home, observer, stop)
     if out is not None:
-        write_evaluations(
-            out, found, ImagePlaces(home, config.data) if wanted.with_images else None, observer
-        )
+        images = None
+        if request.with_images:
+            images = ImagePlaces(home, config.data)
+        write_evaluations(out, found, images, observer)
     return evaluation_answer(found, out)
 
 
@@ -100,6 +107,7 @@ def evaluation_answer(found: list[RunEvaluation], out: Path | None) -> CommandRe
     )
     right = ("rows", *columns[4:])
     tables = [TextTable("", columns, [_cells(e) for e in found], right)]
+    # Sentences name their run where there are several.
     for e in found:
         prefix = ""
         if len(found) > 1:
@@ -109,24 +117,22 @@ def evaluation_answer(found: list[RunEvaluation], out: Path | None) -> CommandRe
         tables += details(found[0])
     if out is not None:
         lines.append(str(out))
-    data: dict[str, Any] = {
-        "runs": [e.to_dict() for e in found],
-        "out": None if out is None else str(out),
-    }
+    written = None
+    if out is not None:
+        written = str(out)
+    data: dict[str, Any] = {"runs": [e.to_dict() for e in found], "out": written}
     return CommandResult(data, lines, Exit.OK, tables)
 
 
 def _cells(e: RunEvaluation) -> list[Any]:
     m = e.measures
+    interval = ""
+    # Of clients' own models the spread over clients is shown, of one model the interval over test rows.
     if e.clients is not None:
-        spread = e.clients.std
-        interval = ""
-        if spread is not None:
-            interval = f"std {100 * spread:.2f}"
-    else:
-        interval = ""
-        if m.all.interval is not None:
-            interval = " to ".join(percent(v) for v in m.all.interval)
+        if e.clients.std is not None:
+            interval = f"std {100 * e.clients.std:.2f}"
+    elif m.all.interval is not None:
+        interval = " to ".join(percent(v) for v in m.all.interval)
     best = ""
     if m.temperature is not None:
         best = f"{m.temperature.value:.4g}"

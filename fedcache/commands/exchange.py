@@ -65,6 +65,7 @@ def ingest(
     """
     home = Home.from_environment()
     choice = configured(ColumnChoice, given)
+    # The columns are read and checked first; the store appears whole or not at all.
     done = ingest_file(
         home,
         file,
@@ -113,17 +114,17 @@ def export(
 
     Example: fedcache export features.parquet --backbones efficientnet-lite0
     """
-    if (out is None) == (named is None):
-        raise UsageError(
-            f"{'No' if out is None else 'More than one'} file to write was named.",
-            "fedcache export features.npz",
-        )
+    files = [path for path in (out, named) if path is not None]
+    if len(files) != 1:
+        count = "More than one"
+        if not files:
+            count = "No"
+        raise UsageError(f"{count} file to write was named.", "fedcache export features.npz")
     opened = need_store(Home.from_environment(), path=store, dataset=dataset, observer=observer)
     keys = chosen_arrays(opened, split_list(backbones))
-    out = out or named
-    assert out is not None
+    out = files[0]
     rows = write_file(opened, out, keys)
+    arrays = ", ".join(keys)
     return CommandResult(
-        {"path": str(out), "rows": rows, "arrays": keys},
-        [f"{rows:,} rows of {', '.join(keys)}: {out}"],
+        {"path": str(out), "rows": rows, "arrays": keys}, [f"{rows:,} rows of {arrays}: {out}"]
     )

@@ -22,37 +22,45 @@ def export_model(observer: TerminalObserver, given: Given, run: RunName) -> Comm
     Example: fedcache export-model 3f9c -o model.onnx
     """
     model = configured(ModelOptions, given)
-    wanted = configured(ExportOptions, given)
+    request = configured(ExportOptions, given)
     place = find_model(run, model)
-    check_apart(None if wanted.out is None else Path(wanted.out), place, model)
+    out = None
+    if request.out is not None:
+        out = Path(request.out)
+    check_apart(out, place, model)
     from fedcache.report.model_card import export_model as write_model
 
-    done = write_model(place, model, wanted, Home.from_environment(), observer)
+    done = write_model(place, model, request, Home.from_environment(), observer)
     data: dict[str, Any] = {
         "path": str(done.path),
         "format": done.kind,
         "bytes": done.bytes,
-        **done.said,
+        **done.written,
     }
-    lines = [f"{done.kind}, {done.bytes / 1e6:,.2f} MB: {done.path}"]
-    for one in done.said.get("inputs", []):
+    megabytes = done.bytes / 1e6
+    lines = [f"{done.kind}, {megabytes:,.2f} MB: {done.path}"]
+    for one in done.written.get("inputs", []):
+        shape = f"[N, {one['width']}]"
         if one["kind"] == "images":
-            shape = f"uint8 [N, 3, {one['height']}, {one['width']}]"
-        else:
-            shape = f"[N, {one['width']}]"
+            height = one["height"]
+            shape = f"uint8 [N, 3, {height}, {one['width']}]"
+        backbones = ", ".join(one["backbones"]) or "no known backbone"
+        lines.append(f"  reads {one['name']} {shape} ({backbones})")
+    if "difference" in done.written:
+        # How far the exported program is from the model that was trained, measured on random rows.
+        gap = done.written["difference"]
+        scores = f"{gap['scores']:.1g}"
+        probabilities = f"{gap['probabilities']:.1g}"
         lines.append(
-            f"  reads {one['name']} {shape} ({', '.join(one['backbones']) or 'no known backbone'})"
+            f"  over drawn rows, scores differ by at most {scores} and probabilities by {probabilities} "
+            "from this model's"
         )
-    if "difference" in done.said:
-        gap = done.said["difference"]
-        moved = done.said["moved_by_libraries"]
-        lines.append(
-            f"  over drawn rows, scores differ by at most {gap['scores']:.1g} and probabilities by "
-            f"{gap['probabilities']:.1g} from this model's"
-        )
+        moved = done.written["moved_by_libraries"]
         if moved["scores"]:
+            scores = f"{moved['scores']:.1g}"
+            probabilities = f"{moved['probabilities']:.1g}"
             lines.append(
-                f"  features that another library rounds otherwise can move scores by {moved['scores']:.1g} and "
-                f"probabilities by {moved['probabilities']:.1g}"
+                f"  features that another library rounds otherwise can move scores by {scores} and "
+                f"probabilities by {probabilities}"
             )
     return CommandResult(data, lines)

@@ -24,7 +24,6 @@ from fedcache.commands.options import (
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import ExtractConfig, Home, PartitionConfig, read_file
 from fedcache.errors import Exit, UsageError
-from fedcache.extract.datasets.dataset import counted
 from fedcache.extract.extract_dataset import extract as run
 from fedcache.extract.inputs import IMAGES, one_of
 from fedcache.extract.planning.parts import join as join_parts
@@ -37,6 +36,7 @@ from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.runs.partitions import make_partition, write_shards
 from fedcache.store.manifest import QUARANTINE
 from fedcache.store.part import join_command
+from fedcache.tables.words import counted
 from fedcache.visible_text import visible
 
 SHOWN = 10

@@ -57,12 +57,13 @@ def figure(
     made = write_figure(
         kind, runs or [], path, runs_directory(root), columns=columns, score=score, embed=embed
     )
-    observer.note(made.says)
+    observer.note(made.description)
+    rows = len(made.rows)
     found = {
         "path": str(path),
         "kind": kind,
         "title": made.title,
-        "says": made.says,
-        "rows": len(made.rows),
+        "says": made.description,
+        "rows": rows,
     }
-    return CommandResult(found, [f"{path}: {made.title}, {len(made.rows)} rows of data."])
+    return CommandResult(found, [f"{path}: {made.title}, {rows} rows of data."])

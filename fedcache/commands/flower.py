@@ -110,7 +110,9 @@ SuperLink = Annotated[str, typer.Option("--superlink", help="HOST:PORT of the se
 
 def plan_of(given: Given, sweep: Sequence[str] | None, **terms: Any) -> Any:
     """The plan of a federation: its run from the options, the points of a sweep, and the terms of its sites."""
-    check_methods([given["method"]] if given["method"] else [])
+    if given["method"]:
+        check_methods([given["method"]])
+    # Sites compute on their CPU, one client each, so the options of a simulation do not apply.
     train = train_config({}, {**given, "execution": "sequential", "device": "cpu"})
     swept = {
         key: tuple(value.strip() for value in values.split(",") if value.strip())
@@ -161,13 +163,8 @@ def app(
     )
     made = write_app(plan, out or Path(f"fedcache-{plan.train.method}"))
     data = {"path": str(made.path), "config": plan.to_config(), "points": len(plan.points)}
-    return CommandResult(
-        data,
-        [
-            f"{made.path}",
-            f"fedcache flower run {shell_word(made.path)} --superlink HOST:PORT --keys KEYS",
-        ],
-    )
+    following = f"fedcache flower run {shell_word(made.path)} --superlink HOST:PORT --keys KEYS"
+    return CommandResult(data, [str(made.path), following])
 
 
 @flower.command()
@@ -220,8 +217,8 @@ def server(
     from fedcache.federate.engines.flower.serving import serve
 
     _one_of(keys, insecure)
-    with _until_stopped(observer) as asked:
-        serve(keys, host, port or 8000, Home.from_environment(), observer.note, asked)
+    with _until_stopped(observer) as stopping:
+        serve(keys, host, port or 8000, Home.from_environment(), observer.note, stopping)
     return CommandResult({"stopped": True}, ["The server has stopped."])
 
 
@@ -257,10 +254,19 @@ def site(
     from fedcache.federate.engines.flower.serving import attend
 
     _one_of(keys, insecure)
-    with _until_stopped(observer) as asked:
+    # The site answers requests until a signal comes.
+    with _until_stopped(observer) as stopping:
         home = Home.from_environment()
         attend(
-            shard, superlink, keys, name, port, home, observer.note, asked, masked_only=masked_only
+            shard,
+            superlink,
+            keys,
+            name,
+            port,
+            home,
+            observer.note,
+            stopping,
+            masked_only=masked_only,
         )
     return CommandResult({"stopped": True}, ["The site has stopped."])
 
@@ -286,15 +292,16 @@ def names(
     if gone:
         table.forget(gone)
     rows = sorted(table.known().items())
-    if rows:
-        shown = [TextTable("", ("site", "key (sha256)"), [(name, key[:16]) for name, key in rows])]
-    else:
-        shown = []
+    shown = []
+    lines = []
     if gone:
-        lines = [f"Forgotten: {', '.join(gone)}."]
+        lines.append(f"Forgotten: {', '.join(gone)}.")
+    if rows:
+        # The whole digests are in the JSON; 16 letters tell keys apart on a screen.
+        cells = [(name, key[:16]) for name, key in rows]
+        shown.append(TextTable("", ("site", "key (sha256)"), cells))
     else:
-        lines = []
-    lines += [] if rows else ["No name belongs to a key."]
+        lines.append("No name belongs to a key.")
     return CommandResult(
         {"names": dict(rows), "forgotten": list(gone)}, lines, Exit.OK, shown, listing=True
     )
@@ -363,6 +370,7 @@ def up(
         "secure": secure,
         "secure_bound": secure_bound,
     }
+    # A site for each client store; an empty folder is refused by `up`, with what makes the stores.
     plan = plan_of(given, sweep, sites=len(list(shards.glob("*.zarr"))) or 100_000, **terms)
     with _taking_all_along():
         return _ended(
@@ -380,11 +388,11 @@ def up(
 
 def _one_of(keys: Path | None, insecure: bool) -> None:
     if (keys is None) != insecure:
-        said = "Neither --keys nor --insecure is given."
+        problem = "Neither --keys nor --insecure is given."
         if insecure:
-            said = "Both --keys and --insecure are given."
+            problem = "Both --keys and --insecure are given."
         raise UsageError(
-            said,
+            problem,
             "fedcache flower keys --out KEYS --sites a,b   makes keys; --insecure is for loopback alone.",
         )
 
@@ -404,6 +412,7 @@ def _ended(last: dict[str, Any]) -> CommandResult:
     if "error" in last:
         e = last["error"]
         raise FedcacheError(Exit(int(e["code"])), str(e["message"]), str(e["hint"]))
+    # A run that was stored already is said to be, as nothing was trained.
     lines = []
     for run in last["done"]:
         mean = run["result"]["accuracy"]["mean"]
@@ -411,7 +420,9 @@ def _ended(last: dict[str, Any]) -> CommandResult:
         if mean is not None:
             shown = f"{100 * mean:.2f} % as the sites claim"
         what = " ".join([run["result"]["method"], *(f"{k}={v}" for k, v in run["sweep"].items())])
-        lines.append(f"{what}: {shown}{' (stored)' if run['reused'] else ''}  {run['path']}")
+        if run["reused"]:
+            shown += " (stored)"
+        lines.append(f"{what}: {shown}  {run['path']}")
         lines += model_lines(Path(run["path"]), run["result"])
     return CommandResult({"runs": last["done"]}, lines)
 
@@ -419,9 +430,9 @@ def _ended(last: dict[str, Any]) -> CommandResult:
 @contextmanager
 def _until_stopped(observer: TerminalObserver) -> Iterator[threading.Event]:
     """SIGINT and SIGTERM set the event."""
-    asked = threading.Event()
-    with stop_on_signals(asked.set, observer.note):
-        yield asked
+    stopping = threading.Event()
+    with stop_on_signals(stopping.set, observer.note):
+        yield stopping
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from fedcache.store.outputs import write_output
 COMMAND = f"fedcache reproduce {NAME}"
 
 
-def wanted_study(on: Sequence[str], only: Mapping[str, Sequence[str]], options: Options) -> Study:
+def chosen_study(on: Sequence[str], only: Mapping[str, Sequence[str]], options: Options) -> Study:
     """The study with what a user changed of it. Raises UsageError for a word that is none of it."""
     study = read_study().with_data(on)
     for name in options.backbones:
@@ -37,35 +37,34 @@ def wanted_study(on: Sequence[str], only: Mapping[str, Sequence[str]], options: 
 
 
 def list_sentence() -> str:
-    """What ``reproduce list`` says of it."""
+    """The line on this study in ``reproduce list``."""
     study = read_study()
     looker = RequirementCheck(Home.from_environment())
     here = [name for name in study.backbones if looker.weights(name) is None]
+    treatments = len(study.treatments)
+    backbones = len(study.backbones)
+    ready = ", ".join(here) or "none"
     return (
-        f"Beside the papers: all methods on frozen features ({len(study.treatments)} treatments; of "
-        f"{len(study.backbones)} backbones here are {', '.join(here) or 'none'}):  {COMMAND}"
+        f"Beside the papers: all methods on frozen features ({treatments} treatments; of "
+        f"{backbones} backbones here are {ready}):  {COMMAND}"
     )
 
 
 def describe_bench() -> CommandResult:
     """Protocol, and the settings that are tried."""
     study = read_study()
+    treatments = len(study.treatments)
+    partitions = len(study.partitions)
     lines = [
         f"{NAME}: {study.title}",
-        f"{len(study.treatments)} treatments x {len(study.partitions)} partitions x the data of --on x the backbones "
-        f"of --backbones; {study.rounds} rounds, seeds {study.seeds}, {study.limit} images of each data set.",
+        f"{treatments} treatments x {partitions} partitions x the data of --on x the backbones of --backbones; "
+        f"{study.rounds} rounds, seeds {study.seeds}, {study.limit} images of each data set.",
         f"Settings are chosen on {study.validation} of every client's training rows, with seed {study.search_seeds}.",
     ]
-    rows = [
-        (
-            label,
-            t.method,
-            t.family,
-            _pairs(t.set),
-            "; ".join(f"{k} {', '.join(v)}" for k, v in t.search.items()),
-        )
-        for label, t in study.treatments.items()
-    ]
+    rows = []
+    for label, t in study.treatments.items():
+        searched = "; ".join(f"{k} {', '.join(v)}" for k, v in t.search.items())
+        rows.append((label, t.method, t.family, _pairs(t.set), searched))
     deals = [(k, d.scheme, d.clients or "", _pairs(d.options)) for k, d in study.partitions.items()]
     shown = [
         TextTable("Treatments", ("treatment", "method", "family", "set", "chosen among"), rows),
@@ -84,11 +83,11 @@ def _command(study: Study) -> str:
     """The command without paths, which differ from machine to machine."""
     usual = read_study()
     words = [COMMAND, *(f"--on {label}=..." for label in study.data if study.data != usual.data)]
+    # Backbones of the user's choice are named all; a part of the study's own backbones is chosen by label.
     if any(usual.backbones.get(label) != backbone for label, backbone in study.backbones.items()):
-        words.append(f"--backbones {shell_word(','.join(study.backbones))}")
-    elif (
-        study.backbones.keys() != usual.backbones.keys()
-    ):  # on the data that the study has for them
+        backbones = shell_word(",".join(study.backbones))
+        words.append(f"--backbones {backbones}")
+    elif study.backbones.keys() != usual.backbones.keys():
         words += [f"--only backbone={label}" for label in study.backbones]
     for axis in ("partition", "treatment"):
         part = getattr(study, f"{axis}s")
@@ -98,9 +97,13 @@ def _command(study: Study) -> str:
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
-    return ", ".join(
-        f"{k} {str(v).lower() if isinstance(v, bool) else v}" for k, v in values.items()
-    )
+    """``key value`` of each, with true and false as TOML spells them."""
+    words = []
+    for key, value in values.items():
+        if isinstance(value, bool):
+            value = str(value).lower()
+        words.append(f"{key} {value}")
+    return ", ".join(words)
 
 
 def run_bench(
@@ -114,10 +117,12 @@ def run_bench(
     stop = Stop()
     began = time.monotonic()
     keep_freed_memory()
+    # Thousands of small runs: memory that is freed is kept for the next one.
     with stop_on_signals(stop.ask, observer.note):
         scores = measure.run_study(
             study, Home.from_environment(), options, runs=runs, observer=observer, stop=stop
         )
+    # A study without any score is an error, with the reason of the first.
     if not any(s.values for s in scores):
         why = next(
             (s.why_not for s in scores), "no block of data, backbone and partition could be made"
@@ -126,6 +131,7 @@ def run_bench(
     seconds = sum((s.seconds or 0.0) * len(s.runs) for s in scores)
     facts = {"command": _command(study), "version": __version__, "runs_seconds": seconds}
     data = page.study_data(study, scores, facts)
+    # The JSON beside the page has what the page rounds, and the digests of the runs.
     if out is not None:
         write_output(out, page.markdown(data).encode())
         write_output(out.with_suffix(".json"), page.as_json(data).encode())
@@ -137,5 +143,9 @@ def run_bench(
                 ranked["title"], page.SUMMARY, page.summary_rows(ranked), right=page.SUMMARY[2:]
             )
         )
-    observer.note(f"{len(scores)} comparisons in {time.monotonic() - began:,.0f} s")
-    return CommandResult(data, [str(out)] if out is not None else [], renderables=shown)
+    elapsed = time.monotonic() - began
+    observer.note(f"{len(scores)} comparisons in {elapsed:,.0f} s")
+    lines = []
+    if out is not None:
+        lines.append(str(out))
+    return CommandResult(data, lines, renderables=shown)

@@ -66,25 +66,31 @@ class Stretch:
             self._window.popleft()
 
     def words(self, now: float) -> str:
-        """How far it is, what was measured, what was sent, how fast, how long; what is not known is left out."""
+        """Progress in words: rounds, last accuracy, bytes sent, pace and remaining time; unknown parts are left out."""
         last = self._last
         if last is None:
-            return ", ".join([f"{self.done:,}/{self.total:,} {self.unit}", *self._pace(now)])
+            units = f"{self.total:,} {self.unit}"
+            return ", ".join([f"{self.done:,}/{units}", *self._pace(now)])
         parts = [f"round {last.round} of {last.rounds}"]
         if last.seeds > 1:
             parts.append(f"seed {last.seed_number} of {last.seeds}")
         if last.points > 1:
             parts.append(f"{last.points_done} of {last.points} points done")
         if (m := self._measured) is not None:
+            # The last accuracy may be older than the last round: it is measured every few rounds.
             earlier = ""
             if (m.seed, m.round) != (last.seed, last.round):
                 earlier = f" in round {m.round}"
-            earlier += "" if m.seed == last.seed else f" of seed {m.seed_number}"
+            if m.seed != last.seed:
+                earlier += f" of seed {m.seed_number}"
             where = ""
             if m.point:
                 where = f" with {m.point}"
-            parts.append(f"accuracy {100 * (m.accuracy or 0):.2f} %{where}{earlier}")
-        parts.append(f"{byte_size(self._up)} up, {byte_size(self._down)} down")
+            accuracy = 100 * (m.accuracy or 0)
+            parts.append(f"accuracy {accuracy:.2f} %{where}{earlier}")
+        up = byte_size(self._up)
+        down = byte_size(self._down)
+        parts.append(f"{up} up, {down} down")
         return ", ".join([*parts, *self._pace(now)])
 
     def _pace(self, now: float) -> list[str]:
@@ -163,6 +169,7 @@ def bar(stretch: Stretch) -> Progress:
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
     from rich.text import Text
 
+    # The words are a line of their own, as a column of the bar would be cut on a narrow terminal.
     class WithWords(Progress):
         def get_renderables(self) -> Iterable[RenderableType]:
             for task in self.tasks:

@@ -12,8 +12,7 @@ from fedcache.commands.output import CommandResult, TextTable
 from fedcache.config import Home
 from fedcache.federate.methods import METHODS, NAMES, unknown_method
 from fedcache.plugins import find, plugins
-from fedcache.report.methods.catalogue import method_entries
-from fedcache.report.methods.sizes import current_sizes
+from fedcache.report.methods import current_sizes, method_entries, stored_counts
 
 methods = typer.Typer(
     name="methods", help="Federated methods and their hyperparameters.", no_args_is_help=True
@@ -33,7 +32,12 @@ def methods_list() -> CommandResult:
     Example: fedcache methods list
     """
     sizes = current_sizes(Home.from_environment())
-    entries = method_entries(sizes)
+    counted = stored_counts(sizes)
+    if counted is None:
+        from fedcache.report.methods.facts import every_method
+
+        counted = every_method(sizes)
+    entries = method_entries(counted, sizes)
     rows = [
         (
             e["name"],
@@ -48,13 +52,13 @@ def methods_list() -> CommandResult:
     ]
     names = ("method", "what it does", "clients read", "sends", "bytes", "fidelity", "paper")
     shown = TextTable("", names, rows, right=("sends", "bytes"))
-    said = [f"Scalars and bytes that one client sends in a round, at {sizes.source}."]
+    lines = [f"Scalars and bytes that one client sends in a round, at {sizes.source}."]
     others = [{"name": p.name, "origin": p.origin} for p in plugins("methods").values()]
-    rows += [
-        (other["name"], f"from outside: {other['origin']}", "", "", "", "", "") for other in others
-    ]
-    said += [f"From outside: {other['name']} ({other['origin']})" for other in others]
-    return CommandResult({"methods": [*entries, *others]}, said, renderables=[shown], listing=True)
+    # What a method of another package sends is not counted: the catalogue was written without it.
+    for plugin in plugins("methods").values():
+        rows.append((plugin.name, f"from outside: {plugin.origin}", "", "", "", "", ""))
+        lines.append(f"From outside: {plugin.name} ({plugin.origin})")
+    return CommandResult({"methods": [*entries, *others]}, lines, renderables=[shown], listing=True)
 
 
 @methods.command("info")
@@ -127,9 +131,8 @@ def methods_info(name: Name) -> CommandResult:
     if d.participation is not None:
         share = d.participation
     reads = ", ".join(sorted(m.needs)) or "features alone"
-    lines.append(
-        f"Paper's setting: {d.scheme}, {d.clients} clients, {share} a round, {d.rounds} rounds."
-    )
+    setting = f"{d.scheme}, {d.clients} clients, {share} a round"
+    lines.append(f"Paper's setting: {setting}, {d.rounds} rounds.")
     lines.append(f"Reads {reads}; fidelity {facts.fidelities(m)}.")
     if waits is None:
         lines.append("Takes --asynchronous.")
@@ -141,9 +144,10 @@ def methods_info(name: Name) -> CommandResult:
     counted_at = sizes.source
     if sends["clients"]:
         counted_at += f", {sends['clients']} clients"
+    sent = f"{sends['up']:,} scalars ({sends['up_bytes']:,} bytes"
+    paper = f"{sends['paper_up']:,}"
     lines += [
-        f"A client sends {sends['up']:,} scalars ({sends['up_bytes']:,} bytes; the paper counts"
-        f" {sends['paper_up']:,}) and receives {received}, at {counted_at}.",
+        f"A client sends {sent}; the paper counts {paper}) and receives {received}, at {counted_at}.",
         "",
     ]
     if when:

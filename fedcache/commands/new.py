@@ -93,12 +93,13 @@ def write_package(kind: str, name: str, out: Path | None, taken: Mapping[str, ob
     cannot be written.
     """
     package = package_of(kind, name, taken)
-    folder = (out if out is not None else Path(name)).expanduser().absolute()
+    folder = (out or Path(name)).expanduser().absolute()
     if folder.exists():
         raise StoreError(
             f"{folder} exists already; nothing was written.",
             f"Name another folder: --out {shell_word(name)}-2",
         )
+    # The words that the templates contain in braces.
     words = {
         "name": name,
         "package": package,
@@ -114,6 +115,7 @@ def write_package(kind: str, name: str, out: Path | None, taken: Mapping[str, ob
         }[kind],
     }
     code = words["place"].partition(":")[0]
+    # File of the package -> its template in commands/templates.
     files = {
         "pyproject.toml": "pyproject.toml",
         "README.md": f"{kind}/README.md",
@@ -121,6 +123,7 @@ def write_package(kind: str, name: str, out: Path | None, taken: Mapping[str, ob
         f"{package}/{code}.py": f"{kind}/{code}.py",
         f"tests/test_{package}.py": f"{kind}/test_laws.py",
     }
+    # The package is written beside its place and moved there, so that an interrupted command leaves no half of it.
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}-") as made:
@@ -141,6 +144,7 @@ def package_of(kind: str, name: str, taken: Mapping[str, object]) -> str:
     """The Python package of a name. Raises UsageError, with one that works, for a name that cannot be one."""
     package = name.replace("-", "_")
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name) or len(name) > LONGEST:
+        # Propose the nearest name that would be accepted.
         likely = (
             re.sub("[^a-z0-9]+", "-", name.lower()).strip("-").lstrip("0123456789-")[:LONGEST]
             or f"my-{kind}"
@@ -154,6 +158,7 @@ def package_of(kind: str, name: str, taken: Mapping[str, object]) -> str:
         raise UsageError(
             f"fedcache has a {kind} called {name}.", f"fedcache new {kind} my-{shell_word(name)}"
         )
+    # The package is imported by its name, which must not take the place of another one.
     if (
         keyword.iskeyword(package)
         or package in sys.stdlib_module_names
@@ -172,7 +177,7 @@ def rendered(template: str, words: Mapping[str, str]) -> str:
 
 
 def written(kind: str, name: str, folder: Path, first: str) -> CommandResult:
-    """What was written, and the commands that come next."""
+    """The answer: the files that were written, and the next commands."""
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     data = {"kind": kind, "name": name, "folder": str(folder), "files": files}
     lines = [f"{folder}:", *(f"  {file}" for file in files), "", "Next:"]

@@ -248,10 +248,11 @@ def command(
 
     def decorate(function: Callable[..., CommandResult]) -> Callable[..., None]:
         hints = typing.get_type_hints(function, include_extras=True)
-        asked = inspect.signature(function).parameters
+        accepted = inspect.signature(function).parameters
+        # The options that the function spells out itself; observer, given and as_json are passed by this wrapper.
         own = [
             p.replace(annotation=hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY)
-            for p in asked.values()
+            for p in accepted.values()
             if p.name not in ("observer", "given", "as_json")
         ]
 
@@ -269,13 +270,18 @@ def command(
                     if key not in ADDRESSES:
                         refuse_remote(value, spelled[key])
                 known = {**values, "given": given, "observer": observer, "as_json": as_json}
-                return function(**{key: value for key, value in known.items() if key in asked})
+                return function(**{key: value for key, value in known.items() if key in accepted})
 
-            run_command(name if isinstance(name, str) else name(**values), as_json, call)
+            called_as = name
+            if not isinstance(called_as, str):
+                called_as = called_as(**values)
+            run_command(called_as, as_json, call)
 
+        # typer reads the name, the help text and the options from these attributes.
         called.__name__ = function.__name__
         called.__doc__ = function.__doc__
         called.__module__ = __name__
+        # Options on computing come last in the help, whether the function or a field names them.
         last = [
             p
             for p in own
@@ -304,26 +310,32 @@ LONGEST_WORDS = 16
 def parameter(item: Field[Any]) -> inspect.Parameter:
     """A field as a parameter of a command, as typer reads it."""
     info: OptionInfo = item.metadata["option"]
-    shown = info.default
+    shown: str | bool | None = info.default
     if isinstance(item.default, str | int | float):
         shown = str(item.default)
     is_flag = item.default is False
+    if is_flag or not shown:
+        shown = False
     # Words that do not fit the narrow column of a small terminal stand in the text, where they wrap between words.
     words = "|".join(info.choices)
     meaning = info.meaning
     if len(words) > LONGEST_WORDS:
-        meaning = f"{words.replace('|', ' | ')}: {meaning[:1].lower()}{meaning[1:]}"
+        listed = words.replace("|", " | ")
+        sentence = meaning[:1].lower() + meaning[1:]
+        meaning = f"{listed}: {sentence}"
         words = "<word>"
     completion = OF_FIELDS.get(item.name)
     if info.choices:
         completion = complete_words(info.choices)
+    names = [option_name(item)]
+    if info.short:
+        names.append(info.short)
     made = typer.Option(
-        option_name(item),
-        *([info.short] if info.short else []),
+        *names,
         help=meaning,
         metavar=words or None,
         min=info.minimum,
-        show_default=False if is_flag or not shown else shown,
+        show_default=shown,
         rich_help_panel=info.panel or None,
         autocompletion=completion,
     )
@@ -338,7 +350,7 @@ def parameter(item: Field[Any]) -> inspect.Parameter:
 
 
 def value_type(item: Field[Any]) -> Any:
-    """What typer reads for a field: texts for a tuple or a mapping, which may be given several times."""
+    """The type that typer reads for a field: a list of texts for a tuple or a mapping."""
     declared = str(item.type).removesuffix(" | None")
     if item.metadata["option"].path:
         return Path | None
@@ -360,9 +372,11 @@ def flags_of(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for item in fields(kind):
         value = given.get(item.name)
+        # None, and a flag that is off, were not given: the file or the default decides.
         if value is None or value is False:
             continue
         info: OptionInfo = item.metadata["option"]
+        # typer gives options that may be repeated as lists of words.
         if isinstance(value, list) and all(isinstance(word, str) for word in value):
             if str(item.type).startswith("Mapping"):
                 value = pairs(value, option_name(item), split=info.split, once=info.once)
@@ -411,11 +425,15 @@ def pairs(
         UsageError, for a pair without ``=``, or a repeated key under ``once``.
     """
     out: dict[str, str] = {}
-    for value in split_list(values, name) if split else values or ():
+    given: Sequence[str] = values or ()
+    if split:
+        given = split_list(values, name)
+    for value in given:
         key, _, rest = (part.strip() for part in value.partition("="))
         if not key or not rest:
             example = {"--sweep": "lr=0.1,0.01", "--set": "lr=0.1"}.get(name, "key=value")
             raise UsageError(f"{name} {value!r} is not key=value.", f"For example {name} {example}")
+        # A repeated key is a mistake where both values would be needed.
         if once and key in out:
             hint = f"Give its values at once: {name} {key}={out[key]},{rest}"
             if name == "--set":

@@ -31,7 +31,7 @@ from fedcache.store.files import FULL, full_disk
 from fedcache.visible_text import escape_json, visible
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
     from rich.progress import Progress
     from rich.table import Table
 
@@ -54,7 +54,9 @@ class TerminalObserver:
         self.notes: list[str] = []
         self._bar: Progress | None = None
         self._stretch: Stretch | None = None
-        self._life = None if quiet else SignOfLife()
+        self._life = None
+        if not quiet:
+            self._life = SignOfLife()
 
     def note(self, text: str) -> None:
         """One line."""
@@ -100,13 +102,11 @@ class TerminalObserver:
             return
         now = time.monotonic()
         self._stretch.advance(units, now)
+        # Without a terminal there is no bar: a line now and then shows that the work continues.
         if self._bar is None and not self.quiet and now - self._said >= LINE_EVERY:
             self._said = now
-            print(
-                f"{self._stretch.what}: {visible(self._stretch.words(now))}",
-                file=sys.stderr,
-                flush=True,
-            )
+            words = visible(self._stretch.words(now))
+            print(f"{self._stretch.what}: {words}", file=sys.stderr, flush=True)
 
     def stop(self) -> None:
         """End the bar."""
@@ -149,13 +149,15 @@ class TextTable:
         for row in self.rows:
             for name, cell in zip(self.columns, row, strict=True):
                 if cell is not None and str(cell) != "":
-                    yield Text(f"{name}: {visible(str(cell))}", overflow="fold")
+                    text = visible(str(cell))
+                    yield Text(f"{name}: {text}", overflow="fold")
             yield Text("")
 
     def needs(self) -> tuple[list[int], list[int]]:
-        """Of every column the width of its longest word, and of its longest line."""
+        """For every column, the width of its longest word and of its longest line."""
         from rich.cells import cell_len
 
+        # Widths are those of cells on a terminal: a Chinese letter takes two.
         columns = [
             [name, *map(_cell, cells)]
             for name, *cells in zip(self.columns, *self.rows, strict=True)
@@ -180,9 +182,10 @@ class TextTable:
         widest = max(lines)
         if sum(words) > room:
             return None
-        while (
-            sum(made := [max(w, min(n, widest)) for w, n in zip(words, lines, strict=True)]) > room
-        ):
+        # The widest column gives up one character at a time; no column is narrower than its longest word.
+        made = lines
+        while sum(made) > room:
+            made = [max(w, min(n, widest)) for w, n in zip(words, lines, strict=True)]
             widest -= 1
         return made
 
@@ -197,12 +200,11 @@ class TextTable:
             title = Text(visible(self.title), style="table.title")
         made = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
         for column, width in zip(self.columns, widths, strict=True):
-            made.add_column(
-                column,
-                justify="right" if column in self.right else "left",
-                overflow="fold",
-                width=width,
-            )
+            side: JustifyMethod = "left"
+            if column in self.right:
+                side = "right"
+            made.add_column(column, justify=side, overflow="fold", width=width)
+        # Texts are no markup: square brackets in a name stay as they are.
         for row in self.rows:
             made.add_row(*(Text(_cell(cell)) for cell in row))
         return made
@@ -229,7 +231,7 @@ def plain_line(text: str) -> Any:
 
 @dataclass
 class CommandResult:
-    """What a command found.
+    """The answer of a command.
 
     Attributes:
         data: the ``data`` of the envelope, plain JSON values.
@@ -261,11 +263,13 @@ def run_command(
         finally:
             observer.close()
     except BrokenPipeError:
+        # Whoever reads the output has seen enough, such as `head`.
         raise typer.Exit(int(Exit.OK)) from None
     except (Exception, KeyboardInterrupt) as error:
-        told = as_told(error)
-        fail(command, as_json, told, observer.warnings)
-        raise typer.Exit(int(told.code)) from None
+        message = described(error)
+        fail(command, as_json, message, observer.warnings)
+        raise typer.Exit(int(message.code)) from None
+    # Output that cannot be written is an error too, such as a full disk behind a redirection.
     try:
         show(command, as_json, result, observer.warnings)
     except OSError as error:
@@ -273,8 +277,8 @@ def run_command(
     raise typer.Exit(int(result.code))
 
 
-def as_told(error: BaseException) -> FedcacheError:
-    """An error as a user is told it; the traceback of one that nobody thought of is printed."""
+def described(error: BaseException) -> FedcacheError:
+    """Any error as a FedcacheError; the traceback of an unexpected one is printed."""
     if isinstance(error, FedcacheError):
         return error
     if isinstance(error, KeyboardInterrupt):
@@ -282,6 +286,7 @@ def as_told(error: BaseException) -> FedcacheError:
             "Stopped at once.",
             "Run the same command again: what it has kept is not computed again.",
         )
+    # A full disk is told apart from other errors of files: space helps there, permissions elsewhere.
     if isinstance(error, OSError) and error.errno in FULL:
         return full_disk(error)
     if isinstance(error, OSError):
@@ -295,6 +300,7 @@ def as_told(error: BaseException) -> FedcacheError:
     short = memory_error(error)
     if short is not None:
         return short
+    # What remains is a bug: the traceback goes to stderr, and the envelope stays one JSON object.
     print(visible("".join(traceback.format_exception(error)), lines=True), end="", file=sys.stderr)
     return InternalError(
         f"This is a bug in fedcache: {type(error).__name__}: {error}",
@@ -303,39 +309,44 @@ def as_told(error: BaseException) -> FedcacheError:
 
 
 def show(command: str, as_json: bool, result: CommandResult, warnings: Sequence[str]) -> None:
-    """Print what a command found; raises OSError when stdout takes no more."""
+    """Print the answer of a command; raises OSError when stdout cannot be written."""
     if as_json:
         status = "problem"
         if result.code is Exit.OK:
             status = "ok"
         envelope(command, status, {"data": result.data}, warnings)
     elif result.listing and not sys.stdout.isatty():
+        # A listing that is piped: stdout gets the rows alone, for scripts; sentences go to stderr.
         for line in result.lines:
             print(visible(line, lines=True), file=sys.stderr)
-        print(
-            "\n\n".join(table.tsv() for table in result.renderables),
-            end="\n" if result.renderables else "",
-        )
+        tables = "\n\n".join(table.tsv() for table in result.renderables)
+        if tables:
+            print(tables)
     else:
         for line in result.lines:
             print(visible(line, lines=True))
         if result.renderables:
             from rich.console import Console
 
-            class Told(Console):
+            class StrictConsole(Console):
                 def on_broken_pipe(self) -> None:
                     raise BrokenPipeError  # and not exit 1, as rich does
 
-            words = [item.needs()[0] for item in result.renderables if isinstance(item, TextTable)]
-            wide = max([PIPED, *(sum(needed) + BETWEEN * len(needed) for needed in words)])
-            console = Told(width=None if sys.stdout.isatty() else wide)
+            # A table that is piped is as wide as its cells; on a terminal rich takes the window's width.
+            width = None
+            if not sys.stdout.isatty():
+                words = [
+                    item.needs()[0] for item in result.renderables if isinstance(item, TextTable)
+                ]
+                width = max([PIPED, *(sum(needed) + BETWEEN * len(needed) for needed in words)])
+            console = StrictConsole(width=width)
             for item in result.renderables:
                 console.print(item)
     sys.stdout.flush()
 
 
 def unwritable(error: OSError) -> Exit:
-    """What to leave with when stdout cannot be written; what is still unprinted is dropped.
+    """The exit code when stdout cannot be written; output that is left is dropped.
 
     Returns:
         OK for a pipe closed by its reader, which is no error; ENVIRONMENT for all else (a full device), said on stderr.

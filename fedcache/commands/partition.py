@@ -23,7 +23,7 @@ from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home, PartitionConfig, TrainConfig, read_file
 from fedcache.errors import Exit, UsageError, shell_word
 from fedcache.extract.planning.find_store import more_features, need_store
-from fedcache.report.figures.data import draw
+from fedcache.report.figure_data import draw
 from fedcache.runs.partitions import (
     columns_of,
     given_partition,
@@ -46,7 +46,7 @@ MANY_ROWS = 1_000_000
 
 
 def say_if_many(rows: int, observer: TerminalObserver) -> None:
-    """That rows are being dealt, where this takes a while."""
+    """Note that rows are being assigned, where this takes a while."""
     if rows >= MANY_ROWS:
         observer.note(f"Dealing {rows:,} rows to clients ...")
 
@@ -118,8 +118,24 @@ def partition(
         made.save(out)
     if plot is not None:
         draw(made, columns, plot)
-    everybody = len(made.clients)
-    rows = made.describe(columns, LISTED if observer.as_json else SHOWN)
+    clients = len(made.clients)
+    most = SHOWN
+    if observer.as_json:
+        most = LISTED
+    rows = made.describe(columns, most)
+    validated = made.validation is not None
+    described = []
+    for r in rows:
+        client = {
+            "name": r.client,
+            "train": r.train,
+            "test": r.test,
+            "classes": r.classes,
+            "counts": list(r.counts),
+        }
+        if validated:
+            client["validation"] = r.validation
+        described.append(client)
     data = {
         "name": saved,
         "scheme": made.scheme,
@@ -129,48 +145,36 @@ def partition(
         "dropped": made.dropped,
         "notes": list(made.notes),
         "store": str(opened.path),
-        "clients": [
-            {
-                "name": r.client,
-                "train": r.train,
-                "test": r.test,
-                "classes": r.classes,
-                "counts": list(r.counts),
-            }
-            | ({} if made.validation is None else {"validation": r.validation})
-            for r in rows
-        ],
-        "clients_left_out": everybody - len(rows),
-        **({} if made.validation is None else {"validation": len(made.validation)}),
+        "clients": described,
+        "clients_left_out": clients - len(rows),
     }
+    if made.validation is not None:
+        data["validation"] = len(made.validation)
     report_notes(made, observer)
-    lines = [
-        made.summary(),
-        f"Saved as {saved}:  fedcache train --partition {shell_word(saved)} {train_example(opened)}",
-    ]
+    following = f"fedcache train --partition {shell_word(saved)} {train_example(opened)}"
+    lines = [made.summary(), f"Saved as {saved}:  {following}"]
     if plot is not None:
         lines.append(str(plot))
-    if everybody <= SHOWN:
-        few = rows
-    else:
+    # A table of some dozens of clients is read; of more, the first show what they are like.
+    few = rows
+    if clients > SHOWN:
         few = rows[:20]
-    chosen_by = () if made.validation is None else ("validation",)
-    cells = [
-        (
-            r.client,
-            r.train,
-            *(r.validation for _ in chosen_by),
-            r.test,
-            r.classes,
-            " ".join(map(str, r.counts)) if len(r.counts) <= 20 else "",
-        )
-        for r in few
-    ]
+    cells = []
+    for r in few:
+        counts = ""
+        if len(r.counts) <= 20:
+            counts = " ".join(map(str, r.counts))
+        cell: list[Any] = [r.client, r.train, r.test, r.classes, counts]
+        if validated:
+            cell.insert(2, r.validation)
+        cells.append(cell)
     title = ""
-    if len(few) != everybody:
-        title = f"the first {len(few)} of {everybody} clients"
-    names = ("client", "train", *chosen_by, "test", "classes", "rows of each class")
-    shown = TextTable(title, names, cells, right=("train", *chosen_by, "test", "classes"))
+    if len(few) != clients:
+        title = f"the first {len(few)} of {clients} clients"
+    names = ["client", "train", "test", "classes", "rows of each class"]
+    if validated:
+        names.insert(2, "validation")
+    shown = TextTable(title, names, cells, right=names[1:-1])
     return CommandResult(data, lines, Exit.OK, [shown])
 
 

@@ -24,11 +24,12 @@ def personalise(observer: TerminalObserver, given: Given, run: RunName) -> Comma
     Example: fedcache personalise 3f9c --store newcomer.zarr -o newcomer.safetensors
     """
     model = configured(ModelOptions, given)
-    wanted = configured(PersonaliseOptions, given)
-    if wanted.store is None:
+    request = configured(PersonaliseOptions, given)
+    if request.store is None:
         raise UsageError(
             "--store says whose rows the model is made of; it is missing.", "--store newcomer.zarr"
         )
+    # The run is looked up before torch is imported, so that a wrong name is refused at once.
     place = find_model(run, model)
     from fedcache.runs.predict_run import personalise_run
 
@@ -36,20 +37,21 @@ def personalise(observer: TerminalObserver, given: Given, run: RunName) -> Comma
     stop = Stop()
     with stop_on_signals(stop.ask, observer.note):
         found = personalise_run(
-            place, model, wanted, given.get("device") or "auto", home, observer, stop
+            place, model, request, given.get("device") or "auto", home, observer, stop
         )
     trained = ""
     if found.rounds:
         trained = f" in {found.rounds} rounds"
-    lines = [f"{found.client}: a model of {found.method} from {found.rows:,} rows{trained}"]
-    m = found.measures
-    if m is not None:
+    rows = f"{found.rows:,} rows{trained}"
+    lines = [f"{found.client}: a model of {found.method} from {rows}"]
+    if found.measures is not None:
+        measured = found.measures.all
         interval = ""
-        if m.all.interval is not None:
-            interval = f" ({' to '.join(percent(v) for v in m.all.interval)})"
-        lines.append(
-            f"accuracy {percent(m.all.accuracy)} %{interval} on {m.all.rows:,} test rows of the store"
-        )
+        if measured.interval is not None:
+            bounds = " to ".join(percent(v) for v in measured.interval)
+            interval = f" ({bounds})"
+        accuracy = percent(measured.accuracy)
+        lines.append(f"accuracy {accuracy} %{interval} on {measured.rows:,} test rows of the store")
     lines += [
         str(found.path),
         f"It classifies:  fedcache predict {shell_word(found.path)} photo.jpg",

@@ -99,7 +99,7 @@ def predict(
 
 @dataclass
 class Answer:
-    """What is said of predictions: the first of them and how many there are; all of them only for ``--json``."""
+    """The answer of predictions: the first rows and the counts; all rows only for ``--json``."""
 
     keep_all: bool
     rows: int = 0
@@ -125,9 +125,10 @@ def check_one_named(places: Mapping[str, object], what: str, example: str) -> No
     given = [name for name, value in places.items() if value]
     if len(given) != 1:
         *others, last = places
+        options = ", ".join(others)
+        found = " and ".join(given) or "none"
         raise UsageError(
-            f"{', '.join(others)} or {last} says {what}; found {' and '.join(given) or 'none'}.",
-            f"For example  {example}",
+            f"{options} or {last} says {what}; found {found}.", f"For example  {example}"
         )
 
 
@@ -140,7 +141,10 @@ def find_model(run: str, model: ModelOptions) -> Path:
             f"{run} is a file, and no model of a run.",
             "First comes RUN: a directory, the first letters of one (`fedcache runs list`), or a .safetensors file.",
         )
-    return find_one(run, runs_directory(None if model.runs is None else Path(model.runs)))
+    folder = None
+    if model.runs is not None:
+        folder = Path(model.runs)
+    return find_one(run, runs_directory(folder))
 
 
 def check_apart(
@@ -159,14 +163,9 @@ def check_apart(
     if out is None:
         return
     target = out.resolve()
-    read = [
-        place,
-        *(
-            Path(path).expanduser()
-            for path in (*model.weights.values(), *files)
-            if path is not None
-        ),
-    ]
+    files_read = [*model.weights.values(), *files]
+    read = [place, *(Path(path).expanduser() for path in files_read if path is not None)]
+    # A file inside a store, or one of the files that fedcache itself wrote into a run's directory.
     owned = target.is_file() and any(
         was_store(above) or (is_of_run(target.name) and (above / "result.json").is_file())
         for above in target.parents
@@ -207,30 +206,41 @@ def predictions_answer(
     word = "score"
     if calibrated:
         word = "probability"
-    ranks = [
-        name
-        for rank in range(top)
-        for name in ((f"class {rank + 1}" if top > 1 else "class"), word)
-    ]
+    ranks = []
+    for rank in range(top):
+        column = "class"
+        if top > 1:
+            column = f"class {rank + 1}"
+        ranks += [column, word]
     # Reasons are long, and most tables have none.
-    why = ("reason",) if any(row.reason for row in rows) else ()
+    why = ("reason",) * any(row.reason for row in rows)
     cells = [(*_cells(row, top), *(row.reason for _ in why)) for row in rows]
     shown = TextTable("", ("name", *ranks, *why), cells)
-    lines = [
-        f"{answer.rows - lost:,} classified" + (f", {lost:,} could not be read" if lost else "")
-    ]
+    counts = f"{answer.rows - lost:,} classified"
+    if lost:
+        counts += f", {lost:,} could not be read"
+    lines = [counts]
     if answer.rows > SHOWN:
-        lines.append(
-            f"{answer.rows - SHOWN:,} more"
-            + (f" in {out}" if out is not None else "; -o FILE.csv writes all.")
-        )
+        more = f"{answer.rows - SHOWN:,} more"
+        if out is None:
+            lines.append(f"{more}; -o FILE.csv writes all.")
+        else:
+            lines.append(f"{more} in {out}")
     elif out is not None:
         lines.append(str(out))
     if not calibrated:
         lines.append(UNCALIBRATED)
-    read = [row.to_dict() for row in answer.shown]
-    data = {"rows": read, "out": None if out is None else str(out), "calibrated": calibrated}
-    return CommandResult(data, lines, Exit.QUARANTINED if lost else Exit.OK, [shown])
+    data: dict[str, Any] = {
+        "rows": [row.to_dict() for row in answer.shown],
+        "out": None,
+        "calibrated": calibrated,
+    }
+    if out is not None:
+        data["out"] = str(out)
+    code = Exit.OK
+    if lost:
+        code = Exit.QUARANTINED
+    return CommandResult(data, lines, code, [shown])
 
 
 def _cells(row: Prediction, top: int) -> list[Any]:

@@ -12,10 +12,10 @@ from fedcache.commands.options import Data, command, pairs, runs_directory
 from fedcache.commands.output import CommandResult, TerminalObserver
 from fedcache.config import Home
 from fedcache.errors import Exit
-from fedcache.extract.datasets.dataset import counted
 from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.process import seldom_collected
 from fedcache.report.page import write_report
+from fedcache.tables.words import counted
 
 RunQuery = Annotated[
     list[str] | None,
@@ -90,15 +90,17 @@ def report(
             images=places,
             observer=observer,
         )
-    lines = [f"{made.path}: {counted(made.runs, 'run')}, {made.bytes / 1e6:.2f} MB."]
+    runs_shown = counted(made.runs, "run")
+    megabytes = made.bytes / 1e6
+    lines = [f"{made.path}: {runs_shown}, {megabytes:.2f} MB."]
     if with_images:
         held = "no image of mistakes"
         if made.mistakes:
             held = f"{made.images} of {made.mistakes} images of mistakes"
-        lines.append(
-            f"It holds {held}"
-            + (": give it to nobody who may not see them." if made.images else ".")
-        )
+        warning = "."
+        if made.images:
+            warning = ": give it to nobody who may not see them."
+        lines.append(f"It holds {held}{warning}")
     if made.left_out:
         lines.append(f"{made.left_out} left out: the page says why and what helps.")
     return CommandResult(made.to_dict(), lines, Exit.OK)

@@ -1,4 +1,4 @@
-"""``fedcache reproduce``: printed tables and figures beside what is got here."""
+"""``fedcache reproduce``: printed tables and figures next to measured ones."""
 
 from __future__ import annotations
 
@@ -104,12 +104,11 @@ def reproduce(
 
     Example: fedcache reproduce fedpcl-table5 --on digits --backbones glyph-clip
     """
+    # `list` and `info` run nothing, so options of a run would be ignored: they are refused.
     if what in ("list", "info"):
-        others = {
-            "engine": None if engine == "local" else engine,
-            "ray_address": ray_address,
-            "runs": runs,
-        }
+        others = {"engine": engine, "ray_address": ray_address, "runs": runs}
+        if engine == "local":
+            del others["engine"]
         refuse_options(what, {**given, **others, "out": out})
     if what == "list":
         if name is not None:
@@ -132,44 +131,48 @@ def reproduce(
         raise UsageError(f"Two names: {what} and {name}.", f"fedcache reproduce {shell_word(what)}")
     flags = {**flags_of(DepartureOptions, given), **flags_of(ExtractConfig, given)}
     on = flags.pop("on", ())
-    only = wanted_labels(given["only"])
+    only = only_labels(given["only"])
+    # The study of frozen features has options of its own and its own page.
     if what == FROZEN_BENCH:
         if engine != "local":
             raise UsageError(
                 f"{what} trains in this process, not on {engine}.", "Leave --engine out."
             )
         options = Options(**{**flags, "only": {}, "device": given["device"] or "auto"})
-        study = frozen_bench.wanted_study(on, only, options)
+        study = frozen_bench.chosen_study(on, only, options)
         return frozen_bench.run_bench(study, options, runs, out, observer)
     if len(on) > 1:
+        dataset = shell_word(on[0])
         raise UsageError(
             f"{what} runs on one dataset, got {len(on)}.",
-            f"fedcache reproduce {shell_word(what)} --on {shell_word(on[0])}",
+            f"fedcache reproduce {shell_word(what)} --on {dataset}",
         )
-    chosen = Options(
-        **{**flags, "on": on[0] if on else None, "only": only, "device": given["device"] or "auto"}
-    )
+    # Data given with --on make the entry a proxy of the paper's.
+    proxy = None
+    if on:
+        proxy = on[0]
+    device = given["device"] or "auto"
+    chosen = Options(**{**flags, "on": proxy, "only": only, "device": device})
     return run_entry(what, chosen, runs, out, observer, engine_of(engine, ray_address))
 
 
 def refuse_options(what: str, given: dict[str, Any]) -> None:
     """``list`` and ``info`` run nothing, so an option of a run would be ignored."""
-    named = [
-        f"--{name.replace('_', '-')}" for name, value in given.items() if value not in (None, [])
-    ]
+    named = [name.replace("_", "-") for name, value in given.items() if value not in (None, [])]
     if named:
+        options = ", ".join(f"--{option}" for option in named)
         raise UsageError(
-            f"{what} takes no {', '.join(named)}: it runs nothing.",
+            f"{what} takes no {options}: it runs nothing.",
             "Leave it out; options are for a run:  fedcache reproduce NAME",
         )
 
 
-def wanted_labels(values: list[str] | None) -> dict[str, tuple[str, ...]]:
-    """``--only`` as label -> the values asked for."""
+def only_labels(values: list[str] | None) -> dict[str, tuple[str, ...]]:
+    """``--only`` as label -> its allowed values."""
     found: dict[str, tuple[str, ...]] = {}
     for value in values or ():
-        for label, wanted in pairs([value], "--only").items():
-            found[label] = (*found.get(label, ()), wanted)
+        for label, listed in pairs([value], "--only").items():
+            found[label] = (*found.get(label, ()), listed)
     return found
 
 
@@ -185,9 +188,11 @@ def list_entries() -> CommandResult:
         missing = looker.all_missing(entry)
         status = "ready"
         if missing:
-            status = f"missing {', '.join(dict.fromkeys(n.kind for n in missing))}"
+            kinds = ", ".join(dict.fromkeys(n.kind for n in missing))
+            status = f"missing {kinds}"
         if missing and ready:
             status = f"{ready} of {len(per_cell)} rows ready, {status}"
+        # Entries may lack the same thing; the second table names each once. Details come after a marker.
         commands |= {
             (n.kind, n.name): (n.why.split(" Looked at:")[0], n.command.split(" Ready now:")[0])
             for n in missing
@@ -233,13 +238,16 @@ def describe_entry(name: str) -> CommandResult:
     data: dict[str, Any] = {**render.entry_data(entry), "missing": [n.to_dict() for n in missing]}
     lines = [f"{entry.name}: {entry.title}", entry.paper, entry.setting]
     if entry.roles():
-        lines.append(f"Backbones, in the order of --backbones: {', '.join(entry.roles())}.")
-    lines += [f"Not given: {text}." for text in entry.not_given] + [
-        f"Note: {text}" for text in entry.notes
-    ]
-    lines += [f"Missing {n.kind} {n.name}:  {n.command}" for n in missing] or [
-        "Everything it needs is here."
-    ]
+        roles = ", ".join(entry.roles())
+        lines.append(f"Backbones, in the order of --backbones: {roles}.")
+    lines += [f"Not given: {text}." for text in entry.not_given]
+    lines += [f"Note: {text}" for text in entry.notes]
+    for need in missing:
+        thing = f"{need.kind} {need.name}"
+        lines.append(f"Missing {thing}:  {need.command}")
+    if not missing:
+        lines.append("Everything it needs is here.")
+    # One row for each printed number, and one for the protocol of each cell.
     printed = [
         (*cell.at, metrics.name(m), metrics.show_printed(p, m))
         for cell in entry.cells
@@ -283,6 +291,7 @@ def run_entry(
         raise UsageError(f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
     stop = Stop()
     keep_freed_memory()
+    # A cell that was run before is read from its stored run.
     with stop_on_signals(stop.ask, observer.note):
         report = runner.reproduce(
             registry.entry(name),
@@ -299,5 +308,7 @@ def run_entry(
     shown = TextTable(
         render.title(report), columns, render.rows(report), right=columns[columns.index("got") :]
     )
-    below = [*render.sentences(report), *([str(out)] if out is not None else [])]
+    below = render.sentences(report)
+    if out is not None:
+        below = [*below, str(out)]
     return CommandResult(render.report_data(report), renderables=[shown, *map(plain_line, below)])

@@ -20,7 +20,6 @@ from fedcache.commands.complete import (
 from fedcache.commands.options import command, runs_directory, split_list
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.errors import UsageError, shell_word
-from fedcache.extract.datasets.dataset import counted
 from fedcache.report.describe_run import (
     STATES,
     RunFilter,
@@ -39,6 +38,7 @@ from fedcache.report.find_runs import StoredRun, every_run, setting_name
 from fedcache.report.run_groups import HeldOutGroup, mean_over_values
 from fedcache.runs.directory import check_tag, tags_of, write_tags
 from fedcache.runs.garbage import partitions_named, plan_removal, remove_runs
+from fedcache.tables.words import counted
 
 runs = typer.Typer(
     name="runs",
@@ -121,25 +121,33 @@ def runs_list(
 
     Example: fedcache runs list --method fed3r,fedavg --state finished
     """
-    wanted = RunFilter(
+    condition = RunFilter(
         split_list(method, "--method"),
         split_list(dataset, "--dataset"),
         split_list(tag, "--tag"),
         split_list(state, "--state"),
     )
-    return list_answer(observer, names or [], runs_directory(root), wanted)
+    return list_answer(observer, names or [], runs_directory(root), condition)
 
 
 def list_answer(
-    observer: TerminalObserver, names: list[str], root: Path, wanted: RunFilter
+    observer: TerminalObserver, names: list[str], root: Path, condition: RunFilter
 ) -> CommandResult:
     """The answer of ``runs list``."""
-    found = listed(names, root, wanted)
+    found = listed(names, root, condition)
     for left in found.problems:
         observer.warn(f"{left.sentence} {left.hint}")
     for lost in found.tags_lost:
         observer.warn(lost)
     entries = found.entries
+    claimed = []
+    sizes = []
+    for e in entries:
+        claimed.append("sites claim" if e["claimed"] else "measured")
+        megabytes = None
+        if e["model_bytes"] is not None:
+            megabytes = f"{e['model_bytes'] / 1e6:,.2f}"
+        sizes.append(megabytes)
     columns: dict[str, list[Any]] = {
         "run": [e["name"] for e in entries],
         "state": [e["state"] for e in entries],
@@ -151,16 +159,14 @@ def list_answer(
         "rounds": [e["rounds"] for e in entries],
         "seeds": [len(e["seeds"]) or None for e in entries],
         "accuracy %": [percent(e["accuracy"]) for e in entries],
-        "accuracy is": ["sites claim" if e["claimed"] else "measured" for e in entries],
-        "model MB": [
-            None if e["model_bytes"] is None else f"{e['model_bytes'] / 1e6:,.2f}" for e in entries
-        ],
+        "accuracy is": claimed,
+        "model MB": sizes,
         "tags": [" ".join(e["tags"]) for e in entries],
     }
     # Columns that say the same of all runs are left out for a person; a script finds the same ones every time.
-    said = {"state": "finished", "differs in": "", "accuracy is": "measured", "tags": ""}
+    usual = {"state": "finished", "differs in": "", "accuracy is": "measured", "tags": ""}
     if sys.stdout.isatty():
-        columns = {name: cells for name, cells in columns.items() if set(cells) != {said.get(name)}}
+        columns = {k: cells for k, cells in columns.items() if set(cells) != {usual.get(k)}}
     right = ("rounds", "seeds", "accuracy %", "model MB")
     shown = []
     lines = []
@@ -221,6 +227,7 @@ def runs_show(name: RunName, root: Root = None) -> CommandResult:
 
     Example: fedcache runs show 3f9c
     """
+    # The facts are shown in this order; --json has them under the same names.
     entry = finished_run(name, runs_directory(root))
     r = entry.result
     apart = set_apart(entry)
@@ -228,18 +235,24 @@ def runs_show(name: RunName, root: Root = None) -> CommandResult:
     files = files_of(entry.path)
     tags = tags_of(entry.path)
     again = shlex.join(["fedcache", "train", "--config", str(entry.path / "config.toml")])
+    dataset, _, partition = setting_name(entry).partition(", ")
+    clients = r["partition"]["clients"]
+    preset = r["preset"]
+    fidelity = r["fidelity"]
+    rounds = r["rounds"]
+    execution = f"{r['execution']}, {r['dtype']}"
     facts = {
         "run": entry.digest,
         "state": state_of(entry),
         "tags": " ".join(tags) or "none",
         "begun": begun(entry.path),
-        "method": f"{entry.method} ({r['preset']}, {r['fidelity']})",
-        "dataset": setting_name(entry).partition(", ")[0],
+        "method": f"{entry.method} ({preset}, {fidelity})",
+        "dataset": dataset,
         "backbones": " + ".join(r["arrays"]),
-        "partition": f"{setting_name(entry).partition(', ')[2]}: {r['partition']['clients']} clients",
-        "rounds": f"{r['rounds']}, {r['participation']} clients a round",
+        "partition": f"{partition}: {clients} clients",
+        "rounds": f"{rounds}, {r['participation']} clients a round",
         "seeds": " ".join(map(str, r["seeds"])),
-        "computed": f"{r['execution']}, {r['dtype']}, {r['device']}",
+        "computed": f"{execution}, {r['device']}",
         "directory": str(entry.path),
         "again": again,
     }
@@ -252,12 +265,14 @@ def runs_show(name: RunName, root: Root = None) -> CommandResult:
         "files": [{"name": name, "bytes": size} for name, size in files],
     }
     lines = [f"{name:<11} {value}" for name, value in facts.items()]
+    # Settings that are the method's own or the default are left out: what remains says how this run differs.
     tables = []
     if apart:
         cells = [tuple(a.values()) for a in apart]
         tables.append(TextTable("settings of its own", ("setting", "value", "default"), cells))
     else:
         lines.append("settings    all of them the method's own")
+    # Figures that the run does not have are left out.
     known = [
         (_over(name, r["seeds"]), _figure(name, value))
         for name, value in figures.items()
@@ -290,7 +305,10 @@ def runs_diff(names: RunNames, root: Root = None) -> CommandResult:
     data: dict[str, Any] = {"runs": digests}
     for what, found in (("settings", settings), ("figures", figures)):
         data[what] = {k: dict(zip(digests, values, strict=True)) for k, values in found.items()}
-    heads = [f"{e.digest[:8]} {e.method}" for e in entries]
+    heads = []
+    for e in entries:
+        short = e.digest[:8]
+        heads.append(f"{short} {e.method}")
     tables = []
     lines = []
     if settings:
@@ -308,9 +326,12 @@ def runs_diff(names: RunNames, root: Root = None) -> CommandResult:
         tables.append(TextTable("figures", columns, rows, right=columns[1:]))
     else:
         lines.append("No figure differs.")
+    # Totals grow with the seeds, so a difference between runs of different seeds is explained.
     counts = [len(e.result["seeds"]) for e in entries]
-    if len(set(counts)) > 1 and (sums := [name for name in TOTALS if name in figures]):
-        lines.append(f"{', '.join(sums)}: sums over {' and '.join(map(str, counts))} seeds.")
+    sums = [name for name in TOTALS if name in figures]
+    if len(set(counts)) > 1 and sums:
+        seeds = " and ".join(map(str, counts))
+        lines.append(f"{', '.join(sums)}: sums over {seeds} seeds.")
     return CommandResult(data, lines, renderables=tables, listing=True)
 
 
@@ -329,35 +350,41 @@ def runs_rm(
     folder = runs_directory(root)
     found = {one.path: one for one in every_run(names, folder)}
     planned = [plan_removal(path) for path in found]
+    # Say what is removed and what stays before asking.
     size = sum(one.bytes for one in planned)
-    what = f"{counted(len(planned), 'run')}, {size / 1e6:,.2f} MB"
+    megabytes = size / 1e6
+    runs = counted(len(planned), "run")
+    what = f"{runs}, {megabytes:,.2f} MB"
     for one in planned:
         entry = found[one.path]
+        name = one.path.name
         words = state_of(entry)
         if isinstance(entry, StoredRun):
             accuracy = percent(entry.result["accuracy"]["mean"])
             words = f"{entry.method}, {accuracy} %"
-        observer.note(f"{one.path.name}  {words}  {one.bytes / 1e6:,.2f} MB")
+        megabytes = one.bytes / 1e6
+        observer.note(f"{name}  {words}  {megabytes:,.2f} MB")
         if one.kept:
-            observer.warn(f"{one.path.name}: {', '.join(one.kept)} is not of the run, and stays.")
+            kept = ", ".join(one.kept)
+            observer.warn(f"{name}: {kept} is not of the run, and stays.")
         if users := partitions_named(one.path, found):
             observer.warn(
-                f"{', '.join(users)} cannot be trained again by its config.toml, which names a partition "
-                f"of {one.path.name}."
+                f"{', '.join(users)} cannot be trained again by its config.toml, which names a partition of {name}."
             )
         if isinstance(entry, StoredRun) and entry.private:
             observer.note(
-                f"What {one.path.name} spent of privacy stays in the ledger (fedcache ls --privacy)."
+                f"What {name} spent of privacy stays in the ledger (fedcache ls --privacy)."
             )
     data = {"removed": [str(one.path) for one in planned], "bytes": size}
-    if not yes and not _asked(f"Remove {what}? [y/N] ", names, as_json):
+    # Without --yes a person has to answer; a script that forgot --yes removes nothing.
+    if not yes and not _confirmed(f"Remove {what}? [y/N] ", names, as_json):
         return CommandResult({"removed": [], "bytes": 0}, ["Nothing was removed."])
     remove_runs(planned)
     return CommandResult(data, [f"Removed {what}."])
 
 
-def _asked(question: str, names: list[str], as_json: bool) -> bool:
-    """Whether a person says yes. Raises UsageError where nobody can be asked."""
+def _confirmed(question: str, names: list[str], as_json: bool) -> bool:
+    """Whether a person confirms. Raises UsageError where there is no terminal to ask."""
     if as_json or not sys.stdin.isatty():
         raise UsageError(
             "Nothing was removed: nobody can be asked here.",
@@ -396,23 +423,25 @@ def runs_tag(
         raise UsageError(
             f"No run was named to have the tag {tag}.", f"fedcache runs tag {shell_word(tag)} RUN"
         )
-    asked = names or [f"tag:{tag}"]
-    paths = [one.path for one in every_run(asked, folder)]
+    # With --remove and without names, the runs that have the tag.
+    paths = [one.path for one in every_run(names or [f"tag:{tag}"], folder)]
     for path in paths:
-        write_tags(path, {*tags_of(path)} - {tag} if remove else {*tags_of(path), tag})
-    done = f"{'No longer' if remove else 'Now'} {tag}: {', '.join(path.name for path in paths)}"
+        tags = {*tags_of(path), tag}
+        if remove:
+            tags.remove(tag)
+        write_tags(path, tags)
+    listed = ", ".join(path.name for path in paths)
     if remove:
-        more = []
+        lines = [f"No longer {tag}: {listed}"]
     else:
-        more = [f"fedcache compare tag:{shell_word(tag)}"]
-    return CommandResult(
-        {"tag": tag, "removed": remove, "runs": [str(p) for p in paths]}, [done, *more]
-    )
+        lines = [f"Now {tag}: {listed}", f"fedcache compare tag:{shell_word(tag)}"]
+    return CommandResult({"tag": tag, "removed": remove, "runs": [str(p) for p in paths]}, lines)
 
 
 def _tags_answer(folder: Path) -> CommandResult:
     """Every tag and its runs."""
     found: dict[str, list[str]] = {}
+    # Tags are stored with the runs, so every run is looked at.
     for one in every_run([], folder):
         for tag in tags_of(one.path):
             found.setdefault(tag, []).append(one.path.name)
@@ -420,15 +449,12 @@ def _tags_answer(folder: Path) -> CommandResult:
         (tag, len(names), " ".join(name[:8] for name in names))
         for tag, names in sorted(found.items())
     ]
-    if rows:
-        shown = [TextTable("", ("tag", "runs", "which"), rows, right=("runs",))]
-    else:
-        shown = []
-    if rows:
-        lines = []
-    else:
-        lines = ["No run has a tag.", "fedcache runs tag baseline RUN"]
-    return CommandResult({"tags": found}, lines, renderables=shown, listing=True)
+    if not rows:
+        return CommandResult(
+            {"tags": found}, ["No run has a tag.", "fedcache runs tag baseline RUN"], listing=True
+        )
+    shown = [TextTable("", ("tag", "runs", "which"), rows, right=("runs",))]
+    return CommandResult({"tags": found}, renderables=shown, listing=True)
 
 
 def _over(name: str, seeds: Sequence[int]) -> str:

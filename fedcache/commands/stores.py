@@ -16,7 +16,6 @@ from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError, UsageError, unknown
 from fedcache.extract.augment import described
-from fedcache.extract.datasets.dataset import counted
 from fedcache.extract.inputs import IMAGES, held_by
 from fedcache.extract.planning.find_store import need_path, need_store
 from fedcache.extract.planning.plan import quoted
@@ -35,8 +34,10 @@ from fedcache.store.join import finished_arrays, rows_of_part
 from fedcache.store.manifest import QUARANTINE, VANISHED
 from fedcache.store.part import join_command, part_of
 from fedcache.store.store import Store
+from fedcache.store.verify import VerifyReport
 from fedcache.store.verify import repair as repair_store
 from fedcache.store.verify import verify as verify_store
+from fedcache.tables.words import counted
 from fedcache.visible_text import visible
 
 
@@ -65,11 +66,13 @@ def ls(
     home = Home.from_environment()
     entries: list[dict[str, Any]] = []
     rows: list[tuple[str, ...]] = []
-    if home.stores.is_dir():
+    listed = []
+    if dataset is not None:
+        listed = [need_path(home, dataset=dataset)]
+    elif home.stores.is_dir():
         listed = sorted(home.stores.glob("*.zarr"))
-    else:
-        listed = []
-    for path in listed if dataset is None else [need_path(home, dataset=dataset)]:
+    for path in listed:
+        # A store that cannot be opened is listed with its problem; the others are still shown.
         try:
             store = Store.open(path, part=True)
         except FedcacheError as error:
@@ -125,7 +128,7 @@ def ls(
 
 
 def _group_counts(store: Store, observer: TerminalObserver) -> dict[str, int]:
-    """How many values each group of a store has; one that is damaged is warned of."""
+    """Number of values of each group of a store; a damaged group is a warning."""
     counts = {}
     for name in store.groups:
         try:
@@ -136,7 +139,7 @@ def _group_counts(store: Store, observer: TerminalObserver) -> dict[str, int]:
 
 
 def list_privacy(observer: TerminalObserver) -> CommandResult:
-    """What ``ls --privacy`` shows: the ledger, added up for each partition and for each dataset."""
+    """The answer of ``ls --privacy``: totals of the ledger for each partition and for each dataset."""
     home = Home.from_environment()
     releases = read_releases(home.root / LEDGER)
     known = {(r.run, r.seed) for r in releases}
@@ -149,6 +152,7 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
                 f"The run {run} drew noise that the ledger does not know of: lines are missing, or it was made under "
                 "another home. More was spent than is shown."
             )
+    # One row for each partition, then one for each dataset whose rows are in several partitions.
     spent = totals(releases)
     of_datasets = totals_of_datasets(releases)
     several = [t for t in of_datasets if t.partitions > 1]
@@ -215,6 +219,7 @@ def inspect(
     part = part_of(opened.dataset)
     infos = finished_arrays(opened)
     samples = opened.samples
+    # Rows that can be read, by split. Rows that vanished from the dataset keep their number, and are not rows any more.
     codes = enumerate(("train", "test", "validation"))
     splits = {
         name: int(((samples.split == code) & (samples.ok == 1)).sum()) for code, name in codes
@@ -257,28 +262,32 @@ def inspect(
         "partitions": sorted(opened.partitions),
     }
     holds = held_by(info.recipe for info in infos.values())
+    # Names come from files and folders, and may contain control characters.
     classes = [visible(name) for name in samples.classes[:12]]
     more = ""
     if len(samples.classes) > 12:
         more = " ..."
     of_splits = ", ".join(f"{count:,} {name}" for name, count in splits.items() if count)
     rows = opened.rows - vanished
+    slug = opened.dataset["slug"]
     lines = [
-        f"{opened.path}",
-        f"dataset     {opened.dataset['slug']}  {opened.dataset['digest']}",
+        str(opened.path),
+        f"dataset     {slug}  {opened.dataset['digest']}",
         f"{holds:<12}{opened.rows_ok:,} readable of {rows:,}; {of_splits}",
     ]
     if part is not None:
         data["part"] = [part.number, part.of]
-        lines.insert(
-            1,
-            f"part        {part.number} of {part.of}: {covered:,} rows; {join_command(opened.path)}",
-        )
+        join = join_command(opened.path)
+        lines.insert(1, f"part        {part.number} of {part.of}: {covered:,} rows; {join}")
+    # The first unreadable rows with their reasons; the file beside the store has all.
     if bad:
-        lines.append(f"unreadable  {len(bad):,}: {opened.path / QUARANTINE}")
+        quarantine = opened.path / QUARANTINE
+        lines.append(f"unreadable  {len(bad):,}: {quarantine}")
     for entry in bad[:FIRST]:
+        row = entry["row"]
         name = visible(entry["name"])
-        lines.append(f"            row {entry['row']:,} ({name}): {visible(entry['reason'])}")
+        reason = visible(entry["reason"])
+        lines.append(f"            row {row:,} ({name}): {reason}")
     if len(bad) > FIRST:
         others = len(bad) - FIRST
         lines.append(f"            and {others:,} more, which {QUARANTINE} and --json list")
@@ -286,18 +295,21 @@ def inspect(
         lines.append(f"vanished    {vanished:,} rows of {holds} that are no longer in the dataset")
     if "held_out" in opened.dataset:
         lines.append(f"test set    {opened.dataset['held_out']}")
+    shown_classes = ", ".join(classes)
+    domains = ", ".join(map(visible, samples.domains))
+    partitions = ", ".join(sorted(opened.partitions)) or "none"
     lines += [
-        f"classes     {len(samples.classes)}: {', '.join(classes)}{more}",
-        f"domains     {', '.join(map(visible, samples.domains))}",
+        f"classes     {len(samples.classes)}: {shown_classes}{more}",
+        f"domains     {domains}",
     ]
     if counts:
         lines.append(f"groups      {_value_counts(counts)}")
     lines += text_of(opened) or ["text        none"]
-    lines.append(f"partitions  {', '.join(sorted(opened.partitions)) or 'none'}")
-    lines += [
-        f"unfinished  {u['name']}: {u['kept']} of {u['chunks']} chunks; the same extract command goes on"
-        for u in unfinished
-    ]
+    lines.append(f"partitions  {partitions}")
+    for array in unfinished:
+        name = array["name"]
+        kept = f"{array['kept']} of {array['chunks']}"
+        lines.append(f"unfinished  {name}: {kept} chunks; the same extract command goes on")
     tables = []
     if arrays:
         tables.append(table_of_arrays(arrays))
@@ -314,22 +326,28 @@ def table_of_arrays(arrays: Sequence[Mapping[str, Any]]) -> Any:
     rows = []
     for a in arrays:
         recipe = a["recipe"]
-        side = a["recipe"].get("size")
-        prepared = f"{recipe.get('resize')} {side}, {recipe.get('interpolation')}, {recipe.get('activation')}"
-        if side is not None and (kind := held_by([recipe])) != IMAGES:
+        side = recipe.get("size")
+        # Embeddings were prepared elsewhere; images, texts, sounds and rows have different steps.
+        if side is None:
+            prepared = "as given"
+        elif (kind := held_by([recipe])) == IMAGES:
+            resize = recipe.get("resize")
+            interpolation = recipe.get("interpolation")
+            activation = recipe.get("activation")
+            prepared = f"{resize} {side}, {interpolation}, {activation}" + views_of(recipe)
+        else:
             prepared = f"{kind} as they are"
             if side:
-                prepared = f"{kind}, {part_read(recipe)}, {recipe.get('pooling')}"
+                pooling = recipe.get("pooling")
+                prepared = f"{kind}, {part_read(recipe)}, {pooling}"
             if rate := recipe.get("rate"):
                 prepared += f", {rate:,} Hz"
             if prompt := recipe.get("prompt"):
                 prepared += f", prompt {visible(prompt)}"
-        prepared += views_of(recipe)
+            prepared += views_of(recipe)
         computed = ", ".join(f"{k} {v}" for k, v in sorted(a["how"].items()))
         shape = "x".join(map(str, a["shape"]))
         weights = str(recipe.get("weights", ""))[:12]
-        if side is None:
-            prepared = "as given"
         rows.append((a["name"], shape, a["dtype"], prepared, weights, computed))
     return TextTable(
         "", ("array", "shape", "dtype", "preprocessing", "weights", "how it was computed"), rows
@@ -337,17 +355,19 @@ def table_of_arrays(arrays: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def views_of(recipe: Mapping[str, Any]) -> str:
-    """What an array's views are drawn by, as the end of a phrase; "" where the plain image is the only one."""
-    # without a decoder somebody's own embeddings
+    """The number of an array's views and the augmentation, as the end of a phrase; "" for the plain image alone."""
+    # Embeddings that were ingested have no decoder, and no views that fedcache drew.
     if recipe.get("views", 1) == 1 or "decoder" not in recipe:
         return ""
-    return f", {recipe['views']} views by {described(str(recipe.get('augment', '')))}"
+    augmentation = described(str(recipe.get("augment", "")))
+    return f", {recipe['views']} views by {augmentation}"
 
 
 def text_of(store: Store) -> list[str]:
     """The text features of each backbone: the current templates, and how many others are stored."""
     lines = []
     for name, entries in sorted(store.texts.items()):
+        # The last templates are the current ones; the others are kept, so that they need not be computed again.
         current = quoted(entries[-1]["templates"]) or "from the file of embeddings"
         others = len(entries) - 1
         more = ""
@@ -376,8 +396,14 @@ def verify(
         for file, what in check_partitions(Store.open(path, part=True)).items():
             report.add(file, what)
     data = report.to_dict()
-    lines = report.lines()
-    return CommandResult(data, lines, Exit.OK if report.ok else Exit.CORRUPT)
+    return CommandResult(data, report.lines(), _exit_of(report))
+
+
+def _exit_of(report: VerifyReport) -> Exit:
+    """The exit code of a check: 0, or 5 for a store with damaged files."""
+    if report.ok:
+        return Exit.OK
+    return Exit.CORRUPT
 
 
 @command("repair")
@@ -394,9 +420,7 @@ def repair(
     done = repair_store(path)
     report = verify_store(path)
     lines = [*(done or ["Nothing was repaired."]), *report.lines()]
-    return CommandResult(
-        {"repaired": done, **report.to_dict()}, lines, Exit.OK if report.ok else Exit.CORRUPT
-    )
+    return CommandResult({"repaired": done, **report.to_dict()}, lines, _exit_of(report))
 
 
 @command("gc")
@@ -433,7 +457,7 @@ def gc(
             raise unknown("--kind", name, KINDS)
     found = find_garbage(Home.from_environment(), chosen, idle_days=days)
     total = sum(g.bytes for g in found)
-    things = f"{len(found):,} thing{'' if len(found) == 1 else 's'}"
+    things = counted(len(found), "thing")
     data = {"garbage": [g.to_dict() for g in found], "bytes": total, "deleted": delete}
     shown = TextTable(
         "",
@@ -448,10 +472,10 @@ def gc(
         return CommandResult(
             data, [f"Deleted {things}, {total / 1e6:,.1f} MB."], renderables=[shown]
         )
-    if tuple(chosen) == tuple(DEFAULT):
-        words = []
-    else:
-        words = ["--kind", ",".join(chosen)]
-    command = shlex.join(["fedcache", "gc", *words, "--delete"])
+    # The command that deletes exactly what is listed.
+    words = ["fedcache", "gc"]
+    if tuple(chosen) != tuple(DEFAULT):
+        words += ["--kind", ",".join(chosen)]
+    command = shlex.join([*words, "--delete"])
     lines = [f"{things}, {total / 1e6:,.1f} MB. Delete them:  {command}"]
     return CommandResult(data, lines, renderables=[shown], listing=True)

@@ -121,12 +121,13 @@ def train_run(
     from fedcache.runs.loop import train as run
 
     stop = Stop()
-    if given["runs"]:
-        runs = Path(given["runs"])
-    else:
-        runs = home.runs
+    runs = Path(given["runs"] or home.runs)
+    models = "all"
+    if given["no_model"]:
+        models = "none"
     keep_freed_memory()
     with ExitStack() as opened:
+        # On a cluster, clients are computed by workers; everything else happens in this process.
         if cluster is not None:
             opened.enter_context(
                 cluster.training(config, partition, home, given["repartition"], observer)
@@ -144,7 +145,7 @@ def train_run(
             observer=observer,
             hooks=hooks,
             stop=stop,
-            save=SaveModels("none" if given["no_model"] else "all", given["save_clients"]),
+            save=SaveModels(models, given["save_clients"]),
         )
 
 
@@ -195,7 +196,7 @@ def grid(
     if ready is not None:
         preset = presets.find_preset(ready)
     if preset is not None:
-        schemes = asked_schemes(sweep, given) or presets.of_file(file)
+        schemes = requested_schemes(sweep, given) or presets.of_file(file)
         note_preset(preset, schemes, observer)
         file = preset.merged_with(file, schemes)
     resolved = train_config(file, given)
@@ -204,25 +205,26 @@ def grid(
     home = Home.from_environment()
     if partition.options.get("hold_out") == EACH:
         sweeps, partition = hold_out_each(sweeps, partition, resolved, home, observer)
-    methods = split_list([*(names or ()), *(method or ())], "--method") or (
-        preset.methods if preset else ()
-    )
-    methods = methods or ((resolved.method,) if resolved.method else ())
+    # Methods of the command line come before those of a ready grid, and these before that of fedcache.toml.
+    methods = split_list([*(names or ()), *(method or ())], "--method")
+    if not methods and preset is not None:
+        methods = preset.methods
+    if not methods and resolved.method:
+        methods = (resolved.method,)
     if not methods:
         raise UsageError(
             "No method was named.", "For example fedcache grid fedavg --sweep lr=0.1,0.01"
         )
     check_methods(methods)
-    if given["runs"]:
-        runs = Path(given["runs"])
-    else:
-        runs = home.runs
+    runs = Path(given["runs"] or home.runs)
     jobs = given["jobs"] or 1
     check_score(given["score"])
     sampling = Sampling(sampler, given["trials"], given["pruner"] or "none")
     from fedcache.grids import search
     from fedcache.grids import train_grid as grids
 
+    if given["no_model"]:
+        save_models = "none"
     request = grids.request_grid(
         methods,
         sweeps,
@@ -235,7 +237,7 @@ def grid(
         fresh=given["fresh"],
         sampler=sampling,
         exact=exact,
-        save=SaveModels("none" if given["no_model"] else save_models, given["save_clients"]),
+        save=SaveModels(save_models, given["save_clients"]),
         retrain=given["retrain"],
         score=given["score"],
     )
@@ -256,6 +258,7 @@ def grid(
 
 def list_ready_grids() -> CommandResult:
     """Every ready grid."""
+    # Ready grids are files of the package, in the order of their names.
     grids = [presets.find_preset(name) for name in presets.preset_names()]
     rows = [
         (
@@ -279,7 +282,7 @@ def list_ready_grids() -> CommandResult:
     )
 
 
-def asked_schemes(sweep: Sequence[str] | None, given: Given) -> tuple[str, ...]:
+def requested_schemes(sweep: Sequence[str] | None, given: Given) -> tuple[str, ...]:
     """The partition schemes that the command line names or sweeps."""
     swept = pairs(sweep, "--sweep", once=True).get("scheme")
     if swept:
@@ -292,7 +295,7 @@ def asked_schemes(sweep: Sequence[str] | None, given: Given) -> tuple[str, ...]:
 def note_preset(
     preset: presets.GridPreset, schemes: Sequence[str], observer: TerminalObserver
 ) -> None:
-    """Say what is to know of a ready grid, and which arguments of its schemes mean nothing to those asked for."""
+    """Note a ready grid's title, and arguments of its schemes that the requested schemes do not have."""
     if left_out := preset.unused_arguments(schemes):
         own = " or ".join(s for s in preset.schemes if s not in schemes)
         observer.note(
@@ -331,13 +334,15 @@ def swept_values(
 
     Raises UsageError, for a key that ``--set`` fixes too.
     """
-    asked = {
+    swept = {
         key: tuple(part.strip() for part in values.split(",") if part.strip())
         for key, values in pairs(sweep, "--sweep", once=True).items()
     }
-    both = sorted(
-        {key.removeprefix("set.") for key in asked} & pairs(given["set"], "--set", once=True).keys()
-    )
+    # A hyperparameter may be swept as lr or as set.lr.
+    names = {key.removeprefix("set.") for key in swept}
+    both = sorted(names & pairs(given["set"], "--set", once=True).keys())
     if both:
         raise UsageError(f"{', '.join(both)} is in --set and in --sweep.", "Leave one of them out.")
-    return {**(preset.sweep if preset is not None else {}), **asked}
+    if preset is not None:
+        swept = {**preset.sweep, **swept}
+    return swept

@@ -10,7 +10,6 @@ from typing import Any
 from fedcache.commands.output import CommandResult, TextTable
 from fedcache.config import Home
 from fedcache.errors import shell_word
-from fedcache.extract.datasets.dataset import counted
 from fedcache.extract.inputs import IMAGES, ROWS, SOUNDS, TEXTS
 from fedcache.grids.result import Grid, HeldOut
 from fedcache.parsing import seeds_text
@@ -26,6 +25,7 @@ from fedcache.runs.directory import (
 from fedcache.runs.privacy_ledger import describe_trust, is_private
 from fedcache.runs.run import is_claimed
 from fedcache.runs.score import LEVEL, SCORES, rows_interval, score_of
+from fedcache.tables.words import counted
 
 
 def plan_answer(data: dict[str, Any]) -> CommandResult:
@@ -37,11 +37,9 @@ def plan_answer(data: dict[str, Any]) -> CommandResult:
         if p["points"] > 1:
             points = f" {p['points']} points"
             together = f", {p['points_at_once']} points at once"
-        clients = p["clients_at_once"]
-        lines.append(
-            f"{p['method']}{points}: {p['execution']}, {clients} clients at once{together}"
-        )
-        lines.append(f"  {p['words']}")
+        clients = f"{p['clients_at_once']} clients at once"
+        method = p["method"]
+        lines += [f"{method}{points}: {p['execution']}, {clients}{together}", f"  {p['words']}"]
     return CommandResult(data, lines)
 
 
@@ -73,12 +71,18 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
         if v is not None and k != VALIDATION_ACCURACY
     }
     watched = ", ".join(f"{k} {v:.4g}" for k, v in known.items())
-    name = f"{result['method']} ({result['preset']}, {result['fidelity']})"
+    method = result["method"]
+    rounds = result["rounds"]
+    fidelity = result["fidelity"]
+    name = f"{method} ({result['preset']}, {fidelity})"
     buffer = result.get("timing", {}).get("asynchronous")
-    how = f"a round, {counted(result['rounds'], 'round')}"
-    if buffer is not None:
-        how = f"at a time, {counted(result['rounds'], 'step')} of {buffer} updates"
-    setting = f"{part['scheme']}, {part['clients']} clients, {result['participation']} {how}"
+    if buffer is None:
+        how = f"a round, {counted(rounds, 'round')}"
+    else:
+        how = f"at a time, {counted(rounds, 'step')} of {buffer} updates"
+    scheme = part["scheme"]
+    setting = f"{scheme}, {part['clients']} clients, "
+    setting += f"{result['participation']} {how}"
     zero = accuracy.get("zero_shot")
     untrained = ""
     if zero is not None:
@@ -91,7 +95,8 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
         who, errors = drawn
         error = "no standard error"
         if errors:
-            error = f"standard error {', '.join(map(percent, errors))} points"
+            points = ", ".join(map(percent, errors))
+            error = f"standard error {points} points"
         lines.append(f"  {who}; {error}")
     lines += score_lines(result)
     if (held := result.get("validation")) is not None:
@@ -130,18 +135,19 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     if differs is not None and not same_for_all:
         parts = [f"mean {percent(fair['mean'])}", f"std {differs:.2f} points"]
         few = []
+        # Means over tails of the clients need some clients in the tail.
         for key, (name, least) in TAILS.items():
             if fair[key] is None:
                 few.append(f"{name} at least {least}")
             else:
-                parts.append(f"{name} {percent(fair[key])}")
+                tail = percent(fair[key])
+                parts.append(f"{name} {tail}")
         lines.append(f"  over clients {', '.join(parts)}")
         if few:
             lines.append(f"  left out for want of scored clients: {', '.join(few)}")
-    lines.append(
-        f"  sends {exact['up']:,.0f} scalars per client and round (paper counts {paper['up']:,.0f}), "
-        f"receives {exact['down']:,.0f}"
-    )
+    sent = f"{exact['up']:,.0f} scalars per client and round"
+    counted_in_paper = f"{paper['up']:,.0f}"
+    lines.append(f"  sends {sent} (paper counts {counted_in_paper}), receives {exact['down']:,.0f}")
     lines += [f"  {line}" for line in describe_trust(result.get("trust", {}))]
     if watched:
         lines.append(f"  at the end {watched}")
@@ -156,24 +162,26 @@ def _over_seeds(accuracy: Mapping[str, Any], seeds: int) -> str:
         return ""
     if len(set(accuracy.get("per_seed", ()))) == 1:
         return f" with each of {seeds} seeds"
-    return f" +- {percent(accuracy['std'])} over {seeds} seeds"
+    deviation = percent(accuracy["std"])
+    return f" +- {deviation} over {seeds} seeds"
 
 
 def score_lines(result: Mapping[str, Any]) -> list[str]:
     """The two scores that every method has, and the interval over test rows where seeds say nothing of it."""
     lines = []
     mean, pooled = (score_of(result, name).mean for name in SCORES)
+    # Both are shown unless they equal the headline, which is shown anyway.
     if mean is not None and pooled is not None:
         shown = result["accuracy"]["mean"] or 0.0
         if not all(math.isclose(score, shown, abs_tol=1e-12) for score in (mean, pooled)):
-            lines.append(
-                f"  client mean {percent(mean)} %, pooled over test rows {percent(pooled)} %"
-            )
+            of_clients = percent(mean)
+            lines.append(f"  client mean {of_clients} %, pooled over test rows {percent(pooled)} %")
+    # One model that draws nothing at random has no spread over seeds, but its test rows are a sample.
     if (found := rows_interval(result)) is not None:
         rows, low, high = found
-        lines.append(
-            f"  {100 * LEVEL:g} % interval over the {rows:,} test rows (Wilson) {percent(low)} to {percent(high)} %"
-        )
+        level = 100 * LEVEL
+        bounds = " to ".join((percent(low), percent(high)))
+        lines.append(f"  {level:g} % interval over the {rows:,} test rows (Wilson) {bounds} %")
     return lines
 
 
@@ -182,7 +190,7 @@ WHAT_PREDICT_TAKES = {TEXTS: "TEXTS.csv", ROWS: "--store STORE", SOUNDS: "SOUNDS
 
 
 def model_lines(path: Path, result: Mapping[str, Any]) -> list[str]:
-    """How the models of a run with that result are used; [] for a run without any."""
+    """Commands that use the models of a run; [] for a run without models."""
     size = bytes_of_models(path)
     if size is None:
         return []
@@ -218,6 +226,7 @@ FEW_ROWS = 20
 def held_out_answer(done: Grid, rows: Sequence[HeldOut]) -> CommandResult:
     """A grid that holds values out in turn: one row per setting, one column per value, and the mean."""
     values = list(rows[0].accuracy)
+    # A column for each swept setting, then one for each held-out value.
     sweeps = list(dict.fromkeys(key for row in rows for key in row.sweep))
     cells = [
         (
@@ -229,6 +238,7 @@ def held_out_answer(done: Grid, rows: Sequence[HeldOut]) -> CommandResult:
         for row in rows
     ]
     counts: dict[str, int | None] = {}
+    # Values differ in size: the heading says how many rows each has.
     headings = []
     for value in values:
         known = [row.rows[value] for row in rows if row.rows[value] is not None]
@@ -247,11 +257,14 @@ def held_out_answer(done: Grid, rows: Sequence[HeldOut]) -> CommandResult:
         if done.by_validation:
             what = "Chosen by mean validation accuracy"
         mean = percent(rows[0].mean)
-        lines.append(f"{what} over {len(values)} held-out values: {rows[0].words}  {mean} %")
+        count = len(values)
+        best = rows[0].words
+        lines.append(f"{what} over {count} held-out values: {best}  {mean} %")
         if done.tie:
             lines.append(done.tie)
         lines += weight_lines(counts)
     tables = [shown]
+    # The best settings, trained again with the validation rows.
     if again := Grid(done.retrained).held_out():
         line = (
             again[0].method,
@@ -265,19 +278,20 @@ def held_out_answer(done: Grid, rows: Sequence[HeldOut]) -> CommandResult:
 
 
 def weight_lines(counts: Mapping[str, int | None]) -> list[str]:
-    """That held-out values with few rows weigh in a mean as much as all others; [] where none has."""
+    """A note that held-out values with few rows count as much in a mean as all others; [] if there are none."""
     few = [f"{value} {n:,}" for value, n in counts.items() if n is not None and n < FEW_ROWS]
     if not few:
         return []
+    names = ", ".join(few)
     return [
         f"{len(few)} of {len(counts)} values have less than {FEW_ROWS} rows and weigh as much as the others in the "
-        f"mean: {', '.join(few)}.",
+        f"mean: {names}.",
         f"  --hold-out each --min-rows {FEW_ROWS} neither holds them out nor trains on them.",
     ]
 
 
 def lost_lines(done: Grid) -> list[str]:
-    """What was lost of a grid, and what to do."""
+    """Points of a grid that failed, with hints."""
     lines = []
     for word, lost in (("Damaged, left out", done.damaged), ("Failed", done.failed)):
         for one in lost:
@@ -287,14 +301,16 @@ def lost_lines(done: Grid) -> list[str]:
 
 
 def search_lines(done: Grid) -> list[str]:
-    """How a search went; [] for a grid that is none."""
+    """Counts of a search's trials; [] for a grid that is no search."""
     if (search := done.search) is None:
         return []
-    how = f"{search['sampler']}, seed {search['seed']}"
+    sampler = search["sampler"]
+    how = f"{sampler}, seed {search['seed']}"
     if search["pruner"] != "none":
         how += f", {search['pruner']}"
     counts = ", ".join(f"{search[state]} {state}" for state in ("finished", "pruned", "failed"))
-    return [f"{search['trials']} trials ({how}): {counts}; {search['study']}"]
+    trials = search["trials"]
+    return [f"{trials} trials ({how}): {counts}; {search['study']}"]
 
 
 def _unlike_seeds(done: Grid) -> str | None:
@@ -310,17 +326,20 @@ def _unlike_seeds(done: Grid) -> str | None:
 
 
 def points_line(done: Grid) -> str:
-    """How many points there are, and how many of them were there before."""
-    points = f"{len(done.points)} point{'' if len(done.points) == 1 else 's'}"
-    there = (
-        f"{points}, {done.reused} of them {'was' if done.reused == 1 else 'were'} there already."
-    )
+    """Number of points, and how many of them were stored before."""
+    points = counted(len(done.points), "point")
+    verb = "were"
+    if done.reused == 1:
+        verb = "was"
+    sentence = f"{points}, {done.reused} of them {verb} there already."
+    # Runs of which some seeds were stored: only the other seeds were trained.
     grown = [p.run for p in done.points if p.run.reused_seeds and not p.run.reused]
     counts = {(len(run.reused_seeds), len(run.result["seeds"])) for run in grown}
     if not counts:
-        return there
+        return sentence
     seeds = " or ".join(f"{before} of {now}" for before, now in sorted(counts))
-    return f"{there} In {counted(len(grown), 'point')}, {seeds} seeds were there already."
+    points = counted(len(grown), "point")
+    return f"{sentence} In {points}, {seeds} seeds were there already."
 
 
 def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
@@ -330,6 +349,7 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
     if held_out := done.held_out():
         return held_out_answer(done, held_out)
     best = done.best()
+    # Columns that no point fills are left out.
     tails = [p.run.fairness.get("worst10") is not None for p in done.points]
     worst = ("worst 10 %",) * any(tails)
     validation = ("validation %",) * done.by_validation
@@ -346,34 +366,44 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
         "sends per round",
         "seconds",
     )
-    rows = [
-        (
-            p.method,
-            *(p.sweep.get(k) for k in sweeps),
-            *(percent(done.figure(p)) for _ in validation),
-            percent(done.score_of(p).mean),
-            percent(done.std_of(p)),
-            *(percent(p.run.fairness.get("worst10")) for _ in worst),
-            f"{p.run.traffic['exact']['per_client_round']['up']:,.0f}",
-            f"{p.run.measured['seconds']['train']:.2f}" if p.run.measured else "-",
+    rows = []
+    for p in done.ranked():
+        sends = p.run.traffic["exact"]["per_client_round"]["up"]
+        seconds = "-"
+        if p.run.measured:
+            trained = p.run.measured["seconds"]["train"]
+            seconds = f"{trained:.2f}"
+        rows.append(
+            (
+                p.method,
+                *(p.sweep.get(k) for k in sweeps),
+                *(percent(done.figure(p)) for _ in validation),
+                percent(done.score_of(p).mean),
+                percent(done.std_of(p)),
+                *(percent(p.run.fairness.get("worst10")) for _ in worst),
+                f"{sends:,.0f}",
+                seconds,
+            )
         )
-        for p in done.ranked()
-    ]
+    # Points that failed are listed too, without figures.
     blank = ("",) * (len(columns) - len(sweeps) - 2)
     lost_rows = [
         (f.method, *(f.sweep.get(k) for k in sweeps), "failed", *blank) for f in done.failed
     ]
     shown = TextTable("", columns, [*rows, *lost_rows], right=columns[1:])
     values = " ".join(f"{k}={v}" for k, v in best.sweep.items())
-    figures = f"{percent(done.score_of(best).mean)} %{by}"
+    accuracy = percent(done.score_of(best).mean)
+    figures = f"{accuracy} %{by}"
     if done.by_validation:
-        figures = f"{percent(done.figure(best))} %, on test rows {figures}"
-    chosen_by = f"{done.chosen_by[:1].upper()}{done.chosen_by[1:]}"
+        chosen_on = percent(done.figure(best))
+        figures = f"{chosen_on} %, on test rows {figures}"
+    chosen_by = done.chosen_by[:1].upper() + done.chosen_by[1:]
     lines = [
         points_line(done),
         *search_lines(done),
         f"{chosen_by}: {best.method} {values}  {figures}",
     ]
+    # What makes the choice less certain: ties, different kinds of models, different seeds.
     unlike = unlike_tests(p.run.result for p in done.points)
     lines += [sentence for sentence in (done.tie, unlike, _unlike_seeds(done)) if sentence]
     lines += [
@@ -382,6 +412,7 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
     ]
     if not done.retrained:
         lines += model_lines(best.run.path, best.run.result)
+    # Why the worst tenth is missing, in all rows or in some.
     few = "worst 10 % needs at least 10 scored clients"
     if any(tails) and not all(tails):
         lines.append(f"{few}; a row with - has fewer.")
@@ -399,7 +430,7 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
 
 
 def _privacy_line(spent: Mapping[str, Any]) -> str:
-    """What all noise of a grid costs together, of ``Grid.privacy``."""
+    """Total privacy cost of a grid, of ``Grid.privacy``."""
     # The tighter accountant has no bound for some noise; the other one then may.
     bounds = [spent[key] for key in ("epsilon_pld", "epsilon_rdp") if spent[key] is not None]
     epsilon = "no bound"

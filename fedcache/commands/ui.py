@@ -42,8 +42,12 @@ def ui(
     """
     missing = [name for name in ("matplotlib", "starlette", "uvicorn") if find_spec(name) is None]
     if missing:
+        verb = "are"
+        if len(missing) == 1:
+            verb = "is"
+        packages = ", ".join(missing)
         raise MachineError(
-            f"`fedcache ui` needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed.",
+            f"`fedcache ui` needs {packages}, which {verb} not installed.",
             "pip install 'fedcache[ui]'",
         )
     if home is None:
@@ -60,7 +64,11 @@ def ui(
     def say(address: str) -> None:
         observer.note(f"The page of {shown.root}; Ctrl-C ends it.")
         observer.close()  # what comes now is silence, and no sign of trouble
-        print(address, file=sys.stderr if observer.as_json else sys.stdout, flush=True)
+        # With --json, stdout is for the answer at the end.
+        stream = sys.stdout
+        if observer.as_json:
+            stream = sys.stderr
+        print(address, file=stream, flush=True)
 
     address = serve(shown, port, show=not no_open, say=say)
     return CommandResult({"address": address, "home": str(shown.root)}, ["Ended."])

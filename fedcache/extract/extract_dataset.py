@@ -18,7 +18,7 @@ from fedcache.extract.augment import parse_policy
 from fedcache.extract.compute_features import ExtractionOptions, check_chunk_rows, extract_arrays
 from fedcache.extract.datasets import Dataset, holds_of, in_memory, open_dataset, parts_of, peek
 from fedcache.extract.datasets.columns import CONTENT, with_keys
-from fedcache.extract.datasets.dataset import Context, counted, trained_and_tested
+from fedcache.extract.datasets.dataset import Context, trained_and_tested
 from fedcache.extract.how import jobs_of, resolve_compute
 from fedcache.extract.planning import plan as planning
 from fedcache.extract.planning.find_store import (
@@ -53,7 +53,7 @@ from fedcache.store.part import PART, StorePart, part_of
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Samples, Store
 from fedcache.tables.roles import need_labels
-from fedcache.tables.words import some_names
+from fedcache.tables.words import counted, some_names
 
 COLUMNS = ("images_key", "label_key", "split_key", "domain_key", "group_key", "no_label")
 """Fields of the configuration that say what columns of the dataset mean."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import MachineError, StoreError
-from fedcache.extract.datasets.dataset import Dataset, counted
+from fedcache.extract.datasets.dataset import Dataset
 from fedcache.extract.device import cores
 from fedcache.extract.how import jobs_of, resolve_compute
 from fedcache.extract.inputs import IMAGES, one_of
@@ -30,6 +30,7 @@ from fedcache.store.join import finished_arrays, rows_of_part
 from fedcache.store.manifest import VANISHED
 from fedcache.store.part import StorePart, part_of
 from fedcache.store.store import Store
+from fedcache.tables.words import counted
 
 
 @dataclass

@@ -1,5 +1,5 @@
-"""What must be known before an accuracy is believed: no better than a guess, below zero-shot, or on unseen classes;
-and of how many clients it is where not all were scored.
+"""Cautions to read before an accuracy: no better than a guess, below zero-shot, on unseen classes, or of some clients
+only.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ def caution_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def drawn_clients(result: Mapping[str, Any]) -> tuple[str, list[float]] | None:
-    """Who was drawn and scored (``--eval-clients``), and the standard error of their mean in each seed, a fraction.
+    """How many clients were drawn and scored (``--eval-clients``), and the standard error of their mean in each seed.
 
-    ``500 of 100,000 clients were drawn and scored, 3 of which took part in some round``, by the first seed; there is no
-    error of a seed with fewer than two of them, or none that took part. None where all clients were scored.
+    ``500 of 100,000 clients were drawn and scored, 3 of which took part in some round``, by the first seed. Errors are
+    fractions; a seed with fewer than two scored clients has none. None where all clients were scored.
     """
     drawn = result["accuracy"].get("eval_clients", ())
     if not drawn:
         return None
     scored = drawn[0]["scored"]
     trained = drawn[0].get("trained")
-    who = (
-        f"{scored:,} of {result['partition']['clients']:,} clients "
-        f"{'was' if scored == 1 else 'were'} drawn and scored"
-    )
+    clients = result["partition"]["clients"]
+    verb = "were"
+    if scored == 1:
+        verb = "was"
+    who = f"{scored:,} of {clients:,} clients {verb} drawn and scored"
     if trained == 0:
         who += ", none of which took part in any round: the accuracy is that of untrained models"
     elif trained is not None and trained < scored:
@@ -63,22 +64,25 @@ def unlike_tests(results: Iterable[Mapping[str, Any]]) -> str | None:
 
 
 def _below_zero_shot(result: Mapping[str, Any]) -> list[str]:
-    """That class texts alone, without any training, are more accurate."""
+    """A caution where class texts alone, without any training, are more accurate; [] otherwise."""
     untrained = result["accuracy"].get("zero_shot")
     trained = result["accuracy"]["mean"]
     if untrained is None or trained is None or untrained - trained < HALF_A_POINT:
         return []
+    cost = 100 * (untrained - trained)
     return [
-        f"BELOW ZERO-SHOT: training has cost {100 * (untrained - trained):.2f} points of the {percent(untrained)} % "
-        "that the class texts alone reach on these rows; fewer rounds or a lower rate may cost less."
+        f"BELOW ZERO-SHOT: training has cost {cost:.2f} points of the {percent(untrained)} % that the class texts "
+        "alone reach on these rows; fewer rounds or a lower rate may cost less."
     ]
 
 
 def _unseen_classes(result: Mapping[str, Any]) -> list[str]:
-    """That clients' own models are scored on classes that most of them have no training row of."""
-    asked = result["partition"].get("args", {})
+    """A caution where clients' own models are scored on classes that most clients have no training row of; []
+    otherwise.
+    """
+    args = result["partition"].get("args", {})
     owned = result.get("classes_owned", {})
-    if result.get("protocol") != "personalised" or asked.get("test_protocol") != "balanced":
+    if result.get("protocol") != "personalised" or args.get("test_protocol") != "balanced":
         return []
     each = owned.get("per_client")
     if each:
@@ -99,25 +103,29 @@ LARGE_RATE = 0.1
 
 
 def chance_lines(result: Mapping[str, Any]) -> list[str]:
-    """That the accuracy is no better than a guess, and the next command; [] for a result that is better."""
+    """A caution where the accuracy is no better than a guess, and the next command; [] for a better result."""
     chance = at_chance(result)
     if chance is None:
         return []
+    guess = percent(chance.level)
+    more = percent(chance.least)
     return [
-        f"NO BETTER THAN CHANCE: a guess gives {percent(chance.level)} % on these {chance.rows:,} test rows of "
-        f"{chance.classes} classes, and {percent(chance.least)} % would be more.",
+        f"NO BETTER THAN CHANCE: a guess gives {guess} % on these {chance.rows:,} test rows of "
+        f"{chance.classes} classes, and {more} % would be more.",
         f"Next: {next_step(result)}",
     ]
 
 
 def next_step(result: Mapping[str, Any]) -> str:
-    """What of the same command to change: who takes part where nobody sent anything, tuned values where the method has
-    some, else a larger rate, else the data.
+    """The first thing to change in the same command.
+
+    More clients where no client sent anything, tuned values where the method has some, else a larger rate, else the
+    data.
     """
     bytes_of = result.get("traffic", {}).get("exact", {})
-    # a method may send nothing by design
-    asked_for = bytes_of.get("down_bytes") or result.get("participants")
-    if result.get("protocol") == "global" and asked_for and not bytes_of.get("up_bytes", 1):
+    # A method may send nothing by design; one that sends something to clients waits for their answers.
+    waits = bytes_of.get("down_bytes") or result.get("participants")
+    if result.get("protocol") == "global" and waits and not bytes_of.get("up_bytes", 1):
         return (
             "no client sent anything in any round: the same command with more clients a round (--participation), or "
             "fewer that are away or lost (--availability, --client-dropout)"
@@ -126,11 +134,14 @@ def next_step(result: Mapping[str, Any]) -> str:
     hp = result["hyperparameters"]
     tuned = _tuned_values(method)
     if tuned and any(hp.get(name) != value for name, value in tuned.items()):
-        words = " ".join(
-            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
-            for name, value in tuned.items()
+        words = []
+        for name, value in tuned.items():
+            if isinstance(value, float):
+                value = f"{value:g}"
+            words.append(f"{name}={value}")
+        return (
+            f"the same command with --preset tuned  ({' '.join(words)}, chosen on validation rows)"
         )
-        return f"the same command with --preset tuned  ({words}, chosen on validation rows)"
     rate = hp.get("lr")
     if isinstance(rate, float) and rate < LARGE_RATE:
         return f"the same command with a larger rate, --set lr={10 * rate:g}"

@@ -76,8 +76,8 @@ class Comparisons:
 
     def latex(self) -> str:
         """All tables as LaTeX for the package booktabs."""
-        said = map(comparison_output.comment, self.said)
-        return "\n".join([*said, *(comparison_output.latex(c) for c in self.tables)])
+        sentences = map(comparison_output.comment, self.said)
+        return "\n".join([*sentences, *(comparison_output.latex(c) for c in self.tables)])
 
     def plot(self, path: str | Path) -> None:
         """Draw the critical-difference diagram of the one table; the ending of the file chooses png, svg or pdf.
@@ -104,7 +104,8 @@ class Comparisons:
     def __repr__(self) -> str:
         if len(self.tables) == 1:
             return f"Comparisons({self.tables[0]!r})"
-        return f"Comparisons({len(self.tables)} settings, {sum(len(c.treatments) for c in self.tables)} treatments)"
+        treatments = sum(len(c.treatments) for c in self.tables)
+        return f"Comparisons({len(self.tables)} settings, {treatments} treatments)"
 
 
 def compare_entries(
@@ -119,14 +120,17 @@ def compare_entries(
 ) -> Comparisons:
     """``compare`` of runs that are found already."""
     check(over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
-    found = merge_seeds(measured_alone(found) if over == "settings" else found)
+    if over == "settings":
+        found = measured_alone(found)
+    found = merge_seeds(found)
     entries = found.entries
     if len(entries) < 2:
         what = "there is none"
-        if entries:
-            what = f"there is one ({entries[0].method}, {entries[0].digest})"
-        if entries and isinstance(entries[0], MergedRun):
-            what = f"these {len(entries[0].members)} have equal settings, so they are one"
+        for only in entries:
+            what = f"there is one ({only.method}, {only.digest})"
+            if isinstance(only, MergedRun):
+                members = len(only.members)
+                what = f"these {members} have equal settings, so they are one"
         lost = ""
         if found.left_out:
             lost = f"; {len(found.left_out)} could not be read"
@@ -147,19 +151,19 @@ def compare_entries(
         what = scored_by(entries, metric, over)
         return Comparisons((one(across(entries, what), what),), (), tuple(found.left_out))
     tables: list[Comparison] = []
-    said: list[str] = []
+    sentences: list[str] = []
     refused: list[FedcacheError] = []
+    # Runs that hold out a value each are compared over these values first; the others setting by setting.
+    held: list[HeldOutGroup] = []
     if over == "seeds":
         held = held_out_groups(entries)
-    else:
-        held = []
     grouped: set[str] = set()
     for leave_one_out in held:
         try:
             what = scored_by(leave_one_out.entries, metric, over)
             blocks = over_held_out(leave_one_out, what)
         except UsageError:
-            said += alone_lines(leave_one_out)
+            sentences += alone_lines(leave_one_out)
             if len(leave_one_out.rows()) == 1:
                 grouped |= {e.digest for e in leave_one_out.entries}
             continue
@@ -181,8 +185,10 @@ def compare_entries(
     groups = by_setting([e for e in entries if e.digest not in grouped])
     for where, group in zip(setting_names(groups), groups, strict=True):
         if len(group) < 2:
-            said.append(
-                f"{where}: {group[0].method} ({group[0].digest[:8]}) alone, nothing to compare it with."
+            only = group[0]
+            digest = only.digest[:8]
+            sentences.append(
+                f"{where}: {only.method} ({digest}) alone, nothing to compare it with."
             )
             continue
         try:
@@ -190,29 +196,31 @@ def compare_entries(
             tables.append(one(within(group, where, what, over), what))
         except FedcacheError as error:
             refused.append(error)
-            said.append(f"{where}: not compared. {error.message.removeprefix(f'{where}: ')}")
+            reason = error.message.removeprefix(f"{where}: ")
+            sentences.append(f"{where}: not compared. {reason}")
     if not tables and refused:
-        alike = len({error.message for error in refused}) == 1 and (
-            len(refused) > 1 or len(groups) == 1
-        )
-        raise refused[0] if alike else UsageError(" ".join(said), refused[0].hint)
+        # One reason for all settings is the answer; several are listed.
+        alike = len({error.message for error in refused}) == 1
+        if alike and (len(refused) > 1 or len(groups) == 1):
+            raise refused[0]
+        raise UsageError(" ".join(sentences), refused[0].hint)
     if not tables and not held:
         raise UsageError(
             f"No two of the {len(entries)} runs are of one dataset and partition, and others are not averaged.",
             "Train another method with the same partition, or compare methods over settings:  --over settings",
         )
     if any(table.over == HELD_OUT for table in tables):
-        said.append(
+        sentences.append(
             "Runs that hold out a value each are one table, over these values. The runs of one value alone:  "
             "fedcache compare RUN RUN"
         )
     if len(groups) > 1:
-        said.insert(
+        sentences.insert(
             0,
             f"The runs are of {len(groups)} datasets or partitions, which are not averaged: a table for each with "
             "two or more runs (--over settings compares methods across them).",
         )
-    return Comparisons(tuple(tables), tuple(said), tuple(found.left_out))
+    return Comparisons(tuple(tables), tuple(sentences), tuple(found.left_out))
 
 
 def alone_lines(group: HeldOutGroup) -> list[str]:
@@ -223,7 +231,8 @@ def alone_lines(group: HeldOutGroup) -> list[str]:
         mean = mean_over_values(accuracy)
         of = "no mean"
         if mean is not None:
-            of = f"mean {percent(mean)} % over {len(accuracy)} held-out values"
+            count = len(accuracy)
+            of = f"mean {percent(mean)} % over {count} held-out values"
         lines.append(f"{group.title}: {name}, {of} ({each}).")
     return lines
 
@@ -249,7 +258,7 @@ def check(
 
 
 def is_called(entry: StoredRun, letters: str, path: Path) -> bool:
-    """Whether a run, or one of those that it joins, has a digest that begins so or lies at that path."""
+    """Whether a run, or one of the runs that were merged into it, has this digest prefix or this directory."""
     if isinstance(entry, MergedRun):
         members = entry.members
     else:
@@ -266,19 +275,21 @@ def _reference(against: str | Run, blocks: PairedBlocks) -> str:
         against = str(against.path)
     if against in blocks.names:
         return against
-    meant = [name for name, row in blocks.runs.items() if row[0].method == against]
-    if not meant and against:
+    # A method's name first, then directories and digests of runs.
+    matching = [name for name, row in blocks.runs.items() if row[0].method == against]
+    if not matching and against:
         path = Path(against).resolve()
-        meant = [
+        matching = [
             name
             for name, row in blocks.runs.items()
             if any(is_called(e, against, path) for e in row)
         ]
-    if not meant:
+    if not matching:
         raise unknown("--against", against, blocks.names)
-    if len(meant) > 1:
+    if len(matching) > 1:
+        listed = ", ".join(matching[:5])
         raise UsageError(
-            f"--against {against} fits {len(meant)} runs: {', '.join(meant[:5])}.",
+            f"--against {against} fits {len(matching)} runs: {listed}.",
             "Give one of these names, or the first letters of its digest (fedcache runs list).",
         )
-    return meant[0]
+    return matching[0]

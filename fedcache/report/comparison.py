@@ -57,11 +57,12 @@ from fedcache.runs.score import (
     tie_sentence,
     validation_value,
 )
+from fedcache.tables.words import counted
 
 USUAL_TEST = {"seeds": "ttest", "clients": "wilcoxon", "settings": "wilcoxon", HELD_OUT: "wilcoxon"}
 """Seeds are few, and Wilcoxon's p of five is never below 0.06; an accuracy is a mean over many test rows, so its
 differences over seeds are near normal. Differences over clients and settings are of unlike sizes, which ranks bear."""
-SCORE_WORDS = {f"{name.replace('-', '_')}": f"accuracy ({name}: {WORDS[name]})" for name in SCORES}
+SCORE_WORDS = {name.replace("-", "_"): f"accuracy ({name}: {WORDS[name]})" for name in SCORES}
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ class Comparison:
 
     @property
     def chosen_by(self) -> str:
-        """What stands out in words: chosen by validation accuracy, or highest, which is no choice."""
+        """The marked run in words: chosen by validation accuracy, or best by test accuracy, which is no choice."""
         if self.chosen is not None:
             return BY_VALIDATION
         if self.metric in ("accuracy", *SCORE_WORDS):
@@ -212,10 +213,11 @@ class Comparison:
 
     def __repr__(self) -> str:
         first = next((t for t in self.treatments if t.name == self.chosen), self.treatments[0])
-        what = f"{len(self.treatments)} treatments over {len(self.blocks)} {self.over}"
-        return (
-            f"Comparison({self.setting}: {what}, {self.chosen_by}: {first.name} {first.mean:.4f})"
-        )
+        blocks = len(self.blocks)
+        treatments = len(self.treatments)
+        what = f"{treatments} treatments over {blocks} {self.over}"
+        best = f"{first.name} {first.mean:.4f}"
+        return f"Comparison({self.setting}: {what}, {self.chosen_by}: {best})"
 
 
 def compared(
@@ -264,10 +266,10 @@ def compared(
     reference = against or picked or names[0]
     place = names.index(reference)
     if pairs == "all":
-        wanted = list(itertools.combinations(range(len(names)), 2))
+        pairs_to_test = list(itertools.combinations(range(len(names)), 2))
     else:
-        wanted = [(i, place) for i in range(len(names)) if i != place]
-    paired = [(i, j) for i, j in wanted if (known[i] & known[j]).any()]
+        pairs_to_test = [(i, place) for i in range(len(names)) if i != place]
+    paired = [(i, j) for i, j in pairs_to_test if (known[i] & known[j]).any()]
     made = _pairs_of(found.blocks, names, values, paired, test, over, level)
     if over == "seeds":
         made = _with_rows(made, found, metric, level)
@@ -289,15 +291,15 @@ def compared(
         chosen=picked,
     )
     notes = list(found.notes)
-    for i, j in wanted:
+    for i, j in pairs_to_test:
         if (i, j) not in paired:
-            notes.append(
-                f"{names[i]} and {names[j]} have no seed in common, so they are not compared."
-            )
+            one = names[i]
+            notes.append(f"{one} and {names[j]} have no seed in common, so they are not compared.")
     if picked is not None:
         falling = sorted(validation.values(), reverse=True)
         tie = tie_sentence(falling, picked, "runs", "a validation accuracy of ")
-        notes += [tie] if tie is not None else []
+        if tie is not None:
+            notes.append(tie)
     chose = against is None and pairs == "best" and picked is None
     return replace(done, notes=(*notes, *_notes(done, chose=chose)))
 
@@ -416,7 +418,7 @@ def _repeated(values: Floats, over: str) -> bool:
 
 
 def _notes(c: Comparison, *, chose: bool) -> list[str]:
-    """What these numbers cannot say."""
+    """Notes on the limits of these numbers: missing intervals, missing tests and biased choices."""
     count = len(c.blocks)
     alpha = 1.0 - c.level
     if count == 1:
@@ -434,14 +436,16 @@ def _notes(c: Comparison, *, chose: bool) -> list[str]:
             f"No test of ranks: each of the {c.over} would count the order of runs without a spread again."
         )
     if c.ranking is not None and c.ranking.blocks < count:
-        notes.append(f"Ranks are over the {c.ranking.blocks} {c.over} that all runs have.")
+        blocks = c.ranking.blocks
+        notes.append(f"Ranks are over the {blocks} {c.over} that all runs have.")
     tested = sum(p.p is not None for p in c.pairs)
     if c.too_few:
         times = ""
         if tested > 1:
             times = f", {tested} times that after Holm"
+        least = c.lowest / tested
         notes.append(
-            f"{count} {c.over} are too few for this test: Wilcoxon's p is never below {c.lowest / tested:.3g}{times}, "
+            f"{count} {c.over} are too few for this test: Wilcoxon's p is never below {least:.3g}{times}, "
             f"and it would have to be below {alpha:.2g}."
         )
     if chose and tested:
@@ -457,7 +461,7 @@ def _notes(c: Comparison, *, chose: bool) -> list[str]:
 
 
 def _one_block(c: Comparison) -> str:
-    """That one block has no interval and no test, and what would give both."""
+    """A note that one block gives no interval and no test, and what would give both."""
     more = {
         "seeds": "More seeds (--seeds 0-4) or --over clients give both.",
         "clients": "More clients or --over seeds give both.",
@@ -471,7 +475,8 @@ def _one_block(c: Comparison) -> str:
     untested = "no test"
     if any(p.rows for p in c.pairs):
         untested = f"no test over {c.over}"
-    return f"One {c.over[:-1]} only ({c.blocks[0]}): {lacks} and {untested}. {more}"
+    block = c.over.removesuffix("s")
+    return f"One {block} only ({c.blocks[0]}): {lacks} and {untested}. {more}"
 
 
 def _spreadless(c: Comparison) -> list[str]:
@@ -498,25 +503,23 @@ def _spreadless(c: Comparison) -> list[str]:
         notes.append(f"Without an interval, because its value {why}: {', '.join(without)}.")
     if by_rows:
         counts = ", ".join(dict.fromkeys(f"{rows:,}" for rows in by_rows.values()))
-        notes.append(
-            f"The value {why}, and the interval is over {counts} test rows: {', '.join(by_rows)}."
-        )
+        named = ", ".join(by_rows)
+        notes.append(f"The value {why}, and the interval is over {counts} test rows: {named}.")
     among = []
     others = []
     for pair in c.pairs:
         words = f"{pair.one} and {pair.other}"
+        both_same = {pair.one, pair.other} <= {*same}
         if len(pair.blocks) == 1:
-            notes.append(
-                f"{words} share one of the {c.over} ({pair.blocks[0]}): no test over {c.over}."
-            )
-        elif (
-            pair.p is None and c.over in ("seeds", "clients") and {pair.one, pair.other} <= {*same}
-        ):
+            block = pair.blocks[0]
+            notes.append(f"{words} share one of the {c.over} ({block}): no test over {c.over}.")
+        elif pair.p is None and c.over in ("seeds", "clients") and both_same:
             among.append(words)
         elif pair.p is None:
             others.append(words)
     if among:
-        notes.append(f"{'; '.join(among)} not tested: neither of the two varies over {c.over}.")
+        named = "; ".join(among)
+        notes.append(f"{named} not tested: neither of the two varies over {c.over}.")
     if others:
         notes.append(
             f"{'; '.join(others)} not tested: the differences are all equal, without a spread to test by."
@@ -589,10 +592,12 @@ def check_metric(metric: str, over: str) -> None:
     if metric not in _PER_RUN:
         raise unknown("score", metric, _PER_RUN)
     if metric not in METRICS[over]:
+        block = over.removesuffix("s")
+        known = ", ".join(METRICS[over])
         raise UsageError(
             f"The score {metric} cannot be compared over {over}: a result holds its mean over seeds, not its "
-            f"{over.removesuffix('s')}s' own values.",
-            f"--over settings takes it; over {over} there is {', '.join(METRICS[over])}.",
+            f"{block}s' own values.",
+            f"--over settings takes it; over {over} there is {known}.",
         )
 
 
@@ -656,14 +661,16 @@ def within(
         common = known.any(0)
         notes += merged_notes(kept)
     if not shared.any():
-        held = [
-            f"{name}: {_some(_names_at(blocks, row))}"
-            for name, row in zip(kept, known, strict=True)
-        ]
+        held = []
+        for name, row in zip(kept, known, strict=True):
+            blocks_of_run = _some(_names_at(blocks, row))
+            held.append(f"{name}: {blocks_of_run}")
         if len(held) > MOST_NAMED:
             held[MOST_NAMED:] = [".."]
+        block = over.removesuffix("s")
+        listed = "; ".join(held)
         raise UsageError(
-            f"{where}: the runs have no {over.removesuffix('s')} in common ({'; '.join(held)}).",
+            f"{where}: the runs have no {block} in common ({listed}).",
             "Train all of them with the same --seeds, or name runs that share some.",
         )
     return PairedBlocks(
@@ -713,7 +720,7 @@ def fixed_runs(runs: Mapping[str, StoredRun]) -> list[str]:
 
 
 def merged_notes(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
-    """Which rows are several runs of equal settings, and what of such a row is no exact mean over its seeds."""
+    """Notes on rows that merge several runs of equal settings, and on figures of them that are not exact means."""
     notes = []
     for name, row in runs.items():
         for run in row:
@@ -721,8 +728,9 @@ def merged_notes(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
                 continue
             seeds = compact(run.result["seeds"])
             which = _some([digest[:8] for digest in run.digests])
+            members = len(run.members)
             notes.append(
-                f"{name}: {len(run.members)} runs of equal settings with the seeds {seeds} ({which})."
+                f"{name}: {members} runs of equal settings with the seeds {seeds} ({which})."
             )
             if not run.exact:
                 notes.append(
@@ -783,19 +791,21 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
             label = label_of(entry, facts)
             before = taken.setdefault(label, {}).setdefault(where, entry)
             if before is not entry:
-                both = [
-                    f"{e.digest[:8]} (seeds {','.join(map(str, e.result['seeds']))})"
-                    for e in (before, entry)
-                ]
+                both = []
+                for one in (before, entry):
+                    seeds = ",".join(map(str, one.result["seeds"]))
+                    digest = one.digest[:8]
+                    both.append(f"{digest} (seeds {seeds})")
                 raise UsageError(
                     f"{label} is there twice on {where}: {' and '.join(both)}.",
                     "Name the runs that are meant:  fedcache compare RUN RUN ... --over settings",
                 )
     runs, blocks, lost = _without_holes(taken, wheres, metric)
     if len(runs) < 2 or len(blocks) < 2:
+        methods = counted(len(taken), "method")
+        settings = counted(len(wheres), "setting")
         raise UsageError(
-            f"Of {_count(len(taken), 'method')} in {_count(len(wheres), 'setting')}, no two have {metric} in the same "
-            "two settings.",
+            f"Of {methods} in {settings}, no two have {metric} in the same two settings.",
             "Train the same methods on another dataset or partition, or leave --over settings out.",
         )
     kept = [e for row in runs.values() for e in row]
@@ -811,7 +821,8 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
         )
     notes += _seeds_differ(runs)
     sets = len({e.setting[0] for e in kept})
-    where = f"{len(blocks)} settings of {_count(sets, 'dataset')}"
+    count = len(blocks)
+    where = f"{count} settings of {counted(sets, 'dataset')}"
     if sets < len(blocks):
         notes.append(f"{where} are not independent: p is too small.")
     return _one_value_each(where, runs, blocks, metric, notes)
@@ -841,7 +852,7 @@ def over_held_out(group: HeldOutGroup, metric: str) -> PairedBlocks:
 def _validation(
     runs: Mapping[str, Sequence[StoredRun]], metric: str, over: str
 ) -> tuple[float, ...] | None:
-    """What treatments are chosen by, where all of their runs have it: by the score by which they are compared."""
+    """Validation accuracy by which treatments are chosen, in the score of the comparison; None where a run lacks it."""
     score = metric.replace("_", "-")
     if score not in SCORES and over == "clients":
         score = "client-mean"
@@ -929,13 +940,16 @@ def _not_alike(runs: Mapping[str, Sequence[StoredRun]], metric: str) -> list[str
             rough.append(name)
     if len(kinds) > 1:
         usual = max(kinds, key=lambda kind: len(kinds[kind]))
-        parts = [
-            f"{_some(names)}: {_PROTOCOL.get(k, k)}" for k, names in kinds.items() if k != usual
-        ]
+        parts = []
+        for kind, names in kinds.items():
+            if kind != usual:
+                words = _PROTOCOL.get(kind, kind)
+                parts.append(f"{_some(names)}: {words}")
         head = "Not scored alike"
         if metric in ("client_mean", "pooled"):
             head = "Models of different kinds"
-        notes.append(f"{head}. {'; '.join(parts)}; all others: {_PROTOCOL.get(usual, usual)}.")
+        others = _PROTOCOL.get(usual, usual)
+        notes.append(f"{head}. {'; '.join(parts)}; all others: {others}.")
     notes += _drawn_apart({name: row[0].result["accuracy"] for name, row in runs.items()})
     unlike = unlike_tests(e.result for e in every)
     if unlike is not None:
@@ -946,12 +960,13 @@ def _not_alike(runs: Mapping[str, Sequence[StoredRun]], metric: str) -> list[str
 
 
 def _drawn_apart(accuracies: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """That runs were scored over different numbers of clients (``--eval-clients``), of the accuracy in each result."""
+    """A note where runs were scored over different numbers of clients (``--eval-clients``); [] where they were not."""
     kinds: dict[str, list[str]] = {}
     for name, accuracy in accuracies.items():
         kind = "all"
         if accuracy.get("eval_clients"):
-            kind = f"{accuracy['eval_clients'][0]['scored']:,} drawn"
+            scored = accuracy["eval_clients"][0]["scored"]
+            kind = f"{scored:,} drawn"
         kinds.setdefault(kind, []).append(name)
     if len(kinds) < 2:
         return []
@@ -967,12 +982,6 @@ def _seeds_differ(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
     counts = sorted({len(seeds) for seeds in held})
     spread = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
     return [f"Values are means over seeds that differ between runs ({spread} of them)."]
-
-
-def _count(number: int, what: str) -> str:
-    if number == 1:
-        return f"1 {what}"
-    return f"{number} {what}s"
 
 
 def _some(names: Sequence[str], between: str = ", ") -> str:
@@ -1074,7 +1083,7 @@ def _of_seed(ours: TestRows, theirs: TestRows, metric: str) -> Rows | None:
 
 
 def _joined(seeds: list[Rows]) -> tuple[Floats, Floats]:
-    """What each image adds, and its weight, means over seeds: an image that several seeds test is one image."""
+    """Contribution and weight of each test image, averaged over seeds; an image that several seeds test counts once."""
     if len(seeds) == 1:
         return seeds[0][1:]
     numbers, adds, weights = (np.concatenate(column) for column in zip(*seeds, strict=True))

@@ -72,7 +72,13 @@ def values(c: Comparison) -> Sheet:
     seeds = [""] * len(runs)
     if not same_blocks(c):
         seeds = [compact(t.blocks(c.blocks)) for t in runs]
-    over = ["rows" if t.test_rows is not None else c.over * (t.interval is not None) for t in runs]
+    # An interval over test rows stands beside intervals over seeds: then a column says which is which.
+    over = []
+    for t in runs:
+        kind = c.over * (t.interval is not None)
+        if t.test_rows is not None:
+            kind = "rows"
+        over.append(kind)
     if len(set(over) - {""}) < 2:
         over = [""] * len(runs)
     ranks = [""] * len(runs)
@@ -116,7 +122,7 @@ def _mean(t: Treatment) -> str:
     """Mean in percent, with its deviation where its values differ."""
     if t.std is None or constant(t.known):
         return _two(t.mean, 100)
-    return f"{_two(t.mean, 100)} ± {_two(t.std, 100)}"
+    return " ± ".join((_two(t.mean, 100), _two(t.std, 100)))
 
 
 def _reach(t: Treatment) -> tuple[float, float] | None:
@@ -130,13 +136,17 @@ def differences(c: Comparison) -> Sheet | None:
     """Pair, mean difference with interval, p; the same over test rows. None for one block without test rows."""
     if len(c.blocks) < 2 and not any(p.rows for p in c.pairs):
         return None
+    # With one reference, the other run of each pair is always the same and is named in the caption.
     first = ("pair", [f"{p.one} - {p.other}" for p in c.pairs])
     if _against_one(c):
         first = ("run", [p.one for p in c.pairs])
+    # Which seeds a pair shares is said only where it differs.
     over = [""] * len(c.pairs)
     if not same_blocks(c):
         over = [compact(p.blocks) for p in c.pairs]
     rows = [p.rows for p in c.pairs]
+    intervals = [_interval(None if r is None else r.interval) for r in rows]
+    corrected = [show_p(None if r is None else r.holm) for r in rows]
     return Sheet.of(
         [
             first,
@@ -145,8 +155,8 @@ def differences(c: Comparison) -> Sheet | None:
             (f"{_level(c)} interval", [_interval(p.interval) for p in c.pairs]),
             ("p", [show_p(p.p) for p in c.pairs]),
             ("p (Holm)", [show_p(p.holm) for p in c.pairs]),
-            (f"{_level(c)} over rows", [_interval(r.interval if r else None) for r in rows]),
-            ("p over rows (Holm)", [show_p(r.holm if r else None) for r in rows]),
+            (f"{_level(c)} over rows", intervals),
+            ("p over rows (Holm)", corrected),
         ]
     )
 
@@ -157,7 +167,7 @@ def _against_one(c: Comparison) -> bool:
 
 
 def sheets(c: Comparison) -> list[Sheet]:
-    """All that a document shows: ``values``, with ``differences`` beside them or, of all pairs, below."""
+    """All tables of a document: ``values``, with ``differences`` next to them or, for all pairs, below."""
     left = values(c)
     right = differences(c)
     if right is None:
@@ -171,36 +181,43 @@ def sheets(c: Comparison) -> list[Sheet]:
 
 
 def caption(c: Comparison) -> str:
-    """What the numbers are."""
+    """The caption: metric, blocks, kind of interval, tests and marks."""
     metric = SCORE_WORDS.get(c.metric, c.metric)
     what = f"{c.setting}: {metric} in %"
     bold = f"{_rows_words(c)}. Bold: {c.chosen_by}."
+    # One block: no mean, no interval over blocks and no test to explain.
     if len(c.blocks) == 1:
-        return f"{what}, {c.over.removesuffix('s')} {c.blocks[0]}{bold}"
+        block = c.blocks[0]
+        return f"{what}, {c.over.removesuffix('s')} {block}{bold}"
     over = f"over the {c.over} that each run has"
     shared = f", over the {c.over} that both have"
     if same_blocks(c):
-        over = f"over {len(c.blocks)} {c.over}"
+        count = len(c.blocks)
+        over = f"over {count} {c.over}"
         shared = ""
         if c.over == "seeds" and len(c.blocks) <= MOST_BLOCKS:
-            over += f" ({', '.join(c.blocks)})"
+            seeds = ", ".join(c.blocks)
+            over += f" ({seeds})"
     parts = [f"{what}, mean ± standard deviation {over}"]
     kinds = dict.fromkeys(interval_words(len(t.known)) for t in c.treatments if t.interval)
     if kinds:
-        parts.append(f"{_level(c)} {' or '.join(kinds)}")
+        named = " or ".join(kinds)
+        parts.append(f"{_level(c)} {named}")
     if _against_one(c):
         parts.append(f"differences from {c.reference}{shared}")
     tests = sum(p.p is not None for p in c.pairs)
     if tests:
-        parts.append(f"{TEST_NAMES[c.test]} paired over {c.over}, p corrected for {tests} (Holm)")
+        test = TEST_NAMES[c.test]
+        parts.append(f"{test} paired over {c.over}, p corrected for {tests} (Holm)")
     words = "; ".join(parts) + bold
     if c.alike:
-        words += f" {DAGGER}: not told from {c.reference} at {1 - c.level:.2g}."
+        alpha = 1 - c.level
+        words += f" {DAGGER}: not told from {c.reference} at {alpha:.2g}."
     return words
 
 
 def _rows_words(c: Comparison) -> str:
-    """Which tests stand in the columns over rows, and of how many."""
+    """The tests of the columns over rows, and the number of rows."""
     found = [p.rows for p in c.pairs if p.rows is not None]
     if not found:
         return ""
@@ -216,23 +233,30 @@ def ranking_words(c: Comparison) -> str | None:
     if c.ranking is None:
         return None
     names = [t.name for t in c.treatments]
-    apart = ", ".join(f"{{{', '.join(names[i] for i in group)}}}" for group in c.ranking.groups)
+    # Groups of runs between which Nemenyi's test finds no difference.
+    groups = []
+    for group in c.ranking.groups:
+        members = ", ".join(names[i] for i in group)
+        groups.append(f"{{{members}}}")
+    blocks = c.ranking.blocks
     if c.ranking.too_few:
-        result = f"{c.ranking.blocks} {c.over} are too few for it to tell any two apart"
+        result = f"{blocks} {c.over} are too few for it to tell any two apart"
     elif any(len(group) == len(names) for group in c.ranking.groups):
         result = "none is told from another"
-    elif apart:
-        result = f"not told apart: {apart}"
+    elif groups:
+        result = f"not told apart: {', '.join(groups)}"
     else:
         result = "all are told apart"
+    p = show_p(c.ranking.p)
+    alpha = 1 - c.level
     return (
-        f"Friedman's test: chi-squared {c.ranking.statistic:.2f}, p {show_p(c.ranking.p)}. Nemenyi: critical "
-        f"difference of mean ranks {c.ranking.cd:.2f} at {1 - c.level:.2g}; {result}."
+        f"Friedman's test: chi-squared {c.ranking.statistic:.2f}, p {p}. Nemenyi: critical difference of mean ranks "
+        f"{c.ranking.cd:.2f} at {alpha:.2g}; {result}."
     )
 
 
 def sentences(c: Comparison) -> list[str]:
-    """What must be read with the numbers."""
+    """Sentences to read with the numbers."""
     ranked = ranking_words(c)
     if ranked is None:
         return list(c.notes)
@@ -243,14 +267,15 @@ def markdown(c: Comparison) -> str:
     """Tables and sentences as GitHub Markdown."""
     lines = [f"### {_markdown(c.setting)}", ""]
     for sheet in sheets(c):
-        lines.append(f"| {' | '.join(_markdown(name) for name in sheet.columns)} |")
-        lines.append("|" + "|".join([" --- ", *[" ---: "] * (len(sheet.columns) - 1)]) + "|")
-        lines += [
-            f"| {' | '.join(row)} |"
-            for row in _marked(sheet, _markdown, _markdown, lambda s: f"**{s}**")
-        ]
+        head = " | ".join(_markdown(name) for name in sheet.columns)
+        # Numbers are set at the right.
+        sides = [" --- ", *[" ---: "] * (len(sheet.columns) - 1)]
+        lines += [f"| {head} |", "|" + "|".join(sides) + "|"]
+        for row in _marked(sheet, _markdown, _markdown, lambda s: f"**{s}**"):
+            cells = " | ".join(row)
+            lines.append(f"| {cells} |")
         lines.append("")
-    lines += [_markdown(caption(c)), "", *(f"- {_markdown(said)}" for said in sentences(c))]
+    lines += [_markdown(caption(c)), "", *(f"- {_markdown(sentence)}" for sentence in sentences(c))]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -259,7 +284,8 @@ def latex(c: Comparison) -> str:
     lines = [r"% needs \usepackage{booktabs}", *map(comment, sentences(c))]
     lines += [r"\begin{table}", r"\centering", rf"\caption{{{_latex(caption(c))}}}"]
     for sheet in sheets(c):
-        lines += [rf"\begin{{tabular}}{{l{'r' * (len(sheet.columns) - 1)}}}", r"\toprule"]
+        sides = "l" + "r" * (len(sheet.columns) - 1)
+        lines += [rf"\begin{{tabular}}{{{sides}}}", r"\toprule"]
         lines += [" & ".join(_latex(name) for name in sheet.columns) + r" \\", r"\midrule"]
         lines += [
             " & ".join(row) + r" \\"
@@ -284,7 +310,7 @@ def as_html(c: Comparison) -> str:
             "<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows
         )
         parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
-    parts += [f"<p>{_html(said)}</p>" for said in (caption(c), *sentences(c))]
+    parts += [f"<p>{_html(sentence)}</p>" for sentence in (caption(c), *sentences(c))]
     return "".join(parts)
 
 
@@ -305,7 +331,8 @@ def points(difference: float) -> str:
 def _interval(found: tuple[float, float] | None) -> str:
     if found is None:
         return ""
-    return f"{100 * found[0]:.2f} to {100 * found[1]:.2f}"
+    low, high = found
+    return f"{100 * low:.2f} to {100 * high:.2f}"
 
 
 def _level(c: Comparison) -> str:
@@ -376,6 +403,7 @@ def draw_ranks(c: Comparison, path: Path) -> None:
             without matplotlib.
     """
     count = len(c.treatments)
+    # Without a ranking there is nothing to draw: say what is missing.
     if c.ranking is None:
         lacks = f", and at most one run without a spread over {c.over}"
         kind = "other"
@@ -387,17 +415,20 @@ def draw_ranks(c: Comparison, path: Path) -> None:
             f"Leave --plot out, or name {kind} runs.",
         )
     _, levels = _bars(c.ranking)
+    # Names are written on both sides, half of them each, with the bars in between.
     lines = -(-count // 2) + STEP * levels
     longest = max(map(len, _rank_labels(c, LONGEST)))
     width = 3.2 + 2 * LETTER * longest + 0.12 * count
     alpha = 1.0 - c.level
-    says = f"{c.metric} over {c.ranking.blocks} {c.over}; Friedman p {show_p(c.ranking.p)}"
+    p = show_p(c.ranking.p)
+    description = f"{c.metric} over {c.ranking.blocks} {c.over}; Friedman p {p}"
     if c.ranking.p >= alpha:
-        says += f": no difference at {alpha:.2g}"
+        description += f": no difference at {alpha:.2g}"
+    title = plain(c.setting, 80)
 
     def fill(axes: Any) -> None:
         fill_ranks(axes, c)
-        axes.set_title(f"{plain(c.setting, 80)}\n{says}", parse_math=False, fontsize=8)
+        axes.set_title(f"{title}\n{description}", parse_math=False, fontsize=8)
 
     write_drawing(path, (width, LINE * (lines + 3.2) + 0.5), fill)
 
@@ -452,7 +483,11 @@ def _scale(axes: Any, count: int, cd: float, ink: str) -> None:
 
 
 def _rank_labels(c: Comparison, longest: int) -> list[str]:
-    return [f"{plain(t.name, longest)}  {t.rank:.2f}" for t in c.treatments]
+    labels = []
+    for t in c.treatments:
+        name = plain(t.name, longest)
+        labels.append(f"{name}  {t.rank:.2f}")
+    return labels
 
 
 def _bars(ranking: Ranking) -> tuple[list[tuple[float, float, int]], int]:

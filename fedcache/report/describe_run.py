@@ -37,7 +37,7 @@ NO_SETTING = {*PLACES, "method", "set", "backbones", "device"}
 
 @dataclass(frozen=True)
 class RunFilter:
-    """Which runs are listed; empty takes all. Methods and datasets may be patterns: ``fed*``."""
+    """Filter of the runs that are listed; empty fields take all. Methods and datasets may be patterns: ``fed*``."""
 
     methods: tuple[str, ...] = ()
     datasets: tuple[str, ...] = ()
@@ -72,14 +72,15 @@ class RunsListed:
     tags_lost: list[str] = field(default_factory=list)
 
 
-def listed(asked: Sequence[str], root: Path, wanted: RunFilter) -> RunsListed:
-    """The runs that were asked for, all of ``root`` when none was, as plain JSON values.
+def listed(names: Sequence[str], root: Path, condition: RunFilter) -> RunsListed:
+    """The named runs, or all of ``root`` if none is named, as plain JSON values.
 
     Raises UsageError for a name that is no run.
     """
-    found = every_run(asked, root)
+    found = every_run(names, root)
     pairs = [(one, entry_of(one)) for one in found]
-    kept = [(one, entry) for one, entry in pairs if wanted.takes(entry)]
+    kept = [(one, entry) for one, entry in pairs if condition.takes(entry)]
+    # Labels say only what differs between the finished runs; the method has a column of its own.
     finished = [(one, entry) for one, entry in kept if isinstance(one, StoredRun)]
     for label, (one, entry) in zip(labels([one for one, _ in finished]), finished, strict=True):
         entry["differs"] = (
@@ -88,12 +89,14 @@ def listed(asked: Sequence[str], root: Path, wanted: RunFilter) -> RunsListed:
     problems = [
         one for one, entry in kept if isinstance(one, LeftOut) and entry["state"] != RUNNING
     ]
+    # Tags that cannot be read are reported, and the runs are listed all the same.
     lost = []
     for run in found:
         try:
             tags_of(run.path)
         except FedcacheError as error:
             lost.append(f"{error.message} {error.hint}")
+    # Runs that hold out one value each are summarised by their mean, after seeds of equal settings are merged.
     joined = merge_seeds(Gathered([one for one, _ in finished])).entries
     return RunsListed([entry for _, entry in kept], problems, held_out_groups(joined), lost)
 
@@ -118,13 +121,16 @@ def entry_of(one: StoredRun | LeftOut) -> dict[str, Any]:
         "tags": _tags(one.path),
     }
     if isinstance(one, LeftOut):
-        asked = train_table(one.path)
-        backbones = list(asked.get("backbones", ()))
-        store = str(asked.get("store", ""))
+        # Of a run without a result only its configuration is known.
+        config = train_table(one.path)
+        backbones = list(config.get("backbones", ()))
+        dataset = config.get("dataset", "")
+        if config.get("store"):
+            dataset = Path(str(config["store"])).name.rpartition("-")[0]
         return {
             **common,
-            "method": asked.get("method", ""),
-            "dataset": Path(store).name.rpartition("-")[0] if store else asked.get("dataset", ""),
+            "method": config.get("method", ""),
+            "dataset": dataset,
             "backbones": backbones,
             **dict.fromkeys(("partition", "rounds", "accuracy", "model_bytes")),
             "seeds": [],
@@ -172,27 +178,27 @@ def set_apart(entry: StoredRun) -> list[dict[str, str]]:
     try:
         usual = usual_settings(method, preset)
         own = usual_run(method)
-    except FedcacheError:  # a method of somebody's own that is not here: nothing to compare with
+    except FedcacheError:  # a method of the user that is not here: nothing to compare with
         usual = {}
         own = {}
-    asked = train_table(entry.path)
+    config = train_table(entry.path)
     for item in fields(TrainConfig):
-        if item.name in asked and item.name not in NO_SETTING and item.name != "preset":
+        if item.name in config and item.name not in NO_SETTING and item.name != "preset":
             default = own.get(item.name, item.default)
-            made.append((item.name, asked[item.name], default))
+            made.append((item.name, config[item.name], default))
     made += [
         (f"set.{key}", value, usual.get(key, "?"))
         for key, value in entry.result["hyperparameters"].items()
     ]
     return [
-        {"setting": name, "value": _said(value), "default": _said(default)}
+        {"setting": name, "value": _shown(value), "default": _shown(default)}
         for name, value, default in made
-        if _said(value) != _said(default)
+        if _shown(value) != _shown(default)
     ]
 
 
 def figures_of(entry: StoredRun) -> dict[str, float | None]:
-    """What a run came to, by name: fractions, bytes of all clients, rounds and seeds, and seconds of training."""
+    """Figures of a run by name: fractions, bytes of all clients, rounds and seeds, and seconds of training."""
     r = entry.result
     exact = entry.result["traffic"]["exact"]
     scores = {name: score_of(r, name).mean for name in SCORES}
@@ -221,17 +227,19 @@ def _largest_error(result: Mapping[str, Any]) -> float | None:
 
 
 def settings_of(entry: StoredRun) -> dict[str, str]:
-    """Everything that was asked of a run, as words."""
+    """All settings of a run in words."""
     r = entry.result
-    asked = train_table(entry.path)
+    config = train_table(entry.path)
+    dataset = r["dataset"]
+    partition = setting_name(entry).partition(", ")[2]
+    digest = r["partition"]["digest"][:8]
+    # Digests tell datasets and partitions apart that have the same name.
     made = {
-        "dataset": f"{r['dataset']['slug']} {r['dataset']['digest'][:8]}",
+        "dataset": " ".join((dataset["slug"], dataset["digest"][:8])),
         "features": " ".join(r["arrays"]),
+        "partition": f"{partition} {digest}",
     }
-    made |= {
-        "partition": f"{setting_name(entry).partition(', ')[2]} {r['partition']['digest'][:8]}"
-    }
-    made |= {key: _said(value) for key, value in asked.items() if key not in NO_SETTING}
+    made |= {key: _shown(value) for key, value in config.items() if key not in NO_SETTING}
     return {
         **made,
         "seeds": " ".join(map(str, r["seeds"])),
@@ -240,10 +248,10 @@ def settings_of(entry: StoredRun) -> dict[str, str]:
     }
 
 
-def different(told: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """What is not the same in all of some mappings: name -> the value in each, None where one lacks it."""
-    names = dict.fromkeys(name for one in told for name in one)
-    found = {name: [one.get(name) for one in told] for name in names}
+def different(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Entries that differ between mappings: name -> the value in each mapping, None where it is missing."""
+    names = dict.fromkeys(name for one in runs for name in one)
+    found = {name: [one.get(name) for one in runs] for name in names}
     return {name: values for name, values in found.items() if any(v != values[0] for v in values)}
 
 
@@ -275,16 +283,16 @@ def _tags(folder: Path) -> list[str]:
         return []
 
 
-def _said(value: object) -> str:
+def _shown(value: object) -> str:
     """A value as it is written on the command line; numbers alike however they are written."""
     if value is None or value == "auto":
         return "auto"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
-        return ",".join(map(_said, value))
+        return ",".join(map(_shown, value))
     if isinstance(value, Mapping):
-        return " ".join(f"{k}={_said(v)}" for k, v in value.items())
+        return " ".join(f"{k}={_shown(v)}" for k, v in value.items())
     if isinstance(value, int | float):
         return f"{value:g}"
     return str(value)

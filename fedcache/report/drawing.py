@@ -79,7 +79,7 @@ class Plot:
     Attributes:
         ident: unique in the page; names the files that are downloaded.
         title: what it shows.
-        says: a sentence for those who do not see it, and what was left out.
+        description: a sentence for those who do not see it, and what was left out.
         columns: names of the data.
         rows: the data, as the CSV has them.
         fill: what draws it on its axes.
@@ -88,7 +88,7 @@ class Plot:
 
     ident: str
     title: str
-    says: str
+    description: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     fill: Draw
@@ -96,30 +96,30 @@ class Plot:
 
     @cached_property
     def svg(self) -> str:
-        """The drawing, made when it is first asked for."""
-        return draw(self.ident, self.fill, height=self.height, says=self.says)
+        """The drawing, made when it is first requested."""
+        return draw(self.ident, self.fill, height=self.height, description=self.description)
 
 
-def draw(ident: str, fill: Draw, *, height: float = HEIGHT, says: str = "") -> str:
+def draw(ident: str, fill: Draw, *, height: float = HEIGHT, description: str = "") -> str:
     """An SVG without size, scripts or fonts of its own.
 
     Args:
         ident: prefix of every id in it.
         fill: draws on the axes it is given; calls ``marks(artist, words)`` for what is to tell its words.
         height: inches.
-        says: the text alternative.
+        description: the text alternative.
     """
     import matplotlib
     from cycler import cycler
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    told: dict[str, tuple[list[str], str | Sequence[str]]] = {}
+    marked: dict[str, tuple[list[str], str | Sequence[str]]] = {}
 
     def marks(artist: Any, words: Sequence[str] = (), runs: str | Sequence[str] = "") -> None:
-        name = f"marks{len(told)}"
+        name = f"marks{len(marked)}"
         artist.set_gid(name)
-        told[name] = list(words), runs
+        marked[name] = list(words), runs
 
     style: Any = {
         "svg.fonttype": "none",
@@ -174,26 +174,29 @@ def draw(ident: str, fill: Draw, *, height: float = HEIGHT, says: str = "") -> s
             format="svg",
             metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
         )
-    return _themed(buffer.getvalue(), ident, told, says)
+    return _themed(buffer.getvalue(), ident, marked, description)
 
 
 def _themed(
-    raw: bytes, ident: str, told: dict[str, tuple[list[str], str | Sequence[str]]], says: str
+    raw: bytes,
+    ident: str,
+    marked: dict[str, tuple[list[str], str | Sequence[str]]],
+    description: str,
 ) -> str:
-    """What matplotlib wrote just now as a part of a page: own ids, names for colours, words behind marks."""
+    """An SVG of matplotlib as part of a page: unique ids, named colours, and a text behind each mark."""
     root = ElementTree.fromstring(raw)  # nosec B314
     for name in ("width", "height"):
         root.attrib.pop(name, None)
     root.set("role", "img")
-    root.set("aria-label", says)
+    root.set("aria-label", description)
     for parent in list(root.iter()):
         for child in list(parent):
             if child.tag.endswith("}metadata"):
                 parent.remove(child)
     for element in root.iter():
         name = element.get("id", "")
-        if name in told:
-            _tell(element, *told[name])
+        if name in marked:
+            _tell(element, *marked[name])
         for key, value in list(element.attrib.items()):
             if key == "id":
                 element.set(key, f"{ident}-{value}")
@@ -223,11 +226,11 @@ def _tell(group: ElementTree.Element, words: Sequence[str], runs: str | Sequence
     inside = {id(e) for defs in group.iter(f"{{{SVG}}}defs") for e in defs.iter()}
     marks = [e for e in group.iter(f"{{{SVG}}}use") if id(e) not in inside]
     marks = marks or [e for e in group.iter(f"{{{SVG}}}path") if id(e) not in inside]
-    for number, (mark, said) in enumerate(zip(marks, words, strict=False)):
+    for number, (mark, text) in enumerate(zip(marks, words, strict=False)):
         mark.set("class", "mark")
         if not isinstance(runs, str) and runs[number]:
             mark.set("data-run", runs[number])
-        ElementTree.SubElement(mark, f"{{{SVG}}}title").text = said
+        ElementTree.SubElement(mark, f"{{{SVG}}}title").text = text
 
 
 def shortened(names: Sequence[str], longest: int) -> list[str]:
@@ -245,16 +248,21 @@ def shortened(names: Sequence[str], longest: int) -> list[str]:
         made = [_middle(name, longest) for name in tried]
         if len(set(made)) == len(set(names)):
             return made
-    return [
-        f"{i + 1}: {_middle(name, longest - 2 - len(str(i + 1)))}" for i, name in enumerate(without)
-    ]
+    # Numbers make names different whose ends are alike.
+    numbered = []
+    for number, name in enumerate(without, 1):
+        prefix = f"{number}: "
+        numbered.append(prefix + _middle(name, longest - len(prefix)))
+    return numbered
 
 
 def settings_of(names: Sequence[str], longest: int) -> str:
-    """What the values are of which ``shortened`` leaves alone, in their order; "" where it leaves names."""
+    """Names of the settings whose values ``shortened`` keeps, in their order; "" where it keeps the names."""
     without = _without_shared(names)
-    told = {tuple(w.partition("=")[0] for w in name.split() if "=" in w) for name in without}
-    alike = len(told) == 1 and all("=" in w for name in without for w in name.split())
+    keys_of_names = {
+        tuple(w.partition("=")[0] for w in name.split() if "=" in w) for name in without
+    }
+    alike = len(keys_of_names) == 1 and all("=" in w for name in without for w in name.split())
     if not alike or len(names) < 2 or all(len(visible(n)) <= longest for n in names):
         return ""
     values = [" ".join(w.partition("=")[2] for w in name.split()) for name in without]
@@ -262,7 +270,7 @@ def settings_of(names: Sequence[str], longest: int) -> str:
         set(names)
     )
     if fit:
-        return ", ".join(told.pop())
+        return ", ".join(keys_of_names.pop())
     return ""
 
 
@@ -283,7 +291,8 @@ def _middle(name: str, longest: int) -> str:
     if len(text) <= longest:
         return text
     tail = (longest - 1) // 2
-    return f"{text[: longest - 1 - tail]}…{text[len(text) - tail :]}"
+    start = text[: longest - 1 - tail]
+    return start + "…" + text[len(text) - tail :]
 
 
 def short(name: object, longest: int = LONGEST) -> str:
@@ -315,6 +324,7 @@ def legend_below(
     handles, names = axes.get_legend_handles_labels()
     if not names:
         return
+    # Two columns fit only if all names are short.
     columns = 1
     if max(map(len, names)) <= 18:
         columns = 2
@@ -327,6 +337,7 @@ def legend_below(
     }
     style["title"] = style.get("title") or None
     legend = axes.figure.legend(handles, names, loc="outside lower left", alignment="left", **style)
+    # On a page, a name in the legend highlights the marks of its run.
     if marks is not None:
         for run, handle, text in zip(runs, legend.legend_handles, legend.get_texts(), strict=True):
             marks(handle, (), run)
@@ -353,9 +364,11 @@ def check_file(path: Path, option: str = "--plot") -> None:
     kind = path.suffix.lower().removeprefix(".")
     if kind not in FORMATS:
         near = closest(kind, FORMATS) or FORMATS[0]
+        ending = path.suffix or "(none)"
+        other = path.with_suffix("." + near)
         raise UsageError(
-            f"Cannot draw {path.name!r}: its ending is {path.suffix or '(none)'!r}, expected .png, .svg or .pdf.",
-            f"{option} {path.with_suffix('.' + near)}",
+            f"Cannot draw {path.name!r}: its ending is {ending!r}, expected .png, .svg or .pdf.",
+            f"{option} {other}",
         )
     if not path.parent.is_dir():
         raise UsageError(f"The directory {path.parent} does not exist.", f"mkdir -p {path.parent}")
@@ -426,6 +439,7 @@ def write_plot(path: Path, made: Plot, columns: int = 1) -> None:
     ink = "#1b1f24"
     muted = "#3c444d"
     line = "#d8dee4"
+    # Type 42 embeds the font, so that text in a PDF stays text; in an SVG letters become outlines.
     style = {
         "font.size": _POINTS,
         "legend.fontsize": _POINTS,
@@ -453,6 +467,7 @@ def write_plot(path: Path, made: Plot, columns: int = 1) -> None:
         "ytick.major.size": 2,
         "axes.formatter.use_mathtext": False,
     }
+    # A figure over two columns of a paper is a little flatter than one of the page.
     height = made.height * COLUMNS[1] / WIDTH * (1.0 if columns == 1 else 1.2)
 
     def draw_in_colours(axes: Any) -> None:
@@ -468,12 +483,15 @@ def _recolour(figure: Any) -> None:
 
     shown = {name: value.rpartition(", ")[2].rstrip(")") for name, value in NAMES.items()}
 
+    # Keep the opacity: only the colour changes.
+
     def light(colour: Any) -> Any:
         known = shown.get(to_hex(colour))
         if known is None:
             return colour
         return to_rgba(known, to_rgba(colour)[3])
 
+    # Boxes behind texts are not found by findobj.
     boxes = [
         box
         for t in figure.findobj()
@@ -487,6 +505,7 @@ def _recolour(figure: Any) -> None:
             colour = take()
             if isinstance(colour, str) and colour.lower() in ("none", "auto"):
                 continue
+            # A collection has one colour for each of its marks.
             rows = not isinstance(colour, str) and getattr(colour, "ndim", 1) == 2
             put([light(c) for c in colour] if rows else light(colour))
 
@@ -513,15 +532,3 @@ def bars(
         marks(bar, [sentence])
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
-
-
-def first_few(names: Sequence[str], most: int) -> str:
-    """The first names, and dots where there are more.
-
-    >>> first_few(["a", "b", "c"], 2)
-    'a, b, ...'
-    """
-    few = list(names[:most])
-    if len(names) > most:
-        few.append("...")
-    return ", ".join(few)

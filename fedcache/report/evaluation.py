@@ -28,9 +28,8 @@ from fedcache.report.drawing import (
     percent,
     short,
 )
-from fedcache.report.figures.runs import confusion_matrix
-from fedcache.report.galleries import Gallery, gallery, lost_of
-from fedcache.report.render import Column, HtmlCell, Section, render_page
+from fedcache.report.figure_runs import confusion_matrix
+from fedcache.report.render import Column, Gallery, HtmlCell, Section, gallery, lost_of, render_page
 from fedcache.store.outputs import write_output
 from fedcache.visible_text import sheet_cell
 
@@ -94,7 +93,7 @@ def write_evaluations(
         path: the file.
         found: what was measured.
         images: where images are, to show mistakes with them; None shows none.
-        observer: warned of images that are not at hand.
+        observer: warned of images that are not available.
     """
     check_out(path)
     kind = path.suffix.lower()
@@ -126,16 +125,19 @@ def _table(found: Sequence[RunEvaluation]) -> str:
     writer.writeheader()
     for e in found:
         for line in _lines(e):
-            writer.writerow(
-                {k: sheet_cell(v) if isinstance(v, str) else v for k, v in line.items()}
-            )
+            # A name that a spreadsheet would run as a formula is quoted.
+            cells = {k: sheet_cell(v) if isinstance(v, str) else v for k, v in line.items()}
+            writer.writerow(cells)
     return out.getvalue()
 
 
 def _lines(e: RunEvaluation) -> Iterator[dict[str, Any]]:
+    # Columns that a line does not have stay empty in the table.
     whose = {"run": e.run, "method": e.method, "model": e.model, "rows_of": e.rows}
     m = e.measures
-    best = e.measures.temperature
+    best = None
+    if m.temperature is not None:
+        best = m.temperature.value
     yield {
         **whose,
         "scope": "all",
@@ -143,7 +145,7 @@ def _lines(e: RunEvaluation) -> Iterator[dict[str, Any]]:
         "f1": m.macro_f1,
         "ece": m.ece,
         "nll": m.nll,
-        "best_temperature": None if best is None else best.value,
+        "best_temperature": best,
     }
     for name, d in m.by_domain.items():
         yield {**whose, "scope": "domain", "name": name, **_right(d)}
@@ -156,7 +158,9 @@ def _lines(e: RunEvaluation) -> Iterator[dict[str, Any]]:
             "f1": c.f1,
         }
         yield {**whose, "scope": "class", "name": c.name, **own}
-    for name, accuracy in () if e.clients is None else e.clients.clients.items():
+    if e.clients is None:
+        return
+    for name, accuracy in e.clients.clients.items():
         yield {**whose, "scope": "client", "name": name, "accuracy": accuracy}
 
 
@@ -179,16 +183,18 @@ def evaluation_page(
     """One self-contained HTML page. Raises MachineError without matplotlib; arguments as ``write_evaluations``."""
     sections = []
     observer = observer or Silent()
-    says = (
+    description = (
         f"ECE over {BINS} bins of confidence of equal width; intervals are Wilson's at 95 %. Of several clients' "
         "models figures are means over clients."
     )
+    # One section for each set of rows: figures on different rows do not compare.
     for number, rows in enumerate(dict.fromkeys(e.rows for e in found)):
         mine = [e for e in found if e.rows == rows]
         ident = f"e{number}"
         plots: list[Plot | None] = [reliability(f"{ident}-reliability", mine[:MOST_DRAWN])]
         galleries: list[Gallery] = []
         notes = [f"{e.label}: {sentence}" for e in mine for sentence in e.sentences()]
+        # Figures and images are of the first runs only; the table has all of them.
         for i, e in enumerate(mine[:MOST_DRAWN]):
             plots.append(accuracy_of_classes(f"{ident}-classes{i}", e))
             plots.append(confusion(f"{ident}-confusion{i}", e))
@@ -198,7 +204,8 @@ def evaluation_page(
             try:
                 own = gallery(place, e.label, e.mistakes, (rows, "all of them"), images)
             except FedcacheError as error:
-                notes.append(f"Mistakes of {e.label} are not shown: {error.message} {error.hint}")
+                reason = f"{error.message} {error.hint}"
+                notes.append(f"Mistakes of {e.label} are not shown: {reason}")
                 observer.warn(notes[-1])
                 continue
             galleries += own
@@ -208,7 +215,7 @@ def evaluation_page(
         drawn = [p for p in plots if p is not None]
         title = f"On {rows}"
         sections.append(
-            Section(ident, title, says, columns, cells, drawn, notes, [], [], galleries)
+            Section(ident, title, description, columns, cells, drawn, notes, [], [], galleries)
         )
     return render_page("Evaluation of models", sections, len(found))
 
@@ -219,10 +226,12 @@ def _cells(found: Sequence[RunEvaluation]) -> tuple[list[Column], list[list[Html
     columns = [*map(Column, texts), *(Column(n, True) for n in numbers), Column("95 % interval")]
     rows = []
     for e in found:
+        # Of several clients' models the spread over clients is shown, of one model the interval over rows.
         m = e.measures
         interval = "-"
         if e.clients is not None and e.clients.std is not None:
-            interval = f"std over clients {percent(e.clients.std)}"
+            spread = percent(e.clients.std)
+            interval = f"std over clients {spread}"
         elif m.all.interval is not None:
             interval = " to ".join(map(percent, m.all.interval))
         cells = [HtmlCell(w, w) for w in (e.method, e.short_run, e.model, e.trained_on)]
@@ -230,6 +239,7 @@ def _cells(found: Sequence[RunEvaluation]) -> tuple[list[Column], list[list[Html
         for fraction in (e.accuracy, m.macro_f1, m.ece):
             cells.append(_number(fraction, percent(fraction)))
         cells.append(_number(m.nll, f"{m.nll:.4f}"))
+        # The temperature that would fit best, and the loss with it.
         if m.temperature is None:
             cells += [_number(None, "-")] * 2
         else:
@@ -248,8 +258,13 @@ def _number(value: float | None, words: str) -> HtmlCell:
 
 def reliability(ident: str, found: Sequence[RunEvaluation]) -> Plot:
     """Accuracy over confidence, bin by bin: on the diagonal probabilities say how often they are right."""
-    says = f"Of {BINS} bins of confidence, the accuracy of their rows; below the diagonal a model is overconfident."
+    description = (
+        f"Of {BINS} bins of confidence, the accuracy of their rows; below the diagonal a model is "
+        "overconfident."
+    )
     rows: list[list[Cell]] = [[e.label, n, c, a] for e in found for n, c, a in e.measures.bins if n]
+
+    # On the dashed diagonal, a model is right as often as its confidence says.
 
     def fill(axes: Any, marks: Marks) -> None:
         axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle="--")
@@ -265,7 +280,7 @@ def reliability(ident: str, found: Sequence[RunEvaluation]) -> Plot:
         legend_below(axes)
 
     columns = ("run", "rows", "confidence", "accuracy")
-    return Plot(ident, "Reliability", says, columns, rows, fill, height=4.2)
+    return Plot(ident, "Reliability", description, columns, rows, fill, height=4.2)
 
 
 MOST_BARS = 24
@@ -273,14 +288,18 @@ MOST_BARS = 24
 
 def accuracy_of_classes(ident: str, e: RunEvaluation) -> Plot:
     """A bar for each class, or for those that are right least often."""
+    # The classes that are right least often come first.
     ordered: list[ClassMeasures] = sorted(e.measures.by_class, key=lambda c: c.recall or 0.0)
     shown = ordered[:MOST_BARS]
-    says = "Of the rows of each class, the percentage that is right"
+    description = "Of the rows of each class, the percentage that is right"
     if len(ordered) > MOST_BARS:
-        says += f"; the {MOST_BARS} lowest of {len(ordered)} classes"
+        description += f"; the {MOST_BARS} lowest of {len(ordered)} classes"
 
     def fill(axes: Any, marks: Marks) -> None:
-        words = [f"{c.name}: {c.right:,} of {c.rows:,} right, F1 {percent(c.f1)} %" for c in shown]
+        words = []
+        for c in shown:
+            f1 = percent(c.f1)
+            words.append(f"{c.name}: {c.right:,} of {c.rows:,} right, F1 {f1} %")
         shares = [100 * (c.recall or 0.0) for c in shown]
         bars(axes, marks, shares, words, [short(c.name, 18) for c in shown])
         axes.set(xlabel="% right", xlim=(0, 100))
@@ -288,7 +307,9 @@ def accuracy_of_classes(ident: str, e: RunEvaluation) -> Plot:
     rows: list[list[Cell]] = [[c.name, c.rows, c.right, c.predicted, c.f1] for c in ordered]
     columns = ("class", "rows", "right", "predicted", "F1")
     height = 1.4 + 0.17 * len(shown)
-    return Plot(ident, f"Classes of {e.label}", f"{says}.", columns, rows, fill, height=height)
+    return Plot(
+        ident, f"Classes of {e.label}", f"{description}.", columns, rows, fill, height=height
+    )
 
 
 def confusion(ident: str, e: RunEvaluation) -> Plot | None:

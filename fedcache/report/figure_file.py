@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import UsageError, unknown
+from fedcache.report import figure_data, figure_grids, figure_runs
 from fedcache.report.comparison import Comparison
 from fedcache.report.drawing import COLUMNS, Plot, check_file, write_plot
-from fedcache.report.figures import data, grids, runs
-from fedcache.report.figures.grids import importance_bars, parallel, swept_points
-from fedcache.report.figures.runs import confusion_difference
+from fedcache.report.figure_grids import importance_bars, parallel, swept_points
+from fedcache.report.figure_runs import confusion_difference
 from fedcache.report.find_runs import (
     RunQuery,
     StoredRun,
@@ -31,10 +31,10 @@ from fedcache.runs.score import check_score, score_for, score_of
 
 @dataclass(frozen=True)
 class FigureInput:
-    """What a figure can be drawn from: the runs of one setting in the order of a report."""
+    """Input of a figure: the runs of one setting in the order of a report."""
 
     title: str
-    named: runs.Named
+    named: figure_runs.Named
     score: str
     embed: str
 
@@ -55,8 +55,10 @@ class FigureInput:
 
     @property
     def source(self) -> RunStore:
-        """The store of the runs. Raises UsageError where it is not at hand, or must not be shown."""
-        found = PRIVATE if any(e.private for e in self.entries) else store_of_run(self.entries)
+        """The store of the runs. Raises UsageError if it is not available or must not be shown."""
+        found: RunStore | str = PRIVATE
+        if not any(e.private for e in self.entries):
+            found = store_of_run(self.entries)
         if isinstance(found, str):
             raise UsageError(
                 f"Partition and features cannot be drawn: {found}.", "fedcache figure curves"
@@ -65,7 +67,7 @@ class FigureInput:
 
     def swept(self) -> Any:
         """Points of the first method that has enough."""
-        found = (swept_points(e, self.score) for e in grids.by_method(self.entries).values())
+        found = (swept_points(e, self.score) for e in figure_grids.by_method(self.entries).values())
         return next((p for p in found if p is not None), None)
 
 
@@ -73,13 +75,13 @@ class FigureInput:
 class Kind:
     """A kind of figure: what it shows, what it takes, and what draws it."""
 
-    says: str
+    description: str
     takes: str
     made: Callable[[FigureInput], Plot | None]
 
 
 def _confusion(i: FigureInput) -> Plot | None:
-    return runs.confusion("figure", *i.named[0])
+    return figure_runs.confusion("figure", *i.named[0])
 
 
 def _confusion_difference(i: FigureInput) -> Plot | None:
@@ -96,35 +98,35 @@ def _confusion_difference(i: FigureInput) -> Plot | None:
 def _ranks(i: FigureInput) -> Plot | None:
     if (found := i.tests) is None:
         return None
-    return runs.ranks("figure", found)
+    return figure_runs.ranks("figure", found)
 
 
 def _differences(i: FigureInput) -> Plot | None:
     if (found := i.tests) is None:
         return None
-    return runs.differences("figure", found, i.keys)
+    return figure_runs.differences("figure", found, i.keys)
 
 
 KINDS = {
     "bytes": Kind(
         "accuracy against bytes sent",
         "two runs, one of which sends something",
-        lambda i: runs.against_bytes("figure", i.named, i.score),
+        lambda i: figure_runs.against_bytes("figure", i.named, i.score),
     ),
     "seconds": Kind(
         "accuracy against seconds of training",
         "two runs whose seconds were measured",
-        lambda i: runs.against_seconds("figure", i.named, i.score),
+        lambda i: figure_runs.against_seconds("figure", i.named, i.score),
     ),
     "curves": Kind(
         "accuracy per round with bands over seeds",
         "runs with --eval-every",
-        lambda i: runs.curves("figure", every_method_first(i.named)),
+        lambda i: figure_runs.curves("figure", every_method_first(i.named)),
     ),
     "clients": Kind(
         "accuracy of every client",
         "clients that are scored on rows of their own",
-        lambda i: runs.spread("figure", every_method_first(i.named)),
+        lambda i: figure_runs.spread("figure", every_method_first(i.named)),
     ),
     "differences": Kind(
         "paired differences from the first run", "two runs of three seeds or clients", _differences
@@ -137,7 +139,7 @@ KINDS = {
     "grid": Kind(
         "accuracy over one or two swept settings",
         "two points of a method",
-        lambda i: next(iter(grids.sweeps("figure", i.entries, i.score)), None),
+        lambda i: next(iter(figure_grids.sweeps("figure", i.entries, i.score)), None),
     ),
     "importance": Kind(
         "how much each setting of a grid mattered",
@@ -160,12 +162,12 @@ KINDS = {
     "partition": Kind(
         "who holds which classes",
         "training rows with labels",
-        lambda i: data.dots("figure", i.source),
+        lambda i: figure_data.dots("figure", i.source),
     ),
     "features": Kind(
         "test rows in two dimensions",
         "three test rows, and --embed other than none",
-        lambda i: data.plane("figure", i.source, i.source.keys[0], i.embed),
+        lambda i: figure_data.plane("figure", i.source, i.source.keys[0], i.embed),
     ),
 }
 ACROSS = "settings"
@@ -175,14 +177,14 @@ LISTED = (*KINDS, ACROSS)
 def kind_lines() -> list[str]:
     """Every kind with what it shows."""
     return [
-        *(f"{name}: {kind.says}" for name, kind in KINDS.items()),
+        *(f"{name}: {kind.description}" for name, kind in KINDS.items()),
         f"{ACROSS}: methods in several settings",
     ]
 
 
 def write_figure(
     kind: str,
-    asked: Sequence[RunQuery],
+    queries: Sequence[RunQuery],
     out: Path,
     root: Path,
     *,
@@ -194,7 +196,7 @@ def write_figure(
 
     Args:
         kind: of ``LISTED``.
-        asked: runs as ``gather`` takes them; [] for all under ``root``.
+        queries: runs as ``gather`` takes them; [] for all under ``root``.
         out: ends in .pdf, .svg or .png.
         root: where digests are looked up.
         columns: 1 or 2, as wide as so many columns of a paper.
@@ -206,25 +208,25 @@ def write_figure(
         StoreError where there is no finished run; MachineError without matplotlib.
     """
     if kind not in LISTED:
-        raise UsageError(
-            unknown("kind of figure", kind, LISTED).message, f"Kinds: {'; '.join(kind_lines())}."
-        )
+        kinds = "; ".join(kind_lines())
+        raise UsageError(unknown("kind of figure", kind, LISTED).message, f"Kinds: {kinds}.")
     if columns not in COLUMNS:
         raise UsageError(
             f"--columns {columns} is not 1 or 2.", "--columns 2 is as wide as a page's text"
         )
     check_file(out, "-o")
     check_score(score)
-    data.check_embedding(embed)
-    found = gather(asked, root)
+    figure_data.check_embedding(embed)
+    found = gather(queries, root)
     need_finished(found, root)
     settings = by_setting(merge_seeds(found).entries)
     titles = setting_names(settings)
     if kind == ACROSS:
         plot = _across(settings, titles, score)
     elif len(settings) > 1:
+        listed = "; ".join(titles[:4])
         raise UsageError(
-            f"The runs are of {len(settings)} settings, and a figure shows one: {'; '.join(titles[:4])}.",
+            f"The runs are of {len(settings)} settings, and a figure shows one: {listed}.",
             "Name the runs of one of them (fedcache runs list), or draw the kind `settings`.",
         )
     else:
@@ -236,8 +238,9 @@ def write_figure(
         takes = "two methods in two settings"
         if kind != ACROSS:
             takes = KINDS[kind].takes
+        runs = len(found.entries)
         raise UsageError(
-            f"The {len(found.entries)} runs have no figure {kind}: it takes {takes}.",
+            f"The {runs} runs have no figure {kind}: it takes {takes}.",
             "Other kinds: " + ", ".join(name for name in LISTED if name != kind),
         )
     write_plot(out, plot, columns)
@@ -253,4 +256,4 @@ def _across(
         used = score or score_for(e.result for e in entries)
         firsts = first_of_each([("", e) for e in ranked(list(entries), used)])
         points += [(e.method, title, score_of(e.result, used).mean) for _, e in firsts]
-    return grids.matrix("figure", points, titles)
+    return figure_grids.matrix("figure", points, titles)

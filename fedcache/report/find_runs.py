@@ -1,4 +1,4 @@
-"""Runs as reports and comparisons take them: found by what a user types, checked, and told apart by what differs."""
+"""Stored runs for reports and comparisons: found by the words of a user, checked, and labelled by their differences."""
 
 from __future__ import annotations
 
@@ -97,15 +97,18 @@ class StoredRun:
         """See the function ``facts``; pages ask for those of every run many times."""
         r = self.result
         made = {"method": self.method, "backbones": " + ".join(map(str, r["backbones"]))}
-        asked = train_table(self.path)
+        config = train_table(self.path)
         made |= {
-            k: value_words(asked[k])
+            k: value_words(config[k])
             for k, usual in USUAL.items()
-            if asked.get(k) not in (None, usual)
+            if config.get(k) not in (None, usual)
         }
         made |= {k: str(r[k]) for k in _IDENTITY if k in r}
+        # How often a run was scored is seen in its result: a run of one round is scored at its end only.
         scored = [one["round"] for one in r["accuracy"].get("per_round", ())]
-        made["eval_every"] = str(scored[0]) if len(scored) > 1 else "0"
+        made["eval_every"] = "0"
+        if len(scored) > 1:
+            made["eval_every"] = str(scored[0])
         made |= {f"set.{k}": value_words(v) for k, v in r["hyperparameters"].items()}
         made |= {
             f"trust.{k}": value_words(v)
@@ -121,7 +124,7 @@ class StoredRun:
 
     @property
     def key(self) -> str:
-        """What its marks are named by in a page."""
+        """The key of the run's marks in a page."""
         return self.digest[:10]
 
     @property
@@ -153,7 +156,7 @@ class StoredRun:
 
     @property
     def setting(self) -> tuple[str, str, bool]:
-        """What must be equal for runs to be compared: digests of dataset and partition, and ``claimed``.
+        """The setting, equal for runs that can be compared: digests of dataset and partition, and ``claimed``.
 
         Where every seed draws a partition of its own, the digest is that of the scheme and its arguments: runs of more
         and of fewer seeds are of one setting.
@@ -182,7 +185,7 @@ class StoredRun:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A run that was asked for and cannot be shown: where, why, and the command that mends it."""
+    """A named run that cannot be shown: its path, the reason, and the command that helps."""
 
     path: Path
     why: str
@@ -192,7 +195,8 @@ class LeftOut:
     @property
     def sentence(self) -> str:
         """The run's name, and why it is left out."""
-        return f"{self.path.name} {self.why.strip('/ ').rstrip('.')}."
+        reason = self.why.strip("/ ").rstrip(".")
+        return f"{self.path.name} {reason}."
 
 
 @dataclass(frozen=True)
@@ -215,24 +219,24 @@ def measured_alone(found: Gathered) -> Gathered:
     )
 
 
-def gather(asked: Sequence[RunQuery], root: Path) -> Gathered:
-    """The runs that were asked for; all of ``root`` when none was.
+def gather(queries: Sequence[RunQuery], root: Path) -> Gathered:
+    """The runs of the queries, or all of ``root`` if there is none.
 
     Args:
-        asked: directories of a run or of many, first letters of a digest, ``Run``, ``Grid`` or ``Point`` objects.
+        queries: directories of a run or of many, first letters of a digest, ``Run``, ``Grid`` or ``Point`` objects.
         root: where digests are looked up.
 
     Raises:
         UsageError for a name that is no run; StoreError for a selection (``dataset:NAME``) without a run.
     """
     found: dict[Path, StoredRun | LeftOut] = {}
-    for path in _paths(asked, root):
+    for path in _paths(queries, root):
         if path.resolve() not in found:
             found[path.resolve()] = open_run(path)
     entries = [e for e in found.values() if isinstance(e, StoredRun)]
     left_out = [e for e in found.values() if isinstance(e, LeftOut)]
     # nobody named a run
-    if all(isinstance(one, str) and selector(one) is not None for one in asked):
+    if all(isinstance(one, str) and selector(one) is not None for one in queries):
         entries, old = _newest(entries)
         left_out += old
     return Gathered(entries, left_out)
@@ -263,7 +267,7 @@ def need_finished(found: Gathered, root: Path) -> None:
 
 
 def _newest(entries: Sequence[StoredRun]) -> tuple[list[StoredRun], list[LeftOut]]:
-    """Of runs that differ in the code alone, those of the code that ran last; the others by name.
+    """Runs that differ only in the code version: the newest is kept, and the others are reported.
 
     A run by older code stays where it has a seed that the code that ran last has not.
     """
@@ -289,21 +293,21 @@ def _newest(entries: Sequence[StoredRun]) -> tuple[list[StoredRun], list[LeftOut
     ]
 
 
-def every_run(asked: Sequence[str], root: Path) -> list[StoredRun | LeftOut]:
-    """The runs that were asked for, all of ``root`` when none was, oldest first: finished, unfinished and damaged ones,
-    of this and of older code.
+def every_run(queries: Sequence[str], root: Path) -> list[StoredRun | LeftOut]:
+    """The named runs, or all of ``root`` if none is named, oldest first: finished, unfinished, damaged, and of older
+    code.
 
     Raises UsageError for a name that is no run; StoreError for a selection (``dataset:NAME``) without a run.
     """
-    if asked:
-        paths = [p for name in asked for p in _named(name, root, LISTED)]
+    if queries:
+        paths = [p for name in queries for p in _named(name, root, LISTED)]
     else:
         paths = _inside(root)
     return [open_run(path) for path in {p.resolve(): p for p in paths}.values()]
 
 
 def names_in(root: Path) -> list[str]:
-    """What names runs of a directory: those of their own directories, and ``tag:NAME`` of each tag."""
+    """Names of the runs of a directory: their directories, and ``tag:NAME`` of each tag."""
     found = _inside(root)
     return [
         *(p.name for p in found),
@@ -325,25 +329,26 @@ def find_one(name: str, root: Path) -> Path:
 
 
 def several(runs: object) -> list[RunQuery]:
-    """What a call was given, one by one; [] for None, which means all.
+    """The argument of a call as a list of queries; [] for None, which means all runs.
 
     Raises UsageError for an empty list, which means none.
     """
     if runs is None:
         return []
-    one = isinstance(runs, str | Path) or not isinstance(runs, Iterable)
-    asked: list[Any] = [runs] if one else list(runs)  # type: ignore[call-overload]
-    if not asked:
+    given: list[Any] = [runs]
+    if not isinstance(runs, str | Path) and isinstance(runs, Iterable):
+        given = list(runs)
+    if not given:
         raise UsageError(
             "There is no run in what was given.", "None takes all runs of FEDCACHE_HOME."
         )
-    return asked
+    return given
 
 
-def _paths(asked: Sequence[RunQuery], root: Path) -> Iterable[Path]:
-    if not asked:
+def _paths(queries: Sequence[RunQuery], root: Path) -> Iterable[Path]:
+    if not queries:
         yield from _inside(root)
-    for one in asked:
+    for one in queries:
         if isinstance(one, str | Path):
             yield from _named(one, root)
         elif (
@@ -371,9 +376,9 @@ def _named(
         tag = str(name).removeprefix(OF_TAG)
         if found := [p for p in _inside(root) if tag in tags_of(p)]:
             return found
-        known = sorted({tag for p in _inside(root) for tag in tags_of(p)})
+        known = ", ".join(sorted({tag for p in _inside(root) for tag in tags_of(p)}))
         raise StoreError(
-            f"No run under {root} has the tag {tag!r}; there are {', '.join(known) or 'no tags'}.",
+            f"No run under {root} has the tag {tag!r}; there are {known or 'no tags'}.",
             f"fedcache runs tag {shell_word(check_tag(tag))} RUN   gives it",
         )
     if (takes := selector(str(name))) is not None:
@@ -390,21 +395,22 @@ def _named(
         return _inside(path)
     if path.name in ("result.json", "config.toml") and path.exists():
         return [path.parent]
-    if str(name):
-        matches = [p for p in _inside(root) if p.name.startswith(str(name))]
-    else:
-        matches = []
+    matches = [p for p in _inside(root) if p.name.startswith(str(name))]
     if len(matches) == 1:
         return matches
     if matches:
         shown = ", ".join(p.name for p in matches[:5])
-        raise UsageError(f"{str(name)!r} fits {len(matches)} runs: {shown}.", "Give more letters.")
+        letters = str(name)
+        raise UsageError(f"{letters!r} fits {len(matches)} runs: {shown}.", "Give more letters.")
+    # A method, dataset or partition of that name takes a prefix.
     kinds = [
         kind for kind in OF if any(str(name) in OF[kind](result) for _, result in _results(root))
     ]
+    if kinds:
+        hint = f"{kinds[0]}:{name}   names the runs of that {kinds[0]}"
     raise UsageError(
         f"There is no run {str(name)!r}: no directory of that name, and none under {root} begins so.",
-        f"{kinds[0]}:{name}   names the runs of that {kinds[0]}" if kinds else hint,
+        hint,
     )
 
 
@@ -439,7 +445,7 @@ def _begun(path: Path) -> float:
 
 
 def open_run(path: Path) -> StoredRun | LeftOut:
-    """What lies in the directory of a run."""
+    """The run of a directory, or why it cannot be shown."""
     if not (path / "result.json").exists():
         config = path / "config.toml"
         if not config.exists():
@@ -456,7 +462,8 @@ def open_run(path: Path) -> StoredRun | LeftOut:
             )
         why = "is not finished"
         if pruned is not None:
-            why += f": a search stopped it after round {pruned['round']} of {pruned['rounds']}"
+            rounds = pruned["rounds"]
+            why += f": a search stopped it after round {pruned['round']} of {rounds}"
         if config_changed(path):
             why += "; its config.toml is not what was written when it began"
         return LeftOut(
@@ -475,7 +482,7 @@ def open_run(path: Path) -> StoredRun | LeftOut:
 
 
 def facts(entry: StoredRun) -> dict[str, str]:
-    """What a run was asked to do, as words: method, backbones, partition, every hyperparameter. Not to be changed."""
+    """Settings of a run in words: method, backbones, partition, every hyperparameter. Callers must not change it."""
     return entry.facts
 
 
@@ -494,10 +501,11 @@ def partition_name(result: Mapping[str, Any]) -> str:
     """The name of a saved partition, or the one that its scheme and arguments would give it."""
     part = result["partition"]
     scheme = SCHEMES.get(part["scheme"])
-    return str(
-        part["name"]
-        or (scheme.default_name(part["args"], part["seed"]) if scheme else part["scheme"])
-    )
+    if part["name"]:
+        return str(part["name"])
+    if scheme is None:
+        return str(part["scheme"])
+    return scheme.default_name(part["args"], part["seed"])
 
 
 def name_without_hold_out(result: Mapping[str, Any]) -> str:
@@ -511,7 +519,8 @@ def partition_words(result: Mapping[str, Any]) -> str:
     """A partition as labels show it: its name, and ``hold_out=VALUE`` where the run holds out values of a column."""
     held = values_held_out(result)
     if held:
-        return f"{name_without_hold_out(result)}, hold_out={','.join(held)}"
+        values = ",".join(held)
+        return f"{name_without_hold_out(result)}, hold_out={values}"
     return partition_name(result)
 
 
@@ -546,21 +555,26 @@ def by_setting(entries: Sequence[StoredRun]) -> list[list[StoredRun]]:
 
 def setting_name(entry: StoredRun) -> str:
     """Dataset and partition of an entry in words."""
-    drawn = ""
+    words = ", ".join((entry.result["dataset"]["slug"], partition_words(entry.result)))
     if len(set(entry.result["partition"]["digests"])) > 1:
-        drawn = ", redrawn for every seed"
-    name = partition_words(entry.result)
-    return f"{entry.result['dataset']['slug']}, {name}{drawn}{AS_CLAIMED if entry.claimed else ''}"
+        words += ", redrawn for every seed"
+    if entry.claimed:
+        words += AS_CLAIMED
+    return words
 
 
 def setting_names(groups: Sequence[Sequence[StoredRun]]) -> list[str]:
-    """A name for each setting; equal words of different content are told apart by digests."""
+    """A name for each setting; settings of equal names get their digests."""
     words = [setting_name(g[0]) for g in groups]
     twice = {w for w, count in Counter(words).items() if count > 1}
-    return [
-        f"{w} (dataset {g[0].setting[0][:8]}, partition {g[0].setting[1][:8]})" if w in twice else w
-        for w, g in zip(words, groups, strict=True)
-    ]
+    names = []
+    for w, group in zip(words, groups, strict=True):
+        if w in twice:
+            dataset, partition, *_ = map(str, group[0].setting)
+            digests = f"dataset {dataset[:8]}, "
+            w = f"{w} ({digests}partition {partition[:8]})"
+        names.append(w)
+    return names
 
 
 def differing(entries: Sequence[StoredRun]) -> list[str]:
@@ -568,17 +582,17 @@ def differing(entries: Sequence[StoredRun]) -> list[str]:
 
     Where a run says nothing of who takes part, that is as usual.
     """
-    told = [facts(e) for e in entries]
-    names = list(dict.fromkeys(name for f in told for name in f))
-    varied = [n for n in names if len({f.get(n) for f in told if n in f or n in USUAL}) > 1]
+    known = [facts(e) for e in entries]
+    names = list(dict.fromkeys(name for f in known for name in f))
+    varied = [n for n in names if len({f.get(n) for f in known if n in f or n in USUAL}) > 1]
     # A hyperparameter whose values differ only between methods says nothing that the method's name does not.
-    free = [n for n in varied if n in _ALWAYS or n in USUAL or _varies_within(n, told)]
+    free = [n for n in varied if n in _ALWAYS or n in USUAL or _varies_within(n, known)]
     return sorted(free, key=lambda n: (n not in _ALWAYS, n not in USUAL, names.index(n)))
 
 
-def _varies_within(name: str, told: Sequence[Mapping[str, str]]) -> bool:
+def _varies_within(name: str, known: Sequence[Mapping[str, str]]) -> bool:
     seen: dict[str, set[str]] = {}
-    for f in told:
+    for f in known:
         if name in f:
             seen.setdefault(f["method"], set()).add(f[name])
     return any(len(values) > 1 for values in seen.values())
@@ -586,13 +600,19 @@ def _varies_within(name: str, told: Sequence[Mapping[str, str]]) -> bool:
 
 def label_of(entry: StoredRun, names: Sequence[str]) -> str:
     """The method and the facts of these names, in words."""
-    told = facts(entry)
-    rest = [
-        told[n] if n in _ALWAYS else f"{n.removeprefix('set.')}={told[n]}"
-        for n in names
-        if n in told
-    ]
-    return " ".join(rest if "method" in names else [told["method"], *rest])
+    known = facts(entry)
+    words = []
+    if "method" not in names:
+        words.append(known["method"])
+    for name in names:
+        if name not in known:
+            continue
+        word = known[name]
+        if name not in _ALWAYS:
+            short = name.removeprefix("set.")
+            word = f"{short}={word}"
+        words.append(word)
+    return " ".join(words)
 
 
 def labels(entries: Sequence[StoredRun]) -> list[str]:
@@ -609,6 +629,7 @@ def labels(entries: Sequence[StoredRun]) -> list[str]:
 
 
 def _within(entries: Sequence[StoredRun]) -> list[str]:
+    """Labels of runs of one setting: facts are added while they tell more runs apart, and last the digest."""
     used: list[str] = []
     made = [label_of(e, used) for e in entries]
     for name in differing(entries):
@@ -617,6 +638,10 @@ def _within(entries: Sequence[StoredRun]) -> list[str]:
             used = [*used, name]
             made = tried
     counts = Counter(made)
-    return [
-        f"{m} ({e.digest[:8]})" if counts[m] > 1 else m for m, e in zip(made, entries, strict=True)
-    ]
+    unique = []
+    for label, entry in zip(made, entries, strict=True):
+        if counts[label] > 1:
+            digest = entry.digest[:8]
+            label = f"{label} ({digest})"
+        unique.append(label)
+    return unique

@@ -32,9 +32,8 @@ from fedcache.models.export.program import (
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import ExportOptions, ModelOptions, SavedModel
 from fedcache.progress import Observer
-from fedcache.report.drawing import first_few
+from fedcache.report.methods import Sizes
 from fedcache.report.methods.facts import leaving, rows_in_models
-from fedcache.report.methods.sizes import Sizes
 from fedcache.runs.directory import read_result
 from fedcache.runs.predict_run import (
     check_saved,
@@ -46,6 +45,7 @@ from fedcache.runs.predict_run import (
 from fedcache.runs.privacy_ledger import describe_trust
 from fedcache.runs.result_files import ClientColumns, client_columns
 from fedcache.runs.score import values_held_out
+from fedcache.tables.words import some_names
 
 LEVEL = 0.95
 SHOWN = 20
@@ -58,13 +58,14 @@ def model_card(
     home: Home,
     clients: ClientColumns | None = None,
 ) -> str:
-    """Markdown; ``result`` and ``clients`` are the run's, None for a model file whose run is not at hand."""
+    """The card as Markdown; ``result`` and ``clients`` are the run's, or None for a model file without its run."""
     saved = predictor.members[0]
     facts = saved.facts
     client = predictor.client
     whose = "the one for all clients"
     if client is not None:
         whose = f"that of client {client} alone"
+    # Accuracy and privacy are figures of the run, which a model file alone does not have.
     unknown_run = ["Not known: the run is not at hand."]
     accuracy = unknown_run
     privacy = unknown_run
@@ -82,20 +83,27 @@ def model_card(
         "What left the clients": left_lines(saved, result),
         "Privacy spent": privacy,
     }
+    # A client's own model may reveal something about that client's rows.
     personal = predictor.deployed[0].personal
     if client is not None and personal:
-        own = ", ".join(f"{k} [{', '.join(map(str, t.shape))}]" for k, t in personal.items())
+        tensors = []
+        for name, tensor in personal.items():
+            shape = ", ".join(map(str, tensor.shape))
+            tensors.append(f"{name} [{shape}]")
+        own = ", ".join(tensors)
         parts["What it tells of a client"] = [
             f"It holds tensors of {client} alone ({own}), made of that client's rows. Give it to nobody who "
             "may not know them.",
             *_held_rows(predictor),
         ]
+    run = facts.run[:16]
+    listed = some_names(facts.classes, SHOWN)
     lines = [
         "# Model card",
         "",
-        f"Method {facts.method}, {whose}; seed {facts.seed} of run {facts.run[:16]}, {facts.rounds} rounds over "
+        f"Method {facts.method}, {whose}; seed {facts.seed} of run {run}, {facts.rounds} rounds over "
         f"{facts.clients:,} clients.",
-        f"{len(facts.classes):,} classes: {first_few(facts.classes, SHOWN)}.",
+        f"{len(facts.classes):,} classes: {listed}.",
     ]
     for title, sentences in parts.items():
         lines += ["", f"## {title}", "", *sentences]
@@ -127,8 +135,9 @@ def _held_rows(predictor: Predictor) -> list[str]:
     verb = "hold"
     if len(held) == 1:
         verb = "holds"
+    names = " and ".join(held)
     return [
-        f"{' and '.join(held)} {verb} every training row of {predictor.client} one by one: "
+        f"{names} {verb} every training row of {predictor.client} one by one: "
         "features and class of each, not a sum over them. Whoever has this file has that client's features."
     ]
 
@@ -139,6 +148,7 @@ def _data(saved: SavedModel, result: Mapping[str, Any] | None) -> list[str]:
     data = result["dataset"]
     part = result["partition"]
     lines = []
+    # What was held out is the first thing to know about the test set.
     held = values_held_out(result)
     if held:
         column = part["args"].get("by") or "domain"
@@ -147,11 +157,14 @@ def _data(saved: SavedModel, result: Mapping[str, Any] | None) -> list[str]:
         )
     holds = data.get("holds", IMAGES)
     args = ", ".join(f"{k} {_words(v)}" for k, v in part["args"].items() if v is not None)
+    rows = data["ok"]
+    clients = part["clients"]
+    dropped = part["dropped"]
     return [
         *lines,
-        f"Dataset {data['slug']}, digest {data['digest']}, {data['ok']:,} {holds}.",
-        f"Partition {part['scheme']} ({args}), seed {part['seed']}: {part['clients']:,} clients, "
-        f"{part['dropped']:,} rows left out; digest {part['digest']}.",
+        f"Dataset {data['slug']}, digest {data['digest']}, {rows:,} {holds}.",
+        f"Partition {part['scheme']} ({args}), seed {part['seed']}: {clients:,} clients, {dropped:,} rows left out; "
+        f"digest {part['digest']}.",
     ]
 
 
@@ -166,7 +179,7 @@ def _backbones(saved: SavedModel, home: Home) -> list[str]:
     """Each recipe on a line, with the licence of its weights."""
     lines = []
     for key, facts in zip(saved.facts.keys, saved.facts.recipes, strict=False):
-        if "size" not in facts:  # embeddings of somebody's own
+        if "size" not in facts:  # embeddings of the user
             name = facts.get("backbone", key)
             lines.append(f"Embeddings {name}, made elsewhere; licence of the weights: not known.")
             continue
@@ -180,9 +193,11 @@ def _backbones(saved: SavedModel, home: Home) -> list[str]:
             side = f"{recipe.size} px {recipe.resize}, {recipe.interpolation}"
         elif recipe.size:
             side = f"{recipe.size} tokens of a text"
+        weights = recipe.weights or "not known"
+        digest = recipe.digest[:16]
         lines.append(
-            f"Backbone {recipe.backbone}, weights {recipe.weights or 'not known'}, {side}, recipe "
-            f"{recipe.digest[:16]}; licence of the weights: {licence or 'not known'}."
+            f"Backbone {recipe.backbone}, weights {weights}, {side}, recipe {digest}; licence of the weights: "
+            f"{licence or 'not known'}."
         )
     return lines
 
@@ -198,6 +213,7 @@ def accuracy_lines(
         "everywhere": "each client's model on all test rows",
     }[result["protocol"]]
     lines = []
+    # The number of test rows is known for one model only; the accuracy must be a whole number of them.
     rows = test_rows(result)
     for seed, value in zip(result["seeds"], a["per_seed"], strict=True):
         if value is None:
@@ -206,12 +222,16 @@ def accuracy_lines(
         if rows is not None and abs(value * rows - round(value * rows)) <= 1e-6:
             right = scipy.stats.binomtest(round(value * rows), rows)
             ci = right.proportion_ci(LEVEL, method="wilson")
-            line += f" ({rows:,}); 95 % Wilson interval {100 * ci.low:.2f} to {100 * ci.high:.2f} %"
+            low = 100 * ci.low
+            high = 100 * ci.high
+            line += f" ({rows:,}); 95 % Wilson interval {low:.2f} to {high:.2f} %"
         lines.append(f"{line}.")
     if len(a["per_seed"]) > 1 and a["mean"] is not None:
         deviation = 100 * (a["std"] or 0.0)
+        mean = 100 * a["mean"]
+        seeds = len(a["per_seed"])
         lines.append(
-            f"Mean of {len(a['per_seed'])} seeds: {100 * a['mean']:.2f} %, standard deviation {deviation:.2f} points."
+            f"Mean of {seeds} seeds: {mean:.2f} %, standard deviation {deviation:.2f} points."
         )
     if client is not None and clients is not None:
         own = clients.accuracy_of(client)
@@ -233,14 +253,16 @@ def test_rows(result: Mapping[str, Any]) -> int | None:
 
 
 def left_lines(saved: SavedModel, result: Mapping[str, Any] | None) -> list[str]:
-    """What a client sent, in numbers and in kind."""
+    """Traffic of a client, in numbers and by kind of tensor."""
     lines = []
     if result is not None:
         exact = result["traffic"]["exact"]
         each = exact["per_client_round"]
+        up = exact["up_bytes"]
+        down = exact["down_bytes"]
         lines.append(
             f"A client sent {each['up']:,.0f} scalars a round and received {each['down']:,.0f}; all together "
-            f"{exact['up_bytes']:,} bytes up and {exact['down_bytes']:,} down over the run."
+            f"{up:,} bytes up and {down:,} down over the run."
         )
     facts = saved.facts
     method = METHODS.get(facts.method)
@@ -249,6 +271,7 @@ def left_lines(saved: SavedModel, result: Mapping[str, Any] | None) -> list[str]
             f"{facts.method} is a method of somebody's own; see its code for what it sends."
         )
         return lines
+    # The shapes of uploads depend on the widths of the model.
     sizes = None
     if facts.image is None:
         sizes = Sizes(facts.width, facts.width, len(facts.classes))
@@ -267,7 +290,7 @@ def _privacy(result: Mapping[str, Any]) -> list[str]:
 
 
 def run_result(place: Path) -> Path | None:
-    """The result beside a model, None for a file whose run is not at hand."""
+    """The result next to a model; None for a file without its run."""
     if place.is_dir():
         found = place / "result.json"
     else:
@@ -279,23 +302,23 @@ def run_result(place: Path) -> Path | None:
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """What was written."""
+    """The exported file or folder."""
 
     path: Path
     kind: str  # folder | onnx | torch | safetensors | sklearn
     bytes: int
-    said: dict[str, Any]  # of the format, plain JSON values
+    written: dict[str, Any]  # of the format, plain JSON values
 
 
 def export_model(
-    place: Path, asked: ModelOptions, wanted: ExportOptions, home: Home, observer: Observer
+    place: Path, options: ModelOptions, request: ExportOptions, home: Home, observer: Observer
 ) -> ExportedModel:
     """Write one model of a run; nothing is written where anything is refused.
 
     Args:
         place: the directory of a run, or a model file.
-        asked: client, seed and temperature.
-        wanted: where to, and the format.
+        options: client, seed and temperature.
+        request: where to, and the format.
         home: where weights are looked for.
         observer: warned of a model that other code made.
 
@@ -305,23 +328,25 @@ def export_model(
         CorruptionError: a damaged model or result.
         MachineError: weights or packages that are not here.
     """
-    if wanted.out is None:
+    if request.out is None:
         raise UsageError(
             "-o says where the model goes; found none.", "For example -o model.onnx, or -o FOLDER"
         )
-    if asked.seed == "all":
+    if options.seed == "all":
         raise UsageError("An exported model is that of one seed.", "--seed 0")
-    out = Path(wanted.out)
-    kind = format_of(out, wanted.kind)
-    check_place(out, kind, wanted.force)
-    members = open_members(place, asked, observer)
-    check_saved(place, members[0], asked)
-    check_weights(asked, [members[0].facts.backbones])
-    predictor = predictor_of(members, named(members[0], asked), home, "cpu")
+    out = Path(request.out)
+    kind = format_of(out, request.kind)
+    check_place(out, kind, request.force)
+    # Everything that can be refused is refused before the program is made, which takes longest.
+    members = open_members(place, options, observer)
+    check_saved(place, members[0], options)
+    check_weights(options, [members[0].facts.backbones])
+    predictor = predictor_of(members, named(members[0], options), home, "cpu")
     found = run_result(place)
     program = None
     if kind in PROGRAMS:
-        program = make_program(predictor, home, weights_of(asked))
+        program = make_program(predictor, home, weights_of(options))
+    # A model file whose run is not there gets a card without the run's figures.
     result = None
     if found is not None:
         result = read_result(found)
@@ -332,31 +357,32 @@ def export_model(
     card = model_card(predictor, result, home, columns)
     if program is not None and program.module.encoders:
         card += agreement(program)
-    said = write(out, kind, Parts(predictor, card, program))
-    return ExportedModel(out, kind, size_of(out), said)
+    written = write(out, kind, Parts(predictor, card, program))
+    return ExportedModel(out, kind, size_of(out), written)
 
 
-def named(saved: SavedModel, asked: ModelOptions) -> ModelOptions:
+def named(saved: SavedModel, options: ModelOptions) -> ModelOptions:
     """With the client's name where the model of one client alone is there, so that facts and card say whose it is."""
     if (
-        asked.client is None
-        and not asked.one_for_all
+        options.client is None
+        and not options.one_for_all
         and saved.facts.personal
         and len(saved.clients) == 1
     ):
-        return replace(asked, client=saved.clients[0])
-    return asked
+        return replace(options, client=saved.clients[0])
+    return options
 
 
 def agreement(program: ModelProgram) -> str:
-    """The section of a card on how far another library's answers may lie from these."""
+    """The section of a card on differences between libraries."""
     dtypes = sorted({recipe.dtype for recipe in program.module.saved.recipes})
+    kinds = " and ".join(dtypes)
     moved = program.libraries
     lines = [
         "",
         "## Agreement with predict",
         "",
-        f"Features are rounded to {' and '.join(dtypes)}, as the store of the run keeps them. Libraries sum in "
+        f"Features are rounded to {kinds}, as the store of the run keeps them. Libraries sum in "
         "different orders, so a feature near the middle between two such numbers is rounded up by one and down by "
         f"another. With every feature of {BATCH} drawn images moved {DRAWS} times, each by up to {LIBRARIES:.0e} of "
         f"itself, scores changed by at most {moved.scores:.1g} and probabilities by {moved.probabilities:.1g}.",

@@ -1,26 +1,26 @@
-"""``fedcache report``: runs to one self-contained HTML file that asks nothing of any network."""
+"""``fedcache report``: runs as one self-contained HTML file that loads nothing from any network."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedcache.errors import MachineError, UsageError
+from fedcache.errors import FedcacheError, MachineError, UsageError
 from fedcache.extract.inputs import ROWS
 from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.federate.trust.accounting import short_privacy
 from fedcache.progress import Observer, Silent
+from fedcache.report import figure_data, figure_grids, figure_runs
 from fedcache.report.caution_words import caution_lines, drawn_clients
 from fedcache.report.comparison import Comparison, compared, merged_notes, over_held_out, within
 from fedcache.report.comparison_output import caption, differences, sentences
-from fedcache.report.drawing import Plot, first_few, need_matplotlib, percent, short, size
-from fedcache.report.figures import data, grids, runs
-from fedcache.report.figures.grids import hyperparameters
-from fedcache.report.figures.runs import confusion_difference
+from fedcache.report.drawing import Plot, need_matplotlib, percent, short, size
+from fedcache.report.figure_grids import hyperparameters
+from fedcache.report.figure_runs import confusion_difference
 from fedcache.report.find_runs import (
     CLAIMED,
     Gathered,
@@ -34,8 +34,7 @@ from fedcache.report.find_runs import (
     need_finished,
     setting_names,
 )
-from fedcache.report.galleries import Gallery, ToShow, galleries_of, refuse_private
-from fedcache.report.render import Column, HtmlCell, Section, render_page
+from fedcache.report.render import Column, Gallery, HtmlCell, Section, gallery, lost_of, render_page
 from fedcache.report.run_groups import (
     HELD_OUT,
     HeldOutGroup,
@@ -63,6 +62,7 @@ from fedcache.runs.score import (
     validation_value,
 )
 from fedcache.store.outputs import write_output
+from fedcache.tables.words import counted, some_names
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,9 @@ class Report:
     mistakes: int = 0
 
     def __repr__(self) -> str:
-        runs = f"{self.runs} run{'' if self.runs == 1 else 's'}"
-        return f"Report({self.path}, {runs}, {self.left_out} left out, {self.bytes / 1e6:.2f} MB)"
+        megabytes = self.bytes / 1e6
+        runs = counted(self.runs, "run")
+        return f"Report({self.path}, {runs}, {self.left_out} left out, {megabytes:.2f} MB)"
 
     def to_dict(self) -> dict[str, Any]:
         """The ``data`` of the envelope."""
@@ -95,7 +96,7 @@ class Report:
 
 
 def write_report(
-    asked: Sequence[RunQuery],
+    queries: Sequence[RunQuery],
     out: Path,
     root: Path,
     *,
@@ -108,7 +109,7 @@ def write_report(
     """Write the page of some runs.
 
     Args:
-        asked: runs as ``gather`` takes them; [] for all under ``root``.
+        queries: runs as ``gather`` takes them; [] for all under ``root``.
         out: the file; an earlier one is replaced, whole.
         root: where digests are looked up.
         title: heading; a general one when empty.
@@ -116,7 +117,7 @@ def write_report(
         score: client-mean | pooled, what scores all runs; None takes the methods' own headline where it is one for all
             runs of a setting, else the mean over clients.
         images: where images are, to show mistakes with them; None shows none.
-        observer: told the progress.
+        observer: receives the progress.
 
     Raises:
         UsageError for a name that is no run, an unknown embedding, a directory that is not there or images of a
@@ -132,14 +133,14 @@ def write_report(
     if not os.access(out.parent, os.W_OK):
         raise MachineError(f"{out.parent} cannot be written to.", "-o another/place/report.html")
     if out.is_dir() or out.suffix.lower() not in (".html", ".htm"):
-        raise UsageError(
-            f"{out} is no HTML file.",
-            f"-o {out / 'report.html' if out.is_dir() else out.with_suffix('.html')}",
-        )
+        example = out.with_suffix(".html")
+        if out.is_dir():
+            example = out / "report.html"
+        raise UsageError(f"{out} is no HTML file.", f"-o {example}")
     need_matplotlib()
-    data.check_embedding(embed)
+    figure_data.check_embedding(embed)
     check_score(score)
-    found = gather(asked, root)
+    found = gather(queries, root)
     need_finished(found, root)
     if images is not None:
         refuse_private(found.entries)
@@ -158,16 +159,18 @@ def write_report(
         verdicts: list[Verdict] = []
         recipes: dict[str, str] = {}
         for number, group in enumerate(groups):
-            said, made = held_out_section(number, group, score)
-            verdicts.append(said)
+            words, made = held_out_section(number, group, score)
+            verdicts.append(words)
             sections.append(made)
         for number, (name, entries) in enumerate(zip(titles, settings, strict=True)):
-            source = PRIVATE if any(e.private for e in entries) else store_of_run(entries)
-            said, made = section_of(
-                number, name, entries, source, Shown(embed, score, images, shown)
-            )
+            # Rows of a private run are not shown, whatever other runs there are.
+            source: RunStore | str = PRIVATE
+            if not any(e.private for e in entries):
+                source = store_of_run(entries)
+            request = Shown(embed, score, images, shown)
+            words, made = section_of(number, name, entries, source, request)
             if entries[0].digest not in in_groups:
-                verdicts.append(said)
+                verdicts.append(words)
             sections.append(made)
             recipes |= recipes_of(source)
             observer.advance(1)
@@ -210,12 +213,15 @@ def _page(
     title: str,
 ) -> str:
     accuracy = [(method, s.title, mean) for s in sections for method, mean in s.points]
-    matrix = grids.matrix("across", accuracy, [s.title for s in sections])
+    matrix = figure_grids.matrix("across", accuracy, [s.title for s in sections])
+    across = []
+    if matrix is not None:
+        across.append(matrix)
     return render_page(
         title,
         sections,
         len(found.entries),
-        across=[] if matrix is None else [matrix],
+        across=across,
         verdicts=verdicts,
         left_out=[(e.path.name, short(e.why.lstrip("/"), 300), e.hint) for e in found.left_out],
         recipes=recipes,
@@ -223,6 +229,8 @@ def _page(
     )
 
 
+MOST_GALLERIES = 4
+"""Runs of a section whose mistakes are shown."""
 MOST_SETTINGS = 12
 """Settings that get figures; the others get their table."""
 MOST_PLANES = 3
@@ -235,9 +243,73 @@ MOST_VALUES = 24
 PRIVATE = "a run here has differential privacy, and its epsilon covers neither who holds which rows nor the features"
 
 
+def refuse_private(entries: Sequence[StoredRun]) -> None:
+    """Refuse runs whose epsilon does not cover who holds which rows. Raises UsageError."""
+    private = [e.digest[:8] for e in entries if e.private]
+    if private:
+        raise UsageError(
+            f"{some_names(private, 5)} promises differential privacy, and its epsilon does not cover the rows that "
+            "images show.",
+            "Leave --with-images out, or name other runs.",
+        )
+
+
+@dataclass
+class ToShow:
+    """Counts and warnings on images, for the terminal."""
+
+    mistakes: int = 0  # of whose rows images were looked for
+    missing: list[str] = field(default_factory=list)  # sentences on those that are not there
+
+
+def galleries_of(
+    ident: str,
+    named: Sequence[tuple[str, StoredRun]],
+    source: RunStore | str,
+    places: ImagePlaces,
+    shown: ToShow,
+) -> tuple[list[Gallery], list[str]]:
+    """The mistakes of runs of one setting on their own test rows, and sentences on what is not shown.
+
+    Args:
+        ident: of the section.
+        named: label and run; the first ``MOST_GALLERIES`` are shown.
+        source: the store of their rows, or why there is none.
+        places: where images are looked for.
+        shown: is added to.
+    """
+    if isinstance(source, str):
+        shown.missing.append(f"Mistakes are not shown: {source}.")
+        return [], shown.missing[-1:]
+    from fedcache.runs.evaluate_run import mistakes_of_run  # computes with torch
+
+    found: list[Gallery] = []
+    notes: list[str] = []
+    for i, (label, entry) in enumerate(named[:MOST_GALLERIES]):
+        try:
+            mistakes = mistakes_of_run(entry.path, source.store, source.partition, places.home)
+            shown.mistakes += len(mistakes.most)
+            on = ("its own test rows", "its own rows")
+            own = gallery(f"{ident}-mistakes{i}", label, mistakes, on, places)
+            found = found + own
+            shown.missing = shown.missing + lost_of(label, own)
+            if not mistakes.wrong:
+                notes.append(f"{label} made no mistake on its {mistakes.rows:,} test rows.")
+        except FedcacheError as error:
+            note = f"Mistakes of {label} are not shown: {error.message} {error.hint}"
+            if note not in notes:
+                shown.missing.append(note)
+                notes.append(note)
+    if len(named) > MOST_GALLERIES:
+        notes.append(
+            f"Mistakes are shown of {MOST_GALLERIES} runs; report others alone to see theirs."
+        )
+    return found, notes
+
+
 @dataclass(frozen=True)
 class Shown:
-    """What a page is asked to show: how features are embedded, the score, where images are, and which were found."""
+    """Request of a page: the embedding, the score, where images are, and counts of the images found."""
 
     embed: str
     score: str | None
@@ -246,14 +318,15 @@ class Shown:
 
 
 def section_of(
-    number: int, title: str, entries: list[StoredRun], source: RunStore | str, asked: Shown
+    number: int, title: str, entries: list[StoredRun], source: RunStore | str, request: Shown
 ) -> tuple[Verdict, Section]:
-    """What is to be said of a setting first, and all there is to see of it."""
-    score = asked.score or score_for(e.result for e in entries)
+    """Verdict and section of one setting."""
+    score = request.score or score_for(e.result for e in entries)
     entries = ranked(entries, score)
     names = differing(entries)
     named = list(zip(labels(entries), entries, strict=True))
-    said = verdict(title, named, score)
+    first_words = verdict(title, named, score)
+    # Figures take most of the time and of the page, so only the first settings get them.
     ident = f"s{number}"
     plots: list[Plot] = []
     details: list[Plot] = []
@@ -263,22 +336,24 @@ def section_of(
     if number < MOST_SETTINGS:
         tests = comparison_of(title, named, score)
         plots = _first_plots(ident, named, score, tests)
-        tables += [] if tests is None else [_tests_table(tests)]
-        details, notes = _detail_plots(ident, named, source, asked.embed)
-        if asked.images is not None:
-            galleries, told = galleries_of(
-                ident, every_method_first(named), source, asked.images, asked.found
+        if tests is not None:
+            tables.append(_tests_table(tests))
+        details, notes = _detail_plots(ident, named, source, request.embed)
+        if request.images is not None:
+            galleries, sentences_on_images = galleries_of(
+                ident, every_method_first(named), source, request.images, request.found
             )
-            notes += told
+            notes += sentences_on_images
     else:
         notes.append(
             f"Figures are made for the first {MOST_SETTINGS} settings; report these runs alone to see theirs."
         )
-    columns, rows = table_of(entries, names, score, said.digest)
+    columns, rows = table_of(entries, names, score, first_words.digest)
+    # Commands name the store, so that they can be run where the store is.
     store = ""
     if isinstance(source, RunStore):
         store = source.store.path.name
-    return said, Section(
+    return first_words, Section(
         ident,
         title,
         _says(entries, score),
@@ -290,7 +365,7 @@ def section_of(
         points=[(e.method, score_of(e.result, score).mean) for e in entries],
         galleries=galleries,
         runs=[(e.key, label) for label, e in named],
-        chosen=next((i for i, e in enumerate(entries) if e.digest == said.digest), None),
+        chosen=next((i for i, e in enumerate(entries) if e.digest == first_words.digest), None),
         details=details,
         tables=tables,
         filters=_filters(entries, names),
@@ -298,24 +373,28 @@ def section_of(
 
 
 def _says(entries: Sequence[StoredRun], score: str) -> str:
-    """What the table is of, and how it is to be read."""
+    """The text above a table: dataset, partition, score and order."""
     data_of = entries[0].result["dataset"]
     part = entries[0].result["partition"]
     holds = data_of.get("holds", ROWS)  # features that were ingested may be of anything
-    says = f"Dataset {str(data_of['digest'])[:16]}, {data_of['ok']:,} readable {holds}; partition "
-    says += f"{str(part['digest'])[:16]}, {part['clients']} clients"
+    dataset = str(data_of["digest"])[:16]
+    digest = str(part["digest"])[:16]
+    description = (
+        f"Dataset {dataset}, {data_of['ok']:,} readable {holds}; partition {digest}, {part['clients']} "
+        "clients"
+    )
     if len(set(part["digests"])) > 1:
-        says += "; every seed has its own, the first is drawn"
-    says += "."
+        description += "; every seed has its own, the first is drawn"
+    description += "."
     if score != "own":
-        says += f" Accuracy is {score}: {WORDS[score]}."
+        description += f" Accuracy is {score}: {WORDS[score]}."
     if has_validation(e.result for e in entries):
-        says += " Sorted by validation accuracy; the run that it chose is bold."
+        description += " Sorted by validation accuracy; the run that it chose is bold."
     elif len(entries) > 1:
-        says += " Sorted by test accuracy; the highest value of a column is bold. Worst 10 % is of the clients."
+        description += " Sorted by test accuracy; the highest value of a column is bold. Worst 10 % is of the clients."
     if entries[0].claimed:
-        says += f" {CLAIMED}"
-    return says
+        description += f" {CLAIMED}"
+    return description
 
 
 def _filters(entries: Sequence[StoredRun], names: Sequence[str]) -> list[tuple[str, list[str]]]:
@@ -323,14 +402,14 @@ def _filters(entries: Sequence[StoredRun], names: Sequence[str]) -> list[tuple[s
     made = []
     for name in names:
         values = sorted(
-            {f[name] for f in map(facts, entries) if name in f}, key=grids.order_of_value
+            {f[name] for f in map(facts, entries) if name in f}, key=figure_grids.order_of_value
         )
         if 1 < len(values) <= MOST_VALUES:
             made.append((name.removeprefix("set."), values))
     return made
 
 
-def comparison_of(title: str, named: runs.Named, score: str) -> Comparison | None:
+def comparison_of(title: str, named: figure_runs.Named, score: str) -> Comparison | None:
     """The paired tests of the first runs with the one that stands first: over seeds and test rows, else over clients.
 
     None where nothing pairs them.
@@ -340,6 +419,7 @@ def comparison_of(title: str, named: runs.Named, score: str) -> Comparison | Non
     entries = [e for _, e in first]
     if len(entries) < 2:
         return None
+    # Too few seeds for a test, and no test rows: the clients are the blocks, where each is scored by itself.
     over = "seeds"
     metric = _metric(score)
     if not all(len(e.result["seeds"]) >= LEAST_BLOCKS or e.test_rows for e in entries):
@@ -347,10 +427,12 @@ def comparison_of(title: str, named: runs.Named, score: str) -> Comparison | Non
         metric = "accuracy"
         if score == "pooled" or any(len(e.clients.names) < LEAST_BLOCKS for e in entries):
             return None
+    # No test is better than an error here: the page is also for runs that cannot be compared.
     try:
         blocks = within(entries, title, metric, over, names)
     except UsageError:
         return None
+    # A run without values is not among the blocks; then the best of the others is the reference.
     against = None
     if names[0] in blocks.names:
         against = names[0]
@@ -361,7 +443,7 @@ def comparison_of(title: str, named: runs.Named, score: str) -> Comparison | Non
 
 
 def _metric(score: str) -> str:
-    """What a score is called among the metrics of a comparison."""
+    """The name of a score among the metrics of a comparison."""
     if score == "own":
         return "accuracy"
     return score.replace("-", "_")
@@ -372,33 +454,35 @@ def _tests_table(c: Comparison) -> tuple[str, str, Sequence[str], Sequence[Seque
     assert sheet is not None  # nosec B101
     words = caption(c).partition(": ")[2].partition(" Bold:")[0]
     notes: Sequence[str] = c.notes
-    if runs.enough_blocks(c):
+    if figure_runs.enough_blocks(c):
         notes = sentences(c)
     title = f"Paired tests against {c.reference}"
     return title, " ".join([words, *notes]), sheet.columns, sheet.rows
 
 
-def _first_plots(ident: str, named: runs.Named, score: str, tests: Comparison | None) -> list[Plot]:
-    """What one asks first: costs, curves, who is left behind, what the swept values did."""
+def _first_plots(
+    ident: str, named: figure_runs.Named, score: str, tests: Comparison | None
+) -> list[Plot]:
+    """The first figures: costs, curves, accuracy of clients, swept values."""
     shown = every_method_first(named)
     entries = [e for _, e in named]
     made = [
-        runs.against_bytes(f"{ident}-bytes", named, score),
-        runs.against_seconds(f"{ident}-seconds", named, score),
-        runs.curves(f"{ident}-curves", shown),
-        runs.spread(f"{ident}-clients", shown),
+        figure_runs.against_bytes(f"{ident}-bytes", named, score),
+        figure_runs.against_seconds(f"{ident}-seconds", named, score),
+        figure_runs.curves(f"{ident}-curves", shown),
+        figure_runs.spread(f"{ident}-clients", shown),
     ]
     if tests is not None:
         keys = {n: e.key for n, e in named}
-        made.append(runs.differences(f"{ident}-differences", tests, keys, len(named)))
-        made.append(runs.ranks(f"{ident}-ranks", tests))
-    made += grids.sweeps(f"{ident}-grid", entries, score)
+        made.append(figure_runs.differences(f"{ident}-differences", tests, keys, len(named)))
+        made.append(figure_runs.ranks(f"{ident}-ranks", tests))
+    made += figure_grids.sweeps(f"{ident}-grid", entries, score)
     made += hyperparameters(f"{ident}-settings", entries, score)
     return [p for p in made if p is not None]
 
 
 def _detail_plots(
-    ident: str, named: runs.Named, source: RunStore | str, embed: str
+    ident: str, named: figure_runs.Named, source: RunStore | str, embed: str
 ) -> tuple[list[Plot], list[str]]:
     """Confusions, the methods' own numbers, the partition and the features; and what there is to say of the figures."""
     entries = [e for _, e in named]
@@ -407,8 +491,9 @@ def _detail_plots(
         notes.append(
             "No run measured its accuracy in more than one round: `--eval-every 1` gives the curves."
         )
+    # Confusions are of the first run of each method.
     first, *others = first_of_each(named)
-    made: list[Plot | None] = [runs.confusion(f"{ident}-confusion0", *first)]
+    made: list[Plot | None] = [figure_runs.confusion(f"{ident}-confusion0", *first)]
     if others:
         made.append(confusion_difference(f"{ident}-against0", first, others[0]))
     if any("confusion" not in e.result for e in entries):
@@ -417,21 +502,22 @@ def _detail_plots(
         )
     notes += caution_notes(named) + drawn_notes(named)
     notes += merged_notes({label: [e] for label, e in named})
-    made += runs.own_numbers(f"{ident}-own", named)
-    notes += runs.last_numbers(named)
+    made += figure_runs.own_numbers(f"{ident}-own", named)
+    notes += figure_runs.last_numbers(named)
+    # Figures of the data need the store and its partition.
     if isinstance(source, RunStore):
-        made.append(data.dots(f"{ident}-dots", source))
+        made.append(figure_data.dots(f"{ident}-dots", source))
         for i, key in enumerate(source.keys[:MOST_PLANES]):
-            made.append(data.plane(f"{ident}-plane{i}", source, key, embed))
-        made.append(data.agreement(f"{ident}-fusion", source))
-        made.append(data.label_entropy(f"{ident}-entropy", source))
+            made.append(figure_data.plane(f"{ident}-plane{i}", source, key, embed))
+        made.append(figure_data.agreement(f"{ident}-fusion", source))
+        made.append(figure_data.label_entropy(f"{ident}-entropy", source))
     else:
         notes.append(f"Partition and features are not drawn: {source}.")
     return [p for p in made if p is not None], notes
 
 
-def caution_notes(named: runs.Named) -> list[str]:
-    """What is unusual in a run; of many runs of the same kind how many they are, and the words on the lowest."""
+def caution_notes(named: figure_runs.Named) -> list[str]:
+    """Cautions of all runs; more than ``MOST_NAMED`` of one kind are counted, with the words on the lowest."""
     kinds: dict[str, list[str]] = {}
     for label, entry in named:
         if lines := caution_lines(entry.result):
@@ -440,13 +526,14 @@ def caution_notes(named: runs.Named) -> list[str]:
     notes = []
     for each in kinds.values():
         if len(each) > MOST_NAMED:
-            each = [f"{len(each)} runs; the lowest of them is {each[-1]}"]
+            lowest = each[-1]
+            each = [f"{len(each)} runs; the lowest of them is {lowest}"]
         notes += each
     return notes
 
 
-def drawn_notes(named: runs.Named) -> list[str]:
-    """Of which runs only some clients were scored, and how large the standard error of their mean is."""
+def drawn_notes(named: figure_runs.Named) -> list[str]:
+    """Notes on runs of which only some clients were scored, with the largest standard error of their mean."""
     labels_of: dict[str, list[str]] = {}
     errors_of: dict[str, list[float]] = {}
     for label, entry in named:
@@ -468,7 +555,7 @@ def drawn_notes(named: runs.Named) -> list[str]:
     return notes
 
 
-def first_of_each(named: runs.Named) -> list[tuple[str, StoredRun]]:
+def first_of_each(named: figure_runs.Named) -> list[tuple[str, StoredRun]]:
     """The run of each method that stands first: the chosen one, or the highest."""
     best: dict[str, tuple[str, StoredRun]] = {}
     for label, entry in named:
@@ -476,7 +563,7 @@ def first_of_each(named: runs.Named) -> list[tuple[str, StoredRun]]:
     return list(best.values())
 
 
-def every_method_first(named: runs.Named) -> list[tuple[str, StoredRun]]:
+def every_method_first(named: figure_runs.Named) -> list[tuple[str, StoredRun]]:
     """The first run of each method, then its variants."""
     firsts = first_of_each(named)
     known = {e.digest for _, e in firsts}
@@ -564,7 +651,9 @@ def _interval(entry: StoredRun, score: str) -> HtmlCell:
     if found is None:
         return HtmlCell("", "")
     over = found.over.replace(" test rows", " rows")
-    return HtmlCell(f"{100 * found.low:.2f}–{100 * found.high:.2f}", repr(found.low), note=over)
+    low = 100 * found.low
+    high = 100 * found.high
+    return HtmlCell(f"{low:.2f}–{high:.2f}", repr(found.low), note=over)
 
 
 def _sent(entry: StoredRun) -> HtmlCell:
@@ -613,7 +702,7 @@ def _marked(cells: list[HtmlCell], chosen: Sequence[bool] | None) -> list[HtmlCe
 def held_out_section(
     number: int, group: HeldOutGroup, score: str | None
 ) -> tuple[Verdict, Section]:
-    """What is to be said of a group first, and its table: accuracy on each held-out value, and the mean."""
+    """Verdict and section of a group of runs that hold out one value each: accuracy on each value, and the mean."""
     used = score or group.score
     accuracies = group.accuracies(used)
     means = {name: mean_over_values(accuracy) for name, accuracy in accuracies.items()}
@@ -643,18 +732,21 @@ def held_out_section(
         if validation:
             cells.append(_number(validation.get(name)))
         rows.append(cells + [_number(value) for value in accuracies[name].values()])
-    says = f"Accuracy on the rows of each {group.column} when the runs train on the others, and the unweighted mean."
+    description = (
+        f"Accuracy on the rows of each {group.column} when the runs train on the others, and the "
+        "unweighted mean."
+    )
     if used != "own":
-        says += f" Accuracy is {used}: {WORDS[used]}."
+        description += f" Accuracy is {used}: {WORDS[used]}."
     if group.entries[0].claimed:
-        says += f" {CLAIMED}"
+        description += f" {CLAIMED}"
     ident = f"h{number}"
-    section = Section(ident, group.title, says, columns, rows, [], notes, [], [], chosen=0)
+    section = Section(ident, group.title, description, columns, rows, [], notes, [], [], chosen=0)
     return _verdict(group, best, means, found), section
 
 
 def _falling(value: float | None) -> float:
-    """What sorts accuracies from the highest to the lowest, missing ones last."""
+    """Sort key of accuracies, highest first and missing ones last."""
     if value is None:
         return 1.0
     return -value
@@ -671,33 +763,30 @@ def _verdict(
     by = "has the highest mean test accuracy,"
     if chosen:
         by = "is best by mean validation accuracy and reaches"
-    headline = f"{best} {by} {percent(mean)} % over {count} held-out values of {group.column}"
+    headline = f"{best} {by} {percent(mean)} % "
+    headline += f"over {count} held-out values of {group.column}"
     others = {name: value for name, value in means.items() if name != best and value is not None}
+    # How far it is above the second, also where the difference is negative because validation chose.
     if others and mean is not None:
         second = max(others, key=lambda name: others[name])
         gap = 100 * (mean - others[second])
-        headline += (
-            f", {abs(gap):.2f} points {'above' if gap >= 0 else 'below'} the second, {second}"
-        )
+        side = "below"
+        if gap >= 0:
+            side = "above"
+        headline += f", {abs(gap):.2f} points {side} the second, {second}"
     word, sure = _sure(group, found)
     if not chosen and others:
         sure += " No rows were kept to choose by, so this is the highest of "
         sure += f"{len(others) + 1} on the test rows themselves (`--validation 0.2` keeps some)."
     cost = price(entry)
+    capital = cost[:1].upper() + cost[1:]
     return Verdict(
-        group.title,
-        best,
-        entry.digest,
-        chosen,
-        f"{headline}.",
-        word,
-        sure,
-        f"{cost[:1].upper()}{cost[1:]}.",
+        group.title, best, entry.digest, chosen, f"{headline}.", word, sure, f"{capital}."
     )
 
 
 def _sure(group: HeldOutGroup, found: Comparison | None) -> tuple[str, str]:
-    """How sure the order is, in a word, and why."""
+    """The certainty of the order in one word, and the reason."""
     if found is None or not found.pairs:
         return "Alone", f"No other method has a run for each {group.column}."
     count = len(found.blocks)
@@ -712,7 +801,7 @@ def _sure(group: HeldOutGroup, found: Comparison | None) -> tuple[str, str]:
             "Sure",
             f"It differs from every other run over {count} held-out values (Wilcoxon's test, Holm).",
         )
-    names = first_few(open_pairs, MOST_NAMED)
+    names = some_names(open_pairs, MOST_NAMED)
     return (
         "Not sure",
         f"Its difference from {names} may be chance over {count} held-out values (Wilcoxon, Holm).",

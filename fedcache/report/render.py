@@ -13,21 +13,29 @@ from importlib import metadata
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+from PIL import Image
+
 import fedcache
-from fedcache.report.drawing import Plot
-from fedcache.report.galleries import Gallery
+from fedcache.extract.planning.find_images import ImagePlaces, read_images
+from fedcache.report.drawing import Plot, percent
 from fedcache.report.verdict import Verdict
+from fedcache.store.store import Store
 from fedcache.visible_text import sheet_cell, visible
 
 if TYPE_CHECKING:
     import jinja2
 
+    from fedcache.models.evaluate import Mistake, Mistakes  # torch: thumbnails of a store need none
+
 VERSIONS = ("torch", "numpy", "timm", "open_clip_torch", "zarr", "scikit-learn")
+SIDE = 64
+"""Pixels of the longer side of a thumbnail; a smaller image keeps its size."""
 
 
 @dataclass(frozen=True)
 class HtmlCell:
-    """A cell of a table: what is shown, what it is sorted by, whether it stands out, and a small word beside it."""
+    """A cell of a table: its text, its sort key, whether it is bold, and a small note."""
 
     text: str
     sort: str
@@ -44,13 +52,33 @@ class Column(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Thumbnail:
+    """One mistake with its image."""
+
+    uri: str  # data:image/...
+    mistake: Mistake
+    probability: str  # per cent
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """The mistakes of one run."""
+
+    ident: str
+    title: str
+    description: str
+    images: tuple[Thumbnail, ...]
+    lost: int = 0  # mistakes whose images are not there any more
+
+
+@dataclass(frozen=True)
 class Section:
     """One setting: its runs and their figures.
 
     Attributes:
         ident: unique in the page.
         title: heading.
-        says: what the table is of.
+        description: what the table is of.
         columns: of the table.
         rows: its cells.
         plots: what is looked at first.
@@ -67,7 +95,7 @@ class Section:
 
     ident: str
     title: str
-    says: str
+    description: str
     columns: list[Column]
     rows: list[list[HtmlCell]]
     plots: list[Plot]
@@ -112,6 +140,7 @@ def render_page(
     """
     place = files("fedcache.report")
     style, script = (place.joinpath(n).read_text(encoding="utf-8") for n in ("page.css", "page.js"))
+    # The page contains its style and script; the hash lets the browser run this script and no other.
     template = html_environment().from_string(
         place.joinpath("page.html.j2").read_text(encoding="utf-8")
     )
@@ -165,7 +194,7 @@ def _versions() -> list[tuple[str, str]]:
 
 
 def _shown(value: Any) -> Any:
-    """What the template shows: text as ``visible``; drawings and code, which are markup, were made so before."""
+    """Text of a template made ``visible``; drawings and code are markup already and stay."""
     if type(value) is str:
         return visible(value, lines=True)
     return value
@@ -182,11 +211,10 @@ def _code(text: str) -> Any:
     """Words between backticks as code; everything is escaped."""
     import markupsafe
 
+    # Every second part was between two backticks.
     parts = [markupsafe.escape(part) for part in visible(text, lines=True).split("`")]
-    return markupsafe.Markup("").join(
-        markupsafe.Markup("<code>{}</code>").format(part) if i % 2 else part
-        for i, part in enumerate(parts)
-    )
+    parts[1::2] = [markupsafe.Markup("<code>{}</code>").format(part) for part in parts[1::2]]
+    return markupsafe.Markup("").join(parts)
 
 
 def _csv(plot: Plot) -> str:
@@ -197,3 +225,68 @@ def _csv(plot: Plot) -> str:
     for row in plot.rows:
         writer.writerow([f"{v:.6g}" if isinstance(v, float) else sheet_cell(v) for v in row])
     return out.getvalue()
+
+
+def gallery(
+    ident: str, label: str, mistakes: Mistakes, on: tuple[str, str], places: ImagePlaces
+) -> list[Gallery]:
+    """The mistakes of one run as a gallery, none where it made none.
+
+    Raises StoreError, with the dataset that is needed, where no image is available.
+
+    Args:
+        ident: unique in the page.
+        label: of the run.
+        mistakes: of its models.
+        on: in words, the rows of all models and those of each client's.
+        places: where images are looked for.
+    """
+    if not mistakes.most:
+        return []
+    images = read_images(Store.open(mistakes.store), [m.row for m in mistakes.most], places)
+    # Images that the dataset no longer has are counted below.
+    shown = tuple(
+        Thumbnail(thumbnail_uri(images[m.row]), m, f"{percent(m.probability)} %")
+        for m in mistakes.most
+        if m.row in images
+    )
+    rows, rows_of_client = on
+    description = (
+        f"The most confident of {mistakes.wrong:,} mistakes on {rows} ({mistakes.rows:,} scored): the class, what it "
+        "was taken for, and the probability of that."
+    )
+    if mistakes.clients:
+        description += f" {mistakes.clients:,} clients' own models were asked, each about "
+        description += f"{rows_of_client}; whose it was is named."
+    lost = len(mistakes.most) - len(shown)
+    if lost:
+        description += f" {lost} of {len(mistakes.most)} images are not in the dataset any more."
+    return [Gallery(ident, f"What {label} got wrong", description, shown, lost)]
+
+
+def lost_of(label: str, found: Sequence[Gallery]) -> list[str]:
+    """A sentence on the images that the galleries of a run lack."""
+    sentences = []
+    for g in found:
+        every = len(g.images) + g.lost
+        if g.lost:
+            sentences.append(
+                f"{g.lost} of {every} images of {label}'s mistakes are not in the dataset any more."
+            )
+    return sentences
+
+
+def thumbnail_uri(image: Image.Image) -> str:
+    """An RGB image as a data URI of at most ``SIDE`` pixels: PNG where it was no larger, else JPEG."""
+    # pixels alone: no profile, no words of a camera
+    small = Image.fromarray(np.array(image.convert("RGB")))
+    kind = "jpeg"
+    options: dict[str, Any] = {"quality": 85}
+    if max(small.size) <= SIDE:
+        kind = "png"
+        options = {"optimize": True}
+    small.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+    out = io.BytesIO()
+    small.save(out, kind, **options)
+    data = base64.b64encode(out.getvalue()).decode()
+    return f"data:image/{kind};base64,{data}"

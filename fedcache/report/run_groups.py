@@ -79,12 +79,15 @@ class MergedRun(StoredRun):
         weights = [len(new) for new in self.added]
         columns = [run.clients for run in self.members]
         held = [c.validation for c in columns if c.validation is not None]
+        validation = None
+        if len(held) == len(columns):
+            validation = _mean_array(held, weights)
         return ClientColumns(
             columns[0].names,
             _mean_array([c.accuracy for c in columns], weights),
             _mean_array([c.classes_owned for c in columns], weights),
             np.empty((0, len(columns[0].names))),
-            _mean_array(held, weights) if len(held) == len(columns) else None,
+            validation,
         )
 
     @cached_property
@@ -118,7 +121,7 @@ def merge_seeds(found: Gathered) -> Gathered:
 
 
 def settings_key(run: StoredRun) -> str:
-    """What two runs have in common that differ in their seeds alone.
+    """A key that is equal for runs that differ only in their seeds.
 
     The name of a preset does not count, the hyperparameters that it stands for do. A run with noise for privacy stands
     alone, because its epsilon is that of its own seeds.
@@ -127,7 +130,9 @@ def settings_key(run: StoredRun) -> str:
     facts = {
         name: value for name, value in run.facts.items() if name not in ("preset", "trust.rejected")
     }
-    asked = {name: value for name, value in train_table(run.path).items() if name not in NO_SETTING}
+    settings = {
+        name: value for name, value in train_table(run.path).items() if name not in NO_SETTING
+    }
     timing = {
         name: value for name, value in (result.get("timing") or {}).items() if name not in OUTCOMES
     }
@@ -141,7 +146,8 @@ def settings_key(run: StoredRun) -> str:
         result.get("protocol"),
     )
     return json.dumps(
-        [run.setting, facts, asked, timing, result.get("participants"), kinds, apart], default=str
+        [run.setting, facts, settings, timing, result.get("participants"), kinds, apart],
+        default=str,
     )
 
 
@@ -250,7 +256,7 @@ def _measured(runs: Sequence[StoredRun], added: Sequence[Sequence[int]]) -> dict
 
 
 def _shares(results: Sequence[Mapping[str, Any]], added: Sequence[Sequence[int]]) -> list[float]:
-    """Of each run the share of its seeds that it adds."""
+    """The share of all seeds that each run adds."""
     return [len(new) / len(result["seeds"]) for result, new in zip(results, added, strict=True)]
 
 
@@ -269,12 +275,12 @@ def _mean_of(values: Sequence[Any], weights: Sequence[float]) -> Any:
     """Weighted means of the numbers in equal structures; what is no number is that of the first."""
     first = values[0]
     if isinstance(first, Mapping):
-        return {
-            key: _mean_of([value[key] for value in values], weights)
-            if all(key in value for value in values)
-            else one
-            for key, one in first.items()
-        }
+        means = dict(first)
+        for key in first:
+            # What not all have stays as the first has it.
+            if all(key in value for value in values):
+                means[key] = _mean_of([value[key] for value in values], weights)
+        return means
     if isinstance(first, list) and all(
         isinstance(value, list) and len(value) == len(first) for value in values
     ):
@@ -349,10 +355,12 @@ class HeldOutGroup:
     def accuracies(self, score: str | None = None) -> dict[str, dict[str, float | None]]:
         """The accuracy of each row on each value; None for a value that it lacks."""
         used = score or self.score
-        return {
-            name: {v: score_of(row[v].result, used).mean if v in row else None for v in self.values}
-            for name, row in self.rows().items()
-        }
+        found: dict[str, dict[str, float | None]] = {}
+        for name, row in self.rows().items():
+            found[name] = dict.fromkeys(self.values)
+            for value, run in row.items():
+                found[name][value] = score_of(run.result, used).mean
+        return found
 
 
 def value_of(entry: StoredRun) -> str:
@@ -381,17 +389,16 @@ def held_out_groups(entries: Sequence[StoredRun]) -> list[HeldOutGroup]:
             continue
         first = group[0].result
         column = str(first["partition"]["args"].get("by") or "domain")
-        title = f"{first['dataset']['slug']}, {name_without_hold_out(first)}, each {column} held out in turn"
-        made.append(
-            HeldOutGroup(
-                f"{title}{AS_CLAIMED if group[0].claimed else ''}", column, values, tuple(group)
-            )
-        )
+        dataset = first["dataset"]["slug"]
+        title = f"{dataset}, {name_without_hold_out(first)}, each {column} held out in turn"
+        if group[0].claimed:
+            title += AS_CLAIMED
+        made.append(HeldOutGroup(title, column, values, tuple(group)))
     return made
 
 
 def _key(entry: StoredRun) -> str:
-    """What leave-one-out runs have in common."""
+    """A key that is equal for leave-one-out runs of one group."""
     part = entry.result["partition"]
     args = {name: value for name, value in part["args"].items() if name != "hold_out"}
     seeds = "redrawn"

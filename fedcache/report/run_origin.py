@@ -25,7 +25,7 @@ from fedcache.store.store import Store
 
 @dataclass(frozen=True)
 class RunStore:
-    """Where a run's rows came from.
+    """The store, the columns and the partition behind stored runs.
 
     Attributes:
         store: of the run's dataset.
@@ -57,11 +57,13 @@ def store_of_run(entries: Sequence[StoredRun]) -> RunStore | str:
         try:
             store = store_behind(entry.path, entry.result)
             if store is None:
-                why = f"no store of dataset {str(entry.result['dataset']['digest'])[:16]} is here any more"
+                digest = str(entry.result["dataset"]["digest"])[:16]
+                why = f"no store of dataset {digest} is here any more"
                 continue
             partition = load_partition(store, _partition_of(entry, table))
             if partition.digest not in entry.result["partition"]["digests"]:
-                why = f"the partition {entry.result['partition']['name']!r} was made again since, with other rows"
+                name = entry.result["partition"]["name"]
+                why = f"the partition {name!r} was made again since, with other rows"
                 continue
         except (FedcacheError, OSError) as error:
             why = getattr(error, "message", str(error)).rstrip(".")
@@ -79,8 +81,10 @@ def store_of_run(entries: Sequence[StoredRun]) -> RunStore | str:
 
 def _partition_of(entry: StoredRun, table: dict[str, Any]) -> str:
     """The partition's file in the run's directory, else its name in the store."""
+    seed = entry.result["seeds"][0]
     for suffix in PARTITION_SUFFIXES:
-        if (own := entry.path / f"partition-{entry.result['seeds'][0]}{suffix}").exists():
+        own = entry.path / f"partition-{seed}{suffix}"
+        if own.exists():
             return str(own)
     return str(table.get("partition") or entry.result["partition"]["name"])
 
@@ -116,19 +120,20 @@ def command_of(entry: StoredRun, store: str) -> str:
     if table.get("clients_from"):
         words += ["--clients-from", str(table["clients_from"])]
     else:
-        words += (
-            ["--store", store]
-            if store
-            else ["--dataset", str(table.get("dataset") or entry.result["dataset"]["slug"])]
-        )
+        if store:
+            words += ["--store", store]
+        else:
+            words += ["--dataset", str(table.get("dataset") or entry.result["dataset"]["slug"])]
         words += _partition(entry, str(table.get("partition") or ""))
-    one_shot = entry.result["rounds"] == 1 and "rounds" not in table
-    words += [] if one_shot else ["--rounds", str(entry.result["rounds"])]
+    rounds = entry.result["rounds"]
+    # A one-shot method has one round without being told.
+    if rounds != 1 or "rounds" in table:
+        words += ["--rounds", str(rounds)]
     words += ["--seeds", ",".join(map(str, entry.result["seeds"]))]
     for name, value in table.items():
         if name in _OWN or value == _DEFAULTS.get(name) or name not in _DEFAULTS:
             continue
-        words += [f"--{name.replace('_', '-')}", option_value(value)]
+        words += ["--" + name.replace("_", "-"), option_value(value)]
     for name, value in _changed(entry, table).items():
         words += ["--set", f"{name}={option_value(value)}"]
     for name, value in table.get("client_set", {}).items():
@@ -137,7 +142,7 @@ def command_of(entry: StoredRun, store: str) -> str:
 
 
 def _partition(entry: StoredRun, name: str) -> list[str]:
-    """By name where it is saved; by its scheme where it was dealt for the run."""
+    """Options of a partition: its name if it is saved, its scheme if it was made for the run."""
     made = entry.result["partition"]
     if name and not name.endswith(PARTITION_SUFFIXES):
         return ["--partition", name]
@@ -147,7 +152,8 @@ def _partition(entry: StoredRun, name: str) -> list[str]:
         words += ["--clients", str(args.pop("clients"))]
     for key, value in args.items():
         words += ["--option", f"{key}={option_value(value)}"]
-    words += ["--partition-seed", str(made["seed"])] if made["seed"] else []
+    if made["seed"]:
+        words += ["--partition-seed", str(made["seed"])]
     if len(set(made["digests"])) > 1:
         return [*words, "--repartition"]
     return words
@@ -160,5 +166,6 @@ def _changed(entry: StoredRun, table: Mapping[str, Any]) -> dict[str, Any]:
         usual = usual_settings(entry.method, str(table.get("preset", "paper")))
     except FedcacheError:
         return dict(hp)
-    said = {k: ("auto" if v is None else v) for k, v in usual.items()}
-    return {k: v for k, v in hp.items() if k not in said or said[k] != v}
+    # Results have auto for what the method chooses.
+    shown = {k: "auto" if v is None else v for k, v in usual.items()}
+    return {k: v for k, v in hp.items() if k not in shown or shown[k] != v}

@@ -4,7 +4,7 @@ Values of one treatment in several blocks (seeds, clients, settings) are paired 
 order of the blocks: what is resampled is sorted first.
 
 ``scipy.stats`` takes most of a second to import, and ``scipy.special`` a quarter; scipy imports each when it is first
-asked for, which few pages do.
+requested, which few pages do.
 """
 
 from __future__ import annotations
@@ -44,10 +44,12 @@ def interval(values: Floats, level: float) -> tuple[float, float] | None:
     count = len(values)
     if count < LEAST_BLOCKS or constant(values):
         return None
+    # Student's interval is right for few values that are about normal; the bootstrap needs more of them.
     if count < FEW_BLOCKS:
         mean = float(values.mean())
         half = student_half(values, level)
         return mean - half, mean + half
+    # Sorted values and a fixed seed give the same interval, whatever order the runs came in.
     found = scipy.stats.bootstrap(
         (np.sort(values),),
         np.mean,
@@ -68,12 +70,12 @@ def student_half(values: Floats, level: float) -> float:
 
 @lru_cache(maxsize=256)
 def student_quantile(level: float, freedom: int) -> float:
-    """The t beyond which 1 - level lies on both sides together."""
+    """The quantile of Student's t for a two-sided interval of this level."""
     return float(scipy.special.stdtrit(freedom, 0.5 + level / 2))
 
 
 def interval_words(count: int) -> str:
-    """What ``interval`` of so many values is called."""
+    """The name of the interval that ``interval`` uses for this number of values."""
     if count < FEW_BLOCKS:
         return "Student's t intervals"
     return "percentile bootstrap intervals"
@@ -191,7 +193,7 @@ class Ranking:
 
     @property
     def too_few(self) -> bool:
-        """Whether no two treatments could be told apart, because no two mean ranks are so far apart."""
+        """Whether the blocks are too few for any two mean ranks to differ by the critical difference."""
         return self.cd >= len(self.ranks) - 1
 
 

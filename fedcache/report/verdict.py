@@ -17,7 +17,7 @@ from fedcache.report.comparison import (
     row_difference,
     rows_of_run,
 )
-from fedcache.report.drawing import first_few, percent, size
+from fedcache.report.drawing import percent, size
 from fedcache.report.find_runs import StoredRun, facts
 from fedcache.report.statistics import (
     LEAST_BLOCKS,
@@ -35,6 +35,7 @@ from fedcache.runs.score import (
     score_of,
     validation_value,
 )
+from fedcache.tables.words import some_names
 
 MOST_NAMED = 4
 MOST_LETTERS = 90
@@ -53,13 +54,13 @@ class Estimate:
 
     @property
     def above_zero(self) -> bool:
-        """Whether the interval lies above 0."""
+        """Whether the interval is above 0."""
         return self.low > 0.0
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a first screen says of a setting.
+    """First lines on a setting: the run to take, how sure that is, and its cost.
 
     Attributes:
         title: words for the setting.
@@ -142,7 +143,7 @@ def uncertainty(entry: StoredRun, score: str, level: float = LEVEL) -> Estimate 
 
 
 def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> Estimate | None:
-    """How far one run's score lies above another's.
+    """Difference between the scores of two runs, with an interval.
 
     Paired over seeds (three or more) where the difference varies with them; else paired over test rows; of
     earlier results without rows, of two models that are fixed, as of two independent samples of rows, which is
@@ -152,9 +153,11 @@ def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> 
     theirs = score_of(other.result, score).mean
     if ours is None or theirs is None:
         return None
+    # First choice: seeds that both runs have. They differ only where training draws at random.
     paired = differences_of_seeds(one, other, score)
     if _vary(paired):
         return _student(paired, level, "seeds")
+    # Second choice: the test rows that both runs have, if their difference is that of the shared seeds.
     if len(paired):
         found = row_difference(one, other, METRIC[score], level)
         if (
@@ -163,6 +166,7 @@ def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> 
             and math.isclose(found.difference, float(paired.mean()), abs_tol=1e-9)
         ):
             return Estimate(found.difference, *found.interval, f"{found.rows:,} test rows")
+    # Third choice: one model on known numbers of rows, taken as independent.
     mine = rows_interval(one.result, level)
     its = rows_interval(other.result, level)
     if score == "own" and mine is not None and its is not None:
@@ -171,6 +175,7 @@ def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> 
         spread = math.sqrt((ours * (1 - ours) + theirs * (1 - theirs)) / rows)
         half = NormalDist().inv_cdf(0.5 + level / 2) * spread
         return Estimate(gap, gap - half, gap + half, f"{rows:,} test rows")
+    # Last choice: clients that are scored by themselves, the same ones in both runs.
     if _client_scores(one, ours) is None or _client_scores(other, theirs) is None:
         return None
     if list(one.clients.names) != list(other.clients.names):
@@ -203,7 +208,7 @@ def _vary(gaps: Floats) -> bool:
 
 
 def verdict(title: str, named: Named, score: str) -> Verdict:
-    """What there is to say of the runs of one setting.
+    """The verdict on the runs of one setting.
 
     Args:
         title: words for the setting.
@@ -225,7 +230,7 @@ def verdict(title: str, named: Named, score: str) -> Verdict:
     undecided: list[StoredRun] = []
     if rivals:
         gap = lead(best, rivals[0], score)
-        undecided = _not_told_apart(best, rivals, score)
+        undecided = _undecided(best, rivals, score)
     word, sure = _sure(best, rivals, undecided, gap, label, chosen)
     if equals and not rivals:
         word = "Level"
@@ -237,8 +242,9 @@ def verdict(title: str, named: Named, score: str) -> Verdict:
         sure = f"{sure} {unlike}"
     headline = _headline(best, rivals, gap, label, score, chosen)
     if equals:
-        names = first_few([label[e.digest] for e in equals], 2)
-        headline += f" {_others(len(equals))} ({names}) reached the very same figures."
+        names = some_names([label[e.digest] for e in equals], 2)
+        count = _others(len(equals))
+        headline += f" {count} ({names}) reached the very same figures."
     return Verdict(
         title,
         label[best.digest],
@@ -253,7 +259,7 @@ def verdict(title: str, named: Named, score: str) -> Verdict:
 
 
 def _same_figures(one: StoredRun, other: StoredRun, score: str) -> bool:
-    """Whether two runs agree in every figure by which they are told apart."""
+    """Whether two runs agree in every figure that is compared."""
     held = [validation_value(e.result, score) for e in (one, other)]
     return held[0] == held[1] and score_of(one.result, score) == score_of(other.result, score)
 
@@ -273,10 +279,13 @@ def _headline(
     chosen: bool,
 ) -> str:
     accuracy = score_of(best.result, score).mean or 0.0
-    words = f"{label[best.digest]} has the highest test accuracy, {percent(accuracy)} %"
+    name = label[best.digest]
+    words = f"{name} has the highest test accuracy, {percent(accuracy)} %"
     if chosen:
         held = percent(validation_value(best.result, score))
-        words = f"{label[best.digest]} is best by validation accuracy ({held} %) and reaches {percent(accuracy)} %"
+        words = (
+            f"{name} is best by validation accuracy ({held} %) and reaches {percent(accuracy)} %"
+        )
         words += " on the test rows"
     if best.claimed:
         words += " as its sites claim"
@@ -287,7 +296,8 @@ def _headline(
             how = "level with"
         elif difference > 0:
             how = f"{difference:.2f} points above"
-        words += f", {how} the second, {label[rivals[0].digest]}"
+        second = label[rivals[0].digest]
+        words += f", {how} the second, {second}"
         if gap is not None:
             # Seeds that only one of them has are in its own accuracy, and in no difference.
             if abs(100 * gap.value - difference) >= 0.005:
@@ -300,7 +310,7 @@ def _headline(
 
 
 def price(entry: StoredRun) -> str:
-    """What a client of a run sends, and how long training takes, in words."""
+    """Bytes that a client of a run sends, and the time of training, in words."""
     if entry.pooled_rows:
         return "it needs all rows in one place"
     words = f"a client sends {_sent(entry)}"
@@ -341,7 +351,7 @@ def _sure(
     label: dict[str, str],
     chosen: bool,
 ) -> tuple[str, str]:
-    """How sure the order is, in a word, and why: which others are not told apart, and by which rows it stands."""
+    """The certainty of the order in one word, and the reason."""
     if not rivals:
         return "Alone", "There is no other run here to compare it with."
     if gap is None:
@@ -364,6 +374,7 @@ def _sure(
         and len({*best.result["partition"]["digests"]}) == 1
     ):
         why += " All seeds share one partition and its test rows."
+    # The best of several on the test rows is optimistic: validation rows would choose without them.
     if not chosen:
         why += (
             f" No rows were kept to choose by: it is the highest of {len(rivals) + 1} on the rows that score "
@@ -373,9 +384,9 @@ def _sure(
 
 
 def _chance(others: Sequence[str], rivals: int, gap: Estimate) -> str:
-    """That chance can explain the distance from some others of the rivals."""
+    """A sentence that the difference from some rivals may be chance."""
     letters = max(map(len, others))
-    names = first_few(others, max(1, min(MOST_NAMED, MOST_LETTERS // letters)))
+    names = some_names(others, max(1, min(MOST_NAMED, MOST_LETTERS // letters)))
     of = "the other"
     after = ""
     if rivals > 1:
@@ -387,7 +398,7 @@ def _chance(others: Sequence[str], rivals: int, gap: Estimate) -> str:
     return f"Chance among {gap.over} can explain its {distance} {of} ({names}){after}."
 
 
-def _not_told_apart(best: StoredRun, rivals: Sequence[StoredRun], score: str) -> list[StoredRun]:
+def _undecided(best: StoredRun, rivals: Sequence[StoredRun], score: str) -> list[StoredRun]:
     """Rivals whose distance from the best has an interval that is not above 0, corrected for their number.
 
     Of few seeds a rival's own spread is hardly known, so differences over seeds take the typical one: the median
@@ -422,6 +433,7 @@ def _cost(
 ) -> str:
     if best.pooled_rows:
         return "It is no federation: nothing travels because all rows lie in one place."
+    # A one-shot method sends once; others in every round.
     rounds = int(best.result.get("rounds") or 1)
     sent = sent_bytes(best)
     received = _bytes(_each_client(best, "down_bytes"))

@@ -22,7 +22,7 @@ from fedcache.federate.engine.run import TrainingRun, run
 from fedcache.federate.methods import METHODS
 from fedcache.federate.methods.common.model import head_of
 from fedcache.heads.projection import embed
-from fedcache.report.figures.data import draw, linear_cka
+from fedcache.report.figure_data import draw, linear_cka
 from fedcache.reproduce.metrics import Value
 from fedcache.reproduce.planning import find_domain
 from fedcache.reproduce.prepare import (
@@ -49,18 +49,19 @@ def model(cell: PaperCell, _bench: Workbench) -> Measured:
     widths = [lookup(name).width for name in cell.backbones]
     head = head_of(METHODS[cell.method].resolve(cell.preset, cell.set))
     made = head.init(torch.zeros, sum(widths), int(cell.options["classes"]))
+    # Row 1 of the table is the projection, row 2 the classifier behind it.
     if cell.at == ("1",):
         out, into = made["P.W"].shape
+        inputs = str(into)
         if len(set(widths)) == 1 and sum(widths) == into:
-            inputs = f"{widths[0]} x {len(widths)}"
-        else:
-            inputs = str(into)
-        parts = [
-            f"FC({inputs}, {out})",
-            "ReLU",
-            *([f"BN({len(made['P.gain'])})"] if head.bn else []),
-        ]
-        parts += ["L2"] if head.z_norm else []
+            count = len(widths)
+            inputs = f"{widths[0]} x {count}"
+        parts = [f"FC({inputs}, {out})", "ReLU"]
+        if head.bn:
+            features = len(made["P.gain"])
+            parts.append(f"BN({features})")
+        if head.z_norm:
+            parts.append("L2")
         return {"details": ", ".join(parts)}, []
     out, into = made["Q.W"].shape
     return {"details": f"FC({into}, {out})"}, []
@@ -70,30 +71,37 @@ def partition(cell: PaperCell, workbench: Workbench) -> Measured:
     """Clients and their training rows, from labels and domains alone; no image is decoded."""
     columns = workbench.columns(cell)
     proxy = workbench.options.proxy
-    cell, said = with_known_domains(cell, columns, proxy=proxy)
+    cell, departures = with_known_domains(cell, columns, proxy=proxy)
     seed = parse_seeds(cell.seeds)[0]
     dealt = partition_cell(cell, columns, seed, proxy=proxy)
     rows = dealt.partition.describe(columns)
     if "domain_of" in cell.options:
         name = find_domain(str(cell.options["domain_of"]), columns.domains)
         rows = [r for r in rows if r.client == name]
+    # How many rows of a class a client has: one number where all have as many, else the range.
     owned = sorted({c for r in rows for c in r.counts if c})
+    classes = None
+    if rows:
+        classes = float(rows[0].classes)
+    per_class: Value | None = None
+    if len(owned) == 1:
+        per_class = float(owned[0])
+    elif owned:
+        most = owned[-1]
+        per_class = f"{owned[0]} to {most}"
     values: dict[str, Value | None] = {
         "clients_of": float(len(rows)),
-        "classes_of": float(rows[0].classes) if rows else None,
-        "per_class": None
-        if not owned
-        else float(owned[0])
-        if len(owned) == 1
-        else f"{owned[0]} to {owned[-1]}",
+        "classes_of": classes,
+        "per_class": per_class,
         "sizes": ", ".join(str(r.train) for r in rows),
         "total": float(sum(r.train for r in rows)),
     }
+    # The picture is drawn only where the entry asks for it.
     if "dots" in cell.metrics:
         path = _picture(cell, workbench)
         draw(dealt.partition, columns, path)
         values["dots"] = str(path)
-    return {m: values[m] for m in cell.metrics}, [*said, *dealt.departures]
+    return {m: values[m] for m in cell.metrics}, [*departures, *dealt.departures]
 
 
 def entropy(cell: PaperCell, workbench: Workbench) -> Measured:
@@ -101,9 +109,10 @@ def entropy(cell: PaperCell, workbench: Workbench) -> Measured:
     found = workbench.features(cell)
     store = Store.open(found.path)
     pool = np.flatnonzero((found.columns.split == 0) & (found.columns.ok == 1))
-    wanted = int(cell.options["rows"])
+    expected = int(cell.options["rows"])
     rng = np.random.default_rng(parse_seeds(cell.seeds)[0])
-    rows = np.sort(rng.choice(pool, min(wanted, len(pool)), replace=False))
+    rows = np.sort(rng.choice(pool, min(expected, len(pool)), replace=False))
+    # float64 is not needed: entropies are shown with three decimals.
     images = torch.from_numpy(np.array(store.reader(found.keys[0]).rows(rows), np.float32))[:, 0]
     if (entry := text_of_array(store.manifest, found.keys[0])) is None:
         raise StoreError(
@@ -112,33 +121,29 @@ def entropy(cell: PaperCell, workbench: Workbench) -> Measured:
         )
     text = torch.from_numpy(np.array(read_text(store.path, cell.backbones[0], entry), np.float32))
     bits = entropy_bits(torch.softmax(normalize(images, dim=-1) @ text.T, -1))
-    if len(rows) < wanted:
-        said = [f"rows: {len(rows)} instead of {wanted}"]
+    if len(rows) < expected:
+        departures = [f"rows: {len(rows)} instead of {expected}"]
     else:
-        said = []
+        departures = []
     return {
         "entropy_bound": float(np.log2(len(text))),
         "entropy_mean": float(bits.mean()),
         "entropy_least": float(bits.min()),
-    }, said
+    }, departures
 
 
 def noise(cell: PaperCell, workbench: Workbench) -> Measured:
     """(1 - p) x + e of one image with values in [0, 1], e of scale s: drawn, clipped and saved."""
     data = workbench.images(cell)
-    wanted = str(cell.options["class_of"])
-    if wanted in data.classes:
-        said = []
-    else:
-        said = [f"class: {data.classes[0]} instead of {wanted}"]
-    label = 0
-    if wanted in data.classes:
-        label = data.classes.index(wanted)
-    rows = np.flatnonzero((data.label == label) & (data.split == 0))
+    name = str(cell.options["class_of"])
+    departures = []
+    # Other data may lack the class; then the first one takes its place.
+    if name not in data.classes:
+        departures.append(f"class: {data.classes[0]} instead of {name}")
+        name = data.classes[0]
+    rows = np.flatnonzero((data.label == data.classes.index(name)) & (data.split == 0))
     if not len(rows):
-        raise UsageError(
-            f"{cell.dataset} has no training image of {data.classes[label]}.", "Try --on."
-        )
+        raise UsageError(f"{cell.dataset} has no training image of {name}.", "Try --on.")
     x = np.asarray(decode(data.source.read(int(rows[0]))), np.float64) / 255
     rng = np.random.default_rng(parse_seeds(cell.seeds)[0])
     p = float(cell.set["p"])
@@ -150,7 +155,7 @@ def noise(cell: PaperCell, workbench: Workbench) -> Measured:
     noisy = np.clip((1 - p) * x + s * e, 0, 1)
     path = _picture(cell, workbench)
     Image.fromarray(np.round(noisy * 255).astype(np.uint8)).save(path)
-    return {"picture": str(path)}, said
+    return {"picture": str(path)}, departures
 
 
 def formula(cell: PaperCell, _bench: Workbench) -> Measured:
@@ -161,6 +166,7 @@ def formula(cell: PaperCell, _bench: Workbench) -> Measured:
     """
     o = cell.options
     if "bound_printed" in cell.metrics:
+        # The bound needs all options; the exchange of FLESD has names of its own for them.
         found = diagnostics.generalisation_bound(**o)
         return {f"bound_{key}": float(value) for key, value in found.__dict__.items()}, []
     cost = diagnostics.flesd_exchange(
@@ -170,10 +176,13 @@ def formula(cell: PaperCell, _bench: Workbench) -> Measured:
         rounds=o["rounds"],
         average_rounds=o["averaging_rounds"],
     )
+    cheaper = "no"
+    if cost.cheaper:
+        cheaper = "yes"
     return {
         "flesd_scalars": float(cost.representations),
         "averaging_scalars": float(cost.weights),
-        "cheaper": "yes" if cost.cheaper else "no",
+        "cheaper": cheaper,
     }, []
 
 
@@ -190,6 +199,7 @@ def heatmap(cell: PaperCell, workbench: Workbench) -> Measured:
         trained(cell, workbench, names, dealt)
         for names in (*((n,) for n in found.names), found.names)
     ]
+    # Prototypes of all clients by each model, of which the last reads all backbones: [K, M, C, D].
     clients = dealt.partition.clients
     proto = torch.stack([torch.stack([s["proto"] for s in states]) for states, _ in models])
     owned = torch.stack([s["count"] > 0 for s in models[-1][0]])
@@ -210,12 +220,13 @@ def heatmap(cell: PaperCell, workbench: Workbench) -> Measured:
     ]
     names = [c.name for c in clients]
     short = short_batches(cell, dealt.partition, proxy=workbench.options.proxy)[1]
-    said = [*dealt.departures, *short]
-    said += ["one backbone: there is nothing to compare"] if len(found.names) == 1 else []
+    departures = [*dealt.departures, *short]
+    if len(found.names) == 1:
+        departures.append("one backbone: there is nothing to compare")
     return {
         "heatmap": _matrix(found.names, names, s.tolist()),
         "cka": _matrix(found.names, names, cka),
-    }, said
+    }, departures
 
 
 def trained(
@@ -234,6 +245,7 @@ def trained(
     )
     part = PartitionConfig(cell.scheme, None, seed, dealt.args)
     preparation = Preparation(workbench.home, workbench.quiet, workbench.halt, extract=False)
+    # The models are needed and not only their scores, so the engine is called without a run's directory.
     inputs = prepare_run(config, row_source(config, part, preparation))
     spec = TrainingRun(
         inputs.method,
@@ -249,17 +261,20 @@ def trained(
 
 def _matrix(backbones: tuple[str, ...], clients: list[str], values: list[list[float]]) -> str:
     """A row for each backbone, a number for each client."""
-    rows = [
-        f"{b} {' '.join(f'{v:.3f}' for v in row)}" for b, row in zip(backbones, values, strict=True)
-    ]
-    return f"{'; '.join(rows)} (columns {', '.join(clients)})"
+    rows = []
+    for backbone, row in zip(backbones, values, strict=True):
+        numbers = " ".join(f"{v:.3f}" for v in row)
+        rows.append(f"{backbone} {numbers}")
+    table = "; ".join(rows)
+    return f"{table} (columns {', '.join(clients)})"
 
 
 def _picture(cell: PaperCell, workbench: Workbench) -> Path:
-    """Where a cell's picture goes."""
+    """The path of a cell's picture."""
     for folder in (workbench.home.root, workbench.pictures.parent, workbench.pictures):
         make_private(folder)
-    return workbench.pictures / f"{slug('-'.join(cell.at))}.png"
+    name = slug("-".join(cell.at))
+    return workbench.pictures / f"{name}.png"
 
 
 MEASURES: Mapping[str, Callable[[PaperCell, Workbench], Measured]] = {

@@ -26,7 +26,7 @@ NEAR = 0.5
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was measured, over seeds.
+    """Measured value over seeds.
 
     Attributes:
         mean: None for a text, a curve, or nothing.
@@ -63,21 +63,22 @@ class AgainstPrinted:
 def over_seeds(values: Sequence[Value | None]) -> Measurement:
     """One value per seed as one of all; nothing when any seed lacks it."""
     known = [v for v in values if v is not None]
+    # With a seed missing, a mean would be of another set of runs than the paper's.
     if not known or len(known) < len(values):
         return Measurement(n=len(values))
     first = known[0]
     if isinstance(first, str):
         return Measurement(text=first, n=len(known))
+    # Curves are averaged round by round.
     if isinstance(first, list):
         return Measurement(
             curve=tuple(np.mean(np.array(known, np.float64), axis=0).tolist()), n=len(known)
         )
     numbers = np.array(known, np.float64)
-    return Measurement(
-        float(numbers.mean()),
-        float(numbers.std(ddof=1)) if len(numbers) > 1 else None,
-        len(numbers),
-    )
+    deviation = None
+    if len(numbers) > 1:
+        deviation = float(numbers.std(ddof=1))
+    return Measurement(float(numbers.mean()), deviation, len(numbers))
 
 
 def compare(printed: Printed | None, printed_seeds: int, measured: Measurement) -> AgainstPrinted:
@@ -87,11 +88,15 @@ def compare(printed: Printed | None, printed_seeds: int, measured: Measurement) 
     """
     if printed is None:
         return AgainstPrinted()
+    # What is printed as text can only be equal or not.
     if printed.text is not None:
-        return AgainstPrinted(same=None if measured.text is None else measured.text == printed.text)
+        if measured.text is None:
+            return AgainstPrinted()
+        return AgainstPrinted(same=measured.text == printed.text)
     if printed.mean is None or measured.mean is None:
         return AgainstPrinted()
     difference = measured.mean - printed.mean
+    # The variance of a mean over n seeds is s^2 / n; those of printed and measured add up.
     parts = {}
     if printed.std is not None and printed_seeds:
         parts["printed"] = printed.std**2 / printed_seeds
@@ -100,9 +105,10 @@ def compare(printed: Printed | None, printed_seeds: int, measured: Measurement) 
     error = math.sqrt(sum(parts.values()))
     if not error:
         return AgainstPrinted(difference)
-    return AgainstPrinted(
-        difference, difference / error, "both" if len(parts) == 2 else next(iter(parts))
-    )
+    spread = "both"
+    if len(parts) == 1:
+        (spread,) = parts
+    return AgainstPrinted(difference, difference / error, spread)
 
 
 def subtract(a: Measurement, b: Measurement) -> Measurement:
@@ -284,7 +290,10 @@ def show_number(value: float, metric: str) -> str:
         return f"{value:.2f}"
     if float(value).is_integer():
         return f"{value:,.0f}"
-    return f"{value:,.{5 if metric.startswith('bound_') else 2}f}"
+    digits = 2
+    if metric.startswith("bound_"):
+        digits = 5
+    return f"{value:,.{digits}f}"
 
 
 def show_printed(printed: Printed | None, metric: str) -> str:
@@ -293,10 +302,16 @@ def show_printed(printed: Printed | None, metric: str) -> str:
         return "-"
     if printed.mean is None:
         return printed.text or "-"
-    spread = ""
-    if printed.std is not None:
-        spread = f" ({show_number(printed.std, metric)})"
-    return show_number(printed.mean, metric) + spread
+    return _with_std(printed.mean, printed.std, metric)
+
+
+def _with_std(mean: float, std: float | None, metric: str) -> str:
+    """``mean (std)``, or the mean alone."""
+    words = show_number(mean, metric)
+    if std is None:
+        return words
+    spread = show_number(std, metric)
+    return f"{words} ({spread})"
 
 
 def show_measured(measured: Measurement, metric: str) -> str:
@@ -304,21 +319,24 @@ def show_measured(measured: Measurement, metric: str) -> str:
     if measured.curve is not None:
         first = show_number(measured.curve[0], metric)
         last = show_number(measured.curve[-1], metric)
-        return f"{first} to {last} in {len(measured.curve)} rounds"
+        rounds = len(measured.curve)
+        return f"{first} to {last} in {rounds} rounds"
     if measured.mean is None:
         return measured.text or "-"
-    counted = not unit(metric) and not measured.std  # what is counted is the same for every seed
-    if measured.std is None or counted:
-        spread = ""
-    else:
-        spread = f" ({show_number(measured.std, metric)})"
-    return show_number(measured.mean, metric) + spread
+    # A count that is the same for every seed has no spread worth showing.
+    if not unit(metric) and not measured.std:
+        return show_number(measured.mean, metric)
+    return _with_std(measured.mean, measured.std, metric)
 
 
 def show_compared(compared: AgainstPrinted, metric: str) -> tuple[str, str]:
     """The difference, and its standard errors with whose spread they are of."""
+    # A text is equal or differs; it has no standard error.
     if compared.same is not None:
-        return ("equal" if compared.same else "differs"), ""
+        words = "differs"
+        if compared.same:
+            words = "equal"
+        return words, ""
     if compared.difference is None:
         return "", ""
     sign = "-"

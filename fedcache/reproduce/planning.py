@@ -76,27 +76,27 @@ class RequirementCheck:
         self._found: dict[tuple[str, str], Requirement | None] = {}
 
     def missing(self, entry: PaperTable, cell: PaperCell) -> list[Requirement]:
-        """What a cell of an entry lacks; [] when it can be measured right now."""
+        """Requirements that a cell of an entry lacks; [] when it can be measured now."""
         reads = READS[entry.kind]
-        asked: list[Requirement | None] = []
+        requirements: list[Requirement | None] = []
         if "method" in reads:
-            asked.append(_method(cell))
+            requirements.append(_method(cell))
         if "scheme" in reads:
-            asked.append(_scheme(cell))
+            requirements.append(_scheme(cell))
         if "weights" in reads:
-            asked += [self.weights(name) for name in cell.backbones]
+            requirements += [self.weights(name) for name in cell.backbones]
         if "data" in reads:
-            asked.append(self._once("data", cell.dataset, lambda: self._data(cell.dataset)))
-        return [need for need in asked if need is not None]
+            requirements.append(self._once("data", cell.dataset, lambda: self._data(cell.dataset)))
+        return [need for need in requirements if need is not None]
 
     def all_missing(self, entry: PaperTable) -> list[Requirement]:
-        """What any cell lacks, each thing once."""
+        """Requirements that any cell lacks, each once."""
         return list(
             dict.fromkeys(need for cell in entry.cells for need in self.missing(entry, cell))
         )
 
     def weights(self, name: str) -> Requirement | None:
-        """What is missing of a backbone."""
+        """The missing requirement of a backbone; None if it is available."""
         return self._once("weights", name, lambda: self._weights(name))
 
     def _once(
@@ -156,10 +156,11 @@ def _scheme(cell: PaperCell) -> Requirement | None:
     if cell.scheme not in SCHEMES:
         found = f"this fedcache has no scheme {cell.scheme}"
         return Requirement("scheme", cell.scheme, found, "fedcache partition --help")
+    args = dict(cell.args)
+    if cell.domain:
+        args["domain"] = cell.domain
     try:
-        SCHEMES[cell.scheme].resolve(
-            {**cell.args, **({"domain": cell.domain} if cell.domain else {})}
-        )
+        SCHEMES[cell.scheme].resolve(args)
     except FedcacheError as error:
         return Requirement("scheme", cell.scheme, error.message, error.hint)
     return None
@@ -171,7 +172,7 @@ DEFAULT = "glyph-clip"
 
 @dataclass(frozen=True)
 class Options:
-    """What a user may change.
+    """Options that make an entry depart from its paper.
 
     Attributes:
         on: a dataset spec in place of the paper's; makes a proxy.
@@ -231,9 +232,10 @@ def plan(entry: PaperTable, options: Options, looker: RequirementCheck) -> list[
     for key in options.recipe:
         named = key.rpartition(":")[0]
         if named and named not in mapping.values():
+            used = ", ".join(mapping.values()) or "no backbone"
             raise UsageError(
                 f"--recipe {key} names {named!r}, which takes no role in {entry.name}.",
-                f"In use: {', '.join(mapping.values()) or 'no backbone'}.",
+                f"In use: {used}.",
             )
     return [_planned(cell, options, mapping) for cell in chosen(entry, options.only)]
 
@@ -241,14 +243,14 @@ def plan(entry: PaperTable, options: Options, looker: RequirementCheck) -> list[
 def chosen(entry: PaperTable, only: Mapping[str, tuple[str, ...]]) -> list[PaperCell]:
     """The cells that have, of each label, one of these values."""
     cells = list(entry.cells)
-    for label, wanted in only.items():
+    for label, allowed in only.items():
         if label not in entry.labels:
             raise unknown(f"label of {entry.name}", label, entry.labels)
         values = [c.labels[label] for c in cells]
-        for value in wanted:
+        for value in allowed:
             if value not in values:
                 raise unknown(f"{label} of {entry.name}", value, dict.fromkeys(values))
-        cells = [c for c in cells if c.labels[label] in wanted]
+        cells = [c for c in cells if c.labels[label] in allowed]
     return cells
 
 
@@ -273,9 +275,11 @@ def roles(entry: PaperTable, options: Options, looker: RequirementCheck) -> dict
     if options.backbones == (PROXY_SET,):
         mapping = {role: STAND_INS[role] for role in named if role in STAND_INS}
         if not mapping:
+            known = ", ".join(STAND_INS)
+            own = ", ".join(named) or "none"
             raise UsageError(
-                f"{entry.name} uses none of the backbones that have stand-ins ({', '.join(STAND_INS)}).",
-                f"Name them: --backbones A,B in place of {', '.join(named) or 'none'}",
+                f"{entry.name} uses none of the backbones that have stand-ins ({known}).",
+                f"Name them: --backbones A,B in place of {own}",
             )
         return mapping
     for name in options.backbones:
@@ -285,40 +289,47 @@ def roles(entry: PaperTable, options: Options, looker: RequirementCheck) -> dict
             f"{entry.name} uses no backbone that could be replaced.", "Leave --backbones out."
         )
     if len(options.backbones) > len(named):
+        count = len(options.backbones)
+        listed = ", ".join(named)
         raise UsageError(
-            f"{len(options.backbones)} backbones for {len(named)} roles.",
-            f"The roles of {entry.name}, in order: {', '.join(named)}",
+            f"{count} backbones for {len(named)} roles.",
+            f"The roles of {entry.name}, in order: {listed}",
         )
     if options.backbones:
         return dict(zip(named, options.backbones, strict=False))
     if options.on is None:
         return {role: role for role in named}
     here = {role: role for role in named if looker.weights(role) is None}
-    return here or ({named[0]: DEFAULT} if named else {})
+    if not here and named:
+        here = {named[0]: DEFAULT}
+    return here
 
 
 def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> PlannedCell:
     """One cell with the options applied."""
     cell = paper
-    said = []
+    departures = []
     if options.on is not None and paper.dataset:
         cell = replace(cell, dataset=options.on)
-        said.append(f"data: {options.on} instead of {paper.dataset}")
+        departures.append(f"data: {options.on} instead of {paper.dataset}")
     if options.limit is not None and paper.dataset:
-        said.append(f"data: {options.limit} evenly spaced images")
+        departures.append(f"data: {options.limit} evenly spaced images")
     alone = paper.backbones == ("pixels",)
-    taken = [
-        b if b == "pixels" and (not alone or not replaceable(paper)) else mapping.get(b)
-        for b in paper.backbones
-    ]
+    # Images stay images next to an encoder, or where the method has no head to train in place of the whole network.
+    taken: list[str | None] = []
+    for backbone in paper.backbones:
+        new = mapping.get(backbone)
+        if backbone == "pixels" and (not alone or not replaceable(paper)):
+            new = backbone
+        taken.append(new)
     left = tuple(dict.fromkeys(b for b in taken if b is not None))
     pairs = list(zip(paper.backbones, taken, strict=True))
-    said += [
+    departures += [
         f"backbone: {new} instead of {old}" for old, new in pairs if new is not None and new != old
     ]
     gone = [old for old, new in pairs if new is None]
     if gone:
-        said.append(f"backbones: none in place of {', '.join(gone)}")
+        departures.append(f"backbones: none in place of {', '.join(gone)}")
     changed = left != paper.backbones
     if changed and paper.recipe:
         kept = {
@@ -326,31 +337,33 @@ def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> 
         }
         cell = replace(cell, recipe=kept)
         others = ", ".join(b for b in left if b not in paper.backbones)
-        said.append(f"images: as {others} takes them, not {_pairs(paper.recipe)}")
+        departures.append(f"images: as {others} takes them, not {_pairs(paper.recipe)}")
     cell = replace(cell, backbones=left)
-    wanted = {
+    recipe = {
         k: v for k, v in options.recipe.items() if left and k.rpartition(":")[0] in ("", *left)
     }
-    if wanted:
-        cell = replace(cell, recipe={**cell.recipe, **wanted})
-        said.append(f"images: {_pairs(wanted)}")
+    if recipe:
+        cell = replace(cell, recipe={**cell.recipe, **recipe})
+        departures.append(f"images: {_pairs(recipe)}")
     if alone and left and left != ("pixels",):
         cell, heads = _as_head(cell)
-        said.append(heads)
+        departures.append(heads)
     method = METHODS.get(paper.method)
     if method is not None and method.one_shot:
         cell = replace(cell, rounds=None)
     elif options.rounds is not None and options.rounds != paper.rounds and paper.method:
         cell = replace(cell, rounds=options.rounds)
-        usual = "the method's own" if method is None else method.defaults.rounds
-        said.append(f"rounds: {options.rounds} instead of {paper.rounds or usual}")
+        usual: object = "the method's own"
+        if method is not None:
+            usual = method.defaults.rounds
+        departures.append(f"rounds: {options.rounds} instead of {paper.rounds or usual}")
     if options.seeds is not None and options.seeds != paper.seeds:
         cell = replace(cell, seeds=options.seeds)
-        said.append(f"seeds: {options.seeds} instead of {paper.seeds}")
+        departures.append(f"seeds: {options.seeds} instead of {paper.seeds}")
     refused = None
     if paper.backbones and not left:
         refused = "no backbone is named in place of its own"
-    return PlannedCell(paper, cell, tuple(said), refused)
+    return PlannedCell(paper, cell, tuple(departures), refused)
 
 
 VIEWS = 8
@@ -374,21 +387,21 @@ def _pairs(values: Mapping[str, str]) -> str:
     return ", ".join(f"{k} {v}" for k, v in values.items())
 
 
-def match_domains(wanted: Sequence[str], have: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+def match_domains(names: Sequence[str], have: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     """The dataset's domains that are meant, ``MNIST-M`` being ``mnistm``; the first one where none is meant.
 
     Returns:
         names of the dataset, and a sentence for each that has another name.
     """
     found = []
-    said = []
-    for name in wanted:
+    departures = []
+    for name in names:
         same = find_domain(name, have)
         if same is None:
             same = have[0]
-            said.append(f"domain: {same} instead of {name}")
+            departures.append(f"domain: {same} instead of {name}")
         found.append(same)
-    return tuple(dict.fromkeys(found)), said
+    return tuple(dict.fromkeys(found)), departures
 
 
 def find_domain(name: str, have: Sequence[str]) -> str | None:

@@ -65,7 +65,7 @@ class Features:
 
 
 class ReproductionEngine(ExtractionEngine, Protocol):
-    """Where an entry's features are extracted and its runs are trained instead of in this process: ``--engine``."""
+    """Another place to extract features and train runs than this process: ``--engine``."""
 
     def run_configurations(
         self,
@@ -80,12 +80,12 @@ class ReproductionEngine(ExtractionEngine, Protocol):
 
 @dataclass
 class Workbench:
-    """Where cells are measured; features and images are prepared once, however many cells share them.
+    """Context of measuring cells; features and images are prepared once and shared by cells.
 
     Attributes:
         home: stores, runs, weights and data.
         options: of the call.
-        observer: told the story.
+        observer: receives notes, warnings and progress.
         halt: set by a signal handler.
         pictures: folder for what is drawn.
         runs: directory of results.
@@ -138,7 +138,7 @@ class Workbench:
             store = done.store
             keys = tuple(a["key"] for a in done.arrays)
             held = [str(a.recipe.get("backbone")) for a in store.arrays.values()]
-            # A name that means two arrays of the store is no name; images beside an encoder are found by training.
+            # A name that means two arrays of the store is no name; images next to an encoder are found by training.
             both = [
                 (b, k)
                 for b, k in zip(cell.backbones, keys, strict=True)
@@ -163,7 +163,7 @@ class Workbench:
         return self._images[cell.dataset]
 
     def columns(self, cell: PaperCell) -> Columns:
-        """What a partition may know of the images of a cell; every one counts as readable."""
+        """The columns of a cell's images that a partition may use; every image counts as readable."""
         d = self.images(cell)
         return Columns(
             d.label,
@@ -178,17 +178,17 @@ class Workbench:
 
 
 def pixels_recipe(cell: PaperCell, home: Home) -> dict[str, str]:
-    """``--recipe`` options that store ``pixels`` beside a live encoder as that encoder reads images."""
+    """``--recipe`` options that store ``pixels`` next to a live encoder as that encoder reads images."""
     encoders = [b for b in cell.backbones if b != "pixels"]
     if not encoders or "pixels" not in cell.backbones:
         return {}
     plain = lookup("pixels").recipe
-    wanted = lookup(encoders[0], home=home.root).recipe
+    recipe = lookup(encoders[0], home=home.root).recipe
     keys = ("size", "resize", "interpolation", "crop_pct")
     return {
-        f"pixels:{k}": str(getattr(wanted, k))
+        f"pixels:{k}": str(getattr(recipe, k))
         for k in keys
-        if getattr(wanted, k) != getattr(plain, k)
+        if getattr(recipe, k) != getattr(plain, k)
     }
 
 
@@ -209,13 +209,16 @@ def with_known_domains(
     Raises:
         UsageError, when the paper's own dataset lacks the domain.
     """
-    if not proxy and (lost := [d for d in cell.domain if find_domain(d, columns.domains) is None]):
+    lost = [d for d in cell.domain if find_domain(d, columns.domains) is None]
+    if lost and not proxy:
+        first = lost[0]
+        domains = ", ".join(columns.domains)
         raise UsageError(
-            f"{cell.dataset} has no domain {lost[0]}; it has {', '.join(columns.domains)}.",
+            f"{cell.dataset} has no domain {first}; it has {domains}.",
             f"fedcache datasets info {shell_word(cell.dataset)}",
         )
-    found, said = match_domains(cell.domain, columns.domains)
-    return replace(cell, domain=found), said
+    found, departures = match_domains(cell.domain, columns.domains)
+    return replace(cell, domain=found), departures
 
 
 def partition_cell(cell: PaperCell, columns: Columns, seed: int, *, proxy: bool) -> CellPartition:
@@ -225,10 +228,10 @@ def partition_cell(cell: PaperCell, columns: Columns, seed: int, *, proxy: bool)
         UsageError, for rows that do not suffice and no proxy, or that fit no scale.
     """
     args = dict(cell.args)
+    domain = {}
     if cell.domain:
         domain = {"domain": cell.domain}
-    else:
-        domain = {}
+    # Each attempt takes the values that the scheme proposes; some schemes need several.
     for _ in range(4):
         try:
             made = make(cell.scheme, columns, seed=seed, **args, **domain)
@@ -238,14 +241,17 @@ def partition_cell(cell: PaperCell, columns: Columns, seed: int, *, proxy: bool)
                 raise
             args |= changes
             continue
-        said = [
-            f"partition: {k} {v} instead of {cell.args.get(k, 'the default')}"
-            for k, v in args.items()
-            if v != cell.args.get(k)
-        ]
+        departures = []
+        for key, value in args.items():
+            usual = cell.args.get(key, "the default")
+            if value != cell.args.get(key):
+                departures.append(f"partition: {key} {value} instead of {usual}")
         if proxy and cell.scheme in DOMAIN_CLIENTS:
-            said.append(f"clients: {len(made.clients)}, the domains of {cell.dataset}")
-        return CellPartition(made, args, (*said, *(f"partition: {note}" for note in made.notes)))
+            clients = len(made.clients)
+            departures.append(f"clients: {clients}, the domains of {cell.dataset}")
+        return CellPartition(
+            made, args, (*departures, *(f"partition: {note}" for note in made.notes))
+        )
     raise UsageError(
         f"{cell.scheme} fits these rows at no scale that was tried.", "Give more data with --on."
     )
@@ -261,17 +267,21 @@ def short_batches(
     hp = METHODS[cell.method].resolve(cell.preset, cell.set)
     batch = hp.get("batch")
     least = min(len(c.train) for c in partition.clients)
+    # Batches that are not full are left out by some settings; a small proxy may have no full one.
     left_out = [key for key in ("drop_last", "proto_drop_last") if hp.get(key)]
     made = dict(cell.set)
-    said = []
+    departures = []
     if proxy and left_out and isinstance(batch, int) and least < batch:
         made |= dict.fromkeys(left_out, False)
-        said.append(
+        departures.append(
             f"short batches: trained on, as the smallest client has {least} rows and a batch {batch}"
         )
+    # FLESD's queue must be filled twice over to be of use.
     public = len(partition.clients[0].train)
     queue = hp.get("queue")
     if proxy and hp.get("anchors") == "queue" and isinstance(queue, int) and public < 2 * queue:
         made |= {"anchors": "all", "esd_drop_last": False}
-        said.append(f"anchors: all {public} public rows, which are too few for a queue of {queue}")
-    return made, said
+        departures.append(
+            f"anchors: all {public} public rows, which are too few for a queue of {queue}"
+        )
+    return made, departures

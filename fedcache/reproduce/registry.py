@@ -22,7 +22,7 @@ MERGED = ("set", "args", "recipe", "options")
 
 @dataclass(frozen=True)
 class Printed:
-    """What a paper prints.
+    """A printed value of a paper.
 
     Attributes:
         mean: the number, in the unit of its metric (per cent for accuracies); None for a text.
@@ -48,7 +48,7 @@ class PaperCell:
         recipe: departures from the backbones' native recipes.
         dataset: a spec.
         domain: domains that are dealt; () for all.
-        scheme: of the partition; "" where nothing is dealt.
+        scheme: of the partition; "" where nothing is assigned.
         args: its arguments.
         rounds: None for the method's own.
         participation: clients a round, None for the method's own.
@@ -195,6 +195,7 @@ def parse(text: str, where: str) -> PaperTable:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise _wrong(where, str(error)) from error
+    # The protocol holds for all cells; an axis adds the settings of each of its labels.
     protocol = data.pop("protocol", {})
     axes = data.pop("axes", {})
     known = {f.name for f in fields(PaperTable)}
@@ -204,16 +205,22 @@ def parse(text: str, where: str) -> PaperTable:
     for key in known - {"differences"} - set(data):
         raise _wrong(where, f"{key} is missing")
     if data["kind"] not in KINDS:
-        raise _wrong(where, f"kind {data['kind']!r} is none of {', '.join(KINDS)}")
+        kinds = ", ".join(KINDS)
+        raise _wrong(where, f"kind {data['kind']!r} is none of {kinds}")
     for axis in axes:
         if axis not in data["labels"]:
+            # The same labels would make two cells one row of the table.
             raise _wrong(where, f"[axes.{axis}] is no label")
     cells = tuple(_cell(c, data, protocol, axes, where) for c in data["cells"])
     if len({c.at for c in cells}) < len(cells):
         raise _wrong(where, "two cells have the same labels")
     differences = tuple(_difference(d, cells, where) for d in data.get("differences", ()))
-    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-    return PaperTable(**{**plain, "cells": cells, "differences": differences})
+    return PaperTable(**{**_as_tuples(data), "cells": cells, "differences": differences})
+
+
+def _as_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of TOML with their lists as tuples."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
 
 
 def _cell(
@@ -225,8 +232,10 @@ def _cell(
 ) -> PaperCell:
     """A cell with everything that holds for it, merged."""
     at = own.get("at", [])
-    if len(at) != len(data["labels"]):
-        raise _wrong(where, f"cell {at} has {len(at)} labels, expected {len(data['labels'])}")
+    expected = len(data["labels"])
+    if len(at) != expected:
+        raise _wrong(where, f"cell {at} has {len(at)} labels, expected {expected}")
+    # Later layers win: metrics of the table, its protocol, its axes, and the cell itself.
     layers: list[Mapping[str, Any]] = [{"metrics": data["metrics"]}, protocol]
     for label, value in zip(data["labels"], at, strict=True):
         if label in axes:
@@ -240,15 +249,18 @@ def _cell(
         for key, value in layer.items():
             if key not in known:
                 raise _wrong(where, f"cell {at}: unknown key {key!r}")
-            values[key] = {**values.get(key, {}), **value} if key in MERGED else value
+            # Mappings are merged key by key; other values are replaced.
+            if key in MERGED:
+                value = {**values.get(key, {}), **value}
+            values[key] = value
+    # A cell without printed numbers is one that the paper leaves out.
     printed = own.get("printed", ["-"] * len(values["metrics"]))
-    if len(printed) != len(values["metrics"]):
-        raise _wrong(
-            where, f"cell {at} prints {len(printed)} values for {len(values['metrics'])} metrics"
-        )
-    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    metrics = len(values["metrics"])
+    if len(printed) != metrics:
+        raise _wrong(where, f"cell {at} prints {len(printed)} values for {metrics} metrics")
     labels = dict(zip(data["labels"], at, strict=True))
-    return PaperCell(labels=labels, printed=tuple(_printed(p, where) for p in printed), **plain)
+    numbers = tuple(_printed(p, where) for p in printed)
+    return PaperCell(labels=labels, printed=numbers, **_as_tuples(values))
 
 
 def _printed(value: Any, where: str) -> Printed | None:

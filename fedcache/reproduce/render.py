@@ -26,12 +26,13 @@ PLAIN = "reproduced"
 
 def title(report: Reproduction) -> str:
     """One line that says what this is."""
-    words = f"{report.entry.name}: {report.entry.title}"
+    entry = report.entry
     if report.proxy:
-        where = report.entry.name
+        where = entry.name
         if report.on:
             where += f" on {report.on}"
-        return f"{PROXY} of {where}: {report.entry.title}"
+        return f"{PROXY} of {where}: {entry.title}"
+    words = f"{entry.name}: {entry.title}"
     if report.departures or any(line.departures for line in report.lines):
         words += ", with departures"
     return words
@@ -50,6 +51,7 @@ def columns(report: Reproduction) -> tuple[str, ...]:
 def rows(report: Reproduction) -> list[tuple[str, ...]]:
     """One row per cell and metric; what was not run has no number."""
     made: list[tuple[str, ...]] = []
+    # A proxy is compared by the order of its rows, and has ranks in the place of differences.
     ranks = {}
     for one in orders(report):
         for place in one.places:
@@ -71,25 +73,27 @@ def rows(report: Reproduction) -> list[tuple[str, ...]]:
             got = show_measured(line.measured[metric], metric)
             made.append((first, *line.cell.at, name(metric), printed, got, *last))
     blank = ("",) * (len(report.entry.labels) - 1)
-    for wanted in report.entry.differences:
-        measured = report.difference(wanted)
+    # Differences between rows that the paper prints, where all of these rows were run.
+    for difference in report.entry.differences:
+        measured = report.difference(difference)
         if measured.mean is None:
             continue
-        what = f"{', '.join(wanted.of)} minus {', '.join(wanted.minus)}"
+        what = " minus ".join((", ".join(difference.of), ", ".join(difference.minus)))
         first = PLAIN
-        last = show_compared(compare(wanted.printed, 0, measured), wanted.metric)
+        last = show_compared(compare(difference.printed, 0, measured), difference.metric)
         if report.proxy:
             first = PROXY
             last = ("", "")
-        printed = show_printed(wanted.printed, wanted.metric)
-        got = show_measured(measured, wanted.metric)
-        made.append((first, what, *blank, name(wanted.metric), printed, got, *last))
+        printed = show_printed(difference.printed, difference.metric)
+        got = show_measured(measured, difference.metric)
+        made.append((first, what, *blank, name(difference.metric), printed, got, *last))
+    # Every row has as many cells as there are columns, also those without a number.
     width = len(columns(report))
     return [row[:width] for row in made]
 
 
 def label(report: Reproduction, line: ReproducedCell) -> str:
-    """What a row is: PROXY, reproduced, with departures or as an approximation, or not run."""
+    """The label of a row: PROXY, reproduced, with departures, as an approximation, or not run."""
     words = []
     if report.proxy:
         words.append(PROXY)
@@ -103,7 +107,7 @@ def label(report: Reproduction, line: ReproducedCell) -> str:
 
 
 def sentences(report: Reproduction) -> list[str]:
-    """What must be read with the numbers: departures, how differences are counted, what the paper leaves open."""
+    """Sentences to read with the numbers: departures, how differences are counted, what the paper does not give."""
     made = []
     if report.proxy:
         made.append(
@@ -112,7 +116,9 @@ def sentences(report: Reproduction) -> list[str]:
         )
         made += [one.sentence() for one in orders(report)]
     if report.departures:
-        made.append(f"Departures of every row: {'; '.join(report.departures)}.")
+        departures = "; ".join(report.departures)
+        made.append(f"Departures of every row: {departures}.")
+    # A departure of some rows only is said once, with these rows.
     for departure, where in of_rows(report).items():
         made.append(f"Departure of {'; '.join(where)}: {departure}.")
     if report.proxy:
@@ -125,6 +131,7 @@ def sentences(report: Reproduction) -> list[str]:
             "s_got^2 / seeds); where one std is missing it is the other's alone, and the row says so."
         )
     else:
+        # What the paper does not give, and what was decided about it.
         made.append("Difference is got minus printed.")
     made += [f"Not given: {text}." for text in report.entry.not_given]
     made += [f"Note: {text}" for text in report.entry.notes]
@@ -168,9 +175,9 @@ def report_data(report: Reproduction) -> dict[str, Any]:
     if report.proxy:
         ranked = {"orders": [one.to_dict() for one in orders(report)]}
     differences = []
-    for wanted in report.entry.differences:
-        got = report.difference(wanted).__dict__
-        differences.append({"proxy": report.proxy, **_statement(wanted), "got": got})
+    for difference in report.entry.differences:
+        got = report.difference(difference).__dict__
+        differences.append({"proxy": report.proxy, **_statement(difference), "got": got})
     return {
         "name": report.entry.name,
         "title": title(report),
@@ -187,18 +194,19 @@ def report_data(report: Reproduction) -> dict[str, Any]:
     }
 
 
-def _statement(wanted: Difference) -> dict[str, Any]:
+def _statement(difference: Difference) -> dict[str, Any]:
     """A statement about two cells as plain values."""
     return {
-        "of": list(wanted.of),
-        "minus": list(wanted.minus),
-        "metric": wanted.metric,
-        "printed": wanted.printed.__dict__,
+        "of": list(difference.of),
+        "minus": list(difference.minus),
+        "metric": difference.metric,
+        "printed": difference.printed.__dict__,
     }
 
 
 def _line_data(report: Reproduction, line: ReproducedCell) -> dict[str, Any]:
     values = {}
+    # Differences from printed numbers would mislead for a proxy, and are left out.
     for i, metric in enumerate(line.cell.metrics):
         measured = line.measured.get(metric)
         values[metric] = {
@@ -230,7 +238,7 @@ def _line_data(report: Reproduction, line: ReproducedCell) -> dict[str, Any]:
 
 
 def cell_data(cell: PaperCell) -> dict[str, Any]:
-    """Everything that determines a cell's runs."""
+    """All settings that determine a cell's runs."""
     found = {k: v for k, v in cell.__dict__.items() if k not in ("labels", "metrics", "printed")}
     return {
         k: list(v) if isinstance(v, tuple) else v
@@ -323,21 +331,24 @@ class RowRanking:
     tied: tuple[Pair, ...]
 
     def sentence(self) -> str:
-        """Where the order agrees with the paper and where it does not."""
+        """Agreement and disagreement with the order of the paper, in words."""
         metrics = dict.fromkeys(name(p.metric) for p in self.places)
         where = ", ".join((*self.at, " and ".join(metrics)))
         counted = len(self.agree) + len(self.reverse) + len(self.undecided)
-        parts = [f"{len(self.agree)} of {counted} pairs as printed{_pairs(self.agree)}"]
+        # Pairs that the paper prints as equal have no order to agree with.
+        agree = len(self.agree)
+        parts = [f"{agree} of {counted} pairs as printed{_pairs(self.agree)}"]
         if self.reverse:
-            parts.append(
-                f"{len(self.reverse)} the other way round{_pairs(self.reverse, 'printed above')}"
-            )
+            pairs = _pairs(self.reverse, "printed above")
+            parts.append(f"{len(self.reverse)} the other way round{pairs}")
         if self.undecided:
+            pairs = _pairs(self.undecided, "and")
             parts.append(
-                f"{len(self.undecided)} undecided, less than one standard error apart{_pairs(self.undecided, 'and')}"
+                f"{len(self.undecided)} undecided, less than one standard error apart{pairs}"
             )
         if self.tied:
-            parts.append(f"{len(self.tied)} printed equal{_pairs(self.tied, 'and')}")
+            pairs = _pairs(self.tied, "and")
+            parts.append(f"{len(self.tied)} printed equal{pairs}")
         single = all(p.measured.std is None for p in self.places)
         alone = ""
         if single:
@@ -345,7 +356,8 @@ class RowRanking:
         tau = ""
         if self.tau is not None:
             tau = f" Kendall's tau-b is {self.tau:+.2f}."
-        return f"PROXY, order of {where}: {'; '.join(parts)}.{tau}{alone}"
+        counts = "; ".join(parts)
+        return f"PROXY, order of {where}: {counts}.{tau}{alone}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -386,6 +398,7 @@ def orders(report: Reproduction) -> list[RowRanking]:
 def order(at: tuple[str, ...], lines: Sequence[ReproducedCell]) -> RowRanking | None:
     """Both orders of a group's rows; None with fewer than two that have both numbers."""
     found = [(line, *known) for line in lines if (known := _numbers(line)) is not None]
+    # Ranks are among the rows that have both numbers.
     if len(found) < 2:
         return None
     prints = [f[2] for f in found]
@@ -395,8 +408,10 @@ def order(at: tuple[str, ...], lines: Sequence[ReproducedCell]) -> RowRanking | 
         for f, mean in zip(found, means, strict=True)
     )
     sorts: dict[str, list[Pair]] = {"agree": [], "reverse": [], "undecided": [], "tied": []}
-    for a, b in itertools.combinations(places, 2):
-        above, below = (a, b) if a.printed >= b.printed else (b, a)
+    # Each pair in the order of the paper: the row that is printed higher comes first.
+    for above, below in itertools.combinations(places, 2):
+        if above.printed < below.printed:
+            above, below = below, above
         sorts[_verdict(above, below)].append((above.label, below.label))
     return RowRanking(at, places, _tau(prints, means), **{k: tuple(v) for k, v in sorts.items()})
 
@@ -456,5 +471,5 @@ def _pairs(pairs: Sequence[Pair], word: str = "above") -> str:
     lower: dict[str, list[str]] = {}
     for above, below in pairs:
         lower.setdefault(above, []).append(below)
-    said = "; ".join(" ".join((above, word, ", ".join(below))) for above, below in lower.items())
-    return f" ({said})"
+    listed = "; ".join(" ".join((above, word, ", ".join(below))) for above, below in lower.items())
+    return f" ({listed})"

@@ -1,7 +1,7 @@
-"""Measure the cells of an entry and put what was got beside what is printed.
+"""Measure the cells of an entry and set the results next to the printed values.
 
 Each cell and seed is one ordinary run under ``$FEDCACHE_HOME/runs``: a second call reads what is stored, a killed one
-goes on, and every metric has a std over seeds. What was not run is never shown with a number.
+continues, and every metric has a std over seeds. What was not run is never shown with a number.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class ReproducedCell:
 
 @dataclass
 class Reproduction:
-    """What ``reproduce NAME`` found.
+    """Answer of ``reproduce NAME``.
 
     Attributes:
         entry: of the registry.
@@ -104,17 +104,17 @@ class Reproduction:
         printed = line.cell.printed[index]
         return compare(printed, self.entry.printed_seeds, line.measured.get(metric, Measurement()))
 
-    def difference(self, wanted: Difference) -> Measurement:
+    def difference(self, difference: Difference) -> Measurement:
         """What was got for a statement about two cells."""
         a, b = (
             next((ln for ln in self.lines if ln.cell.at == at), None)
-            for at in (wanted.of, wanted.minus)
+            for at in (difference.of, difference.minus)
         )
         if a is None or b is None:
             return Measurement()
         return subtract(
-            a.measured.get(wanted.metric, Measurement()),
-            b.measured.get(wanted.metric, Measurement()),
+            a.measured.get(difference.metric, Measurement()),
+            b.measured.get(difference.metric, Measurement()),
         )
 
 
@@ -135,7 +135,7 @@ def reproduce(
         home: where stores, runs, weights and data are.
         options: what departs from the paper.
         runs: directory of results instead of ``home.runs``.
-        observer: told the story.
+        observer: receives notes, warnings and progress.
         stop: set by a signal handler; honoured where no finished round is lost.
         engine: a cluster that extracts and trains, to the same bits.
 
@@ -179,19 +179,22 @@ def reproduce(
     lines = []
     errors = []
     for number, (p, lack) in enumerate(zip(planned, lacks, strict=True), 1):
-        where = f"{number} of {len(planned)}: {', '.join(p.paper.at)}"
+        labels = ", ".join(p.paper.at)
+        where = f"{number} of {len(planned)}: {labels}"
         if p.refused or lack:
             why = p.refused or "missing " + ", ".join(f"{n.kind} {n.name}" for n in lack)
             lines.append(ReproducedCell(p, why_not=why))
             observer.note(f"{where}: not run, {why}")
             continue
         try:
-            earlier = [
-                ln
-                for ln in lines
-                if options.proxy and not ln.why_not and _same(ln.planned.cell, p.cell)
-            ]
-            line = _measure_cell(entry, p, workbench, earlier[0] if earlier else None)
+            # A proxy may make several cells the same measurement; it is made once.
+            twin = None
+            for earlier in lines:
+                same = _same(earlier.planned.cell, p.cell)
+                if options.proxy and same and not earlier.why_not:
+                    twin = earlier
+                    break
+            line = _measure_cell(entry, p, workbench, twin)
         except FedcacheError as error:
             if error.code in (Exit.INTERRUPTED, Exit.BUG, Exit.CORRUPT):
                 raise
@@ -203,10 +206,10 @@ def reproduce(
         metric = line.cell.metrics[0]
         stored = ""
         if line.reused:
-            stored = f" ({line.reused} of {len(line.runs)} runs were there already)"
-        observer.note(
-            f"{where}: {name(metric)} {show_measured(line.measured[metric], metric)}{stored}"
-        )
+            runs_of_cell = len(line.runs)
+            stored = f" ({line.reused} of {runs_of_cell} runs were there already)"
+        measured = show_measured(line.measured[metric], metric)
+        observer.note(f"{where}: {name(metric)} {measured}{stored}")
     if errors and not any(line.measured for line in lines):
         raise errors[0]
     return Reproduction(entry, options.proxy, options.on, lines, _take_out_shared(lines))
@@ -216,11 +219,13 @@ def _nothing_can_run(
     entry: PaperTable, lacks: Sequence[Sequence[Requirement]], planned: Sequence[PlannedCell]
 ) -> FedcacheError:
     """The error of an entry none of whose cells can be run."""
+    # Each thing that is missing is named once, and with it the command that gets it.
     needs = list(dict.fromkeys(n for lack in lacks for n in lack))
     missing = "; ".join(f"{n.kind} {n.name}" for n in needs) or next(
         p.refused or "" for p in planned
     )
     commands = list(dict.fromkeys(n.command.split(" Ready now:")[0] for n in needs if n.command))
+    # Where only weights or data are missing, the same protocol can be tried on offline data.
     if any(lack and {n.kind for n in lack} <= {"weights", "data"} for lack in lacks):
         chosen = ""
         if entry.roles():
@@ -243,11 +248,10 @@ def _measure_cell(
     entry: PaperTable, planned: PlannedCell, workbench: Workbench, twin: ReproducedCell | None
 ) -> ReproducedCell:
     """Measure one cell, unless ``twin`` is the same measurement: runs are read again, all else is not made again."""
-    line = ReproducedCell(
-        planned,
-        departures=list(planned.departures),
-        same_as=twin.cell.at if twin is not None else (),
-    )
+    line = ReproducedCell(planned, departures=list(planned.departures))
+    if twin is not None:
+        line.same_as = twin.cell.at
+    # Two cells of a proxy may be the same measurement: what needs no run of its own is taken over.
     if twin is not None and "data" in READS[entry.kind] and entry.kind != "runs":
         line.departures += [d for d in twin.departures if d not in twin.planned.departures]
         line.measured = dict(twin.measured)
@@ -256,8 +260,8 @@ def _measure_cell(
         _train(line, workbench)
         return line
 
-    values, said = MEASURES[entry.kind](planned.cell, workbench)
-    line.departures += said
+    values, departures = MEASURES[entry.kind](planned.cell, workbench)
+    line.departures += departures
     line.measured = {m: over_seeds([values.get(m)]) for m in planned.cell.metrics}
     return line
 
@@ -270,14 +274,17 @@ def _requests_of(planned: PlannedCell, workbench: Workbench) -> tuple[list[RunRe
     """The runs of a cell, and departures."""
     proxy = workbench.options.proxy
     found = workbench.features(planned.cell)
-    cell, said = with_known_domains(planned.cell, found.columns, proxy=proxy)
-    asked = []
+    cell, departures = with_known_domains(planned.cell, found.columns, proxy=proxy)
+    requests = []
+    # Every seed has its own partition, so every seed is a run of its own.
     for seed in parse_seeds(cell.seeds):
         dealt = partition_cell(cell, found.columns, seed, proxy=proxy)
         participation, fewer = _participation(cell, len(dealt.partition.clients), proxy)
         settings, short = short_batches(cell, dealt.partition, proxy=proxy)
-        said += [*dealt.departures, *fewer, *short]
-        options = {**dealt.args, **({"domain": cell.domain} if cell.domain else {})}
+        departures += [*dealt.departures, *fewer, *short]
+        options = dict(dealt.args)
+        if cell.domain:
+            options["domain"] = cell.domain
         config = TrainConfig(
             method=cell.method,
             preset=cell.preset,
@@ -289,34 +296,35 @@ def _requests_of(planned: PlannedCell, workbench: Workbench) -> tuple[list[RunRe
             eval_every=cell.eval_every,
             set=settings,
         )
-        asked.append(
+        requests.append(
             (config, PartitionConfig(cell.scheme, options.pop("clients", None), seed, options))
         )
-    return asked, said
+    # The partition takes the number of clients as a field of its own.
+    return requests, departures
 
 
 def _train_on_cluster(
     planned: Sequence[PlannedCell], workbench: Workbench, engine: ReproductionEngine
 ) -> None:
     """Have the runs of all cells made on a cluster; the cells then find them. What fails fails again, and is told."""
-    asked: list[RunRequest] = []
+    requests: list[RunRequest] = []
     for one in planned:
         try:
-            asked += [a for a in _requests_of(one, workbench)[0] if a not in asked]
+            requests += [a for a in _requests_of(one, workbench)[0] if a not in requests]
         except FedcacheError as error:
             if error.code in (Exit.INTERRUPTED, Exit.BUG, Exit.CORRUPT):
                 raise
-    if asked:
+    if requests:
         workbench.made |= engine.run_configurations(
-            asked, workbench.home, workbench.runs, workbench.observer, workbench.halt
+            requests, workbench.home, workbench.runs, workbench.observer, workbench.halt
         )
 
 
 def _train(line: ReproducedCell, workbench: Workbench) -> None:
     """One ordinary run for each seed, each with its own partition."""
-    asked, said = _requests_of(line.planned, workbench)
+    requests, departures = _requests_of(line.planned, workbench)
     values: dict[str, list[Value | None]] = {m: [] for m in line.planned.cell.metrics}
-    for config, partition in asked:
+    for config, partition in requests:
         done = train(
             config,
             workbench.home,
@@ -326,22 +334,23 @@ def _train(line: ReproducedCell, workbench: Workbench) -> None:
             observer=workbench.quiet,
             stop=workbench.halt,
         )
+        # Runs that this command made for another cell are not "there already".
         line.runs.append(done.path)
         line.reused += done.reused and done.path not in workbench.made
         line.fidelity = str(done.result["fidelity"])
-        said += _feat_post(line.cell, done.result)
+        departures += _feat_post(line.cell, done.result)
         for metric in values:
             values[metric].append(measure(metric, done))
-    line.departures = list(dict.fromkeys([*line.departures, *said]))
+    line.departures = list(dict.fromkeys([*line.departures, *departures]))
     line.measured = {metric: over_seeds(of_seeds) for metric, of_seeds in values.items()}
 
 
 def _participation(cell: PaperCell, clients: int, proxy: bool) -> tuple[str | None, list[str]]:
-    """Clients a round, no more than a scaled-down proxy has."""
-    asked = cell.participation
-    if proxy and asked is not None and asked.isdigit() and int(asked) > clients:
-        return "all", [f"participation: all {clients} clients instead of {asked}"]
-    return asked, []
+    """Clients per round, at most as many as a scaled-down proxy has."""
+    requested = cell.participation
+    if proxy and requested is not None and requested.isdigit() and int(requested) > clients:
+        return "all", [f"participation: all {clients} clients instead of {requested}"]
+    return requested, []
 
 
 def _feat_post(paper: PaperCell, result: dict[str, Any]) -> list[str]:

@@ -4,7 +4,7 @@ Each seed is stored on its own: ``seed-N.json`` holds the result of seed N, and 
 in the directory. A command with more seeds trains only the missing ones.
 
 ``config.toml`` re-runs it, ``rounds.jsonl`` and ``result.json`` are promises (no time, host, path or rate), what was
-measured lies apart in ``measured.json``. A run that was killed goes on from its checkpoint; the bits are the same.
+measured lies apart in ``measured.json``. A run that was killed continues from its checkpoint; the bits are the same.
 
 ``result.json`` lists the sha256 of the other promises under ``files``, so that a result is only ever returned whole.
 Checkpoints and finished seeds are sealed for their run and seed; where one is not what was written, the seed begins
@@ -140,7 +140,9 @@ class RunDirectory:
         make_private(self.path)
         for name, parts in partitions.items():
             write_atomic(self.path / name, *parts)
-        self._note = f"# {note}\n" if note else ""
+        self._note = ""
+        if note:
+            self._note = f"# {note}\n"
         self._config = self._config_text(config)
         if not (self.path / "result.json").exists():
             self._write_config(self._config, self.path.glob("partition-*.partition"))
@@ -211,7 +213,7 @@ class RunDirectory:
         self.forget(seed)
 
     def forget(self, seed: int) -> None:
-        """Drop a seed's checkpoint, and what its clients keep beside it."""
+        """Drop a seed's checkpoint and the states of its clients."""
         for left in (
             self._checkpoint(seed),
             self.states(seed),
@@ -323,7 +325,7 @@ def file_digest(name: str, raw: bytes) -> str:
 
 @lru_cache(maxsize=1024)
 def config_table(text: str) -> Mapping[str, Any]:
-    """The ``[train]`` table of a ``config.toml`` with that text, not to be changed: a report asks twice for each run.
+    """The ``[train]`` table of the text of a ``config.toml``; callers must not change it, as it is cached.
 
     Raises ValueError, KeyError or TypeError for what is no such file.
     """
@@ -340,17 +342,17 @@ def train_table(run: Path) -> dict[str, Any]:
 
 
 def is_of_run(name: str) -> bool:
-    """Whether a file of that name in a run's directory is the run's own, and not something that lies beside it."""
+    """Whether a file of that name in a run's directory was written by fedcache."""
     return re.fullmatch(OWN_FILES, name) is not None
 
 
 def mark_pruned(run: Path, facts: Mapping[str, Any]) -> None:
-    """Say in the directory of a run that a search stopped it; whoever trains it to its end removes that."""
+    """Mark the directory of a run that a search stopped; training the run to its end removes the mark."""
     write_sealed(run / PRUNED, _what_pruned(run), dict(facts))
 
 
 def read_pruned(run: Path) -> dict[str, Any] | None:
-    """What ``mark_pruned`` wrote; None for a run that no search stopped. Raises CorruptionError for a damaged file."""
+    """The mark of ``mark_pruned``; None for a run that no search stopped. Raises CorruptionError for a damaged file."""
     found = read_sealed(run / PRUNED, _what_pruned(run))
     if found is None:
         return None
@@ -393,7 +395,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def measured_of(folder: Path, result: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What was measured when the run of a result was made; None when that file, no promise, is missing or damaged."""
+    """Measurements of a run, which are not promised; None when the file is missing or damaged."""
     try:
         found = read_sealed(folder / MEASURED, _what_measured(str(result.get("digest"))))
     except CorruptionError:
@@ -408,7 +410,7 @@ def _what_measured(run: str) -> dict[str, Any]:
 
 
 def check_config(path: Path | None) -> None:
-    """Refuse the ``config.toml`` in a run's directory, and the partitions beside it, that are not what fedcache wrote.
+    """Refuse a ``config.toml`` in a run's directory, or a partition next to it, that fedcache did not write.
 
     The configuration of an unfinished run is the user's to change; with that of a finished one, another run would be
     trained under the name of this one. A file that lies anywhere else is not looked at. Raises CorruptionError.
@@ -421,7 +423,11 @@ def check_config(path: Path | None) -> None:
         found = read_sealed(folder / WRITTEN, {"kind": FILES})
     except CorruptionError:  # the result has digests of its own
         found = None
-    digests, digest = (found.content, _raw_digest) if found is not None else ({}, file_digest)
+    digests: Mapping[str, str] = {}
+    digest: Callable[[str, bytes], str] = file_digest
+    if found is not None:
+        digests = found.content
+        digest = _raw_digest
     if found is None and finished:
         with suppress(DamagedRunError):  # who opens the run will say so
             digests = read_result(folder / "result.json").get("files", {})
@@ -490,7 +496,10 @@ def check_models(folder: Path, result: Mapping[str, Any]) -> None:
         listed = read_sealed(index, what_of_models(str(result["digest"])))
     except CorruptionError as error:
         raise DamagedRunError(index) from error
-    for name, written in ({} if listed is None else listed.content["files"]).items():
+    files: Mapping[str, Any] = {}
+    if listed is not None:
+        files = listed.content["files"]
+    for name, written in files.items():
         file = index.with_name(name)
         with suppress(FileNotFoundError):
             if file.is_file() and file_sha256(file) == written["sha256"]:
@@ -500,7 +509,7 @@ def check_models(folder: Path, result: Mapping[str, Any]) -> None:
 
 
 def what_of_models(digest: str) -> dict[str, Any]:
-    """What the list of a run's models is, for its seal."""
+    """The header of the list of a run's models, for its seal."""
     return {"kind": "models of a run", "run": digest}
 
 
@@ -529,7 +538,7 @@ def _files_of_models(path: Path) -> Iterator[Path]:
 
 
 def bytes_of_models(path: Path) -> int | None:
-    """What the trained models of a run take on disk; None for a run without."""
+    """Bytes of a run's trained models on disk; None for a run without models."""
     files = list(_files_of_models(path))
     if files:
         return sum(file.stat().st_size for file in files)
@@ -537,7 +546,7 @@ def bytes_of_models(path: Path) -> int | None:
 
 
 def reads_embeddings(path: Path) -> bool:
-    """Whether the models of a run read features that somebody else computed: no recipe says how of an image."""
+    """Whether the models of a run read ingested embeddings, for which no preprocessing recipe is known."""
     file = next(_files_of_models(path), None)
     try:
         return file is not None and any(
@@ -548,7 +557,7 @@ def reads_embeddings(path: Path) -> bool:
         ValueError,
         KeyError,
         TypeError,
-    ):  # whoever reads the model is told that it is damaged
+    ):  # anyone who reads the model is told that it is damaged
         return False
 
 
@@ -594,9 +603,12 @@ def owning(
                 "Run the same command again: it returns the stored result, or resumes the training.",
             )
 
-    # The same order in every process, so that two grids with common private runs never wait for each other.
-    locked = sorted(folders) if private else folders[:1]
-    why = ": a private run that is trained twice at once spends privacy twice" if private else ""
+    locked = folders[:1]
+    why = ""
+    if private:
+        # The same order in every process, so that two grids with common private runs never wait for each other.
+        locked = sorted(folders)
+        why = ": a private run that is trained twice at once spends privacy twice"
     with ExitStack() as held:
         for folder in folders:
             make_private(folder.parent)
@@ -637,7 +649,7 @@ def _forget(locks: Sequence[Path]) -> None:
             lock.unlink(missing_ok=True)
 
 
-# Words that a user gives to runs: ``tags.json`` beside a result, which no digest covers.
+# Words that a user gives to runs: ``tags.json`` next to a result, which no digest covers.
 
 TAGS = "tags.json"
 TAG = r"\w[\w.+-]{0,63}"
@@ -663,17 +675,13 @@ def tags_of(run: Path) -> tuple[str, ...]:
     except CorruptionError as error:
         plain = _plain_words(path)
         if plain:
+            # The plain tags can still be read: removing the file and giving them again seals them.
+            run_word = shell_word(run.name)
+            commands = [f"rm {shell_word(path)}"]
+            commands += [f"fedcache runs tag {shell_word(tag)} {run_word}" for tag in plain]
             raise CorruptionError(
                 f"{path} has no seal: an earlier release of fedcache wrote it, or an editor.",
-                " && ".join(
-                    [
-                        f"rm {shell_word(path)}",
-                        *(
-                            f"fedcache runs tag {shell_word(tag)} {shell_word(run.name)}"
-                            for tag in plain
-                        ),
-                    ]
-                ),
+                " && ".join(commands),
             ) from error
         raise CorruptionError(
             error.message,

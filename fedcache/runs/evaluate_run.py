@@ -36,7 +36,7 @@ from fedcache.models.saved_model import EvaluateOptions, ModelOptions, SavedMode
 from fedcache.models.sources import read_recipes
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
-from fedcache.runs.directory import MODELS, train_table
+from fedcache.runs.directory import MODELS, command_saving, train_table
 from fedcache.runs.origin import store_behind
 from fedcache.runs.partitions import load_partition
 from fedcache.runs.predict_run import (
@@ -46,6 +46,7 @@ from fedcache.runs.predict_run import (
     open_members,
     predictor_of,
     result_of,
+    run_folder,
     weights_of,
 )
 from fedcache.runs.privacy_ledger import is_private
@@ -58,49 +59,47 @@ from fedcache.store.store import Store
 
 def evaluate_runs(
     places: Sequence[Path],
-    asked: ModelOptions,
-    wanted: EvaluateOptions,
+    options: ModelOptions,
+    request: EvaluateOptions,
     config: ExtractConfig,
     home: Home,
     observer: Observer,
     stop: Stop,
 ) -> list[RunEvaluation]:
-    """Each run's model on the rows that ``wanted`` names.
+    """Each run's model on the rows that ``request`` names.
 
     Raises as ``predict_run.open_predictor``, ``extract`` and ``models.evaluate``; StoppedError after a stop.
 
     Args:
         places: directories of runs, or model files.
-        asked: which of a run's models.
-        wanted: a dataset, a store or a file, and which of its rows.
+        digests: which of a run's models.
+        request: a dataset, a store or a file, and which of its rows.
         config: how what is missing is extracted.
         home: where stores and weights are looked for.
-        observer: told the story.
+        observer: receives notes, warnings and progress.
         stop: asked between the models of clients, blocks of rows and the chunks of an extraction.
     """
-    each = [asked] * len(places)
-    if asked.weights or asked.backbone or (asked.client is not None and len(places) > 1):
+    each = [options] * len(places)
+    if options.weights or options.backbone or (options.client is not None and len(places) > 1):
         # What only some models have is known when all were looked at, before the first is measured.
         facts = []
         for place in places:
             with named_in_errors(place, places):
-                facts.append(open_members(place, asked, Silent())[0].facts)
-        check_weights(asked, [one.backbones for one in facts])
+                facts.append(open_members(place, options, Silent())[0].facts)
+        check_weights(options, [one.backbones for one in facts])
+        personal = any(other.personal for other in facts)
         for i, one in enumerate(facts):
-            if (
-                asked.client is not None
-                and not one.personal
-                and any(other.personal for other in facts)
-            ):
-                each[i] = replace(asked, client=None)
+            # One model for all clients is also the model of the client that was named.
+            if options.client is not None and personal and not one.personal:
+                each[i] = replace(options, client=None)
+                name = places[i].name
                 observer.note(
-                    f"{places[i].name}: {one.method} trained one model for all clients: it is what {asked.client} "
-                    "uses too."
+                    f"{name}: {one.method} trained one model for all clients: it is what {options.client} uses too."
                 )
     found = []
     for place, own in zip(places, each, strict=True):
         with named_in_errors(place, places):
-            found.append(evaluate_run(place, own, wanted, config, home, observer, stop))
+            found.append(evaluate_run(place, own, request, config, home, observer, stop))
     return found
 
 
@@ -119,31 +118,34 @@ def named_in_errors(place: Path, places: Sequence[Path]) -> Iterator[None]:
 
 def evaluate_run(
     place: Path,
-    asked: ModelOptions,
-    wanted: EvaluateOptions,
+    options: ModelOptions,
+    request: EvaluateOptions,
     config: ExtractConfig,
     home: Home,
     observer: Observer,
     stop: Stop,
 ) -> RunEvaluation:
     """One run; as ``evaluate_runs``."""
-    members = open_members(place, asked, observer)
+    members = open_members(place, options, observer)
     facts = members[0].facts
-    each = facts.personal and asked.client is None and not asked.one_for_all
-    names = members[0].clients if each else [asked.client]
-    check_saved(place, members[0], asked)
+    each = facts.personal and options.client is None and not options.one_for_all
+    names: Sequence[str | None] = [options.client]
+    if each:
+        names = members[0].clients
+    check_saved(place, members[0], options)
     if not names:  # of a file apart from its run
         raise StoreError(
             f"The run saved no client's model ({facts.clients:,} clients).",
             "Train again with --fresh --save-clients all, or take --global.",
         )
     if each and len(names) == 1:
-        asked = replace(asked, client=names[0])
+        options = replace(options, client=names[0])
         each = False
-    first = predictor_of(members, replace(asked, client=names[0]), home, config.device)
-    rows = rows_wanted(first, asked, wanted, config, home, observer, stop)
+    first = predictor_of(members, replace(options, client=names[0]), home, config.device)
+    rows = labelled_rows(first, options, request, config, home, observer, stop)
     label = label_of(place)
 
+    # Each client's model is checked when its turn comes, so that only one is in memory at a time.
     def models() -> Iterator[tuple[str, Predictor]]:
         observer.start("evaluating", len(names), "clients")
         try:
@@ -158,27 +160,29 @@ def evaluate_run(
             observer.stop()
 
     mistakes = None
-    if wanted.with_images:
-        mistakes = mistakes_on(
-            place, facts.run, first, rows, [str(name) for name in names] if each else []
-        )
+    if request.with_images:
+        clients = []
+        if each:
+            clients = [str(name) for name in names]
+        mistakes = mistakes_on(place, facts.run, first, rows, clients)
     if each:
         figures, spread = measure_clients(models(), rows)
     else:
         with counted(observer, stop, "evaluating", len(rows.rows)) as done:
             figures = measure(first, rows, done=done)
             spread = None
-    some = ""
-    if len(names) < facts.clients:
-        some = f" of {facts.clients:,}"
+    # Which model was measured, in words for the answer.
     if each:
+        some = ""
+        if len(names) < facts.clients:
+            some = f" of {facts.clients:,}"
         which = f"{len(names)}{some} clients' own, each on all rows"
+    elif options.client is not None:
+        which = f"of client {options.client}"
+    elif facts.personal:
+        which = "the server's"
     else:
-        which = f"of client {asked.client}"
-    if not each and asked.client is None:
         which = "one for all"
-        if facts.personal:
-            which = "the server's"
     if len(members) > 1:
         which += f", mean probability of {len(members)} seeds"
     found = RunEvaluation(
@@ -202,10 +206,11 @@ def evaluate_run(
 
 
 def label_of(place: Path) -> str:
-    """The name of a run's directory or of a model file, the latter after that of its run where it lies in one."""
+    """The name of a run's directory, or of a model file with the name of its run before it."""
     place = place.resolve()
     if place.is_file() and place.parent.name == MODELS:
-        return f"{place.parents[1].name}/{place.name}"
+        run = place.parents[1].name
+        return f"{run}/{place.name}"
     return place.name
 
 
@@ -238,10 +243,46 @@ def mistakes_on(
     )
 
 
-def rows_wanted(
+MOST_SCORED = 1_000_000
+"""Rows that clients' own models score on a page. With more, only every k-th client is scored."""
+
+
+def mistakes_of_run(place: Path, store: Store, partition: Partition, home: Home) -> Mistakes:
+    """The mistakes of a run's first seed on the run's own test rows; each client's model on the rows of its client.
+
+    Args:
+        place: the run's directory.
+        store: of the run's dataset.
+        partition: of the run's first seed.
+        home: where weights are looked for.
+
+    Raises StoreError for a run without models, and UsageError for a method of another package that is not installed.
+    """
+    members = open_members(place, ModelOptions(), Silent())
+    facts = members[0].facts
+    if not facts.personal:
+        predictor = predictor_of(members, ModelOptions(), home, "auto")
+        return find_mistakes(store, [(None, predictor, np.asarray(partition.test, np.int64))])
+    clients = [c for c in partition.clients if c.name in facts.saved and len(c.test)]
+    if not clients:
+        raise StoreError(
+            f"The run saved no client's model ({facts.clients:,} clients).",
+            command_saving(place, "all"),
+        )
+    first = predictor_of(members, ModelOptions(client=clients[0].name), home, "auto")
+    # Clients may all be tested on the same rows, so the rows are counted once per client.
+    step = -(-sum(len(c.test) for c in clients) // MOST_SCORED)
+    deals = (
+        (c.name, replace(first, client=c.name), np.asarray(c.test, np.int64))
+        for c in clients[::step]
+    )
+    return find_mistakes(store, deals)
+
+
+def labelled_rows(
     predictor: Predictor,
-    asked: ModelOptions,
-    wanted: EvaluateOptions,
+    options: ModelOptions,
+    request: EvaluateOptions,
     config: ExtractConfig,
     home: Home,
     observer: Observer,
@@ -249,20 +290,20 @@ def rows_wanted(
 ) -> LabelledRows:
     """The labelled rows for a model; arguments as ``evaluate_run``."""
     split = None
-    if wanted.split != "all":
-        split = wanted.split
-    if wanted.embeddings is not None:
-        return rows_of_file(Path(wanted.embeddings), split, predictor)
-    if wanted.store is not None:
-        store = need_store(home, path=Path(wanted.store))
+    if request.split != "all":
+        split = request.split
+    if request.embeddings is not None:
+        return rows_of_file(Path(request.embeddings), split, predictor)
+    if request.store is not None:
+        store = need_store(home, path=Path(request.store))
     else:
-        store = store_with_features(predictor.members[0], asked, config, home, observer, stop)
+        store = store_with_features(predictor.members[0], options, config, home, observer, stop)
     return rows_of_store(store, split, predictor.classes)
 
 
 def store_with_features(
     model: SavedModel,
-    asked: ModelOptions,
+    choice: ModelOptions,
     config: ExtractConfig,
     home: Home,
     observer: Observer,
@@ -291,7 +332,7 @@ def store_with_features(
             if ingested_path(home, spec) is not None:
                 raise
     one_view = [recipe.plain() for recipe in read_recipes(model)]
-    planned = [locate_recipe(recipe, home, weights_of(asked)) for recipe in one_view]
+    planned = [locate_recipe(recipe, home, weights_of(choice)) for recipe in one_view]
     computed = model.facts.inputs_computed
     if note := note_of_other_devices(resolve_device(config.device), computed):
         observer.note(note)
@@ -299,7 +340,7 @@ def store_with_features(
     try:
         for item, like in zip(planned, computed, strict=True):
             name = item.backbone.name
-            weights = {k: v for k, v in asked.weights.items() if k == name}
+            weights = {k: v for k, v in choice.weights.items() if k == name}
             options = item.backbone.options_of(item.recipe)
             _, how = resolve_compute_as(config, like, [item.backbone])
             one = replace(
@@ -329,9 +370,9 @@ TEST = SPLITS.index("test")
 def warning_of_trained_rows(
     place: Path, members: Sequence[SavedModel], label: str, rows: LabelledRows, home: Home
 ) -> str | None:
-    """What is to be said where rows are among those that a model was trained on, as far as that can be known.
+    """A warning where a model was trained on some of the rows, as far as that is known; None otherwise.
 
-    Its run is that of the directory, else the one beside the model's file, else one of the home. Rows of the run's own
+    Its run is that of the directory, else the one next to the model's file, else one of the home. Rows of the run's own
     dataset are known by their numbers, those of others by their content, and those of a file by their features, where
     the run's store is still there. Where its partition is not, all training rows of the dataset may be meant.
 
@@ -344,9 +385,11 @@ def warning_of_trained_rows(
     """
     run = None
     digest = members[0].facts.run
-    for folder in (place if place.is_dir() else place.parent.parent, home.runs / digest[:16]):
-        with suppress(FedcacheError):  # of a damaged run nothing is known
-            run = run or (None if (found := result_of(folder, digest)) is None else (folder, found))
+    for folder in (run_folder(place), home.runs / digest[:16]):
+        with suppress(FedcacheError):  # a damaged run: its training rows are not known
+            found = result_of(folder, digest)
+            if run is None and found is not None:
+                run = folder, found
     if run is None:
         return None
     with suppress(FedcacheError, OSError):
@@ -373,6 +416,7 @@ def _warning(
     if trained is not None:
         was = "was"
     of_all = f"of {len(rows.rows):,} rows"
+    # Rows of the same dataset, or of a client's store that was cut from it, are compared by their numbers.
     if given is not None and (
         itself or given.dataset.get("shard", {}).get("parent") == data["digest"]
     ):
@@ -391,20 +435,22 @@ def _warning(
         advice = ": --split test leaves them out."
         if (seen & (split == TEST)).any():
             advice = "."
-        return f"{label} {was} trained on {same:,} {of_all} of {given.path.name}{advice}"
+        store = given.path.name
+        return f"{label} {was} trained on {same:,} {of_all} of {store}{advice}"
     if own is None:
         return None
     if trained is None:
         trained = np.flatnonzero((own.column("split") == TRAIN) & (own.column("ok") == 1))
+    # Rows of another dataset are compared by the digests of their content.
     if given is not None:
-        same = int(
-            np.isin(_keys(given.column("uid")[rows.rows]), _keys(own.column("uid")[trained])).sum()
-        )
+        digests = _keys(given.column("uid")[rows.rows])
+        same = int(np.isin(digests, _keys(own.column("uid")[trained])).sum())
     else:
         same = _same_features(own, trained, members[0], rows)
     if not same:
         return None
-    return f"{same:,} {of_all} have the same content as rows of {data['slug']} that {label} {was} trained on."
+    dataset = data["slug"]
+    return f"{same:,} {of_all} have the same content as rows of {dataset} that {label} {was} trained on."
 
 
 def rows_of_clients(
@@ -453,17 +499,17 @@ def rows_of_clients(
 def _same_features(
     store: Store, trained: NDArray[np.int64], model: SavedModel, rows: LabelledRows
 ) -> int:
-    """How many rows of a file have the features of some trained row of a store, of the model's first backbone."""
+    """Number of rows of a file whose features equal those of a training row, by the model's first backbone."""
     assert not isinstance(rows.source, Store)
     reader = store.reader(array_keys(model, store)[0])
     with np.errstate(over="ignore"):  # what does not fit into the stored dtype is no stored row
-        asked = [
+        digests = [
             row_digests(first.astype(reader.info.dtype))
             for first, *_ in rows.source.of_rows(rows.rows)
         ]
     parts = (trained[start : start + BLOCK] for start in range(0, max(1, len(trained)), BLOCK))
     known = [row_digests(reader.rows(part)[:, 0]) for part in parts]
-    return int(np.isin(_keys(np.concatenate(asked)), _keys(np.concatenate(known))).sum())
+    return int(np.isin(_keys(np.concatenate(digests)), _keys(np.concatenate(known))).sum())
 
 
 def _keys(uid: NDArray[np.uint8]) -> NDArray[np.void]:

@@ -1,4 +1,4 @@
-"""The result stream: what each round of a run gave, told to an observer and to hooks (``runs.trackers`` are some)."""
+"""The result stream: each round of a run is passed to an observer and to hooks, such as ``runs.trackers``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MEASURED = ("accuracy", "seconds", "clients")
 
 @dataclass(frozen=True)
 class GridPosition:
-    """Where a run stands in a grid; the default is a run alone."""
+    """Position of a run in a grid; the default is a run alone."""
 
     point: str = ""  # its swept values in words
     done: int = 0  # points that had ended before
@@ -91,8 +91,11 @@ class RunEvents:
         *,
         stored: bool,
     ) -> None:
+        # Bytes of all rounds of the seed so far.
         up, down = self._sums.get(seed, (0, 0))
-        sent, received = self._sums[seed] = (up + traffic["up_bytes"], down + traffic["down_bytes"])
+        sent = up + traffic["up_bytes"]
+        received = down + traffic["down_bytes"]
+        self._sums[seed] = (sent, received)
         self.observer.told(
             Round(
                 path=self.path,
@@ -132,18 +135,18 @@ def number(value: float | None) -> float | None:
 
 
 def shown_settings(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run was asked to do, flat: the words of its result and every hyperparameter."""
-    plain = {k: facts[k] for k in ("preset", "participation", "dtype") if k in facts}
-    return {
+    """The settings of a run, flat: the words of its result and every hyperparameter."""
+    shown = {
         "dataset": facts["dataset"]["slug"],
         "backbones": " + ".join(map(str, facts["backbones"])),
-        **plain,
-        **{k: "auto" if v is None else v for k, v in facts["hyperparameters"].items()},
+        **{k: facts[k] for k in ("preset", "participation", "dtype") if k in facts},
+        **facts["hyperparameters"],
     }
+    return {key: "auto" if value is None else value for key, value in shown.items()}
 
 
 def origin(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Digests of a run, and how its rows were dealt, flat: ``partition.alpha``."""
+    """Digests of a run, and the scheme of its partition, flat: ``partition.alpha``."""
     part = facts.get("partition", {})
     dealt = {
         **{k: part[k] for k in ("scheme", "seed", "digest") if k in part},
@@ -170,7 +173,7 @@ def replay_stored(
 class HookedObserver(Silent):
     """An observer that also hands every round to hooks.
 
-    A hook that raises is told of and not called again, and the run goes on: tracking never costs a training.
+    A hook that raises is told of and not called again, and the run continues: tracking never costs a training.
 
     Args:
         observer: everything is passed on to it; None for nobody, and then a failure is a Python warning.
@@ -192,10 +195,12 @@ class HookedObserver(Silent):
     def ended(self, path: Path, result: Mapping[str, Any]) -> None:
         """Passed on, and to every hook that has a method ``ended``."""
         tell_ended(self._observer, path, result)
-        self._call(
-            lambda hook: hook.ended(path, result) if hasattr(hook, "ended") else None,
-            f"at the end of {path}",
-        )
+
+        def call(hook: Any) -> None:
+            if hasattr(hook, "ended"):
+                hook.ended(path, result)
+
+        self._call(call, f"at the end of {path}")
 
     def _call(self, call: Callable[[Any], object], when: str) -> None:
         for hook in list(self._hooks):
@@ -207,10 +212,8 @@ class HookedObserver(Silent):
 
     def _failed(self, hook: OnRound, when: str, error: Exception) -> None:
         name = getattr(hook, "__qualname__", None) or type(hook).__name__
-        text = (
-            f"on_round {name} failed {when} and is not called again; the run goes on. "
-            f"{type(error).__name__}: {error}"
-        )
+        kind = type(error).__name__
+        text = f"on_round {name} failed {when} and is not called again; the run goes on. {kind}: {error}"
         if self._heard:
             self._observer.warn(text)
         else:
@@ -218,7 +221,7 @@ class HookedObserver(Silent):
 
 
 def with_hooks(observer: Observer | None, hooks: Sequence[OnRound]) -> Observer:
-    """The observer itself when nobody else listens."""
+    """The observer itself if there is no hook."""
     if hooks:
         return HookedObserver(observer, hooks)
     return observer or Silent()

@@ -41,7 +41,7 @@ from fedcache.store.store import Store
 
 @dataclass(frozen=True)
 class RunFeatures:
-    """What a run reads, and what that was made from."""
+    """Features of a run, and their origin."""
 
     arrays: tuple[str, ...]  # keys of the arrays, in the order in which they are concatenated
     data: Data  # all rows
@@ -82,15 +82,16 @@ def read_store(
                 "Choose other --backbones.",
             )
         if looked := all_alike(array, store.samples.ok == 1):
+            path = shell_word(store.path)
             observer.warn(
                 f"The features of {key} are the same in the first {looked} rows, as of a model that does not see its "
-                f"input. What made them:  fedcache inspect {shell_word(store.path)}"
+                f"input. What made them:  fedcache inspect {path}"
             )
     views = [array.shape[1] for array in arrays]
     if len(set(views)) > 1:
-        observer.note(
-            f"Views: {min(views)} of each backbone, as all of them have ({', '.join(map(str, views))})."
-        )
+        each = ", ".join(map(str, views))
+        observer.note(f"Views: {min(views)} of each backbone, as all of them have ({each}).")
+    # Large features stay in their files; small ones, and those of several backbones, are copied into memory.
     x: Features | None = stored_rows(arrays, feat_post)
     scaling = None
     if x is None:
@@ -109,7 +110,7 @@ LOOKED_AT = 64
 
 
 def all_alike(array: Reader, ok: NDArray[np.bool_]) -> int:
-    """How many rows were compared where all of them have the same features; 0 where any two differ."""
+    """Number of compared rows if all have the same features; 0 if any two differ."""
     rows = np.flatnonzero(ok)[:LOOKED_AT]
     found = array.rows(rows)
     if len(rows) > 1 and bool((found[:, 0] == found[:1, 0]).all()):
@@ -149,7 +150,8 @@ def read_client_stores(
     label = np.full(count, -1, np.int64)
     domain = np.zeros(count, np.int64)
     for store, places in zip(stores, rows, strict=True):
-        label[places], domain[places] = store.samples.label, store.samples.domain
+        label[places] = store.samples.label
+        domain[places] = store.samples.domain
     x, scaling = prepare_features(arrays, feat_post, train)
     made = with_text(method, hp, first, keys, x, label, domain, tuple(a.shape[2] for a in arrays))
     return made.after(feat_post, scaling)
@@ -168,13 +170,15 @@ def with_text(
     """Features [N, V, D] with labels, domains, and the text features of the backbone where the method reads some."""
     text, templates = text_of(method, hp, store, keys)
     digests = [str(store.arrays[key].digest) for key in keys]
+    text_features = None
     if text is not None:
         digests.append(sha256_hex(text.tobytes()))
+        text_features = torch.from_numpy(text)
     data = Data(
         x=x,
         y=torch.from_numpy(label),
         classes=len(store.samples.classes),
-        text=None if text is None else torch.from_numpy(text),
+        text=text_features,
         widths=widths,
         domain=torch.from_numpy(domain),
         backbones=tuple(str(store.arrays[key].recipe.get("backbone", key)) for key in keys),
@@ -192,12 +196,11 @@ def text_of(
     templates they were made from.
     """
     backbone = str(store.arrays[keys[0]].recipe.get("backbone"))
-    how = "text" if hp.get("init") == "auto" and hp.get("head") == "linear" else hp.get("init")
-    if (
-        len(keys) > 1
-        or not store.has_text(backbone)
-        or not ("text" in method.needs or how == "text")
-    ):
+    wants_text = "text" in method.needs or hp.get("init") == "text"
+    # A linear head whose start is left open starts from class texts.
+    if hp.get("init") == "auto" and hp.get("head") == "linear":
+        wants_text = True
+    if len(keys) > 1 or not wants_text or not store.has_text(backbone):
         return None, []
     recipe = store.arrays[keys[0]].recipe
     meta = store.texts[slug_of(backbone)][-1]["meta"]
@@ -282,7 +285,7 @@ def load_towers(store: Store, key: str, home: Home) -> FrozenEncoders:
 
 @dataclass(frozen=True)
 class RunInputs:
-    """Everything a run reads."""
+    """All inputs of a run."""
 
     method: Method  # with ``settings`` its hyperparameters
     settings: Mapping[
@@ -318,7 +321,7 @@ class RunInputs:
         return next(iter(self.partitions.values())).clients
 
     def resolve(self, config: TrainConfig) -> ResolvedRun:
-        """What is run on these inputs; errors as ``resolve_run``."""
+        """The resolved configuration for these inputs; errors as ``resolve_run``."""
         return resolve_run(
             config, self.method, self.settings, self.features.arrays, len(self.clients)
         )
@@ -333,5 +336,5 @@ class RunInputs:
         return replace(self, settings={**settings, **kept})
 
     def with_data(self, data: Data) -> RunInputs:
-        """The same with other data."""
+        """The same inputs with other data."""
         return replace(self, features=replace(self.features, data=data))

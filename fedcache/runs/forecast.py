@@ -64,7 +64,7 @@ def forecast_run(
     kept: KeptModels | None = None,
     place: Path | None = None,
 ) -> tuple[ExecutionPlan, Forecast]:
-    """How that many points would be computed, and what they would need of memory, and of the disk of ``place``.
+    """Forecast for a number of points: the execution, the memory, and the disk space of ``place``.
 
     Raises UsageError for a forced execution that cannot serve, and for a robust rule that a round's clients cannot
     carry; MachineError when the peak does not fit into memory, or what is ``kept`` of the models, or what clients keep
@@ -94,20 +94,23 @@ def forecast_run(
 
 
 def forecast_programs(programs: Sequence[tuple[RunInputs, ResolvedRun, int]]) -> dict[str, Any]:
-    """What each program would do: its execution, clients and points at once and the peak of memory in bytes.
+    """Forecast of each program: its execution, clients and points at once, and peak memory in bytes.
 
     A program is inputs, specification and number of points.
     """
     plans = []
     for inputs, spec, points in programs:
         execution, found = forecast_run(inputs, spec, points)
+        points_at_once = execution.points
+        if execution.name == "sequential":
+            points_at_once = 1
         plans.append(
             {
                 "method": inputs.method.name,
                 "points": points,
                 "execution": execution.name,
                 "clients_at_once": execution.chunk,
-                "points_at_once": execution.points if execution.name != "sequential" else 1,
+                "points_at_once": points_at_once,
                 "memory": found.to_dict(),
                 "words": found.words(),
             }

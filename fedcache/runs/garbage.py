@@ -56,7 +56,7 @@ class Garbage:
 def find_garbage(
     home: Home, kinds: Sequence[str] = DEFAULT, *, idle_days: float = IDLE_DAYS
 ) -> list[Garbage]:
-    """What can go, largest first; nothing is changed.
+    """Files that can be deleted, largest first; nothing is changed.
 
     leftovers are temporary files of killed processes and files in a store that neither its manifest nor a journal
     knows; given-up are runs without a result and unfinished arrays that nothing has touched for ``idle_days``; old-runs
@@ -92,8 +92,9 @@ def remove(garbage: Sequence[Garbage]) -> list[Garbage]:
             else:
                 one.path.unlink(missing_ok=True)
         except OSError as error:
+            gone = f"{len(done)} of {len(garbage)} are gone"
             raise MachineError(
-                f"{one.path} cannot be deleted: {error.strerror}. {len(done)} of {len(garbage)} are gone.",
+                f"{one.path} cannot be deleted: {error.strerror}. {gone}.",
                 "Look at its owner and mode, then run the same command again.",
             ) from error
         done.append(one)
@@ -143,7 +144,7 @@ def _models(home: Home) -> Iterator[tuple[Path, str]]:
     for run in folders_in(home.runs):
         if not (run / "result.json").exists() or not (run / MODELS).is_dir():
             continue
-        # a damaged result is another finding, and keeps what lies beside it
+        # a damaged result is another finding, and keeps what lies next to it
         with suppress(FedcacheError, OSError):
             # to train these again spends privacy again
             if not is_private(read_result(run / "result.json")):
@@ -162,7 +163,7 @@ def _old_runs(home: Home) -> Iterator[tuple[Path, str]]:
         except (FedcacheError, OSError, KeyError):
             continue
         if method not in NAMES:
-            continue  # somebody's own: its code is not here to compare with
+            continue  # the user's own: its code is not here to compare with
         if method not in current:
             current[method] = code_digest(method)
         if result.get("code") != current[method]:
@@ -178,7 +179,7 @@ BOARDS = "tensorboard"
 
 @dataclass(frozen=True)
 class Removal:
-    """What goes with a run."""
+    """Files that are removed with a run, and files that stay."""
 
     path: Path  # its directory
     parts: tuple[
@@ -189,7 +190,7 @@ class Removal:
 
 
 def plan_removal(folder: Path) -> Removal:
-    """What goes with the run of a directory; nothing is changed. Of a link the link alone goes.
+    """The removal of a run's directory; nothing is changed. Of a link only the link is removed.
 
     Raises UsageError for a run that is being trained.
     """
@@ -201,17 +202,18 @@ def plan_removal(folder: Path) -> Removal:
     if folder.is_symlink():
         return Removal(folder, (folder,), (), 0)
     inside = sorted(folder.iterdir())
+    # Files that the user put into the directory stay, and then so does the directory.
     other = [
         p
         for p in inside
         if p.name != MODELS and not is_of_run(p.name) and not p.name.endswith(".partial")
     ]
     board = folder.parent / BOARDS / folder.name
-    if not other:
-        parts = [folder]
-    else:
+    parts = [folder]
+    if other:
         parts = [p for p in inside if p not in other]
-    parts += [board] if board.is_dir() else []
+    if board.is_dir():
+        parts.append(board)
     return Removal(folder, tuple(parts), tuple(p.name for p in other), sum(map(size_of, parts)))
 
 
@@ -228,14 +230,15 @@ def remove_runs(removals: Sequence[Removal]) -> None:
             for part in sorted(one.parts, key=lambda p: p.name != "result.json"):
                 _delete(part)
         except OSError as error:
+            gone = f"{done} of {len(removals)} runs are gone"
             raise MachineError(
-                f"{one.path} cannot be deleted: {error.strerror}. {done} of {len(removals)} runs are gone.",
+                f"{one.path} cannot be deleted: {error.strerror}. {gone}.",
                 "Look at its owner and mode, then run the same command again.",
             ) from error
 
 
 def partitions_named(folder: Path, going: Collection[Path]) -> list[str]:
-    """The names of runs beside that of a directory, and not ``going``, whose configuration names a partition in it."""
+    """Names of other runs whose configuration uses a partition in this run's directory, without ``going``."""
     users = []
     for config in sorted(folder.parent.glob("*/config.toml")):
         if config.parent not in going:
@@ -250,6 +253,7 @@ def _delete(path: Path) -> None:
         path.unlink(missing_ok=True)
         return
     # `gc` finds it when this process is dead
-    away = path.with_name(f".{path.name}.{os.getpid()}-removed.partial")
+    process = os.getpid()
+    away = path.with_name(f".{path.name}.{process}-removed.partial")
     path.rename(away)
     shutil.rmtree(away)

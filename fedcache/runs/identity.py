@@ -55,7 +55,7 @@ evaluation, and the decoding of images. Of the methods' own files only those tha
 
 @dataclass(frozen=True)
 class Identity:
-    """What determines the result of each seed: the setting of a run, which is the set of its seeds."""
+    """The parts that determine the result of each seed, without the seed itself."""
 
     # method, every hyperparameter, rounds, participation, execution, dtype, ... resolved; no seed
     config: Mapping[str, Any]
@@ -106,7 +106,10 @@ def _with_imports(folder: Path, name: str) -> set[Path]:
                 "fedcache.federate.methods"
             ):
                 place = (node.module or "").removeprefix("fedcache.federate.methods").strip(".")
-                todo += [alias.name for alias in node.names] if not place else [place]
+                if place:
+                    todo.append(place)
+                else:
+                    todo += [alias.name for alias in node.names]
     return seen
 
 
@@ -131,19 +134,20 @@ def own_digest(method: Method) -> str:
             f"Give it a name of its own: dataclasses.replace(method, name='my-{method.name}')",
         )
     plugin = find("methods", method.name)
-    code = ReachedCode(
-        f"the method {method.name!r}", _place_of(plugin) if plugin is not None else ()
-    )
+    folders: tuple[Path, ...] = ()
+    if plugin is not None:
+        folders = _place_of(plugin)
+    code = ReachedCode(f"the method {method.name!r}", folders)
     description = code.describe(method)
     base = sorted(code_digest(name) for name in code.methods or {""})
     made = [base, sorted(code.sources.values()), description]
-    return digest_of(
-        made if plugin is None or not plugin.package else [*made, plugin.package, plugin.version]
-    )
+    if plugin is not None and plugin.package:
+        made += [plugin.package, plugin.version]
+    return digest_of(made)
 
 
 def _place_of(plugin: Plugin) -> tuple[Path, ...]:
-    """Where the package of a plug-in lies: its folder, or the one file that is all of it; () for what is registered."""
+    """The folder or single file of a plug-in's package; () for a thing that was registered in this process."""
     top = ""
     if plugin.entry is not None:
         top = plugin.entry.module.partition(".")[0]
@@ -151,7 +155,9 @@ def _place_of(plugin: Plugin) -> tuple[Path, ...]:
     if file is None or Path(file).resolve().is_relative_to(ROOT):
         return ()
     place = Path(file).resolve()
-    return (place.parent if place.name == "__init__.py" else place,)
+    if place.name == "__init__.py":
+        return (place.parent,)
+    return (place,)
 
 
 def code_with_plugins(code: str, used: Sequence[Plugin]) -> str:

@@ -49,11 +49,11 @@ from fedcache.runs.privacy_ledger import (
     LEDGER,
     Release,
     describe_privacy,
-    forget_told_rounds,
-    keep_told_rounds,
+    forget_reported_rounds,
+    keep_reported_rounds,
     read_releases,
     record_release,
-    told_rounds,
+    reported_rounds,
 )
 from fedcache.runs.result_files import check_recordable
 from fedcache.runs.results import (
@@ -122,7 +122,7 @@ def train(
         repartition: every seed draws its own partition (else all seeds share one).
         extract: whether to run the extraction that is missing.
         fresh: run again although the result is there.
-        observer: told the story.
+        observer: receives notes, warnings and progress.
         hooks: each called with every ``Round``, also those of a stored result; see ``HookedObserver`` for what one
             costs that fails.
         stop: set by a signal handler; honoured where no finished round is lost.
@@ -190,16 +190,17 @@ def _train_opened(
 
 
 def _return_stored(run: OpenRun, stored: Run, observer: Observer, position: GridPosition) -> Run:
-    """A result that is there already, told as if it were trained now."""
+    """A result that is stored already; observers get its rounds as if it were trained now."""
     note_stored(stored, observer)
     more = set(run.earlier) - set(run.spec.seeds)
     if more:
+        seeds = len(run.earlier)
         observer.note(
-            f"This run also has seeds {seeds_text(more)}; the result is over all {len(run.earlier)} seeds."
+            f"This run also has seeds {seeds_text(more)}; the result is over all {seeds} seeds."
         )
-    said = run.kept.says_of_stored(stored.path)
-    if said is not None and (position is ALONE or run.kept.which == "all"):
-        observer.note(said)
+    note = run.kept.note_on_stored(stored.path)
+    if note is not None and (position is ALONE or run.kept.which == "all"):
+        observer.note(note)
     replay_stored(observer, stored.path, stored.result, position)
     return stored
 
@@ -234,10 +235,12 @@ def prepare_run(
     if "feat_post" in settings:
         settings = {**settings, "feat_post": feat_post}
     features = source.read(method, settings, arrays, feat_post)
-    if features.data.text is not None and isinstance(source, StoreRows | ShardRows):
-        check_text(
-            source.store if isinstance(source, StoreRows) else source.stores[0], features.arrays[0]
-        )
+    if features.data.text is not None:
+        # Text features must come from the same weights as the image features.
+        if isinstance(source, StoreRows):
+            check_text(source.store, features.arrays[0])
+        elif isinstance(source, ShardRows):
+            check_text(source.stores[0], features.arrays[0])
     domains, classes = source.names()
     return RunInputs(
         method=method,
@@ -267,7 +270,7 @@ def named_method(config: TrainConfig) -> Method:
 def row_source(
     config: TrainConfig, partition: PartitionConfig, preparation: Preparation
 ) -> RowSource:
-    """The stores of ``--clients-from``, each a client, else one store whose rows are dealt by index."""
+    """The row source: client stores of ``--clients-from``, or one store whose rows a partition assigns."""
     if config.clients_from is not None:
         return ShardRows(config, Path(config.clients_from), preparation)
     return StoreRows(config, partition, preparation)
@@ -281,23 +284,28 @@ def resolve_inputs(
     Raises UsageError, also for more clients a round than there are; MachineError for ``cuda`` without a usable GPU.
     """
     spec = inputs.resolve(config)
-    if cost := spec.privacy_cost(len(inputs.clients)):
+    clients = len(inputs.clients)
+    if cost := spec.privacy_cost(clients):
         observer.note(describe_privacy(cost))  # before anything is trained
-        if cost["noise"] and cost["delta"] * len(inputs.clients) >= 1:
+        # Publishing all rows of one client drawn at random has a delta of 1 / clients.
+        delta = cost["delta"]
+        least = 1 / clients
+        if cost["noise"] and delta >= least:
             observer.warn(
-                f"A delta of {cost['delta']:g} is also kept by telling everything of 1 of {len(inputs.clients):,} "
-                f"clients: choose one far below {1 / len(inputs.clients):g} (--dp-delta)."
+                f"A delta of {delta:g} is also kept by telling everything of 1 of {clients:,} "
+                f"clients: choose one far below {least:g} (--dp-delta)."
             )
-    check_participation(config, len(inputs.clients))
+    check_participation(config, clients)
     note_paper_choices(inputs, spec, observer)
     device = training_device(config.device, observer, live=inputs.data.towers is not None)
     return on_device(inputs, device), replace(spec, device=device)
 
 
 def note_paper_choices(inputs: RunInputs, spec: ResolvedRun, observer: Observer) -> None:
-    """Say what was not asked for and matters, as rounds and participation of the paper, and what changes nothing."""
+    """Note settings that the paper decided, such as rounds and participation, and settings that change nothing."""
     config = spec.requested
     method = inputs.method
+    # Settings that change nothing are warned of, and values that the paper chose are named.
     for note in setting_notes(method, config):
         observer.note(note)
     if method.one_shot and (config.rounds or 1) > 1:
@@ -348,9 +356,8 @@ def open_run(
         code_with_plugins(code_of(inputs.method), spec.plugins),
     )
     for plugin in spec.plugins:
-        observer.note(
-            f"{plugin.kind.removesuffix('s').capitalize()} {plugin.name}: from {plugin.origin}."
-        )
+        kind = plugin.kind.removesuffix("s").capitalize()
+        observer.note(f"{kind} {plugin.name}: from {plugin.origin}.")
     directory = RunDirectory(runs, identity)
     facts = {
         "method": spec.method,
@@ -386,7 +393,7 @@ def open_run(
 
 
 def _identity_of_config(spec: ResolvedRun) -> dict[str, Any]:
-    """What was asked for, without the name of the preset, which stands for hyperparameters that are all in it.
+    """The settings of a configuration without the name of the preset, whose hyperparameters are all included.
 
     Simulated noise is keyed by the name too, so there it counts.
     """
@@ -406,10 +413,12 @@ def _identity_of_partition(inputs: RunInputs) -> str:
 
 def note_earlier(run: OpenRun, observer: Observer) -> None:
     """Say which seeds of a run are stored already, where others are missing."""
-    missing = set(run.spec.seeds) - set(run.earlier)
+    missing = seeds_text(set(run.spec.seeds) - set(run.earlier))
+    every = seeds_text({*run.spec.seeds, *run.earlier})
+    name = run.directory.path.name
     observer.note(
-        f"{run.directory.path.name} holds seeds {seeds_text(run.earlier)} already. This command trains seeds "
-        f"{seeds_text(missing)}; the result covers seeds {seeds_text({*missing, *run.earlier})}."
+        f"{name} holds seeds {seeds_text(run.earlier)} already. This command trains seeds {missing}; the result "
+        f"covers seeds {every}."
     )
 
 
@@ -503,54 +512,56 @@ class OpenRun:
 
     def _forget_seeds(self) -> None:
         """Forget checkpoints and models of the seeds of this command; a damaged run loses all of its models."""
-        damaged = False
+        seeds: Sequence[int] | None = self.spec.seeds
         try:
             self.directory.stored()
         except DamagedRunError:
-            damaged = True
+            seeds = None
             (self.directory.path / "result.json").unlink(missing_ok=True)
         self.directory.restart(self.spec.seeds)
-        drop(self.directory.path, None if damaged else self.spec.seeds)
+        drop(self.directory.path, seeds)
 
     def round_drawn(self, seed: int, number: int, snapshot: Callable[[], Snapshot]) -> None:
-        """Keep a round of a private run before it is told, and before the first write down that noise is drawn.
+        """Keep a round of a private run before it is reported, and before the first round record that noise is drawn.
 
         Raises CorruptionError for a ledger that is damaged.
         """
+        name = self.directory.path.name
         if number == 1:
             known = {(r.run, r.seed) for r in read_releases(self._ledger)}
-            if not self.fresh and (self.directory.path.name, seed) in known:
+            if not self.fresh and (name, seed) in known:
                 self.events.observer.warn(
-                    f"Noise was drawn for seed {seed} of {self.directory.path.name} before, and no whole result or "
-                    "state of it is left: the seed begins again, and spends privacy again."
+                    f"Noise was drawn for seed {seed} of {name} before, and no whole result or state of it is left: "
+                    "the seed begins again, and spends privacy again."
                 )
             self._record_release(seed)
-            keep_told_rounds(self._ledger, self.directory.path.name, seed, 0)
+            keep_reported_rounds(self._ledger, name, seed, 0)
         self.save_checkpoint(seed, snapshot())
-        keep_told_rounds(self._ledger, self.directory.path.name, seed, number)
+        keep_reported_rounds(self._ledger, name, seed, number)
 
-    def _check_told(self, seed: int, rounds: int) -> None:
-        """Write down another release where rounds after ``rounds``, of which noise is drawn again, may have been told.
+    def _check_reported(self, seed: int, rounds: int) -> None:
+        """Record another release if rounds after ``rounds`` may have been reported, as their noise is drawn again.
 
         So it is where the state is older than what was told, or nothing is known of that.
         """
+        # Rounds that were reported after the state was saved have released their noise already.
         run = self.directory.path.name
-        told = told_rounds(self._ledger, run, seed)
+        reported = reported_rounds(self._ledger, run, seed)
         released = any((r.run, r.seed) == (run, seed) for r in read_releases(self._ledger))
-        if released and told is not None and told <= rounds:
+        if released and reported is not None and reported <= rounds:
             return
         if not released:
             later = "the ledger has no line of it"
-        elif told is None:
+        elif reported is None:
             later = "how many were told is not known"
         else:
-            later = f"round {told:,} was told"
+            later = f"round {reported:,} was told"
         self.events.observer.warn(
             f"The state of seed {seed} of {run} is that after round {rounds:,}, and {later}: noise is drawn again, and "
             "spends privacy again."
         )
         self._record_release(seed)
-        keep_told_rounds(self._ledger, run, seed, rounds)
+        keep_reported_rounds(self._ledger, run, seed, rounds)
 
     @property
     def _ledger(self) -> Path:
@@ -565,7 +576,10 @@ class OpenRun:
         if privacy is None:
             raise InternalError("A run without noise spends no privacy.", "Please report this.")
         clients = len(inputs.clients)
-        share = clients_per_round(self.spec.participation, clients) / clients
+        # Sampling amplifies privacy only while nobody knows who took part.
+        share = 1.0
+        if privacy.keeps_participants_secret:
+            share = clients_per_round(self.spec.participation, clients) / clients
         release = Release(
             run=self.directory.path.name,
             method=self.spec.method,
@@ -576,7 +590,7 @@ class OpenRun:
             clients=clients,
             clip=privacy.bound,
             noise=privacy.noise,
-            share=share if privacy.keeps_participants_secret else 1.0,
+            share=share,
             rounds=self.spec.rounds,
             delta=privacy.delta,
             time=time.time(),
@@ -623,7 +637,7 @@ class OpenRun:
                 self.directory.forget(seed)
                 return None
         if self.spec.trust.protects:
-            self._check_told(seed, int(state.meta["round"]))
+            self._check_reported(seed, int(state.meta["round"]))
         return state
 
     def save_checkpoint(self, seed: int, snapshot: Snapshot) -> None:
@@ -636,7 +650,7 @@ class OpenRun:
         self.directory.save_seed(outcome.seed, self.end_seed(outcome, seconds).to_dict())
         self._saved.add(outcome.seed)
         if self.spec.trust.protects:
-            forget_told_rounds(self._ledger, self.directory.path.name, outcome.seed)
+            forget_reported_rounds(self._ledger, self.directory.path.name, outcome.seed)
 
     def end_seed(
         self, outcome: TrainingOutput, seconds: float, inputs: RunInputs | None = None
@@ -644,11 +658,13 @@ class OpenRun:
         """Keep what a seed gave until all have ended; ``inputs`` are others than the run's for a run over sites."""
         secret = self.spec.trust.secret_participants
         result = seed_result(outcome, inputs or self.inputs, seconds, secret=secret)
+        # The choice of which models to keep may depend on the validation accuracy of this seed.
         held_out = values_held_out(
             {"partition": {"args": self.inputs.partitions[outcome.seed].args}}
         )
         seeds = len({*self.spec.seeds, *self.earlier})
         if self.kept.wants(self.spec.method, result.choice, seeds, held_out):
+            # Sites keep their rows: there is nothing here to calibrate on.
             temperature = None
             if inputs is None:
                 temperature = temperature_of(
@@ -676,7 +692,7 @@ class OpenRun:
         seconds: Mapping[str, float] | None = None,
         measured: Mapping[str, Any] | None = None,
     ) -> Run:
-        """Store the result of all seeds in the directory, and give the warnings of those that this command asks for.
+        """Store the result of all seeds, and warn of problems of the seeds that this command trained.
 
         ``result``, ``seconds`` and ``measured`` are added to what every run stores under these names.
         """
@@ -700,9 +716,11 @@ class OpenRun:
                     found[seed] = SeedResult.from_dict(kept)
         lost = set(self.earlier) - found.keys()
         if lost:
+            seeds = seeds_text(lost)
+            name = self.directory.path.name
             self.events.observer.warn(
-                f"The files of seeds {seeds_text(lost)} of {self.directory.path.name} are missing or damaged, so its "
-                f"result is without them. Train them again: --seeds {seeds_text(lost)}"
+                f"The files of seeds {seeds} of {name} are missing or damaged, so its result is without them. "
+                f"Train them again: --seeds {seeds}"
             )
         return [found[seed] for seed in sorted(found)]
 
@@ -716,6 +734,7 @@ class OpenRun:
         """Write ``result.json`` and the files that it promises."""
         numbers = tuple(s.seed for s in seeds)
         spec = replace(self.spec, seeds=numbers)
+        # Times and versions are not promised: they differ between equal runs.
         promised = {**summarise(self.inputs, spec, self.identity, seeds), **(result or {})}
         figures = {
             "seconds": {
@@ -729,6 +748,7 @@ class OpenRun:
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
         }
+        # Models are sealed with the digest of this result, before the result itself appears.
         whole = self.directory.finish(
             promised,
             [r for s in seeds for r in s.rounds],
@@ -767,7 +787,7 @@ def train_seeds(
     share, None for a run alone, and ``grid_points`` how many these are with those that have ended before.
 
     Returns:
-        the errors that ended runs, by their place; the others go on.
+        the errors that ended runs, by their place; the others continue.
     """
     spec = runs[0].spec
     failed = dict[int, FedcacheError]()
@@ -813,7 +833,7 @@ def _round_of(state: Snapshot | None) -> int:
 
 
 class CheckpointPolicy:
-    """When the states of a seed are written, and where a stop that was asked for ends its training.
+    """The checkpoint policy: when the states of a seed are written, and where a requested stop ends its training.
 
     States are written every ``CHECKPOINT_EVERY`` seconds, and less often where writing them would take more than
     ``CHECKPOINT_SHARE`` of the time. A stop ends a round early only if the rounds before it are all kept. Where the
@@ -841,7 +861,8 @@ class CheckpointPolicy:
     def check(self) -> None:
         """Raise if the training may stop here, inside a round."""
         if self.stop.requested and self.kept == self.done:
-            raise stopped(f"in round {self.done + 1} of {self.story}; what came before it is kept")
+            number = self.done + 1
+            raise stopped(f"in round {number} of {self.story}; what came before it is kept")
 
     def due(self) -> bool:
         """Whether it is time for a checkpoint."""
@@ -866,22 +887,24 @@ class CheckpointPolicy:
 
     def round_ended(self, number: int) -> bool:
         """All runs have ended a round; whether they stop here, with every state kept."""
-        written, self._writes = bool(self._writes), None
+        written = bool(self._writes)
+        self._writes = None
         self.done = number
         if written:
             self.kept = number
             self._last = time.monotonic()
-            self._cost, self._writing = self._writing, 0.0
+            self._cost = self._writing
+            self._writing = 0.0
         return written and self.stop.requested
 
 
 def stopped(where: str) -> FedcacheError:
-    """How a stop that was asked for ends a command."""
+    """The error of a requested stop."""
     return StoppedError(f"Stopped on request {where}.", "Run the same command again to go on.")
 
 
 class SeedTraining:
-    """One seed of some runs, from checkpoints of one round: what is told, kept and stopped while it is trained.
+    """One seed of some runs, resumed from checkpoints of one round: callbacks while it is trained.
 
     ``states`` has the checkpoint of each run that is trained, by its place among ``runs``; ``cache`` is what the points
     of a grid share, None for a run alone; ``grid_points`` is how many the grid has.
@@ -963,7 +986,7 @@ class SeedTraining:
                 run.save_checkpoint(self.seed, snapshot())
 
     def _after_round(self, number: int) -> None:
-        """All runs have ended a round: stop here if that was asked for and every state is kept."""
+        """End a round of all runs: stop here if a stop was requested and every state is saved."""
         # Nothing is written after the last round: the seed ends then.
         if self.policy.round_ended(number):
             kept = "the state is kept"
@@ -991,7 +1014,7 @@ class PreparedPoint:
     """One point of a grid, ready to be trained."""
 
     inputs: RunInputs  # those of all points, with the hyperparameters of this one
-    config: TrainConfig  # what was asked for it
+    config: TrainConfig  # the configuration that was requested
     position: GridPosition  # in the grid
 
 
@@ -1015,13 +1038,13 @@ def train_together(
         runs: directory of all runs.
         cache: Gram matrices and features of other points.
         fresh: train points although their results are there.
-        observer: told the story once, and the rounds of all points.
+        observer: receives notes, warnings and progress once, and the rounds of all points.
         stop: honoured after a round; every point keeps its state.
         on_end: called with the number of each point as it ends, and its run or the error that ended it.
     """
     opened: dict[int, OpenRun] = {}
     for number, point in enumerate(points):
-        # what is chosen is the same for all
+        # All points choose alike, so only the first says what was chosen.
         notes = observer
         if opened:
             notes = Silent()
@@ -1055,6 +1078,7 @@ def train_together(
     if kept is not None and kept.clients is not None:
         first = next(iter(opened.values()))
         forecast_run(first.inputs, first.spec, len(opened), kept, runs)
+    # Other processes may have finished some of the points while this one waited for the directories.
     with _training(list(opened.values()), observer, stop):
         for number, run in list(opened.items()):
             if fresh:
@@ -1074,7 +1098,10 @@ def train_together(
             run.begin(fresh=fresh)
         failed = train_seeds(list(opened.values()), cache, observer, stop, grid_points=len(points))
         for place, (number, run) in enumerate(opened.items()):
-            on_end(number, failed[place] if place in failed else run.finish(observer))
+            if place in failed:
+                on_end(number, failed[place])
+            else:
+                on_end(number, run.finish(observer))
 
 
 def _ended_meanwhile(run: OpenRun) -> Run | DamagedRunError | None:

@@ -26,10 +26,10 @@ def usual_run(method: str) -> dict[str, Any]:
 
     def read() -> dict[str, Any]:
         usual = find_method(method).defaults
-        return {
-            "rounds": usual.rounds,
-            "participation": "all" if usual.participation is None else usual.participation,
-        }
+        participation: str | float = "all"
+        if usual.participation is not None:
+            participation = usual.participation
+        return {"rounds": usual.rounds, "participation": participation}
 
     return _of_method(method, ["run", method], read)
 
@@ -53,7 +53,7 @@ def draws_nothing(method: str, settings: Mapping[str, Any]) -> bool:
 
 
 def _of_method(method: str, key: list[str], read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """A fact about a method; a method from outside the package is asked each time, as its file may change."""
+    """A fact about a method. Methods from outside the package are not cached, as their files may change."""
     if method in NAMES:
         return remembered_of_package(key, read)
     return read()

@@ -14,18 +14,15 @@ from fedcache.store.store import Store
 
 
 def store_behind(run: Path, result: Mapping[str, Any]) -> Store | None:
-    """The store of the dataset of a run with that result: the one that its configuration names, else one of the home
-    that its directory lies in; None where there is none any more.
-    """
+    """The store of a run's dataset: the one in its configuration, else one of the run's home; None if it is gone."""
     digest = str(result["dataset"]["digest"])
     named = train_table(run).get("store")
     beside = run.parent.parent / "stores"
-    slug = f"*-{digest[:8]}.zarr"
-    for path in (
-        *([Path(named)] if named else []),
-        *sorted(beside.glob(slug)),
-        *sorted(beside.glob("*.zarr")),
-    ):
+    # Stores of this dataset by name first: opening every store of a large home takes time.
+    candidates = [*sorted(beside.glob(f"*-{digest[:8]}.zarr")), *sorted(beside.glob("*.zarr"))]
+    if named:
+        candidates.insert(0, Path(named))
+    for path in candidates:
         try:
             store = Store.open(path)
         except (FedcacheError, OSError):

@@ -66,7 +66,8 @@ def command_of(store: Store, name: str) -> str:
         words = words_of(check_words(read_content(raw), name))
         if words["scheme"] in SCHEMES:
             made = SCHEMES[words["scheme"]].command(words["args"])
-            made += f" --partition-seed {words['seed']}" if words["seed"] else ""
+            if words["seed"]:
+                made += f" --partition-seed {words['seed']}"
     command = f"{made} --name {shell_word(name)}"
     if "SCHEME" in made:
         return f"{command} --replace"
@@ -84,7 +85,7 @@ def check_same(store: Store, made: Partition, name: str) -> None:
 
 
 def columns_of(store: Store) -> Columns:
-    """What a partition may know of a store: one entry per row, no features."""
+    """The columns of a store that a partition may use: one entry per row, no features."""
     columns = {key: store.column(key) for key in ("label", "domain", "split", "ok", "uid")}
     held = store.manifest
     digest = str(store.dataset["digest"])
@@ -104,6 +105,7 @@ def typed_arguments(scheme: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def _typed(kind: str | None, value: Any) -> Any:
     if not isinstance(value, str):
         return value
+    # Values that do not fit stay as they are: the scheme refuses them with its own words.
     if kind == "names":
         return tuple(part.strip() for part in value.split(",") if part.strip())
     if kind == "bool":
@@ -136,7 +138,7 @@ def make_partition(
     name that other rows have.
 
     Args:
-        store: whose rows are dealt.
+        store: whose rows are assigned.
         scheme: one of ``SCHEMES``; None where ``by`` or ``hold_out`` says it; beside those it deals every value's rows.
         seed: of the draws.
         name: to save it under; default from scheme, arguments and seed (``dirichlet-a0.1-m100-s0``).
@@ -157,9 +159,8 @@ def need_scheme(scheme: str | None, arguments: Mapping[str, Any]) -> tuple[str, 
     """Scheme and arguments as ``with_column`` understands them. Raises UsageError where they name no scheme."""
     chosen, given = with_column(scheme, arguments)
     if chosen is None:
-        raise UsageError(
-            "No scheme was named.", f"--scheme {' | '.join(parts.SCHEMES)}, or --by COLUMN"
-        )
+        schemes = " | ".join(parts.SCHEMES)
+        raise UsageError("No scheme was named.", f"--scheme {schemes}, or --by COLUMN")
     return chosen, given
 
 
@@ -181,9 +182,12 @@ def save_partition(store: Store, made: Partition, name: str, *, replace: bool = 
 
 
 def report_notes(made: Partition, observer: Observer) -> None:
-    """The notes of a partition; clients with fewer rows than were asked for are warned of."""
+    """Report the notes of a partition; clients with fewer rows than requested are a warning."""
     for note in made.notes:
-        (observer.warn if FEWER in note else observer.note)(note)
+        if FEWER in note:
+            observer.warn(note)
+        else:
+            observer.note(note)
 
 
 def need_labels(method: Method, store: Store, rows: NDArray[np.int64] | None) -> None:
@@ -194,7 +198,7 @@ def need_labels(method: Method, store: Store, rows: NDArray[np.int64] | None) ->
     Args:
         method: what it reads.
         store: whose rows are trained on.
-        rows: the rows dealt to clients; None before any are, when one label among all training rows will do.
+        rows: the rows assigned to clients; None before any are, when one label among all training rows will do.
     """
     if "labels" not in method.needs:
         return
@@ -209,26 +213,27 @@ def need_labels(method: Method, store: Store, rows: NDArray[np.int64] | None) ->
     lacking = int((label < 0).sum())
     if not lacking or (rows is None and lacking < len(label)):
         return
-    raise UsageError(
-        f"{method.name} needs labels, and {lacking:,} of the {len(label):,} rows of {store.path.name} have none.",
-        (
-            ""
-            if lacking == len(label)
-            else "A scheme that deals by class leaves them out, for example --scheme dirichlet; --by COLUMN does so "
-            "with --option unlabelled=drop.\n"
+    hint = ""
+    if lacking < len(label):
+        hint = (
+            "A scheme that deals by class leaves them out, for example --scheme dirichlet; --by COLUMN does so with "
+            "--option unlabelled=drop.\n"
         )
-        + (
-            f"Add labels to the file, then:  {ingest_command(store)}"
-            if is_ingested(store)
-            else "Give the images a folder per class, or a label column in a .csv:  fedcache datasets info folder:PATH"
-        ),
+    if is_ingested(store):
+        hint += f"Add labels to the file, then:  {ingest_command(store)}"
+    else:
+        hint += "Give the images a folder per class, or a label column in a .csv:  fedcache datasets info folder:PATH"
+    rows_in_all = len(label)
+    raise UsageError(
+        f"{method.name} needs labels, and {lacking:,} of the {rows_in_all:,} rows of {store.path.name} have none.",
+        hint,
     )
 
 
 def single_class_warning(
     method: Method, label: NDArray[np.int32], classes: Sequence[str]
 ) -> str | None:
-    """What is to be warned of where a method that reads labels is given training rows of one class only.
+    """A warning where a method that reads labels gets training rows of one class only; None otherwise.
 
     ``label`` are those of the training rows, negative where there is none.
     """
@@ -245,6 +250,7 @@ def default_partition(
     method: Method, store: Store, config: PartitionConfig, domain: Sequence[str], observer: Observer
 ) -> tuple[str, dict[str, Any]]:
     """Scheme and arguments: those given, else the method's paper, and what the paper's scheme needs of the data."""
+    # What the user names wins; what is left open is the setting of the method's paper, and is said.
     scheme, arguments = with_column(config.scheme, config.options)
     if scheme is None:
         scheme = method.defaults.scheme
@@ -259,13 +265,15 @@ def default_partition(
             )
     if scheme not in parts.SCHEMES:
         raise unknown("partition scheme", scheme, parts.SCHEMES)
+    # The number of clients belongs to the method's paper, not to the scheme.
     known = {a.name: a.default for a in parts.SCHEMES[scheme].arguments}
     if config.clients is not None:
         arguments["clients"] = config.clients
     elif known.get("clients") is not None and "clients" not in arguments:
-        arguments["clients"] = method.defaults.clients
+        clients = method.defaults.clients
+        arguments["clients"] = clients
         observer.note(
-            f"Clients {method.defaults.clients}: the setting of {method.name}'s paper (--clients chooses)."
+            f"Clients {clients}: the setting of {method.name}'s paper (--clients chooses)."
         )
     if domain and "domain" in known:
         arguments["domain"] = tuple(domain)
@@ -291,30 +299,30 @@ def partition_seeds(
             )
         loaded = load_partition(store, train.partition)
         # A partition that was read from a file is kept with the run, as one that is made for it: the file may go.
-        name = train.partition.partition("@")[0]
-        return dict.fromkeys(seeds, loaded), name if name in store.partitions else None
+        name: str | None = train.partition.partition("@")[0]
+        if name not in store.partitions:
+            name = None
+        return dict.fromkeys(seeds, loaded), name
     scheme, arguments = default_partition(method, store, config, train.domain, observer)
     made: dict[int, Partition] = {}
     for seed in seeds:
-        if repartition:
-            own = seed
-        else:
-            own = config.seed
         if not repartition and made:
             made[seed] = next(iter(made.values()))
             continue
+        own = config.seed
+        if repartition:
+            own = seed
         try:
             made[seed] = make_partition(store, scheme, seed=own, save=False, **arguments)
         except InfeasibleError as error:
-            # Only what the rules chose is scaled down; what the user asked for is refused with the value that works.
+            # Only what the rules chose is scaled down; what the user requested is refused with the value that works.
             chosen_by_user = (
                 config.scheme is not None or config.clients is not None or bool(config.options)
             )
             if chosen_by_user or not error.instead:
                 raise
-            observer.note(
-                f"{error.message} Scaled down: {', '.join(f'{k} {v}' for k, v in error.instead.items())}."
-            )
+            scaled = ", ".join(f"{k} {v}" for k, v in error.instead.items())
+            observer.note(f"{error.message} Scaled down: {scaled}.")
             arguments = {**arguments, **error.instead}
             made[seed] = make_partition(store, scheme, seed=own, save=False, **arguments)
     first = next(iter(made.values()))
@@ -334,14 +342,16 @@ def load_partition(store: Store, name: str) -> Partition:
     Raises UsageError for an unknown name; StoreError for one of another dataset, or that was made again with other rows
     where ``NAME@DIGEST`` names those it had; CorruptionError for a damaged one.
     """
-    name, _, pinned = (
-        name.partition("@") if "@" in name and not Path(name).exists() else (name, "", "")
-    )
+    pinned = ""
+    # A file may have an @ in its path.
+    if not Path(name).exists():
+        name, _, pinned = name.partition("@")
     loaded = _load_partition(store, name)
     if not loaded.digest.startswith(pinned):
+        digest = loaded.digest[:16]
         raise StoreError(
-            f"The partition {name!r} of {store.path.name} was made again with other rows: it has digest "
-            f"{loaded.digest[:16]}, not {pinned}.",
+            f"The partition {name!r} of {store.path.name} was made again with other rows: it has digest {digest}, "
+            f"not {pinned}.",
             f"To train on it as it is now: --partition {shell_word(name)}",
         )
     return loaded
@@ -369,7 +379,7 @@ def _load_partition(store: Store, name: str) -> Partition:
 
 
 def check_partitions(store: Store) -> dict[Path, str]:
-    """What is wrong with saved partitions whose files are those of the manifest: the digests that reading believes.
+    """Problems of saved partitions whose files match the manifest: a wrong digest of their rows.
 
     Returns:
         a sentence for each that is no partition of the store, or whose rows have another digest, by its file.
@@ -405,7 +415,8 @@ def write_shards(
     if out:
         target = Path(out)
     else:
-        target = store.path.with_name(f"{store.path.stem}-{name or partition.default_name()}")
+        name = name or partition.default_name()
+        target = store.path.with_name(f"{store.path.stem}-{name}")
     observer.note(f"Writing {len(partition.clients)} client stores to {target}.")
     clients = list(partition.clients)
     rows = [(c.name, c.train, c.test) for c in clients]
@@ -437,10 +448,10 @@ def given_partition(
     replace: bool = False,
     **arguments: Any,
 ) -> Partition:
-    """The partition that somebody brings, saved in the store.
+    """A partition from the user's own assignment of rows, saved in the store.
 
     Args:
-        store: whose rows are dealt.
+        store: whose rows are assigned.
         clients: name -> rows (``given.of_rows``), the client of each row in the order of ``Store.samples.name`` (a
             pandas Series whose index names the rows is taken by name), a CSV of ``name,client[,split]`` with the
             names of the rows, or a function that takes the store and returns one of these.
@@ -460,6 +471,7 @@ def given_partition(
     split = None
     if isinstance(clients, str | Path):
         clients, split = read_clients(Path(clients), store)
+    # A mapping and a CSV with splits say which rows are for tests; values of a column do not.
     rows_are_given = isinstance(clients, Mapping) or split is not None
     validation = None
     if rows_are_given:
@@ -476,12 +488,14 @@ def given_partition(
         made = of_splits(columns, clients, split, validation)
     else:
         named = _by_name(clients, store)
-        made = of_ids(columns, clients if named is None else named, seed=seed, **typed)
-        if named is None and not all(
-            word.rpartition("/")[2].isdigit() for word in store.samples.name
-        ):
-            said = f"clients are given in the order of the rows by name: the first is {store.samples.name[0]!r}"
-            made = _with_note(made, said)
+        if named is not None:
+            clients = named
+        made = of_ids(columns, clients, seed=seed, **typed)
+        numbered = all(word.rpartition("/")[2].isdigit() for word in store.samples.name)
+        if named is None and not numbered:
+            first = store.samples.name[0]
+            note = f"clients are given in the order of the rows by name: the first is {first!r}"
+            made = _with_note(made, note)
     save_partition(store, made, name or _free_name(store, made, replace), replace=replace)
     return made
 
@@ -499,7 +513,8 @@ def _free_name(store: Store, made: Partition, replace: bool) -> str:
         or store.partition(name).get("digest") == made.digest
     ):
         return name
-    return f"{name}-{made.digest[:8]}"
+    digest = made.digest[:8]
+    return f"{name}-{digest}"
 
 
 def _by_name(clients: Any, store: Store) -> Group | None:
@@ -507,6 +522,7 @@ def _by_name(clients: Any, store: Store) -> Group | None:
 
     Rows that it does not name are nobody's. Raises UsageError for a name that no row has, or that comes twice.
     """
+    # Only a pandas Series with names in its index is meant; a list has an `index` too, which is a method.
     index = getattr(clients, "index", None)
     if (
         index is None
@@ -517,20 +533,21 @@ def _by_name(clients: Any, store: Store) -> Group | None:
     names = index.tolist()
     if not names or not all(isinstance(name, str) for name in names):
         return None
+    # Rows are matched by name, so that their order does not matter.
     place = {name: row for row, name in enumerate(store.samples.name)}
     unknown_names = [name for name in names if name not in place]
     if unknown_names or len(set(names)) < len(names):
-        wrong = "twice"
-        if unknown_names:
-            wrong = f"which no row is called ({len(unknown_names):,} such)"
         if unknown_names:
             first = unknown_names[0]
+            wrong = f"which no row is called ({len(unknown_names):,} such)"
         else:
             first = Counter(names).most_common(1)[0][0]
+            wrong = "twice"
+        example = store.samples.name[0]
         raise UsageError(
             f"The index of the clients has {first!r}, {wrong}.",
-            f"Names are those of the store, for example {store.samples.name[0]!r}; clients.to_numpy() is taken in the "
-            "order of Store.samples.name.",
+            f"Names are those of the store, for example {example!r}; clients.to_numpy() is taken in the order of "
+            "Store.samples.name.",
         )
     values: list[Any] = [None] * store.rows
     for name, client in zip(names, clients.tolist(), strict=True):
@@ -539,7 +556,7 @@ def _by_name(clients: Any, store: Store) -> Group | None:
 
 
 def _returned(clients: object) -> object:
-    """What a function of the store said. Raises UsageError for what names no clients."""
+    """The return value of a user's function of the store. Raises UsageError if it names no clients."""
     if (isinstance(clients, str | Path) and not is_given(clients)) or not isinstance(
         clients, str | Path | Iterable
     ):
@@ -569,31 +586,37 @@ def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
         ) from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path} is not a CSV in UTF-8: {error}.", _FIRST_LINE) from None
+    # The first line names the columns: without the split, the scheme chooses test rows.
+    head = []
     if lines:
         head = [column.strip().lower() for column in lines[0]]
-    else:
-        head = []
+    example = store.samples.name[0]
     if head not in (["name", "client"], ["name", "client", "split"]):
-        raise UsageError(f"{path} has the columns {', '.join(head) or '(none)'}.", _FIRST_LINE)
+        columns = ", ".join(head) or "(none)"
+        raise UsageError(f"{path} has the columns {columns}.", _FIRST_LINE)
+    has_splits = len(head) == 3
     if len(lines) < 2:
+        line = f"{example},north"
+        if has_splits:
+            line += ",train"
         raise UsageError(
             f"{path} has no line after its first, {','.join(head)}.",
-            f"Add a line for each row that a client holds, for example {store.samples.name[0]},north"
-            f"{',train' if len(head) == 3 else ''}",
+            f"Add a line for each row that a client holds, for example {line}",
         )
+    # Every line is checked, and the first wrong one is named with its number.
     place = {name: row for row, name in enumerate(store.samples.name)}
     client = [""] * store.rows
     split = np.full(store.rows, -1, np.int8)
     codes = {"train": 0, "training": 0, "test": 1, "validation": 2, "val": 2, "valid": 2}
-    for number, line in enumerate(lines[1:], start=2):
-        fields = [field.strip() for field in line]
+    for number, cells in enumerate(lines[1:], start=2):
+        fields = [cell.strip() for cell in cells]
         if len(fields) != len(head):
             raise UsageError(f"Line {number:,} of {path} has {len(fields)} fields.", _FIRST_LINE)
         row = place.get(fields[0])
         if row is None:
-            example = store.samples.name[0]
+            called = fields[0]
             raise UsageError(
-                f"Line {number:,} of {path}: no row of {store.path.name} is called {fields[0]!r}.",
+                f"Line {number:,} of {path}: no row of {store.path.name} is called {called!r}.",
                 f"Names are those of the store, for example {example!r}; `fedcache export` shows them.",
             )
         if client[row]:
@@ -601,7 +624,7 @@ def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
                 f"Line {number:,} of {path} names {fields[0]!r} again.", "Give each row one client."
             )
         client[row] = fields[1]
-        if len(head) == 3:
+        if has_splits:
             if fields[2].lower() not in codes:
                 raise unknown(
                     "split",
@@ -610,7 +633,9 @@ def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
                     hint=f"Line {number:,} of {path}: train, test or validation.",
                 )
             split[row] = codes[fields[2].lower()]
-    return Group.of(client), split if len(head) == 3 else None
+    if has_splits:
+        return Group.of(client), split
+    return Group.of(client), None
 
 
 # Hints that hold a command for the store that the user named, and not for the one last used.
@@ -621,7 +646,7 @@ _DEALS = re.compile(r"fedcache partition(?= --(?!help))")
 
 @contextmanager
 def hints_name_the_store(*, dataset: str | None, store: str | Path | None) -> Iterator[None]:
-    """What is raised inside is raised on, its commands ``fedcache partition`` with the option that was given.
+    """Add ``--dataset`` or ``--store`` to ``fedcache partition`` in the hints of errors raised inside.
 
     Args:
         dataset: of ``--dataset``; None where it was not given.
@@ -630,11 +655,11 @@ def hints_name_the_store(*, dataset: str | None, store: str | Path | None) -> It
     try:
         yield
     except FedcacheError as error:
-        given = {"--dataset": dataset, "--store": None if store is None else str(store)}
-        words = [
-            word for option, value in given.items() if value is not None for word in (option, value)
-        ]
-        command = " ".join(["fedcache partition", *map(shell_word, words)])
+        words = ["fedcache partition"]
+        for option, value in (("--dataset", dataset), ("--store", store)):
+            if value is not None:
+                words += [option, shell_word(value)]
+        command = " ".join(words)
         error.hint = _DEALS.sub(lambda _: command, error.hint)
         raise
 
@@ -656,7 +681,7 @@ def with_whole_value(store: Store, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_held_out_domains(store: Store, arguments: Mapping[str, Any]) -> None:
-    """Where values are held out and no column is named, they are domains.
+    """Check held-out values: without a named column they must be domains.
 
     Raises UsageError for another value, with the columns that hold it.
     """
@@ -666,18 +691,18 @@ def check_held_out_domains(store: Store, arguments: Mapping[str, Any]) -> None:
     for value in values:
         if value in store.samples.domains:
             continue
+        # Name the columns that hold the value, as one of them is probably meant.
         words = {
             "class": store.samples.classes,
             **{name: store.group(name).words for name in store.groups},
         }
         holding = [name for name, known in words.items() if value in known]
-        options = " or ".join(f"--by {shell_word(name)}" for name in holding[:4])
+        hint = "--by COLUMN names another column."
+        if holding:
+            options = " or ".join(f"--by {shell_word(name)}" for name in holding[:4])
+            hint = f"{value!r} is a value of another column: {options}"
+        domains = ", ".join(store.samples.domains[:12])
         raise UsageError(
             unknown("value of domain", str(value), store.samples.domains).message,
-            f"Without --by, what is held out are domains: {', '.join(store.samples.domains[:12])}. "
-            + (
-                f"{value!r} is a value of another column: {options}"
-                if holding
-                else "--by COLUMN names another column."
-            ),
+            f"Without --by, what is held out are domains: {domains}. {hint}",
         )

@@ -50,22 +50,23 @@ from fedcache.runs.run_models import load_seed, seeds_of
 from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store
 from fedcache.tables.embeddings import open_embeddings
+from fedcache.tables.words import some_names
 from fedcache.torch_state import usual_torch_state
 
 
 def open_predictor(
     place: Path,
-    asked: ModelOptions,
+    options: ModelOptions,
     home: Home,
     observer: Observer,
     device: str = "auto",
     method: Method | None = None,
 ) -> Predictor:
-    """The model that is asked for, ready to score; ``auto`` is the CPU, where light heads are fast.
+    """The requested model, ready to score; ``auto`` is the CPU, where light heads are fast.
 
     Args:
         place: the directory of a run, or a model file.
-        asked: client, seed and temperature.
+        options: client, seed and temperature.
         home: where weights of live encoders are looked for.
         observer: warned of a model that other code made.
         device: auto, cpu or cuda, which never falls back.
@@ -74,42 +75,42 @@ def open_predictor(
     Raises UsageError, StoreError, CorruptionError, as ``run_models.load_seed``; MachineError for weights of live
     encoders that are not here.
     """
-    members = open_members(place, asked, observer)
-    check_saved(place, members[0], asked)
-    check_weights(asked, [members[0].facts.backbones])
-    return predictor_of(members, asked, home, device, method)
+    members = open_members(place, options, observer)
+    check_saved(place, members[0], options)
+    check_weights(options, [members[0].facts.backbones])
+    return predictor_of(members, options, home, device, method)
 
 
-def open_members(place: Path, asked: ModelOptions, observer: Observer) -> tuple[SavedModel, ...]:
-    """The models of the seeds that are asked for; arguments and errors as ``open_predictor``."""
-    if asked.one_for_all and asked.client is not None:
+def open_members(place: Path, options: ModelOptions, observer: Observer) -> tuple[SavedModel, ...]:
+    """The models of the requested seeds; arguments and errors as ``open_predictor``."""
+    if options.one_for_all and options.client is not None:
         raise UsageError("--client and --global are two models.", "Leave one out.")
     if place.suffix == ".safetensors":
         members: tuple[SavedModel, ...] = (SavedModel.load(place),)
         held = members[0].facts.seed
-        if asked.seed not in (None, str(held)):
+        if options.seed not in (None, str(held)):
             raise UsageError(
-                f"The file holds seed {held}, not {asked.seed}.",
+                f"The file holds seed {held}, not {options.seed}.",
                 "Leave --seed out, or name the run.",
             )
     else:
-        members = tuple(load_seed(place, number) for number in seeds_of(place, asked.seed))
-    if asked.client is not None:
-        check_saved(place, members[0], asked)
+        members = tuple(load_seed(place, number) for number in seeds_of(place, options.seed))
+    if options.client is not None:
+        check_saved(place, members[0], options)
     warn_of_other_code(members[0].facts, observer)
     return members
 
 
-def check_saved(place: Path, model: SavedModel, asked: ModelOptions) -> None:
+def check_saved(place: Path, model: SavedModel, options: ModelOptions) -> None:
     """Refuse a client of the run whose model was left out of the file, or any where none was saved, with what helps.
 
     Raises UsageError, StoreError. Names that no client has are left to ``SavedModel.number_of`` where models were
     saved, and so is whatever cannot be known as the file lies apart from its run.
     """
     facts = model.facts
-    client = asked.client
+    client = options.client
     if (
-        asked.one_for_all
+        options.one_for_all
         or not facts.personal
         or client in facts.saved
         or (client is None and facts.saved)
@@ -117,8 +118,10 @@ def check_saved(place: Path, model: SavedModel, asked: ModelOptions) -> None:
         return
     if (result := result_of(place, facts.run)) is None:
         return
-    folder = place if place.is_dir() else place.parent.parent
-    names = [] if client is None else client_columns(result, folder).names
+    folder = run_folder(place)
+    names: Sequence[str] = []
+    if client is not None:
+        names = client_columns(result, folder).names
     if client is not None and client not in names:
         if facts.saved:
             return
@@ -129,17 +132,24 @@ def check_saved(place: Path, model: SavedModel, asked: ModelOptions) -> None:
             "--global takes the server's.",
         )
     if not facts.saved:
-        said = f"The run saved no client's model ({facts.clients:,} clients)."
-        raise StoreError(said, command_saving(folder, client or "all"))
+        message = f"The run saved no client's model ({facts.clients:,} clients)."
+        raise StoreError(message, command_saving(folder, client or "all"))
     raise UsageError(
         f"The model of client {client!r} was not saved.",
         command_saving(folder, ",".join([*model.clients, str(client)])),
     )
 
 
+def run_folder(place: Path) -> Path:
+    """The directory of a run, also by the path of one of its model files."""
+    if place.is_dir():
+        return place
+    return place.parent.parent
+
+
 def result_of(place: Path, run: str) -> dict[str, Any] | None:
-    """The result of the run of that digest in its directory, or beside one of its model files; None elsewhere."""
-    path = (place if place.is_dir() else place.parent.parent) / "result.json"
+    """The result of the run of that digest, in its directory or next to one of its model files; None elsewhere."""
+    path = run_folder(place) / "result.json"
     found = None
     if path.is_file():
         found = read_result(path)
@@ -149,23 +159,27 @@ def result_of(place: Path, run: str) -> dict[str, Any] | None:
 
 
 def warn_of_other_code(facts: ModelFacts, observer: Observer) -> None:
-    """Warn of a model of a method of the package that other code trained; with it all is done that is asked for.
+    """Warn where other code of a built-in method trained the model; the model is used all the same.
 
     A model is used long after a release: most changes of the code leave its predictions as they were, and which do not
     cannot be seen from a digest. A user's own methods come with the code that the user chose.
     """
-    if facts.method not in NAMES or not facts.code or facts.code == code_digest(facts.method):
+    if facts.method not in NAMES or not facts.code:
         return
+    own_code = code_digest(facts.method)
+    if facts.code == own_code:
+        return
+    made_by = facts.code[:8]
     observer.warn(
-        f"The model was made by other code of {facts.method} ({facts.code[:8]}) than this one "
-        f"({code_digest(facts.method)[:8]}): its predictions may not be those that its run scored. To see whether they "
-        "are:  fedcache evaluate RUN --store STORE --split test"
+        f"The model was made by other code of {facts.method} ({made_by}) than this one ({own_code[:8]}): its "
+        "predictions may not be those that its run scored. To see whether they are:  fedcache evaluate RUN --store "
+        "STORE --split test"
     )
 
 
 def predictor_of(
     members: tuple[SavedModel, ...],
-    asked: ModelOptions,
+    options: ModelOptions,
     home: Home,
     device: str,
     method: Method | None = None,
@@ -174,15 +188,17 @@ def predictor_of(
     where = "cpu"
     if device != "auto":
         where = resolve_device(device).kind
-    encoders = encoders_of(members[0], home, weights_of(asked))
+    encoders = encoders_of(members[0], home, weights_of(options))
+    if encoders is not None:
+        encoders = encoders.to(where)
     return Predictor(
         members,
-        asked.client,
-        asked.temperature,
+        options.client,
+        options.temperature,
         device=where,
         method=method,
-        encoders=None if encoders is None else encoders.to(where),
-        one_for_all=asked.one_for_all,
+        encoders=encoders,
+        one_for_all=options.one_for_all,
     ).checked()
 
 
@@ -197,16 +213,17 @@ def load_model(
 ) -> Model:
     """The model of a run's directory or of a model file; arguments and errors as of ``fedcache.load_model``."""
     home = Home.from_environment()
-    asked = ModelOptions(
-        client=client, seed=None if seed is None else str(seed), one_for_all=one_for_all
-    )
-    return Model(open_predictor(Path(place), asked, home, Silent(), method=method), home)
+    seed_word = None
+    if seed is not None:
+        seed_word = str(seed)
+    options = ModelOptions(client=client, seed=seed_word, one_for_all=one_for_all)
+    return Model(open_predictor(Path(place), options, home, Silent(), method=method), home)
 
 
-def check_weights(asked: ModelOptions, read: Iterable[Sequence[str]]) -> None:
+def check_weights(options: ModelOptions, read: Iterable[Sequence[str]]) -> None:
     """Refuse weights and names of backbones that no model reads, given those that each does. Raises UsageError."""
     known = list(dict.fromkeys(name for names in read for name in names))
-    for option, named in (("--weights", asked.weights), ("--backbone", asked.backbone)):
+    for option, named in (("--weights", options.weights), ("--backbone", options.backbone)):
         if unread := [name for name in named if name not in known]:
             raise UsageError(
                 f"{option} names {', '.join(unread)}, which the model does not read.",
@@ -214,22 +231,22 @@ def check_weights(asked: ModelOptions, read: Iterable[Sequence[str]]) -> None:
             )
 
 
-def weights_of(asked: ModelOptions) -> Mapping[str, Path]:
+def weights_of(options: ModelOptions) -> Mapping[str, Path]:
     """The weights files that were named, by backbone."""
-    return {name: Path(path).expanduser() for name, path in asked.weights.items()}
+    return {name: Path(path).expanduser() for name, path in options.weights.items()}
 
 
 def predict_rows(
     predictor: Predictor,
     images: Sequence[Path],
-    asked: ModelOptions,
+    options: ModelOptions,
     rows: PredictOptions,
     config: ExtractConfig,
     home: Home,
     observer: Observer,
     stop: Stop,
 ) -> Iterator[Prediction]:
-    """What a model says of images, or of the rows that ``rows`` names, block by block.
+    """Predictions for images, or for the rows that ``rows`` names, block by block.
 
     Raises, also while rows are taken, as ``models.sources``; StoppedError after a stop. ``config`` says how images are
     computed.
@@ -237,16 +254,18 @@ def predict_rows(
     predictor.check_top(rows.top)
     if images:
         named = find_inputs(predictor.members[0], images, follow_links=config.follow_links)
-        weights = weights_of(asked)
+        weights = weights_of(options)
         return predict_images(
             predictor, named, config, home, observer, stop, top=rows.top, weights=weights
         )
     if rows.store is not None:
         store = need_store(home, path=Path(rows.store))
-        wanted = rows_of_split(store, None if rows.split == "all" else rows.split)
-        return each_counted(
-            predict_store(predictor, store, wanted, top=rows.top), len(wanted), observer, stop
-        )
+        split = None
+        if rows.split != "all":
+            split = rows.split
+        numbers = rows_of_split(store, split)
+        found = predict_store(predictor, store, numbers, top=rows.top)
+        return each_counted(found, len(numbers), observer, stop)
     held = open_embeddings(Path(str(rows.embeddings)))
     found = predict_embeddings(predictor, held, Path(str(rows.embeddings)), top=rows.top)
     return each_counted(found, len(held.names), observer, stop)
@@ -267,7 +286,7 @@ def each_counted(
 def counted(
     observer: Observer, stop: Stop, what: str, total: int
 ) -> Iterator[Callable[[int], None]]:
-    """Inside a ``with`` statement, a function that is told how many more rows are done; raises StoppedError in it."""
+    """A context with a function that counts finished rows; the function raises StoppedError after a stop."""
     so_far = 0
 
     def done(rows: int) -> None:
@@ -319,7 +338,8 @@ class Personalised:
 
     def __repr__(self) -> str:
         shown = percent(self.accuracy) or "not measured"
-        return f"Personalised({self.client}, {self.method} from {self.rows:,} rows: {shown}, {self.path})"
+        model = f"{self.method} from {self.rows:,} rows"
+        return f"Personalised({self.client}, {model}: {shown}, {self.path})"
 
     def to_dict(self) -> dict[str, Any]:
         """The ``data`` of the envelope."""
@@ -331,8 +351,8 @@ class Personalised:
 
 def personalise_run(
     place: Path,
-    asked: ModelOptions,
-    wanted: PersonaliseOptions,
+    options: ModelOptions,
+    request: PersonaliseOptions,
     device: str,
     home: Home,
     observer: Observer,
@@ -345,29 +365,30 @@ def personalise_run(
 
     Args:
         place: the directory of a run, or a model file.
-        asked: seed and weights of the run's model.
-        wanted: store, name, settings, rounds and file.
+        options: seed and weights of the run's model.
+        request: store, name, settings, rounds and file.
         device: auto, cpu or cuda, which never falls back; auto is the CPU.
         home: where stores and weights are looked for.
-        observer: told the rounds.
+        observer: receives the rounds.
         stop: honoured before each round.
     """
-    store = need_store(home, path=Path(str(wanted.store)))
-    name = wanted.name or str(store.dataset.get("shard", {}).get("client", store.path.stem))
-    if wanted.out is None and (Path(name).name != name or len(name) > LONGEST_NAME):
+    store = need_store(home, path=Path(str(request.store)))
+    name = request.name or str(store.dataset.get("shard", {}).get("client", store.path.stem))
+    if request.out is None and (Path(name).name != name or len(name) > LONGEST_NAME):
         raise UsageError(
             f"--name {name[:40]!r} cannot be the name of a file.",
             "-o FILE.safetensors says where the model goes.",
         )
-    path = Path(wanted.out or f"{name}.safetensors")
+    path = Path(request.out or f"{name}.safetensors")
     check_new(path)
-    members = open_members(place, asked, observer)
-    check_weights(asked, [members[0].facts.backbones])
+    members = open_members(place, options, observer)
+    check_weights(options, [members[0].facts.backbones])
     if len(members) > 1:
-        raise UsageError("A client's model is made of one seed.", f"--seed {members[0].facts.seed}")
+        seed = members[0].facts.seed
+        raise UsageError("A client's model is made of one seed.", f"--seed {seed}")
     (model,) = members
     method = model.find_method()
-    hp = settled(model, method, wanted.set)
+    hp = settled(model, method, request.set)
     if name in model.facts.saved:
         observer.note(f"{name} is a client of the run: it gets that client's draws.")
     client = client_of_store(model, store, name, method.reads(hp), home)
@@ -376,17 +397,15 @@ def personalise_run(
     where = "cpu"
     if device != "auto":
         where = resolve_device(device).kind
-    encoders = encoders_of(model, home, weights_of(asked))
-    if encoders is None:
-        encoders = None
-    else:
+    encoders = encoders_of(model, home, weights_of(options))
+    if encoders is not None:
         encoders = encoders.to(where)
+    # Methods whose personal part is computed, and not trained, need no rounds.
     rounds = 0
     if trains(method):
-        if wanted.rounds is None:
-            rounds = model.facts.rounds
-        else:
-            rounds = wanted.rounds
+        rounds = model.facts.rounds
+        if request.rounds is not None:
+            rounds = request.rounds
 
     def each_round() -> None:
         if stop.requested:
@@ -400,7 +419,7 @@ def personalise_run(
         made = personalise(
             model,
             client,
-            settings=wanted.set,
+            settings=request.set,
             rounds=rounds,
             encoders=encoders,
             device=where,
@@ -427,18 +446,19 @@ def check_new(path: Path) -> None:
 
 
 def rows_of_unknown_classes(store: Store, classes: Sequence[str]) -> str | None:
-    """What is said of labelled rows whose class a model does not know; None where there are none."""
+    """A sentence on labelled rows of classes that the model does not know; None if there are none."""
     s = store.samples
     label = np.asarray(s.label, np.int64)
     unknown = (label >= 0) & (s.ok == 1) & (model_labels(label, s.classes, classes) < 0)
     if not unknown.any():
         return None
     names = [s.classes[c] for c in np.unique(label[unknown])]
-    few = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    few = some_names(names, 5)
     labelled = int(((label >= 0) & (s.ok == 1)).sum())
+    count = int(unknown.sum())
     return (
-        f"{int(unknown.sum()):,} of {labelled:,} labelled rows of {store.path.name} are of classes that the model does "
-        f"not know ({few}): they are left out."
+        f"{count:,} of {labelled:,} labelled rows of {store.path.name} are of classes that the model does not know "
+        f"({few}): they are left out."
     )
 
 
@@ -462,17 +482,20 @@ def client_of_store(
     readers = [store.reader(key) for key in array_keys(model, store)]
     views = min(facts.views, *(r.shape[1] for r in readers))
     if "views" in reads and views < facts.views:
+        held = f"{store.path.name} holds {views} view of each image"
+        backbones = shell_word(",".join(facts.backbones))
         raise StoreError(
-            f"{store.path.name} holds {views} view of each image, and {facts.method} was trained on {facts.views}.",
-            f"fedcache extract --views {shell_word(facts.views)} --backbones {shell_word(','.join(facts.backbones))}",
+            f"{held}, and {facts.method} was trained on {facts.views}.",
+            f"fedcache extract --views {shell_word(facts.views)} --backbones {backbones}",
         )
     if facts.image is not None:
         whole = readers[-1].all()[:, 0]
         if whole.shape[1:3] != facts.image:
+            height, width = facts.image
+            held = " x ".join(map(str, whole.shape[1:3]))
             raise StoreError(
-                f"The model reads images of {facts.image[0]} x {facts.image[1]}, {store.path.name} holds "
-                f"{whole.shape[1]} x {whole.shape[2]}.",
-                f"fedcache extract --backbones pixels --size {shell_word(facts.image[0])}",
+                f"The model reads images of {height} x {width}, {store.path.name} holds {held}.",
+                f"fedcache extract --backbones pixels --size {shell_word(height)}",
             )
         x = torch.from_numpy(np.ascontiguousarray(whole)).view(len(whole), 1, -1)
     else:
@@ -486,8 +509,9 @@ def client_of_store(
     if "labels" in reads:
         train &= label >= 0
     if not train.any():
+        known = some_names(facts.classes, 5)
         raise StoreError(
             f"{store.path.name} has no training rows of classes that the model knows.",
-            f"Its classes are {', '.join(facts.classes[:5])}{', ...' if len(facts.classes) > 5 else ''}.",
+            f"Its classes are {known}.",
         )
     return NewClient(name, x, torch.from_numpy(label), np.flatnonzero(train))

@@ -23,6 +23,7 @@ from fedcache.federate.trust.accounting import Spent, epsilons
 from fedcache.store.files import explain_disk_errors, make_private
 from fedcache.store.lock import hold_lock
 from fedcache.store.sealed import SealedLines, read_sealed, read_sealed_lines, write_sealed
+from fedcache.tables.words import some_names
 
 LEDGER = "privacy.jsonl"
 """Its name in a home."""
@@ -77,7 +78,7 @@ class Total:
 
 @dataclass(frozen=True)
 class DatasetTotal:
-    """All releases about the rows of one dataset, whatever partition assigned them to clients."""
+    """Total of all releases about the rows of one dataset, over all partitions."""
 
     dataset: str  # its slug
     partitions: int
@@ -95,10 +96,10 @@ class DatasetTotal:
 
 def epsilon_words(total: Total | DatasetTotal) -> str:
     """The tighter epsilon of a total for a person."""
-    found = total.epsilon_pld if total.epsilon_pld is not None else total.epsilon_rdp
-    if found is None:
-        return "no bound"
-    return f"{found:.3g}"
+    for epsilon in (total.epsilon_pld, total.epsilon_rdp):
+        if epsilon is not None:
+            return f"{epsilon:.3g}"
+    return "no bound"
 
 
 def record_release(ledger: Path, release: Release) -> None:
@@ -118,8 +119,8 @@ def record_release(ledger: Path, release: Release) -> None:
             write_sealed(ledger.with_name(COUNT), COUNT_IS, lines.count)
 
 
-def told_rounds(ledger: Path, run: str, seed: int) -> int | None:
-    """How many rounds of a seed that is being trained were told; None where that is not known."""
+def reported_rounds(ledger: Path, run: str, seed: int) -> int | None:
+    """Number of reported rounds of a seed in training; None if it is not known."""
     try:
         found = read_sealed(_rounds_file(ledger, run, seed), _rounds_are(run, seed))
     except CorruptionError:
@@ -129,8 +130,8 @@ def told_rounds(ledger: Path, run: str, seed: int) -> int | None:
     return int(found.content)
 
 
-def keep_told_rounds(ledger: Path, run: str, seed: int, rounds: int) -> None:
-    """Write down how many rounds of a seed are told from now on; ``record_release`` comes before the first.
+def keep_reported_rounds(ledger: Path, run: str, seed: int, rounds: int) -> None:
+    """Record the number of reported rounds of a seed; ``record_release`` comes before the first round.
 
     Raises MachineError when that cannot be written.
     """
@@ -140,8 +141,8 @@ def keep_told_rounds(ledger: Path, run: str, seed: int, rounds: int) -> None:
         write_sealed(path, _rounds_are(run, seed), rounds)
 
 
-def forget_told_rounds(ledger: Path, run: str, seed: int) -> None:
-    """A seed has ended: there is nothing to go on from."""
+def forget_reported_rounds(ledger: Path, run: str, seed: int) -> None:
+    """A seed has ended: there is nothing to continue from."""
     _rounds_file(ledger, run, seed).unlink(missing_ok=True)
 
 
@@ -174,7 +175,7 @@ def read_releases(ledger: Path) -> list[Release]:
 
 
 def totals(releases: Iterable[Release]) -> list[Total]:
-    """What has been spent on each partition of each dataset, in the order of their first releases.
+    """Totals for each partition of each dataset, in the order of their first releases.
 
     Raises MachineError when dp-accounting is not installed.
     """
@@ -194,11 +195,12 @@ def totals(releases: Iterable[Release]) -> list[Total]:
 
 
 def totals_of_datasets(releases: Iterable[Release]) -> list[DatasetTotal]:
-    """What has been spent on the rows of each dataset by all partitions together, in the order of first releases.
+    """Totals for the rows of each dataset over all partitions, in the order of first releases.
 
     Releases are about the same rows where the dataset has the same name (it may have grown in between) or the same
     content (it may have been stored under two names). Raises MachineError when dp-accounting is not installed.
     """
+    # A release joins every group that it shares rows with, so that groups may become one.
     groups: list[list[Release]] = []
     for release in releases:
         joined = [release]
@@ -224,7 +226,7 @@ def totals_of_datasets(releases: Iterable[Release]) -> list[DatasetTotal]:
 
 
 def _together(group: Sequence[Release]) -> dict[str, Any]:
-    """What releases have in common and cost together, by the names of ``Total`` and ``DatasetTotal``."""
+    """Common fields and total cost of releases, by the names of ``Total`` and ``DatasetTotal``."""
     delta = min(r.delta for r in group)
     return {
         "releases": len(group),
@@ -236,7 +238,7 @@ def _together(group: Sequence[Release]) -> dict[str, Any]:
 
 
 def _read_count(ledger: Path) -> int:
-    """How many lines the ledger was left with; 0 before the first."""
+    """Number of lines that the ledger should have; 0 before the first."""
     try:
         count = read_sealed(ledger.with_name(COUNT), COUNT_IS)
     except CorruptionError as error:
@@ -261,10 +263,11 @@ def _damaged(ledger: Path, error: OSError | ValueError) -> FedcacheError:
         why = f"cannot be read ({error.strerror})"
     else:
         why = str(error)
+    aside = ledger.parent / "privacy.damaged"
     return CorruptionError(
         f"{ledger} {why}. What has been spent of these clients' privacy is not known from it.",
         f"Put back a copy of it and of {COUNT}; or start a new one, and add by hand what was spent: "
-        f"mkdir {ledger.parent}/privacy.damaged && mv {ledger.parent}/privacy*.json* {ledger.parent}/privacy.damaged",
+        f"mkdir {aside} && mv {ledger.parent}/privacy*.json* {aside}",
     )
 
 
@@ -278,7 +281,7 @@ def is_private(result: Mapping[str, Any]) -> bool:
 
 
 def has_secret_times(result: Mapping[str, Any]) -> bool:
-    """Whether a result is private and its epsilon assumes that nobody learns who took part in a round."""
+    """Whether a result is private and its epsilon assumes that participants of rounds stay secret."""
     cost = result.get("trust", {}).get("privacy") or {}
     return is_private(result) and cost.get("participants") == "secret"
 
@@ -290,10 +293,10 @@ def describe_trust(section: Mapping[str, Any]) -> list[str]:
         lines.append(f"Uploads taken together by {section['aggregate']}.")
     if "attack" in section:
         liars = sorted({name for names in section["attackers"] for name in names})
-        shown = ", ".join(liars[:5]) + (", ..." if len(liars) > 5 else "")
-        lines.append(
-            f"Attack {section['attack']}: {f'{len(liars)} clients lied ({shown})' if liars else 'nobody lied'}."
-        )
+        happened = "nobody lied"
+        if liars:
+            happened = f"{len(liars)} clients lied ({some_names(liars, 5)})"
+        lines.append(f"Attack {section['attack']}: {happened}.")
     if section.get("rejected"):
         lines.append(f"{section['rejected']} uploads were rejected over all rounds and seeds.")
     if cost := section.get("privacy"):
@@ -302,20 +305,22 @@ def describe_trust(section: Mapping[str, Any]) -> list[str]:
 
 
 def describe_privacy(cost: Mapping[str, Any]) -> str:
-    """What noise promises, and of what that is said."""
+    """The privacy guarantee of a run in words, and its limits."""
     if not cost["noise"]:
         return "Privacy: no noise, so nothing is promised (clipping alone)."
     together = cost["composed"]
     known = cost.get("participants_known")
     figures = f"epsilon {_tight(cost)}"
     renyi = _number(cost["epsilon_rdp"])
-    if cost["seeds"] > 1:
-        figures += (
-            f" for each of {cost['seeds']} seeds and {_tight(together)} for all of them together"
-        )
+    # Seeds train on the same rows: together they cost more than each alone.
+    seeds = cost["seeds"]
+    if seeds > 1:
+        figures += f" for each of {seeds} seeds and {_tight(together)} for all of them together"
         renyi += f" and {_number(together['epsilon_rdp'])}"
-    figures += f" (by Renyi divergence {renyi}), delta {cost['delta']:g}; {cost['rounds']} rounds, "
+    delta = cost["delta"]
+    figures += f" (by Renyi divergence {renyi}), delta {delta:g}; {cost['rounds']} rounds, "
     figures += f"each client in a round with probability {cost['share']:g}."
+    # Noise that can be repeated protects nobody; the cost is what the same noise would have had.
     if cost["simulation"]:
         secret = ""
         if known:
@@ -324,14 +329,16 @@ def describe_privacy(cost: Mapping[str, Any]) -> str:
             f"Simulation of privacy: anyone can repeat the noise of {cost['noise_from']}, so it hides nothing. Noise "
             f"that is not repeatable would have {figures}{secret}"
         )
+    # Sampling counts only as long as nobody learns who took part.
     secret = ""
     if known:
         secret = f" Nobody is told who took part (else it were {_tight(known)})."
     if cost["participants"] == "known":
         secret = " Who took part is told, so sampling hides nothing."
+    allowed = ", ".join(cost["allowed"])
     return (
         f"Privacy: {figures}{secret} Noise from the operating system: the run cannot be repeated bit for bit. Epsilon "
-        f"does not cover, and --dp-allow allows: {', '.join(cost['allowed'])}."
+        f"does not cover, and --dp-allow allows: {allowed}."
     )
 
 

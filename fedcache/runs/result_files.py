@@ -55,7 +55,7 @@ class ClientColumns:
         return known
 
     def accuracy_of(self, name: str) -> float | None:
-        """Of one client; None for a name that is not there, and a client that was not scored."""
+        """Accuracy of one client; None for an unknown name and for a client that was not scored."""
         place = next((i for i, known in enumerate(self.names) if known == name), None)
         if place is None or np.isnan(self.accuracy[place]):
             return None
@@ -77,8 +77,9 @@ class ClientColumns:
                 f"accuracy_seed_{seed}": known(values)
                 for seed, values in zip(seeds, self.per_seed, strict=True)
             },
-            **({} if self.validation is None else {"validation": known(self.validation)}),
         }
+        if self.validation is not None:
+            columns["validation"] = known(self.validation)
         held = io.BytesIO()
         parquet.write_table(pa.table(columns), held, compression="zstd")
         return held.getvalue()
@@ -110,7 +111,7 @@ class _ColumnOfNames(MadeWhenAsked[str]):
 
 
 def client_columns(result: Mapping[str, Any], folder: Path) -> ClientColumns:
-    """Those of a stored result, whose directory is ``folder``.
+    """The columns of a stored result in the directory ``folder``.
 
     Raises DamagedRunError for a file that is missing or not what was written.
     """
@@ -165,7 +166,7 @@ ROWS_FILE = "test-rows.npz"
 
 @dataclass(frozen=True, eq=False)
 class TestRows:
-    """What one seed says of every test row that was scored; R rows.
+    """Outcomes of one seed for every scored test row; R rows.
 
     Attributes:
         rows: int64 [R], ascending: their numbers in the store.
@@ -193,9 +194,8 @@ class TestRows:
     @classmethod
     def from_dict(cls, data: Mapping[str, str]) -> TestRows:
         """The inverse of ``to_dict``, on a machine of the same byte order."""
-        kinds = {
-            f.name: np.float64 if f.name in ("share", "weight") else np.int64 for f in fields(cls)
-        }
+        kinds: dict[str, Any] = {f.name: np.int64 for f in fields(cls)}
+        kinds |= {"share": np.float64, "weight": np.float64}
         return cls(
             **{
                 name: np.frombuffer(base64.b64decode(data[name]), kind)
@@ -217,7 +217,7 @@ def rows_file(seeds: Mapping[int, TestRows | None]) -> bytes | None:
 
 
 def test_rows(result: Mapping[str, Any], folder: Path) -> dict[int, TestRows] | None:
-    """Those of a stored result, by seed; None for a result without them, as of earlier releases.
+    """Test rows of a stored result, by seed; None for a result without them, as of earlier releases.
 
     Raises DamagedRunError for a file that is missing or not what was written.
     """
@@ -245,7 +245,7 @@ def test_rows(result: Mapping[str, Any], folder: Path) -> dict[int, TestRows] | 
 
 
 def _array(raw: bytes) -> np.ndarray:
-    """What the bytes of an .npy file hold, as ``np.load`` does, which takes three times as long for a few rows."""
+    """The array of an .npy file's bytes, as ``np.load`` returns it, but three times as fast for a few rows."""
     # version 1.0: magic, version, length of the header, header
     start = 10 + int.from_bytes(raw[8:10], "little")
     shape, kind = _header(raw[:start])

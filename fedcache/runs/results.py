@@ -86,7 +86,7 @@ class SeedResult:
 
     @property
     def choice(self) -> float | None:
-        """What runs are chosen by: the headline on the rows to choose by, on test rows where there are none."""
+        """The primary metric on validation rows, or on test rows if there are none."""
         if self.validation is None:
             return self.accuracy
         return self.validation["accuracy"]
@@ -94,11 +94,10 @@ class SeedResult:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
-        names = (
-            {"numbered": len(self.clients)}
-            if isinstance(self.clients, NumberedNames)
-            else list(self.clients)
-        )
+        names: object = list(self.clients)
+        # Names that are numbers in order are stored as their count: there may be a million.
+        if isinstance(self.clients, NumberedNames):
+            names = {"numbered": len(self.clients)}
         arrays = {name: _packed(plain[name]) for name in ARRAYS if plain[name] is not None}
         rows = None
         if self.test_rows is not None:
@@ -128,19 +127,20 @@ def _packed(values: NDArray[Any]) -> str:
     return base64.b64encode(values.astype(values.dtype.newbyteorder("<")).tobytes()).decode()
 
 
-def _unpacked(said: str | list[Any], dtype: type) -> NDArray[Any]:
-    if isinstance(said, list):
-        return np.array(said, dtype)  # None becomes NaN
-    return np.frombuffer(base64.b64decode(said), np.dtype(dtype).newbyteorder("<")).astype(dtype)
+def _unpacked(packed: str | list[Any], dtype: type) -> NDArray[Any]:
+    if isinstance(packed, list):
+        return np.array(packed, dtype)  # None becomes NaN
+    return np.frombuffer(base64.b64decode(packed), np.dtype(dtype).newbyteorder("<")).astype(dtype)
 
 
 def seed_result(
     outcome: TrainingOutput, inputs: RunInputs, seconds: float, *, secret: bool = False
 ) -> SeedResult:
-    """What a run of one seed gave, as JSON values.
+    """The result of one seed as JSON values.
 
     ``secret`` leaves out who took part in which round, and the time of each, which tells how many they were.
     """
+    # What each round says of its clients tells who took part; a private run that keeps this secret stores none of it.
     rounds = [
         {
             "seed": outcome.seed,
@@ -154,18 +154,38 @@ def seed_result(
     ]
     evaluation = outcome.evaluation
     domains = inputs.domains
-    clients = inputs.partitions[outcome.seed].clients
-    chosen_by = evaluation.validation
+    by_domain = {}
+    for number_of_domain, accuracy in sorted(evaluation.by_domain.items()):
+        name = str(number_of_domain)
+        if number_of_domain < len(domains):
+            name = domains[number_of_domain]
+        by_domain[name] = accuracy
+    validation = None
+    validation_per_client = None
+    if evaluation.validation is not None:
+        chosen_by = evaluation.validation
+        validation = {
+            "accuracy": number(chosen_by.accuracy),
+            "client_mean": number(chosen_by.mean_accuracy),
+            "pooled": number(chosen_by.pooled),
+        }
+        validation_per_client = chosen_by.client_accuracy
+    confusion = None
+    if evaluation.counts is not None:
+        confusion = evaluation.counts.tolist()
+    seconds_of_rounds: list[float] = []
+    test_rows = None
+    partition = inputs.partitions[outcome.seed]
+    if not secret:
+        seconds_of_rounds = [r.seconds for r in outcome.records]
+        test_rows = count_test_rows(evaluation, partition.clients, inputs.data.y)
     return SeedResult(
         seed=outcome.seed,
         accuracy=number(evaluation.accuracy),
         per_client=evaluation.client_accuracy,
         mean_client=number(evaluation.mean_accuracy),
         macro_f1=number(evaluation.macro_f1),
-        by_domain={
-            domains[d] if d < len(domains) else str(d): a
-            for d, a in sorted(evaluation.by_domain.items())
-        },
+        by_domain=by_domain,
         fairness={k: number(v) for k, v in outcome.fairness.items()},
         traffic=outcome.traffic.totals(),
         per_round=outcome.traffic.per_client_round(),
@@ -181,24 +201,15 @@ def seed_result(
         trainable=outcome.trainable,
         warnings=list(outcome.warnings),
         seconds=seconds,
-        measured={
-            "rounds": [] if secret else [r.seconds for r in outcome.records],
-            "total": seconds,
-        },
+        measured={"rounds": seconds_of_rounds, "total": seconds},
         attackers=list(outcome.attackers),
-        confusion=None if evaluation.counts is None else evaluation.counts.tolist(),
-        validation=None
-        if chosen_by is None
-        else {
-            "accuracy": number(chosen_by.accuracy),
-            "client_mean": number(chosen_by.mean_accuracy),
-            "pooled": number(chosen_by.pooled),
-        },
-        validation_per_client=None if chosen_by is None else chosen_by.client_accuracy,
+        confusion=confusion,
+        validation=validation,
+        validation_per_client=validation_per_client,
         pooled=number(evaluation.pooled),
         zero_shot=number(outcome.zero_shot),
-        test_rows=None if secret else count_test_rows(evaluation, clients, inputs.data.y),
-        partition=partition_facts(inputs.partitions[outcome.seed]),
+        test_rows=test_rows,
+        partition=partition_facts(partition),
     )
 
 
@@ -207,7 +218,10 @@ def mean_std(values: Sequence[float | None]) -> tuple[float | None, float | None
     if not values or any(v is None for v in values):
         return None, None
     known = np.array(values, np.float64)
-    return float(known.mean()), float(known.std(ddof=1)) if len(known) > 1 else None
+    deviation = None
+    if len(known) > 1:
+        deviation = float(known.std(ddof=1))
+    return float(known.mean()), deviation
 
 
 def summarise(
@@ -215,13 +229,26 @@ def summarise(
 ) -> dict[str, Any]:
     """``result.json`` of a run: promised values only."""
     first = seeds[0]
-    fixed = [PARAMETERS.get(name) for name in inputs.backbones]
     clients = columns_of_seeds(seeds)
-    few = len(first.clients) <= CLIENTS_IN_RESULT
-    owned = clients.classes_owned
+    # With many clients, what each of them has is in a file next to the result, and not in it.
+    named: ClientColumns | None = clients
+    names: list[str] | None = list(first.clients)
+    owned: dict[str, Any] = {"per_client": clients.classes_owned.tolist()}
+    if len(first.clients) > CLIENTS_IN_RESULT:
+        named = None
+        names = None
+        owned = {
+            "least": float(clients.classes_owned.min()),
+            "most": float(clients.classes_owned.max()),
+        }
+    owned["mean"] = float(clients.classes_owned.mean())
+    fixed = None
+    parameters = [PARAMETERS.get(name) for name in inputs.backbones]
+    if None not in parameters:
+        fixed = sum(n for n in parameters if n is not None)
     f1, f1_std = mean_std([s.macro_f1 for s in seeds])
     last = [s.rounds[-1].get("diagnostics", {}) for s in seeds]
-    return {
+    result = {
         "method": spec.method,
         "preset": spec.requested.preset,
         "hyperparameters": spec.hyperparameters,
@@ -237,27 +264,12 @@ def summarise(
         "partition": partition_section(inputs.partition_name, [s.partition for s in seeds]),
         "rounds": spec.rounds,
         "participation": spec.participation_text,
-        **({"participants": words} if (words := spec.sampling.words()) else {}),
-        **({"timing": _timing(spec.timing, seeds)} if spec.timing is not None else {}),
         "seeds": [s.seed for s in seeds],
-        "accuracy": _accuracy(seeds, clients if few else None, spec.eval_clients is not None),
-        **(
-            {"validation": _validation(seeds, clients if few else None)} if first.validation else {}
-        ),
+        "accuracy": _accuracy(seeds, named, spec.eval_clients is not None),
         "macro_f1": {"mean": f1, "std": f1_std, "per_seed": [s.macro_f1 for s in seeds]},
-        "parameters": {
-            "trainable": first.trainable,
-            "fixed": None if None in fixed else sum(n for n in fixed if n is not None),
-        },
-        "classes_owned": {
-            **(
-                {"per_client": owned.tolist()}
-                if few
-                else {"least": float(owned.min()), "most": float(owned.max())}
-            ),
-            "mean": float(owned.mean()),
-        },
-        "clients": list(first.clients) if few else None,
+        "parameters": {"trainable": first.trainable, "fixed": fixed},
+        "classes_owned": owned,
+        "clients": names,
         "fairness": {k: mean_std([s.fairness[k] for s in seeds])[0] for k in first.fairness},
         "traffic": _traffic(seeds),
         "confusion": _summed([s.confusion for s in seeds]),
@@ -276,9 +288,18 @@ def summarise(
         "device": spec.device,
         "features": list(identity.features),
         "code": identity.code,
-        **({"plugins": [_plugin(p) for p in used]} if (used := spec.plugins) else {}),
         "digest": identity.digest,
     }
+    # What most runs do not have is left out of their results.
+    if words := spec.sampling.words():
+        result["participants"] = words
+    if spec.timing is not None:
+        result["timing"] = _timing(spec.timing, seeds)
+    if first.validation:
+        result["validation"] = _validation(seeds, named)
+    if spec.plugins:
+        result["plugins"] = [_plugin(p) for p in spec.plugins]
+    return result
 
 
 def _plugin(plugin: Plugin) -> dict[str, str]:
@@ -291,11 +312,11 @@ def _plugin(plugin: Plugin) -> dict[str, str]:
 
 
 def _timing(rule: TimingRule, seeds: Sequence[SeedResult]) -> dict[str, Any]:
-    """What was simulated, when the last round ended (mean over seeds), and how old updates were, over all seeds."""
-    told = [[r["diagnostics"] for r in s.rounds] for s in seeds]
+    """Simulated time: its rule, the end of the last round (mean over seeds), and the age of updates over all seeds."""
+    diagnostics = [[r["diagnostics"] for r in s.rounds] for s in seeds]
     section: dict[str, Any] = {
         **rule.words(),
-        "simulated_time": mean_std([d[-1]["simulated_time"] for d in told])[0],
+        "simulated_time": mean_std([d[-1]["simulated_time"] for d in diagnostics])[0],
     }
     if rule.buffer is not None:
         counted = [
@@ -315,7 +336,9 @@ def _timing(rule: TimingRule, seeds: Sequence[SeedResult]) -> dict[str, Any]:
 
 def partition_facts(partition: Partition) -> dict[str, Any]:
     """How the rows of one seed were assigned to clients, as plain JSON values."""
-    rows = partition.validation
+    validation_rows = 0
+    if partition.validation is not None:
+        validation_rows = len(partition.validation)
     return {
         "scheme": partition.scheme,
         "args": {k: list(v) if isinstance(v, tuple) else v for k, v in partition.args.items()},
@@ -324,18 +347,18 @@ def partition_facts(partition: Partition) -> dict[str, Any]:
         "clients": len(partition.clients),
         "dropped": partition.dropped,
         "test_rows": len(partition.test),
-        "validation_rows": 0 if rows is None else len(rows),
+        "validation_rows": validation_rows,
     }
 
 
 def partition_section(name: str | None, facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How the rows of a run were assigned, from the facts of its seeds; every seed has the scheme of the first."""
+    """The partition of a run from the facts of its seeds; every seed has the scheme of the first."""
     first = {key: value for key, value in facts[0].items() if key != "validation_rows"}
     return {"name": name, **first, "digests": [one["digest"] for one in facts]}
 
 
 def columns_of_seeds(seeds: Sequence[SeedResult]) -> ClientColumns:
-    """What all seeds together say of every client."""
+    """Columns of all clients, means over seeds."""
     per_seed = np.stack([s.per_client for s in seeds])
     owned = np.array([s.classes_owned for s in seeds], np.float64).mean(0)
     held = [s.validation_per_client for s in seeds if s.validation_per_client is not None]
@@ -349,14 +372,14 @@ def columns_of_seeds(seeds: Sequence[SeedResult]) -> ClientColumns:
 
 
 def files_of_clients(seeds: Sequence[SeedResult]) -> dict[str, bytes]:
-    """What a result has beside it, by name: columns of clients that are too many for it, and test rows."""
-    many = len(seeds[0].clients) > CLIENTS_IN_RESULT
+    """Files next to a result, by name: columns of clients that are too many for it, and test rows."""
+    made = {}
+    if len(seeds[0].clients) > CLIENTS_IN_RESULT:
+        made[CLIENTS_FILE] = columns_of_seeds(seeds).to_parquet([s.seed for s in seeds])
     rows = rows_file({s.seed: s.test_rows for s in seeds})
-    if many:
-        columns = {CLIENTS_FILE: columns_of_seeds(seeds).to_parquet([s.seed for s in seeds])}
-    else:
-        columns = {}
-    return {**columns, **({} if rows is None else {ROWS_FILE: rows})}
+    if rows is not None:
+        made[ROWS_FILE] = rows
+    return made
 
 
 def _accuracy(
@@ -365,16 +388,10 @@ def _accuracy(
     """``clients`` where a result names each; ``drawn`` says whether only some of the personal models were scored."""
     first = seeds[0]
     mean, std = mean_std([s.accuracy for s in seeds])
-    return {
+    found = {
         "mean": mean,
         "std": std,
         "per_seed": [s.accuracy for s in seeds],
-        **(
-            {}
-            if clients is None
-            else {"per_client": [number(a) for a in clients.accuracy.tolist()]}
-        ),
-        **({"eval_clients": [_drawn_clients(s) for s in seeds]} if drawn else {}),
         "per_domain": {
             name: mean_std([s.by_domain.get(name) for s in seeds])[0] for name in first.by_domain
         },
@@ -383,12 +400,14 @@ def _accuracy(
         "pooled": mean_std([s.pooled for s in seeds])[0],
         "pooled_per_seed": [s.pooled for s in seeds],
         "per_round": _curve(seeds),
-        **(
-            {}
-            if first.zero_shot is None
-            else {"zero_shot": mean_std([s.zero_shot for s in seeds])[0]}
-        ),
     }
+    if clients is not None:
+        found["per_client"] = [number(a) for a in clients.accuracy.tolist()]
+    if drawn:
+        found["eval_clients"] = [_drawn_clients(s) for s in seeds]
+    if first.zero_shot is not None:
+        found["zero_shot"] = mean_std([s.zero_shot for s in seeds])[0]
+    return found
 
 
 def _validation(seeds: Sequence[SeedResult], clients: ClientColumns | None) -> dict[str, Any]:
@@ -403,15 +422,10 @@ def _validation(seeds: Sequence[SeedResult], clients: ClientColumns | None) -> d
         }
         for s in seeds
     ]
-    if clients is None or clients.validation is None:
-        each = []
-    else:
-        each = clients.validation.tolist()
-    return {
+    figures = {
         "mean": mean,
         "std": std,
         "per_seed": [f.get("accuracy") for f in found],
-        **({} if clients is None else {"per_client": [number(a) for a in each]}),
         "client_mean": mean_std([f.get("client_mean") for f in found])[0],
         "pooled": mean_std([f.get("pooled") for f in found])[0],
         "per_round": [
@@ -420,18 +434,24 @@ def _validation(seeds: Sequence[SeedResult], clients: ClientColumns | None) -> d
         ],
         "rows": seeds[0].partition["validation_rows"],
     }
+    if clients is not None:
+        each = []
+        if clients.validation is not None:
+            each = clients.validation.tolist()
+        figures["per_client"] = [number(a) for a in each]
+    return figures
 
 
 def _drawn_clients(seed: SeedResult) -> dict[str, float | int | None]:
-    """How many clients were scored, how many of them took part in some round, and the standard error of their mean.
+    """Number of scored clients, how many of them took part in some round, and the standard error of their mean.
 
     Drawn without replacement: s / sqrt(n) sqrt(1 - n / M); None for fewer than two, and where none of them took part.
     """
     scored = ~np.isnan(seed.per_client)
-    told = [r["clients"] for r in seed.rounds]
+    participants = [r["clients"] for r in seed.rounds]
     trained = None
-    if None not in told:
-        trained = int(scored[list({c for clients in told for c in clients})].sum())
+    if None not in participants:
+        trained = int(scored[list({c for clients in participants for c in clients})].sum())
     known = seed.per_client[scored]
     n = len(known)
     error = None

@@ -55,7 +55,7 @@ from fedcache.store.store import Store
 
 
 class RowSource(Protocol):
-    """Where the rows of a run come from. The methods are called in this order, each once for a run."""
+    """Source of a run's rows. The methods are called in this order, each once for a run."""
 
     def open(self, method: Method, settings: Mapping[str, Value]) -> float:
         """Find what holds the rows, and extract what is missing; the seconds that extracting took.
@@ -69,12 +69,12 @@ class RowSource(Protocol):
     def partitions(
         self, method: Method, seeds: Sequence[int]
     ) -> tuple[dict[int, Partition], str | None]:
-        """Which rows each client holds, by seed, and the name of a saved partition."""
+        """The rows of each client, by seed, and the name of a saved partition."""
 
     def feat_post(
         self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str]
     ) -> str:
-        """What is done to features before training."""
+        """The transform of features before training."""
 
     def read(
         self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str], feat_post: str
@@ -84,7 +84,7 @@ class RowSource(Protocol):
     def overrides(
         self, method: Method, features: RunFeatures, clients: int
     ) -> dict[int, ClientOverrides]:
-        """In what single clients differ."""
+        """Differences of single clients."""
 
     def dataset(self) -> dict[str, Any]:
         """Slug, digest and numbers of rows."""
@@ -96,12 +96,12 @@ class RowSource(Protocol):
         """Names of the backbones that made the arrays."""
 
     def choices(self, arrays: Sequence[str]) -> dict[str, Any]:
-        """Fields of ``TrainConfig`` that lead to these rows and arrays again, whatever is extracted meanwhile."""
+        """Fields of ``TrainConfig`` that lead to these rows and arrays again, even after later extractions."""
 
 
 @dataclass
 class InputCache:
-    """What the points of one grid share: features and partitions, read and drawn once."""
+    """Features and partitions that the points of one grid share, read and drawn once."""
 
     # of the last arrays read; grids keep arrays together, so one is enough
     features: tuple[Any, RunFeatures] | None = None
@@ -112,7 +112,7 @@ class InputCache:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What preparing a run may do, and who hears of it."""
+    """Settings of preparing a run: home, observer, stop, and whether extraction is allowed."""
 
     home: Home  # where stores are
     observer: Observer  # told every choice that was not the user's
@@ -149,12 +149,12 @@ class StoreRows:
         return seconds
 
     def arrays(self, method: Method, settings: Mapping[str, Value]) -> list[str]:
-        """Those of ``--backbones``, else what the method takes by itself."""
+        """The arrays of ``--backbones``, else those that the method takes by default."""
         names = named_backbones(self.config)
         keys = arrays_for(method, settings, self.store, names, self.preparation.observer)
         need_labels(method, self.store, None)
         if "image tower" in method.needs:
-            images_for(self.store, keys[0])  # refused before rows are dealt
+            images_for(self.store, keys[0])  # refused before rows are assigned
         for name in self.config.domain:
             if name not in self.store.samples.domains:
                 raise unknown("domain", name, self.store.samples.domains)
@@ -210,7 +210,7 @@ class StoreRows:
     def feat_post(
         self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str]
     ) -> str:
-        """As asked, else what is usual for these backbones, which is said where features are read."""
+        """The requested transform, else the usual one for these backbones, which is noted when features are read."""
         config = self.config
         reads_images = "pixels" in method.reads(settings)
         if reads_images:
@@ -243,9 +243,10 @@ class StoreRows:
             p.observer.note(
                 "No training row has a label: no linear probe can be trained, and nothing is scored."
             )
-        if "views" in reads and features.data.x.shape[1] < 3:
+        views = features.data.x.shape[1]
+        if "views" in reads and views < 3:
             p.observer.note(
-                f"Views stored of each image: {features.data.x.shape[1]}. {method.name} wants augmentations: approx; "
+                f"Views stored of each image: {views}. {method.name} wants augmentations: approx; "
                 "`fedcache extract --views 8` stores some."
             )
         return features
@@ -280,7 +281,7 @@ class StoreRows:
     def overrides(
         self, method: Method, features: RunFeatures, clients: int
     ) -> dict[int, ClientOverrides]:
-        """Those of ``--client-backbones`` and ``--client-set``."""
+        """Differences by ``--client-backbones`` and ``--client-set``."""
         if not self.config.client_backbones and not self.config.client_set:
             return {}
         widths = features.data.widths
@@ -310,7 +311,7 @@ class StoreRows:
 
 
 def _held(store: Store) -> dict[str, str]:
-    """What the rows are, where they are no images."""
+    """The kind of the rows, if they are no images."""
     kind = held_by(array.recipe for array in store.arrays.values())
     if kind == IMAGES:
         return {}
@@ -352,9 +353,8 @@ class ShardRows:
                 "Train on the store they were cut from:  fedcache train --partition NAME",
             )
         self.stores = open_clients(self.folder)
-        self.preparation.observer.note(
-            f"{len(self.stores)} client stores in {self.config.clients_from}."
-        )
+        count = len(self.stores)
+        self.preparation.observer.note(f"{count} client stores in {self.config.clients_from}.")
         # Numbers in the parent -> places in one matrix that holds every row once, in the parent's order.
         parents = [np.array(s.dataset["shard"]["rows"], np.int64) for s in self.stores]
         rows = np.unique(np.concatenate(parents))
@@ -362,7 +362,7 @@ class ShardRows:
         return 0.0
 
     def arrays(self, method: Method, settings: Mapping[str, Value]) -> list[str]:
-        """Those of ``--backbones``; every client must have them, by the digest of their recipe."""
+        """The arrays of ``--backbones``; every client must have them, by the digest of their recipe."""
         return common_arrays(
             self.stores, self.config, "text" in method.needs or wants_encoders(method)
         )
@@ -383,8 +383,9 @@ class ShardRows:
             labels.append(s.label[train])
             chosen_by.append(places[good & (s.split == 2)])
         if "labels" in method.needs and any((label < 0).any() for label in labels):
+            folder = self.config.clients_from
             raise UsageError(
-                f"{method.name} needs labels, and rows of the client stores in {self.config.clients_from} have none.",
+                f"{method.name} needs labels, and rows of the client stores in {folder} have none.",
                 "Add labels to the dataset, then:  fedcache shard --partition NAME --out DIR",
             )
         warning = single_class_warning(
@@ -407,12 +408,14 @@ class ShardRows:
             dropped=0,
         )
         found = dict.fromkeys(seeds, partition)
-        return (without_validation(found) if self.preparation.whole else found), None
+        if self.preparation.whole:
+            found = without_validation(found)
+        return found, None
 
     def feat_post(
         self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str]
     ) -> str:
-        """As asked, else what is usual for these backbones, which is said."""
+        """The requested transform, else the usual one for these backbones, which is noted."""
         requested = "feat_post" in self.config.set
         observer = self.preparation.observer
         return feat_post_for(
@@ -493,8 +496,10 @@ def on_device(inputs: RunInputs, device: str) -> RunInputs:
         needed = x.nbytes
     free = free_memory(device)
     if needed > free:
+        needed_mib = needed / 2**20
+        free_mib = free / 2**20
         raise MachineError(
-            f"The features take {needed / 2**20:,.0f} MiB, and {free / 2**20:,.0f} MiB of the GPU are free.",
+            f"The features take {needed_mib:,.0f} MiB, and {free_mib:,.0f} MiB of the GPU are free.",
             "Train where there is more memory (--device cpu reads them from the store), or on fewer backbones.",
         )
     return inputs.with_data(inputs.data.to(device))

@@ -35,9 +35,9 @@ class Figures(Mapping[str, Any]):
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._values:
-            raise AttributeError(
-                f"{self.__dict__.get('_what')} has no {name!r}; it has {', '.join(dir(self))}"
-            )
+            what = self.__dict__.get("_what")
+            names = ", ".join(dir(self))
+            raise AttributeError(f"{what} has no {name!r}; it has {names}")
         return self[name]
 
     def __dir__(self) -> list[str]:
@@ -50,8 +50,9 @@ class Figures(Mapping[str, Any]):
         return len(self._values)
 
     def __repr__(self) -> str:
-        shown = (f"{k}={v!r}" for k, v in self._values.items() if not isinstance(v, list | Mapping))
-        return f"{self._what}({', '.join(shown)})"
+        plain = [(k, v) for k, v in self._values.items() if not isinstance(v, list | Mapping)]
+        shown = ", ".join(f"{k}={v!r}" for k, v in plain)
+        return f"{self._what}({shown})"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -94,26 +95,38 @@ def spread(accuracy: Mapping[str, Any]) -> str:
 
 
 def facts_of(result: Mapping[str, Any], measured: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """What a person looks for first, by name; None for what the run does not have."""
+    """The main facts of a run, by name; None for facts that the run does not have."""
     part = result["partition"]
     exact = result["traffic"]["exact"]
     seconds = measured.get("seconds", {})
     claimed = " (claimed)" * is_claimed(result)
     chance = at_chance(result)
+    guess = None
+    if chance is not None:
+        guess = f"{percent(chance.level)}; this is no better"
+    note = None
+    if claimed:
+        note = "each site scored itself, which the server cannot check"
+    trained = None
+    if "train" in seconds:
+        trained = f"{seconds['train']:,.2f}"
+    scheme = part["scheme"]
+    rounds = result["rounds"]
+    up = exact["up_bytes"]
     return {
         f"accuracy{claimed}": percent(result["accuracy"]["mean"]),
-        "a guess": None if chance is None else f"{percent(chance.level)}; this is no better",
+        "a guess": guess,
         "validation accuracy": percent(result.get("validation", {}).get("mean")),
         "std over seeds": percent(result["accuracy"]["std"]),
         f"worst 10 % of clients{claimed}": percent(result["fairness"].get("worst10")),
         f"macro-F1{claimed}": percent(result["macro_f1"]["mean"]),
-        "claimed": "each site scored itself, which the server cannot check" if claimed else None,
-        "partition": f"{part['scheme']}, {part['clients']} clients",
-        "rounds": f"{result['rounds']}, {result['participation']} clients a round",
+        "claimed": note,
+        "partition": f"{scheme}, {part['clients']} clients",
+        "rounds": f"{rounds}, {result['participation']} clients a round",
         "seeds": ", ".join(map(str, result["seeds"])),
-        "bytes up, down": f"{exact['up_bytes']:,}, {exact['down_bytes']:,}",
+        "bytes up, down": f"{up:,}, {exact['down_bytes']:,}",
         "fidelity": result["fidelity"],
-        "seconds of training": f"{seconds['train']:,.2f}" if "train" in seconds else None,
+        "seconds of training": trained,
         "directory": path,
     }
 
@@ -170,7 +183,7 @@ class Run:
 
     @property
     def fairness(self) -> Figures:
-        """How accuracy is spread over clients; a tail of too few clients is None."""
+        """Spread of accuracy over clients; a tail of too few clients is None."""
         return Figures(self._scored_by("fairness"), self.result["fairness"])
 
     @property
@@ -186,13 +199,13 @@ class Run:
         *,
         one_for_all: bool = False,
     ) -> Model:
-        """What the run trained, ready to classify images or features.
+        """The trained model, ready to classify images or features.
 
         Args:
             seed: one of the run's, ``"all"`` for the ensemble of all; None for the first.
             client: whose model, where a method trains one for each client.
             method: the ``Method`` of your own that the run was of.
-            one_for_all: the server's model, where a method trains personal ones beside it.
+            one_for_all: the server's model, where a method trains personal ones next to it.
 
         Raises UsageError for a seed or client that the run has not, StoreError for a run without models,
         CorruptionError for a file that is not what was written.
@@ -221,15 +234,12 @@ class Run:
             raise unknown("frame", what, FRAMES)
         if what == "clients":
             columns = self.clients
-            return data_frame(
-                {
-                    "client": list(columns.names),
-                    "accuracy": columns.accuracy,
-                    **({} if columns.validation is None else {"validation": columns.validation}),
-                    "claimed": self.claimed,
-                    "classes_owned": columns.classes_owned,
-                }
-            )
+            frame: dict[str, Any] = {"client": list(columns.names), "accuracy": columns.accuracy}
+            if columns.validation is not None:
+                frame["validation"] = columns.validation
+            frame["claimed"] = self.claimed
+            frame["classes_owned"] = columns.classes_owned
+            return data_frame(frame)
         records = rounds_of(self.path)
         watched = dict.fromkeys(k for r in records for k in r.get("diagnostics", {}))
         return data_frame(
@@ -246,7 +256,9 @@ class Run:
         )
 
     def __repr__(self) -> str:
-        return f"Run({self._title()}: {spread(self.result['accuracy'])}{' (claimed)' * self.claimed}, {self.path})"
+        accuracy = spread(self.result["accuracy"])
+        claimed = " (claimed)" * self.claimed
+        return f"Run({self._title()}: {accuracy}{claimed}, {self.path})"
 
     def _repr_html_(self) -> str:
         return html_facts(f"Run: {self._title()}", facts_of(self.result, self.measured, self.path))
@@ -258,4 +270,6 @@ class Run:
 
     def _title(self) -> str:
         r = self.result
-        return f"{r['method']} on {r['dataset']['slug']}, {' + '.join(r['backbones'])}"
+        dataset = r["dataset"]["slug"]
+        backbones = " + ".join(r["backbones"])
+        return f"{r['method']} on {dataset}, {backbones}"

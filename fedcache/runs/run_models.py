@@ -61,11 +61,11 @@ COPIES = 4
 class KeptModels:
     """Which models of the runs of one command are kept, as runs end. Raises UsageError for a word that is none."""
 
-    def __init__(self, asked: SaveModels, score: str | None = None) -> None:
-        if asked.which not in KEPT:
-            raise unknown("--save-models", asked.which, KEPT)
-        self.which = asked.which
-        self.clients = asked.clients
+    def __init__(self, options: SaveModels, score: str | None = None) -> None:
+        if options.which not in KEPT:
+            raise unknown("--save-models", options.which, KEPT)
+        self.which = options.which
+        self.clients = options.clients
         self.score = score
         # by method and held-out value: models with different test rows are not compared
         self._seen: dict[
@@ -82,7 +82,7 @@ class KeptModels:
     def check_room(
         self, method: Method, load: Load, found: Forecast, names: Sequence[str], free: int
     ) -> None:
-        """Refuse clients' models that are asked for and do not fit into memory when they are written.
+        """Refuse clients' models that were requested and do not fit into memory when they are written.
 
         A client's part is taken to be what it keeps between rounds, and a probe or an adapted model to be as large as
         what it trains. Raises MachineError before anything is trained.
@@ -97,23 +97,28 @@ class KeptModels:
         if self.which == "none" or self.clients in (None, "none"):
             return
         numbers = chosen_clients(names, self.clients)
-        each = min(load.state_bytes, load.head_bytes) + (
-            load.head_bytes if method.deploy is not keep_down else 0
-        )
+        each = min(load.state_bytes, load.head_bytes)
+        # A probe that is trained for the model, or a model that is adapted.
+        if method.deploy is not keep_down:
+            each += load.head_bytes
         # an adapted model with its optimiser, or a cache of rows
         if method.personal_part is not less_training_state:
             each = 2 * load.head_bytes + int(load.rows.mean()) * load.width * load.itemsize
         size = each * len(numbers)
         if found.above - found.working + COPIES * size > free:
+            clients = len(numbers)
+            megabytes = size / 1e6
+            free_megabytes = free / 1e6
+            most = MOST_BYTES / 1e6
             raise MachineError(
-                f"The models of {len(numbers):,} clients take {size / 1e6:,.0f} MB, and {COPIES} times as much of "
-                f"memory to be written; {free / 1e6:,.0f} MB are free.",
+                f"The models of {clients:,} clients take {megabytes:,.0f} MB, and {COPIES} times as much of memory "
+                f"to be written; {free_megabytes:,.0f} MB are free.",
                 "--save-clients NAME,NAME saves those of some clients, and without it they are saved up to "
-                f"{MOST_BYTES / 1e6:,.0f} MB.",
+                f"{most:,.0f} MB.",
             )
 
-    def says_of_stored(self, run: Path) -> str | None:
-        """What is to be said where a run is there already and other models are asked for than it was made with."""
+    def note_on_stored(self, run: Path) -> str | None:
+        """A note where a stored run was made with other models than this command requests; None otherwise."""
         if not has_model(run):
             if self.which == "all":
                 return "The stored run has no model; --fresh trains it again and saves one."
@@ -154,16 +159,16 @@ class KeptModels:
         # As ``Grid.ranked`` sorts.
         order = -round(mean or 0.0, DIGITS), order_of_run(result), digest
         if mean is None or (best is not None and order >= best[0]):
-            drop_unless_asked_for(path, digest)
+            drop_unless_requested(path, digest)
             return
         self._best[kind] = (order, path, digest)
         self._seen[kind] = max(mean, self._seen.get(kind, -1.0))
         if best is not None:
-            drop_unless_asked_for(best[1], best[2])
+            drop_unless_requested(best[1], best[2])
 
 
 def model_file(run: Path, seed: int) -> Path:
-    """Where the models of a seed lie."""
+    """The path of the models of a seed."""
     return run / MODELS / f"seed-{seed}.safetensors"
 
 
@@ -174,9 +179,15 @@ def facts_of(
     out: TrainingOutput,
     temperature: float | None = None,
 ) -> ModelFacts:
-    """What the models of a seed are."""
+    """Facts of the models of a seed."""
     data = inputs.data
     features = inputs.features
+    # A model with live encoders reads images: of its backbones, the first is the encoder.
+    template = None
+    encoder = None
+    if data.towers is not None:
+        template = data.towers.template
+        encoder = 0
     return ModelFacts(
         run=identity.digest,
         seed=out.seed,
@@ -197,8 +208,8 @@ def facts_of(
         saved={},
         image=data.image,
         names=data.names,
-        template=None if data.towers is None else data.towers.template,
-        encoder=None if data.towers is None else 0,
+        template=template,
+        encoder=encoder,
         overrides=inputs.overrides,
         computed=computed_as(features.how),
         temperature=temperature,
@@ -268,23 +279,22 @@ def whole_seed(run: Path, digest: str, seed: int) -> bool:
     return (facts.run, facts.seed) == (digest, seed)
 
 
-def seeds_of(run: Path, asked: str | None) -> list[int]:
-    """The seeds of a run that are asked for: a number, ``all``, or None for the first.
+def seeds_of(run: Path, word: str | None) -> list[int]:
+    """The requested seeds of a run: a number, ``all``, or None for the first.
 
     Raises StoreError for a run without a result, UsageError for what is no number.
     """
     seeds = [int(s) for s in _result(run)["seeds"]]
-    if asked is None:
+    if word is None:
         with_model = [seed for seed in seeds if model_file(run, seed).is_file()]
         return (with_model or seeds)[:1]
-    if asked == "all":
+    if word == "all":
         return seeds
     try:
-        return [int(asked)]
+        return [int(word)]
     except ValueError:
-        raise UsageError(
-            f"--seed {asked!r} is no seed.", f"One of {', '.join(map(str, seeds))}, or all."
-        ) from None
+        numbers = ", ".join(map(str, seeds))
+        raise UsageError(f"--seed {word!r} is no seed.", f"One of {numbers}, or all.") from None
 
 
 def _result(run: Path) -> dict[str, Any]:
@@ -313,7 +323,8 @@ def load_seed(run: Path, seed: int | None = None) -> SavedModel:
         raise StoreError(f"The run {run.name} has no model.", again)
     seeds = [int(s) for s in result["seeds"]]
     if seed is not None and seed not in seeds:
-        raise UsageError(f"The run has no seed {seed}.", f"It has {', '.join(map(str, seeds))}.")
+        numbers = ", ".join(map(str, seeds))
+        raise UsageError(f"The run has no seed {seed}.", f"It has {numbers}.")
     if seed is None:
         seed = seeds_of(run, None)[0]
     path = model_file(run, seed)
@@ -330,16 +341,17 @@ def load_seed(run: Path, seed: int | None = None) -> SavedModel:
 
 
 def train_again(run: Path, result: Mapping[str, Any]) -> str:
-    """How the models of a finished run come back, and what that costs."""
-    words = ["fedcache", "train", "--config", str(run / "config.toml"), "--fresh"]
-    if run.name != str(result["digest"])[:16]:  # moved or copied: it is made under its own name
-        return f"This trains it again, in the directory {str(result['digest'])[:16]} of your runs:  {shlex.join(words)}"
+    """The command that makes the models of a finished run again, and its cost."""
+    command = shlex.join(["fedcache", "train", "--config", str(run / "config.toml"), "--fresh"])
+    own_name = str(result["digest"])[:16]
+    if run.name != own_name:  # moved or copied: it is made under its own name
+        return f"This trains it again, in the directory {own_name} of your runs:  {command}"
     if is_private(result):
         return (
             "The run is private: to train it again draws new noise, spends as much privacy again (fedcache ls "
-            f"--privacy) and takes the place of its result.  {shlex.join(words)}"
+            f"--privacy) and takes the place of its result.  {command}"
         )
-    return f"This trains it again and saves one:  {shlex.join(words)}"
+    return f"This trains it again and saves one:  {command}"
 
 
 def drop(run: Path, seeds: Sequence[int] | None = None) -> None:
@@ -355,7 +367,7 @@ def drop(run: Path, seeds: Sequence[int] | None = None) -> None:
         model_file(run, seed).unlink(missing_ok=True)
 
 
-def drop_unless_asked_for(run: Path, digest: str) -> None:
+def drop_unless_requested(run: Path, digest: str) -> None:
     """Remove the models of a grid's point that is not the best, unless another command keeps them."""
     try:
         found = read_sealed(run / MODELS / INDEX, what_of_models(digest))

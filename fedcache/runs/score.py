@@ -63,7 +63,8 @@ def score_of(result: Mapping[str, Any], score: str) -> Score:
     if f"{name}_per_seed" in accuracy:
         return Score(tuple(accuracy[f"{name}_per_seed"]), accuracy[name])
     personal = result.get("protocol", "global") != "global"
-    nothing = (None,) * len(own.per_seed)
+    # Earlier results of several seeds have the mean over seeds only.
+    seeds = len(own.per_seed)
     if score == "client-mean":
         mean = accuracy.get("client_mean")
         alike = (
@@ -73,18 +74,24 @@ def score_of(result: Mapping[str, Any], score: str) -> Score:
         )
         if alike and personal:
             return own
-        return Score((mean,) if len(nothing) == 1 else nothing, mean)
+        return _over_seeds(mean, seeds)
     if not personal:
         return own
     counts = np.array(result.get("confusion") or [], np.int64)
     if not counts.size or not counts.sum():
-        return Score(nothing, None)
-    pooled = float(counts.trace() / counts.sum())
-    return Score((pooled,) if len(nothing) == 1 else nothing, pooled)
+        return _over_seeds(None, seeds)
+    return _over_seeds(float(counts.trace() / counts.sum()), seeds)
+
+
+def _over_seeds(mean: float | None, seeds: int) -> Score:
+    """A mean as a score; with one seed it is also the value of that seed, with several theirs are not known."""
+    if seeds == 1:
+        return Score((mean,), mean)
+    return Score((None,) * seeds, mean)
 
 
 def values_held_out(result: Mapping[str, Any]) -> tuple[str, ...]:
-    """The values of a column whose rows a result is scored on and that nobody trained on; () where there are none."""
+    """The held-out values of a column, whose rows score a result and train nobody; () if there are none."""
     held = result.get("partition", {}).get("args", {}).get("hold_out") or ()
     if isinstance(held, str):
         return (held,)
@@ -92,7 +99,7 @@ def values_held_out(result: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def score_for(results: Iterable[Mapping[str, Any]]) -> str:
-    """What scores a table where nobody asked: the headline where it is one for all runs, else the mean over clients.
+    """The default score of a table: the primary metric if all runs share it, else the mean over clients.
 
     The headline too where an earlier run lacks the mean over clients of a seed.
     """
@@ -134,6 +141,7 @@ def rows_interval(
     per_seed: Sequence[float | None] = result["accuracy"].get("per_seed", ())
     part = result.get("partition", {})
     fixed = len(set(part.get("digests", ()))) == 1
+    # With one model, one partition and equal seeds, only the test rows are a sample.
     if (
         result.get("protocol") != "global"
         or not fixed
@@ -141,6 +149,7 @@ def rows_interval(
         or len(set(per_seed)) != 1
     ):
         return None
+    # The confusion matrix sums over seeds, each with the same test rows.
     counts = np.array(result.get("confusion") or [], np.int64)
     if counts.size:
         rows = int(counts.sum()) // len(per_seed)
@@ -165,7 +174,7 @@ POINTS = 0.05
 
 @dataclass(frozen=True)
 class Chance:
-    """What a guess gives on the test rows of a run that is no better."""
+    """Accuracy of a guess on the test rows of a run that is no better."""
 
     accuracy: float  # of the run, mean over seeds
     level: (
@@ -177,25 +186,21 @@ class Chance:
 
 
 def at_chance(result: Mapping[str, Any]) -> Chance | None:
-    """What a guess gives, for a ``result.json`` whose accuracy is no better; None for one that is, or was not scored.
+    """Accuracy of a guess, for a ``result.json`` that is no better; None for a better one, or one without a score.
 
     Better is above max(1/C, share of the largest class) by ``ERRORS`` standard errors of a share of so many rows, and
     by ``SHARE`` of it or ``POINTS``. Of the test rows of results without a confusion matrix only the number is known.
     """
-    accuracy, classes = (
-        result["accuracy"]["mean"],
-        int(result.get("classes") or 0),
-    )  # earlier releases had no number
+    accuracy = result["accuracy"]["mean"]
+    classes = int(result.get("classes") or 0)  # earlier releases had no number
     if accuracy is None or classes < 2:
         return None
-    counts = [
-        sum(row) for row in result.get("confusion") or []
-    ]  # test rows of each class, summed over seeds
+    # Test rows of each class, summed over seeds.
+    counts = [sum(row) for row in result.get("confusion") or []]
     total = sum(counts)
+    level = 1 / classes
     if total:
-        level = max(1 / classes, max(counts) / total)
-    else:
-        level = 1 / classes
+        level = max(level, max(counts) / total)
     rows = distinct = int(result["partition"].get("test_rows") or 0)
     if total:  # clients that are tested on the same rows are no more rows
         rows = min(total // len(result["seeds"]), distinct or total)
@@ -226,7 +231,7 @@ Order = tuple[tuple[str, int, float, str], ...]
 
 
 def choice_value(result: Mapping[str, Any], score: str = "own") -> float | None:
-    """What runs are chosen by, mean over seeds: accuracy on the rows to choose by, else on test rows.
+    """The value by which runs are chosen, mean over seeds: validation accuracy, or test accuracy without validation.
 
     ``score`` is a word of ``runs.score``: what is compared on test rows is chosen by the same score.
     """
@@ -257,7 +262,7 @@ def has_validation(results: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def order_of_settings(settings: Mapping[str, Any]) -> Order:
-    """What sorts settings alike however they were written: by name, and of each name numbers ascending, then words.
+    """Sort key of settings: by name, then numbers ascending, then words, however they were written.
 
     >>> sorted([{"lr": "auto"}, {"lr": 1}, {"lr": "0.1"}], key=order_of_settings)
     [{'lr': '0.1'}, {'lr': 1}, {'lr': 'auto'}]
@@ -266,7 +271,7 @@ def order_of_settings(settings: Mapping[str, Any]) -> Order:
 
 
 def order_of_run(result: Mapping[str, Any]) -> Order:
-    """What runs with equal figures are sorted by: the method, then its hyperparameters and all else that was asked."""
+    """Sort key of runs with equal figures: the method, then its hyperparameters and all other settings."""
     part = result.get("partition", {})
     trust = result.get("trust", {})
     rest = {key: result.get(key) for key in ("backbones", "preset", "rounds", "participation")}
@@ -285,7 +290,7 @@ def order_of_run(result: Mapping[str, Any]) -> Order:
 def tie_sentence(
     figures: Sequence[float | None], first: str, what: str, of: str = ""
 ) -> str | None:
-    """That the first of some figures, the highest first, is not alone, and which is taken; None where it is.
+    """A note that the first of some figures ties with others, and which is taken; None if it does not.
 
     ``what`` are the things that have the figures, and ``of`` what these are, where that is not plain.
     """
@@ -294,7 +299,8 @@ def tie_sentence(
     tied = sum(f is not None and round(f, DIGITS) == round(figures[0], DIGITS) for f in figures)
     if tied < 2:
         return None
-    return f"{tied} {what} tie at {of}{percent(figures[0])}; {first} is taken, {FIRST_OF_EQUALS}."
+    score = percent(figures[0])
+    return f"{tied} {what} tie at {of}{score}; {first} is taken, {FIRST_OF_EQUALS}."
 
 
 def _order_of_value(value: object) -> tuple[int, float, str]:
@@ -306,4 +312,6 @@ def _order_of_value(value: object) -> tuple[int, float, str]:
             number = math.nan
         if not math.isnan(number):
             return 0, number, str(value).rpartition("%")[1]
-    return 1, 0.0, ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    if isinstance(value, list | tuple):
+        return 1, 0.0, ",".join(map(str, value))
+    return 1, 0.0, str(value)

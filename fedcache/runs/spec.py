@@ -64,7 +64,7 @@ def client_overrides(
     widths: Sequence[int],
     clients: int,
 ) -> dict[int, ClientOverrides]:
-    """In what each client differs: entry i of a list belongs to clients i, i + n, i + 2n, ..
+    """Differences of each client: entry i of a list belongs to clients i, i + n, i + 2n, ..
 
     Raises UsageError for a backbone the run does not read, or a difference the method cannot bear.
 
@@ -76,6 +76,7 @@ def client_overrides(
         widths: of each.
         clients: their number.
     """
+    # Where the features of each backbone are in the concatenated row.
     stops = np.cumsum(widths)
     place = {
         key: (int(stop) - width, int(stop))
@@ -91,19 +92,21 @@ def client_overrides(
                 "Leave --backbones out, or name all of them there.",
             )
         columns.append(tuple(place[key] for key in chosen))
+    # Each value is parsed once, before clients take turns.
     values: Mapping[str, list[str]] = {
         key: str(words).split(",") for key, words in train.client_set.items()
     }
     typed = {
         key: [method.hparam(key).parse(word) for word in words] for key, words in values.items()
     }
-    own = {
-        i: ClientOverrides(
-            columns[i % len(columns)] if columns else (),
-            {key: words[i % len(words)] for key, words in typed.items()},
-        )
-        for i in range(clients)
-    }
+    # Clients take turns: client i gets entry i modulo the length of the list.
+    own = {}
+    for i in range(clients):
+        columns_of_client: tuple[tuple[int, int], ...] = ()
+        if columns:
+            columns_of_client = columns[i % len(columns)]
+        settings = {key: words[i % len(words)] for key, words in typed.items()}
+        own[i] = ClientOverrides(columns_of_client, settings)
     check_mixed(method, own, int(stops[-1]), clients)
     return own
 
@@ -124,13 +127,16 @@ TURNED_OFF: dict[str, tuple[str, Callable[[Mapping[str, Value]], bool]]] = {
 
 
 def why_unread(name: str, hp: Mapping[str, Value]) -> str:
-    """Under which setting a hyperparameter is not read; "" for one that is."""
-    words, is_off = TURNED_OFF.get(name, ("", lambda _hp: False))
-    return words if is_off(hp) else ""
+    """The setting under which a hyperparameter is not read; "" if it is read."""
+    if name in TURNED_OFF:
+        words, is_off = TURNED_OFF[name]
+        if is_off(hp):
+            return words
+    return ""
 
 
 def leaves_batchnorm_out(method: Method, config: TrainConfig) -> bool:
-    """Whether noise takes BatchNorm out of a model that has it, and nobody asked for it by name.
+    """Whether noise turns off the BatchNorm of a model although no setting requests that.
 
     Running statistics travel with the weights, and noise on a variance near 0 makes it negative.
     """
@@ -147,14 +153,14 @@ def hyperparameters(method: Method, config: TrainConfig) -> dict[str, Value]:
 
 
 def with_schedule_rounds(settings: Mapping[str, Value], rounds: int) -> dict[str, Value]:
-    """Hyperparameters whose schedule, where nobody says how long it is, is that of so many rounds."""
+    """Hyperparameters whose schedule has the length of the run where no setting gives one."""
     if "sched_rounds" in settings and settings["sched_rounds"] is None:
         return {**settings, "sched_rounds": rounds}
     return dict(settings)
 
 
 def setting_notes(method: Method, config: TrainConfig) -> list[str]:
-    """What is to say of the hyperparameters that were chosen, and of those that were set and are not read."""
+    """Notes on the chosen hyperparameters, and on those that were set and are not read."""
     notes = []
     if leaves_batchnorm_out(method, config):
         notes.append(
@@ -163,11 +169,9 @@ def setting_notes(method: Method, config: TrainConfig) -> list[str]:
     if config.preset == "tuned" and not method.tuned:
         notes.append(f"Nothing of {method.name} was tuned: preset tuned is its paper's.")
     hp = hyperparameters(method, config)
-    unread = {name: why for name in config.set if (why := why_unread(name, hp))}
-    notes += [
-        f"{name}={config.set[name]} changes nothing: it is not read under {why}."
-        for name, why in unread.items()
-    ]
+    for name, value in config.set.items():
+        if why := why_unread(name, hp):
+            notes.append(f"{name}={value} changes nothing: it is not read under {why}.")
     return notes
 
 
@@ -209,9 +213,9 @@ TIMING_OPTIONS = ("asynchronous", "server_step", "staleness_power", "client_dura
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """What determines the result of a run, beside its features, its dataset, its partitions and the code."""
+    """Resolved settings of a run: all that determines its result besides features, dataset, partitions and code."""
 
-    requested: TrainConfig  # what the user asked for, defaults not in place
+    requested: TrainConfig  # what the user requested, defaults not in place
     method: str  # its name
     arrays: tuple[
         str, ...
@@ -240,12 +244,12 @@ class ResolvedRun:
 
     @property
     def execution(self) -> str:
-        """How clients are computed: ``auto`` or one that was asked for."""
+        """How clients are computed: ``auto`` or one that was requested."""
         return self.requested.execution
 
     @property
     def plugins(self) -> list[Plugin]:
-        """What is used from outside of fedcache: the method, the executor, the rule of aggregation."""
+        """Plug-ins that the run uses: the method, the executor, the rule of aggregation."""
         rule = parse_rule(self.requested.aggregate).last
         return used({"methods": self.method, "executors": self.execution, "aggregators": rule})
 
@@ -261,7 +265,7 @@ class ResolvedRun:
         return {k: ("auto" if v is None else v) for k, v in sorted(self.settings.items())}
 
     def privacy_cost(self, clients: int) -> dict[str, Any]:
-        """What noise promises of a federation of so many clients; {} for a run without."""
+        """The privacy cost of a federation of this many clients; {} for a run without noise."""
         if self.trust.privacy is None:
             return {}
         share = clients_per_round(self.participation, clients) / clients
@@ -269,31 +273,36 @@ class ResolvedRun:
 
     def to_identity(self) -> dict[str, Any]:
         """Plain JSON values: the part of a run's identity that its configuration is, without the seeds."""
-        asked = self.requested
-        mixed = {k: str(v) for k, v in asked.client_set.items()}
-        return {
+        requested = self.requested
+        found = {
             "method": self.method,
-            "preset": asked.preset,
+            "preset": requested.preset,
             "backbones": list(self.arrays),
-            "domain": list(asked.domain),
+            "domain": list(requested.domain),
             "rounds": self.rounds,
             "participation": self.participation_text,
             **self.sampling.words(),
-            **(self.timing.words() if self.timing is not None else {}),
-            "eval_every": asked.eval_every,
-            **({"eval_clients": asked.eval_clients} if self.eval_clients is not None else {}),
+            "eval_every": requested.eval_every,
             "execution": self.execution,
-            "dtype": asked.dtype,
+            "dtype": requested.dtype,
             "set": self.hyperparameters,
             **self.trust_options,
-            **(
-                {"client_backbones": list(asked.client_backbones)} if asked.client_backbones else {}
-            ),
-            **({"client_set": mixed} if mixed else {}),
             "device": self.device,
-            **({"engine": self.engine} if self.engine else {}),
-            **({"together": True} if self.together else {}),
         }
+        # Settings that most runs do not have are not part of their identity, so that older results keep their digests.
+        if self.timing is not None:
+            found |= self.timing.words()
+        if self.eval_clients is not None:
+            found["eval_clients"] = requested.eval_clients
+        if requested.client_backbones:
+            found["client_backbones"] = list(requested.client_backbones)
+        if requested.client_set:
+            found["client_set"] = {k: str(v) for k, v in requested.client_set.items()}
+        if self.engine:
+            found["engine"] = self.engine
+        if self.together:
+            found["together"] = True
+        return found
 
     def to_config(self) -> dict[str, Any]:
         """The ``[train]`` section that runs it again."""
@@ -350,15 +359,15 @@ def resolve_run(
 
 
 def sampling_from_config(config: TrainConfig, method: Method | None = None) -> SamplingRule:
-    """How a round's clients are drawn; reads the files of ``--availability`` and ``--client-clusters``.
+    """The sampling rule of a round's clients; reads the files of ``--availability`` and ``--client-clusters``.
 
     Raises UsageError for values that cannot be, and for a private run or a method without rounds of clients.
     """
     plain = TrainConfig()
-    asked = [name for name in SAMPLING_OPTIONS if getattr(config, name) != getattr(plain, name)]
-    if not asked:
+    given = [name for name in SAMPLING_OPTIONS if getattr(config, name) != getattr(plain, name)]
+    if not given:
         return UNIFORM
-    option = f"--{asked[0].replace('_', '-')}"
+    option = "--" + given[0].replace("_", "-")
     if config.dp_clip is not None:
         why = "changes who takes part, and in a private run each client is drawn by itself"
         raise UsageError(f"{option} {why}.", "Leave it out.")
@@ -372,7 +381,7 @@ def sampling_from_config(config: TrainConfig, method: Method | None = None) -> S
 def timing_from_config(
     config: TrainConfig, method: Method | None = None, settings: Mapping[str, Value] | None = None
 ) -> TimingRule | None:
-    """How long clients take; None where no time is simulated. Reads the file of ``--client-durations``.
+    """The rule of simulated time; None where no time is simulated. Reads the file of ``--client-durations``.
 
     Raises UsageError for values that cannot be, and for an asynchronous server whose uploads are not mixed as they are.
     """
@@ -393,7 +402,7 @@ def timing_from_config(
             )
         return rule
     if given := sorted(non_default_options(config)):
-        option = f"--{given[0].replace('_', '-')}"
+        option = "--" + given[0].replace("_", "-")
         raise UsageError(
             f"--asynchronous takes the plain mean of uploads, and {option} is given.",
             "Leave one out.",
@@ -403,10 +412,11 @@ def timing_from_config(
             "--asynchronous keeps so many clients in training, and --client-sampling poisson has no such number.",
             "Take uniform or weighted.",
         )
-    why = method is not None and why_not_asynchronous(
-        method, method.resolve() if settings is None else settings
-    )
-    if method is not None and why:
+    if method is None:
+        return rule
+    if settings is None:
+        settings = method.resolve()
+    if why := why_not_asynchronous(method, settings):
         raise UsageError(
             f"{method.name} takes no --asynchronous: {why}.",
             "fedavg, fedprox, fedrep and others do.",
@@ -424,14 +434,14 @@ def _durations_from_everywhere(durations: str | None) -> str | None:
 def eval_clients(
     config: TrainConfig, method: Method, settings: Mapping[str, Value]
 ) -> int | float | None:
-    """How many personal models are scored; None for all, as of a method with one model for all clients."""
+    """Number of personal models that are scored; None for all, as for a method with one global model."""
     if config.eval_clients is None or method.protocol(settings) == "global":
         return None
     return parse_share(config.eval_clients, EVAL_CLIENTS)
 
 
 def participation_text(config: TrainConfig, method: Method, clients: int) -> str:
-    """What was asked for, else what the method's paper or its released code takes, where there are so many clients."""
+    """The requested participation, else that of the method's paper or released code if there are enough clients."""
     if config.participation is not None:
         return config.participation
     usual = method.defaults.participation
@@ -452,14 +462,19 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     Raises UsageError, also for a seed above ``LARGEST_SEED`` or more than ``MOST_SEEDS``.
     """
     example = "For example --seeds 0,1,2 or --seeds 0-4"
+    # A dict keeps the order and drops repeats.
     seeds: dict[int, None] = {}
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,99})(?:-([0-9]{1,99}))?\s*", part)
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if match is None:
+            raise UsageError(f"--seeds {text} is not a list of seeds.", example)
+        first = int(match[1])
+        last = int(match[2] or first)
         if last < first:
             raise UsageError(f"--seeds {text} is not a list of seeds.", example)
         if last > LARGEST_SEED:
             raise UsageError(f"--seeds {last}: a seed is at most {LARGEST_SEED:,}.", example)
+        # A huge range is refused without being made.
         if last - first < MOST_SEEDS:
             seeds.update(dict.fromkeys(range(first, last + 1)))
         if last - first >= MOST_SEEDS or len(seeds) > MOST_SEEDS:
@@ -482,6 +497,7 @@ def parse_share(text: str | None, option: str) -> int | float | None:
     """The value of an option that says how many clients, as ``parse_participation`` reads it. Raises UsageError."""
     if text is None or text == "all":
         return None
+    # `10` is a number of clients, `1.0` and `100%` are all of them.
     try:
         if text.endswith("%"):
             share = float(text[:-1]) / 100
@@ -515,9 +531,10 @@ def check_participation(config: TrainConfig, clients: int) -> None:
             )
     if (config.asynchronous or 0) > clients:
         why = "no buffer holds two updates of a client"
+        most = max(1, clients // 2)
         raise UsageError(
             f"--asynchronous {config.asynchronous}, but there are {clients} clients, and {why}.",
-            f"For example --asynchronous {max(1, clients // 2)}",
+            f"For example --asynchronous {most}",
         )
 
 
@@ -525,6 +542,7 @@ def check_config(config: TrainConfig, partition: PartitionConfig) -> None:
     """Refuse wrong values, and options of which one would be ignored, before minutes of extraction and not after.
 
     Raises UsageError, naming the value, or both options.
+    # Options that say how rows are assigned, as opposed to a partition that is saved already.
     """
     dealt = ["--scheme"] * (partition.scheme is not None) + ["--clients"] * (
         partition.clients is not None
@@ -569,6 +587,7 @@ def check_values(config: TrainConfig) -> None:
             raise unknown(what, value, legal)
     if config.device != "auto":
         known_device(config.device)
+    # Parsing refuses wrong values; the results are needed only when the run is resolved.
     policy_from_config(config)
     parse_participation(config.participation)
     parse_share(config.eval_clients, EVAL_CLIENTS)
@@ -580,7 +599,7 @@ def policy_from_config(config: TrainConfig, method: Method | None = None) -> Tru
     """The choice of a configuration.
 
     Raises UsageError for wrong words, and for a method whose uploads do not allow them; MachineError when noise is
-    asked for and its accounting is not installed.
+    requested and its accounting is not installed.
     """
     privacy = None
     words = (config.dp_clip, config.dp_noise, config.dp_delta, config.dp_seed, config.dp_allow)
@@ -606,7 +625,7 @@ def policy_from_config(config: TrainConfig, method: Method | None = None) -> Tru
 
 
 def non_default_options(config: TrainConfig) -> dict[str, Any]:
-    """What differs from the default, as a result's identity holds it; {} for an ordinary run."""
+    """Trust options that differ from the defaults, for a result's identity; {} for an ordinary run."""
     plain = TrainConfig()
     made = {k: getattr(config, k) for k in TRUST_OPTIONS if getattr(config, k) != getattr(plain, k)}
     if made.get("attack") == NO_ATTACK:

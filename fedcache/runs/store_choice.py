@@ -63,7 +63,7 @@ def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -
 
     def key_of(name: str) -> str:
         labels = {k: names_of(k, a)[1:] for k, a in info.items()}
-        found = _meant(info, name)
+        found = _matching(info, name)
         if not found:
             have = ", ".join(both[1] for both in labels.values())
             raise StoreError(
@@ -71,20 +71,20 @@ def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -
                 more_features(store, name.partition("@")[0]),
             )
         if len(found) > 1:
-            differ = len({labels[k][1] for k in found}) == len(found)
-            options = ", ".join(
-                labels[k][1] if differ else f"{k} ({_told_apart(info[k])})" for k in found
-            )
+            # Keys are shown where two arrays have the same name and size.
+            options = [labels[k][1] for k in found]
+            if len(set(options)) < len(found):
+                options = [f"{k} ({_difference(info[k])})" for k in found]
             raise UsageError(
                 f"{name!r} means {len(found)} arrays of the store.",
-                f"Choose with --backbones: {options}",
+                f"Choose with --backbones: {', '.join(options)}",
             )
         return found[0]
 
     return list(dict.fromkeys(all_at_once(partial(key_of, name) for name in names)))
 
 
-def _meant(arrays: Mapping[str, ArrayInfo], name: str) -> list[str]:
+def _matching(arrays: Mapping[str, ArrayInfo], name: str) -> list[str]:
     """Keys that a name may mean: of a sized one only the plain array, where the others have more views of the same."""
     found = match_arrays(arrays, name)
     plain = [key for key in found if arrays[key].shape[1] == 1]
@@ -97,23 +97,24 @@ def _meant(arrays: Mapping[str, ArrayInfo], name: str) -> list[str]:
     return found
 
 
-def _told_apart(array: ArrayInfo) -> str:
-    """What tells arrays of one backbone and size apart: the width, and the views and how they were drawn."""
-    views = ""
-    if array.shape[1] != 1:
-        views = f", {array.shape[1]} views by {described(array.recipe.get('augment', ''))}"
-    return f"width {array.shape[-1]}{views}"
+def _difference(array: ArrayInfo) -> str:
+    """Differences of arrays of one backbone and size in words: the width, and the views and their augmentation."""
+    words = f"width {array.shape[-1]}"
+    views = array.shape[1]
+    if views != 1:
+        words += f", {views} views by {described(array.recipe.get('augment', ''))}"
+    return words
 
 
 def array_name(store: Store, key: str) -> str:
-    """What ``--backbones`` calls an array, such that another size, or other views of it, extracted later, are not."""
+    """The name of an array for ``--backbones`` that stays unambiguous when other sizes or views are extracted."""
     _, backbone, sized = names_of(key, store.arrays[key])
     if sized.endswith("@0"):  # an array that was ingested: nobody said what size its images had
         sized = backbone
     array = store.arrays[key]
     # none draws their views
     plain = array.shape[1] == 1 or array.dtype == "uint8" or "decoder" not in array.recipe
-    if plain and _meant(store.arrays, sized) == [key]:
+    if plain and _matching(store.arrays, sized) == [key]:
         return sized
     return key
 
@@ -125,6 +126,7 @@ def arrays_for(
 
     Raises StoreError for what the store lacks, with the command that makes it; UsageError for more than one.
     """
+    # Methods that train an encoder read images; all others read features.
     if "pixels" in method.reads(hp) and not wants_encoders(method):
         return [image_array(method, store, names)]
     names = without_images(method, names)
@@ -133,29 +135,31 @@ def arrays_for(
         if not names:
             observer.note(f"Backbones: all of the store, {' + '.join(keys)} (--backbones chooses).")
         return keys
+    # Methods with text read one backbone, whose text and image features belong together.
     with_text = [
         k
         for k in chosen_arrays(store, names)
         if store.has_text(str(store.arrays[k].recipe.get("backbone")))
     ]
     if not with_text:
-        raise StoreError(
-            f"{method.name} needs text features, and {' + '.join(names) or store.path.name} has none.",
-            more_features(store, "glyph-clip", "text/NAME")
-            if is_ingested(store) or store.samples.classes
-            else "Text features are of classes, and this dataset has none: extract it with labels.",
-        )
+        where = " + ".join(names) or store.path.name
+        hint = "Text features are of classes, and this dataset has none: extract it with labels."
+        if is_ingested(store) or store.samples.classes:
+            hint = more_features(store, "glyph-clip", "text/NAME")
+        raise StoreError(f"{method.name} needs text features, and {where} has none.", hint)
     if names and len(with_text) > 1:
         raise UsageError(
             f"{method.name} takes exactly one backbone with text, got {len(with_text)}.",
             f"--backbones {shell_word(names[0])}",
         )
+    # Of several, the usual order decides, unless the user named one.
     backbone = {str(store.arrays[k].recipe["backbone"]): k for k in with_text}
     first = next((backbone[n] for n in TEXT_ORDER if n in backbone), None)
     if first is None and len(with_text) > 1:
+        example = shell_word(next(iter(backbone)))
         raise UsageError(
             f"Several backbones have text features: {', '.join(backbone)}.",
-            f"--backbones {shell_word(next(iter(backbone)))}",
+            f"--backbones {example}",
         )
     key = first or with_text[0]
     if not names:
@@ -169,6 +173,7 @@ def common_arrays(stores: Sequence[Store], config: TrainConfig, needs_text: bool
     """The arrays to train on; every client must have them, by the digest of their recipe."""
     first = stores[0]
     keys = chosen_arrays(first, config.backbones)
+    # As for a single store, a method with text reads one backbone.
     if needs_text:
         keys = [k for k in keys if first.has_text(str(first.arrays[k].recipe.get("backbone")))][:1]
         if not keys:
@@ -176,11 +181,13 @@ def common_arrays(stores: Sequence[Store], config: TrainConfig, needs_text: bool
                 f"{first.path.name} has no text features.",
                 "Extract a backbone with text, then shard again.",
             )
+    # The same name is not enough: other weights give other features.
     for store in stores:
         for key in keys:
             if key not in store.arrays or store.arrays[key].digest != first.arrays[key].digest:
+                has = first.path.name
                 raise StoreError(
-                    f"{store.path.name} lacks {key}, which {first.path.name} has.",
+                    f"{store.path.name} lacks {key}, which {has} has.",
                     "Shard again, so that all clients have the same features.",
                 )
     return keys
@@ -190,14 +197,16 @@ def image_array(method: Method, store: Store, names: Sequence[str]) -> str:
     """The one array of images a method trains an encoder on: that of ``--backbones``, or the store's only one."""
     images = [k for k, a in store.arrays.items() if a.dtype == "uint8"]
     if not images:
+        held = store.path.name
         raise StoreError(
-            f"{method.name} trains on images, and {store.path.name} has none.",
+            f"{method.name} trains on images, and {held} has none.",
             more_features(store, "pixels", recipe={"size": "32"}),
         )
     chosen = chosen_arrays(store, names or ("pixels",), pixels=True)
     if len(chosen) > 1 or chosen[0] not in images:
+        named = ", ".join(chosen)
         raise UsageError(
-            f"{method.name} trains on one array of images, got {', '.join(chosen)}.",
+            f"{method.name} trains on one array of images, got {named}.",
             f"--backbones {shell_word(images[0])}",
         )
     return chosen[0]
@@ -213,10 +222,10 @@ def images_for(store: Store, key: str) -> str:
     for pixels, other in found.items():
         if all(other.get(k) == getattr(recipe, k) for k in INPUT):
             return pixels
-    has = ", ".join(f"{r.get('backbone')}@{r.get('size')}" for r in found.values()) or "none"
+    has = ", ".join([f"{r.get('backbone')}@{r.get('size')}" for r in found.values()]) or "none"
+    taken = f"{recipe.size} px, {recipe.resize}"
     raise StoreError(
-        f"{store.path.name} has no images as {recipe.backbone} takes them ({recipe.size} px, {recipe.resize}); it has"
-        f" {has}.",
+        f"{store.path.name} has no images as {recipe.backbone} takes them ({taken}); it has {has}.",
         extract_command(store, ["pixels"], pixel_recipe(recipe)),
     )
 
@@ -246,20 +255,21 @@ def feat_post_for(
         other = ""
         if "feat_post" in hp:
             other = " (--set feat_post=none leaves features as they are)"
-        observer.note(
-            f"feat_post {chosen}: what is usual for features of {' + '.join(names)}{other}."
-        )
+        backbones = " + ".join(names)
+        observer.note(f"feat_post {chosen}: what is usual for features of {backbones}{other}.")
     return chosen
 
 
 def train_example(store: Store) -> str:
     """``--method NAME`` of one that can train on what a store holds, for messages."""
     only_images = store.arrays and all(a.dtype == "uint8" for a in store.arrays.values())
-    return f"--method {'fedavg-scratch' if only_images else 'fed3r'}"
+    if only_images:
+        return "--method fedavg-scratch"
+    return "--method fed3r"
 
 
 def without_images(method: Method, names: Sequence[str]) -> Sequence[str]:
-    """``--backbones`` of a method with an image tower: its images may be named beside it, or not at all."""
+    """Names of ``--backbones`` without the images of an image tower, which may be named or not."""
     return tuple(
         n for n in names if "image tower" not in method.needs or n.partition("@")[0] != "pixels"
     )
@@ -298,16 +308,17 @@ def recipe_options(recipe: Mapping[str, str]) -> str:
 def needed_arrays(
     method: Method, store: Store, names: Sequence[str], begun: Sequence[UnfinishedArray], home: Home
 ) -> list[str]:
-    """Keys of the unfinished arrays without which the run has not what it was asked to train on."""
+    """Keys of the unfinished arrays that the run needs."""
     complete = {k: a for k, a in store.arrays.items() if a.dtype != "uint8"}
     if names:
+        # A backbone may be named alone or with its size; an array by its key.
         have = set(complete)
         for a in complete.values():
-            have |= {
-                str(a.recipe.get("backbone")),
-                f"{a.recipe.get('backbone')}@{a.recipe.get('size', 0)}",
-            }
+            name = str(a.recipe.get("backbone"))
+            size = a.recipe.get("size", 0)
+            have |= {name, f"{name}@{size}"}
         return [u.key for u in begun if any(u.means(name) for name in names if name not in have)]
+    # Methods with text need a backbone with a text tower; any one will do.
     if "text" in method.needs or wants_encoders(method):
         if any(store.has_text(str(a.recipe.get("backbone"))) for a in complete.values()):
             return []
@@ -340,10 +351,11 @@ def complete_array(
         raise StoreError(f"{state}.", array.command(store, home))
     (planned, *_), _ = plan(array.order, home, observer)
     if planned.recipe.key != array.key:
+        weights = shell_word(array.backbone)
         raise StoreError(
             f"{state}, and {array.backbone} gives {planned.recipe.key} now: its weights are others.",
             "With the weights it was begun with:  "
-            f"{array.command(store, home)} --weights {shell_word(array.backbone)}=FILE",
+            f"{array.command(store, home)} --weights {weights}=FILE",
         )
     observer.note(f"{state}: computing them first (--no-extract forbids).")
     run_extract(array.order, home, store=store.path, observer=observer, stop=stop, keep_text=True)
@@ -356,9 +368,11 @@ def refuse_partial_store(home: Home, dataset: str, names: Sequence[str]) -> None
     """
     memory = memory_of(home)
     whole = datasets.peek(dataset, datasets.Context(memory, data=home.data))
+    if whole is None:
+        return
     parts = []
-    for path in sorted(home.stores.glob("*.zarr")) if whole is not None else []:
-        assert whole is not None
+    # Stores with --limit have the number of images in their name; the home remembers which are such.
+    for path in sorted(home.stores.glob("*.zarr")):
         size = path.name.removeprefix(f"{whole[0]}-").partition("-")[0]
         fact = None
         if size.isdecimal():
@@ -367,13 +381,16 @@ def refuse_partial_store(home: Home, dataset: str, names: Sequence[str]) -> None
             parts.append(Store.open(path))
     if parts:
         held = {str(a.recipe.get("backbone")) for a in parts[0].arrays.values()}
-        wanted = ",".join(names or sorted(held)) or "efficientnet-lite0"
+        example = ",".join(names or sorted(held)) or "efficientnet-lite0"
+        listed = []
+        for part in parts:
+            slug = part.dataset["slug"]
+            listed.append(f"{slug} ({part.rows:,} images)")
+        slug = shell_word(parts[0].dataset["slug"])
         raise StoreError(
-            f"Only a part of {dataset} is extracted: "
-            + ", ".join(f"{p.dataset['slug']} ({p.rows:,} images)" for p in parts)
-            + ".",
-            f"To train on the part: --dataset {shell_word(parts[0].dataset['slug'])}\n"
-            f"To extract all of it: fedcache extract --dataset {shell_word(dataset)} --backbones {shell_word(wanted)}",
+            f"Only a part of {dataset} is extracted: {', '.join(listed)}.",
+            f"To train on the part: --dataset {slug}\n"
+            f"To extract all of it: fedcache extract --dataset {shell_word(dataset)} --backbones {shell_word(example)}",
         )
 
 
@@ -392,12 +409,10 @@ def find_or_extract(
     completed, one it does not need is left out with a warning. Raises StoreError, with the command, for what is missing
     and may not be extracted; as ``extract``.
     """
-    path = locate_store(
-        home,
-        path=Path(train.store) if train.store else None,
-        dataset=train.dataset,
-        observer=observer,
-    )
+    named = None
+    if train.store:
+        named = Path(train.store)
+    path = locate_store(home, path=named, dataset=train.dataset, observer=observer)
     store = None
     if path is not None:
         store = Store.open(path)
@@ -410,10 +425,11 @@ def find_or_extract(
         for array in begun:
             if array.key in keys:
                 complete_array(array, store, home, extract=extract, observer=observer, stop=stop)
-            elif not train.backbones:  # whoever names some is not told of others
+            elif not train.backbones:  # anyone who names some is not told of others
+                command = array.command(store, home)
                 observer.warn(
                     f"{array.state(store)}; left out (`fedcache gc --days 0` lists it, to give it up). "
-                    f"To complete it: {array.command(store, home)}"
+                    f"To complete it: {command}"
                 )
         if keys:
             store.refresh()
@@ -427,7 +443,12 @@ def find_or_extract(
             return store, spent
         if is_ingested(store):
             return store, spent  # embeddings: there are no images to extract more from
-    backbones = train.backbones or (("glyph-clip",) if needs_text else ("efficientnet-lite0",))
+    # Nothing to train on yet: choose what is extracted, and then refuse what must not be extracted unasked.
+    backbones: Sequence[str] = train.backbones
+    if not backbones:
+        backbones = ("efficientnet-lite0",)
+        if needs_text:
+            backbones = ("glyph-clip",)
     backbones, recipe = to_extract(method, backbones, home)
     dataset = train.dataset or "digits"
     words = ["--dataset", dataset, "--backbones", ",".join(backbones)]
@@ -460,8 +481,9 @@ def find_or_extract(
     found = "Nothing extracted yet"
     if others:
         found = "No finished extraction is remembered"
+    named_backbones = ", ".join(backbones)
     observer.note(
-        f"{found}: extracting {', '.join(backbones)} ({why}) on {dataset} first (--no-extract forbids)."
+        f"{found}: extracting {named_backbones} ({why}) on {dataset} first (--no-extract forbids)."
     )
     names = tuple(b.partition("@")[0] for b in backbones)
     done = run_extract(
@@ -480,14 +502,14 @@ def find_or_extract(
 def check_client_folder(folder: Path) -> None:
     """Refuse what is no directory, with the name of one that is meant. Raises StoreError."""
     if not folder.is_dir():
+        beside = []
         if folder.parent.is_dir():
             beside = [p.name for p in folder.parent.iterdir() if p.is_dir()]
-        else:
-            beside = []
-        near = closest(folder.name, beside)
+        message = f"There is no directory {folder}."
+        if near := closest(folder.name, beside):
+            message += f" Did you mean {near!r}?"
         raise StoreError(
-            f"There is no directory {folder}." + (f" Did you mean {near!r}?" if near else ""),
-            "fedcache shard --partition NAME --out DIR   makes client stores.",
+            message, "fedcache shard --partition NAME --out DIR   makes client stores."
         )
 
 
@@ -510,6 +532,7 @@ def open_clients(folder: Path) -> list[Store]:
                 f"{store.path} is not a client's store.",
                 "fedcache shard --partition NAME --out DIR",
             )
+    # Clients are numbered as in the partition, whatever order the files have.
     stores.sort(key=lambda s: int(s.dataset["shard"]["number"]))
     first = stores[0]
     numbers = [int(s.dataset["shard"]["number"]) for s in stores]
@@ -517,25 +540,30 @@ def open_clients(folder: Path) -> list[Store]:
     for what, keys in (("number", [str(n) for n in numbers]), ("name", names)):
         twice = next((key for key in keys if keys.count(key) > 1), None)
         if twice is not None:
-            same = [s.path for s, key in zip(stores, keys, strict=True) if key == twice]
+            same = [str(s.path) for s, key in zip(stores, keys, strict=True) if key == twice]
+            paths_of_twins = ", ".join(same)
             raise StoreError(
-                f"{len(same)} stores are of one client, by its {what} {twice}: {', '.join(map(str, same))}.",
+                f"{len(same)} stores are of one client, by its {what} {twice}: {paths_of_twins}.",
                 "Remove or move away all but one of them.",
             )
+    # A client that is missing would train another federation without saying so.
     gone = sorted(set(range(max(numbers) + 1)) - set(numbers))
     if gone:
+        first_lost = gone[0]
         raise StoreError(
-            f"{folder} lacks client {gone[0]}: it has {len(stores)} stores, numbered up to {max(numbers)}.",
+            f"{folder} lacks client {first_lost}: it has {len(stores)} stores, numbered up to {max(numbers)}.",
             "fedcache shard --partition NAME --out DIR   writes what is missing.",
         )
+    # Labels and rows are numbers in the parent: all stores must mean the same by them.
     for store in stores[1:]:
         for what, a, b in (
             ("parent dataset", first.dataset["shard"]["parent"], store.dataset["shard"]["parent"]),
             ("classes", first.samples.classes, store.samples.classes),
         ):
             if a != b:
+                names_of_both = f"{store.path.name} and {first.path.name}"
                 raise StoreError(
-                    f"{store.path.name} and {first.path.name} differ in {what}.",
+                    f"{names_of_both} differ in {what}.",
                     "Cut all client stores from one store, with one partition.",
                 )
     return stores

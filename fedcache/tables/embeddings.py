@@ -49,7 +49,7 @@ from fedcache.tables.words import (
 
 @dataclass(frozen=True)
 class Embeddings(Roles):
-    """What a file holds: features and the roles of its other columns."""
+    """Content of a file of embeddings: features and the roles of its other columns."""
 
     features: dict[
         str, Any
@@ -75,7 +75,7 @@ def open_embeddings(path: Path, choice: ColumnChoice | None = None) -> Embedding
 
 
 def assemble(path: Path, raw: dict[str, Any], choice: ColumnChoice) -> Embeddings:
-    """What columns mean; ``path`` is for messages. Raises UsageError, for columns that do not fit."""
+    """Embeddings from columns; ``path`` is for messages. Raises UsageError for columns that do not fit."""
     raw = without_blanks(path, raw)
     raw, splits, unused = _joined_splits(path, raw, choice)
     features, keys = features_of(path, raw, choice.features)
@@ -91,6 +91,10 @@ def assemble(path: Path, raw: dict[str, Any], choice: ColumnChoice) -> Embedding
             taken[key] = "text features"
             name, matrix = _text_of(path, key, values, features)
             texts[name] = matrix
+    # Labels that are integers index the text features, which say how many classes there are.
+    class_count = None
+    if texts:
+        class_count = len(next(iter(texts.values())))
     roles = read_roles(
         path,
         raw,
@@ -98,14 +102,14 @@ def assemble(path: Path, raw: dict[str, Any], choice: ColumnChoice) -> Embedding
         choice,
         taken=taken,
         splits=splits,
-        # Labels that are integers index the text features, which say how many classes there are.
-        class_count=len(next(iter(texts.values()))) if texts else None,
+        class_count=class_count,
         left_out=unused,
     )
+    classes = len(roles.classes)
     for name, matrix in texts.items():
-        if len(matrix) != len(roles.classes):
+        if len(matrix) != classes:
             raise UsageError(
-                f"{path}: text/{name} has {len(matrix)} rows for {len(roles.classes)} classes.",
+                f"{path}: text/{name} has {len(matrix)} rows for {classes} classes.",
                 "Give one row per class, in the order of classes.",
             )
     notes = [*wide_sentence(features), *roles.notes, *unused_sentence(roles.unused)]
@@ -125,10 +129,10 @@ def _joined_splits(
     """
 
     def has_rows(held: Mapping[str, Any]) -> bool:
-        asked = [key for key in choice.features if key in held]
+        chosen = [key for key in choice.features if key in held]
         usual = [key for key in held if is_feature(key) or last_level(key) == DATA]
         return any(
-            isinstance(held[key], FileRows) or len(held[key].shape) > 1 for key in asked or usual
+            isinstance(held[key], FileRows) or len(held[key].shape) > 1 for key in chosen or usual
         )
 
     if ending_of(path) in TABLES:
@@ -193,9 +197,11 @@ def _text_of(
     else:
         name = next(iter(features))
     if name not in features or (key == "text" and len(features) > 1):
+        listed = ", ".join(features)
+        first = next(iter(features))
         raise UsageError(
-            f"{path}: {key} belongs to none of the features {', '.join(features)}.",
-            f"Name it text/{next(iter(features))}.",
+            f"{path}: {key} belongs to none of the features {listed}.",
+            f"Name it text/{first}.",
         )
     width = features[name].shape[2]
     if isinstance(values, FileRows):

@@ -31,7 +31,9 @@ class Group(Coded):
 
         Raises UsageError for other shapes, and for numbers that are measurements: floats that are not whole.
         """
-        column = values if isinstance(values, Words) else np.asarray(values)
+        column = values
+        if not isinstance(values, Words):
+            column = np.asarray(values)
         if len(column.shape) != 1:
             raise UsageError(
                 f"A group is one value for each row, not {column.shape}.", "Give a column."
@@ -67,7 +69,7 @@ class Group(Coded):
 
     @classmethod
     def of_words(cls, column: Words) -> Group:
-        """The same of words; an empty word is no value, and space around a word no part of it."""
+        """A group of words; an empty word is no value, and surrounding space is removed."""
         used = np.unique(column.codes).tolist()
         clean = [w.strip() for w in column.words]
         words = sorted_words(clean[i] for i in used if i >= 0 and clean[i])

@@ -85,13 +85,15 @@ def read_labels(
     column = _one_per_row(where, column, count)
     every = _coded(where, column)
     # Numbers are compared as numbers: -1.0 names the label -1.
-    said = {value.strip() for value in no_label}
+    no_label_words = {value.strip() for value in no_label}
     if not isinstance(column, Words):
-        said = {_as_number(value) for value in said}
-    kept = tuple(word for word in every.words if word not in said)
+        no_label_words = {_as_number(value) for value in no_label_words}
+    kept = tuple(word for word in every.words if word not in no_label_words)
     coded = Group(every.recoded(kept), kept)
-    notes = _unlabelled(column, every, said)
-    notes += [f"No row has the label {value}." for value in sorted(said - set(every.words))]
+    notes = _unlabelled(column, every, no_label_words)
+    notes += [
+        f"No row has the label {value}." for value in sorted(no_label_words - set(every.words))
+    ]
     if not kept and not isinstance(column, Words):
         return coded, notes
     if not (isinstance(column, Words) and column.declared):
@@ -104,21 +106,22 @@ def read_labels(
     return coded, notes
 
 
-def _unlabelled(column: Any, coded: Group, said: Collection[str]) -> list[str]:
-    """How many rows have no label, and what the file has in its place."""
+def _unlabelled(column: Any, coded: Group, no_label_words: Collection[str]) -> list[str]:
+    """A note on rows without a label, and how the file marks them."""
     nothing = "empty"
     if isinstance(column, Words) and column.declared:
         nothing = "with -1 or no value"
     counts = {nothing: int((coded.codes < 0).sum())}
     for code, word in enumerate(coded.words):
-        if word in said:
+        if word in no_label_words:
             counts[f"with {word}"] = int((coded.codes == code).sum())
     parts = [f"{n:,} {what}" for what, n in sorted(counts.items(), key=lambda kv: -kv[1]) if n]
     if not parts:
         return []
     rows = sum(counts.values())
     listed = ", ".join(parts)
-    return [f"{rows:,} of {len(coded.codes):,} rows are unlabelled: {listed}."]
+    every = len(coded.codes)
+    return [f"{rows:,} of {every:,} rows are unlabelled: {listed}."]
 
 
 def _as_number(word: str) -> str:
@@ -166,8 +169,9 @@ def _coded(where: str, column: Any, hint: str = ANOTHER_COLUMN) -> Group:
         return Group.of(column)
     except UsageError as error:
         held = error.message[:1].lower() + error.message[1:].removesuffix(" sort no rows.")
+        rows = column.shape[0]
         raise UsageError(
-            f"{where} holds {held}, expected {column.shape[0]:,} integers or words.", hint
+            f"{where} holds {held}, expected {rows:,} integers or words.", hint
         ) from error
 
 

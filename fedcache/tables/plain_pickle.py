@@ -30,7 +30,8 @@ class _PickledDtype:
         """Takes the byte order of ``(version, byte order, None, None, None, ...)``."""
         match state:
             case (int(), "<" | ">" | "|" | "=" as order, None, None, None, *_):
-                self.dtype = self.dtype if order in "|=" else self.dtype.newbyteorder(order)
+                if order not in "|=":
+                    self.dtype = self.dtype.newbyteorder(order)
             case _:
                 raise pickle.UnpicklingError("a dtype with fields")
 
@@ -60,7 +61,8 @@ def _reconstruct(kind: Any, shape: Any, code: Any) -> _Array:
 
 def _dtype(code: Any, *rest: Any) -> _PickledDtype:
     if not isinstance(code, str) or not _DTYPE.fullmatch(code):
-        raise pickle.UnpicklingError(f"the dtype {str(code)[:40]!r}")
+        shown = str(code)[:40]
+        raise pickle.UnpicklingError(f"the dtype {shown!r}")
     return _PickledDtype(np.dtype(code))
 
 
@@ -69,7 +71,9 @@ def _frombuffer(raw: Any, kind: _PickledDtype, shape: Any, order: Any) -> np.nda
 
 
 def _scalar(kind: _PickledDtype, raw: Any) -> Any:
-    return np.frombuffer(raw.encode("latin1") if isinstance(raw, str) else raw, dtype=kind.dtype)[0]
+    if isinstance(raw, str):
+        raw = raw.encode("latin1")
+    return np.frombuffer(raw, dtype=kind.dtype)[0]
 
 
 def _encode(text: Any, encoding: Any) -> bytes:

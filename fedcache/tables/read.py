@@ -1,6 +1,6 @@
 """Columns of a file of embeddings: npz, npy, h5, safetensors and tables; nothing that could run code is ever built.
 
-Features are read block by block in the order of their rows, as often as they are asked for, so that a file larger than
+Features are read block by block in the order of their rows, as often as they are requested, so that a file larger than
 memory can be ingested; of the other columns those with one value for each row are read whole, and the rest not at all.
 Each format's library is imported by the function that needs it.
 """
@@ -68,7 +68,9 @@ def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]] |
         (1, 0): np.lib.format.read_array_header_1_0,
         (2, 0): np.lib.format.read_array_header_2_0,
     }.get(np.lib.format.read_magic(file))
-    return None if read is None else read(file)
+    if read is None:
+        return None
+    return read(file)
 
 
 def _npy(path: Path, opened: Callable[[], AbstractContextManager[IO[bytes]]], size: int) -> Any:
@@ -278,11 +280,12 @@ def _read_folder(path: Path) -> Found:
             )
     if not found:
         raise _no_embeddings(path)
+    # Every part has a table; columns that not all of them have are left out.
     tables = []
     for part in _parts_of(path / "metadata", ".parquet"):
         table = TABLES[".parquet"](part)
         tables.append(read_others(table, [*table.types])[0])
-    for name in tables[0] if tables else ():
+    for name in dict.fromkeys(name for table in tables for name in table):
         if all(name in table for table in tables):
             found[name] = end_to_end(path, name, [table[name] for table in tables])
     return found

@@ -143,7 +143,7 @@ class ColumnChoice:
 
 @dataclass(frozen=True)
 class Roles:
-    """What the columns of N rows mean."""
+    """Roles of the columns of N rows."""
 
     labels: NDArray[np.int32]  # [N], index into ``classes``; -1 where no label is known
     classes: tuple[str, ...]
@@ -226,7 +226,7 @@ def read_roles(
     if class_key is not None:
         roles[class_key] = "class names"
     coded, notes = _labels(where, columns, label_key, classes, count, choice)
-    domains, domain_names, said = _domains(where, columns, domain_key, count)
+    domains, domain_names, sentences = _domains(where, columns, domain_key, count)
     roles |= {
         key: "domain names" for key in columns if key.lower() == "domains" and key != domain_key
     }
@@ -241,7 +241,7 @@ def read_roles(
         found = find_splits(str(where), others, choice.split, split_key, choice.groups or (), count)
         split_keys = found.keys
         splits = found.codes
-        said += found.notes
+        sentences += found.notes
     elif split_key is not None:
         raw = {**raw, split_key: Unread((count,), "", NAMES_SAY_IT)}
     if splits is not None:
@@ -255,7 +255,7 @@ def read_roles(
     name_key = None
     if names is None:
         name_key, names, more = find_names(where, columns, choice.row_name, count)
-        said += more
+        sentences += more
     for key, role in ((label_key, "class"), (domain_key, "domain"), (name_key, "name")):
         if key is not None:
             roles[key] = role
@@ -280,7 +280,7 @@ def read_roles(
         label_key=label_key,
         may_be_labels=may_be_labels,
         notes=[
-            *said,
+            *sentences,
             *_chosen_labels(columns, label_key),
             *notes,
             *groups_sentence(groups),
@@ -290,24 +290,25 @@ def read_roles(
 
 
 def find_column(
-    where: Path | str, raw: Mapping[str, Any], asked: str | None, usual: Sequence[str], option: str
+    where: Path | str, raw: Mapping[str, Any], chosen: str | None, usual: Sequence[str], option: str
 ) -> str | None:
-    """The column that is asked for, else the first of a usual name, in capitals or not; None where there is none.
+    """The requested column, else the first of a usual name, in capitals or not; None if there is none.
 
     Of an HDF5 file, whose names have levels, the last level is compared. Of several columns of one usual name the one
-    that is written exactly so is taken. Raises UsageError for a column that is asked for by ``option`` and that the
+    that is written exactly so is taken. Raises UsageError for a column that is requested by ``option`` and that the
     file does not have, and for several columns of one name none of which is written so.
     """
-    if asked is not None:
-        if asked not in raw and asked.strip() in raw:
-            return asked.strip()
-        if asked not in raw:
-            hint = f"{Path(where).name} has the columns {some_names(raw)}."
+    if chosen is not None:
+        if chosen not in raw and chosen.strip() in raw:
+            return chosen.strip()
+        if chosen not in raw:
+            columns = some_names(raw)
+            hint = f"{Path(where).name} has the columns {columns}."
             raise UsageError(
-                unknown("column", asked, raw, hint=hint).message + f" It was given with {option}.",
+                unknown("column", chosen, raw, hint=hint).message + f" It was given with {option}.",
                 hint,
             )
-        return asked
+        return chosen
     # Keys by their name in small letters; the first usual name that is there is taken.
     found: dict[str, list[str]] = {}
     for key in raw:
@@ -329,13 +330,13 @@ def find_column(
 def _choose(
     where: Path | str,
     columns: Mapping[str, Any],
-    asked: str | None,
+    chosen: str | None,
     usual: Sequence[str],
     places: Sequence[Mapping[str, Any]],
     option: str,
 ) -> str | None:
     """The column that the user names, else one of a usual name in the first of ``places`` that has one."""
-    key = find_column(where, columns, asked, (), option)
+    key = find_column(where, columns, chosen, (), option)
     for place in places:
         key = key or find_column(where, place, None, usual, option)
     return key
@@ -346,7 +347,7 @@ def need_labels(
 ) -> FedcacheError:
     """The error of a table without a column of labels that has columns which may be it.
 
-    ``spec`` names the first of them, beside the option.
+    ``spec`` names the first of them, next to the option.
     """
     likely = next(iter(may_be_labels))
     also = ""
@@ -388,7 +389,7 @@ def _of_rows(columns: Mapping[str, Any], count: int) -> dict[str, Any]:
 def _label_column(
     where: Path | str, columns: Mapping[str, Any], choice: ColumnChoice, count: int
 ) -> str | None:
-    """The column of labels: the one that is asked for, or the first of a usual name with a value for each row.
+    """The column of labels: the requested one, or the first of a usual name with a value for each row.
 
     Columns whose file lists their class names come first. A column of a usual name and another shape is taken where
     there is no better one, so that its shape is refused.
@@ -442,7 +443,7 @@ def _refuse_lost_labels(where: Path | str, left_out: Mapping[str, Unread], count
 
 
 def _chosen_labels(columns: Mapping[str, Any], label_key: str | None) -> list[str]:
-    """Which column is the labels, where another one is called like labels too."""
+    """A note on which of several columns with usual names holds the labels."""
     others = [key for key in columns if key != label_key and last_level(key) in LABELS]
     if label_key is None or not others:
         return []
@@ -578,22 +579,22 @@ def _may_be_labels(
 
 
 def features_of(
-    path: Path, raw: Mapping[str, Any], asked: Sequence[str]
+    path: Path, raw: Mapping[str, Any], chosen: Sequence[str]
 ) -> tuple[dict[str, Any], set[str]]:
     """Features [N, V, D] by backbone, and the columns they are. Raises UsageError for none, and for what are no floats.
 
-    ``asked`` are those that the user names: columns, or what the names of a wide table's columns begin with.
+    ``chosen`` are those that the user names: columns, or what the names of a wide table's columns begin with.
     """
     wide = [key for key, values in raw.items() if isinstance(values, FileRows) and values.columns]
     keys: list[str] = []
-    for word in asked:
+    for word in chosen:
         if word in raw or not wide:
             key = word
         else:
             key = wide[0]
         find_column(path, raw, key, (), "--features-key")
         keys.append(key)
-    if not asked:
+    if not chosen:
         matrices = [key for key, values in raw.items() if len(values.shape) > 1]
         keys = [
             key
@@ -669,12 +670,13 @@ def _backbone(path: Path, key: str) -> str:
 
 
 def wide_sentence(features: Mapping[str, Any]) -> list[str]:
-    """Which columns of a wide table the features are."""
+    """A note on the columns of a wide table that are the features."""
     lines = []
     for values in features.values():
         if isinstance(values, FileRows) and values.columns:
             first, *_, last = values.columns
-            lines.append(f"{len(values.columns):,} columns {first} .. {last} are the features.")
+            count = len(values.columns)
+            lines.append(f"{count:,} columns {first} .. {last} are the features.")
     return lines
 
 
@@ -682,14 +684,14 @@ def wide_sentence(features: Mapping[str, Any]) -> list[str]:
 
 
 def find_names(
-    where: Path | str, raw: Mapping[str, Any], asked: str | None, count: int
+    where: Path | str, raw: Mapping[str, Any], chosen: str | None, count: int
 ) -> tuple[str | None, Sequence[str], list[str]]:
     """The column that names the rows, their names, and what should be said; without a column rows are numbered.
 
     A column that only sounds like names, and repeats or has empty rows, is none. Integers are filled up with zeros, so
     that rows stay in their order. Raises UsageError for names of another shape.
     """
-    key = find_column(where, raw, asked, (), "--name-key")
+    key = find_column(where, raw, chosen, (), "--name-key")
     if key is not None:
         values = vector(raw[key])
         if isinstance(values, Unread | FileRows) or values.shape != (count,):
@@ -698,7 +700,7 @@ def find_names(
                 "Give one name per row, or none.",
             )
         return key, _names(values), []
-    said: list[str] = []
+    sentences: list[str] = []
     for key in (key for name in NAMES for key in raw if last_level(key) == name):
         values = vector(raw[key])
         if isinstance(values, Unread | FileRows) or values.shape != (count,):
@@ -708,9 +710,9 @@ def find_names(
         else:
             names = ()
         if "" not in names and len(set(names)) == count:
-            return key, names, [*said, f"{key} names the rows."]
-        said.append(f"{key} repeats or is empty, so it names no rows.")
-    return None, numbered(count), said
+            return key, names, [*sentences, f"{key} names the rows."]
+        sentences.append(f"{key} repeats or is empty, so it names no rows.")
+    return None, numbered(count), sentences
 
 
 def _names(values: Any) -> tuple[str, ...]:
@@ -730,14 +732,14 @@ def groups_of(
     raw: Mapping[str, Any],
     taken: Mapping[str, str],
     count: int,
-    asked: Sequence[str] | None,
+    chosen: Sequence[str] | None,
 ) -> tuple[dict[str, Group], dict[str, str], dict[str, Group]]:
     """Groups by name, why each column that is nothing else is none, and all columns that sort the rows, by column.
 
     ``taken`` are columns with another meaning, and the meaning. Raises UsageError for one that the user asks for, or
     that begins with ``group/``, and that cannot be a group.
     """
-    for name in asked or ():
+    for name in chosen or ():
         find_column(where, raw, name, (), "--group-key")
         if taken.get(name) in ("class", "domain"):
             hint = f"--by {shell_word(taken[name])} makes a client of each."
@@ -748,12 +750,14 @@ def groups_of(
     left: dict[str, str] = {}
     sorters: dict[str, Group] = {}
     for key, values in raw.items():
-        if (key in taken and key not in (asked or ())) or (asked is not None and key not in asked):
+        if (key in taken and key not in (chosen or ())) or (
+            chosen is not None and key not in chosen
+        ):
             continue
         try:
             group = _group(vector(values), count)
             # Sentences, paths and times sort nothing, and may say who a row is of.
-            many = asked is None and not key.startswith(GROUP) and differs_in_every_row(group)
+            many = chosen is None and not key.startswith(GROUP) and differs_in_every_row(group)
             if not many:
                 sorters[key] = group
             name = usable_group_name(key.removeprefix(GROUP))
@@ -763,7 +767,7 @@ def groups_of(
                 left[key] = f"{words}; --group-key {shell_word(listed)} keeps it"
                 continue
             if name in found or (
-                name != key and name in raw and name not in taken and name in (asked or raw)
+                name != key and name in raw and name not in taken and name in (chosen or raw)
             ):
                 raise UsageError(
                     f"Another column is the group {name}.", "Give every column a name of its own."
@@ -771,14 +775,14 @@ def groups_of(
             found[name] = group
         except FedcacheError as error:
             why = _short(error.message)
-            if asked is not None or key.startswith(GROUP):
+            if chosen is not None or key.startswith(GROUP):
                 raise UsageError(f"{where}: {key} cannot be a group: {why}.", error.hint) from error
             left[key] = why
     return found, left, sorters
 
 
 def _renamed(sorters: Mapping[str, Group], groups: Mapping[str, Group]) -> list[str]:
-    """Which groups are called otherwise than their columns."""
+    """A note on groups whose names differ from their columns."""
     other = {
         key.removeprefix(GROUP): group
         for key, group in sorters.items()
@@ -819,7 +823,7 @@ def _short(message: str) -> str:
 
 
 def groups_sentence(groups: Mapping[str, Group]) -> list[str]:
-    """Which columns are groups, with their numbers of values."""
+    """A note on the groups and their numbers of values."""
     parts = []
     for name, group in groups.items():
         part = counted(len(group.words))
@@ -833,7 +837,7 @@ def groups_sentence(groups: Mapping[str, Group]) -> list[str]:
 
 
 def unused_sentence(unused: Mapping[str, str]) -> list[str]:
-    """Which columns are not used, and why."""
+    """A note on unused columns, with reasons."""
     if not unused:
         return []
     listed = ", ".join(f"{name or repr(name)} ({why})" for name, why in unused.items())

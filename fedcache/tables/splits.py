@@ -131,24 +131,24 @@ def by_split(
     return [*((SPLIT_WORDS[word], tables[word]) for word in in_order), (None, without)]
 
 
-def refuse_one_split(asked: str, names: Sequence[str], where: str, option: str) -> None:
+def refuse_one_split(chosen: str, names: Sequence[str], where: str, option: str) -> None:
     """Refuse rows that the user names by the column of one split, where others of ``names`` hold those of other splits.
 
     Raises UsageError with the name that all of them have in common. Backbones may be called features/train.
     """
-    base, word = split_of_name(asked)
-    others = [name for name in names if name != asked and split_of_name(name)[0] == base]
+    base, word = split_of_name(chosen)
+    others = [name for name in names if name != chosen and split_of_name(name)[0] == base]
     if word and others and base not in others and not base.startswith("features"):
         rest = ", ".join(others)
         raise UsageError(
-            f"{where}: {asked} has the rows of one split alone; those of {rest} would be left out.",
+            f"{where}: {chosen} has the rows of one split alone; those of {rest} would be left out.",
             f"{option} {shell_word(base)} takes the rows of all splits.",
         )
 
 
 @dataclass(frozen=True)
 class FoundSplits:
-    """What the columns of a table say of the splits."""
+    """Splits of a table: the code of each row, the columns that say it, and notes."""
 
     keys: tuple[str, ...]  # columns that say it; () for none
     codes: NDArray[np.uint8] | None  # [N], None where no column says it
@@ -161,7 +161,7 @@ NO_SPLITS = FoundSplits((), None, [])
 def find_splits(
     where: str,
     raw: Mapping[str, Any],
-    asked: str | None,
+    chosen: str | None,
     usual: str | None,
     groups: Sequence[str],
     count: int,
@@ -171,15 +171,15 @@ def find_splits(
     Args:
         where: file, for messages.
         raw: columns by name, without those of labels and domains.
-        asked: column that the user names.
+        chosen: column that the user names.
         usual: column with a usual name.
         groups: columns that the user names as groups. They are no splits if they cannot be read as such.
         count: of rows.
 
     Raises UsageError for values that say no split, in a column that is named like one.
     """
-    if asked is not None:
-        return _asked_splits(where, asked, raw[asked], count)
+    if chosen is not None:
+        return _asked_splits(where, chosen, raw[chosen], count)
     if usual is not None:
         codes = _codes_of(where, usual, raw[usual], CODES | SPLIT_WORDS, groups, count, every=True)
         if codes is not None:
@@ -231,11 +231,12 @@ def _refuse_unused_splits(
             continue
         codes = _read(values, SPLIT_WORDS)
         if {TRAIN, TEST} <= set(np.unique(codes).tolist()) and UNKNOWN not in codes:
-            listed = in_a_list([key])
+            option = shell_word(key)
+            listed = shell_word(in_a_list([key]))
             raise UsageError(
                 f"{where}: {key} holds words of splits alone ({_rows_of_splits(codes)}), and its name is not one of a "
                 "split.",
-                f"--split-key {shell_word(key)} takes it, and --group-key {shell_word(listed)} keeps it as a group.",
+                f"--split-key {option} takes it, and --group-key {listed} keeps it as a group.",
             )
 
 
@@ -255,10 +256,10 @@ def _flag_of(name: str) -> int | None:
 def _meaning_of(name: str) -> int | None:
     """The only split that the words of a name say, None where they say none, several, or the opposite: not_train."""
     words = [word.lower() for word in _BETWEEN_WORDS.split(name)]
-    said = {SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS}
-    if len(said) != 1 or not {"not", "no", "non"}.isdisjoint(words):
+    codes = {SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS}
+    if len(codes) != 1 or not {"not", "no", "non"}.isdisjoint(words):
         return None
-    return said.pop()
+    return codes.pop()
 
 
 def _values(column: Any, count: int) -> Group | None:
@@ -273,7 +274,7 @@ def _values(column: Any, count: int) -> Group | None:
 
 
 def _read(group: Group, meanings: Mapping[str, int]) -> NDArray[np.int64]:
-    """What the value of each row means, ``UNKNOWN`` for a value without a meaning and for none."""
+    """The split code of each row; ``UNKNOWN`` for a value without a meaning and for none."""
     codes = [meanings.get(word.lower(), UNKNOWN) for word in group.words]
     return np.array([*codes, UNKNOWN], np.int64)[group.codes]
 
@@ -288,7 +289,7 @@ def _codes_of(
     *,
     every: bool,
 ) -> NDArray[np.int64] | None:
-    """What each value of a column means; None for a column that is empty, or that holds something else.
+    """The split code of each value of a column; None for a column that is empty or holds other values.
 
     A column of which some values have a meaning and others have none is refused, and so is one without a single value
     that has one if ``every`` value must. Raises UsageError with the first row.
@@ -404,7 +405,7 @@ def _is_called_split(name: str) -> bool:
 
 
 def _rows_of_splits(codes: NDArray[np.int64]) -> str:
-    """How many rows each split has: ``8 train, 4 test rows``."""
+    """Number of rows of each split: ``8 train, 4 test rows``."""
     rows = []
     for code, name in enumerate(SPLIT_NAMES):
         count = int((codes == code).sum())
@@ -423,10 +424,10 @@ def _strange(
     have = f"have no value of {key}"
     if code >= 0:
         have = f"have the {key} {group.words[code]!r}"
-    wanted = ", ".join(meanings)
+    expected = ", ".join(meanings)
     return UsageError(
         f"{where}: {rows:,} rows {have}, the first is row {first:,}.",
-        f"Each row needs one of {wanted}. {_otherwise(key)}",
+        f"Each row needs one of {expected}. {_otherwise(key)}",
     )
 
 
@@ -444,7 +445,7 @@ def _unreadable(where: str, key: str, column: Any, count: int) -> FedcacheError:
 
 
 def _otherwise(key: str) -> str:
-    """What to do with a column that is named like a split and is none."""
+    """A hint for a column that is named like a split and holds none."""
     another = "--split-key NAME takes another column"
     if key.lower() in RESERVED:
         return f"{another}; without the column a fifth of the rows is held out."

@@ -42,7 +42,7 @@ class Table:
     types: dict[str, Any]  # arrow's, by column; of a CSV those of its first block
     batches: Batches
     count: int | None  # of its rows; None where it takes reading
-    meta: dict[str, Any] = field(default_factory=dict)  # what ``export`` wrote beside the columns
+    meta: dict[str, Any] = field(default_factory=dict)  # what ``export`` wrote next to the columns
     is_text: bool = False  # whether it is a CSV, whose columns are words until all of them are read
     # of columns of ClassLabel of Hugging Face
     class_names: dict[str, list[str]] = field(default_factory=dict)
@@ -88,7 +88,7 @@ def _meta_of(schema: Any) -> dict[str, Any]:
 
 
 def hugging_face_features(schema: Any) -> dict[str, dict[str, Any]]:
-    """What Hugging Face says in a file of its columns, by their names; nothing where it says nothing that is whole."""
+    """Hugging Face's description of the columns of a file, by name; {} if there is none or it is damaged."""
     try:
         held = parse_json((schema.metadata or {}).get(b"huggingface", b"{}"))
     except ValueError:

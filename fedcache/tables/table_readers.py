@@ -152,15 +152,17 @@ def _families(types: dict[str, Any]) -> dict[str, tuple[str, ...]]:
     return made
 
 
-def _family(table: Table, asked: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
+def _family(table: Table, requested: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
     """(key, columns in order) of a table with one column per dimension. Raises UsageError where several may be."""
     families = _families(table.types)
     key = f"features/{stem_of(table.path)}"
-    for word in asked:
+    for word in requested:
         for prefix, names in families.items():
             if word in names or (word not in table.types and word.rstrip("_.- ") == prefix):
                 return key, names
-    if asked or any(is_feature(n) and (list_kind(t) is not None) for n, t in table.types.items()):
+    if requested or any(
+        is_feature(n) and (list_kind(t) is not None) for n, t in table.types.items()
+    ):
         return None
     if any(
         is_feature(n) and table.types[n] == arrow().string() and _first_is_list(table, n)
@@ -171,10 +173,10 @@ def _family(table: Table, asked: Sequence[str]) -> tuple[str, tuple[str, ...]] |
     usual = {p: names for p, names in families.items() if _are_usual(p)}
     chosen = usual or families
     if len(chosen) > 1:
-        told = ", ".join(" .. ".join((names[0], names[-1])) for names in chosen.values())
+        shown = ", ".join(" .. ".join((names[0], names[-1])) for names in chosen.values())
         first = next(iter(chosen)) or "0"
         hint = f"Say which: --features-key {shell_word(first)}"
-        raise UsageError(f"{table.path}: {told} may all be features.", hint)
+        raise UsageError(f"{table.path}: {shown} may all be features.", hint)
     return next(((key, names) for names in chosen.values()), None)
 
 
@@ -183,20 +185,20 @@ def _are_usual(prefix: str) -> bool:
     return prefix.lower() in ("", "f", "x", "dim", "d") or is_feature(prefix)
 
 
-def _refuse_almost_features(table: Table, asked: Sequence[str]) -> None:
+def _refuse_almost_features(table: Table, requested: Sequence[str]) -> None:
     """Say which column keeps numbered columns from being features: one that holds words, or one that is missing.
 
     Raises UsageError with the column, and the row of the first word in it.
     """
     path = table.path
     types = table.types
-    if not asked and any(name.lower() in TEXTS for name in types):
+    if not requested and any(name.lower() in TEXTS for name in types):
         return  # a table of texts, which has no features
     if all(map(arrow().types.is_null, types.values())):
         return  # a first line and no rows, which is said elsewhere
-    wanted = {word.rstrip("_.- ") for word in asked}
+    prefixes = {word.rstrip("_.- ") for word in requested}
     for prefix, by_number in _numbered(types).items():
-        if len(by_number) < 2 or not (prefix in wanted or (not asked and _are_usual(prefix))):
+        if len(by_number) < 2 or not (prefix in prefixes or (not requested and _are_usual(prefix))):
             continue
         names = [by_number[n] for n in sorted(by_number)]
         for name in names:
@@ -204,14 +206,15 @@ def _refuse_almost_features(table: Table, asked: Sequence[str]) -> None:
                 raise _no_numbers(table, name)
         lacking = next(n for n in range(min(by_number), max(by_number)) if n not in by_number)
         gone = re.sub(r"\d+(?=\]?$)", str(lacking), names[0])
+        first = names[0]
         raise UsageError(
-            f"{path}: {gone} is missing between {names[0]} and {names[-1]}, so these are not taken for features.",
+            f"{path}: {gone} is missing between {first} and {names[-1]}, so these are not taken for features.",
             f"Add the column {gone}, or number the columns without a gap.",
         )
     numbers = [
         name for name, kind in types.items() if is_number_kind(kind) and not has_a_meaning(name)
     ]
-    if not asked and len(numbers) >= MANY_NUMBERS:
+    if not requested and len(numbers) >= MANY_NUMBERS:
         raise _own_names(table, numbers)
 
 
@@ -230,8 +233,9 @@ def _own_names(table: Table, numbers: Sequence[str]) -> FedcacheError:
     kept = [
         name for name, kind in table.types.items() if is_number_kind(kind) and has_a_meaning(name)
     ]
+    count = len(numbers)
     return UsageError(
-        f"{path} has {len(numbers):,} columns of numbers with names of their own, {some_names(numbers, 3)}: which of "
+        f"{path} has {count:,} columns of numbers with names of their own, {some_names(numbers, 3)}: which of "
         "them are dimensions of the features is not known.",
         conversion(
             [
@@ -478,7 +482,7 @@ class GatheredColumn:
         self.parts.append(np.array([*here, -1], np.int32)[codes])
 
     def column(self, *, text: bool) -> Column:
-        """What the rows hold; the words of a ``text`` file may be numbers."""
+        """The column of parsed cells; words of a ``text`` file may be numbers."""
         if self.why:
             return Unread((self.rows,), self.kind, self.why)
         if not self.parts:
@@ -513,11 +517,11 @@ def _are_single(column: Any) -> bool:
 
 def read_others(table: Table, names: Sequence[str]) -> tuple[dict[str, Any], int]:
     """Columns by name, and the number of rows. A CSV is read once; of other tables many columns at a time."""
-    wanted = [n for n in names if n not in table.measured] or list(names)[:1]
-    columns = {name: GatheredColumn() for name in wanted}
+    needed = [n for n in names if n not in table.measured] or list(names)[:1]
+    columns = {name: GatheredColumn() for name in needed}
     # Every pass opens the table and reads the description of all its columns, and a CSV whole.
     if table.is_text:
-        left = wanted
+        left = needed
         width = max(1, len(left))
     else:
         left = _of_use(table, columns)

@@ -1,4 +1,4 @@
-"""Columns of words, whatever they were written as: strings, bytes, Python objects, dates, categories.
+"""Columns of words from any representation: strings, bytes, Python objects, dates, categories.
 
 A column of a million rows has few different words, or none twice: both are kept as the words and a number for each row.
 """
@@ -109,8 +109,10 @@ def some_names(names: Iterable[str], most: int = 20) -> str:
 
 
 def counted(n: int, what: str = "value") -> str:
-    """``1 value``, ``1,000 values``."""
+    """``1 value``, ``1,000 values``, ``2 classes``."""
     ending = "s"
+    if what.endswith("s"):
+        ending = "es"
     if n == 1:
         ending = ""
     return f"{n:,} {what}{ending}"
@@ -135,13 +137,13 @@ def explain_damage(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         refuse_empty(path)
-        said = " ".join(str(error).split())[:160]
+        reason = " ".join(str(error).split())[:160]
         ending = ending_of(path)
         kind = type(error).__name__
         hint = f"Write it again, whole and as {ending}."
-        if "allow_pickle" in said:
+        if "allow_pickle" in reason:
             hint = "Object arrays and pickles are never read; write plain numbers."
-        message = f"{path} could not be read as {ending}: {kind}: {said}"
+        message = f"{path} could not be read as {ending}: {kind}: {reason}"
         raise UsageError(message, hint) from error
 
 
@@ -219,9 +221,9 @@ def joined_rows(path: Path, name: str, parts: Sequence[FileRows | NDArray[Any]])
     """
     shapes = {tuple(part.shape[1:]) for part in parts}
     if len(shapes) > 1:
-        told = " and ".join(str(list(shape)) for shape in sorted(shapes))
+        listed = " and ".join(str(list(shape)) for shape in sorted(shapes))
         raise UsageError(
-            f"{path}: the rows of {name} have the shapes {told}.",
+            f"{path}: the rows of {name} have the shapes {listed}.",
             "All splits need the same features.",
         )
     count = sum(len(part) for part in parts)
@@ -311,7 +313,7 @@ class Words(Coded):
         return self.codes.shape
 
     def typed(self) -> Column:
-        """What the cells of a text file mean, which has no types: numbers, lists, or the words themselves.
+        """Cells of a text file, which has no types, as numbers, lists or words.
 
         They are numbers only if all of them are written as a program writes numbers, so that no two words become one
         number: 1e5 beside 100000 stays a word. Floats hold NaN for rows without a value. Integers that a float or 64
@@ -528,7 +530,10 @@ def joined_columns(parts: Sequence[Column | None], lengths: Sequence[int]) -> Co
         )
     words: list[str | None] = []
     for part, length in zip(parts, lengths, strict=True):
-        words += [None] * length if part is None else as_words(part)
+        if part is None:
+            words += [None] * length
+        else:
+            words += as_words(part)
     # Words that every table declares stay declared; else the words that occur are the column.
     lists = [part for part in parts if isinstance(part, Words) and part.declared]
     if len(lists) < sum(part is not None for part in parts):
@@ -575,7 +580,7 @@ def as_words(column: Column) -> list[str | None]:
 
 
 class EqualStrings(Sequence[str]):
-    """Strings of one length, cut out of one text as they are asked for: ten million names in a tenth of the memory.
+    """Strings of one length, cut out of one text as they are requested: ten million names in a tenth of the memory.
 
     >>> words = EqualStrings("0001", 2)
     >>> words[1], words[:1], list(words), words == ("00", "01")

@@ -23,7 +23,7 @@ from fedcache.grids.record import read_record
 from fedcache.progress import VALIDATION_ACCURACY
 from fedcache.report.describe_run import DAMAGED, FINISHED, entry_of, figures_of, settings_of
 from fedcache.report.drawing import need_matplotlib
-from fedcache.report.figures.runs import curves
+from fedcache.report.figure_runs import curves
 from fedcache.report.find_runs import StoredRun, is_run, open_run, value_words
 from fedcache.report.run_origin import command_of
 from fedcache.runs.directory import WRITTEN, has_model, is_running, train_table
@@ -48,13 +48,14 @@ WRONG = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
 def read_run(path: Path) -> dict[str, Any] | None:
-    """What a run's line in a table holds: ``entry_of`` and, of a finished run, ``figures_of``; None for no run.
+    """A run's line in a table: ``entry_of`` and, of a finished run, ``figures_of``; None if there is no run.
 
     ``state`` is finished, running, stopped or damaged; a damaged one has ``problem`` and ``hint``. ``changed`` are
     seconds since 1970, and ``settings`` what was set, in words.
     """
     if not is_run(path):
         return None
+    # Whatever is in the directory, the list shows a line for it.
     try:
         one = open_run(path)
         line = {**entry_of(one), "changed": _changed(path)}
@@ -75,23 +76,26 @@ def read_run(path: Path) -> dict[str, Any] | None:
 
 
 def read_details(path: Path) -> dict[str, Any]:
-    """What the page of one run shows besides its line: a drawing, settings, its command, and the score of each seed.
+    """Details of a run's page: a drawing, settings, its command, and the score of each seed.
 
     Raises FedcacheError for a damaged run, and where there is nothing to draw with.
     """
     need_matplotlib()
     one = open_run(path)
+    # A finished run is drawn from its result; of others, the rounds that ended seeds and checkpoints hold.
     if isinstance(one, StoredRun):
         scores = zip(one.result["seeds"], one.result["accuracy"]["per_seed"], strict=False)
         store = store_behind(path, one.result)
         name = ""
+        rows = "--dataset DATASET"
         if store is not None:
             name = store.path.stem
+            rows = f"--store {shell_word(name)} --split test"
         return {
             "drawing": _draw(one.rounds),
             "settings": settings_of(one),
             "command": command_of(one, name),
-            "rows": f"--store {shell_word(name)} --split test" if name else "--dataset DATASET",
+            "rows": rows,
             "model": has_model(path),
             "seeds": list(scores),
         }
@@ -125,15 +129,19 @@ def _finished(run: StoredRun) -> dict[str, Any]:
 
 
 def _unfinished(path: Path) -> dict[str, Any]:
-    """How far a run is, from the seeds that ended and the checkpoints of those under way."""
+    """Progress of a run, from the seeds that ended and the checkpoints of running ones."""
     table = train_table(path)
     records = [r for kept in _kept(path, table).values() for r in kept]
+    # The last rounds say how fast it is now.
     scored = [r for r in records if r["accuracy"] is not None]
     times = [r["seconds"] for r in records if r.get("seconds") is not None][-LAST:]
     total = int(table["rounds"]) * len(_seeds(table))
     running = is_running(path)
+    state = STOPPED
+    if running:
+        state = RUNNING
     made = {
-        "state": RUNNING if running else STOPPED,
+        "state": state,
         "rounds": int(table["rounds"]),
         "seeds": _seeds(table),
         "done": len(records),
@@ -144,6 +152,7 @@ def _unfinished(path: Path) -> dict[str, Any]:
         "begun": _changed(path / WRITTEN),
         "settings": _words(table),
     }
+    # Rounds that are left, at the mean time of the last ones.
     if running and times:
         made["left"] = sum(times) / len(times) * (total - len(records))
     if scored:
@@ -206,9 +215,9 @@ def _draw(records: Sequence[Mapping[str, Any]]) -> str:
 
 def matches(run: Mapping[str, Any], words: str) -> bool:
     """Whether each of some words is part of what is known of a run: its name, method, data, state, settings."""
-    said = [str(run.get(name)) for name in SEARCHED]
-    said += [f"{key}={value}" for key, value in run["settings"].items()]
-    text = "\n".join(said).lower()
+    texts = [str(run.get(name)) for name in SEARCHED]
+    texts += [f"{key}={value}" for key, value in run["settings"].items()]
+    text = "\n".join(texts).lower()
     return all(word in text for word in words.lower().split())
 
 
@@ -236,7 +245,7 @@ def _validation(record: Mapping[str, Any]) -> float | None:
 
 
 def _words(table: Mapping[str, Any]) -> dict[str, str]:
-    """A configuration's settings in words, those of the method beside the others."""
+    """A configuration's settings in words, those of the method next to the others."""
     table = {**table, **table.get("set", {})}
     return {k: value_words(v) for k, v in table.items() if k != "set"}
 
@@ -275,7 +284,7 @@ class RunIndex:
     Attributes:
         version: grows by one with every change.
         reads: runs that were read so far.
-        stats: times that were asked for so far.
+        stats: times that were requested so far.
     """
 
     def __init__(self, root: Path) -> None:
@@ -296,7 +305,7 @@ class RunIndex:
         return len(self._waiting)
 
     def facts(self, name: str) -> dict[str, Any] | None:
-        """What is known of a run; None for a name that is none, whatever it holds."""
+        """The known facts of a run; None for a name that is no run."""
         return self._known.get(name, (None,))[0]
 
     def every(self) -> list[dict[str, Any]]:
@@ -426,45 +435,53 @@ class GridIndex:
     def _line(self, path: Path) -> dict[str, Any]:
         stat = path.stat()
         stamp = (stat.st_mtime_ns, stat.st_size)
+        # The record is read again only when its file changed.
         if self._records.get(path, (None,))[0] != stamp:
             try:
-                told = {"damaged": "", **(read_record(path) or {})}
+                record = {"damaged": "", **(read_record(path) or {})}
             except CorruptionError as error:
                 damaged = f"{error.message} {error.hint}"
-                told = {**NOTHING, "damaged": damaged, "started": stat.st_mtime}
-            self._records[path] = stamp, told
-        told = self._records[path][1]
-        at_work = "ended" not in told and still_runs(told["process"]) is not False
+                record = {**NOTHING, "damaged": damaged, "started": stat.st_mtime}
+            self._records[path] = stamp, record
+        record = self._records[path][1]
+        # A line also changes with the runs of its points, and when its process ends.
+        at_work = "ended" not in record and still_runs(record["process"]) is not False
         key = (stamp, self.runs.version, at_work)
         if self._lines.get(path, (None,))[0] != key:
-            self._lines[path] = key, {"name": path.stem, **self._grid(told, at_work)}
+            self._lines[path] = key, {"name": path.stem, **self._grid(record, at_work)}
         return self._lines[path][1]
 
-    def _grid(self, told: dict[str, Any], at_work: bool) -> dict[str, Any]:
-        here = not told["runs"] or Path(told["runs"]).resolve() == self.runs.root.resolve()
-        points = self._points(told, here)
+    def _grid(self, record: dict[str, Any], at_work: bool) -> dict[str, Any]:
+        here = not record["runs"] or Path(record["runs"]).resolve() == self.runs.root.resolve()
+        points = self._points(record, here)
         _score_alike(points)
         state = "running"
-        if told["damaged"]:
+        if record["damaged"]:
             state = "damaged"
         elif not at_work:
             state = "finished"
-            if "error" in told or "ended" not in told:
+            if "error" in record or "ended" not in record:
                 state = "stopped"
-        problem = told["damaged"] or told.get("error")
+        problem = record["damaged"] or record.get("error")
         if state == "stopped" and not problem:
             problem = (
                 "The grid is not finished: its process ended, or the end of its record is lost."
             )
-        total = max(len(points), told.get("trials", 0) if at_work else 0)
+        # A search may still add points while it is running.
+        total = len(points)
+        if at_work:
+            total = max(total, record.get("trials", 0))
         count = Counter(p["state"] for p in points)
         ended = count["finished"] + count["failed"] + count["pruned"]
         parts = [p["done"] / p["total"] for p in points if p["state"] == "running" and p["total"]]
+        share = 1.0
+        if total:
+            share = (ended + sum(parts)) / total
         chosen = [p for p in points if p["choice"] is not None]
         return {
             "state": state,
-            "command": told["command"],
-            "started": told["started"],
+            "command": record["command"],
+            "started": record["started"],
             "problem": problem,
             "keys": list(dict.fromkeys(key for p in points for key in p["sweep"])),
             "methods": list(dict.fromkeys(p["method"] for p in points)),
@@ -473,17 +490,18 @@ class GridIndex:
             "of": total,
             "count": count,
             "done": count["finished"],
-            "share": (ended + sum(parts)) / total if total else 1.0,
+            "share": share,
             "best": max(chosen, key=lambda p: p["choice"], default=None),
             "left": _left(points, count["waiting"] + total - len(points)),
         }
 
-    def _points(self, told: dict[str, Any], here: bool) -> list[dict[str, Any]]:
+    def _points(self, record: dict[str, Any], here: bool) -> list[dict[str, Any]]:
         """The points in their order, each with what is known of its run."""
         unfinished = [r for r in self.runs.every() if r["state"] in ("running", "stopped")]
         points = []
-        for number, (method, sweep) in enumerate(told["points"]):
-            end = told["ends"].get(number, {})
+        # What the record says of a point comes first; a point that is being trained is found by its settings.
+        for number, (method, sweep) in enumerate(record["points"]):
+            end = record["ends"].get(number, {})
             run = None
             state = "waiting"
             if "error" in end:
@@ -493,20 +511,25 @@ class GridIndex:
                 if here:
                     run = self.runs.facts(end["run"])
                 state = "gone"
-            elif here and "ended" not in told:
-                run = _run_of(method, sweep, unfinished, told["started"])
+            elif here and "ended" not in record:
+                run = _run_of(method, sweep, unfinished, record["started"])
             if run is not None:
                 state = "pruned"
                 if "pruned" not in end:
                     state = run["state"]
                 unfinished = [other for other in unfinished if other is not run]
-            facts = {k: None if run is None else run.get(k) for k in LIVE}
+            # Points without a run still have all columns, empty.
+            facts = dict.fromkeys(LIVE)
+            ident = end.get("run")
+            if run is not None:
+                facts = {k: run.get(k) for k in LIVE}
+                ident = run["name"]
             point = {
                 **facts,
                 "method": method,
                 "sweep": sweep,
                 "words": " ".join([method, *(f"{k}={v}" for k, v in sweep.items())]),
-                "run": end.get("run") if run is None else run["name"],
+                "run": ident,
                 "state": state,
                 "problem": end.get("error"),
             }
@@ -549,12 +572,12 @@ def _run_of(
     for run in runs:
         if run["method"] == method and run["begun"] >= started - 1:
             given = run["settings"]
-            told = [
+            matching = [
                 (given[k], v)
                 for key, v in sweep.items()
                 if (k := key.rpartition(".")[2].replace("-", "_")) in given
             ]
-            if all(_same(a, b) for a, b in told):
+            if all(_same(a, b) for a, b in matching):
                 return run
     return None
 

@@ -1,6 +1,6 @@
 """Server of the page: a token before every path, loopback host names, GET only, no foreign requests.
 
-The token stands in the path, so links that are relative keep it and nothing needs a cookie; whoever does not know it
+The token stands in the path, so links that are relative keep it and nothing needs a cookie; anyone who does not know it
 learns nothing, not even which paths there are. A name that resolves to this machine (DNS rebinding) is refused by its
 ``Host``. The browser is told to load nothing from anywhere else, to tell no other page where it came from, and to keep
 nothing.
@@ -47,6 +47,7 @@ from fedcache.report.render import html_environment
 from fedcache.store.files import digest_of
 from fedcache.store.manifest import VANISHED
 from fedcache.store.samples import SPLITS
+from fedcache.tables.words import some_names
 from fedcache.ui.index import GridIndex, RunIndex, differing, matches, read_details
 from fedcache.ui.stores import PAGE, StoreIndex
 
@@ -90,7 +91,7 @@ PAGES = (
 
 
 class Guard:
-    """Hands on what a page that knows the token asks; refuses everything else alike.
+    """A guard that passes on the requests of a page with the token, and refuses all others alike.
 
     Args:
         app: is handed the request, with the path after the token.
@@ -144,7 +145,7 @@ class Pages:
 
     Args:
         home: that is shown; nothing in it is changed.
-        folder: for the reports that are asked for.
+        folder: for the reports that are requested.
 
     Attributes:
         version: grows by one when a look at the home finds another than the one before.
@@ -196,8 +197,9 @@ class Pages:
         return Guard(Starlette(routes=routes), token)
 
     def look(self) -> None:
-        """Look at the home, unless somebody did just now."""
+        """Read the home, unless that was done just now."""
         with self._looking:
+            # Many pages may ask at once; the home is read at most every so often.
             if not self.runs.waiting and time.monotonic() - self._looked < OFTEN:
                 return
             self.runs.look()
@@ -211,12 +213,14 @@ class Pages:
             if state != self._state:
                 self._state = state
                 self.version += 1
+                # Pages that wait for a change compare this number.
             self._looked = time.monotonic()
 
     def page(self, name: str, request: Request) -> Response:
         """A page of the home as it is now, or of the problem that was met on the way."""
         self.look()
         every = sorted(self.runs.every(), key=lambda r: r["changed"], reverse=True)
+        # What every page may show; the templates choose.
         facts = {
             "page": name,
             "words": dict(request.query_params),
@@ -227,6 +231,7 @@ class Pages:
             "stores": self.stores.lines(),
         }
         code = 200
+        # Damaged files and names that no longer exist are shown as a page with what helps.
         try:
             text = self._templates.get_template(f"{name}.html.j2").render(facts)
         except (FedcacheError, OSError) as error:
@@ -242,12 +247,12 @@ class Pages:
         """The number of the home's version, at once and after every change, for as long as the page is open."""
 
         async def versions() -> AsyncIterator[str]:
-            told = 0
+            sent = 0
             while not self.ended() and not await request.is_disconnected():
                 await run_in_threadpool(self.look)
-                if told != self.version:
-                    told = self.version
-                    yield f"data: {told}\n\n"
+                if sent != self.version:
+                    sent = self.version
+                    yield f"data: {sent}\n\n"
                 await asyncio.sleep(0.1 if self.runs.waiting else 0.5)
 
         return StreamingResponse(versions(), media_type="text/event-stream")
@@ -276,7 +281,7 @@ class Pages:
         return [*known, *(r for r in found if r.get(key) is None)]
 
     def run(self, name: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """What is known of a run, and its details. Raises FedcacheError for a damaged one."""
+        """The facts and details of a run. Raises FedcacheError for a damaged one."""
         facts = self.runs.facts(name)
         if facts is None:
             return None
@@ -290,7 +295,8 @@ class Pages:
         """The directories of runs whose names stand between commas. Raises UsageError for names that are no run."""
         names = words.split(",")
         if lost := [name for name in names if self.runs.facts(name) is None]:
-            problem = f"{', '.join(lost[:5]) or 'Nothing'} is no run of this home any more."
+            names_of_lost = some_names(lost, 5) or "Nothing"
+            problem = f"{names_of_lost} is no run of this home any more."
             raise UsageError(problem, "Choose again.")
         return [self.runs.root / name for name in names]
 
@@ -355,7 +361,8 @@ def serve(home: Home, port: int, *, show: bool, say: Callable[[str], None]) -> s
     with open_socket(port) as sock, TemporaryDirectory(prefix="fedcache-ui-") as folder:
         token = secrets.token_urlsafe(24)
         pages = Pages(home, Path(folder))
-        address = f"http://{LOOPBACK}:{sock.getsockname()[1]}/{token}/"
+        number = sock.getsockname()[1]
+        address = f"http://{LOOPBACK}:{number}/{token}/"
         sock.listen(128)
         config = uvicorn.Config(
             pages.app(token),
@@ -396,7 +403,7 @@ def open_in_browser(address: str, folder: Path) -> bool:
 
 
 def comparison(paths: Sequence[Path], over: str, metric: str) -> dict[str, Any]:
-    """What ``fedcache compare`` finds of some runs, or the ``trouble`` that it has with them, and its command."""
+    """The comparison of some runs with its command, or the ``trouble`` with them."""
     score = metric.replace("_", "-")
     words = ["fedcache", "compare", *(p.name for p in paths), "--over", over, "--score", score]
     found = {"made": None, "command": shlex.join(words)}
@@ -408,7 +415,7 @@ def comparison(paths: Sequence[Path], over: str, metric: str) -> dict[str, Any]:
 
 
 class ReportShelf:
-    """Reports of chosen runs, written one at a time beside the server.
+    """Reports of chosen runs, written one at a time next to the server.
 
     Args:
         root: directory of the runs.

@@ -1,4 +1,4 @@
-"""Stores as the page shows them, and thumbnails of their images, which are made when they are asked for."""
+"""Stores as the page shows them, and thumbnails of their images, which are made on request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedcache.errors import FedcacheError
 from fedcache.extract.inputs import IMAGES, held_by
 from fedcache.extract.planning.find_images import ImagePlaces, read_images
 from fedcache.extract.planning.find_store import dataset_of_store, extract_arguments
-from fedcache.report.galleries import thumbnail_uri
+from fedcache.report.render import thumbnail_uri
 from fedcache.store.catalog import is_ingested, size_of
 from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store
@@ -44,7 +44,7 @@ class StoreIndex:
         return [self._lines[name][1] for name in paths]
 
     def details(self, name: str) -> dict[str, Any] | None:
-        """What ``fedcache inspect`` knows of a store, and the commands about it; None for a name that is none.
+        """Facts of a store as ``fedcache inspect`` has them, and commands; None for an unknown name.
 
         Raises FedcacheError for a damaged one.
         """
@@ -53,6 +53,7 @@ class StoreIndex:
             return None
         store = Store.open(path)
         samples = store.samples
+        # Counts are of rows that can be read; unlabelled rows belong to no class.
         splits = samples.split[samples.ok == 1]
         labels = samples.label[(samples.ok == 1) & (samples.label >= 0)]
         counts = np.bincount(labels, minlength=len(samples.classes)).tolist()
@@ -70,7 +71,7 @@ class StoreIndex:
     def images(self, name: str, start: int) -> dict[str, Any] | None:
         """``PAGE`` readable images of a store from number ``start`` on, as thumbnails; None for a name that is none.
 
-        Raises StoreError where the images are not at hand, UsageError for rows that are no images.
+        Raises StoreError where the images are not available, UsageError for rows that are no images.
         """
         path = self._paths().get(name)
         if path is None:
@@ -115,7 +116,7 @@ def _line(name: str, path: Path) -> dict[str, Any]:
 
 
 def extract_command(store: Store, home: Home) -> str:
-    """What makes a store again, or goes on; "" where that is not known."""
+    """The command that makes or resumes a store; "" if it is not known."""
     if is_ingested(store):
         return ""
     known = dataset_of_store(store, home)

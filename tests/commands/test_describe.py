@@ -8,10 +8,9 @@ import pytest
 from command import fedcache, ok
 
 from fedcache.federate.methods import METHODS
-from fedcache.report.methods import catalogue
-from fedcache.report.methods.catalogue import PATH, method_entries, sources_digest
-from fedcache.report.methods.facts import traffic_of
-from fedcache.report.methods.sizes import Sizes
+from fedcache.report import methods
+from fedcache.report.methods import PATH, Sizes, sources_digest, stored_counts
+from fedcache.report.methods.facts import every_method, traffic_of
 
 
 # D = 512 (and 1536), C = 10: exact up, with 4 x 256 of BatchNorm in every projection that travels; paper up
@@ -66,9 +65,12 @@ def test_the_catalogue_foretells_what_counting_finds(monkeypatch: pytest.MonkeyP
         "old; run: python tools/make_docs.py"
     )
     sizes = Sizes(20, 12, 5)
-    read = method_entries(sizes)
-    monkeypatch.setattr(catalogue, "sources_digest", lambda: "of methods that were edited")
-    assert method_entries(sizes) == read
+    stored = stored_counts(sizes)
+    assert stored is not None
+    counted = every_method(sizes)
+    assert methods.method_entries(stored, sizes) == methods.method_entries(counted, sizes)
+    monkeypatch.setattr(methods, "sources_digest", lambda: "of methods that were edited")
+    assert stored_counts(sizes) is None
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedpcl", "flesd"])

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from fedcache.commands.output import CommandResult, TerminalObserver, as_told, envelope, fail, show
+from fedcache.commands.output import (
+    CommandResult,
+    TerminalObserver,
+    described,
+    envelope,
+    fail,
+    show,
+)
 from fedcache.errors import Exit, StoreError
 
 Told = pytest.CaptureFixture[str]
@@ -64,7 +71,7 @@ def test_where_nobody_draws_a_line_is_printed_every_ten_seconds(
 def test_an_error_is_told_as_one_that_a_user_can_act_on(
     capsys: Told, error: BaseException, code: Exit, said: str
 ) -> None:
-    told = as_told(error)
+    told = described(error)
     assert told.code == code
     assert said in told.message
     assert told.hint
@@ -72,7 +79,7 @@ def test_an_error_is_told_as_one_that_a_user_can_act_on(
 
 
 def test_a_bug_has_a_traceback_and_says_where_to_report_it(capsys: Told) -> None:
-    told = as_told(ZeroDivisionError("by zero"))
+    told = described(ZeroDivisionError("by zero"))
     assert told.code == Exit.BUG
     assert "fedcache doctor" in told.hint
     assert capsys.readouterr().err.endswith("ZeroDivisionError: by zero\n")

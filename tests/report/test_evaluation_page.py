@@ -21,8 +21,7 @@ from fedcache.models.evaluate import (
     RunEvaluation,
     Temperature,
 )
-from fedcache.report import evaluation
-from fedcache.report.figures import runs
+from fedcache.report import evaluation, figure_runs
 
 NO_ROWS = (0, 0.0, 0.0)
 FIGURES = Measures(
@@ -65,7 +64,7 @@ OF_CLIENTS = replace(
 def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
     made = Drawn()
     monkeypatch.setattr(evaluation, "Plot", made.take)
-    monkeypatch.setattr(runs, "Plot", made.take)
+    monkeypatch.setattr(figure_runs, "Plot", made.take)
     return made
 
 

@@ -15,8 +15,8 @@ from matplotlib.colors import same_color
 from matplotlib.figure import Figure
 
 from fedcache.federate.partition.client_table import Client, ClientTable
+from fedcache.report import figure_data, figure_grids, figure_runs
 from fedcache.report.drawing import SERIES
-from fedcache.report.figures import data, grids, runs
 from fedcache.report.find_runs import StoredRun
 
 
@@ -67,7 +67,7 @@ class Drawn:
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
     made = Drawn()
-    for module in (runs, grids, data):
+    for module in (figure_runs, figure_grids, figure_data):
         monkeypatch.setattr(module, "Plot", made.take)
     return made
 
@@ -90,7 +90,7 @@ def test_curves_are_means_over_the_rounds_that_all_seeds_have(drawn: Drawn) -> N
         records=[(0, 1, 0.2), (0, 2, 0.4), (0, 3, 0.9), (1, 1, 0.4), (1, 2, 0.8), (1, 3, None)]
     )
     two, short = stored(records=[(0, 1, 0.5), (0, 2, 0.25)]), stored(records=[(0, 1, 0.5)])
-    made: Any = runs.curves("c", [("one", one), ("two", two), ("short", short)])
+    made: Any = figure_runs.curves("c", [("one", one), ("two", two), ("short", short)])
     assert drawn.lines() == [[(1, 30), (2, 60)], [(1, 50), (2, 25)]]
     assert drawn.told[0] == ["one: round 1, 30.00 %", "one: round 2, 60.00 %"]
     (band,) = drawn.axes.collections  # of two seeds; one has no range
@@ -102,7 +102,7 @@ def test_curves_are_means_over_the_rounds_that_all_seeds_have(drawn: Drawn) -> N
     }
     assert made.rows[3:6] == [["one", 1, 1, 0.4], ["one", 1, 2, 0.8], ["two", 0, 1, 0.5]]
     assert len(made.rows) == 8
-    assert runs.curves("c", [("short", short)]) is None
+    assert figure_runs.curves("c", [("short", short)]) is None
 
 
 def test_the_front_of_accuracy_against_bytes_by_hand(drawn: Drawn) -> None:
@@ -114,7 +114,7 @@ def test_the_front_of_accuracy_against_bytes_by_hand(drawn: Drawn) -> None:
 
     # Bytes of one seed: a 100, b 200, c 400,000, d none, e 110, f 100. In order of cost the best so far are a 50 %,
     # e 52 %, c 90 %; f costs as much as a and is worse. d, which sends nothing, and central are lines and no points.
-    made: Any = runs.against_bytes(
+    made: Any = figure_runs.against_bytes(
         "p",
         [
             ("a", sent(150, 50, 0.5, 2)),
@@ -141,7 +141,7 @@ def test_the_front_of_accuracy_against_bytes_by_hand(drawn: Drawn) -> None:
 
 
 def test_a_confusion_is_squares_of_per_cent_of_the_true_class(drawn: Drawn) -> None:
-    made: Any = runs.confusion(
+    made: Any = figure_runs.confusion(
         "c", "run", stored(confusion=[[3, 1], [0, 4]], class_names=["a", "bbbb"])
     )
     # 75 % and 25 % of a, 100 % of b: depths from .06 (25) to .92 (100), .06 + .86 * 2 / 3 between
@@ -152,11 +152,11 @@ def test_a_confusion_is_squares_of_per_cent_of_the_true_class(drawn: Drawn) -> N
         ["a taken for a: 3 of 4", "a taken for bbbb: 1 of 4", "bbbb taken for bbbb: 4 of 4"]
     ]
     assert made.rows == [["a", "a", 3], ["a", "bbbb", 1], ["bbbb", "bbbb", 4]]
-    runs.confusion("c", "run", stored(confusion=[[2, 0], [0, 2]]))
+    figure_runs.confusion("c", "run", stored(confusion=[[2, 0], [0, 2]]))
     assert drawn.squares() == {(0, 0): 0.5, (1, 1): 0.5}, "equal numbers are of one depth"
-    assert runs.confusion("c", "run", stored(confusion=np.eye(31, dtype=int).tolist())) is None, (
-        "no mistake to list"
-    )
+    assert (
+        figure_runs.confusion("c", "run", stored(confusion=np.eye(31, dtype=int).tolist())) is None
+    ), "no mistake to list"
 
 
 def point(accuracy: float | None, **hyperparameters: object) -> StoredRun:
@@ -164,13 +164,13 @@ def point(accuracy: float | None, **hyperparameters: object) -> StoredRun:
 
 
 def test_one_swept_value_is_a_line_with_a_ring_at_the_best(drawn: Drawn) -> None:
-    (made,) = grids.sweeps(
+    (made,) = figure_grids.sweeps(
         "g", [point(0.5, lr=0.1), point(0.9, lr=0.02), point(None, lr=3.0), point(0.7, lr=1.0)]
     )
     assert drawn.lines() == [[(0, 90), (1, 50), (2, 70)], [(0, 90)]]
     assert drawn.told == [["lr=0.02: 90.00 %", "lr=0.1: 50.00 %", "lr=1: 70.00 %"]]
     assert made.rows == [["0.1", 0.5], ["0.02", 0.9], ["1", 0.7]]
-    assert grids.sweeps("g", [point(0.5, lr=1.0), point(None, lr=2.0)]) == []
+    assert figure_grids.sweeps("g", [point(0.5, lr=1.0), point(None, lr=2.0)]) == []
 
 
 def test_two_swept_values_are_squares_and_the_rest_is_at_its_best(drawn: Drawn) -> None:
@@ -181,7 +181,7 @@ def test_two_swept_values_are_squares_and_the_rest_is_at_its_best(drawn: Drawn) 
         (0.01, 4, 1): 0.6,
         (0.001, 8, 1): 0.4,
     }
-    (made,) = grids.sweeps(
+    (made,) = figure_grids.sweeps(
         "g", [point(a, lr=lr, batch=b, mu=mu) for (lr, b, mu), a in found.items()]
     )
     # lr has the most values and goes across: .001, .01, .1; batch goes down: 4, 8. From 20 % to 60 %.
@@ -232,7 +232,7 @@ def test_prototypes_are_means_over_all_rows_and_over_those_of_each_client() -> N
     place = features_of(
         PLANE, [0, 0, 1, 0, 2, 0, 1, -1, 0, 0], [([0, 1, 2, 3], []), ([5, 6, 7], []), ([4], [])]
     )
-    found, names, count = data._prototypes(place, "k")
+    found, names, count = figure_data._prototypes(place, "k")
     # ink: 3, 5 and 2 in x; chalk: 2 and 7 in y; row 3 cannot be read and row 7 has no label
     assert names == [
         "ink",
@@ -251,7 +251,7 @@ def test_prototypes_are_means_over_all_rows_and_over_those_of_each_client() -> N
         )
     )
     many = features_of(PLANE, [0] * 10, [([0], [])] * 13)
-    assert len(data._prototypes(many, "k")[1]) == 1 + 12, "of the first twelve clients"
+    assert len(figure_data._prototypes(many, "k")[1]) == 1 + 12, "of the first twelve clients"
 
 
 def test_features_in_two_dimensions_are_dots_of_their_class_with_its_mean_as_a_star(
@@ -259,7 +259,7 @@ def test_features_in_two_dimensions_are_dots_of_their_class_with_its_mean_as_a_s
 ) -> None:
     # Unit rows lie on two axes: the first principal component tells them apart, the second holds nothing.
     place = features_of(PLANE, [0, 0, 1, 0, 1, 0, 1, 0, 0, 0], [([0, 1, 4], [2, 5, 6, 7, 8])])
-    made: Any = data.plane("p", place, "k", "pca")
+    made: Any = figure_data.plane("p", place, "k", "pca")
     assert [row[:2] for row in made.rows] == [
         ["row", "chalk"],
         ["row", "ink"],
@@ -282,10 +282,10 @@ def test_the_entropy_of_zero_shot_labels_by_hand(
     x = np.array([[5.0, 0], [2, 2], [0, 3], LOST])
     texts = {"near": np.array([[2.0, 0], [0, 1]])}
     monkeypatch.setattr(
-        data, "text_of_array", lambda manifest, key: "entry" if key == "k" else None
+        figure_data, "text_of_array", lambda manifest, key: "entry" if key == "k" else None
     )
-    monkeypatch.setattr(data, "read_text", lambda path, backbone, entry: texts[backbone])
-    made: Any = data.label_entropy("e", features_of(x, [0, 0, 1, 0], [([], [0, 1, 2, 3])]))
+    monkeypatch.setattr(figure_data, "read_text", lambda path, backbone, entry: texts[backbone])
+    made: Any = figure_data.label_entropy("e", features_of(x, [0, 0, 1, 0], [([], [0, 1, 2, 3])]))
     p = math.e / (math.e + 1)
     own = -(p * math.log2(p) + (1 - p) * math.log2(1 - p))
     assert [row[0] for row in made.rows] == ["scale 1 (FST-CBDG)"] * 3 + [
@@ -295,7 +295,7 @@ def test_the_entropy_of_zero_shot_labels_by_hand(
     heights = [round(bar.get_height()) for bar in drawn.axes.patches]
     # 24 bars of 1 / 24 bits a scale: .840 is in the 21st, 1 in the last, 0 in the first
     assert heights == [0] * 20 + [2, 0, 0, 1] + [2] + [0] * 22 + [1]
-    assert data.label_entropy("e", features_of(x, [0] * 4, [([], [3])])) is None
+    assert figure_data.label_entropy("e", features_of(x, [0] * 4, [([], [3])])) is None
 
 
 def test_the_agreement_of_backbones_is_the_cka_of_unit_rows(drawn: Drawn) -> None:
@@ -305,7 +305,7 @@ def test_the_agreement_of_backbones_is_the_cka_of_unit_rows(drawn: Drawn) -> Non
     place = features_of(
         PLANE, [0] * 10, [(rows, []), ([0, 2, 3], []), ([0, 2, 6, 3, 1], [])], other=other
     )
-    made: Any = data.agreement("a", place)
+    made: Any = figure_data.agreement("a", place)
     value = {(row[0], row[1]): float(row[2]) for row in made.rows}
     assert value == pytest.approx({("near", "c0"): 1.0, ("near", "c2"): 1.0}, abs=1e-6)
     assert drawn.ticks() == (["c0", "c1", "c2"], ["near", "l"])
@@ -325,7 +325,7 @@ def source(counts: np.ndarray) -> Any:
 
 
 def test_who_holds_which_classes_are_dots_whose_area_is_the_number(drawn: Drawn) -> None:
-    made: Any = data.dots("d", source(np.array([[4, 0], [1, 2]])))
+    made: Any = figure_data.dots("d", source(np.array([[4, 0], [1, 2]])))
     # the largest dot is .95 of a cell of .3 inches wide, 21.6 points; one row of 4 is a quarter of its area
     largest = (0.95 * 72 * 0.3) ** 2
     assert drawn.dots() == [[(0, 0), (1, 0), (1, 1)]]
@@ -334,10 +334,10 @@ def test_who_holds_which_classes_are_dots_whose_area_is_the_number(drawn: Drawn)
     )
     assert drawn.told == [["c0, k0: 4 rows", "c1, k0: 1 rows", "c1, k1: 2 rows"]]
     assert made.rows == [["c0", "k0", 4], ["c1", "k0", 1], ["c1", "k1", 2]]
-    many: Any = data.dots("d", source(np.ones((61, 62), int)))
+    many: Any = figure_data.dots("d", source(np.ones((61, 62), int)))
     assert len(many.rows) == 61 * 62
     assert len(drawn.dots()[0]) == 3600
-    assert data.dots("d", source(np.zeros((2, 2), int))) is None
+    assert figure_data.dots("d", source(np.zeros((2, 2), int))) is None
 
 
 def test_test_rows_are_sampled_evenly_readable_and_labelled() -> None:
@@ -347,32 +347,32 @@ def test_test_rows_are_sampled_evenly_readable_and_labelled() -> None:
         [([], [9, 0, 2]), ([], [0, 7, 8])],
         ok=[1, 1, 1, 1, 1, 1, 1, 1, 0, 1],
     )
-    assert data.sampled(few, "k").tolist() == [0, 2, 9]
+    assert figure_data.sampled(few, "k").tolist() == [0, 2, 9]
     for rows, kept in ((600, 600), (601, 301)):
         place = features_of(np.zeros((rows, 2)), [0] * rows, [([], list(range(rows)))])
-        assert len(data.sampled(place, "k")) == kept
+        assert len(figure_data.sampled(place, "k")) == kept
 
 
 def test_of_a_large_array_few_chunks_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "MOST_AVERAGED", 30)
-    monkeypatch.setattr(data, "MOST_POINTS", 12)
+    monkeypatch.setattr(figure_data, "MOST_AVERAGED", 30)
+    monkeypatch.setattr(figure_data, "MOST_POINTS", 12)
     # three chunks of two rows of two numbers
-    monkeypatch.setattr(data, "READ_BYTES", 3 * 2 * 2 * 4)
+    monkeypatch.setattr(figure_data, "READ_BYTES", 3 * 2 * 2 * 4)
     clients = [([0, 20 + i, 40 + i], list(range(i, 100, 9))) for i in range(9)]
     place = features_of(np.ones((100, 2)), [0] * 100, clients)
-    rows = data.sampled(place, "k")
+    rows = figure_data.sampled(place, "k")
     assert len(rows) == 12
     assert len(np.flatnonzero(np.diff(rows) > 1)) == 2, "three blocks of neighbours"
     read: list[int] = []
     place.features = lambda key, rows: (
         read.extend(rows.tolist()) or np.ones((len(rows), 2), np.float32)
     )
-    _, names, _ = data._prototypes(place, "k")
+    _, names, _ = figure_data._prototypes(place, "k")
     # clients 0 and 1 lie in chunks 0, 10 and 20; the third would add two more
     assert names == ["ink", "c0: ink", "c1: ink"]
-    assert len({row // 2 for row in read}) <= 3 + 3 * (data.MOST_AVERAGED // 3 // 2 + 1)
-    monkeypatch.setattr(data, "READ_BYTES", 1)
-    assert data._prototypes(place, "k")[1] == ["ink", "c0: ink"], (
+    assert len({row // 2 for row in read}) <= 3 + 3 * (figure_data.MOST_AVERAGED // 3 // 2 + 1)
+    monkeypatch.setattr(figure_data, "READ_BYTES", 1)
+    assert figure_data._prototypes(place, "k")[1] == ["ink", "c0: ink"], (
         "the first client is shown all the same"
     )
 
@@ -380,7 +380,7 @@ def test_of_a_large_array_few_chunks_are_read(monkeypatch: pytest.MonkeyPatch) -
 def test_mistakes_of_many_classes_are_the_fifteen_most_frequent(drawn: Drawn) -> None:
     table = np.diag(np.full(31, 9))
     table[3, 7], table[7, 3], table[0, 30] = 1, 3, 1
-    runs.confusion("c", "run", stored(confusion=table.tolist()))
+    figure_runs.confusion("c", "run", stored(confusion=table.tolist()))
     assert [bar.get_width() for bar in drawn.axes.patches] == pytest.approx([25, 10, 10])
     assert drawn.told == [
         ["7 taken for 3: 3 rows, 25.0 %"],
@@ -388,5 +388,5 @@ def test_mistakes_of_many_classes_are_the_fifteen_most_frequent(drawn: Drawn) ->
         ["3 taken for 7: 1 rows, 10.0 %"],
     ]
     table[1, :30] = 5
-    runs.confusion("c", "run", stored(confusion=table.tolist()))
+    figure_runs.confusion("c", "run", stored(confusion=table.tolist()))
     assert len(drawn.axes.patches) == 15

@@ -13,8 +13,8 @@ import torch
 from sklearn.decomposition import PCA
 
 from fedcache.federate.engine.outcome import entropy_bits
-from fedcache.report.figures import data
-from fedcache.report.figures.runs import last_numbers, own_numbers
+from fedcache.report import figure_data
+from fedcache.report.figure_runs import last_numbers, own_numbers
 from fedcache.report.find_runs import StoredRun
 
 
@@ -68,15 +68,15 @@ def test_figures_compute_without_torch_and_scikit_learn_what_these_compute(
     x, y = rng.normal(size=shape), rng.normal(size=(shape[0], 4))
     x[0] = 0.0  # a row without a direction
     axes = min(2, shape[1])
-    flat = data._project(x.astype(np.float32), "pca")
+    flat = figure_data._project(x.astype(np.float32), "pca")
     unit = torch.nn.functional.normalize(torch.from_numpy(x), dim=1).numpy()
-    assert np.abs(data._unit_rows(x) - unit).max() < 1e-15
+    assert np.abs(figure_data._unit_rows(x) - unit).max() < 1e-15
     assert flat[:, :axes] == pytest.approx(
         PCA(axes, svd_solver="full").fit_transform(unit), abs=1e-5
     )
     assert not flat[:, axes:].any()
-    assert np.isnan(data.linear_cka(np.ones(shape), y))
+    assert np.isnan(figure_data.linear_cka(np.ones(shape), y))
     text = rng.normal(size=(3, shape[1]))
     for scale in (1.0, 100.0, 1e4):
         bits = entropy_bits(torch.softmax(torch.from_numpy(scale * (x @ text.T)), -1)).numpy()
-        assert data._entropy_bits(x, text, scale) == pytest.approx(bits, abs=1e-9)
+        assert figure_data._entropy_bits(x, text, scale) == pytest.approx(bits, abs=1e-9)

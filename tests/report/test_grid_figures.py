@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedcache.report.comparison import PairedBlocks, RowDifference, compared
-from fedcache.report.figures.grids import (
+from fedcache.report.figure_grids import (
     hyperparameters,
     importance,
     importances,
@@ -19,7 +19,7 @@ from fedcache.report.figures.grids import (
     sweeps,
     swept_points,
 )
-from fedcache.report.figures.runs import confusion_difference, differences
+from fedcache.report.figure_runs import confusion_difference, differences
 from fedcache.report.find_runs import StoredRun
 
 NUMBERS = itertools.count()

@@ -21,7 +21,7 @@ from PIL import Image
 import fedcache as fc
 from fedcache.config import Home
 from fedcache.errors import Exit
-from fedcache.report.galleries import SIDE, thumbnail_uri
+from fedcache.report.render import SIDE, thumbnail_uri
 from fedcache.runs.partitions import load_partition
 from fedcache.store.catalog import recall_last
 from fedcache.store.store import Store

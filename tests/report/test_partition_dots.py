@@ -9,8 +9,8 @@ import pytest
 from partition_rows import even_columns
 
 from fedcache.federate.partition.partition import make
-from fedcache.report.figures import data
-from fedcache.report.figures.data import client_domains, dot_scale, draw
+from fedcache.report import figure_data
+from fedcache.report.figure_data import client_domains, dot_scale, draw
 
 matplotlib = pytest.importorskip("matplotlib")
 
@@ -20,8 +20,10 @@ COLUMNS = even_columns(20, 5, 4, domains=3)
 def drawn(monkeypatch, partition, columns, tmp_path):
     """The axes that ``draw`` fills."""
     seen = []
-    fill = data._fill
-    monkeypatch.setattr(data, "_fill", lambda axes, *rest: (seen.append(axes), fill(axes, *rest)))
+    fill = figure_data._fill
+    monkeypatch.setattr(
+        figure_data, "_fill", lambda axes, *rest: (seen.append(axes), fill(axes, *rest))
+    )
     draw(partition, columns, tmp_path / "p.svg")
     return seen[0]
 

@@ -18,8 +18,7 @@ from fedcache.report.find_runs import (
     setting_name,
     setting_names,
 )
-from fedcache.report.galleries import ToShow
-from fedcache.report.page import Shown, section_of, table_of
+from fedcache.report.page import Shown, ToShow, section_of, table_of
 from fedcache.report.render import Section, _csv
 
 

@@ -2,7 +2,7 @@
 
 A spec is ``digits``, files of one's own (``FILES``), ``torchvision:NAME``, ``paper:NAME``, or several of them
 named as domains of one dataset: ``mnist=torchvision:MNIST,svhn=torchvision:SVHN``. What reads a kind is imported when a
-dataset of that kind is asked for; torch never is, and torchvision to load one of its own.
+dataset of that kind is requested; torch never is, and torchvision to load one of its own.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ _NAMED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*=")
 
 
 def module(name: str) -> Any:
-    """A module of this package, imported when it is first asked for."""
+    """A module of this package, imported when it is first needed."""
     return import_module(f"fedcache.extract.datasets.{name}")
 
 
@@ -100,6 +100,7 @@ def kind_of(spec: str) -> tuple[str, str]:
     kind, _, rest = spec.partition(":")
     if (kind in READERS or find("datasets", kind) is not None) and (rest or kind == "digits"):
         return kind, rest
+    # What follows explains a spec that is none: embeddings, images in memory, a path, or a misspelt name.
     if kind == INGESTED:
         raise UsageError(
             f"{spec!r} are embeddings: there are no images to read.",
@@ -122,6 +123,7 @@ def kind_of(spec: str) -> tuple[str, str]:
             f"{spec!r} does not say which; expected {own_files(kind) or f'{kind}:NAME'}.",
             "fedcache datasets list",
         )
+    # A name without its kind, such as `cifar10` for `torchvision:cifar10`.
     bare = {name.partition(":")[2]: name for name in names if ":" in name and name not in FILES}
     if spec.lower() in {name.lower() for name in bare}:
         near = [full for name, full in bare.items() if name.lower() == spec.lower()]
@@ -220,13 +222,13 @@ def peek(spec: str, context: Context) -> tuple[str, str] | None:
 
 
 def asked_for(spec: str, context: Context) -> list[Any]:
-    """What everything read of a dataset depends on, also its groups, as plain JSON values; errors as of ``peek``."""
+    """Facts that determine everything read of a dataset, its groups included, as JSON values; errors as of ``peek``."""
     parts = parts_of(spec) or {"": spec}
     return [[[name, _key(one, context)] for name, one in parts.items()], context.limit]
 
 
 def holds_of(spec: str) -> str:
-    """What a dataset holds, images, texts or rows, by its spec alone; errors as of ``peek``."""
+    """The kind of a dataset's rows by its spec alone: images, texts or rows; errors as of ``peek``."""
     kinds = [kind_of(one)[0] for one in (parts_of(spec) or {"": spec}).values()]
     return str(getattr(_reader(kinds[0]), "HOLDS", IMAGES))
 
@@ -247,12 +249,14 @@ def _key(spec: str, context: Context) -> list[Any]:
             "sound:PATH.",
             "Leave --layout out",
         )
-    version = [READING, columns.READING] if kind in columns.CONTENT else READING
+    version: Any = READING
+    if kind in columns.CONTENT:
+        version = [READING, columns.READING]
     return ["dataset", version, kind, *_origin(kind), *_reader(kind).key(rest, context)]
 
 
 def _reader(kind: str) -> Any:
-    """What reads a kind of datasets: a module of this package, or what a plug-in brings.
+    """The reader of a kind of datasets: a module of this package, or one of a plug-in.
 
     Raises UsageError for a plug-in that cannot be loaded or has no ``key`` and ``load``.
     """
@@ -260,20 +264,20 @@ def _reader(kind: str) -> Any:
         return module(READERS[kind])
     plugin = find("datasets", kind)
     reader = None
+    origin = ""
     if plugin is not None:
         reader = plugin.load()
-    if plugin is None or not (
-        callable(getattr(reader, "key", None)) and callable(getattr(reader, "load", None))
-    ):
+        origin = f" of {plugin.origin}"
+    if not all(callable(getattr(reader, name, None)) for name in ("key", "load")):
         raise UsageError(
-            f"The dataset kind {kind!r}{f' of {plugin.origin}' if plugin is not None else ''} has no key and load.",
+            f"The dataset kind {kind!r}{origin} has no key and load.",
             f"Expected {KINDS['datasets']}.",
         )
     return reader
 
 
 def _origin(kind: str) -> list[str]:
-    """What brings a kind of datasets from outside, as part of what is remembered of one."""
+    """Package and version of a plug-in that reads a kind of datasets, as part of the facts of a dataset."""
     plugin = find("datasets", kind)
     if plugin is not None:
         return [plugin.origin]

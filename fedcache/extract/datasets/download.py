@@ -3,7 +3,7 @@
 Whoever is on the way can change what an address without encryption sends: only a file with a published checksum comes
 from one, or from this machine. An encrypted address may not lead on to one that is not.
 
-Everything is prepared in ``.partial`` inside the dataset's folder; what lies in the folder itself is complete.
+Everything is prepared in ``.partial`` inside the dataset's folder; what is in the folder itself is complete.
 """
 
 from __future__ import annotations
@@ -42,11 +42,13 @@ def pull(
         target = root / (file.gives or file.name)
         if not file.direct or target.exists():
             continue
+        # Files are downloaded beside their place, so that an interrupted download leaves nothing behind there.
         partial = root / ".partial"
         partial.mkdir(parents=True, exist_ok=True)
         url = file.url
         if mirror:
-            url = f"{mirror.rstrip('/')}/{file.name}"
+            address = mirror.rstrip("/")
+            url = f"{address}/{file.name}"
         archive = fetch(
             url,
             partial / file.name,
@@ -93,6 +95,7 @@ def fetch(
     )
     try:
         with closing(_open(request, known=bool(md5 or sha256))) as answer:
+            # Only 206 means that the server continues where the part ends; any other answer is the whole file.
             if answer.status != 206:
                 start = 0
             length = answer.headers.get("Content-Length")
@@ -106,13 +109,15 @@ def fetch(
             size = "size unknown"
             if known:
                 size = f"{known / 1e6:,.1f} MB"
-            say(
-                f"{target.name} ({size}) from {url}"
-                + (f", going on at {start / 1e6:,.1f} MB" if start else "")
-            )
+            words = f"{target.name} ({size}) from {url}"
+            mode = "wb"
+            if start:
+                words += f", going on at {start / 1e6:,.1f} MB"
+                mode = "ab"
+            say(words)
             if answer.headers.get("Content-Type", "").startswith("text/html"):
                 raise _failed(url, "it answers with a web page, not a file")
-            with part.open("ab" if start else "wb") as out:
+            with part.open(mode) as out:
                 got = 0
                 while block := answer.read(_BLOCK):
                     out.write(block)
@@ -218,6 +223,7 @@ def unpack(archive: Path, place: Path) -> None:
 
     Raises CorruptionError for a damaged archive, an entry that leaves the folder or is a link, or a bomb.
     """
+    # The sizes that an archive claims are added up while it is unpacked: a bomb is stopped in time.
     limit = max(FREE_BYTES, MAX_EXPANSION * archive.stat().st_size)
     if zipfile.is_zipfile(archive):
         entries = _zip_entries(archive)
@@ -229,6 +235,7 @@ def unpack(archive: Path, place: Path) -> None:
                 limit -= size
                 path = PurePosixPath(name)
                 with stream:
+                    # Every entry must stay below the folder, on any system.
                     if (
                         path.is_absolute()
                         or ".." in path.parts

@@ -56,7 +56,7 @@ _ROLES = ("split", "domain", "class", "*")
 
 @dataclass(frozen=True)
 class Labels:
-    """What is known of each row."""
+    """Class, domain and split of each row, and the layout that says so."""
 
     layout: str  # role of each folder level, joined by ``/``, or the columns that are used
     classes: list[str]  # [N] class name of each row; empty unknown
@@ -75,6 +75,7 @@ def parse_layout(text: str) -> tuple[str, ...]:
     for role in roles:
         if role in _ROLES:
             continue
+        # A word that is nearly a level is a mistake; any other word names a group.
         if near := closest(role, _ROLES, MISSPELT):
             raise UsageError(
                 f"Unknown layout level {role!r}. Did you mean {near!r}?",
@@ -87,16 +88,18 @@ def parse_layout(text: str) -> tuple[str, ...]:
             )
         usable_group_name(role)
     if roles.count("class") != 1 or roles.count("split") > 1:
+        classes = roles.count("class")
+        splits = roles.count("split")
         raise UsageError(
-            f"The layout {text!r} has {roles.count('class')} class levels and {roles.count('split')} split levels; "
-            "expected exactly one class and at most one split.",
+            f"The layout {text!r} has {classes} class levels and {splits} split levels; expected exactly one class "
+            "and at most one split.",
             "For example --layout domain/class",
         )
     return roles
 
 
 def enter_top_folder(names: Sequence[str], keep: int = 1) -> int:
-    """How many characters of names belong to single top folders that are entered, leaving ``keep`` folder levels."""
+    """Number of characters of the single top folders that are entered, leaving ``keep`` folder levels."""
     if not names:
         return 0
     depth = min(name.count("/") for name in names)
@@ -123,29 +126,32 @@ def infer(
     roles = None
     if layout is not None:
         roles = parse_layout(layout)
+    # All images must lie at one depth, which is also that of the layout.
     folders = [tuple(name.split("/")[:-1]) for name in names]
     depths = {len(f): name for name, f in zip(names, folders, strict=True)}
-    wanted = "the same number for every image, at least 1"
+    expected = "the same number for every image, at least 1"
     if roles:
-        wanted = f"{len(roles)} (--layout {layout})"
+        expected = f"{len(roles)} (--layout {layout})"
     if len(depths) > 1 or 0 in depths or (roles is not None and len(roles) not in depths):
         found = "; ".join(f"{n} above {name!r}" for n, name in sorted(depths.items())[:3])
         raise UsageError(
-            f"The images of {where} do not lie in one folder per class: folders found: {found}; expected {wanted}.",
+            f"The images of {where} do not lie in one folder per class: folders found: {found}; expected {expected}.",
             _with_tables(
                 tables,
                 "Move the odd ones out, give --layout (for example domain/class), "
                 "or list the images in a CSV with the columns path,label,domain,split and use folder:FILE.csv",
             ),
         )
+    # The names of each level, from the top.
     levels = [set(level) for level in zip(*set(folders), strict=True)]
     if roles is None:
         roles = _guess(levels)
         _refuse_splits_as_classes(levels[roles.index("class")], where, tables)
     labels = _labels(folders, roles, where)
     if len(set(labels.classes)) < 2:
+        only = labels.classes[0]
         raise UsageError(
-            f"{where} was read as {labels.layout} and has one class, {labels.classes[0]!r}; expected at least two.",
+            f"{where} was read as {labels.layout} and has one class, {only!r}; expected at least two.",
             _with_tables(
                 tables,
                 "If the folders mean something else, say so with --layout; images without classes can be listed in a "
@@ -169,8 +175,9 @@ def _refuse_splits_as_classes(names: set[str], where: str, tables: Sequence[str]
     codes = {SPLIT_WORDS.get(name.lower()) for name in names}
     if None in codes and not (TRAIN in codes and len(codes) > 2):
         return
+    listed = ", ".join(sorted(names)[:4])
     raise UsageError(
-        f"The folders of {where} are named like splits ({', '.join(sorted(names)[:4])}), and none names a class.",
+        f"The folders of {where} are named like splits ({listed}), and none names a class.",
         _with_tables(
             tables,
             "Put each class into a folder of its own, such as train/cat; or say in metadata.csv, with the columns "
@@ -220,14 +227,14 @@ _SUFFIXES = (".zip", ".tar", *image_lists.ENDINGS)
 
 
 def key(rest: str, context: Context) -> list[Any]:
-    """What the answer depends on, without reading an image: the stat of the archive or of every file."""
-    asked = columns.parse_rest(rest, "folder")
-    path = _locate(asked.place)
-    head = [_kind(path), str(path.resolve()), _slug(path), context.layout, *asked.facts]
+    """Facts that determine the dataset, without reading an image: the stat of the archive or of every file."""
+    request = columns.parse_rest(rest, "folder")
+    path = _locate(request.place)
+    head = [_kind(path), str(path.resolve()), _slug(path), context.layout, *request.facts]
     if path.is_dir():
         return [*head, tree.listing_digest(path, context.within(path))]
     if _kind(path) in image_lists.ENDINGS:
-        listed = image_lists.read_list(path, asked.content).paths
+        listed = image_lists.read_list(path, request.content).paths
         stats = [tree.stat_numbers(path.parent / p) for p in _inside(path, listed, context)]
         return [*head, stat_key(path), digest_of(stats)]
     return [*head, stat_key(path)]
@@ -248,25 +255,26 @@ def load_files(rest: str, context: Context, holds: str) -> Dataset:
     if holds == SOUNDS:
         endings = SOUND_ENDINGS
         spec = f"sound:{rest}"
-    asked = columns.parse_rest(rest, "folder")
-    path = _locate(asked.place)
+    request = columns.parse_rest(rest, "folder")
+    path = _locate(request.place)
     # before the images are read: a change in between must not go unnoticed
     facts = key(rest, context)
     if _kind(path) in image_lists.ENDINGS:
-        read = _from_list(path, asked, context)
+        read = _from_list(path, request, context)
     else:
         found = tree.scan(path, context.within(path), endings)
         if not found.paths:
+            ignored = tree.ignored_text(found.ignored)
+            expected = ", ".join(sorted(endings))
             raise UsageError(
-                f"{path} holds no {holds}{tree.ignored_text(found.ignored)}; "
-                f"expected files ending in {', '.join(sorted(endings))}.",
+                f"{path} holds no {holds}{ignored}; expected files ending in {expected}.",
                 how_to_convert(path, found.ignored)
                 or f"Give the directory or archive that contains the {holds}, one folder per class",
             )
         tables = image_lists.tables_among(found.others)
         if tables and context.layout is None:
-            read = _from_tables(path, found, tables, asked, context)
-        elif asked.said:
+            read = _from_tables(path, found, tables, request, context)
+        elif request.given:
             raise UsageError(
                 f"{path} has no table of labels, and only a table has columns to name.",
                 "--layout names the levels of folders; metadata.csv with the columns file_name and label names each "
@@ -305,9 +313,12 @@ class _ImageRows:
 def _locate(rest: str) -> Path:
     path = Path(rest).expanduser()
     if not rest or not path.exists():
+        named = "path"
+        if rest:
+            named = str(path)
+        endings = ", ".join(_SUFFIXES)
         raise UsageError(
-            f"There is no {str(path) if rest else 'path'!r} (seen from {Path.cwd()}); "
-            f"expected a directory or a {', '.join(_SUFFIXES)} file.",
+            f"There is no {named!r} (seen from {Path.cwd()}); expected a directory or a {endings} file.",
             "Give the path of the images: --dataset folder:PATH",
         )
     if not path.is_dir() and archives.is_compressed_tar(path):
@@ -328,11 +339,15 @@ def _kind(path: Path) -> str:
 
 def _slug(path: Path) -> str:
     full = Path(os.path.abspath(path))  # noqa: PTH100 - Path.absolute keeps "..", Path.resolve follows links
-    return safe(full.name if path.is_dir() else full.stem)[:64].lstrip(".") or "folder"
+    name = full.stem
+    if path.is_dir():
+        name = full.name
+    return safe(name)[:64].lstrip(".") or "folder"
 
 
 def _from_tree(path: Path, found: tree.Tree, context: Context) -> _ImageRows:
     """The images of a directory or archive, whose folders say what they are."""
+    # Some archives have one folder around everything: it is entered.
     spelled = [tree.name_of(p) for p in found.paths]
     keep = 1
     if context.layout is not None:
@@ -343,7 +358,9 @@ def _from_tree(path: Path, found: tree.Tree, context: Context) -> _ImageRows:
     labels = infer(names, context.layout, where=str(path), tables=_other_tables(path, found))
     how = f"read as {labels.layout}"
     if cut:
-        how += f" inside {spelled[0][: cut - 1]}"
+        top = spelled[0][: cut - 1]
+        how += f" inside {top}"
+    # Groups are levels that the layout names with a word of its own.
     classes, label = dataset.index_of(labels.classes)
     domains, domain = dataset.index_of(labels.domains)
     splits = None
@@ -383,7 +400,11 @@ def _source(path: Path, found: tree.Tree, order: NDArray[np.int64], context: Con
 
 
 def _from_tables(
-    path: Path, found: tree.Tree, tables: Sequence[str], asked: columns.Asked, context: Context
+    path: Path,
+    found: tree.Tree,
+    tables: Sequence[str],
+    request: columns.DatasetRequest,
+    context: Context,
 ) -> _ImageRows:
     """The images whose labels are in tables among them."""
     spelled = [tree.name_of(p) for p in found.paths]
@@ -393,32 +414,34 @@ def _from_tables(
         for name, table in zip(spelt_tables, tables, strict=True)
     }
     listed = image_lists.listed_images(
-        str(path), spelled, spelt_tables, raw.__getitem__, asked.choice, asked.content
+        str(path), spelled, spelt_tables, raw.__getitem__, request.choice, request.content
     )
     # One folder above everything else is no part of the names, as without tables.
     cut = enter_top_folder([*spelled, *spelt_tables], keep=0)
     names = [spelled[row][cut:] for row in listed.rows]
-    choice = asked.choice
+    choice = request.choice
     if listed.label is not None:
         choice = replace(choice, label=listed.label)
     roles = read_roles(path, listed.columns, len(names), choice, names=names, splits=listed.splits)
     source = _source(path, found, np.array(listed.rows, dtype=np.int64), context)
     how = f"images from {spelt_tables[0]}"
     if len(tables) > 1:
-        how = f"images from {len(tables)} tables such as {spelt_tables[0]}"
+        first = spelt_tables[0]
+        how = f"images from {len(tables)} tables such as {first}"
     ignored = found.ignored + listed.ignored
     ignored[tree.TABLE] -= len(tables)
     return _ImageRows(source, roles, how, +ignored)
 
 
-def _from_list(path: Path, asked: columns.Asked, context: Context) -> _ImageRows:
+def _from_list(path: Path, request: columns.DatasetRequest, context: Context) -> _ImageRows:
     """The images of a list, whose columns mean what they do in every table."""
     if context.layout is not None:
         raise UsageError(
             f"--layout {context.layout} was given, but {path} itself says what label, domain and split are.",
             "Leave --layout out",
         )
-    listed = image_lists.read_list(path, asked.content)
+    listed = image_lists.read_list(path, request.content)
+    # Links that lead out of the folder are left out unless the user follows them.
     paths = _inside(path, listed.paths, context)
     if not paths:
         raise UsageError(
@@ -429,14 +452,14 @@ def _from_list(path: Path, asked: columns.Asked, context: Context) -> _ImageRows
     rows = [row for row, listed_path in enumerate(listed.paths) if listed_path in kept]
     table = {name: image_lists.taken(column, rows) for name, column in listed.columns.items()}
     names = [tree.name_of(p) for p in paths]
-    roles = read_roles(path, table, len(paths), asked.choice, names=names)
+    roles = read_roles(path, table, len(paths), request.choice, names=names)
     source = tree.FilesSource(path.parent.absolute(), paths, context.within(path.parent))
     ignored = +Counter({tree.LINK_OUT: len(listed.paths) - len(paths)})
     return _ImageRows(source, roles, f"images from {listed.column}", ignored)
 
 
 def _inside(path: Path, listed: list[str], context: Context) -> list[str]:
-    """Of the images that a list names, those that do not lead out of its folder."""
+    """The listed images that do not lead out of the list's folder."""
     within = context.within(path.parent)
     if within is None:
         return listed

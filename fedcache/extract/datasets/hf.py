@@ -22,7 +22,7 @@ import numpy as np
 from fedcache.errors import MachineError, UsageError, shell_word
 from fedcache.extract.datasets import columns, tree
 from fedcache.extract.datasets.archives import Reopened, open_as_listed, stamp_of
-from fedcache.extract.datasets.columns import Asked, TableRows
+from fedcache.extract.datasets.columns import DatasetRequest, TableRows
 from fedcache.extract.datasets.dataset import SPLIT_WORDS as SPLIT_NAMES
 from fedcache.extract.datasets.dataset import Context, Dataset, Source
 from fedcache.extract.datasets.row_sources import Shards
@@ -39,7 +39,7 @@ from fedcache.tables.table_files import (
     usable_features,
 )
 from fedcache.tables.table_readers import read_others
-from fedcache.tables.words import Column, Unread, explain_damage
+from fedcache.tables.words import Column, Unread, counted, explain_damage
 
 SUFFIXES = (".parquet", ".arrow")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -58,13 +58,11 @@ class RecordFile:
 
 def key(rest: str, context: Context) -> list[Any]:
     """The place, the columns that the spec names, and the stat of every file."""
-    asked = columns.parse_rest(rest, "hf")
-    path = _locate(asked.place, context)
-    return [
-        "hf",
-        asked.facts,
-        tree.listing_digest(path, context.within(path)) if path.is_dir() else stat_key(path),
-    ]
+    request = columns.parse_rest(rest, "hf")
+    path = _locate(request.place, context)
+    if path.is_dir():
+        return ["hf", request.facts, tree.listing_digest(path, context.within(path))]
+    return ["hf", request.facts, stat_key(path)]
 
 
 def load(rest: str, context: Context) -> Dataset:
@@ -73,33 +71,33 @@ def load(rest: str, context: Context) -> Dataset:
     Raises UsageError for files without images, several configurations, or columns that make no sense, MachineError for
     a name that was not pulled, and without pyarrow.
     """
-    asked = columns.parse_rest(rest, "hf")
-    path = _locate(asked.place, context)
+    request = columns.parse_rest(rest, "hf")
+    path = _locate(request.place, context)
     facts = key(rest, context)
-    need_arrow(f"hf:{asked.place}")
-    files, left_out = _files(path, context, by_name=asked.choice.split is None)
+    need_arrow(f"hf:{request.place}")
+    files, left_out = _files(path, context, by_name=request.choice.split is None)
     columns.refuse_without_training(path, [file.split for file in files], left_out)
     features = [_features(file, path) for file in files]
     images = [
-        _image_column(file.schema, said, asked, file.path)
-        for file, said in zip(files, features, strict=True)
+        _image_column(file.schema, feature, request, file.path)
+        for file, feature in zip(files, features, strict=True)
     ]
     named: dict[str, list[str]] = {}  # of each column the first list, for files without one
-    for said in reversed(features):
-        named |= class_names_of(said)
+    for feature in reversed(features):
+        named |= class_names_of(feature)
     by_split: dict[int | None, list[TableRows]] = {}
-    for file, said, image in zip(files, features, images, strict=True):
-        rows = _rows(file, image, named | class_names_of(said))
+    for file, feature, image in zip(files, features, images, strict=True):
+        rows = _rows(file, image, named | class_names_of(feature))
         by_split.setdefault(file.split, []).append(rows)
     parts = [_one_after_another(by_split[split]) for split in sorted(by_split, key=_word)]
-    how = f"images from {images[0]}, of {len(files)} {files[0].path.suffix[1:]} file{'s' if len(files) > 1 else ''}"
-    if left_out:
-        how += f"; left out, as no split of theirs is known: {', '.join(left_out[:4])}{', ...' if left_out[4:] else ''}"
+    suffix = files[0].path.suffix[1:]
+    how = f"images from {images[0]}, of {counted(len(files), f'{suffix} file')}"
+    how += columns.left_out_words(left_out)
     return columns.assemble(
         f"hf:{rest}",
         path,
         parts,
-        asked=asked,
+        request=request,
         class_names=None,
         how=how,
         facts=facts,
@@ -133,10 +131,9 @@ def pull(name: str, root: Path, say: Callable[[str], None]) -> None:
             files = [file for file in found.siblings or () if file.rfilename.endswith(".parquet")]
             if not files:
                 continue
-            size = sum(file.size or 0 for file in files)
-            say(
-                f"{len(files)} files ({size / 1e6:,.1f} MB) from huggingface.co/datasets/{name}, {revision}"
-            )
+            megabytes = sum(file.size or 0 for file in files) / 1e6
+            source = f"huggingface.co/datasets/{name}, {revision}"
+            say(f"{len(files)} files ({megabytes:,.1f} MB) from {source}")
             huggingface_hub.snapshot_download(
                 name,
                 repo_type="dataset",
@@ -167,19 +164,22 @@ def _locate(place: str, context: Context) -> Path:
                 "Give such a file, or a folder of them",
             )
         return path
+    # A name of huggingface.co stands for the folder where it was pulled.
     root = None
     if _NAME.fullmatch(place) and path.suffix not in SUFFIXES:
         root = context.root_of("hf", place)
     if root is None:
+        named = place or "path"
+        endings = " or ".join(SUFFIXES)
         raise UsageError(
-            f"There is no {place or 'path'!r} (seen from {Path.cwd()}); expected a {' or '.join(SUFFIXES)} file or a "
-            "folder of them.",
+            f"There is no {named!r} (seen from {Path.cwd()}); expected a {endings} file or a folder of them.",
             "Give the path of the files, --dataset hf:PATH, or a name of huggingface.co",
         )
     if not root.exists():
+        name = shell_word(place)
         raise MachineError(
             f"The files of {place} are not here (looked in {root}, and for a path {place!r}).",
-            f"fedcache datasets pull hf:{shell_word(place)}   or --data {shell_word(place)}=DIR",
+            f"fedcache datasets pull hf:{name}   or --data {name}=DIR",
         )
     return root
 
@@ -208,6 +208,7 @@ def _files(path: Path, context: Context, *, by_name: bool) -> tuple[list[RecordF
         return [_open(path, None)], []
     listed = sorted(tree.scan(path, context.within(path)).others)
     found = [name for suffix in SUFFIXES for name in listed if name.endswith(suffix)]
+    # A folder may hold parquet and Arrow files of the same rows: only the first kind is read.
     suffix = ""
     if found:
         suffix = Path(found[0]).suffix
@@ -223,14 +224,19 @@ def _files(path: Path, context: Context, *, by_name: bool) -> tuple[list[RecordF
             f"{path} holds no {' or '.join(SUFFIXES)} files.",
             "Give the folder that holds them, hf:FOLDER",
         )
+    # Several configurations are several datasets.
     configurations = {_configuration(name) for name in names}
     if len(configurations) > 1:
         named = ", ".join(sorted(c or "." for c in configurations))
+        example = shell_word(path / max(configurations))
         raise UsageError(
             f"{path} holds {len(configurations)} configurations: {named}.",
-            f"Say which: --dataset hf:{shell_word(path / max(configurations))}",
+            f"Say which: --dataset hf:{example}",
         )
-    splits = {name: split_in(name) if by_name else None for name in names}
+    splits: dict[str, int | None] = dict.fromkeys(names)
+    if by_name:
+        splits = {name: split_in(name) for name in names}
+    # Where some names say a split, files without one are left out.
     known = [name for name in names if splits[name] is not None]
     files = [_open(path / name, splits[name]) for name in known or names]
     return files, [name for name in names if known and splits[name] is None]
@@ -243,7 +249,7 @@ def _configuration(name: str) -> str:
 
 
 def _saved(path: Path, names: Sequence[str]) -> list[str]:
-    """Of Arrow files those that ``state.json`` beside them lists, where there is one; ``map`` leaves others."""
+    """The Arrow files that ``state.json`` lists, if there is one; ``map`` leaves other files behind."""
     kept = []
     for name in names:
         folder, _, file = name.rpartition("/")
@@ -287,14 +293,16 @@ def _open(path: Path, split: int | None) -> RecordFile:
 
 
 def _features(file: RecordFile, root: Path) -> dict[str, dict[str, Any]]:
-    """What Hugging Face says of the columns: in the file itself, else in ``dataset_info.json`` beside or above it."""
+    """Hugging Face's description of the columns: in the file, else in ``dataset_info.json`` of its folder or above."""
     found = hugging_face_features(file.schema)
     for folder in (file.path.parent, root):
         found = found or usable_features(_read_json(folder / "dataset_info.json").get("features"))
     return found
 
 
-def _image_column(schema: Any, features: Mapping[str, Any], asked: Asked, path: Path) -> str:
+def _image_column(
+    schema: Any, features: Mapping[str, Any], request: DatasetRequest, path: Path
+) -> str:
     import pyarrow as pa
 
     def holds_bytes(kind: Any) -> bool:
@@ -302,9 +310,10 @@ def _image_column(schema: Any, features: Mapping[str, Any], asked: Asked, path: 
             return any(f.name == "bytes" and holds_bytes(f.type) for f in kind)
         return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
+    # The column that is named, else the one that the file marks as images, else one of a usual name.
     like = [f.name for f in schema if holds_bytes(f.type)]
     chosen = find_column(
-        path, dict.fromkeys(schema.names), asked.content or None, (), "--images-key"
+        path, dict.fromkeys(schema.names), request.content or None, (), "--images-key"
     )
     if chosen is None:
         marked = [name for name in like if features.get(name, {}).get("_type") == "Image"] or like
@@ -315,10 +324,12 @@ def _image_column(schema: Any, features: Mapping[str, Any], asked: Asked, path: 
     if chosen is None or chosen not in like:
         shown = ", ".join(f"{f.name} {f.type}" for f in list(schema)[:8])
         what = "no column of images"
-        if chosen is None and like:
+        if chosen is not None:
+            what += f" {chosen!r}"
+        elif like:
             what = "several columns that may be images"
         raise UsageError(
-            f"{path} has {what}{f' {chosen!r}' if chosen else ''}: {shown[:300]}.",
+            f"{path} has {what}: {shown[:300]}.",
             "Images are columns of bytes, or of {bytes, path}; --images-key NAME names one",
         )
     return chosen
@@ -420,7 +431,8 @@ class ParquetRows(Reopened):
         self._lock = threading.Lock()
         self._file: Any = None
         self._batches: Any = None  # the next batches of row group ``_group``
-        self._group, self._at = -1, 0  # ``_at`` is the first row that they hold
+        self._group = -1
+        self._at = 0  # the first row that ``_batches`` hold
         self._kept: list[tuple[int, Any]] = []  # (first row, values)
         self._broken: dict[int, int] = {}  # row group -> first row that could not be read
 
@@ -445,7 +457,8 @@ class ParquetRows(Reopened):
                 self._batches = self._open().iter_batches(
                     BATCH, row_groups=[group], columns=[self.column]
                 )
-                self._group, self._at = group, int(self._starts[group])
+                self._group = group
+                self._at = int(self._starts[group])
             for batch in self._batches:
                 first = self._at
                 self._at = self._at + len(batch)
@@ -455,7 +468,8 @@ class ParquetRows(Reopened):
         except (pa.ArrowException, OSError):
             pass
         # Looking again would begin at the start of the group for every row that follows.
-        self._broken[group], self._group = self._at, -1
+        self._broken[group] = self._at
+        self._group = -1
         raise BadImage("its data in the file is damaged")
 
     def _open(self) -> Any:

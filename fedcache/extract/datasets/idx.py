@@ -22,7 +22,7 @@ from fedcache.errors import CorruptionError, FedcacheError, UsageError, shell_wo
 from fedcache.extract.datasets import columns, tree
 from fedcache.extract.datasets.archives import stamp_of
 from fedcache.extract.datasets.arrays import MOST_COLUMN
-from fedcache.extract.datasets.columns import LABEL, Asked, TableRows
+from fedcache.extract.datasets.columns import LABEL, DatasetRequest, TableRows
 from fedcache.extract.datasets.dataset import Context, Dataset, Source
 from fedcache.extract.datasets.row_sources import (
     BLOCK,
@@ -58,15 +58,18 @@ def load(rest: str, context: Context) -> Dataset:
     files = _locate(rest, context)
     facts = key(rest, context)
     parts = [_part(file, alone=len(files) == 1, context=context) for file in files]
-    sizes = list(dict.fromkeys(how for _, how in parts))
+    sizes = " and ".join(dict.fromkeys(how for _, how in parts))
+    names = ", ".join(file.name for file in files)
     place = Path(rest).expanduser()
+    if place.is_file():
+        place = place.parent / place.name.split(".")[0]
     return columns.assemble(
         f"idx:{rest}",
-        place.parent / place.name.split(".")[0] if place.is_file() else place,
+        place,
         [part for part, _ in parts],
-        asked=columns.with_label(Asked(rest), [part for part, _ in parts]),
+        request=columns.with_label(DatasetRequest(rest), [part for part, _ in parts]),
         class_names=None,
-        how=f"images {' and '.join(sizes)} from {', '.join(file.name for file in files)}",
+        how=f"images {sizes} from {names}",
         facts=facts,
         context=context,
         mirror=False,  # a mirrored digit or letter is another one
@@ -95,19 +98,22 @@ def _locate(rest: str, context: Context) -> list[Path]:
     for file in listed:
         match = _IMAGES.fullmatch(file.name)
         if match and file.is_file() and file.name.lower().startswith(begin):
-            # A file that was unpacked lies beside its .gz: the first of a name, without .gz, is taken.
+            # A file that was unpacked lies next to its .gz: the first of a name, without .gz, is taken.
             split = (match["split"] or "").lower()
             found.setdefault(match["stem"].rstrip("-_").lower(), {}).setdefault(split, file)
     if not found:
+        named = rest or "path"
         raise UsageError(
-            f"There is no {rest or 'path'!r} with IDX files (seen from {Path.cwd()}); expected for example "
+            f"There is no {named!r} with IDX files (seen from {Path.cwd()}); expected for example "
             "train-images-idx3-ubyte and train-labels-idx1-ubyte, or with .gz.",
             "Give the folder that holds them: --dataset idx:FOLDER",
         )
     if len(found) > 1:
+        stems = ", ".join(stem or "without a name" for stem in sorted(found))
+        example = shell_word(folder / max(found))
         raise UsageError(
-            f"{folder} holds {len(found)} datasets: {', '.join(stem or 'without a name' for stem in sorted(found))}.",
-            f"Say which, by the beginning of the names: --dataset idx:{shell_word(folder / max(found))}",
+            f"{folder} holds {len(found)} datasets: {stems}.",
+            f"Say which, by the beginning of the names: --dataset idx:{example}",
         )
     (files,) = found.values()
     return [files[split] for split in sorted(files, key=_word)]
@@ -139,28 +145,32 @@ def _labels_beside(images: Path, context: Context) -> Path | None:
 def _part(images: Path, *, alone: bool, context: Context) -> tuple[TableRows, str]:
     """The rows of a file of images and what they are; a test set that is ``alone`` is all there is, and no test set."""
     shape, dtype, start = _header(images)
+    count = shape[0]
     layout = layout_of(shape, dtype, str(images))
     stamp = stamp_of(images)
+    size = stamp[0]
+    expected = start + math.prod(shape)
     source: Source
     if images.suffix.lower() == ".gz":
-        _check_stream(images, start + math.prod(shape), context)
+        _check_stream(images, expected, context)
         packed = Packed(images.absolute(), stamp)
-        source = BlockRows(PackedBlocks(packed, start, shape[0], layout.shape), layout)
+        source = BlockRows(PackedBlocks(packed, start, count, layout.shape), layout)
     else:
-        if stamp[0] != start + math.prod(shape):
-            raise _damaged(
-                images, f"it has {stamp[0]:,} bytes; {start + math.prod(shape):,} were expected"
-            )
+        if size != expected:
+            raise _damaged(images, f"it has {size:,} bytes; {expected:,} were expected")
         source = FixedRows(images.absolute(), stamp, start, layout)
     file = _labels_beside(images, context)
     found: dict[str, Column] = {}
     if file is not None:
         label = _numbers(file)
-        if len(label) != shape[0]:
-            raise _damaged(file, f"it has {len(label):,} labels for {shape[0]:,} images")
-        found[LABEL] = label if label.ndim == 1 else label[:, 0]
+        if len(label) != count:
+            raise _damaged(file, f"it has {len(label):,} labels for {count:,} images")
+        # EMNIST's labels have more columns: of digits from NIST, one is the writer.
         if label.ndim == 2 and label.shape[1] > _WRITER:
             found["writer"] = label[:, _WRITER]
+        if label.ndim == 2:
+            label = label[:, 0]
+        found[LABEL] = label
     match = _IMAGES.fullmatch(images.name)
     word = ""
     if match:
@@ -168,17 +178,20 @@ def _part(images: Path, *, alone: bool, context: Context) -> tuple[TableRows, st
     split = None
     if word and not (alone and word != "train"):
         split = SPLIT_WORDS[word]
-    return TableRows(columns.row_names(shape[0], split), source, found, split), str(layout)
+    return TableRows(columns.row_names(count, split), source, found, split), str(layout)
 
 
 def _open(path: Path) -> IO[bytes]:
-    return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")  # type: ignore[return-value]
+    if path.suffix.lower() == ".gz":
+        return gzip.open(path)  # type: ignore[return-value]
+    return path.open("rb")
 
 
 def _header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     """Shape, dtype and the byte at which the numbers begin. Raises CorruptionError for another kind of file."""
     try:
         with _open(path) as file:
+            # Two zero bytes, the type of the numbers, and the number of axes; then the length of each axis.
             magic = file.read(4)
             axes = 0
             if len(magic) == 4:
@@ -194,11 +207,8 @@ def _header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     ):
         raise _damaged(path, "it does not begin as an IDX file does")
     shape = tuple(np.frombuffer(raw, dtype=">u4").astype(np.int64).tolist())
-    return (
-        shape,
-        np.dtype(_DTYPES[magic[2]]).newbyteorder("=") if magic[2] != 8 else np.dtype("u1"),
-        4 + 4 * axes,
-    )
+    dtype = np.dtype(_DTYPES[magic[2]])
+    return shape, dtype.newbyteorder("="), 4 + 4 * axes
 
 
 def _numbers(path: Path) -> NDArray[np.int64]:
@@ -206,14 +216,14 @@ def _numbers(path: Path) -> NDArray[np.int64]:
     shape, dtype, start = _header(path)
     if math.prod(shape) * dtype.itemsize > MOST_COLUMN or len(shape) > 2 or dtype.kind == "f":
         raise _damaged(path, f"it says that it has {list(shape)} labels of {dtype}")
-    wanted = start + math.prod(shape) * dtype.itemsize
+    expected = start + math.prod(shape) * dtype.itemsize
     try:
         with _open(path) as file:
-            raw = file.read(wanted + 1)
+            raw = file.read(expected + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise _damaged(path, str(error)[:80]) from None
-    if len(raw) != wanted:
-        raise _damaged(path, f"it has {len(raw):,} bytes; {wanted:,} were expected")
+    if len(raw) != expected:
+        raise _damaged(path, f"it has {len(raw):,} bytes; {expected:,} were expected")
     return (
         np.frombuffer(raw, dtype=dtype.newbyteorder(">"), offset=start)
         .astype(np.int64)
@@ -221,7 +231,7 @@ def _numbers(path: Path) -> NDArray[np.int64]:
     )
 
 
-def _check_stream(path: Path, wanted: int, context: Context) -> None:
+def _check_stream(path: Path, expected: int, context: Context) -> None:
     """Unpack a .gz once, whose last bytes are its checksum; what it said is remembered until the file changes."""
     fact = ["length of a gz", *stat_key(path)]
     length = context.memory.recall(fact)
@@ -231,14 +241,14 @@ def _check_stream(path: Path, wanted: int, context: Context) -> None:
             with gzip.open(path) as file:
                 while raw := file.read(BLOCK):
                     length += len(raw)
-                    if length > wanted:  # no need to unpack a bomb to its end
+                    if length > expected:  # no need to unpack a bomb to its end
                         break
         except (OSError, EOFError, zlib.error) as error:
             raise _damaged(path, str(error)[:80]) from None
         context.memory.remember(fact, length)
-    if length != wanted:
+    if length != expected:
         raise _damaged(
-            path, f"its content has another length than the {wanted:,} bytes that it should have"
+            path, f"its content has another length than the {expected:,} bytes that it should have"
         )
 
 

@@ -59,26 +59,28 @@ _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 
 @dataclass(frozen=True)
 class ImageList:
-    """What a list says of its rows, in the order of its file."""
+    """Content of a list, in the order of its file."""
 
     paths: list[str]  # [N] relative to the list, with slashes
     column: str  # the column of paths
     columns: dict[str, Column]  # the others [N], by name
 
 
-def read_list(path: Path, asked: str = "") -> ImageList:
-    """A list in a file of its own, whose images are stored below its folder; ``asked`` is the column of paths.
+def read_list(path: Path, path_column: str = "") -> ImageList:
+    """A list in a file of its own, whose images are stored below its folder; ``path_column`` is the column of paths.
 
     Raises UsageError with the row, for a wrong path, a path given twice, or no image that is there.
     """
     folder = path.parent
     stems = Stems(lambda inside: _listed(folder / inside))
     found = parse_list(
-        str(path), path.read_bytes(), asked, lambda name: (folder / name).is_file(), stems
+        str(path), path.read_bytes(), path_column, lambda name: (folder / name).is_file(), stems
     )
     if not any((folder / name).is_file() for name in found.paths):
+        count = len(found.paths)
+        example = folder / found.paths[0]
         raise UsageError(
-            f"None of the {len(found.paths):,} images of {path} exists, for example {folder / found.paths[0]}.",
+            f"None of the {count:,} images of {path} exists, for example {example}.",
             "Paths are relative to the folder of the CSV: put it there, or write the paths from there",
         )
     return found
@@ -114,7 +116,7 @@ class Stems:
 
 
 def parse_list(
-    where: str, raw: bytes, asked: str, exists: Callable[[str], bool], stems: Stems
+    where: str, raw: bytes, path_column: str, exists: Callable[[str], bool], stems: Stems
 ) -> ImageList:
     """A list from its bytes. ``exists`` says whether there is an image of a name, relative to the list; errors as
     ``read_list``."""
@@ -124,21 +126,22 @@ def parse_list(
         columns = _cells(where, raw)
     count = len(next(iter(columns.values()), []))
     lowered = {name.lower(): name for name in reversed([*columns])}
-    if asked and asked not in columns:
+    if path_column and path_column not in columns:
         raise unknown(
-            f"column of {where}", asked, columns, hint="--images-key NAME takes one of these"
+            f"column of {where}", path_column, columns, hint="--images-key NAME takes one of these"
         )
-    if asked:
-        usual = [asked]
+    if path_column:
+        usual = [path_column]
     else:
         usual = [lowered[name] for name in PATHS if name in lowered]
     if not usual or not count:
+        names = some_names(columns) or "(none)"
         raise UsageError(
-            f"{where} has the columns {some_names(columns) or '(none)'} and {count:,} rows; "
-            "expected a path column and at least one row.",
+            f"{where} has the columns {names} and {count:,} rows; expected a path column and at least one row.",
             f"{FIRST_LINE}   or --images-key NAME names the column of paths",
         )
     chosen = usual[0]
+    # Of several usual names, the first column is taken that names an image that is there.
     paths = list[str]()
     for column in usual:
         found = [_spelt(str(value).strip(), exists, stems) for value in columns[column]]
@@ -202,6 +205,7 @@ def _cells(where: str, raw: bytes) -> dict[str, list[str]]:
         ]
     except csv.Error as error:
         raise UsageError(f"{where} is not a CSV: {error}.", FIRST_LINE) from None
+    # Some programs write lines before the names of columns.
     lines = lines[dialect.skip :]
     names = []
     if lines:
@@ -211,12 +215,8 @@ def _cells(where: str, raw: bytes) -> dict[str, list[str]]:
             raise named_twice(where, name)
     for number, line in enumerate(lines[1:], start=1):
         if len(line) != len(names):
-            raise _wrong(
-                where,
-                number,
-                f"has {len(line)} fields; expected {len(names)}",
-                "Quote fields with commas",
-            )
+            problem = f"has {len(line)} fields; expected {len(names)}"
+            raise _wrong(where, number, problem, "Quote fields with commas")
     return {name: [line[at].strip() for line in lines[1:]] for at, name in enumerate(names)}
 
 
@@ -228,8 +228,9 @@ def _records(where: str, raw: bytes) -> dict[str, list[Any]]:
             if line.strip():
                 records.append(parse_json(line))
     except ValueError as error:
+        number = len(records) + 1
         raise UsageError(
-            f"Line {len(records) + 1:,} of {where} is not JSON: {error}.", "One object a line."
+            f"Line {number:,} of {where} is not JSON: {error}.", "One object a line."
         ) from None
     if not all(isinstance(record, Mapping) for record in records):
         raise UsageError(
@@ -296,6 +297,7 @@ def listed_images(
     kept: list[list[int]] = []
     ignored: Counter[str] = Counter()
     for table in tables:
+        # Paths of a table are relative to its own folder.
         folder = table[: table.rfind("/") + 1]
 
         def exists(path: str, folder: str = folder) -> bool:
@@ -311,10 +313,13 @@ def listed_images(
         lists.append(one)
         kept.append(rows)
     if not found:
+        table = tables[0]
+        example = lists[0].paths[0]
         raise UsageError(
-            f"None of the images that {where}/{tables[0]} names is there, for example {lists[0].paths[0]}.",
+            f"None of the images that {where}/{table} names is there, for example {example}.",
             "Its paths are relative to the folder of the table.",
         )
+    # One image with two lines would have two labels.
     repeated = next((row for row, count in Counter(found).items() if count > 1), None)
     if repeated is not None:
         raise UsageError(
@@ -323,6 +328,7 @@ def listed_images(
     ignored["not listed"] += len(names) - len(found)
     columns = _joined(lists, kept)
     splits = splits_of_folders([names[row] for row in found])
+    # Without a column of labels, folders below the splits may name the classes.
     label = None
     if (
         choice.label is None
@@ -344,7 +350,9 @@ def _joined(lists: Sequence[ImageList], kept: Sequence[Sequence[int]]) -> dict[s
         parts: list[Column | None] = []
         for one, rows in zip(lists, kept, strict=True):
             column = one.columns.get(name)
-            parts.append(None if column is None else taken(column, rows))
+            if column is not None:
+                column = taken(column, rows)
+            parts.append(column)
         joined[name] = joined_columns(parts, lengths)
     return joined
 
@@ -378,6 +386,9 @@ def _folders_below_splits(names: Sequence[str]) -> list[str]:
     """The last folder of each image that is not named like a split; "" for none."""
     found = []
     for name in names:
-        folders = [folder for folder in name.split("/")[:-1] if folder.lower() not in SPLIT_WORDS]
-        found.append(folders[-1] if folders else "")
+        last = ""
+        for folder in name.split("/")[:-1]:
+            if folder.lower() not in SPLIT_WORDS:
+                last = folder
+        found.append(last)
     return found

@@ -20,7 +20,7 @@ from PIL import Image
 
 from fedcache.errors import UsageError
 from fedcache.extract.datasets import HELD, columns
-from fedcache.extract.datasets.columns import LABEL, Asked, TableRows
+from fedcache.extract.datasets.columns import LABEL, DatasetRequest, TableRows
 from fedcache.extract.datasets.dataset import Context, Dataset, uid_of
 from fedcache.extract.datasets.row_sources import layout_of
 from fedcache.extract.image_files import BadImage
@@ -49,31 +49,30 @@ class ItemSource:
 
 
 def load(source: Any, context: Context) -> Dataset:
-    """The dataset of images that a program holds; ``context.progress`` is told how many were read.
+    """The dataset of images in memory; ``context.progress`` is called with the number of images read.
 
     Raises UsageError for what is no such thing, with the number of the row and what to do.
     """
     parts = []
     uids = []
     how = ""
+    # Splits of a dictionary are read one after the other; each keeps the order of its items.
     for split, items in _by_split(source):
         part, uid = _read(items, split, context)
         parts.append(part)
         uids.append(uid)
         how = f"images of a {type(items).__name__}"
     first = next(iter(_by_split(source)))[1]
+    class_names = None
     named = getattr(first, "classes", ())
-    listed = (
-        isinstance(named, list | tuple)
-        and len(named) > 0
-        and all(isinstance(n, str) for n in named)
-    )
+    if isinstance(named, list | tuple) and named and all(isinstance(n, str) for n in named):
+        class_names = tuple(named)
     return columns.assemble(
         f"{HELD}:images",
         Path("images"),
         columns.numbered_parts(parts),
-        asked=columns.with_label(Asked(""), parts),
-        class_names=tuple(named) if listed else None,
+        request=columns.with_label(DatasetRequest(""), parts),
+        class_names=class_names,
         how=how,
         facts=[],
         context=context,
@@ -99,8 +98,9 @@ def _by_split(source: Any) -> list[tuple[int | None, Any]]:
     if isinstance(source, Mapping):
         wrong = [name for name in source if str(name).lower() not in SPLIT_WORDS]
         if wrong or not source:
+            keys = ", ".join(map(repr, list(source)[:5]))
             raise UsageError(
-                f"The dictionary has the keys {', '.join(map(repr, list(source)[:5]))}, and no splits alone.",
+                f"The dictionary has the keys {keys}, and no splits alone.",
                 f"Expected {_EXPECTED}",
             )
         parts = [
@@ -135,6 +135,7 @@ def _read(items: Any, split: int | None, context: Context) -> tuple[TableRows, N
     for row in range(count):
         image, label, others = _item(items, row)
         uid += _uid(image, row, names[row])
+        # Random transforms would give other pixels than those that were digested: the first rows are read twice.
         if row < LOOKED_AT_TWICE and uid[-16:] != _uid(_item(items, row)[0], row, names[row]):
             raise UsageError(
                 f"Image {row} of the {type(items).__name__} is another each time it is read.",
@@ -144,6 +145,7 @@ def _read(items: Any, split: int | None, context: Context) -> tuple[TableRows, N
         fields.append(others)
         if context.progress is not None:
             context.progress(row + 1, count)
+    # An item may lack a field that others have.
     fields_of_all = dict.fromkeys(name for held in fields for name in held)
     found: dict[str, Column] = {
         name: objects_of([held.get(name) for held in fields]) for name in fields_of_all
@@ -157,15 +159,14 @@ def _read(items: Any, split: int | None, context: Context) -> tuple[TableRows, N
 
 
 def _item(items: Any, row: int) -> tuple[Any, Any, Mapping[str, Any]]:
-    """Image, label and other values of an item; what reading it raises is told with its number."""
+    """Image, label and other values of an item. Raises UsageError with its number for what reading it raises."""
     try:
         item = items[row]
     except Exception as error:
+        kind = type(error).__name__
+        message = f"Item {row} of the {type(items).__name__} cannot be read: {kind}: {error}"
         raise UsageError(
-            f"Item {row} of the {type(items).__name__} cannot be read: {type(error).__name__}: {error}"[
-                :300
-            ],
-            "Mend the dataset; the error above it says where",
+            message[:300], "Mend the dataset; the error above it says where"
         ) from error
     return _split_item(item, row)
 
@@ -180,16 +181,17 @@ def _split_item(item: Any, row: int) -> tuple[Any, Any, Mapping[str, Any]]:
         image = _named(names, columns.IMAGES)
         label = _named(names, LABELS)
         if image is None:
+            keys = ", ".join(names[:8])
             raise UsageError(
-                f"Item {row} has the keys {', '.join(names[:8])}.",
-                "Expected image and label among them",
+                f"Item {row} has the keys {keys}.", "Expected image and label among them"
             )
+        # Fields that are no plain values, such as tensors, are of no use as columns.
         others = {
             n: v
             for n, v in item.items()
             if n not in (image, label) and isinstance(v, str | int | float | bool)
         }
-        return item[image], None if label is None else item[label], others
+        return item[image], item.get(label), others
     return item, None, {}
 
 

@@ -30,7 +30,7 @@ def pull(
     say: Callable[[str], None] = lambda text: None,
     mirror: str | None = None,
 ) -> Path:
-    """Download a dataset to where ``open_dataset`` will find it, and return the folder. Only ever called when asked.
+    """Download a dataset to where ``open_dataset`` will find it, and return the folder. Called only on request.
 
     Args:
         spec: ``torchvision:NAME``, ``hf:NAME`` or ``paper:NAME``.
@@ -57,9 +57,13 @@ def pull(
         hf.pull(name, root, say)
         return root
     if kind != "torchvision" or mirror is not None:
+        problem = "no download"
+        expected = "torchvision:NAME, hf:NAME or paper:NAME"
+        if mirror:
+            problem = "no download from another address"
+            expected = "paper:NAME"
         raise UsageError(
-            f"{spec!r} has no download{' from another address' if mirror else ''}; expected "
-            f"{'' if mirror else 'torchvision:NAME, hf:NAME or '}paper:NAME.",
+            f"{spec!r} has {problem}; expected {expected}.",
             "fedcache datasets list   shows what each dataset needs",
         )
     torchvision.pull(name, root)
@@ -76,9 +80,14 @@ def known(
         ("digits", offline, 'pip install "fedcache[demo]"', digits.ready()),
         *((name, about, "your files", True) for name, (about, _) in FILES.items()),
     ]
+    # Datasets of the papers, with the command that downloads them or says how to get them.
     for name in paper.NAMES:
-        get = f"fedcache datasets {'pull' if paper.read(name).pulls else 'info'} {shell_word(name)}"
-        rows.append((f"paper:{name}", paper.read(name).about, get, papers.ready(name, context)))
+        held = paper.read(name)
+        command = "info"
+        if held.pulls:
+            command = "pull"
+        get = f"fedcache datasets {command} {shell_word(name)}"
+        rows.append((f"paper:{name}", held.about, get, papers.ready(name, context)))
     for name, entry in torchvision.TABLE.items():
         if entry.pulls:
             get = f"fedcache datasets pull torchvision:{shell_word(name)}"
@@ -94,7 +103,7 @@ def known(
 def info(
     name: str, *, roots: Mapping[str, Path] | None = None, data: Path | None = None
 ) -> dict[str, Any]:
-    """What ``known`` says about one dataset, and more: classes, splits, versions or the folder looked at."""
+    """The entry of ``known`` for one dataset with details: classes, splits, versions or the folder looked at."""
     kind, rest = kind_of(name)
     entries = {row["name"]: row for row in known(roots=roots, data=data)}
     context = Context(DigestMemory(data or Path()), roots or {}, data)
@@ -112,12 +121,15 @@ def info(
     if kind == "paper":
         return {**entries[name], **papers.info(rest, context)}
     entry = torchvision.entry_of(rest)
+    looked_in = ""
     root = context.root_of("torchvision", rest)
+    if root is not None:
+        looked_in = str(root / entry.files)
     codes = {TEST, *(code for _, code in entry.splits)}  # a dataset without a test set gets one
     return {
         **entries[name],
         "classes": list(entry.classes) or "as torchvision names them",
         "domains": ["all"],
         "splits": [word for code, word in enumerate(SPLIT_WORDS) if code in codes],
-        "looked_in": str(root / entry.files) if root is not None else "",
+        "looked_in": looked_in,
     }

@@ -53,7 +53,7 @@ class PaperFile:
 
 @dataclass(frozen=True)
 class PaperLayout:
-    """One way in which the dataset may lie on the disk; the first whose files are there is read."""
+    """One possible layout of the dataset on disk; the first whose files exist is read."""
 
     name: str  # for people; says so when the split is not the paper's
     format: str  # which reader of ``paper_index``
@@ -112,13 +112,13 @@ class FoundLayout:
 
     @property
     def within(self) -> Path | None:
-        """What the files must lie in, behind all links; None for anywhere."""
+        """The folder that the files must be in, after resolving links; None for anywhere."""
         if self.follow_links:
             return None
         return self.root
 
     def path(self, name: str) -> Path:
-        """``name`` below ``base``; a file put beside the unpacked folder instead of into it is found too."""
+        """``name`` below ``base``; a file next to the unpacked folder instead of in it is found too."""
         return _below(self.base, self.root, name)
 
 
@@ -129,6 +129,7 @@ def read(name: str) -> Paper:
         raise unknown("dataset of the papers", name, NAMES, hint=f"Known: {', '.join(NAMES)}")
     file = resources.files("fedcache.extract.datasets") / "papers" / f"{name}.toml"
     given = tomllib.loads(file.read_text(encoding="utf-8"))
+    # The digest is of the whole file, before its parts are taken out.
     digest = digest_of(given)
     return Paper(
         name=name,
@@ -164,7 +165,7 @@ def find(paper: Paper, root: Path) -> FoundLayout | None:
 
 
 def nearest(paper: Paper, root: Path) -> tuple[PaperLayout, list[str], list[str]]:
-    """Of the layouts that were not recognised, that of most files: itself, what of it is there, and what is missing."""
+    """The unrecognised layout with most files: itself, its files that exist, and its missing files."""
     best: tuple[PaperLayout, list[str], list[str]] = (
         paper.layouts[0],
         [],

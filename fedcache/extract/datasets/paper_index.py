@@ -29,6 +29,7 @@ from fedcache.extract.image_files import BadImage
 from fedcache.parsing import parse_json
 from fedcache.tables.plain_pickle import load_plain
 from fedcache.tables.splits import SPLIT_WORDS as SPLITS
+from fedcache.tables.words import some_names
 
 
 @dataclass(frozen=True)
@@ -116,9 +117,11 @@ def _of_files(
         )
     entries = sorted(entries, key=lambda entry: name_of(entry.name))
     for entry in entries:
+        # A path that leaves the folder, or that another system would read as one.
         if {"", ".", ".."} & set(entry.path.split("/")) or "\0" in entry.path or "\\" in entry.path:
+            shown = entry.path[:80]
             raise CorruptionError(
-                f"{what} names {entry.path[:80]!r}; expected a plain path below {images}.",
+                f"{what} names {shown!r}; expected a plain path below {images}.",
                 "Download it again from its authors; nothing was read",
             )
     for a, b in pairwise(entries):
@@ -142,16 +145,17 @@ def _of_files(
 def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
     """Folders ``split/class`` or ``domain/class``, and lists for each split (and domain); a layout may have both.
 
-    What else lies beside the folders is not looked at. With ``ordered``, rows keep the order of a list by a number in
+    What else lies next to the folders is not looked at. With ``ordered``, rows keep the order of a list by a number in
     their name.
     """
     found = list(_class_folders(place))
     missing = [str(folder.relative_to(place.base)) for *_, folder in found if not folder.is_dir()]
     if missing:
+        names = some_names(missing, 3)
+        name = shell_word(place.paper.name)
         raise MachineError(
-            f"{place.base} has not all class folders: {', '.join(missing[:3])}"
-            f"{f' and {len(missing) - 3} more' if len(missing) > 3 else ''} are missing.",
-            f"Unpack it again; fedcache datasets check {shell_word(place.paper.name)} {shell_word(place.root)}",
+            f"{place.base} has not all class folders: {names} are missing.",
+            f"Unpack it again; fedcache datasets check {name} {shell_word(place.root)}",
         )
     domains = place.paper.domains
     options = place.layout.options
@@ -160,20 +164,26 @@ def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
         if top in domains:
             domain = domains.index(top)
         # What leads out is listed, and quarantined with the reason when it is read: these rows have numbers.
+        class_folder = place.paper.folders[number]
         for image in tree.scan(folder, None).paths:
-            path = f"{top}/{place.paper.folders[number]}/{image}"
+            path = f"{top}/{class_folder}/{image}"
             yield ImageEntry(path, path, number, domain, SPLITS[split])
     for domain, split, file in _lists(place):
-        listed = list(_pairs(file) if options["line"] == "pickle" else _lines_of(file, place))
-        expected = place.layout.lines.get(file.name, len(listed))
-        if expected != len(listed):
-            notes.append(f"{file.name} has {len(listed):,} lines; expected {expected:,}")
+        if options["line"] == "pickle":
+            listed = list(_pairs(file))
+        else:
+            listed = list(_lines_of(file, place))
+        lines = len(listed)
+        expected = place.layout.lines.get(file.name, lines)
+        if expected != lines:
+            notes.append(f"{file.name} has {lines:,} lines; expected {expected:,}")
         kept = 0
         for image, folder_name in listed:
             if folder_name not in place.paper.number_of:
                 if options.get("others"):
                     continue
-                what = f"it names the class {folder_name[:60]!r}, which is not one of {place.paper.title}"
+                shown = folder_name[:60]
+                what = f"it names the class {shown!r}, which is not one of {place.paper.title}"
                 raise damaged(file, what)
             name = image
             if options.get("ordered"):
@@ -216,19 +226,22 @@ def _lines_of(file: Path, place: FoundLayout) -> Iterator[tuple[str, str]]:
         groups = {}
         if match:
             groups = match.groupdict()
+        # Numbers count from 1; one beyond the classes names no folder, and is refused below.
         if "number" in groups:
             number = int(groups["number"])
-            groups["folder"] = folders[number - 1] if 1 <= number <= len(folders) else ""
+            groups["folder"] = ""
+            if 1 <= number <= len(folders):
+                groups["folder"] = folders[number - 1]
         folder = groups.get("folder", "")
         known = place.paper.number_of.get(folder)
         if match is None or (known is None and "expected" in line):
-            raise damaged(
-                file, f"it has the line {text[:60]!r}; expected {line.get('expected', 'a path')}"
-            )
-        yield (
-            line["image"].format(**groups, name=folder if known is None else classes[known]),
-            folder,
-        )
+            shown = text[:60]
+            expected = line.get("expected", "a path")
+            raise damaged(file, f"it has the line {shown!r}; expected {expected}")
+        name = folder
+        if known is not None:
+            name = classes[known]
+        yield line["image"].format(**groups, name=name), folder
 
 
 def _pairs(file: Path) -> Iterator[tuple[str, str]]:
@@ -265,6 +278,7 @@ def _read_coop(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
         raise damaged(path, f"it is not JSON ({error})") from None
     if not isinstance(held, dict) or not {"train", "val", "test"} <= set(held):
         raise damaged(path, "it does not hold the lists train, val and test")
+    # CoOp's spelling of the classes is compared at the end, when all of them are known.
     spelled: dict[int, str] = {}
     for split in ("train", "val", "test"):
         for entry in held[split]:
@@ -273,9 +287,9 @@ def _read_coop(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
                     yield ImageEntry(image, image, label, 0, SPLITS[split])
                     spelled[label] = word
                 case _:
+                    shown = str(entry)[:80]
                     raise damaged(
-                        path,
-                        f"{split} has the entry {str(entry)[:80]}; expected [path, label, class name]",
+                        path, f"{split} has the entry {shown}; expected [path, label, class name]"
                     )
     _check_order(path, place.paper, spelled)
 
@@ -288,14 +302,11 @@ def _check_order(path: Path, paper: Paper, spelled: Mapping[int, str]) -> None:
     }
     for label, expected in known.items():
         if label != expected:
-            raise damaged(
-                path, f"its label {label} is {spelled[label]!r}; expected {paper.classes[label]!r}"
-            )
+            name = paper.classes[label]
+            raise damaged(path, f"its label {label} is {spelled[label]!r}; expected {name!r}")
     if 2 * len(known) < len(spelled):
-        raise damaged(
-            path,
-            f"its classes, such as {next(iter(spelled.values()))!r}, are not those of {paper.title}",
-        )
+        example = next(iter(spelled.values()))
+        raise damaged(path, f"its classes, such as {example!r}, are not those of {paper.title}")
 
 
 def _letters(name: str) -> str:
@@ -326,12 +337,11 @@ def _read_cars(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
             pairs = [(str(row["fname"].item()), int(row["class"].item())) for row in table]
         except (KeyError, ValueError, TypeError, AttributeError, IndexError):
             raise damaged(path, "it does not hold annotations with fname and class") from None
+        classes = len(place.paper.classes)
         for image, label in pairs:
-            if not 1 <= label <= len(place.paper.classes):
-                raise damaged(
-                    path,
-                    f"{image[:40]!r} has the class {label}; expected 1 to {len(place.paper.classes)}",
-                )
+            if not 1 <= label <= classes:
+                shown = image[:40]
+                raise damaged(path, f"{shown!r} has the class {label}; expected 1 to {classes}")
             yield ImageEntry(
                 f"cars_{split}/{image}", f"cars_{split}/{image}", label - 1, 0, SPLITS[split]
             )
@@ -357,9 +367,9 @@ def _mat(path: Path) -> dict[str, Any]:
         raise _missing(path) from None
     except Exception as error:
         # scipy raises what its parsers meet: ValueError, TypeError, zlib.error, ...
-        raise damaged(
-            path, f"scipy cannot read it ({type(error).__name__}: {str(error)[:80]})"
-        ) from None
+        kind = type(error).__name__
+        reason = str(error)[:80]
+        raise damaged(path, f"scipy cannot read it ({kind}: {reason})") from None
     return held
 
 
@@ -374,21 +384,25 @@ def _read_arrays(place: FoundLayout) -> PaperIndex:
     """
     labels_key = str(place.layout.options.get("labels", ""))
     limit = place.layout.options.get("first")
+    last = len(place.paper.classes) - 1
     found: dict[tuple[str, int], list[tuple[Path, NDArray[np.int64]]]] = {}
     for domain, split, path in _array_files(place):
         labels = read_images(path, labels_key)[1]
         if limit is not None and split == "train":
             labels = labels[: int(limit)]
-        wrong = labels[(labels < 0) | (labels >= len(place.paper.classes))]
+        wrong = labels[(labels < 0) | (labels > last)]
         if len(wrong):
-            raise damaged(
-                path,
-                f"it has the label {int(wrong[0])}; expected 0 to {len(place.paper.classes) - 1}",
-            )
+            first = int(wrong[0])
+            raise damaged(path, f"it has the label {first}; expected 0 to {last}")
         found.setdefault((split, domain), []).append((path, labels))
-    one = len(place.paper.domains) == 1
     # Blocks of rows by the beginning of their names, which is the order of the rows.
-    named = sorted((f"{s}/" if one else f"{place.paper.domains[d]}/{s}/", s, d) for s, d in found)
+    named = []
+    for split, domain in found:
+        prefix = f"{split}/"
+        if len(place.paper.domains) > 1:
+            prefix = f"{place.paper.domains[domain]}/{prefix}"
+        named.append((prefix, split, domain))
+    named.sort()
     names: list[str] = []
     label: list[int] = []
     domain_of: list[int] = []
@@ -460,9 +474,9 @@ def read_images(path: Path, labels_key: str) -> tuple[NDArray[np.uint8], NDArray
         flat = np.asarray(held["data"])
         raw = held[labels_key]
         if flat.dtype != np.uint8 or flat.ndim != 2 or flat.shape[1] != 3072:
-            raise damaged(
-                path, f"its data are {flat.dtype} {list(flat.shape)}; expected uint8 [n, 3072]"
-            )
+            shape = list(flat.shape)
+            raise damaged(path, f"its data are {flat.dtype} {shape}; expected uint8 [n, 3072]")
+        # Three planes of 32 x 32, red first.
         images = flat.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     else:
         if not isinstance(held, tuple | list) or len(held) != 2:
@@ -482,7 +496,8 @@ def read_images(path: Path, labels_key: str) -> tuple[NDArray[np.uint8], NDArray
     except (TypeError, ValueError):
         raise damaged(path, "its labels are not numbers") from None
     if len(labels) != len(images):
-        raise damaged(path, f"it has {len(images):,} images and {len(labels):,} labels")
+        count = len(labels)
+        raise damaged(path, f"it has {len(images):,} images and {count:,} labels")
     return images, labels
 
 

@@ -40,22 +40,23 @@ def ready(name: str, context: Context) -> bool:
 
 
 def _look_for(name: str, context: Context) -> tuple[Path | None, FoundLayout | None]:
-    """Where the dataset is looked for, and what is there."""
+    """The folder where the dataset is looked for, and the layout found there."""
     held = paper.read(name)
     root = context.root_of("paper", name)
-    return root, None if root is None else paper.find(held, root)
+    if root is None:
+        return None, None
+    return root, paper.find(held, root)
 
 
 def key(rest: str, context: Context) -> list[Any]:
     """The data file, and the stat of every file the rows come from; no image is read."""
     place = _require(rest, context)
-    stats = [
-        [
-            str(path),
-            tree.listing_digest(path, place.within) if path.is_dir() else tree.stat_numbers(path),
-        ]
-        for path in files_of(place)
-    ]
+    stats: list[list[Any]] = []
+    for path in files_of(place):
+        if path.is_dir():
+            stats.append([str(path), tree.listing_digest(path, place.within)])
+        else:
+            stats.append([str(path), tree.stat_numbers(path)])
     return [
         "paper",
         rest,
@@ -119,10 +120,16 @@ def miscounted(place: FoundLayout, rows: PaperIndex) -> list[tuple[str, int, int
 
 
 def info(name: str, context: Context) -> dict[str, Any]:
-    """What the data file says, and whether the dataset is there."""
+    """The content of the data file, and whether the dataset is available."""
     held = paper.read(name)
     root, place = _look_for(name, context)
     counted = {what.split("/")[-1] for layout in held.layouts for what in layout.counts}
+    recipe = "the backbone's own"
+    if held.recipe:
+        recipe = f"--recipe {shell_word(held.recipe)}"
+    found = ""
+    if place is not None:
+        found = place.layout.name
     return {
         "title": held.title,
         "paper": held.paper,
@@ -132,7 +139,7 @@ def info(name: str, context: Context) -> dict[str, Any]:
         "domains": list(held.domains),
         "splits": [word for word in SPLITS if word in counted],
         "template": held.template or "the backbone's own",
-        "recipe": f"--recipe {shell_word(held.recipe)}" if held.recipe else "the backbone's own",
+        "recipe": recipe,
         "layouts": [
             {"name": x.name, "needs": list(x.needs), "counts": dict(x.counts)} for x in held.layouts
         ],
@@ -147,22 +154,26 @@ def info(name: str, context: Context) -> dict[str, Any]:
             for f in held.files
         ],
         "steps": steps(held),
-        "looked_in": str(root) if root is not None else "",
-        "found": place.layout.name if place is not None else "",
+        "looked_in": "" if root is None else str(root),
+        "found": found,
     }
 
 
 def steps(held: Paper) -> list[str]:
-    """How to get a dataset, line by line."""
-    addresses = [
-        f"{file.name}: {file.url}{f'  sha256 {file.sha256}' if file.sha256 else ''}"
-        for file in held.files
-        if not file.direct
-    ]
+    """Steps to get a dataset, line by line."""
+    addresses = []
+    for file in held.files:
+        if file.direct:
+            continue
+        address = f"{file.name}: {file.url}"
+        if file.sha256:
+            address += f"  sha256 {file.sha256}"
+        addresses.append(address)
+    name = shell_word(held.name)
     return [
         *held.steps,
         *addresses,
-        f"Then --data {shell_word(held.name)}=DIR, or keep it in $FEDCACHE_HOME/data/{held.name}.",
+        f"Then --data {name}=DIR, or keep it in $FEDCACHE_HOME/data/{held.name}.",
     ]
 
 
@@ -172,16 +183,17 @@ def _require(name: str, context: Context) -> FoundLayout:
     if place is not None:
         return replace(place, follow_links=context.follow_links)
     looked = "nowhere: no --data was given"
+    layout = held.layouts[0]
+    found = ""
     if root is not None:
         looked = str(root)
-    layout, there, missing = (
-        paper.nearest(held, root) if root is not None else (held.layouts[0], [], [])
-    )
-    found = ""
-    if there:
-        found = f"; {', '.join(there)} is there, {', '.join(missing)} is not"
+        layout, there, missing = paper.nearest(held, root)
+        if there:
+            lacking = ", ".join(missing)
+            found = f"; {', '.join(there)} is there, {lacking} is not"
+    needs = ", ".join(layout.needs)
     raise MachineError(
-        f"{held.title} is not there (looked in {looked}); expected {layout.name}: {', '.join(layout.needs)}{found}.",
+        f"{held.title} is not there (looked in {looked}); expected {layout.name}: {needs}{found}.",
         "\n".join(steps(held)),
     )
 
@@ -221,8 +233,11 @@ def check(name: str, root: Path) -> dict[str, Any]:
             report["wrong"].append(f"{what} has another md5 than the published {md5}")
     try:
         rows = read_index(place)
+    except MachineError as error:
+        report["missing"].append(error.message)
+        return report
     except FedcacheError as error:
-        report["missing" if isinstance(error, MachineError) else "wrong"].append(error.message)
+        report["wrong"].append(error.message)
         return report
     report["counts"] = {SPLIT_WORDS[code]: n for code, n in sorted(Counter(rows.split).items())}
     report["wrong"] += rows.notes
@@ -231,8 +246,9 @@ def check(name: str, root: Path) -> dict[str, Any]:
     ]
     absent = sorted({held.classes[i] for i in set(range(len(held.classes))) - set(rows.label)})
     if absent:
+        classes = len(held.classes)
         report["wrong"].append(
-            f"{len(absent)} of {len(held.classes)} classes have no image, such as {absent[0]!r}"
+            f"{len(absent)} of {classes} classes have no image, such as {absent[0]!r}"
         )
     if isinstance(rows.source, FilesSource):
         lost = [
@@ -241,7 +257,6 @@ def check(name: str, root: Path) -> dict[str, Any]:
             if not os.path.isfile(f"{rows.source.root}/{path}")  # noqa: PTH113
         ]
         if lost:
-            report["missing"].append(
-                f"{len(lost):,} of {len(rows.names):,} images are listed and not there: {lost[0]}"
-            )
+            listed = f"{len(lost):,} of {len(rows.names):,} images"
+            report["missing"].append(f"{listed} are listed and not there: {lost[0]}")
     return report

@@ -43,7 +43,7 @@ DAMAGED = (zlib.error, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, OSError)
 
 @dataclass(frozen=True)
 class Layout:
-    """How the numbers of a row are pixels."""
+    """Layout of the pixels of a row."""
 
     shape: tuple[int, ...]  # of a row in the file
     order: str  # gray | gray-last | gray-first | rgb-last | rgb-first
@@ -60,19 +60,23 @@ class Layout:
 
     def __str__(self) -> str:
         size = list(self.shape)
+        channels = "gray"
         if self.order == "rgb-first":
-            return f"{size[1]} x {size[2]} RGB, channels first"
-        if self.order == "gray-first":
             size = size[1:]
-        return f"{size[0]} x {size[1]} {'RGB' if self.order == 'rgb-last' else 'gray'}"
+            channels = "RGB, channels first"
+        elif self.order == "gray-first":
+            size = size[1:]
+        elif self.order == "rgb-last":
+            channels = "RGB"
+        return f"{size[0]} x {size[1]} {channels}"
 
 
 class RowLayout(Protocol):
-    """How the bytes of a row, or its numbers, become what is read. Picklable."""
+    """Conversion of the bytes or numbers of a row to what is read. Picklable."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of a row in the file, in bytes."""
+        """Bytes of a row in the file."""
 
     def image(self, row: NDArray[Any]) -> NDArray[Any]:
         """The image, or the row as it is; raises ``BadImage``."""
@@ -99,25 +103,27 @@ class NumbersLayout:
         return native
 
     def __str__(self) -> str:
-        return f"{self.dtype.newbyteorder('=')} {list(self.row)}"
+        dtype = self.dtype.newbyteorder("=")
+        return f"{dtype} {list(self.row)}"
 
 
 def numbers_of(shape: Sequence[int], dtype: np.dtype[Any], where: str) -> NumbersLayout:
-    """How rows of an array [N, ...] of numbers are given to a module.
+    """Layout of the rows of an array [N, ...] of numbers, for a module.
 
     Raises UsageError for one number a row, empty rows, and for what torch has no type of.
     """
     row = tuple(int(side) for side in shape[1:])
     if dtype.kind not in "iufb" or dtype.itemsize > 8 or not row or 0 in row:
+        whole = list(map(int, shape))
         raise UsageError(
-            f"The rows of {where} are {dtype} with shape {list(map(int, shape))}; expected numbers [N, ...].",
+            f"The rows of {where} are {dtype} with shape {whole}; expected numbers [N, ...].",
             "rows.astype('float32').reshape(len(rows), -1)   makes rows of numbers",
         )
     return NumbersLayout(row, dtype)
 
 
 def layout_of(shape: Sequence[int], dtype: np.dtype[Any], where: str) -> Layout:
-    """How rows of an array [N, ...] are images, from its shape alone; three channels may come first or last.
+    """Layout of the rows of an array [N, ...] of images, by its shape; three channels may come first or last.
 
     Raises UsageError, with what to do, for numbers that are no uint8 and shapes that are no images.
     """
@@ -147,16 +153,17 @@ def layout_of(shape: Sequence[int], dtype: np.dtype[Any], where: str) -> Layout:
     hint = "images.reshape(-1, 28, 28)"
     if row[-1:] == (4,):
         hint = "images[..., :3]   leaves the fourth channel out"
+    whole = list(map(int, shape))
     raise UsageError(
-        f"The images of {where} have the shape {list(map(int, shape))}; expected [N, H, W], [N, H, W, 1], [N, H, W, 3] "
-        "or channels first.",
+        f"The images of {where} have the shape {whole}; expected [N, H, W], [N, H, W, 1], [N, H, W, 3] or channels "
+        "first.",
         hint,
     )
 
 
 @dataclass(frozen=True, eq=False)
 class FixedRows(Reopened):
-    """Rows that lie one after another in a file, uncompressed."""
+    """Rows that are stored one after another in a file, uncompressed."""
 
     path: Path
     stamp: tuple[int, int]  # (size, mtime_ns) of the file when it was listed
@@ -200,7 +207,7 @@ class Packed:
 
 
 class RowBlocks(Protocol):
-    """What unpacks a file, a block at a time. Picklable."""
+    """Reader of a compressed file, one block at a time. Picklable."""
 
     rows: int  # of a block; the last may have fewer
 

@@ -25,14 +25,14 @@ USUAL = ("rows", "waves", "waveforms", "audio", "signals", "samples", "data", "x
 
 def key(rest: str, context: Context) -> list[Any]:
     """The place, the columns that the spec names, and the stat of every file."""
-    asked = columns.parse_rest(rest, "rows")
-    return ["rows", *arrays.facts_of(asked, context)]
+    request = columns.parse_rest(rest, "rows")
+    return ["rows", *arrays.facts_of(request, context)]
 
 
 def load(rest: str, context: Context) -> Dataset:
     """The dataset of ``rows:FILE``; errors as of ``arrays:FILE``."""
-    asked = columns.parse_rest(rest, "rows")
-    return arrays.load_arrays(NUMBERS, f"rows:{rest}", asked, key(rest, context), context)
+    request = columns.parse_rest(rest, "rows")
+    return arrays.load_arrays(NUMBERS, f"rows:{rest}", request, key(rest, context), context)
 
 
 def _fits(array: FileArray) -> bool:

@@ -42,8 +42,8 @@ MOST = 4 << 30
 
 def key(rest: str, context: Context) -> list[Any]:
     """The columns that the spec names, and the stat of the file."""
-    asked = columns.parse_rest(rest, "texts")
-    return ["texts", asked.facts, *stat_key(_locate(asked.place))]
+    request = columns.parse_rest(rest, "texts")
+    return ["texts", request.facts, *stat_key(_locate(request.place))]
 
 
 def load(rest: str, context: Context) -> Dataset:
@@ -51,11 +51,11 @@ def load(rest: str, context: Context) -> Dataset:
 
     Raises UsageError for a missing or damaged file, and for columns that make no sense.
     """
-    asked = columns.parse_rest(rest, "texts")
+    request = columns.parse_rest(rest, "texts")
     facts = key(rest, context)
-    path = _locate(asked.place)
-    raw, column, source = _read(path, asked.content or None)
-    roles = read_roles(path, raw, len(source), asked.choice)
+    path = _locate(request.place)
+    raw, column, source = _read(path, request.content or None)
+    roles = read_roles(path, raw, len(source), request.choice)
     how = f"texts from {column}"
     return columns.dataset_of_rows(
         f"texts:{rest}", path, source, roles, how=how, facts=facts, context=context, holds=TEXTS
@@ -73,9 +73,9 @@ def open_texts(path: Path) -> tuple[list[str], TextSource]:
     return list(find_names(path, raw, None, len(source))[1]), source
 
 
-def _read(path: Path, asked: str | None) -> tuple[dict[str, Any], str, TextSource]:
+def _read(path: Path, request: str | None) -> tuple[dict[str, Any], str, TextSource]:
     """The other columns of a table, the name of that of texts, and the texts."""
-    column, table = _opened(path, asked)
+    column, table = _opened(path, request)
     source = TextSource(path.absolute(), stamp_of(path), column)
     if not len(source):
         raise UsageError(f"{path} has 0 rows.", "At least 1 is needed.")
@@ -111,11 +111,11 @@ def _locate(place: str) -> Path:
     return path
 
 
-def _opened(path: Path, asked: str | None) -> tuple[str, Table]:
+def _opened(path: Path, request: str | None) -> tuple[str, Table]:
     """The column of texts and the table. Raises UsageError for none, for one that holds no words, and for damage."""
     with _explained(path):
         table = TABLES[ending_of(path)](path)
-    name = find_column(path, table.types, asked, USUAL_TEXTS, "--images-key")
+    name = find_column(path, table.types, request, USUAL_TEXTS, "--images-key")
     if name is None:
         raise UsageError(
             f"{path} has no column of texts; it has {', '.join(table.types)}.",

@@ -38,7 +38,7 @@ from fedcache.tables.splits import SPLIT_WORDS as SPLITS
 
 @dataclass(frozen=True)
 class TorchvisionEntry:
-    """How one dataset is constructed."""
+    """Arguments that construct one dataset."""
 
     splits: tuple[
         tuple[dict[str, Any], int], ...
@@ -75,7 +75,7 @@ def entry_of(name: str) -> TorchvisionEntry:
 
 
 def ready(name: str, context: Context) -> bool:
-    """Whether something lies where the dataset would be (torchvision checks it when it is opened)."""
+    """Whether some file of the dataset exists (torchvision checks all files when the dataset is opened)."""
     root = context.root_of("torchvision", name)
     return root is not None and (root / TABLE[name].files).is_dir()
 
@@ -121,9 +121,13 @@ def load(rest: str, context: Context) -> Dataset:
         codes = []
     if TEST not in codes:
         split[held_out(label, domain, uid, split == TRAIN)] = TEST
-        note += f"; no {'test' if TRAIN in codes else 'training'} set: {HELD_OUT} is the test set"
+        lacking = "training"
+        if TRAIN in codes:
+            lacking = "test"
+        note += f"; no {lacking} set: {HELD_OUT} is the test set"
     if unreadable:
         note += f"; {unreadable:,} cannot be read and will be quarantined"
+    counts = dataset.counts(split, classes, (ONE_DOMAIN,))
     return Dataset(
         spec=f"torchvision:{rest}",
         slug=safe(rest.lower()),
@@ -135,7 +139,7 @@ def load(rest: str, context: Context) -> Dataset:
         split=split,
         uid=uid,
         template=None,
-        reading=f"torchvision:{rest}: {dataset.counts(split, classes, (ONE_DOMAIN,))}{note}",
+        reading=f"torchvision:{rest}: {counts}{note}",
         source=source,
         mirror=entry.mirror,
     )
@@ -234,7 +238,10 @@ def _files_of(cls: Any, train: bool, split: str) -> list[tuple[str, str | None]]
 def _any_file(name: str, root: Path, options: dict[str, Any]) -> bool:
     """Whether any file of a part is there, as far as torchvision says which are its own."""
     train = bool(options.get("train", True))
-    split = options.get("split", "train" if train else "test")
+    split = "test"
+    if train:
+        split = "train"
+    split = options.get("split", split)
     files = _files_of(_class_of(name), train, split)
     return files is None or any((root / file).exists() for file, _ in files)
 
@@ -247,7 +254,7 @@ def _class_of(name: str) -> Any:
 
 
 def _own_part(cls: Any) -> Any:
-    """A class that asks for the files of its own part alone, where torchvision's asks for those of all parts."""
+    """A class that checks the files of its own part only, where torchvision's checks those of all parts."""
     from torchvision.datasets import CIFAR10, MNIST
     from torchvision.datasets.utils import check_integrity
 
@@ -304,16 +311,20 @@ def _construct(
         given["download"] = download
     if "loader" in accepted:
         given["loader"] = partial(_read_file, within=within)
+    # A part of the class's own that reads nothing outside the folder, where nothing is downloaded.
+    make = cls
+    if not download:
+        make = _own_part(cls)
     try:
         # torchvision prints what it does; stdout is the answer of a command.
         with quiet, open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # noqa: PTH123
-            return (cls if download else _own_part(cls))(str(root), **given)
+            return make(str(root), **given)
     except (RuntimeError, OSError, ValueError, KeyError, EOFError, ImportError) as error:
-        first = str(error).strip().splitlines()
+        reason = [*str(error).strip().splitlines(), type(error).__name__][0]
+        word = shell_word(name)
         raise MachineError(
-            f"torchvision cannot open {name} in {root}: {first[0] if first else type(error).__name__}",
-            f"fedcache datasets pull torchvision:{shell_word(name)}   or, with whole files, "
-            f"--data {shell_word(name)}=DIR",
+            f"torchvision cannot open {name} in {root}: {reason}",
+            f"fedcache datasets pull torchvision:{word}   or, with whole files, --data {word}=DIR",
         ) from None
 
 
@@ -329,14 +340,19 @@ def _labels(
     named = entry.classes or _class_names(source.parts[0])
     used = np.unique(raw[raw >= 0])
     if len(named) and len(used) and int(used[-1]) >= len(named):
+        largest = int(used[-1])
         raise MachineError(
-            f"torchvision's {source.name} has the label {int(used[-1])}, but {len(named)} class names.",
+            f"torchvision's {source.name} has the label {largest}, but {len(named)} class names.",
             "Update torchvision: pip install --upgrade torchvision",
         )
-    names = [named[i] if named else str(i) for i in used.tolist()]
+    numbers = used.tolist()
+    names = [str(i) for i in numbers]
+    if named:
+        names = [named[i] for i in numbers]
+    # Two classes of one name get their numbers behind it.
     repeated = {n for n in names if names.count(n) > 1}
     classes = tuple(
-        f"{n} #{i}" if n in repeated else n for n, i in zip(names, used.tolist(), strict=True)
+        f"{n} #{i}" if n in repeated else n for n, i in zip(names, numbers, strict=True)
     )
     label = np.where(raw >= 0, np.searchsorted(used, np.maximum(raw, 0)), -1).astype(np.int32)
     return label, classes

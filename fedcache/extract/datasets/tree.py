@@ -42,7 +42,9 @@ class FilesSource:
     def __init__(self, root: Path, paths: Sequence[str], within: Path | None) -> None:
         self.root = str(root)
         self.paths = tuple(paths)
-        self.within = None if within is None else os.path.realpath(within)
+        self.within = None
+        if within is not None:
+            self.within = os.path.realpath(within)
 
     def read(self, row: int) -> bytes:
         """The bytes of a row's file; raises ``BadImage``."""
@@ -236,10 +238,13 @@ def listing_digest(root: Path, within: Path | None) -> str:
 
     Of links that lead out of ``within`` (None: of none) it says nothing, as they are not read.
     """
-    rows = [
-        [os.fsencode(relative).hex() if not relative.isascii() else relative, *_numbers(info)]
-        for relative, info in _walk(root, Counter(), within)
-    ]
+    rows = []
+    for relative, info in _walk(root, Counter(), within):
+        name = relative
+        # Names that are no UTF-8 have no JSON.
+        if not relative.isascii():
+            name = os.fsencode(relative).hex()
+        rows.append([name, *_numbers(info)])
     return digest_of([str(root.resolve()), sorted(rows)])
 
 

@@ -1,6 +1,6 @@
 """``webdataset:PATTERN``: samples in tar files, whose parts have one name and different endings.
 
-``000017.jpg`` with ``000017.cls`` or ``000017.json`` beside it, in one tar, a folder of them, ``shard-*.tar`` or
+``000017.jpg`` with ``000017.cls`` or ``000017.json`` next to it, in one tar, a folder of them, ``shard-*.tar`` or
 ``shard-{0000..0009}.tar``. A name ends at its first dot. The label is the number or word in ``.cls``, else a field of
 ``.json`` (``label``, ``class`` or as ``--label-key`` says), else ``.txt``; the other fields of ``.json`` are groups.
 A ``.txt`` that differs in nearly every sample is a caption and no label; a ``.json`` that is no object is a column
@@ -26,7 +26,7 @@ import numpy as np
 
 from fedcache.errors import UsageError, shell_word
 from fedcache.extract.datasets import archives, columns, tree
-from fedcache.extract.datasets.columns import Asked, TableRows
+from fedcache.extract.datasets.columns import DatasetRequest, TableRows
 from fedcache.extract.datasets.dataset import Context, Dataset
 from fedcache.extract.datasets.hf import split_in
 from fedcache.extract.datasets.image_lists import splits_of_folders
@@ -36,7 +36,7 @@ from fedcache.extract.image_files import EXTENSIONS, BadImage
 from fedcache.parsing import parse_json
 from fedcache.tables.groups import Group, differs_in_every_row
 from fedcache.tables.roles import LABELS, ColumnChoice
-from fedcache.tables.words import Unread, Words, last_level, objects_of, refuse_empty
+from fedcache.tables.words import Unread, Words, counted, last_level, objects_of, refuse_empty
 
 MOST_TEXT = 1 << 20
 """Largest .cls, .txt or .json that is read, in bytes."""
@@ -51,7 +51,7 @@ _RANGE = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
 
 @dataclass(frozen=True)
 class _Shard:
-    """What a tar holds; of its parts only small texts have been read."""
+    """Content of a tar; of its parts only small texts have been read."""
 
     name: str  # path below the folder of all shards
     split: int | None
@@ -63,11 +63,11 @@ class _Shard:
 
 def key(rest: str, context: Context) -> list[Any]:
     """The columns that the spec names, and the stat of every shard."""
-    asked = columns.parse_rest(rest, "webdataset")
+    request = columns.parse_rest(rest, "webdataset")
     return [
         "webdataset",
-        asked.facts,
-        [stat_key(path) for path in _shards(asked.place, context)[1]],
+        request.facts,
+        [stat_key(path) for path in _shards(request.place, context)[1]],
     ]
 
 
@@ -77,11 +77,11 @@ def load(rest: str, context: Context) -> Dataset:
     Raises UsageError for a pattern that matches nothing, samples without images or compressed shards, CorruptionError
     for damaged or hostile ones.
     """
-    asked = columns.parse_rest(rest, "webdataset")
+    request = columns.parse_rest(rest, "webdataset")
     facts = key(rest, context)
-    top, paths = _shards(asked.place, context)
+    top, paths = _shards(request.place, context)
     left: Counter[str] = Counter()
-    shards = [_read_shard(top, path, asked, left) for path in paths]
+    shards = [_read_shard(top, path, request, left) for path in paths]
     known = [shard for shard in shards if shard.split is not None]
     left_out = [shard.name for shard in shards if known and shard.split is None]
     columns.refuse_without_training(top, [shard.split for shard in known], left_out)
@@ -90,10 +90,8 @@ def load(rest: str, context: Context) -> Dataset:
     for shard in shards:
         by_split.setdefault(shard.split, []).append(shard)
     parts = [_rows(of_split) for of_split in by_split.values()]
-    asked = _with_label(asked, parts, shards)
-    how = f"{len(shards)} shard{'s' if len(shards) > 1 else ''}"
-    if left_out:
-        how += f"; left out, as no split of theirs is known: {', '.join(left_out[:4])}{', ...' if left_out[4:] else ''}"
+    request = _with_label(request, parts, shards)
+    how = counted(len(shards), "shard") + columns.left_out_words(left_out)
     if left:
         how += "; not used: " + ", ".join(f"{n:,} .{ending}" for ending, n in left.most_common(6))
     # what the dataset is called after
@@ -104,7 +102,7 @@ def load(rest: str, context: Context) -> Dataset:
         f"webdataset:{rest}",
         where,
         parts,
-        asked=asked,
+        request=request,
         class_names=None,
         how=how,
         facts=facts,
@@ -135,8 +133,9 @@ def _shards(place: str, context: Context) -> tuple[Path, list[Path]]:
         if found:
             top = Path(os.path.commonpath([p.parent for p in found]))
     if not place or not found:
+        named = place or "nothing"
         raise UsageError(
-            f"No tar matches {place or 'nothing'!r} (seen from {Path.cwd()}).",
+            f"No tar matches {named!r} (seen from {Path.cwd()}).",
             "A tar, a folder of tars, a glob or --dataset 'webdataset:shards/train-{0000..0009}.tar'",
         )
     for one in found:
@@ -183,10 +182,14 @@ def _matching(text: str) -> list[str]:
     return glob.glob(text, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
 
 
-def _read_shard(top: Path, path: Path, asked: Asked, left: Counter[str]) -> _Shard:
+def _read_shard(top: Path, path: Path, request: DatasetRequest, left: Counter[str]) -> _Shard:
     """The samples of a shard; only images, labels and .json are looked at, others are counted in ``left``."""
     refuse_empty(path)
     entries = archives.list_tar(path)
+    # The ending of images is the one that the user named, or any usual one.
+    endings_of_images = {ending.removeprefix(".") for ending in EXTENSIONS}
+    if request.content:
+        endings_of_images = {request.content.lower().lstrip(".")}
     relative = path.name
     if path != top:
         relative = os.path.relpath(path, top)
@@ -201,11 +204,7 @@ def _read_shard(top: Path, path: Path, asked: Asked, left: Counter[str]) -> _Sha
         if folder:
             whole = f"{folder}/{sample}"
         ending = ending.lower()
-        if (
-            ending == asked.content.lower().lstrip(".")
-            if asked.content
-            else f".{ending}" in EXTENSIONS
-        ):
+        if ending in endings_of_images:
             if whole in images:
                 first = entries.names[images[whole]]
                 raise UsageError(
@@ -221,9 +220,10 @@ def _read_shard(top: Path, path: Path, asked: Asked, left: Counter[str]) -> _Sha
         shown = ", ".join(
             sorted({name.rpartition("/")[2].partition(".")[2] for name in entries.names})[:8]
         )
+        examples = ", ".join(sorted(e[1:] for e in EXTENSIONS)[:8])
         raise UsageError(
             f"{path} holds no images: its samples have the parts {shown or '(none)'}.",
-            f"Expected parts such as {', '.join(sorted(e[1:] for e in EXTENSIONS)[:8])}; --images-key ENDING names one",
+            f"Expected parts such as {examples}; --images-key ENDING names one",
         )
     keys = sorted(images)
     kept = entries.take(np.array([images[k] for k in keys], dtype=np.int64))
@@ -234,7 +234,7 @@ def _read_shard(top: Path, path: Path, asked: Asked, left: Counter[str]) -> _Sha
     for row, sample in enumerate(keys):
         parts = part_of.get(sample, {})
         fields.append(_fields(reader, parts, path))
-        endings = _endings_of_text(parts, fields[-1], asked.choice)
+        endings = _endings_of_text(parts, fields[-1], request.choice)
         left.update(
             ending for ending in ("cls", "txt") if ending in parts and ending not in endings
         )
@@ -243,7 +243,7 @@ def _read_shard(top: Path, path: Path, asked: Asked, left: Counter[str]) -> _Sha
                 reader, parts[ending], path
             ).strip()
     split = None
-    if asked.choice.split is None:
+    if request.choice.split is None:
         split = split_in(relative)
     return _Shard(relative, split, kept, tuple(keys), fields, texts)
 
@@ -259,17 +259,20 @@ def _fields(reader: archives.ArchiveSource, parts: Mapping[str, int], path: Path
         raise UsageError(
             f"{name} in {path} is not JSON.", "Write it again, or leave it out of the shard"
         ) from None
+    if not isinstance(held, dict):
+        held = {"json": held}
     found: dict[str, Any] = {}
-    for name, value in (held if isinstance(held, dict) else {"json": held}).items():
-        long = isinstance(value, dict) or (isinstance(value, list) and len(value) > 1)
-        found[name] = type(value)() if long else value
+    for name, value in held.items():
+        if isinstance(value, dict) or (isinstance(value, list) and len(value) > 1):
+            value = type(value)()
+        found[name] = value
     return found
 
 
 def _endings_of_text(
     parts: Mapping[str, int], fields: Mapping[str, Any], choice: ColumnChoice
 ) -> list[str]:
-    """Of .cls and .txt of a sample those that are read: .txt is a label only if nothing else is."""
+    """Parts of a sample that are read as labels: .cls, and .txt if there is no other label."""
     if choice.label is None:
         has_label = choice.unlabelled or "cls" in parts or _is_labelled(fields)
     else:
@@ -288,13 +291,15 @@ def _is_labelled(names: Iterable[str]) -> bool:
     return any(last_level(name) in LABELS for name in names)
 
 
-def _with_label(asked: Asked, parts: Sequence[TableRows], shards: Sequence[_Shard]) -> Asked:
-    """What is asked for, with .cls as the labels if samples have it, or .txt if no field is called like labels."""
+def _with_label(
+    request: DatasetRequest, parts: Sequence[TableRows], shards: Sequence[_Shard]
+) -> DatasetRequest:
+    """The request, with .cls as the labels if samples have it, or .txt if no field is named like labels."""
     texts = {
         ending for shard in shards for ending in shard.texts
     }  # a field of .json may be called like one
     names = {name for part in parts for name in part.columns}
-    choice = asked.choice
+    choice = request.choice
     if choice.label is None and not choice.unlabelled:
         label = None
         if "cls" in texts:
@@ -309,7 +314,7 @@ def _with_label(asked: Asked, parts: Sequence[TableRows], shards: Sequence[_Shar
     if choice.label in texts:
         for part in parts:
             _check_captions(part.columns.get(choice.label))
-    return replace(asked, choice=choice)
+    return replace(request, choice=choice)
 
 
 def _text(reader: archives.ArchiveSource, i: int, path: Path) -> str:
@@ -330,9 +335,11 @@ def _check_captions(labels: Any) -> None:
         return
     known = int((labels.codes >= 0).sum())
     if known > FEW and 2 * len(labels.words) > known and any(" " in word for word in labels.words):
+        different = len(labels.words)
+        example = labels.words[0][:60]
         raise UsageError(
-            f"{len(labels.words):,} of {known:,} samples have a text of their own, such as {labels.words[0][:60]!r}: "
-            "these are captions and no classes.",
+            f"{different:,} of {known:,} samples have a text of their own, such as {example!r}: these are captions "
+            "and no classes.",
             "--label-key FIELD   takes a field of .json, and --label-key cls the .cls",
         )
 
@@ -380,12 +387,12 @@ def _rows(shards: Sequence[_Shard]) -> TableRows:
                 (len(fields),), "", f"the part .{ending} has this name"
             )
         found[ending] = Words.of(texts).typed()
+    row_names = []
+    for shard in shards:
+        folder = shard.name.removesuffix(".tar")
+        row_names += [tree.name_of(f"{folder}/{sample}") for sample in shard.keys]
     return TableRows(
-        [
-            tree.name_of(f"{s.name.removesuffix('.tar')}/{sample}")
-            for s in shards
-            for sample in s.keys
-        ],
+        row_names,
         Shards(
             [archives.ArchiveSource(shard.entries) for shard in shards],
             [len(shard.keys) for shard in shards],

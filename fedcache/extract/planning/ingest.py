@@ -17,7 +17,6 @@ import numpy as np
 from fedcache.config import Home
 from fedcache.errors import FedcacheError, UsageError
 from fedcache.extract.backbones.checkpoints import load_torch
-from fedcache.extract.datasets.dataset import counted
 from fedcache.extract.planning.find_store import ingested_path
 from fedcache.progress import Observer, Silent
 from fedcache.store.catalog import (
@@ -40,7 +39,7 @@ from fedcache.store.store import Store, put_groups
 from fedcache.tables.embeddings import Embeddings, assemble, open_embeddings
 from fedcache.tables.foreign_files import BEGIN, ONE_OBJECT, refused_file
 from fedcache.tables.roles import ColumnChoice, need_labels
-from fedcache.tables.words import Unread, as_column, ending_of, objects_of
+from fedcache.tables.words import Unread, as_column, counted, ending_of, objects_of
 
 # Embeddings in a torch file: a dict of tensors, lists and numbers by name, as ``torch.save`` writes it. The file goes
 # through the one function of the package that opens torch files, which runs nothing.

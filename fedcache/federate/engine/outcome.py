@@ -525,7 +525,7 @@ def fusion_similarity(single: Tensor, fused: Tensor, owned: Tensor, norm: str = 
 
     s_ki is the mean over the classes client i owns of <C_i^(j) from backbone k alone, C_i^(j) from all>, of unit
     prototypes. It compares coordinates, so it means something only where the projections start from one basis;
-    ``report.figures.data.linear_cka`` does not need that. Raises FedcacheError, exit 2 for an unknown norm.
+    ``report.figure_data.linear_cka`` does not need that. Raises FedcacheError, exit 2 for an unknown norm.
 
     Args:
         single: [K, M, C, P] prototypes of models on one backbone each.

@@ -1,1 +1,155 @@
-"""Description of a method: its switches, its messages, and its page in the documentation."""
+"""Catalogue of methods for ``fedcache methods``, read from ``catalogue.json`` without importing torch.
+
+The file is written by ``tools/make_docs.py``. Counts of scalars and bytes are kept as polynomials of the feature width
+W and the number of classes C, so that they are exact for any store. The file says from which sources it was made; where
+those have changed since, the facts are computed from the methods themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import fedcache
+from fedcache.config import Home
+from fedcache.errors import FedcacheError
+from fedcache.store.catalog import last_store
+from fedcache.store.manifest import TEXT_ORDER
+from fedcache.store.store import Store
+
+PATH = Path(__file__).with_name("catalogue.json")
+COUNTS = ("up", "up_bytes", "paper_up", "down", "down_bytes", "paper_down", "first_down")
+"""What is counted of one client in one round: sent and received, in scalars, in bytes, and as the paper counts."""
+
+SOURCES = (
+    "federate/methods",
+    "federate/engine/method.py",
+    "federate/engine/outcome.py",
+    "heads",
+    "report/methods/facts.py",
+)
+"""Files and folders below the package that the facts depend on."""
+
+Term = Sequence[int]
+"""(numerator, denominator, power of W, power of C) of one term of a polynomial."""
+
+CountedMethod = tuple[dict[str, Any], dict[str, int]]
+"""The facts of a method, and the count of each of ``COUNTS``."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The feature widths and the number of classes at which traffic is counted.
+
+    Attributes:
+        width: D, all backbones together.
+        text_width: D of the backbone that methods with text features read.
+        classes: C.
+        source: the store they come from, and the sizes, in words.
+    """
+
+    width: int = 512
+    text_width: int = 512
+    classes: int = 10
+    source: str = "512 features, 10 classes"
+
+
+def current_sizes(home: Home) -> Sizes:
+    """The sizes of the store last used, else 512 features and 10 classes (one ResNet-18 of FedPCL's table)."""
+    try:
+        last = last_store(home)
+        if last is None:
+            return Sizes()
+        store = Store.open(last[0])
+    except FedcacheError:
+        return Sizes()
+    arrays = {k: a for k, a in store.arrays.items() if a.dtype != "uint8"}
+    if not arrays:
+        return Sizes()
+    # Methods without text read all backbones; methods with text read one, chosen as training chooses it.
+    by_name = {str(a.recipe.get("backbone")): a.shape[2] for a in arrays.values()}
+    text = next((by_name[n] for n in TEXT_ORDER if n in by_name), next(iter(by_name.values())))
+    width = sum(by_name.values())
+    classes = len(store.samples.classes)
+    backbones = " + ".join(by_name)
+    source = f"{store.path.name}: {backbones}, {width} features, {classes} classes"
+    return Sizes(width, text, classes, source)
+
+
+def sources_digest() -> str:
+    """sha256 over the names and bytes of ``SOURCES``: some 80 small files, a few milliseconds."""
+    root = Path(fedcache.__file__).parent
+    digest = hashlib.sha256()
+    for source in SOURCES:
+        place = root / source
+        paths = [place]
+        if place.is_dir():
+            paths = sorted(place.rglob("*.py"))
+        for path in paths:
+            raw = path.read_bytes()
+            name = path.relative_to(root).as_posix()
+            digest.update(f"{name} {len(raw)}\n".encode() + raw)
+    return digest.hexdigest()
+
+
+def evaluate(terms: Iterable[Term], width: int, classes: int) -> int:
+    """The value of a polynomial, which is a whole number at whole sizes.
+
+    >>> evaluate([(1, 2, 2, 0), (1, 2, 1, 0), (1, 1, 1, 1)], 512, 10)  # W (W + 1) / 2 + W C
+    136448
+    """
+    return int(sum(Fraction(top, low) * width**w * classes**c for top, low, w, c in terms))
+
+
+def width_of(entry: dict[str, Any], sizes: Sizes) -> int:
+    """The W of a method: methods that read text take the backbone that has text, the others all backbones."""
+    if "text" in entry["needs"]:
+        return sizes.text_width
+    return sizes.width
+
+
+def stored_counts(sizes: Sizes) -> list[CountedMethod] | None:
+    """The facts and counts of every method by ``catalogue.json``; None if methods were edited after it was written.
+
+    ``facts.every_method`` counts them then, which takes seconds and imports torch.
+    """
+    if not PATH.exists():
+        return None
+    stored = json.loads(PATH.read_bytes())
+    if stored["sources"] != sources_digest():
+        return None
+    found = []
+    for entry in stored["methods"]:
+        width = width_of(entry, sizes)
+        counts = {key: evaluate(entry["counts"][key], width, sizes.classes) for key in COUNTS}
+        found.append((entry, counts))
+    return found
+
+
+def method_entries(counted: Iterable[CountedMethod], sizes: Sizes) -> list[dict[str, Any]]:
+    """Every method by name: summary, paper, what it reads, fidelity, and what one client sends and receives.
+
+    Args:
+        counted: facts and counts of every method.
+        sizes: the widths of these counts; a client owns every class.
+    """
+    return [
+        {
+            **{key: entry[key] for key in ("name", "summary", "paper", "needs")},
+            "sends": {"scalars": n["up"], "bytes": n["up_bytes"], "paper_scalars": n["paper_up"]},
+            "receives": {
+                "scalars": n["down"],
+                "bytes": n["down_bytes"],
+                "paper_scalars": n["paper_down"],
+                "first_scalars": n["first_down"],
+            },
+            "counted_at": sizes.source,
+            **{key: entry[key] for key in ("fidelity", "one_shot")},
+        }
+        for entry, n in counted
+    ]

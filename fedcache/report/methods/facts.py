@@ -30,7 +30,7 @@ from fedcache.federate.methods import METHODS, NAMES, module_of, wants_encoders
 from fedcache.federate.partition.partition import Client
 from fedcache.federate.trust.update_validation import counts_rows
 from fedcache.heads.linear import Tree
-from fedcache.report.methods.sizes import Sizes
+from fedcache.report.methods import Sizes
 from fedcache.runs.spec import with_schedule_rounds
 
 CLIENTS = 3
@@ -41,7 +41,7 @@ IDLE = ("epochs", "personal_epochs", "esd_epochs", "e_h", "e_b", "K", "probe_epo
 
 
 def traffic_of(method: Method, sizes: Sizes) -> dict[str, Any]:
-    """What one client that owns every class sends and receives in a round, counted on rounds of no training.
+    """Traffic of one client that owns every class, counted in rounds without training.
 
     Returns:
         ``up``, ``down`` (scalars), ``up_bytes``, ``down_bytes``, ``paper_up``, ``paper_down`` of a round after the
@@ -71,21 +71,21 @@ def _trial(method: Method, sizes: Sizes) -> tuple[dict[str, Any], Tree]:
     per = PER_CLASS * sizes.classes
     rows = np.arange(count * per)
     clients = [Client(f"c{i}", rows[i * per : (i + 1) * per], rows[:0]) for i in range(count)]
-    idle = {h.name: max(0, int(h.low or 0)) for h in method.hparams if h.name in IDLE}
+    # No passes over the rows: what travels does not depend on them.
+    idle: dict[str, Any] = {
+        h.name: max(0, int(h.low or 0)) for h in method.hparams if h.name in IDLE
+    }
     if "anchors" in hp:
-        small = {"anchors": "all"}
-    else:
-        small = {}
+        idle["anchors"] = "all"
     rounds = 2
     if method.one_shot:
         rounds = 1
-    if method.central:
-        watched = method
-    else:
+    watched = method
+    if not method.central:
         watched = replace(method, fit=fit)
     job = RunState(
         watched,
-        with_schedule_rounds({**hp, **idle, **small}, rounds),
+        with_schedule_rounds({**hp, **idle}, rounds),
         data,
         clients,
         0,
@@ -102,39 +102,47 @@ def _trial(method: Method, sizes: Sizes) -> tuple[dict[str, Any], Tree]:
     served = max(1, done.clients)
     keys = ("up", "down", "up_bytes", "down_bytes", "paper_up", "paper_down")
     sends = {key: getattr(done, key) // served for key in keys}
-    return {**sends, "first_down": first.down // served, "clients": count if depends else 0}, sent
+    sends["first_down"] = first.down // served
+    sends["clients"] = count * depends
+    return sends, sent
 
 
 def _rows(method: Method, sizes: Sizes, clients: int) -> Data:
     """Rows of every class for every client: noise, as traffic does not depend on it."""
     need = method.reads(method.resolve())
-    towers = None
+    frozen = None
+    width = sizes.width
     if wants_encoders(method):
         towers = _towers()
-    if towers is not None:
+        frozen = towers.towers
         width = towers.width
-    else:
-        if "text" in need:
-            width = sizes.text_width
-        else:
-            width = sizes.width
+    elif "text" in need:
+        width = sizes.text_width
     count = clients * PER_CLASS * sizes.classes
     y = torch.arange(sizes.classes).repeat(clients * PER_CLASS)
     g = torch.Generator().manual_seed(0)
-    # of images: nothing that travels depends on it, towers are made for 32
+    # The size of images: nothing that travels depends on it, but towers are made for 32 pixels.
     side = 32
-    if towers is None:
+    if frozen is None:
         side = 8
+    image = None
     if "pixels" in need:
+        image = (side, side)
         x = torch.randint(0, 256, (count, 1, side * side * 3), dtype=torch.uint8, generator=g)
     else:
         x = torch.nn.functional.normalize(torch.randn(count, 1, width, generator=g), dim=-1)
-    text = torch.nn.functional.normalize(torch.randn(sizes.classes, width, generator=g), dim=-1)
-    return replace(
-        Data(x, y, sizes.classes, text if "text" in need else None, (width,)),
+    text = None
+    if "text" in need:
+        text = torch.nn.functional.normalize(torch.randn(sizes.classes, width, generator=g), dim=-1)
+    return Data(
+        x,
+        y,
+        sizes.classes,
+        text,
+        (width,),
         names=tuple(f"class {i}" for i in range(sizes.classes)),
-        image=(side, side) if "pixels" in need else None,
-        towers=None if towers is None else towers.towers,
+        image=image,
+        towers=frozen,
     )
 
 
@@ -153,12 +161,12 @@ def _towers() -> _Tower:
 
 
 def why_it_waits(method: Method) -> str | None:
-    """What keeps ``--asynchronous`` from the method; None where nothing does."""
+    """The reason why a method does not take ``--asynchronous``; None if it does."""
     return why_not_asynchronous(method, method.resolve())
 
 
 def facts_in_list(method: Method) -> dict[str, Any]:
-    """What a list of methods says of one, besides what it sends."""
+    """Facts of a method for a list, without its traffic."""
     return {
         "name": method.name,
         "summary": method.summary,
@@ -175,9 +183,11 @@ def every_method(sizes: Sizes) -> list[tuple[dict[str, Any], dict[str, Any]]]:
 
 
 def objective(name: str) -> str:
-    """The equations of a method and where papers and code part: the docstring of its file, or of a plug-in's."""
-    module = sys.modules.get(module_of(name) if name in NAMES else METHODS[name].fit.__module__)
-    return (getattr(module, "__doc__", None) or "").strip()
+    """The equations of a method and where paper and code differ: the docstring of its file, or of a plug-in's."""
+    file = METHODS[name].fit.__module__
+    if name in NAMES:
+        file = module_of(name)
+    return (getattr(sys.modules.get(file), "__doc__", None) or "").strip()
 
 
 def disagreements(method: Method) -> list[dict[str, str]]:
@@ -195,7 +205,7 @@ def disagreements(method: Method) -> list[dict[str, str]]:
 
 
 def fidelities(method: Method) -> str:
-    """What a result may call itself: with one stored view, and with four where that differs."""
+    """Fidelities that a result may have: with one stored view, and with four views where that differs."""
     hp = method.resolve()
     one = method.faithful(hp, 1)
     four = method.faithful(hp, 4)
@@ -336,15 +346,18 @@ class Part:
     def label(self) -> str:
         """The names and shapes, shortened where there are many."""
         if len(self.names) > SHOWN:
-            return f"{len(self.names)} tensors, {self.names[0]} to {self.names[-1]}"
-        return ", ".join(
-            f"{n} {'x'.join(map(str, s)) or '1'}"
-            for n, s in zip(self.names, self.shapes, strict=True)
-        )
+            count = len(self.names)
+            first = self.names[0]
+            return f"{count} tensors, {first} to {self.names[-1]}"
+        labels = []
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            size = "x".join(map(str, shape)) or "1"
+            labels.append(f"{name} {size}")
+        return ", ".join(labels)
 
 
 def kind_of(name: str) -> tuple[str, str]:
-    """(what a tensor of this name is, what it tells); KeyError for a name that nobody described."""
+    """(kind of a tensor of this name, what it reveals); KeyError for a name without a description."""
     if name.startswith("c/"):
         return _CONTROL
     if counts_rows(name):
@@ -355,10 +368,11 @@ def kind_of(name: str) -> tuple[str, str]:
 
 
 def leaving(method: Method, sizes: Sizes | None = None) -> list[Part]:
-    """What one client sends in a round, at some widths (512 features and 10 classes when None): [] when nothing."""
+    """The tensors that one client sends in a round, at some widths (None: 512 features, 10 classes); [] for none."""
     if method.central:
         return [Part((), (), "", *_ALL, "refused")]
     parts: dict[tuple[str, str, str, str], list[tuple[str, tuple[int, ...]]]] = {}
+    # Tensors of one kind and dtype share a row of the table.
     for name, t in _trial(method, sizes or Sizes())[1].items():
         numbers = t.dtype.is_floating_point and not counts_rows(name)
         private = covered_by_noise(method, numbers=numbers)
@@ -376,13 +390,12 @@ def leaving(method: Method, sizes: Sizes | None = None) -> list[Part]:
         )
         for (what, tells, dtype, private), tensors in parts.items()
     ]
+    # An average weighted by rows also needs the number of rows of each client.
     if made and "mean" in method.pool(method.resolve()).values():
-        private = "not sent: every client weighs the same"
-        made.append(
-            Part(
-                ("n",), ((),), "int64", *_ROWS, private if method_takes_noise(method) else "refused"
-            )
-        )
+        private = "refused"
+        if method_takes_noise(method):
+            private = "not sent: every client weighs the same"
+        made.append(Part(("n",), ((),), "int64", *_ROWS, private))
     return made
 
 

@@ -33,7 +33,7 @@ from fedcache.store.store import Store
 
 @dataclass(frozen=True)
 class Block:
-    """Where treatments are compared: labels of the data, of the backbone and of the partition."""
+    """A block, in which treatments are compared: labels of its data, backbone and partition."""
 
     data: str
     backbone: str
@@ -45,7 +45,7 @@ class Block:
 
 @dataclass(frozen=True)
 class BenchScore:
-    """What one treatment got in one block.
+    """Result of one treatment in one block.
 
     Attributes:
         block: where.
@@ -106,7 +106,8 @@ class BenchRun:
                 continue
             if self.options.backbones:
                 raise MachineError(lacks.why, lacks.command)
-            self.observer.note(f"Without {name}: {lacks.why.split(' Looked at:')[0]}")
+            why = lacks.why.split(" Looked at:")[0]
+            self.observer.note(f"Without {name}: {why}")
         if not here:
             raise MachineError(
                 "None of the backbones is here.",
@@ -179,15 +180,17 @@ class BenchRun:
     def _config(
         self, block: Block, store: Store, treatment: BenchTreatment, seeds: str
     ) -> TrainConfig:
-        one_shot = METHODS[treatment.method].one_shot
+        # One-shot methods have one round, in which all clients take part.
+        rounds: dict[str, Any] = {}
+        if not METHODS[treatment.method].one_shot:
+            rounds = {"rounds": self.study.rounds, "participation": self.study.participation}
         return TrainConfig(
             method=treatment.method,
             store=str(store.path),
             backbones=(block.backbone,),
             set=dict(treatment.set),
-            rounds=None if one_shot else self.study.rounds,
             seeds=seeds,
-            participation=None if one_shot else self.study.participation,
+            **rounds,
         )
 
     def _partition(self, deal: BenchPartition, seed: int, **options: Any) -> PartitionConfig:
@@ -199,9 +202,8 @@ class BenchRun:
             return {key: values[0] for key, values in treatment.search.items()}
         deal = self.study.partitions[block.partition]
         seeds = self.study.search_seeds
-        sweeps = {
-            f"set.{key}": values for key, values in treatment.search.items()
-        }  # alpha is a scheme's too
+        # As set.alpha: alpha alone would be an argument of the scheme.
+        sweeps = {f"set.{key}": values for key, values in treatment.search.items()}
         request = request_grid(
             [treatment.method],
             sweeps,
@@ -265,7 +267,8 @@ def run_study(
     scores = []
     for number, (block, store, label) in enumerate(todo, 1):
         scores.append(bench.score(block, store, label))
-        observer.note(f"{number} of {len(todo)}: {block}, {label}  {_words(scores[-1])}")
+        words = _words(scores[-1])
+        observer.note(f"{number} of {len(todo)}: {block}, {label}  {words}")
     return scores
 
 
@@ -282,4 +285,7 @@ def _words(score: BenchScore) -> str:
         return f"not trained: {score.why_not}"
     chosen = ", ".join(f"{k} {v}" for k, v in score.settings.items())
     mean = 100 * sum(score.values) / len(score.values)
-    return f"{mean:.2f} %{f' ({chosen})' if chosen else ''}"
+    words = f"{mean:.2f} %"
+    if chosen:
+        words += f" ({chosen})"
+    return words

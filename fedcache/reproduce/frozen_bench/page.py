@@ -14,6 +14,7 @@ from fedcache.report.statistics import Ranking, holm, interval, p_value, ranking
 from fedcache.reproduce.frozen_bench.measure import BenchScore, Block
 from fedcache.reproduce.frozen_bench.study import Study
 from fedcache.reproduce.render import markdown_row
+from fedcache.tables.words import counted
 
 SCHEMA = "fedcache.frozen-bench/1"
 SHARED = ("rounds", "participation", "seeds", "search_seeds", "validation", "limit")
@@ -23,7 +24,7 @@ SHARED = ("rounds", "participation", "seeds", "search_seeds", "validation", "lim
 def study_data(
     study: Study, scores: Sequence[BenchScore], facts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Everything that is known: protocol, scores with the digests of their runs, rankings.
+    """All data of the study: protocol, scores with the digests of their runs, rankings.
 
     Args:
         study: what was compared.
@@ -68,22 +69,31 @@ def as_json(data: Mapping[str, Any]) -> str:
 
 def summary_rows(ranked: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """One row per treatment of a ranking, as text; the columns are ``SUMMARY``."""
-    return [
-        (
-            s["treatment"],
-            s["family"],
-            f"{s['rank']:.1f}",
-            f"{100 * s['mean']:.2f}",
-            f"{100 * s['pooled']:.2f}",
-            f"{100 * s['worst']:.2f}",
-            "" if n == 0 else f"{100 * s['difference']:+.2f}{_interval(s['interval'])}",
-            "" if s["p"] is None else f"{s['p']:.3g}",
-            byte_size(round(s["bytes_up"])),
-            f"{s['seconds']:.2f}",
-            str(s["failed"] or ""),
+    rows: list[tuple[str, ...]] = []
+    for place, s in enumerate(ranked["standings"]):
+        difference = ""
+        # The first is what the others are compared with.
+        if place > 0:
+            difference = f"{100 * s['difference']:+.2f}" + _interval(s["interval"])
+        p = ""
+        if s["p"] is not None:
+            p = f"{s['p']:.3g}"
+        rows.append(
+            (
+                s["treatment"],
+                s["family"],
+                f"{s['rank']:.1f}",
+                f"{100 * s['mean']:.2f}",
+                f"{100 * s['pooled']:.2f}",
+                f"{100 * s['worst']:.2f}",
+                difference,
+                p,
+                byte_size(round(s["bytes_up"])),
+                f"{s['seconds']:.2f}",
+                str(s["failed"] or ""),
+            )
         )
-        for n, s in enumerate(ranked["standings"])
-    ]
+    return rows
 
 
 SUMMARY = (
@@ -102,52 +112,53 @@ SUMMARY = (
 
 
 def sentences(ranked: Mapping[str, Any]) -> list[str]:
-    """What must be read with a ranking."""
+    """Sentences to read with a ranking."""
     count = len(ranked["standings"])
-    blocks = len(ranked["blocks"])
-    said = [
-        f"{count} treatments, {blocks} block{'s' * (blocks != 1)} of data, backbone and partition."
-    ]
+    blocks = counted(len(ranked["blocks"]), "block")
+    lines = [f"{count} treatments, {blocks} of data, backbone and partition."]
     if ranked["cd"] is not None:
-        said.append(
-            f"Friedman's chi-squared {ranked['statistic']:.1f}, p {ranked['p']:.2g}. Mean ranks closer than "
-            f"{ranked['cd']:.1f} (Nemenyi, {100 * LEVEL:.0f} %) are not told apart: "
-            f"{len(ranked['alike'])} of {count} are that close to the first."
+        cd = f"{ranked['cd']:.1f} (Nemenyi, {100 * LEVEL:.0f} %)"
+        alike = len(ranked["alike"])
+        p = ranked["p"]
+        lines.append(
+            f"Friedman's chi-squared {ranked['statistic']:.1f}, p {p:.2g}. Mean ranks closer than {cd} are not told "
+            f"apart: {alike} of {count} are that close to the first."
         )
-    return said
+    return lines
 
 
 def markdown(data: Mapping[str, Any]) -> str:
     """The page."""
     p = data["protocol"]
+    count = len(data["scores"])
+    runs = sum(len(s["runs"]) for s in data["scores"])
+    seconds = data["runs_seconds"]
+    command = data["command"]
+    images = p["limit"] or "all"
+    participation = p["participation"]
+    validation = p["validation"]
+    search_seed = p["search_seeds"]
+    datasets = "; ".join(dict.fromkeys(str(s["block"]["data"]) for s in data["scores"]))
+    backbones = ", ".join(dict.fromkeys(s["block"]["backbone"] for s in data["scores"]))
     lines = [
         f"# {p['title']}",
         "",
-        f"`{data['command']}` with fedcache {data['version']}: {len(data['scores'])} comparisons, "
-        f"{sum(len(s['runs']) for s in data['scores'])} runs, {data['runs_seconds']:,.0f} s of training (without the "
-        "search). Every number is the mean of stored runs; the JSON file beside this page, of the same name, lists "
-        "their digests.",
+        f"`{command}` with fedcache {data['version']}: {count} comparisons, {runs} runs, {seconds:,.0f} s of training "
+        "(without the search). Every number is the mean of stored runs; the JSON file beside this page, of the same "
+        "name, lists their digests.",
         "",
-        f"Rows: {p['limit'] or 'all'} images of each data set. Rounds: {p['rounds']}, participation "
-        f"{p['participation']}. Settings: every combination of a treatment's search is trained without "
-        f"{p['validation']} of each client's training rows (seed {p['search_seeds']}) and scored on these rows; the "
+        f"Rows: {images} images of each data set. Rounds: {p['rounds']}, participation {participation}. Settings: "
+        f"every combination of a treatment's search is trained without {validation} of each client's training rows "
+        f"(seed {search_seed}) and scored on these rows; the "
         f"best is trained on all training rows with seeds {p['seeds']}, each with a partition of its own that all "
         "treatments share. Test rows choose nothing. Accuracy is the mean over clients, each scored on test rows with "
         "the classes of its own training rows.",
         "",
-        "Data: " + "; ".join(dict.fromkeys(f"{s['block']['data']}" for s in data["scores"])) + ". "
-        "Backbones: "
-        + ", ".join(dict.fromkeys(s["block"]["backbone"] for s in data["scores"]))
-        + ".",
+        f"Data: {datasets}. Backbones: {backbones}.",
     ]
     for ranked in data["rankings"]:
-        lines += [
-            "",
-            f"## {ranked['title'][0].upper()}{ranked['title'][1:]}",
-            "",
-            *sentences(ranked),
-            "",
-        ]
+        title = ranked["title"][0].upper() + ranked["title"][1:]
+        lines += ["", f"## {title}", "", *sentences(ranked), ""]
         lines += _table(SUMMARY, summary_rows(ranked))
     lines += [
         "",
@@ -178,9 +189,10 @@ def _blocks(scores: Sequence[Mapping[str, Any]]) -> list[str]:
     failed = [s for s in scores if s["why_not"]]
     if failed:
         lines += ["### Not trained", ""]
-        lines += [
-            f"- {', '.join(s['block'].values())}, {s['treatment']}: {s['why_not']}" for s in failed
-        ]
+        for s in failed:
+            block = ", ".join(s["block"].values())
+            treatment = s["treatment"]
+            lines.append(f"- {block}, {treatment}: {s['why_not']}")
     return lines
 
 
@@ -190,18 +202,22 @@ def _value(score: Mapping[str, Any] | None) -> str:
     if not score["values"]:
         return "not trained"
     values = 100 * np.array(score["values"])
-    # no draw: no spread to tell
-    spread = ""
+    words = f"{values.mean():.2f}"
+    # A treatment that draws nothing gives the same with every seed.
     if len(values) > 1 and np.ptp(values):
-        spread = f" ({values.std(ddof=1):.2f})"
+        deviation = values.std(ddof=1)
+        words += f" ({deviation:.2f})"
     chosen = ", ".join(f"{k} {v}" for k, v in score["settings"].items())
-    return f"{values.mean():.2f}{spread}" + (f" [{chosen}]" if chosen else "")
+    if chosen:
+        words += f" [{chosen}]"
+    return words
 
 
 def _interval(found: Sequence[float] | None) -> str:
     if found is None:
         return ""
-    return f" [{100 * found[0]:+.2f}, {100 * found[1]:+.2f}]"
+    low, high = found
+    return f" [{100 * low:+.2f}, {100 * high:+.2f}]"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -308,14 +324,16 @@ def _ranked(study: Study, title: str, scores: Sequence[BenchScore]) -> BenchRank
         ranks = tuple(float(1 + (values[:, 0] > v[0]).sum()) for v in values)
     order = sorted(range(len(labels)), key=lambda i: (ranks[i], labels[i]))
     first = values[order[0]]
-    both = [
-        values[i][k] - first[k]
-        for i in order
-        for k in [np.isfinite(values[i]) & np.isfinite(first)]
-    ]
-    tests: list[float | None] = [
-        None if n == 0 or len(d) < 2 else p_value("wilcoxon", d) for n, d in enumerate(both)
-    ]
+    # Differences from the first, in the blocks where both were trained.
+    both = []
+    tests: list[float | None] = []
+    for place, i in enumerate(order):
+        difference = (values[i] - first)[np.isfinite(values[i]) & np.isfinite(first)]
+        p = None
+        if place > 0 and len(difference) > 1:
+            p = p_value("wilcoxon", difference)
+        both.append(difference)
+        tests.append(p)
     standings = tuple(
         _standing(
             study, labels[i], ranks[i], values[i], [found.get((labels[i], b)) for b in blocks], d, p
@@ -364,13 +382,16 @@ def _standing(
     p: float | None,
 ) -> Standing:
     known = [s for s in scores if s is not None and s.values]
+    mean_difference = 0.0
+    if len(difference):
+        mean_difference = float(difference.mean())
     return Standing(
         label,
         study.treatments[label].family,
         rank,
         mean=float(values[np.isfinite(values)].mean()),
         worst=float(values[np.isfinite(values)].min()),
-        difference=float(difference.mean()) if len(difference) else 0.0,
+        difference=mean_difference,
         interval=interval(difference, LEVEL),
         p=p,
         pooled=float(np.mean([s.pooled or 0.0 for s in known])),

@@ -45,7 +45,7 @@ class BenchBackbone:
 
 @dataclass(frozen=True)
 class BenchPartition:
-    """How rows are dealt to clients.
+    """A scheme that assigns rows to clients.
 
     Attributes:
         scheme: of the partition.
@@ -90,7 +90,7 @@ class BenchTreatment:
 
 @dataclass(frozen=True)
 class Study:
-    """Everything that is compared, and how; a block is one of data x backbones x partitions.
+    """The protocol of the study; a block is one combination of data, backbone and partition.
 
     Attributes:
         title: the question.
@@ -102,7 +102,7 @@ class Study:
         limit: so many images of each data set, evenly spaced.
         data: label -> images.
         backbones: by name.
-        partitions: label -> how rows are dealt.
+        partitions: label -> how rows are assigned.
         treatments: label -> method and settings.
     """
 
@@ -118,14 +118,14 @@ class Study:
     partitions: Mapping[str, BenchPartition]
     treatments: Mapping[str, BenchTreatment]
 
-    def only(self, wanted: Mapping[str, Sequence[str]]) -> Study:
+    def only(self, labels: Mapping[str, Sequence[str]]) -> Study:
         """The part with these values of these axes.
 
         Raises:
             UsageError with "did you mean" for an axis or value that is not there.
         """
         changed: dict[str, Any] = {}
-        for axis, values in wanted.items():
+        for axis, values in labels.items():
             if axis not in AXES:
                 raise unknown(f"label of {NAME}", axis, AXES)
             if axis == "data":
@@ -185,7 +185,9 @@ def parse_study(data: Mapping[str, Any]) -> Study:
     """
     plain = {f.name for f in fields(Study)}
     for key in plain ^ set(data):
-        raise _wrong(f"{'unknown key' if key in data else 'missing'} {key}")
+        if key in data:
+            raise _wrong(f"unknown key {key}")
+        raise _wrong(f"missing {key}")
     made = {
         **data,
         "data": {k: BenchData(**v) for k, v in data["data"].items()},

@@ -81,22 +81,25 @@ def tracker(spec: str, runs: Path) -> Tracker:
             f"--track {spec} names no directory.", f"For example --track {shell_word(name)}:boards"
         )
     if own is not None:
-        return _tracker_of(own, Path(place).expanduser() if place else runs / name)
+        folder = runs / name
+        if place:
+            folder = Path(place).expanduser()
+        return _tracker_of(own, folder)
     assert kind is not None
     if missing := [package for package in kind.packages if find_spec(package) is None]:
         raise MachineError(
             f"--track {name} needs the package {missing[0]}, which is not installed.",
             f"pip install {shell_word(f'fedcache[{name}]')}",
         )
-    folder = _folder(kind, place, runs)
-    if folder is None:
+    folder_of_kind = _folder(kind, place, runs)
+    if folder_of_kind is None:
         assert kind.url is not None
         return kind.url(place or os.environ[kind.variable])
-    return kind.make(folder)
+    return kind.make(folder_of_kind)
 
 
 def _folder(kind: TrackerKind, place: str, runs: Path) -> Path | None:
-    """Where a tracker writes; None for the address of a server or a database."""
+    """The folder of a tracker; None for the address of a server or a database."""
     place = place or os.environ.get(kind.variable, "")
     if kind.url is not None and ("://" in place or place == "databricks"):
         return None
@@ -120,15 +123,16 @@ def look_at(spec: str, runs: Path) -> str | None:
 
 
 def _tracker_of(own: Plugin, place: Path) -> Tracker:
-    """What a plug-in makes of a folder. Raises UsageError for what cannot be loaded or is no tracker."""
+    """The tracker that a plug-in makes for a folder. Raises UsageError if it cannot be loaded or is no tracker."""
     make = own.load()
     if callable(make):
         made = make(place)
     else:
         made = make
     if not callable(made) or not callable(getattr(made, "close", None)):
+        kind = type(made).__name__
         raise UsageError(
-            f"The tracker {own.name!r} of {own.origin} makes a {type(made).__name__}.",
+            f"The tracker {own.name!r} of {own.origin} makes a {kind}.",
             f"Expected {KINDS['trackers']}.",
         )
     tracker: Tracker = made
@@ -145,14 +149,14 @@ def tracking(
     as ``tracker``.
     """
     if isinstance(specs, str):
-        asked = [specs]
+        given = [specs]
     else:
-        asked = list(specs or ())
-    if len({spec.partition(":")[0] for spec in asked}) < len(asked):
+        given = list(specs or ())
+    if len({spec.partition(":")[0] for spec in given}) < len(given):
         raise UsageError(
-            f"--track names a tracker twice: {', '.join(asked)}.", "Leave one of them out."
+            f"--track names a tracker twice: {', '.join(given)}.", "Leave one of them out."
         )
-    made = [(spec, HeldBack(tracker(spec, runs or home.runs))) for spec in asked]
+    made = [(spec, HeldBack(tracker(spec, runs or home.runs))) for spec in given]
     with ExitStack() as opened:
         for spec, one in made:
             opened.callback(_close, spec, one, runs or home.runs, observer)
@@ -163,14 +167,15 @@ def _close(spec: str, made: Tracker, runs: Path, observer: Observer | None) -> N
     """Close it, and say what shows it, or what went wrong."""
     try:
         made.close()
-        if getattr(made, "failed", False):
-            command = None
-        else:
+        command = None
+        if not getattr(made, "failed", False):
             command = look_at(spec, runs)
         if observer is not None and command is not None:
-            observer.note(f"Tracked by {spec.partition(':')[0]}:  {command}")
+            name = spec.partition(":")[0]
+            observer.note(f"Tracked by {name}:  {command}")
     except Exception as error:
-        text = f"--track {shell_word(spec)} could not be finished: {type(error).__name__}: {error}"
+        kind = type(error).__name__
+        text = f"--track {shell_word(spec)} could not be finished: {kind}: {error}"
         if observer is not None:
             observer.warn(text)
         else:

@@ -49,12 +49,11 @@ class MLflow(SeedTracker):
 
     def __init__(self, place: str | Path) -> None:
         super().__init__(seeds.OPEN)
-        self._folder = place if isinstance(place, Path) else None
-        self.uri = (
-            str(place)
-            if self._folder is None
-            else f"sqlite:///{self._folder.absolute() / 'mlflow.db'}"
-        )
+        self._folder: Path | None = None
+        self.uri = str(place)
+        if isinstance(place, Path):
+            self._folder = place
+            self.uri = f"sqlite:///{place.absolute() / 'mlflow.db'}"
         self._groups: dict[str, str] = {}
 
     def begin(self, round_: Round) -> MLflowRun:
@@ -67,8 +66,8 @@ class MLflow(SeedTracker):
                 found = None
             if found is None:
                 return MLflowRun(self._client, self._new(round_, name), set())
-            told = {metric.step for metric in self._client.get_metric_history(found, "bytes/up")}
-            return MLflowRun(self._client, found, told)
+            logged = {metric.step for metric in self._client.get_metric_history(found, "bytes/up")}
+            return MLflowRun(self._client, found, logged)
 
     def close(self) -> None:
         """Close the runs of groups too."""
@@ -110,7 +109,7 @@ class MLflow(SeedTracker):
 
     @cached_property
     def _client(self) -> MlflowClient:
-        # nothing leaves that nobody asked for
+        # nothing leaves that nobody requested
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow.tracking import MlflowClient
 
@@ -132,17 +131,17 @@ class MLflow(SeedTracker):
 
 
 class MLflowRun:
-    """The run of one seed; ``told`` are the rounds that it has."""
+    """The run of one seed; ``logged`` are the rounds that it has."""
 
-    def __init__(self, client: MlflowClient, run: str, told: set[int]) -> None:
+    def __init__(self, client: MlflowClient, run: str, logged: set[int]) -> None:
         self._client = client
         self._run = run
-        self._told = told
+        self._told = logged
         self._gathered: list[Any] = []
         self._moment: int | None = None  # of all figures of a private run, in milliseconds
         self._written = time.monotonic()
         self._last = 0
-        self._live = not told
+        self._live = not logged
 
     def write(self, round_: Round) -> None:
         """Gather the figures of a round, and write what is gathered when it is time."""
@@ -166,9 +165,10 @@ class MLflowRun:
                 return
             self._gather(dict(figures or {}))
             self._flush()
-            self._client.set_terminated(
-                self._run, status="KILLED" if figures is None else "FINISHED"
-            )
+            status = "FINISHED"
+            if figures is None:
+                status = "KILLED"
+            self._client.set_terminated(self._run, status=status)
 
     def _gather(self, figures: Figures) -> None:
         from mlflow.entities import Metric

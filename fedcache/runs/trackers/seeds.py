@@ -32,7 +32,7 @@ Figures = Mapping[str, float]
 
 
 class SeedLog(Protocol):
-    """Where the rounds of one seed are written."""
+    """Destination of the rounds of one seed."""
 
     def write(self, round_: Round) -> None:
         """Write one round."""
@@ -108,7 +108,7 @@ class SeedTracker(ABC):
 
 @dataclass(frozen=True)
 class TrackedName:
-    """What a tracked run is called."""
+    """Names of a tracked run."""
 
     key: str  # the same whenever the same seed of the same run is tracked
     name: str  # for a person
@@ -119,9 +119,15 @@ class TrackedName:
 
 def name_of(round_: Round) -> TrackedName:
     """The names of the tracked run of a round."""
-    words = [round_.method, *([round_.point] if round_.point else []), f"seed {round_.seed}"]
-    group = round_.grid or (f"{round_.method}-{round_.path.name}" if round_.seeds > 1 else "")
-    return TrackedName(f"{round_.path.name}-seed-{round_.seed}", " ".join(words), group)
+    words = [round_.method, f"seed {round_.seed}"]
+    if round_.point:
+        words.insert(1, round_.point)
+    run = round_.path.name
+    group = round_.grid
+    # The seeds of a run are a group where no grid groups them.
+    if not group and round_.seeds > 1:
+        group = f"{round_.method}-{run}"
+    return TrackedName(f"{run}-seed-{round_.seed}", " ".join(words), group)
 
 
 def metrics_of(round_: Round) -> dict[str, float]:
@@ -146,20 +152,20 @@ def parameters_of(round_: Round) -> dict[str, bool | int | float | str]:
     file: Mapping[str, Any] = {}
     with suppress(OSError, ValueError, KeyError):
         file = parse_toml((round_.path / "config.toml").read_text(encoding="utf-8"))["train"]
-    asked = {k: v for k, v in file.items() if k not in (*PLACES, "set", "seeds")}
+    from_file = {k: v for k, v in file.items() if k not in (*PLACES, "set", "seeds")}
     names = ("fedcache", "torch", "numpy")
     versions: dict[str, Any] = {"python": platform.python_version()}
     for name in names:
         with suppress(metadata.PackageNotFoundError):  # run from a folder
             versions[name] = metadata.version(name)
     given = {
-        **asked,
+        **from_file,
         **round_.settings,
         "method": round_.method,
         "seed": round_.seed,
         "rounds": round_.rounds,
-        **({"point": round_.point} if round_.point else {}),
-        **({"grid": round_.grid} if round_.grid else {}),
+        "point": round_.point or None,
+        "grid": round_.grid or None,
         **round_.about,
         "run": round_.path.name,
         **{f"version.{k}": v for k, v in versions.items()},
@@ -176,13 +182,14 @@ def _plain(value: Any) -> bool | int | float | str:
 
 
 def final_figures(path: Path, result: Mapping[str, Any], seed: int) -> dict[str, float]:
-    """What a run gave in the end: the figures of one seed, and with ``mean`` and ``std`` those over all seeds."""
+    """Final figures of a run: those of one seed, and with ``mean`` and ``std`` those over all seeds."""
     place = [int(s) for s in result["seeds"]].index(seed)
     found: dict[str, Any] = {}
     for name in ("accuracy", "validation", "macro_f1"):
         figures = result.get(name) or {}
         per_seed = figures.get("per_seed") or []
-        found[name] = per_seed[place] if place < len(per_seed) else None
+        if place < len(per_seed):
+            found[name] = per_seed[place]
         found |= {f"{name}_{of}": figures.get(of) for of in ("mean", "std")}
     found |= {f"clients/{name}": value for name, value in result.get("fairness", {}).items()}
     found["trainable_parameters"] = result.get("parameters", {}).get("trainable")

@@ -44,11 +44,16 @@ class EventFile:
     def __init__(self, writer: SummaryWriter, first: Round) -> None:
         self._writer = writer
         self._last = first
-        self._moment = time.time() if first.secret_times else None  # of all events of a private run
-        rows = "\n".join(
-            f"| {k} | {str(v).replace('|', '/')} |" for k, v in parameters_of(first).items()
-        )
-        writer.add_text("settings", f"| setting | value |\n|---|---|\n{rows}")
+        # All events of a private run get one time, so that the times of its rounds stay secret.
+        self._moment = None
+        if first.secret_times:
+            self._moment = time.time()
+        rows = []
+        for key, value in parameters_of(first).items():
+            cell = str(value).replace("|", "/")
+            rows.append(f"| {key} | {cell} |")
+        table = "\n".join(rows)
+        writer.add_text("settings", f"| setting | value |\n|---|---|\n{table}")
 
     def write(self, round_: Round) -> None:
         """One point of every scalar; the last round is given with the hyperparameters."""

@@ -36,8 +36,9 @@ class Trackio(SeedTracker):
         from trackio.utils import TRACKIO_DIR
 
         if Path(TRACKIO_DIR) != self.folder.absolute():
+            folder = self.folder.absolute()
             raise UsageError(
-                f"trackio writes to {TRACKIO_DIR} in this process, and {self.folder.absolute()} was asked for.",
+                f"trackio writes to {TRACKIO_DIR} in this process, and {folder} was asked for.",
                 "Another folder needs another process.",
             )
         name = name_of(round_)

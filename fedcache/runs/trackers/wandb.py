@@ -41,7 +41,10 @@ class WandB(SeedTracker):
 
         name = name_of(round_)
         mode = os.environ.get("WANDB_MODE") or OFFLINE
+        resume: Any = "allow"
         if mode == OFFLINE:
+            # Offline, a run that is logged again replaces the files of the one before.
+            resume = None
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
             for left in (self.folder / "wandb").glob(f"offline-run-*-{name.key}"):
                 shutil.rmtree(left)
@@ -55,7 +58,7 @@ class WandB(SeedTracker):
             mode=cast(Any, mode),
             config=parameters_of(round_),
             reinit="create_new",
-            resume=None if mode == OFFLINE else "allow",
+            resume=resume,
             settings=wandb.Settings(
                 silent=True,
                 console="off",
@@ -81,6 +84,8 @@ class WandBRun:
 
     def end(self, figures: Figures | None) -> None:
         """The final figures in the summary."""
-        if figures is not None:
-            self._run.summary.update(dict(figures))
-        self._run.finish(exit_code=0 if figures is not None else 1)
+        if figures is None:
+            self._run.finish(exit_code=1)
+            return
+        self._run.summary.update(dict(figures))
+        self._run.finish(exit_code=0)

@@ -17,7 +17,7 @@ from fedcache.federate.engine.outcome import (
     fusion_similarity,
     generalisation_bound,
 )
-from fedcache.report.figures.data import linear_cka
+from fedcache.report.figure_data import linear_cka
 
 
 def unit(*shape, seed=0):

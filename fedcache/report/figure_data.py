@@ -23,7 +23,7 @@ from fedcache.report.drawing import (
     short,
     write_drawing,
 )
-from fedcache.report.figures.grids import squares
+from fedcache.report.figure_grids import squares
 from fedcache.report.run_origin import RunStore
 from fedcache.store.chunks import array_bytes
 from fedcache.store.manifest import read_text, text_of_array
@@ -82,11 +82,12 @@ def dots(ident: str, source: RunStore) -> Plot | None:
     ]
     shown = counts[:MOST_CLIENTS, :MOST_CLASSES]
     across, down = shown.shape
-    says = "Training rows of each client and class; the area of a dot is their number."
+    description = "Training rows of each client and class; the area of a dot is their number."
     if shown.shape != counts.shape:
-        says += f" The first {across} of {of} clients, {down} of {counts.shape[1]} classes."
+        every = counts.shape[1]
+        description += f" The first {across} of {of} clients, {down} of {every} classes."
     if of > len(clients):
-        says += f" The data hold {len(clients):,} clients."
+        description += f" The data hold {len(clients):,} clients."
 
     def fill(axes: Any, marks: Marks) -> None:
         client, label = np.nonzero(shown)
@@ -96,19 +97,22 @@ def dots(ident: str, source: RunStore) -> Plot | None:
         made = axes.scatter(
             client, label, s=np.maximum(area, 1.0), color=SERIES[0], alpha=0.8, linewidths=0
         )
-        each = zip(client, label, strict=True)
-        marks(made, [f"{names[i]}, {classes[j]}: {shown[i, j]} rows" for i, j in each])
+        words = []
+        for i, j in zip(client, label, strict=True):
+            name = classes[j]
+            words.append(f"{names[i]}, {name}: {shown[i, j]} rows")
+        marks(made, words)
         name_places(axes.set_xticks, names[:across], rotation=90)
         name_places(axes.set_yticks, classes[:down])
         axes.set(xlim=(-0.7, across - 0.3), ylim=(down - 0.3, -0.7))
         _size_legend(axes, float(cell), int(shown.max()))
 
     columns = ("client", "class", "rows")
-    return Plot(ident, "Who holds which classes", says, columns, rows, fill, height=3.6)
+    return Plot(ident, "Who holds which classes", description, columns, rows, fill, height=3.6)
 
 
 def _size_legend(axes: Any, cell: float, most: int) -> None:
-    """How many rows a dot of a size is: the largest, a quarter of it, and one row."""
+    """A legend of dot sizes: the largest number of rows, a quarter of it, and one row."""
     from matplotlib.lines import Line2D
 
     handles = []
@@ -117,7 +121,10 @@ def _size_legend(axes: Any, cell: float, most: int) -> None:
         size = max(1.0, 0.95 * cell * (n / most) ** 0.5)
         style: dict[str, Any] = {"linestyle": "", "marker": "o", "color": SERIES[0], "alpha": 0.8}
         handles.append(Line2D([], [], markersize=size, **style))
-        names.append("1 row" if n == 1 else f"{n:,} rows")
+        noun = "rows"
+        if n == 1:
+            noun = "row"
+        names.append(f"{n:,} {noun}")
     axes.figure.legend(
         handles, names, loc="outside lower left", ncols=3, handletextpad=0.4, columnspacing=1.2
     )
@@ -137,7 +144,7 @@ def sampled(source: RunStore, key: str) -> NDArray[np.int64]:
 
 
 def few_chunks(source: RunStore, key: str, rows: NDArray[np.int64]) -> bool:
-    """Whether rows lie in no more chunks of an array than are read for one sample."""
+    """Whether rows are in no more chunks of an array than one sample may read."""
     return len(np.unique(rows // source.store.arrays[key].chunk_rows)) <= most_chunks(source, key)
 
 
@@ -166,15 +173,18 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
     rows = sampled(source, key)
     if len(rows) < 3 or how == "none":
         return None
+    # Rows that could not be read are NaN, and left out.
     x = source.features(key, rows)
     keep = np.isfinite(x).all(1)
     rows = rows[keep]
     x = x[keep]
+    # Rows and means are projected together, so that they share one plane.
     proto, words, global_count = _prototypes(source, key)
     flat = _project(np.concatenate([x, proto]), how)
     points = flat[: len(x)]
     stars = flat[len(x) : len(x) + global_count]
     small = flat[len(x) + global_count :]
+    # A legend is readable for some classes only; marks tell the class of a row anyway.
     label = columns.label[rows]
     there = np.unique(label)
     legend = len(there) <= MOST_LEGEND
@@ -182,12 +192,15 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
     way = how.upper()
     if how == "tsne":
         way = "t-SNE"
-    says = f"{len(x)} test rows of {name} by {way}; colours and shapes are classes, "
+    description = f"{len(x)} test rows of {name} by {way}; colours and shapes are classes, "
+    # The means of a large store are taken over a sample of its rows.
     train = source.partition.table.train.rows
     of = f"an even sample of {len(train):,} training rows"
     if averaged_whole(source, key, train):
         of = "all clients' training rows"
-    says += f"stars the mean of each class over {of}, small triangles those of single clients."
+    description += (
+        f"stars the mean of each class over {of}, small triangles those of single clients."
+    )
 
     def fill(axes: Any, marks: Marks) -> None:
         for c in there:
@@ -202,6 +215,7 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
             marks(made, words[global_count:])
         made = axes.scatter(*stars.T, s=70, marker="*", color=INK, linewidths=0)
         marks(made, words[:global_count])
+        # Names next to the stars, unless there are too many to read.
         if global_count <= 20:
             for word, at in zip(words, stars, strict=False):
                 axes.annotate(short(word, 10), at, xytext=(4, 4), textcoords="offset points")
@@ -220,7 +234,7 @@ def plane(ident: str, source: RunStore, key: str, how: str) -> Plot | None:
         [kind, n, *at] for kind, n, at in zip(kinds, names, flat.tolist(), strict=True)
     ]
     title = f"Features of {name} in two dimensions"
-    return Plot(ident, title, says, ("kind", "name", "x", "y"), data, fill, height=4.2)
+    return Plot(ident, title, description, ("kind", "name", "x", "y"), data, fill, height=4.2)
 
 
 def _prototypes(source: RunStore, key: str) -> tuple[NDArray[np.float32], list[str], int]:
@@ -235,7 +249,8 @@ def _prototypes(source: RunStore, key: str) -> tuple[NDArray[np.float32], list[s
         if own and len(chunks) > most_chunks(source, key):
             break  # their rows lie all over a large store
         for c, mine in _by_class(source, key, client.train):
-            own.append((f"{client.name}: {columns.classes[c]}", mine.mean(0)))
+            name = columns.classes[c]
+            own.append((f"{client.name}: {name}", mine.mean(0)))
     rows = table.train.rows
     if not averaged_whole(source, key, rows):
         dealt = np.zeros(len(columns.label), bool)
@@ -345,17 +360,21 @@ def agreement(ident: str, source: RunStore) -> Plot | None:
         for k, part in enumerate(unit):
             value = linear_cka(part, whole)
             if np.isfinite(value):
-                cells.append((i, k, value, f"{names[k]}, {client.name}: {value:.3f}"))
+                name = names[k]
+                cells.append((i, k, value, f"{name}, {client.name}: {value:.3f}"))
     if not cells:
         return None
-    says = "Linear CKA between each backbone's features and all of them together, on each client's training rows: 1 is "
-    says += "the same geometry. (Cached features only; `fedcache reproduce fedpcl-figure3` trains projections.)"
+    description = (
+        "Linear CKA between each backbone's features and all of them together, on each client's "
+        "training rows: 1 is "
+    )
+    description += "the same geometry. (Cached features only; `fedcache reproduce fedpcl-figure3` trains projections.)"
 
     def fill(axes: Any, marks: Marks) -> None:
         squares(axes, marks, cells, small=len(clients) > 8, form="{:.2f}")
-        name_places(
-            axes.set_xticks, [c.name for c in clients], rotation=90 if len(clients) > 8 else 0
-        )
+        # Many names fit only if they are turned.
+        rotation = 90 * (len(clients) > 8)
+        name_places(axes.set_xticks, [c.name for c in clients], rotation=rotation)
         name_places(axes.set_yticks, names)
         axes.set(xlim=(-0.5, len(clients) - 0.5), ylim=(len(names) - 0.5, -0.5))
 
@@ -363,12 +382,13 @@ def agreement(ident: str, source: RunStore) -> Plot | None:
     columns = ("backbone", "client", "CKA")
     height = 1.2 + 0.4 * len(names)
     return Plot(
-        ident, "Fusion: what each backbone brings", says, columns, rows_, fill, height=height
+        ident, "Fusion: what each backbone brings", description, columns, rows_, fill, height=height
     )
 
 
 def label_entropy(ident: str, source: RunStore) -> Plot | None:
     """Entropy of the zero-shot soft labels of the test rows, for the first backbone with text features."""
+    # The first backbone that has text features.
     for key in source.keys:
         backbone = str(source.store.arrays[key].recipe.get("backbone"))
         if (entry := text_of_array(source.store.manifest, key)) is not None:
@@ -382,12 +402,17 @@ def label_entropy(ident: str, source: RunStore) -> Plot | None:
         return None
     text_rows = read_text(source.store.path, backbone, entry)
     unit, text = (_unit_rows(np.asarray(part, np.float64)) for part in (x, text_rows))
+    # FST-CBDG sharpens by a factor of 1; CLIP multiplies similarities by 100.
     scales = {1: "scale 1 (FST-CBDG)", 100: "scale 100 (CLIP's own)"}
     values = {s: _entropy_bits(unit, text, float(s)) for s in scales}
     most = float(np.log2(len(text)))
-    says = f"Entropy in bits of the zero-shot labels of {len(x)} test rows by {backbone}; {most:.2f} is no knowledge."
+    description = (
+        f"Entropy in bits of the zero-shot labels of {len(x)} test rows by {backbone}; {most:.2f} "
+        "is no knowledge."
+    )
 
     def fill(axes: Any, marks: Marks) -> None:
+        # The last edge is a little above the maximum, so that it has a bin.
         edges = np.linspace(0, most * 1.0001, 25)
         for i, (s, v) in enumerate(values.items()):
             count, _ = np.histogram(v, edges)
@@ -408,7 +433,7 @@ def label_entropy(ident: str, source: RunStore) -> Plot | None:
 
     data: list[list[Cell]] = [[scales[s], float(e)] for s, v in values.items() for e in v]
     return Plot(
-        ident, "Entropy of zero-shot labels", says, ("scale", "bits"), data, fill, height=3.0
+        ident, "Entropy of zero-shot labels", description, ("scale", "bits"), data, fill, height=3.0
     )
 
 
@@ -440,14 +465,23 @@ def _fill(axes: Any, partition: Partition, columns: Columns, counts: np.ndarray)
     of_client = client_domains(partition, columns)
     scale = dot_scale(counts)
     domains = sorted({d for d in of_client if d is not None})
-    for domain in domains if None not in of_client else [None]:
+    # Colours tell domains apart where each client has rows of one only.
+    coloured: list[int | None] = [*domains]
+    if None in of_client:
+        coloured = [None]
+    for domain in coloured:
         chosen = np.array([domain is None or of_client[i] == domain for i in client], bool)
+        colour = "C0"
+        name = None
+        if domain is not None:
+            colour = f"C{domain % 10}"
+            name = plain(columns.domains[domain])
         axes.scatter(
             client[chosen],
             label[chosen],
             s=counts[client[chosen], label[chosen]] * scale,
-            color="C0" if domain is None else f"C{domain % 10}",
-            label=None if domain is None else plain(columns.domains[domain]),
+            color=colour,
+            label=name,
             linewidths=0,
             alpha=0.85,
         )

@@ -31,7 +31,7 @@ from fedcache.report.drawing import (
     shortened,
     size,
 )
-from fedcache.report.figures.grids import squares, tiles
+from fedcache.report.figure_grids import squares, tiles
 from fedcache.report.find_runs import StoredRun
 from fedcache.runs.result_files import ClientColumns
 from fedcache.runs.score import BY_VALIDATION, NOT_A_CHOICE, has_validation, score_of
@@ -68,9 +68,9 @@ def curves(ident: str, runs: Named) -> Plot | None:
             drawn.append((label, entry.key, np.array(shared), values))
     if not drawn:
         return None
-    says = "Accuracy in percent after each measured round; bands reach from the lowest to the highest seed."
+    description = "Accuracy in percent after each measured round; bands reach from the lowest to the highest seed."
     if len(drawn) > MOST_CURVES:
-        says += f" {MOST_CURVES} of {len(drawn)} are drawn, the best of each method first; the data hold all."
+        description += f" {MOST_CURVES} of {len(drawn)} are drawn, the best of each method first; the data hold all."
     shown = drawn[:MOST_CURVES]
 
     def fill(axes: Any, marks: Marks) -> None:
@@ -85,7 +85,8 @@ def curves(ident: str, runs: Named) -> Plot | None:
                 marks(line, [f"{label}: round {r}, {m:.2f} %" for r, m in each], key)
             else:
                 (line,) = axes.plot(rounds, mean, **style)
-                marks(line, [f"{label}: {mean[-1]:.2f} % after round {rounds[-1]}"], key)
+                last = rounds[-1]
+                marks(line, [f"{label}: {mean[-1]:.2f} % after round {last}"], key)
             if len(values) > 1:
                 span = (values.min(0), values.max(0))
                 band = axes.fill_between(rounds, *span, color=SERIES[i], alpha=0.18, linewidth=0)
@@ -94,7 +95,7 @@ def curves(ident: str, runs: Named) -> Plot | None:
 
     columns = ("run", "seed", "round", "accuracy")
     height = 2.9 + 0.24 * len(shown)
-    return Plot(ident, "Accuracy per round", says, columns, rows, fill, height=height)
+    return Plot(ident, "Accuracy per round", description, columns, rows, fill, height=height)
 
 
 def _over_rounds(
@@ -139,11 +140,11 @@ def spread(ident: str, runs: Named) -> Plot | None:
             accuracy = None
         rows.append([label, name, accuracy])
     shown = known[:MOST_STRIPS]
-    says = f"Accuracy of every client, in percent: {strip}, the bar is their mean, "
-    says += "the triangle the mean of the worst tenth (ten clients and more)."
+    description = f"Accuracy of every client, in percent: {strip}, the bar is their mean, "
+    description += "the triangle the mean of the worst tenth (ten clients and more)."
     if len(known) > len(shown):
-        says += f" {MOST_STRIPS} of {len(known)} runs, the best of each method first."
-    says += _left_behind(*known[0][::2])
+        description += f" {MOST_STRIPS} of {len(known)} runs, the best of each method first."
+    description += _left_behind(*known[0][::2])
 
     def fill(axes: Any, marks: Marks) -> None:
         for y, (label, e, columns) in enumerate(shown):
@@ -159,14 +160,17 @@ def spread(ident: str, runs: Named) -> Plot | None:
                 words = ", ".join(f"{a:.2f}" for a in five)
                 marks(box, [f"{label}: quantiles {words} %"], e.key)
             else:
-                # A fixed wobble, so that equal clients lie beside each other and not upon.
+                # A fixed wobble, so that equal clients lie next to each other and not upon.
                 wobble = 0.22 * np.sin(np.arange(len(values)) * 2.399)
                 dots = axes.scatter(
                     values, y + wobble, s=16, color=SERIES[0], alpha=0.45, linewidths=0
                 )
                 scored = np.flatnonzero(~np.isnan(columns.accuracy)).tolist()
-                each = zip(scored, values, strict=True)
-                marks(dots, [f"{label}: {columns.names[i]} {a:.2f} %" for i, a in each], e.key)
+                hovers = []
+                for i, accuracy in zip(scored, values, strict=True):
+                    name = columns.names[i]
+                    hovers.append(f"{label}: {name} {accuracy:.2f} %")
+                marks(dots, hovers, e.key)
             mean = values.mean()
             (bar,) = axes.plot([mean], [y], marker="|", markersize=15, color=INK, markeredgewidth=2)
             marks(bar, [f"{label}: mean of clients {mean:.2f} %"], e.key)
@@ -182,21 +186,23 @@ def spread(ident: str, runs: Named) -> Plot | None:
 
     title = "Clients: who is left behind"
     height = 1.0 + 0.3 * max(3, len(shown))
-    return Plot(ident, title, says, ("run", over, "accuracy"), rows, fill, height=height)
+    return Plot(ident, title, description, ("run", over, "accuracy"), rows, fill, height=height)
 
 
 def _left_behind(label: str, columns: ClientColumns) -> str:
-    """Which clients of the first run have the lowest accuracies."""
+    """The clients of the first run with the lowest accuracies, in words."""
     # Clients without a score are sorted to the end.
     order = np.argsort(columns.accuracy, kind="stable")[: len(columns.scored)].tolist()
     if len(order) < 3 or columns.accuracy[order[0]] == columns.accuracy[order[-1]]:
         return ""
     lowest = []
     for i in order[:2]:
+        name = short(columns.names[i], 20)
         accuracy = percent(float(columns.accuracy[i]))
-        lowest.append(f"{short(columns.names[i], 20)} {accuracy}")
+        lowest.append(f"{name} {accuracy}")
     median = percent(float(np.median(columns.scored)))
-    return f" Lowest with {label}: {', '.join(lowest)}; the median client has {median}."
+    clients = ", ".join(lowest)
+    return f" Lowest with {label}: {clients}; the median client has {median}."
 
 
 MOST_DRAWN = 30
@@ -233,29 +239,35 @@ def confusion_matrix(
         most = [(i, j) for i, j in _largest(wrong)[:MOST_PAIRS] if wrong[i, j] > 0]
         if not most:
             return None
-        says = f"The most frequent mistakes among {len(table)} classes: percent of the true class's test rows."
+        description = f"The most frequent mistakes among {len(table)} classes: percent of the true class's test rows."
 
         def fill_bars(axes: Any, marks: Marks) -> None:
-            words = [
-                f"{names[i]} taken for {names[j]}: {table[i, j]} rows, {share[i, j]:.1f} %"
-                for i, j in most
-            ]
-            pairs = [f"{short(names[i], 14)} as {short(names[j], 14)}" for i, j in most]
+            words = []
+            pairs = []
+            for i, j in most:
+                mistake = f"{names[i]} taken for {names[j]}"
+                words.append(f"{mistake}: {table[i, j]} rows, {share[i, j]:.1f} %")
+                pairs.append(short(names[i], 14) + " as " + short(names[j], 14))
             bars(axes, marks, [share[i, j] for i, j in most], words, pairs)
             axes.set_xlabel("% of the true class")
 
-        return Plot(ident, title, says, columns, rows, fill_bars, height=3.8)
-    says = f"Of the test rows of a true class (a row), the percentage that {label} takes for each class (a column)."
+        return Plot(ident, title, description, columns, rows, fill_bars, height=3.8)
+    description = (
+        f"Of the test rows of a true class (a row), the percentage that {label} takes for each class (a "
+        "column)."
+    )
 
     def fill(axes: Any, marks: Marks) -> None:
         cells = []
         for i, j in np.argwhere(table).tolist():
-            words = f"{names[i]} taken for {names[j]}: {table[i, j]} of {int(total[i, 0])}"
+            mistake = f"{names[i]} taken for {names[j]}"
+            rows_of_class = int(total[i, 0])
+            words = f"{mistake}: {table[i, j]} of {rows_of_class}"
             cells.append((j, i, float(share[i, j]), words))
         squares(axes, marks, cells, small=len(table) > 12, form="{:.0f}")
         _class_axes(axes, names)
 
-    return Plot(ident, title, says, columns, rows, fill, height=4.6)
+    return Plot(ident, title, description, columns, rows, fill, height=4.6)
 
 
 def own_numbers(ident: str, runs: Named) -> list[Plot]:
@@ -317,9 +329,9 @@ def _one(ident: str, name: str, rows: list[list[Cell]], keys: dict[str, str]) ->
     series: dict[str, dict[int, list[float]]] = {}
     for label, _, number, value in rows:
         series.setdefault(str(label), {}).setdefault(int(number or 0), []).append(float(value or 0))
-    says = f"{title} in every round that noted it ({unit}); means over seeds."
+    description = f"{title} in every round that noted it ({unit}); means over seeds."
     if len(series) > MOST_CURVES:
-        says += f" The first {MOST_CURVES} of {len(series)} runs."
+        description += f" The first {MOST_CURVES} of {len(series)} runs."
     labels = list(series)[:MOST_CURVES]
 
     def fill(axes: Any, marks: Marks) -> None:
@@ -334,7 +346,9 @@ def _one(ident: str, name: str, rows: list[list[Cell]], keys: dict[str, str]) ->
         _over_rounds(axes, marks, labels, [keys.get(n, "") for n in labels], unit)
 
     height = 2.7 + 0.24 * len(labels)
-    return Plot(ident, title, says, ("run", "seed", "round", name), rows, fill, height=height)
+    return Plot(
+        ident, title, description, ("run", "seed", "round", name), rows, fill, height=height
+    )
 
 
 Labelled = tuple[str, StoredRun]
@@ -355,15 +369,22 @@ def confusion_difference(ident: str, one: Labelled, other: Labelled) -> Plot | N
     if not most:
         return None
     names = one[1].result.get("class_names") or [str(i) for i in range(len(gap))]
-    title = f"Confusion of {one[0]} minus {other[0]}"
+    label = one[0]
+    title = f"Confusion of {label} minus {other[0]}"
     differ = [(i, j, float(gap[i, j])) for i, j in np.argwhere(gap).tolist()]
     rows: list[list[Cell]] = [[names[i], names[j], v] for i, j, v in differ]
     columns = ("true", "predicted", "difference in points")
-    says = f"Points of a true class (a row) that {one[0]} takes for each class (a column) more often (blue) or less "
-    says += f"often (orange) than {other[0]}; on the diagonal blue is better, elsewhere orange."
+    description = (
+        f"Points of a true class (a row) that {label} takes for each class (a column) more often "
+        "(blue) or less "
+    )
+    description += (
+        f"often (orange) than {other[0]}; on the diagonal blue is better, elsewhere orange."
+    )
 
     def words_of(i: int, j: int) -> str:
-        return f"{names[i]} taken for {names[j]}: {gap[i, j]:+.1f} points"
+        mistake = f"{names[i]} taken for {names[j]}"
+        return f"{mistake}: {gap[i, j]:+.1f} points"
 
     def colour_of(value: float) -> str:
         if value > 0:
@@ -373,13 +394,13 @@ def confusion_difference(ident: str, one: Labelled, other: Labelled) -> Plot | N
     def fill_bars(axes: Any, marks: Marks) -> None:
         pairs = _largest(np.abs(gap))[:MOST_PAIRS]
         values = [float(gap[i, j]) for i, j in pairs]
-        labels = [f"{short(names[i], 9)} as {short(names[j], 9)}" for i, j in pairs]
+        labels = [short(names[i], 9) + " as " + short(names[j], 9) for i, j in pairs]
         words = [words_of(*pair) for pair in pairs]
         bars(axes, marks, values, words, labels, colours=[colour_of(v) for v in values])
         axes.set_xlabel("points of the true class")
 
     if len(gap) > MOST_DRAWN:
-        return Plot(ident, title, says, columns, rows, fill_bars, height=4.4)
+        return Plot(ident, title, description, columns, rows, fill_bars, height=4.4)
 
     def fill(axes: Any, marks: Marks) -> None:
         numbers = [""] * len(differ)
@@ -396,7 +417,7 @@ def confusion_difference(ident: str, one: Labelled, other: Labelled) -> Plot | N
         )
         _class_axes(axes, names)
 
-    return Plot(ident, title, says, columns, rows, fill, height=4.6)
+    return Plot(ident, title, description, columns, rows, fill, height=4.6)
 
 
 ON_FRONT = 20
@@ -442,6 +463,7 @@ def _pareto(
     score: str,
 ) -> Plot | None:
     """Runs as points of cost and accuracy; what is no federation or costs nothing as a line, at no invented cost."""
+    # Runs whose cost and accuracy are both known: label, run, cost, accuracy.
     priced = [
         (label, e, c, a)
         for label, e in runs
@@ -455,13 +477,13 @@ def _pareto(
     ring_words = f"the {NOT_A_CHOICE}"
     if has_validation(e.result for _, e in runs):
         ring_words = BY_VALIDATION
-    says = f"Accuracy in percent over {axis}; filled dots are on the front: nothing cheaper is as accurate. "
-    says += f"The ring is {ring_words}."
+    description = f"Accuracy in percent over {axis}; filled dots are on the front: nothing cheaper is as accurate. "
+    description += f"The ring is {ring_words}."
     if levels:
-        says += " Dashed lines are what costs nothing here or needs all rows in one place."
+        description += " Dashed lines are what costs nothing here or needs all rows in one place."
     of = settings_of([label for label, e, *_ in points if e.key in front], ON_FRONT)
     if of:
-        says += f" Written is {of}."
+        description += f" Written is {of}."
 
     def fill(axes: Any, marks: Marks) -> None:
         from matplotlib.ticker import LogLocator
@@ -469,9 +491,11 @@ def _pareto(
         x = np.array([c for _, _, c, _ in points])
         y = np.array([100 * a for *_, a in points])
         on = np.array([e.key in front for _, e, _, _ in points])
-        words = np.array(
-            [f"{label}: {100 * a:.2f} %, {word(c)}" for label, _, c, a in points], object
-        )
+        hovers = []
+        for label, _, c, a in points:
+            price = word(c)
+            hovers.append(f"{label}: {100 * a:.2f} %, {price}")
+        words = np.array(hovers, object)
         keys = np.array([e.key for _, e, _, _ in points], object)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda value, _: word(value))
@@ -480,6 +504,7 @@ def _pareto(
             ticks = (1.0, 2.0, 5.0)
         axes.xaxis.set_major_locator(LogLocator(subs=ticks, numticks=5))
         axes.minorticks_off()
+        # The front as stairs: between two of its points nothing is known to be better than the cheaper one.
         order = np.flatnonzero(on)[np.argsort(x[on], kind="stable")]
         stairs = {"linewidth": 1, "drawstyle": "steps-post", "alpha": 0.6}
         axes.plot(x[order], y[order], color=SERIES[0], **stairs)
@@ -506,7 +531,9 @@ def _pareto(
         elif e.pooled_rows:
             kind = "reference"
         rows.append([label, c, a, kind])
-    return Plot(ident, title, says, ("run", axis, "accuracy", "front"), rows, fill, height=3.6)
+    return Plot(
+        ident, title, description, ("run", axis, "accuracy", "front"), rows, fill, height=3.6
+    )
 
 
 def _front(points: Sequence[Priced]) -> set[str]:
@@ -614,7 +641,8 @@ def differences(
     pairs = [p for p in c.pairs if p.other == c.reference][:MOST_ROWS]
     shown: Sequence[tuple[Pair, tuple[float, float] | None, float | None]]
     shown = [(p, p.interval, p.holm) for p in pairs]
-    over = f"{len(c.blocks)} {c.over}"
+    blocks = len(c.blocks)
+    over = f"{blocks} {c.over}"
     own_seeds = not same_blocks(c)
     if own_seeds:
         over = f"the {c.over} that both runs have"
@@ -628,27 +656,35 @@ def differences(
     if not any(reach for _, reach, _ in shown):
         return None
     alpha = 1.0 - c.level
-    says = f"Mean difference from {c.reference} in points over {over}, with {100 * c.level:g} % "
-    says += f"intervals; filled dots differ after Holm's correction at {alpha:.2g}."
+    level = 100 * c.level
+    description = f"Mean difference from {c.reference} in points over {over}, with {level:g} % "
+    description += f"intervals; filled dots differ after Holm's correction at {alpha:.2g}."
     if own_seeds:
-        named = [f"{p.one}: {compact(p.blocks)}" for p in pairs]
+        named = []
+        for p in pairs:
+            seeds = compact(p.blocks)
+            named.append(f"{p.one}: {seeds}")
         if len(named) > MOST_NAMED:
             named[MOST_NAMED:] = ["..."]
-        says += f" Shared {c.over}: {'; '.join(named)}."
+        listed = "; ".join(named)
+        description += f" Shared {c.over}: {listed}."
     if not all(reach for _, reach, _ in shown):
-        says += " A hollow dot without an interval could not be tested."
+        description += " A hollow dot without an interval could not be tested."
     of = max(len(c.pairs), runs - 1)
     if of > len(pairs):
-        says += f" Of {of} runs the first {len(pairs)}, in the order of the table."
+        description += f" Of {of} runs the first {len(pairs)}, in the order of the table."
 
     def words_of(pair: Pair, reach: tuple[float, float] | None, holm: float | None) -> str:
-        words = f"{pair.one}: {100 * pair.difference:+.2f} points"
+        difference = 100 * pair.difference
+        words = f"{pair.one}: {difference:+.2f} points"
         if reach is not None:
-            words += f", {100 * reach[0]:+.2f} to {100 * reach[1]:+.2f}"
+            low, high = reach
+            words += f", {100 * low:+.2f} to {100 * high:+.2f}"
         if holm is not None:
             words += f", p {show_p(holm)} (Holm)"
         if own_seeds:
-            words += f", over {c.over} {compact(pair.blocks)}"
+            seeds = compact(pair.blocks)
+            words += f", over {c.over} {seeds}"
         return words
 
     def fill(axes: Any, marks: Marks) -> None:
@@ -662,6 +698,7 @@ def differences(
         lines = axes.add_collection(LineCollection(paths, colors=SERIES[0], linewidths=1.6))
         marks(lines, [words[y] for y, _ in long], [of_run[y] for y, _ in long])
         values = [100 * p.difference for p in pairs]
+        # A difference that is significant has a filled dot.
         faces = [SERIES[0] if h is not None and h < alpha else "none" for *_, h in shown]
         dots = axes.scatter(values, range(len(pairs)), s=34, facecolors=faces, edgecolors=SERIES[0])
         marks(dots, words, of_run)
@@ -681,7 +718,9 @@ def differences(
         for row, pair in zip(rows, pairs, strict=True):
             row.append(compact(pair.blocks))
     height = 1.1 + 0.3 * max(3, len(pairs))
-    return Plot(ident, f"Differences from {c.reference}", says, columns, rows, fill, height=height)
+    return Plot(
+        ident, f"Differences from {c.reference}", description, columns, rows, fill, height=height
+    )
 
 
 def enough_blocks(c: Comparison) -> bool:
@@ -694,12 +733,15 @@ def ranks(ident: str, c: Comparison) -> Plot | None:
     if c.ranking is None or not enough_blocks(c) or len(c.treatments) > MOST_BARS:
         return None
     rows: list[list[Cell]] = [[t.name, t.rank] for t in c.treatments]
-    says = f"Mean ranks over {c.ranking.blocks} {c.over}, best left; a bar joins what is not told apart. "
-    says += ranking_words(c) or ""
+    blocks = c.ranking.blocks
+    description = (
+        f"Mean ranks over {blocks} {c.over}, best left; a bar joins what is not told apart. "
+    )
+    description += ranking_words(c) or ""
     return Plot(
         ident,
         "Ranks with the critical difference",
-        says,
+        description,
         ("run", "mean rank"),
         rows,
         lambda axes, _marks: fill_ranks(axes, c, INK, MUTED, longest=16),

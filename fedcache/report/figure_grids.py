@@ -53,7 +53,7 @@ def by_method(entries: Sequence[StoredRun]) -> dict[str, list[StoredRun]]:
 def criterion(
     entries: Sequence[StoredRun], score: str
 ) -> tuple[str, str, Callable[[StoredRun], float | None]]:
-    """What points are chosen by: its name, words for the highest, and its value of a run."""
+    """The criterion by which points are chosen: its name, words for the best, and its value for a run."""
     if has_validation(e.result for e in entries):
         return (
             "validation accuracy",
@@ -89,20 +89,21 @@ def _method(ident: str, name: str, entries: Sequence[StoredRun], score: str) -> 
     over = ""
     if rest:
         over = f" Of {', '.join(rest)} the highest value is taken."
-    says = f"{what[:1].upper()}{what[1:]} in percent of {name} over {len(found.runs)} points; "
+    capital = what[:1].upper() + what[1:]
+    description = f"{capital} in percent of {name} over {len(found.runs)} points; "
     title = f"{name}: {' and '.join(names)}"
     columns = [*found.names, what]
     if len(drawn) == 1:
-        says += f"the ring is the {found.highest}.{over}"
+        description += f"the ring is the {found.highest}.{over}"
         line = _line(names[0], values[drawn[0]], best, what)
-        return Plot(ident, title, says, columns, rows, line)
+        return Plot(ident, title, description, columns, rows, line)
     across, down = (values[i] for i in placed)
     if len(across) > MOST_SIDE:
         return None
-    says += f"deeper is higher, the frame is the {found.highest}.{over}"
+    description += f"deeper is higher, the frame is the {found.highest}.{over}"
     height = 1.3 + min(0.42 * len(down), 6.0)
     squares_of = _heat([found.names[i] for i in placed], across, down, best)
-    return Plot(ident, title, says, columns, rows, squares_of, height=height)
+    return Plot(ident, title, description, columns, rows, squares_of, height=height)
 
 
 def _line(name: str, values: Sequence[str], best: Cells, what: str) -> Draw:
@@ -128,6 +129,7 @@ def _line(name: str, values: Sequence[str], best: Cells, what: str) -> Draw:
 
 
 def _heat(names: Sequence[str], across: Sequence[str], down: Sequence[str], best: Cells) -> Draw:
+    # Not every combination was run: the others stay empty.
     top = max(best, key=lambda at: best[at][0])
     places = [
         (x, y, (a, b)) for x, a in enumerate(across) for y, b in enumerate(down) if (a, b) in best
@@ -139,11 +141,14 @@ def _heat(names: Sequence[str], across: Sequence[str], down: Sequence[str], best
         cells = []
         for x, y, at in places:
             v = 100 * best[at][0]
-            cells.append((x, y, v, f"{names[0]}={at[0]}, {names[1]}={at[1]}: {v:.2f} %"))
+            where = ", ".join(f"{name}={value}" for name, value in zip(names, at, strict=True))
+            cells.append((x, y, v, f"{where}: {v:.2f} %"))
+        # The best point has a frame.
         keys = [best[at][1].key for *_, at in places]
         squares(axes, marks, cells, small=len(across) > 7, runs=keys)
         corner = (across.index(top[0]) - 0.48, down.index(top[1]) - 0.48)
         axes.add_patch(Rectangle(corner, 0.96, 0.96, fill=False, edgecolor=INK, linewidth=2))
+        # Long words are turned when they would overlap.
         words = [short(v, 9) for v in across]
         turned = {}
         if len(words) * max(map(len, words)) > 34:
@@ -228,7 +233,8 @@ def order_of_value(value: str) -> tuple[int, float, str]:
 def matrix(
     ident: str, runs: Sequence[tuple[str, str, float | None]], settings: Sequence[str]
 ) -> Plot | None:
-    """(label, setting, accuracy) of the same methods in several settings, beside each other and not averaged."""
+    """Accuracy of the same methods in several settings, side by side and not averaged."""
+    # Of several runs of a method in a setting, the best is shown.
     best: dict[str, dict[str, float]] = {}
     for label, setting, accuracy in runs:
         if accuracy is not None:
@@ -237,8 +243,9 @@ def matrix(
     if len(settings) < 2 or len(best) < 2:
         return None
     names = sorted(best, key=lambda n: -max(best[n].values()))[: 2 * MOST_SIDE]
-    says = f"Accuracy in percent: of each method's runs in a setting the {NOT_A_CHOICE}; deeper is higher. "
-    says += "Settings are not averaged."
+    description = f"Accuracy in percent: of each method's runs in a setting the {NOT_A_CHOICE}; deeper is higher. "
+    description += "Settings are not averaged."
+    # Names of settings are written in lines; more than three settings turn them, and the figure gets taller.
     parts = [[short(part, 22) for part in s.split(", ")] for s in settings]
     rotation = 0
     below = 0.13 * max(map(len, parts))
@@ -263,7 +270,7 @@ def matrix(
     rows: list[list[Cell]] = [[n, s, best[n].get(s)] for n in names for s in settings]
     columns = ("run", "setting", "accuracy")
     height = 0.8 + 0.25 * len(names) + below
-    return Plot(ident, "Methods in every setting", says, columns, rows, fill, height=height)
+    return Plot(ident, "Methods in every setting", description, columns, rows, fill, height=height)
 
 
 LEAST_POINTS = 8
@@ -369,11 +376,15 @@ def hyperparameters(ident: str, entries: Sequence[StoredRun], score: str = "own"
 
 
 def importance_bars(ident: str, points: SweptPoints) -> Plot:
-    """How much each setting mattered."""
+    """Bars of the share of variance that each setting explains."""
     found = importances(points)
-    rest = max(0.0, 1.0 - sum(v for _, v in found))
-    says = f"Share of the variance of the {points.what} over {len(points.runs)} points that each setting's marginal "
-    says += f"means explain (epsilon squared); {100 * rest:.0f} % is what settings do together, and chance."
+    # Main effects need not explain everything: the rest is interactions and chance.
+    rest = 100 * max(0.0, 1.0 - sum(v for _, v in found))
+    count = len(points.runs)
+    description = f"Share of the variance of the {points.what} over {count} points that each setting's marginal "
+    description += (
+        f"means explain (epsilon squared); {rest:.0f} % is what settings do together, and chance."
+    )
 
     def fill(axes: Any, marks: Marks) -> None:
         shares = [100 * v for _, v in found]
@@ -390,7 +401,7 @@ def importance_bars(ident: str, points: SweptPoints) -> Plot:
     rows: list[list[Cell]] = [[n, v] for n, v in found]
     title = f"{points.method}: which settings mattered"
     height = 1.2 + 0.34 * len(found)
-    return Plot(ident, title, says, ("setting", "share"), rows, fill, height=height)
+    return Plot(ident, title, description, ("setting", "share"), rows, fill, height=height)
 
 
 def parallel(ident: str, points: SweptPoints) -> Plot:
@@ -401,23 +412,23 @@ def parallel(ident: str, points: SweptPoints) -> Plot:
     low = float(points.scores.min())
     high = float(points.scores.max())
     top = int(points.scores.argmax())
-    told = labels(points.runs)
-    says = (
-        f"Each line is one of {len(points.runs)} points; the last axis is its "
-        f"{points.what} in percent, deeper lines "
-    )
-    says += (
-        f"are higher, the thick one is the {points.highest}. The menus above the table keep some."
+    run_labels = labels(points.runs)
+    count = len(points.runs)
+    description = (
+        f"Each line is one of {count} points; the last axis is its {points.what} in percent, deeper lines are higher, "
+        f"the thick one is the {points.highest}. The menus above the table keep some."
     )
 
     def fill(axes: Any, marks: Marks) -> None:
         from matplotlib.collections import LineCollection
 
+        # The best point is drawn last, on top of the others.
         order = [*(int(k) for k in np.argsort(points.scores, kind="stable") if k != top), top]
         if high > low:
             share = (points.scores - low) / (high - low)
         else:
             share = np.ones(len(order))
+        # Each axis goes from 0 to 1: where each value stands on its axis.
         height = [
             {v: k / max(1, len(values) - 1) for k, v in enumerate(values)} for values in axes_values
         ]
@@ -432,8 +443,11 @@ def parallel(ident: str, points: SweptPoints) -> Plot:
         lines = LineCollection(
             paths, colors=[*colours, (INK, 1.0)], linewidths=[1.1] * len(colours) + [2.6]
         )
-        said = [f"{told[i]}: {100 * points.scores[i]:.2f} %" for i in order]
-        marks(axes.add_collection(lines), said, [points.runs[i].key for i in order])
+        words = []
+        for i in order:
+            score = 100 * points.scores[i]
+            words.append(f"{run_labels[i]}: {score:.2f} %")
+        marks(axes.add_collection(lines), words, [points.runs[i].key for i in order])
         ground = {"facecolor": PAPER, "alpha": 0.8, "linewidth": 0, "pad": 1.0}
         beside = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "bbox": ground}
         for x, values in enumerate(axes_values):
@@ -443,12 +457,12 @@ def parallel(ident: str, points: SweptPoints) -> Plot:
                 at = (x, k / max(1, len(values) - 1))
                 axes.annotate(short(values[k], 8), at, **beside)
         axes.axvline(len(places), color=INK, linewidth=0.6)
-        for end in (0.0, 1.0):
-            axes.annotate(f"{100 * (low + end * (high - low)):.1f}", (len(places), end), **beside)
-        axes.set_xticks(
-            range(len(places) + 1),
-            [("\n" if x % 2 else "") + short(n, 12) for x, n in enumerate([*names, "result"])],
-        )
+        for end, score in ((0.0, low), (1.0, high)):
+            axes.annotate(f"{100 * score:.1f}", (len(places), end), **beside)
+        # Every second name is a line lower, so that neighbours do not overlap.
+        ticks = [short(n, 12) for n in [*names, "result"]]
+        ticks[1::2] = [f"\n{n}" for n in ticks[1::2]]
+        axes.set_xticks(range(len(places) + 1), ticks)
         axes.set_yticks([])
         axes.grid(visible=False)
         axes.spines[["left", "bottom"]].set_visible(False)
@@ -458,4 +472,4 @@ def parallel(ident: str, points: SweptPoints) -> Plot:
         [*v, float(s)] for v, s in zip(points.values, points.scores, strict=True)
     ]
     title = f"{points.method}: every point of the grid"
-    return Plot(ident, title, says, (*points.names, points.what), rows, fill, height=4.2)
+    return Plot(ident, title, description, (*points.names, points.what), rows, fill, height=4.2)
