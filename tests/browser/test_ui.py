@@ -32,15 +32,7 @@ def extracted(place: Path) -> Path:
     images = folder(place / "shapes", train=24, test=8)
     return Path(
         ok(
-            "extract",
-            "--dataset",
-            f"folder:{images}",
-            "--backbones",
-            "random-projection",
-            "--size",
-            8,
-            "--workers",
-            0,
+            f"extract --dataset folder:{images} --backbones random-projection --size 8 --workers 0",
         ).data["path"]
     )
 
@@ -48,12 +40,10 @@ def extracted(place: Path) -> Path:
 def trained(place: Path) -> Path:
     """A home with everything that a page shows: a store, runs, a grid, a run that was killed and a damaged one."""
     extracted(place)
-    ok("train", "--method", "fedavg", *IID, "--rounds", 4, "--eval-every", 1, "--seeds", "0,1")
-    made = Path(ok("train", "--method", "fed3r", *IID[:4], "--seeds", "0,1").data["path"])
+    ok("train --method fedavg", *IID, "--rounds", 4, "--eval-every", 1, "--seeds", "0,1")
+    made = Path(ok("train --method fed3r", *IID[:4], "--seeds", "0,1").data["path"])
     ok(
-        "grid",
-        "--method",
-        "fedavg,fedprox",
+        "grid --method fedavg,fedprox",
         *IID,
         "--rounds",
         2,

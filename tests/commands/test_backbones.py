@@ -94,11 +94,7 @@ def test_a_model_of_another_width_does_not_verify(
         )
         must_fail(
             "expected (2, 512)",
-            "backbones",
-            "verify",
-            NAME,
-            "--weights",
-            f"{NAME}={checkpoint}",
+            f"backbones verify {NAME} --weights {NAME}={checkpoint}",
             code=6,
         )
 

@@ -62,7 +62,7 @@ def test_every_number_of_the_demo_is_a_stored_run(
 
 @pytest.mark.usefixtures("small")
 def test_a_misspelt_method_of_the_demo_is_refused_before_anything_runs(own_home: Path) -> None:
-    must_fail("'fedprox'", "demo", "--methods", "fedavg,fedporx")
+    must_fail("'fedprox'", "demo --methods fedavg,fedporx")
     assert not (own_home / "runs").exists()
 
 

@@ -89,10 +89,10 @@ def store_of_sites(place: Path, sites: list[str]) -> Path:
 def test_a_value_with_a_comma_can_be_held_out(tmp_path: Path) -> None:
     site = ["A", "B,c", "B", "d,e", "d", "e"] * 20
     path = store_of_sites(tmp_path, site)
-    words = ("partition", "--by", "site", "--store", path, "--hold-out")
+    words = f"partition --by site --store {path} --hold-out"
     for said, away in (("B,c", {"B,c"}), ("A, B", {"A", "B"}), ("d,e", {"d", "e"})):
         name = f"without-{len(away)}-{said[0]}"
-        ok(*words, said, "--name", name)
+        ok(f"{words} {said} --name {name}")
         held = fc.Partition.from_file(Store.open(path).partition_bytes(name))
         assert {client.name for client in held.clients} == set(site) - away
         assert {site[row] for row in held.test.tolist()} == away
@@ -103,14 +103,14 @@ def test_a_value_with_a_comma_can_be_held_out(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_value_of_few_rows_is_said_to_weigh_as_much_and_can_be_left_out(tmp_path: Path) -> None:
     store = store_of_sites(tmp_path, ["big"] * 200 + ["middle"] * 100 + ["less"] * 60 + ["few"] * 3)
-    words = ("grid", "--method", "fedncm", "--by", "site", "--hold-out", "each", "--store", store)
-    (row,) = ok(*words).data["held_out"]
+    words = f"grid --method fedncm --by site --hold-out each --store {store}"
+    (row,) = ok(words).data["held_out"]
     assert row["rows"] == {"big": 200, "few": 3, "less": 60, "middle": 100}
-    (row,) = ok(*words, "--min-rows", 20).data["held_out"]
+    (row,) = ok(f"{words} --min-rows 20").data["held_out"]
     assert row["rows"] == {"big": 200, "less": 60, "middle": 100}
     (same,) = fc.grid("fedncm", store, by="site", hold_out="each", min_rows=[20]).held_out()
     assert (same.rows, same.accuracy) == (row["rows"], row["accuracy"])
-    refused = fedcache(*words, "--min-rows", 150)
+    refused = fedcache(f"{words} --min-rows 150")
     assert refused.code == Exit.USAGE
     assert refused.err.splitlines()[-1] == "--min-rows 100"
 
@@ -129,27 +129,17 @@ def test_a_run_with_a_held_out_value_finds_the_point_of_a_grid(
 def test_a_grid_says_once_what_holds_for_all_its_points(store: Path) -> None:
     owners = ["large" if i < 300 else f"small-{i % 4}" for i in range(ROWS)]
     fc.partition(store, owners, name="uneven")
-    words = (
-        "grid",
-        "--method",
-        "fed3r,fedavg",
-        "--sweep",
-        "rounds=2,3",
-        "--partition",
-        "uneven",
-        "--store",
-        store,
-    )
-    said = [line for line in fedcache(*words).err.splitlines() if line.strip()]
+    words = f"grid --method fed3r,fedavg --sweep rounds=2,3 --partition uneven --store {store}"
+    said = [line for line in fedcache(words).err.splitlines() if line.strip()]
     assert sum("client 0 ('large')" in line for line in said) == 1
     assert len(said) == len(set(said))
 
 
 def test_each_of_more_than_fifty_values_is_refused_with_the_way_on(tmp_path: Path) -> None:
     store = store_of_sites(tmp_path, [f"n{i % 51:03d}" for i in range(204)])
-    words = ("grid", "--method", "fedncm", "--by", "site", "--store", store)
-    must_fail("51 values", *words, "--hold-out", "each")
-    some = ok(*words, "--sweep", "hold_out=n001,n002").data
+    words = f"grid --method fedncm --by site --store {store}"
+    must_fail("51 values", f"{words} --hold-out each")
+    some = ok(f"{words} --sweep hold_out=n001,n002").data
     assert list(some["held_out"][0]["accuracy"]) == ["n001", "n002"]
     fewer = TrainConfig(
         store=str(store_of_sites(tmp_path / "fewer", [f"n{i % 50:03d}" for i in range(200)]))
@@ -159,20 +149,8 @@ def test_each_of_more_than_fifty_values_is_refused_with_the_way_on(tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_grid_in_python_takes_what_deals_the_rows_as_keywords(store: Path) -> None:
-    asked = (
-        "grid",
-        "--method",
-        "fedavg",
-        "--sweep",
-        "lr=0.01,0.1",
-        "--rounds",
-        2,
-        "--store",
-        store,
-    )
-    printed = ok(*asked, "--by", "site", "--validation", "0.3", "--hold-out", "each").data[
-        "held_out"
-    ]
+    asked = f"grid --method fedavg --sweep lr=0.01,0.1 --rounds 2 --store {store}"
+    printed = ok(f"{asked} --by site --validation 0.3 --hold-out each").data["held_out"]
     made = fc.grid(
         "fedavg",
         store,
@@ -195,18 +173,18 @@ def test_a_grid_in_python_takes_what_deals_the_rows_as_keywords(store: Path) -> 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("partition", "--by", "sitte"), "'site'"),
-        (("train", "--method", "fed3r", "--by", "domain", "--hold-out", "oill"), "'oil'"),
-        (("grid", "--method", "fed3r", "--hold-out", "each", "--sweep", "hold_out=oil"), "both"),
-        (("partition", "--by", "site", "--clients", "3"), "clients"),
+        ("partition --by sitte", "'site'"),
+        ("train --method fed3r --by domain --hold-out oill", "'oil'"),
+        ("grid --method fed3r --hold-out each --sweep hold_out=oil", "both"),
+        ("partition --by site --clients 3", "clients"),
         (
-            ("grid", "--method", "fed3r", "--sweep", "tests=within,global", "--hold-out", "ink"),
+            "grid --method fed3r --sweep tests=within,global --hold-out ink",
             "tests within",
         ),
     ],
 )
-def test_what_cannot_be_is_refused(store: Path, words: tuple[str, ...], said: str) -> None:
-    must_fail(said, *words, "--store", store)
+def test_what_cannot_be_is_refused(store: Path, words: str, said: str) -> None:
+    must_fail(said, f"{words} --store {store}")
 
 
 @pytest.mark.parametrize(

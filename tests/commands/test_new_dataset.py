@@ -69,19 +69,10 @@ def test_a_new_reader_keeps_the_laws_and_trains_by_its_name(listed: str) -> None
     assert [found.classes[label] for label in found.label] == [*LABELS[::-1], "ant"]
     assert found.split.tolist() == [0, 0, 1, 0, 0, 1, 0, 0, 0]
     assert sorted(found.groups) == ["clinic"]
-    words = (
-        "extract",
-        "--dataset",
-        listed,
-        "--backbones",
-        "random-projection:8",
-        "--max-bad",
-        "50%",
-        "--json",
-    )
-    first = fedcache(*words)
+    words = f"extract --dataset {listed} --backbones random-projection:8 --max-bad 50% --json"
+    first = fedcache(words)
     assert (first.code, first.data["decoded"]) == (Exit.QUARANTINED, len(LABELS) + 1)
-    assert fedcache(*words).data["decoded"] == 0
+    assert fedcache(words).data["decoded"] == 0
     deal = ("--scheme", "iid", "--clients", 2)
     trained = ok("train --store", first.data["path"], "--method", "fed3r", *deal).data
     assert 0.0 <= trained["accuracy"]["mean"] <= 1.0
@@ -112,9 +103,7 @@ def test_the_tests_that_are_written_pass(tmp_path: Path, reader: Path) -> None:
 
 
 def test_a_file_that_is_missing_is_named(reader: Path) -> None:
-    must_fail(
-        "nowhere.jsonl", "extract", "--dataset", "my-format:nowhere.jsonl", "--backbones", "pixels"
-    )
+    must_fail("nowhere.jsonl", "extract --dataset my-format:nowhere.jsonl --backbones pixels")
     assert fedcache("new dataset folder").code == Exit.USAGE
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from arrays import small_store
-from command import fedcache, ok, words_of
+from command import fedcache, ok
 from failing_command import must_fail
 from homes import Once
 from own_package import lay
@@ -140,11 +140,11 @@ def test_a_backbone_of_a_new_package_extracts_and_trains_by_its_name(
         testing.BACKBONE_LAWS
     )
     assert "own-lines" in fedcache("backbones list").err
-    words = words_of("--dataset digits --backbones own-lines --limit 400")
-    done = ok("extract", *words).data
+    words = "--dataset digits --backbones own-lines --limit 400"
+    done = ok(f"extract {words}").data
     array = next(iter(Store.open(Path(done["path"])).arrays.values()))
     assert array.recipe["backbone"] == "module:own_lines.encoder:build"
-    assert ok("extract", *words).data["decoded"] == 0
+    assert ok(f"extract {words}").data["decoded"] == 0
     trained = ok(
         "train --store",
         done["path"],

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer.main
 from arrays import ingested
-from command import fedcache, ok, words_of
+from command import fedcache, ok
 
 from fedcache import cli
 from fedcache.commands.options import RunOptions, SchemeArguments
@@ -17,7 +17,7 @@ from fedcache.config import SECTIONS, PartitionConfig, TrainConfig
 from fedcache.option_info import option_name
 
 COMMANDS: Any = typer.main.get_command(cli.app)
-TRAIN = words_of("--method fedavg --scheme iid --clients 3 --participation all --rounds 1")
+TRAIN = "--method fedavg --scheme iid --clients 3 --participation all --rounds 1"
 
 
 def options_of(command: str) -> dict[str, Any]:
@@ -59,19 +59,8 @@ def test_a_grid_takes_a_device_and_client_stores(tmp_path: Path) -> None:
     store = ("--store", ingested(tmp_path))
     name = ok("partition --scheme iid --clients 3", *store).data["name"]
     sites = ok("shard --partition", name, *store, "--out", tmp_path / "sites").data["path"]
-    common = (
-        "--method",
-        "fedavg",
-        "--rounds",
-        1,
-        "--participation",
-        "all",
-        "--device",
-        "cpu",
-        "--clients-from",
-        sites,
-    )
-    alone = ok("train", *common, "--set", "lr=0.1").data
-    points = ok("grid", *common, "--sweep", "lr=0.1,0.02").data["points"]
+    common = f"--method fedavg --rounds 1 --participation all --device cpu --clients-from {sites}"
+    alone = ok(f"train {common} --set lr=0.1").data
+    points = ok(f"grid {common} --sweep lr=0.1,0.02").data["points"]
     assert points[0]["accuracy"]["mean"] == pytest.approx(alone["accuracy"]["mean"], abs=1e-6)
-    assert fedcache("grid", *common, "--sweep", "clients=2,3").code == 2
+    assert fedcache(f"grid {common} --sweep clients=2,3").code == 2

@@ -50,26 +50,12 @@ def store(images: Path) -> Path:
 def test_a_recipe_that_one_backbone_refuses_is_found_before_a_store_is_made(
     images: Path, own_home: Path
 ) -> None:
-    words = (
-        "extract",
-        "--dataset",
-        f"folder:{images}",
-        "--backbones",
-        "random-projection,glyph-clip",
-        "--size",
-        64,
-    )
+    words = f"extract --dataset folder:{images} --backbones random-projection,glyph-clip --size 64"
     for _ in range(2):  # the second must not find a store or a lock of the first
-        must_fail("glyph-clip takes images of", *words)
+        must_fail("glyph-clip takes images of", words)
     must_fail(
         "--chunk-rows 7",
-        "extract",
-        "--dataset",
-        f"folder:{images}",
-        "--backbones",
-        "random-projection",
-        "--chunk-rows",
-        7,
+        f"extract --dataset folder:{images} --backbones random-projection --chunk-rows 7",
     )
     assert not list(own_home.glob("stores/*"))
 
@@ -88,15 +74,13 @@ def test_two_names_of_one_key_that_differ_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "now"),
     [
-        (("train", "fedavg", "--lift", "loop"), "--execution"),
-        (("train", "fedavg", "--seed", 1), "--partition-seed"),
-        (("compare", "--metric", "macro_f1"), "--score"),
+        ("train fedavg --lift loop", "--execution"),
+        ("train fedavg --seed 1", "--partition-seed"),
+        ("compare --metric macro_f1", "--score"),
     ],
 )
-def test_an_option_of_an_earlier_release_is_refused_with_its_name_now(
-    words: tuple[object, ...], now: str
-) -> None:
-    error = must_fail("No such option", *words)
+def test_an_option_of_an_earlier_release_is_refused_with_its_name_now(words: str, now: str) -> None:
+    error = must_fail("No such option", words)
     assert now in error["hint"]
 
 
@@ -106,10 +90,10 @@ def test_images_of_several_sizes_are_refused_without_leaving_a_store(
 ) -> None:
     first = next(images.rglob("*.png"))
     Image.open(first).resize((9, 9)).save(first)
-    words = ("extract", "--dataset", f"folder:{images}", "--backbones", "pixels", "--workers", 0)
-    assert fedcache(*words, "--json").code == 2
+    words = f"extract --dataset folder:{images} --backbones pixels --workers 0"
+    assert fedcache(f"{words} --json").code == 2
     assert ok("ls").data["entries"] == []
-    assert ok(*words, "--recipe", "pixels:size=8").data["arrays"]
+    assert ok(f"{words} --recipe pixels:size=8").data["arrays"]
     made = ok("partition --scheme iid --clients 2").data["name"]
     assert "--method fedavg-scratch" in fedcache("partition --scheme iid --clients 2").out
     assert (
@@ -168,11 +152,7 @@ def test_a_full_device_is_one_sentence(own_home: Path, words: tuple[str, ...]) -
 def test_what_does_not_fit_in_memory_is_no_bug(store: Path) -> None:
     must_fail(
         "TiB",
-        "train",
-        "--method",
-        "fedavg",
-        "--set",
-        "dim=1000000000000",
+        "train --method fedavg --set dim=1000000000000",
         *IID,
         "--rounds",
         1,

@@ -100,10 +100,10 @@ def test_what_differs_between_runs_is_told_and_nothing_else(three: dict[str, str
     first, second = told["runs"]
     assert told["settings"] == {"set.lam": {first: "0.01", second: "5"}}
     assert told["figures"]["seconds"].keys() == {first, second}
-    more = digest(ok("train", "fed3r", *IID, "--seeds", "0,1").data["path"])
+    more = digest(ok("train fed3r", *IID, "--seeds", "0,1").data["path"])
     assert more == digest(three["plain"])
-    assert "sums over 2 and 1 seeds" in fedcache("runs", "diff", more, digest(three["lam"])).err
-    assert fedcache("runs", "diff", three["plain"], digest(three["plain"])[:7]).code == Exit.USAGE
+    assert "sums over 2 and 1 seeds" in fedcache(f"runs diff {more}", digest(three["lam"])).err
+    assert fedcache("runs diff", three["plain"], digest(three["plain"])[:7]).code == Exit.USAGE
 
 
 @pytest.mark.slow
@@ -137,7 +137,7 @@ def test_damaged_tags_are_named_wherever_runs_are_listed(three: dict[str, str]) 
         b'["base", "two"]\n',
     ):
         path.write_bytes(damaged)
-        must_fail(f"rm {path}", "runs", "show", three["plain"], code=Exit.CORRUPT)
+        must_fail(f"rm {path}", "runs show", three["plain"], code=Exit.CORRUPT)
         (warning,) = ok("runs list").envelope["warnings"]
         assert f"rm {path}" in warning
         assert fedcache("runs list tag:base-ncm").code == Exit.CORRUPT

@@ -32,7 +32,7 @@ def small(own_home: Path) -> Store:
 
 
 def test_inspect_counts_rows_and_names_what_a_store_holds(small: Store) -> None:
-    told = ok("inspect", small.path).data
+    told = ok(f"inspect {small.path}").data
     assert (told["images"], told["ok"], told["vanished"], told["bad"], told["unfinished"]) == (
         20,
         20,
@@ -52,8 +52,8 @@ def test_inspect_counts_rows_and_names_what_a_store_holds(small: Store) -> None:
 
 def test_a_store_is_named_as_an_argument_or_by_the_option_of_other_commands(small: Store) -> None:
     for name in ("inspect", "verify", "repair"):
-        assert fedcache(name, "--store", small.path).out == fedcache(name, small.path).out
-        assert fedcache(name, small.path, "--store", small.path).code == Exit.USAGE
+        assert fedcache(f"{name} --store {small.path}").out == fedcache(f"{name} {small.path}").out
+        assert fedcache(f"{name} {small.path} --store {small.path}").code == Exit.USAGE
 
 
 def test_lists_that_exclude_each_other_are_refused() -> None:
@@ -136,11 +136,11 @@ def test_ingest_says_what_it_found_and_what_comes_next(
 ) -> None:
     rows = len(file.get("labels", file.get("split", ())))
     np.savez(tmp_path / "e.npz", **{"features/mine": np.ones((rows, 3), np.float32), **file})
-    done = ok("ingest", tmp_path / "e.npz", "--name", "mine").data
+    done = ok(f"ingest {tmp_path}/e.npz --name mine").data
     assert len(done["notes"]) == notes
     assert "10 rows" in done["notes"][0]
     assert done["next"] == following
-    again = fedcache("ingest", tmp_path / "e.npz", "--name", "mine")
+    again = fedcache(f"ingest {tmp_path}/e.npz --name mine")
     assert again.out.splitlines() == [*done["notes"], done["path"], following]
 
 
@@ -162,6 +162,6 @@ def test_after_a_table_with_sites_the_next_command_trains_on_these(
 ) -> None:
     x = np.random.default_rng(0).normal(size=(40, 3)).astype("f4")
     np.savez(tmp_path / "e.npz", **{"features/mine": x, "labels": labels, "site": site})
-    following = ok("ingest", tmp_path / "e.npz", "--name", "mine").data["next"]
+    following = ok(f"ingest {tmp_path}/e.npz --name mine").data["next"]
     assert following == f"fedcache train --method fedavg {dealt} --dataset mine"
     ok(*following.split()[1:], "--rounds", 1)

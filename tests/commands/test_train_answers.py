@@ -193,7 +193,7 @@ def test_sweeps_take_the_place_of_those_of_a_ready_grid() -> None:
 
 
 def test_a_method_that_is_not_there_is_refused_before_its_sweeps_are_read() -> None:
-    must_fail("'fedavg'", "grid", "--method", "fedavgg", "--sweep", "nothing=1")
+    must_fail("'fedavg'", "grid --method fedavgg --sweep nothing=1")
     assert fedcache("grid --sweep lr=1 --json").code == Exit.USAGE
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import ok, words_of
+from command import ok
 from failing_command import must_fail
 from homes import Once
 
@@ -20,7 +20,7 @@ from fedcache.store.store import Store
 from fedcache.ui.index import GridIndex, RunIndex
 
 ROWS, WIDTH = 240, 8
-QUARTER = ("--validation", "0.25")
+QUARTER = "--validation 0.25"
 
 
 def made(place: Path, noise: float = 0.9) -> Path:
@@ -41,11 +41,11 @@ def store(once: Once) -> Path:
 def test_a_partition_tells_of_its_validation_rows_and_shards_hold_them(
     store: Path, tmp_path: Path
 ) -> None:
-    words = ("partition", "--scheme", "iid", "--clients", 4, "--store", store)
+    words = f"partition --scheme iid --clients 4 --store {store}"
     plain, done, split = (
-        ok(*words).data,
-        ok(*words, *QUARTER).data,
-        ok(*words, "--validation", "split").data,
+        ok(words).data,
+        ok(f"{words} {QUARTER}").data,
+        ok(f"{words} --validation split").data,
     )
     clients = done["clients"]
     assert (
@@ -110,24 +110,10 @@ def test_the_validation_accuracy_is_that_of_a_head_worked_out_by_hand(
 
 @pytest.mark.slow
 def test_a_run_tells_of_it_and_one_without_is_as_it_was(store: Path) -> None:
-    words = (
-        "train",
-        "--method",
-        "fedrep",
-        "-s",
-        "iid",
-        "-m",
-        4,
-        "--rounds",
-        4,
-        "--seeds",
-        "0,1",
-        "--store",
-        store,
-    )
-    plain = ok(*words).data
+    words = f"train --method fedrep -s iid -m 4 --rounds 4 --seeds 0,1 --store {store}"
+    plain = ok(words).data
     assert "validation" not in plain
-    done = ok(*words, "--validation", "0.25", "--eval-every", 2).data
+    done = ok(f"{words} --validation 0.25 --eval-every 2").data
     found = done["validation"]
     assert [one["round"] for one in found["per_round"]] == [2, 4]
     assert found["per_round"][-1]["mean"] == pytest.approx(found["mean"], abs=1e-12)
@@ -149,13 +135,13 @@ def test_a_run_tells_of_it_and_one_without_is_as_it_was(store: Path) -> None:
     assert run.frame("clients")["validation"].tolist() == found["per_client"]
 
 
-GRID = words_of("grid --method fedavg --sweep lr=0.01,3,0.3 --rounds 3 -s dirichlet -m 4")
+GRID = "grid --method fedavg --sweep lr=0.01,3,0.3 --rounds 3 -s dirichlet -m 4"
 
 
 @pytest.mark.slow
 def test_what_was_chosen_is_trained_again_and_is_the_run_without_validation(store: Path) -> None:
     words = ("--alpha", 1, "--seeds", "0,1", "--store", store)
-    done = ok(*GRID, *words, "--validation", "0.3", "--retrain").data
+    done = ok(GRID, *words, "--validation", "0.3", "--retrain").data
     best = max(done["points"], key=lambda p: p["validation"]["mean"])
     assert done["best"]["sweep"] == best["sweep"]
     (again,) = done["retrained"]
@@ -192,21 +178,8 @@ def test_what_was_chosen_is_trained_again_and_is_the_run_without_validation(stor
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ["lam=3,1,2", "lam=1,2,3"])
 def test_of_equal_points_all_commands_take_the_same(store: Path, words: str) -> None:
-    asked = (
-        "grid",
-        "--method",
-        "fed3r",
-        "-s",
-        "iid",
-        "-m",
-        3,
-        "--validation",
-        "0.3",
-        "--retrain",
-        "--store",
-        store,
-    )
-    done = ok(*asked, "--sweep", words).data
+    asked = f"grid --method fed3r -s iid -m 3 --validation 0.3 --retrain --store {store}"
+    done = ok(f"{asked} --sweep", words).data
     assert len({p["validation"]["mean"] for p in done["points"]}) == 1, "the three points tie"
     assert done["best"]["sweep"] == {"lam": "1"}
     assert [p["sweep"] for p in done["retrained"]] == [{"lam": "1"}]
@@ -220,17 +193,17 @@ def test_a_saved_partition_gives_its_rows_back_too(store: Path) -> None:
         "partition -s iid -m 3 --validation split --name mine --store",
         store,
     ).data
-    words = ("--method", "fed3r", "--sweep", "lam=0.1,100", "--store", store)
-    done = ok("grid", *words, "--partition", "mine", "--retrain").data
+    words = f"--method fed3r --sweep lam=0.1,100 --store {store}"
+    done = ok(f"grid {words} --partition mine --retrain").data
     assert done["points"][0]["partition"]["digest"] == made["digest"]
-    plain = ok("grid", *words, "-s", "iid", "-m", 3).data
+    plain = ok(f"grid {words} -s iid -m 3").data
     alike = [p for p in plain["points"] if p["sweep"] == done["best"]["sweep"]]
     assert done["retrained"][0]["digest"] == alike[0]["digest"]
     assert alike[0]["reused"]
 
 
 def test_nothing_to_choose_by_is_refused_before_anything_is_trained(store: Path) -> None:
-    must_fail("--validation 0.2", *GRID, "--alpha", 1, "--store", store, "--retrain")
+    must_fail("--validation 0.2", f"{GRID} --alpha 1 --store {store} --retrain")
     assert not list(Home.from_environment().runs.glob("*/rounds.jsonl"))
 
 

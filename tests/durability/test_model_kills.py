@@ -43,7 +43,7 @@ def test_training_killed_while_it_saves_has_no_result_or_whole_models(
     np.savez(
         tmp_path / "rows.npz", features=x, labels=y, split=(np.arange(200) % 4 == 0).astype(int)
     )
-    words = (*TRAIN, "--store", ok("ingest", tmp_path / "rows.npz", "--name", "rows").data["path"])
+    words = (*TRAIN, "--store", ok(f"ingest {tmp_path}/rows.npz --name rows").data["path"])
     assert apart(*words, "--runs", tmp_path / "whole", home=home).code == 0
     expected = models_in(tmp_path / "whole")
     assert set(expected) == {"models.json", *(f"seed-{seed}.safetensors" for seed in range(SEEDS))}

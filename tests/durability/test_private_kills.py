@@ -36,7 +36,7 @@ def test_killed_private_training_makes_no_told_round_twice(tmp_path: Path, cases
     np.savez(
         tmp_path / "rows.npz", features=x, labels=y, split=(np.arange(200) % 4 == 0).astype(int)
     )
-    store = ok("ingest", tmp_path / "rows.npz", "--name", "rows").data["path"]
+    store = ok(f"ingest {tmp_path}/rows.npz --name rows").data["path"]
     home = Path(os.environ["FEDCACHE_HOME"])
     draw, killed, number, wanted = random.Random(3), 0, 0, cases(4, 40)
     script, said = tmp_path / "tell.py", tmp_path / "said.txt"

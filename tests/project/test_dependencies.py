@@ -192,7 +192,7 @@ def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_the_core_alone_takes_embeddings_to_a_comparison_and_predictions(plain: Path) -> None:
-    ok("ingest", plain / "rows.npz", "--name", "rows")
+    ok(f"ingest {plain}/rows.npz --name rows")
     run = ok("train --method fed3r --dataset rows --scheme iid --clients 4").data
     assert run["accuracy"]["mean"] > 0.8
     ok("train --method fedncm --dataset rows --scheme iid --clients 4")
@@ -202,7 +202,7 @@ def test_the_core_alone_takes_embeddings_to_a_comparison_and_predictions(plain: 
 
 
 def test_what_the_core_lacks_is_named_with_its_command_before_any_work(plain: Path) -> None:
-    ok("ingest", plain / "rows.npz", "--name", "rows")
+    ok(f"ingest {plain}/rows.npz --name rows")
     (plain / "rows.csv").write_text("f0,f1,label\n0,1,a\n", encoding="utf-8")
     many = words_of("--dataset rows --scheme iid --clients 1200 --rounds 1 --set bn=false")
     for extra, words in (

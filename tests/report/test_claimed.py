@@ -30,8 +30,8 @@ def both_ways(place: Path) -> Path:
         store = Store.from_arrays(
             {"mine": x}, labels=y, classes=list("abc"), path=place / f"{name}.zarr"
         )
-        ok("partition", "--store", store.path, "--scheme", "iid", "--clients", 3, "--name", "three")
-        ok("shard", "--store", store.path, "-p", "three", "--out", place / name)
+        ok(f"partition --store {store.path} --scheme iid --clients 3 --name three")
+        ok(f"shard --store {store.path} -p three --out", place / name)
         for method in METHODS:
             asked = Plan(TrainConfig(method=method), sites=3, wait=0.01).checked()
             federate(
@@ -40,7 +40,7 @@ def both_ways(place: Path) -> Path:
                 Home.from_environment(),
                 Silent(),
             )
-            ok("train", "--method", method, "--clients-from", place / name)
+            ok(f"train --method {method} --clients-from", place / name)
     return place
 
 

@@ -86,7 +86,7 @@ def trained(folder: Path) -> Path:
     x = (rng.normal(size=(3, 6))[y] + 1.2 * rng.normal(size=(240, 6))).astype("f4")
     site = np.array(VALUES)[np.arange(240) // 3 % 4]
     np.savez(folder / "d.npz", **{"features/mine": x, "labels": y, "site": site})
-    ok("ingest", folder / "d.npz", "--name", "sites")
+    ok(f"ingest {folder}/d.npz --name sites")
     ok(
         "grid fed3r,fedncm,fedavg --by site --hold-out each --rounds 1 --sweep lr=0.1,0.01",
     )
@@ -114,7 +114,7 @@ def test_list_compare_report_card_and_page_name_the_value_and_the_list_has_the_m
     assert means["fed3r"] == pytest.approx(row["mean"])
     grid = ok("grid fed3r --by site --hold-out each").data["held_out"][0]
     assert grid["mean"] == pytest.approx(row["mean"])
-    ok("report", "-o", tmp_path / "r.html")
+    ok(f"report -o {tmp_path}/r.html")
     text = (tmp_path / "r.html").read_text()
     assert text.count('class="verdict"') == 1, (
         "one answer for the group, and not one for each value"
@@ -127,7 +127,7 @@ def test_list_compare_report_card_and_page_name_the_value_and_the_list_has_the_m
 
 @pytest.mark.usefixtures("home")
 def test_the_best_model_of_each_method_is_kept_for_each_value(own_home: Path) -> None:
-    entries = ok("runs", "list").data["entries"]
+    entries = ok("runs list").data["entries"]
     with_model = [(e["method"], *e["hold_out"]) for e in entries if e["model_bytes"]]
     assert sorted(with_model) == sorted(
         (m, v) for m in ("fed3r", "fedncm", "fedavg") for v in VALUES

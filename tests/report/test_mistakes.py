@@ -38,9 +38,7 @@ def extracted(place: Path) -> Path:
         first = sorted((images / split).iterdir())[0]
         first.rename(images / split / HOSTILE.replace("/", "∕"))
     (images / "kept").rename(images / "train")
-    return Path(
-        ok("extract", "-d", f"folder:{images}", "-b", "random-projection", "--size", 8).data["path"]
-    )
+    return Path(ok(f"extract -d folder:{images} -b random-projection --size 8").data["path"])
 
 
 @pytest.fixture
@@ -112,17 +110,7 @@ def test_of_clients_own_models_each_is_asked_about_its_own_rows(
     store: Path, tmp_path: Path
 ) -> None:
     ok(
-        "partition",
-        "--store",
-        store,
-        "--scheme",
-        "dirichlet",
-        "--clients",
-        4,
-        "--alpha",
-        1,
-        "--name",
-        "four",
+        f"partition --store {store} --scheme dirichlet --clients 4 --alpha 1 --name four",
     )
     words = (
         "--partition",
@@ -166,7 +154,7 @@ def test_a_thumbnail_is_the_image_of_its_row(tmp_path: Path) -> None:
 def copied(tmp_path: Path) -> Path:
     """A run on a dataset of the test's own, which it may move and change."""
     images = folder(tmp_path / "own", train=6, test=4, classes=6)
-    ok("extract", "-d", f"folder:{images}", "-b", "random-projection", "--size", 8)
+    ok(f"extract -d folder:{images} -b random-projection --size 8")
     ok("train --method fed3r", *IID)
     return images
 
@@ -219,8 +207,8 @@ def test_images_of_a_private_run_are_refused_and_those_of_a_simulation_shown(
 def test_evaluate_shows_mistakes_on_another_dataset(store: Path, tmp_path: Path) -> None:
     run = ok("train --method fed3r", *IID).data["path"]
     other, page = folder(tmp_path / "other", train=1, test=6, classes=6), tmp_path / "e.html"
-    words = ("evaluate", run, "-d", f"folder:{other}", "--workers", 0, "--split", "test")
-    told = ok(*words, "--with-images", "-o", page).data["runs"][0]["measures"]
+    words = f"evaluate {run} -d folder:{other} --workers 0 --split test"
+    told = ok(f"{words} --with-images -o {page}").data["runs"][0]["measures"]
     found = shown(page.read_text())
     assert len(found) == min(24, told["rows"] - told["right"]) > 0
     for name, truth, predicted, _, _, image in found:

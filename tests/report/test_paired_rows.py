@@ -124,7 +124,7 @@ def test_a_comparison_has_both_spreads(tmp_path: Path, monkeypatch: pytest.Monke
     y = rng.integers(0, 4, 400)
     x = (np.eye(4, 8)[y] + 0.7 * rng.standard_normal((400, 8))).astype(np.float32)
     np.savez(tmp_path / "rows.npz", embeddings=x, labels=y)
-    ok("ingest", tmp_path / "rows.npz", "--name", "rows")
+    ok(f"ingest {tmp_path}/rows.npz --name rows")
     ok(
         "grid --method fed3r,fedncm,fedrep --store rows --scheme iid --clients 4 --rounds 2 --seeds 0",
     )

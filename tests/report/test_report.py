@@ -73,13 +73,8 @@ def extracted(place: Path) -> Path:
         first.rename(images / split / HOSTILE.replace("/", "∕"))
     (images / "kept").rename(images / "train")
     done = ok(
-        "extract",
-        "--dataset",
-        f"folder:{images}",
-        "--backbones",
-        "random-projection,random-projection:16",
-        "--size",
-        8,
+        f"extract --dataset folder:{images} --backbones random-projection,random-projection:16 "
+        "--size 8",
     )
     return Path(done.data["path"])
 
@@ -228,18 +223,18 @@ def test_rows_and_features_are_drawn_of_a_private_run_only_where_it_is_a_simulat
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("nothing-like-it",), 2, "nothing-like-it"),
-        (("-o", "r.pdf"), 2, "r.pdf"),
-        (("--embed", "tnse"), 2, "'tsne'"),
-        (("--embed", "umap"), 6, "umap-learn"),
+        ("nothing-like-it", 2, "nothing-like-it"),
+        ("-o r.pdf", 2, "r.pdf"),
+        ("--embed tnse", 2, "'tsne'"),
+        ("--embed umap", 6, "umap-learn"),
     ],
 )
 def test_wrong_words_are_answered(
-    words: tuple[str, ...], code: int, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    words: str, code: int, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "umap", None)
     monkeypatch.chdir(tmp_path)
-    done = fedcache("report", *words, "--json")
+    done = fedcache(f"report {words} --json")
     assert done.code == code
     assert said in json.dumps(done.envelope["error"])
     assert list(tmp_path.glob("*.html")) == []

@@ -37,7 +37,7 @@ def ingested(place: Path) -> Path:
     np.savez(
         place / "rows.npz", embeddings=x, labels=y, split=(np.arange(240) >= 180).astype(np.int8)
     )
-    ok("ingest", place / "rows.npz", "--name", "few")
+    ok(f"ingest {place}/rows.npz --name few")
     return place
 
 
@@ -52,18 +52,10 @@ def result_of(path: str | Path) -> dict[str, Any]:
 
 
 def test_an_asynchronous_run_is_another_run_and_says_what_was_simulated(store: Path) -> None:
-    plain = ok("train", "--method", "fedavg", *WORDS)
+    plain = ok("train --method fedavg", *WORDS)
     assert "timing" not in result_of(plain.data["path"])
     done = ok(
-        "train",
-        "--method",
-        "fedavg",
-        "--asynchronous",
-        3,
-        "--eval-every",
-        2,
-        "--seeds",
-        "0,1",
+        "train --method fedavg --asynchronous 3 --eval-every 2 --seeds 0,1",
         *WORDS,
     )
     assert done.data["path"] != plain.data["path"]
@@ -96,21 +88,12 @@ def test_the_configuration_of_an_asynchronous_run_runs_it_again(
     slow.write_text("client,duration\n" + "".join(f"client-{i:02},{1 + i % 3}\n" for i in range(M)))
 
     def train(file: Path) -> dict[str, Any]:
-        words = (
-            "--asynchronous",
-            2,
-            "--client-durations",
-            file,
-            "--server-step",
-            0.5,
-            "--staleness-power",
-            1,
-        )
-        data: dict[str, Any] = ok("train", "--method", "fedprox", *words, *WORDS).data
+        words = f"--asynchronous 2 --client-durations {file} --server-step 0.5 --staleness-power 1"
+        data: dict[str, Any] = ok(f"train --method fedprox {words}", *WORDS).data
         return data
 
     done = train(slow)
-    assert ok("train", "--config", Path(done["path"]) / "config.toml").data["reused"]
+    assert ok("train --config", Path(done["path"]) / "config.toml").data["reused"]
     moved = tmp_path / "moved.csv"
     moved.write_bytes(slow.read_bytes())
     assert train(moved)["reused"]
@@ -148,12 +131,12 @@ def test_python_takes_the_same_words_and_tells_time_round_by_round(store: Path) 
 def test_what_does_not_go_with_asynchronous_rounds_is_answered(
     store: Path, words: tuple[str, ...], why: str
 ) -> None:
-    must_fail(why, "train", "--method", "fedavg", *WORDS[:4], *words)
+    must_fail(why, "train --method fedavg", *WORDS[:4], *words)
 
 
 @pytest.mark.parametrize("method", ["scaffold", "fed3r", "solo", "central"])
 def test_methods_whose_uploads_cannot_wait_are_refused(store: Path, method: str) -> None:
     must_fail(
-        method, "train", "--method", method, "--asynchronous", 2, "--scheme", "iid", "--clients", M
+        method, "train --method", method, "--asynchronous", 2, "--scheme", "iid", "--clients", M
     )
-    assert ok("methods", "info", method).data["asynchronous"] is False
+    assert ok("methods info", method).data["asynchronous"] is False

@@ -27,7 +27,7 @@ DEAD = 2**22 + 1
 
 @pytest.fixture
 def home(shapes: Path) -> Path:
-    ok("train", "--method", "fed3r", "--scheme", "iid", "--clients", 2)
+    ok("train --method fed3r --scheme iid --clients 2")
     return Path(os.environ["FEDCACHE_HOME"])
 
 
@@ -52,12 +52,12 @@ def test_a_journal_that_a_killed_ingest_left_is_named_and_removed(
             "unlink",
             lambda path, **words: None if "journal" in path.name else unlink(path, **words),
         )
-        store = Path(ok("ingest", tmp_path / "e.npz", "--name", "mine").data["path"])
+        store = Path(ok(f"ingest {tmp_path}/e.npz --name mine").data["path"])
     (journal,) = store.glob("journal-*")
     (store / "locks" / "x.json").write_text("{}")
     assert listed() == {journal.name: "leftovers", "x.json": "leftovers"}
     assert verify(store).ok
-    ok("gc", "--delete") if remover == "gc" else ok("ingest", tmp_path / "e.npz", "--name", "mine")
+    ok("gc --delete") if remover == "gc" else ok(f"ingest {tmp_path}/e.npz --name mine")
     assert listed() == {}
     assert not journal.exists()
     assert verify(store).ok
@@ -71,16 +71,14 @@ def test_a_store_that_is_replaced_goes_whole(
         features = np.random.default_rng(seed).normal(size=(30, 4))
         np.savez(tmp_path / f"{seed}.npz", features=features, label=np.arange(30) % 3)
     place = tmp_path / "mine.zarr"
-    ok("ingest", tmp_path / "0.npz", "--name", "mine", "--store", place)
+    ok(f"ingest {tmp_path}/0.npz --name mine --store {place}")
     with monkeypatch.context() as killed:
         killed.setattr(shutil, "rmtree", lambda path, **words: None)
-        ok("ingest", tmp_path / "1.npz", "--name", "mine", "--store", place, "--replace")
+        ok(f"ingest {tmp_path}/1.npz --name mine --store {place} --replace")
     assert verify(place).ok
     (left,) = tmp_path.glob(".mine.zarr.*.partial")
     assert verify(left).ok
-    assert not ok("ingest", tmp_path / "1.npz", "--name", "mine", "--store", place).data.get(
-        "replaced"
-    )
+    assert not ok(f"ingest {tmp_path}/1.npz --name mine --store {place}").data.get("replaced")
 
 
 def test_leftovers_are_listed_and_deleted_when_told(home: Path) -> None:
@@ -104,13 +102,13 @@ def test_leftovers_are_listed_and_deleted_when_told(home: Path) -> None:
     mine = home / "runs" / f".y.{os.getpid()}.partial"
     mine.write_bytes(b"x")  # this process is alive
     assert listed() == {p.name: "leftovers" for p in made}
-    done = ok("gc", "--delete")
+    done = ok("gc --delete")
     assert done.data["deleted"]
     assert done.data["bytes"] == 1000 * len(made)
     assert not any(p.exists() for p in made)
     assert mine.exists()
     assert verify(store).ok
-    assert ok("train", "--method", "fed3r", "--scheme", "iid", "--clients", 2).data["reused"]
+    assert ok("train --method fed3r --scheme iid --clients 2").data["reused"]
 
 
 def test_a_store_that_is_written_and_a_damaged_one_are_left_alone(home: Path) -> None:
@@ -132,7 +130,7 @@ def test_runs_without_a_result_are_given_up_after_some_days(home: Path) -> None:
     old = time.time() - 8 * 86_400
     os.utime(run / "config.toml", (old, old))
     assert listed() == {run.name: "given-up"}
-    ok("gc", "--delete")
+    ok("gc --delete")
     assert not run.exists()
     assert len(list(run.parent.iterdir())) == 1, "the run with a result stays"
 
@@ -146,12 +144,12 @@ def test_unfinished_arrays_are_given_up_after_some_days_and_the_store_stays(own_
     toy_store.fill(store, toy_store.KEYS[1], chunks=2)
     (journal,) = place.glob("journal-*")
     assert listed() == {}
-    found = ok("gc", "--days", 0).data["garbage"]
+    found = ok("gc --days 0").data["garbage"]
     assert {Path(g["path"]).name for g in found} == {journal.name, toy_store.KEYS[1]}
     assert {g["kind"] for g in found} == {"given-up"}
     with hold_lock(place / "locks" / "a.lock", "a", wait=False):
         assert listed("--days", 0) == {}
-    ok("gc", "--days", 0, "--delete")
+    ok("gc --days 0 --delete")
     assert listed("--days", 0) == {}
     assert list(Store.open(place).arrays) == [toy_store.KEYS[0]]
     assert verify(place).ok
@@ -176,13 +174,7 @@ def test_results_of_other_code_and_stores_of_other_content(
     (first,) = (home / "stores").glob("*.zarr")
     images = folder(tmp_path / "shapes", train=9, test=2)
     ok(
-        "extract",
-        "--dataset",
-        f"folder:{images}",
-        "--backbones",
-        "random-projection",
-        "--workers",
-        0,
+        f"extract --dataset folder:{images} --backbones random-projection --workers 0",
     )
     assert listed("--kind", "old-stores") == {first.name: "old-stores"}
 

@@ -154,7 +154,7 @@ def test_clients_that_are_given_may_be_divided_again(store: fc.Store) -> None:
 def test_a_csv_names_rows_and_clients_in_any_order(store: fc.Store, tmp_path: Path) -> None:
     lines = [f"{i:02d}.png,{'a' if i < 20 else 'b'}" for i in reversed(range(ROWS))]
     (tmp_path / "who.csv").write_text("name,client\n" + "\n".join(lines) + "\n")
-    made = ok("partition", "--from", tmp_path / "who.csv", "--store", store.path).data
+    made = ok(f"partition --from {tmp_path}/who.csv --store {store.path}").data
     assert [(c["name"], c["train"], c["test"]) for c in made["clients"]] == [
         ("a", 16, 4),
         ("b", 16, 4),

@@ -35,7 +35,7 @@ def ingested(place: Path) -> Path:
         labels=y,
         split=(np.arange(2 * M) >= M + 100).astype(np.int8),
     )
-    ok("ingest", place / "rows.npz", "--name", "many")
+    ok(f"ingest {place}/rows.npz --name many")
     return place
 
 
@@ -59,9 +59,9 @@ def test_a_client_of_very_many_whose_model_was_not_saved_is_told_from_an_unknown
     store: Path,
 ) -> None:
     own = ("--set", "batch=1", "--set", "bn=false", "--save-clients", "client-0003")
-    run = ok("train", "--method", "fedrep", *WORDS, *own).data["path"]
+    run = ok("train --method fedrep", *WORDS, *own).data["path"]
     for client, said in (("client-0004", "was not saved"), ("client-9999", "Unknown client")):
-        must_fail(said, "predict", run, "--store", "many", "--client", client)
+        must_fail(said, f"predict {run} --store many --client {client}")
 
 
 @pytest.mark.slow
@@ -104,11 +104,7 @@ def test_many_clients_have_a_column_of_validation_accuracy(store: Path) -> None:
         5,
     )
     done = ok(
-        "train",
-        "--method",
-        "fedrep",
-        "--seeds",
-        "0,1",
+        "train --method fedrep --seeds 0,1",
         *words,
         "--set",
         "batch=1",
@@ -129,13 +125,7 @@ def test_many_clients_have_a_column_of_validation_accuracy(store: Path) -> None:
 @pytest.mark.slow
 def test_a_result_of_many_clients_has_their_columns_in_a_file(store: Path, tmp_path: Path) -> None:
     done = ok(
-        "train",
-        "--method",
-        "fedrep",
-        "--eval-clients",
-        300,
-        "--seeds",
-        "0,1",
+        "train --method fedrep --eval-clients 300 --seeds 0,1",
         *WORDS,
         "--set",
         "bn=false",
@@ -167,20 +157,14 @@ def test_a_result_of_many_clients_has_their_columns_in_a_file(store: Path, tmp_p
     # What reads clients reads them there.
     page = tmp_path / "page.html"
     ok(
-        "train",
-        "--method",
-        "solo",
-        "--eval-clients",
-        300,
-        "--seeds",
-        "0,1",
+        "train --method solo --eval-clients 300 --seeds 0,1",
         *WORDS,
         "--set",
         "bn=false",
     )
-    ok("report", "-o", page)
+    ok(f"report -o {page}")
     assert page.stat().st_size < 3_000_000
-    shown = fedcache("compare", "--over", "clients")
+    shown = fedcache("compare --over clients")
     assert shown.code == 0, shown.err
 
 
@@ -213,7 +197,7 @@ def test_wrong_numbers_of_clients_are_refused_before_features_are_read(
     store: Path, words: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(StoreRows, "read", lambda *_: pytest.fail("features were read"))
-    must_fail(str(words[0]), "train", "--method", "fedrep", *WORDS, *words)
+    must_fail(str(words[0]), "train --method fedrep", *WORDS, *words)
 
 
 @pytest.mark.slow
@@ -238,7 +222,7 @@ def test_who_takes_part_is_part_of_a_run_and_of_the_configuration_that_runs_it_a
     assert set(second) <= {7}
     said = json.loads((Path(path) / "result.json").read_text())["participants"]
     assert (said["client_sampling"], said["client_dropout"]) == ("weighted", 0.1)
-    assert ok("train", "--config", Path(path) / "config.toml").data["reused"]
+    assert ok("train --config", Path(path) / "config.toml").data["reused"]
     trace.write_text("client,first,last\nclient-0004,1,2\n")
     others = {ok(*words).data["path"], ok(*plain).data["path"]}
     assert len(others - {path}) == 2
@@ -266,7 +250,7 @@ def rounds_of(path: str) -> list[list[int]]:
 def test_wrong_words_of_who_takes_part_are_answered(
     store: Path, words: tuple[object, ...], named: str
 ) -> None:
-    must_fail(named, "train", "--method", "fedavg", *WORDS, *words)
+    must_fail(named, "train --method fedavg", *WORDS, *words)
 
 
 @pytest.mark.slow
@@ -287,5 +271,5 @@ def test_the_standard_error_of_drawn_clients_is_shown_where_some_of_them_took_pa
         300,
     )
     run = place_of(*words, *dropout).name
-    error = ok("runs", "show", run).data["figures"]["standard error of drawn clients"]
+    error = ok(f"runs show {run}").data["figures"]["standard error of drawn clients"]
     assert (error is None) if dropout else (0 < error < 0.1)

@@ -22,7 +22,7 @@ def test_what_the_paper_settles_is_said_unless_it_was_asked_for(
     tmp_path: Path, words: tuple[object, ...], notes: list[str], warnings: list[str]
 ) -> None:
     ingested(tmp_path)
-    done = ok("train", "--method", *words, "--scheme", "iid", "--clients", 3)
+    done = ok("train --method", *words, "--scheme", "iid", "--clients", 3)
     assert "dataset last extracted" in done.err
     said = [line for line in done.err.splitlines() if "paper (--" in line]
     assert [line.partition(":")[0] for line in said] == notes

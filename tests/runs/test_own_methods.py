@@ -84,7 +84,7 @@ def test_a_method_of_ones_own_trains_and_is_found_again(
     assert renamed.accuracy == known.accuracy
     assert renamed.path != known.path
     assert train(METHODS["fedavg"]).path == known.path, "the object that comes along is its name"
-    assert ok("gc", "--kind", "old-runs").data["garbage"] == []
+    assert ok("gc --kind old-runs").data["garbage"] == []
 
 
 @pytest.mark.slow

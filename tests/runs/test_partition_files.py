@@ -64,15 +64,15 @@ def test_json_of_an_earlier_release_is_read_by_everything(store: fc.Store, tmp_p
     # and is left as it is
     assert make_partition(store, "dirichlet", name="old", **DIRICHLET).digest == made.digest
     assert files_of(store) == ["old.json"]
-    where = ("--store", store.path)
-    assert ok("inspect", store.path).data["partitions"] == ["old"]
-    run = ok("train", "--method", "fed3r", *where, "-p", "old").data
+    where = f"--store {store.path}"
+    assert ok(f"inspect {store.path}").data["partitions"] == ["old"]
+    run = ok(f"train --method fed3r {where} -p old").data
     assert run["partition"]["digest"] == made.digest
-    ok("shard", *where, "-p", "old", "--out", tmp_path / "sites")
-    ok("verify", store.path)
+    ok(f"shard {where} -p old --out {tmp_path}/sites")
+    ok(f"verify {store.path}")
     file = tmp_path / "old.json"
     file.write_bytes(canonical_json(made.to_payload()))
-    assert ok("train", "--method", "fed3r", *where, "-p", file).data["reused"]
+    assert ok(f"train --method fed3r {where} -p {file}").data["reused"]
     other = make_partition(store, "dirichlet", name="old", **DIRICHLET, seed=1, replace=True)
     assert files_of(store) == ["old.partition"]
     assert load_partition(fc.Store.open(store.path), "old").digest == other.digest
@@ -90,10 +90,7 @@ def test_a_damaged_or_missing_file_is_found_and_forgotten_by_repair(
         damage(store, "p", place)
     with pytest.raises(CorruptionError):
         load_partition(store, "p")
-    assert (
-        fedcache("train", "--method", "fed3r", "--store", store.path, "-p", "p", "--json").code
-        == Exit.CORRUPT
-    )
+    assert fedcache(f"train --method fed3r --store {store.path} -p p --json").code == Exit.CORRUPT
     assert [p["file"] for p in verify(store.path).problems] == ["partitions/p.partition"]
     assert len(repair(store.path)) == 1
     assert fc.Store.open(store.path).partitions == []
@@ -103,18 +100,17 @@ def test_a_damaged_or_missing_file_is_found_and_forgotten_by_repair(
 def test_a_partition_is_shared_as_a_file_of_either_form(
     store: fc.Store, tmp_path: Path, name: str
 ) -> None:
-    where = ("--store", store.path)
-    made = ok("partition", *where, "--scheme", "iid", "--clients", 3, "--out", tmp_path / name).data
+    where = f"--store {store.path}"
+    made = ok(f"partition {where} --scheme iid --clients 3 --out", tmp_path / name).data
     raw = (tmp_path / name).read_bytes()
     assert raw.startswith(b"{" if name == "mine.json" else b"\x89FCARR1\n")
-    run = ok("train", "--method", "fed3r", *where, "-p", tmp_path / name).data
+    run = ok(f"train --method fed3r {where} -p", tmp_path / name).data
     assert run["partition"]["digest"] == made["digest"]
     (tmp_path / name).unlink()  # the run keeps the partition
-    assert ok("train", "--config", Path(run["path"]) / "config.toml").data["reused"]
+    assert ok("train --config", Path(run["path"]) / "config.toml").data["reused"]
     (tmp_path / name).write_bytes(raw[:-9])
     assert (
-        fedcache("train", "--method", "fed3r", *where, "-p", tmp_path / name, "--json").code
-        == Exit.CORRUPT
+        fedcache(f"train --method fed3r {where} -p", tmp_path / name, "--json").code == Exit.CORRUPT
     )
 
 
@@ -128,22 +124,15 @@ def test_a_file_that_says_it_is_another_partition_is_refused(
     one.__dict__["digest"] = other.digest
     one.save(tmp_path / "p.partition")
     done = fedcache(
-        "train",
-        "--method",
-        "fed3r",
-        "--store",
-        store.path,
-        "-p",
-        tmp_path / "p.partition",
-        "--json",
+        f"train --method fed3r --store {store.path} -p {tmp_path}/p.partition --json",
     )
     assert done.code == Exit.CORRUPT
 
 
 @pytest.mark.slow
 def test_a_run_of_an_earlier_release_keeps_its_partition_as_json(store: fc.Store) -> None:
-    words = ("train", "--method", "fed3r", "--store", store.path, "--scheme", "iid", "--clients", 3)
-    path = Path(ok(*words).data["path"])
+    words = f"train --method fed3r --store {store.path} --scheme iid --clients 3"
+    path = Path(ok(words).data["path"])
     # The directory as an earlier release left it: the partition as JSON, named by configuration and result.
     new, old = path / "partition-0.partition", path / "partition-0.json"
     made = fc.Partition.load(new)
@@ -159,13 +148,13 @@ def test_a_run_of_an_earlier_release_keeps_its_partition_as_json(store: fc.Store
         {**result, "files": {**files, old.name: file_digest(old.name, old.read_bytes())}},
     )
 
-    assert ok("train", "--config", config).data["reused"]
+    assert ok(f"train --config {config}").data["reused"]
     (entry,) = gather([path], path.parent).entries
     rows = store_of_run([entry])
     assert not isinstance(rows, str)
     assert rows.partition.digest == made.digest
     old.write_bytes(old.read_bytes().replace(b"client-0", b"client-9"))
-    assert fedcache(*words, "--json").code == Exit.CORRUPT
+    assert fedcache(f"{words} --json").code == Exit.CORRUPT
 
 
 def test_verify_computes_the_digest_that_reading_a_store_believes(store: fc.Store) -> None:
@@ -174,7 +163,7 @@ def test_verify_computes_the_digest_that_reading_a_store_believes(store: fc.Stor
     other.__dict__["digest"] = made.digest
     store.put_partition("p", other.to_file())  # somebody who writes manifests, too
     assert load_partition(store, "p").digest == made.digest
-    done = fedcache("verify", store.path, "--json")
+    done = fedcache(f"verify {store.path} --json")
     assert done.code == Exit.CORRUPT
     assert [problem["file"] for problem in done.data["problems"]] == ["partitions/p.partition"]
 

@@ -201,11 +201,11 @@ def test_the_configuration_and_the_report_of_a_run_know_its_partition_by_its_row
 ) -> None:
     held = store()
     make_partition(held, "iid", clients=2, name="pp")
-    run = ok("train", "--store", held.path, "--method", "fedncm", "--partition", "pp").data
+    run = ok(f"train --store {held.path} --method fedncm --partition pp").data
     config = Path(run["path"]) / "config.toml"
-    assert ok("train", "--config", config).data["reused"]
+    assert ok(f"train --config {config}").data["reused"]
     make_partition(held, "iid", clients=3, name="pp", replace=True)
-    assert fedcache("train", "--config", config, "--json").code == Exit.STORE
+    assert fedcache(f"train --config {config} --json").code == Exit.STORE
     pinned = pinned_name("pp", run["partition"]["digests"][0])
     former = config.read_text().replace(pinned, "pp")  # as a former release wrote it
     for text in (config.read_text(), former):

@@ -129,7 +129,7 @@ def store(once: Once) -> Path:
 
 
 def train(store: Path, *words: object) -> dict:
-    return ok("train", "--store", store, "--scheme", "iid", "--clients", 4, *words).data
+    return ok(f"train --store {store} --scheme iid --clients 4", *words).data
 
 
 def test_a_method_of_a_package_trains_by_its_name_and_is_shown_as_from_outside(
@@ -142,9 +142,9 @@ def test_a_method_of_a_package_trains_by_its_name_and_is_shown_as_from_outside(
         {"kind": "methods", "name": "outside-ncm", "package": "outside-pkg", "version": "1.2"}
     ]
     assert "plugins" not in own
-    listed = {m["name"]: m.get("origin") for m in ok("methods", "list").data["methods"]}
+    listed = {m["name"]: m.get("origin") for m in ok("methods list").data["methods"]}
     assert (listed["outside-ncm"], listed["fedncm"]) == ("outside-pkg 1.2", None)
-    assert ok("methods", "info", "outside-ncm").data["origin"] == "outside-pkg 1.2"
+    assert ok("methods info outside-ncm").data["origin"] == "outside-pkg 1.2"
     assert "outside-ncm" not in list(METHODS)  # nothing is imported to list fedcache's own
 
 
@@ -176,7 +176,7 @@ def test_scheme_executor_aggregator_and_tracker_of_a_package_are_used_by_name(
     assert robust["plugins"][0]["kind"] == "aggregators"
     train(store, "--method", "fedavg", "--rounds", 3, "--track", f"outside-log:{tmp_path / 'log'}")
     assert (tmp_path / "log" / "rounds.txt").read_text().split()[-1] == "3"
-    dealt = ok("partition", "--store", store, "--scheme", "outside-iid", "--clients", 3)
+    dealt = ok(f"partition --store {store} --scheme outside-iid --clients 3")
     assert dealt.data["scheme"] == "outside-iid"
     assert "outside-iid" not in list(SCHEMES)
     assert "outside-loop" not in executors()
@@ -185,19 +185,17 @@ def test_scheme_executor_aggregator_and_tracker_of_a_package_are_used_by_name(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--method", "outside-gone"), "outside_pkg.missing:METHOD"),
-        (("--method", "outside-odd"), "outside-pkg 1.2"),
-        (("--method", "outside-nmc"), "'outside-ncm'"),
-        (("--method", "fedavg", "--aggregate", "outside-wrong"), "(4, "),
-        (("--method", "fedavg", "--track", "outside-lg"), "'outside-log'"),
+        ("--method outside-gone", "outside_pkg.missing:METHOD"),
+        ("--method outside-odd", "outside-pkg 1.2"),
+        ("--method outside-nmc", "'outside-ncm'"),
+        ("--method fedavg --aggregate outside-wrong", "(4, "),
+        ("--method fedavg --track outside-lg", "'outside-log'"),
     ],
 )
 def test_what_is_broken_is_named_with_its_package(
-    site: Path, store: Path, words: tuple[str, ...], said: str
+    site: Path, store: Path, words: str, said: str
 ) -> None:
-    done = fedcache(
-        "train", "--store", store, "--scheme", "iid", "--clients", 4, "--rounds", 1, *words
-    )
+    done = fedcache(f"train --store {store} --scheme iid --clients 4 --rounds 1 {words}")
     assert done.code != Exit.OK
     assert said in done.err
 

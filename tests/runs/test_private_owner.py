@@ -89,4 +89,4 @@ def test_a_private_run_that_is_made_again_and_killed_while_it_is_stored_is_not_d
     assert not again.reused
     # its seeds had ended: no noise is drawn again
     assert len(read_releases(home() / "privacy.jsonl")) == spent == 4
-    assert fedcache("runs", "list").code == 0
+    assert fedcache("runs list").code == 0

@@ -96,7 +96,7 @@ def test_two_real_runs_of_one_command_differ_and_both_are_spent() -> None:
 
 def test_the_model_of_a_private_run_is_kept_and_what_its_loss_costs_is_said() -> None:
     run, simulated = run_of(ok(*REAL)), run_of(ok(*SIMULATED))
-    ok("gc", "--kind", "models", "--delete")
+    ok("gc --kind models --delete")
     assert (run / "models").is_dir()
     assert not (simulated / "models").exists()
     shutil.rmtree(run / "models")
@@ -105,7 +105,7 @@ def test_the_model_of_a_private_run_is_kept_and_what_its_loss_costs_is_said() ->
         (run, True, f"{run / 'config.toml'}"),
         (moved, False, f"'{moved / 'config.toml'}'"),
     ):
-        refused = fedcache("predict", path, "photo.jpg")
+        refused = fedcache(f"predict {path} photo.jpg")
         assert refused.code == Exit.STORE
         assert ("spends as much privacy again" in refused.err) is told
         assert f"fedcache train --config {config} --fresh" in refused.err
@@ -147,11 +147,11 @@ def test_epsilon_composes_over_seeds_points_and_repeats() -> None:
     # lr=0.1 is the run that has five seeds: none of them is trained again, and all of them count.
     assert (spent["points"], spent["seeds"]) == (3, 9)
     costs(spent, 36)
-    (total,) = ok("ls", "--privacy").data["entries"]
+    (total,) = ok("ls --privacy").data["entries"]
     assert (total["releases"], total["runs"], total["rounds"]) == (9, 3, 36)
     costs(total, 36)
     ok(*REAL, "--clients", 5)  # other clients: a partition of its own
-    both = ok("ls", "--privacy").data
+    both = ok("ls --privacy").data
     assert [entry["releases"] for entry in both["entries"]] == [9, 1]
     (of_rows,) = both["datasets"]
     assert (of_rows["partitions"], of_rows["releases"], of_rows["rounds"]) == (2, 10, 40)
@@ -199,7 +199,7 @@ def test_the_epsilon_of_a_grid_covers_the_model_that_is_trained_again() -> None:
     # Two points and one retrained model, of two seeds with four rounds each: 3 * 2 * 4 rounds.
     costs(spent, 24)
     assert f"epsilon {spent['epsilon_pld']:.3g}" in fedcache(*words).out
-    (of_rows,) = ok("ls", "--privacy").data["datasets"]
+    (of_rows,) = ok("ls --privacy").data["datasets"]
     assert (of_rows["partitions"], of_rows["releases"]) == (2, 6)
     assert of_rows["epsilon_pld"] == spent["epsilon_pld"]
 
@@ -335,15 +335,15 @@ def test_a_run_that_the_ledger_lacks_is_told_of() -> None:
     ledger, count = home() / "privacy.jsonl", home() / "privacy-count.json"
     ok(*REAL, "--seeds", "0,1")
     ok(*SIMULATED)
-    assert ok("ls", "--privacy").envelope["warnings"] == []
+    assert ok("ls --privacy").envelope["warnings"] == []
     whole, counted = ledger.read_bytes(), count.read_bytes()
     ledger.write_bytes(whole[: whole.index(b"\n") + 1])  # of another home, with one line
     count.unlink()
-    (warning,) = ok("ls", "--privacy").envelope["warnings"]
+    (warning,) = ok("ls --privacy").envelope["warnings"]
     assert "the ledger does not know of" in warning
     count.write_bytes(counted)
     ledger.write_bytes(whole.replace(b'"rounds":4', b'"rounds":1'))
-    assert fedcache("ls", "--privacy").code == Exit.CORRUPT
+    assert fedcache("ls --privacy").code == Exit.CORRUPT
     # nothing more is spent beside a count that is not known
     assert fedcache(*REAL, "--fresh").code == Exit.CORRUPT
 
@@ -389,10 +389,10 @@ def test_a_ledger_that_lost_its_last_lines_is_refused_and_the_hint_starts_a_new_
         ledger.write_bytes(whole)
         count.write_bytes(counted)
     ledger.unlink()
-    hint = fedcache("ls", "--privacy", "--json").envelope["error"]["hint"]
+    hint = fedcache("ls --privacy --json").envelope["error"]["hint"]
     subprocess.run(hint.rpartition(": ")[2], shell=True, check=True)
     ok(*REAL, "--fresh")
-    assert ok("ls", "--privacy").data["entries"][0]["releases"] == 1
+    assert ok("ls --privacy").data["entries"][0]["releases"] == 1
 
 
 RELEASE = Release("run", "fedavg", 0, "rows", "d", "p", 10, 1.0, 2.0, 0.5, 4, 1e-5, 0.0)

@@ -107,10 +107,10 @@ def test_the_configuration_of_a_finished_run_is_not_followed_when_it_was_changed
     config = path / "config.toml"
     text = config.read_text()
     config.write_text(text.replace(old, new) if old in text else text.replace("lam", "lambda"))
-    must_fail(str(config), "train", "--config", config, code=5)
+    must_fail(str(config), f"train --config {config}", code=5)
     elsewhere = tmp_path / "config.toml"  # where it is the user's own
     shutil.copy(config, elsewhere)
-    assert fedcache("train", "--config", elsewhere, "--json").code in (0, 2)
+    assert fedcache(f"train --config {elsewhere} --json").code in (0, 2)
 
 
 def test_the_store_that_a_finished_run_names_is_not_changed_unseen(
@@ -119,32 +119,32 @@ def test_the_store_that_a_finished_run_names_is_not_changed_unseen(
     """Of the places in config.toml the result holds no digest: it has the same bits wherever its store lies."""
     config = place_of(*FED3R) / "config.toml"
     config.write_text(config.read_text().replace(str(shapes), str(ingested(tmp_path))))
-    assert fedcache("train", "--config", config, "--json").code == 5
+    assert fedcache(f"train --config {config} --json").code == 5
 
 
 @pytest.mark.slow
 def test_a_partition_of_another_run_is_found_in_an_unfinished_one(shapes: Path) -> None:
     path = place_of(*FED3R)
-    other = place_of("train", "--method", "fed3r", "--scheme", "iid", "--clients", 2)
+    other = place_of("train --method fed3r --scheme iid --clients 2")
     (path / "result.json").unlink()
     shutil.copy(other / "partition-0.partition", path)
-    assert fedcache("train", "--config", path / "config.toml", "--json").code == 5
+    assert fedcache(f"train --config {path}/config.toml --json").code == 5
     assert not ok(*FED3R).data["reused"]
-    assert ok("train", "--config", path / "config.toml").data["reused"]
+    assert ok(f"train --config {path}/config.toml").data["reused"]
 
 
 def test_an_unfinished_run_without_its_configuration_is_still_listed(shapes: Path) -> None:
     path = place_of(*FED3R)
     (path / "result.json").unlink()
     (path / "config.toml").unlink()
-    (left,) = ok("runs", "list").data["left_out"]
+    (left,) = ok("runs list").data["left_out"]
     assert left["path"] == str(path)
     assert "config.toml" in left["why"]
 
 
 def test_a_result_in_the_directory_of_another_run_is_not_returned(shapes: Path) -> None:
     path = place_of(*FED3R)
-    other = place_of("train", "--method", "fedncm", *IID)
+    other = place_of("train --method fedncm", *IID)
     shutil.rmtree(path)
     shutil.copytree(other, path)
     assert fedcache(*FED3R, "--json").code == 5
@@ -179,4 +179,4 @@ def test_a_wrong_value_is_refused_before_minutes_of_extraction(
     monkeypatch: pytest.MonkeyPatch, flag: str, value: str, expected: str
 ) -> None:
     monkeypatch.setattr(loop, "row_source", lambda *_: pytest.fail("looked for a store first"))
-    must_fail(expected, "train", "--method", "fed3r", flag, value)
+    must_fail(expected, "train --method fed3r", flag, value)

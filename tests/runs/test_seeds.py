@@ -65,7 +65,7 @@ def with_seeds(seeds: str, config: TrainConfig = CONFIG, **more: Any) -> Any:
 
 
 def listed() -> list[dict[str, Any]]:
-    entries: list[dict[str, Any]] = ok("runs", "list").data["entries"]
+    entries: list[dict[str, Any]] = ok("runs list").data["entries"]
     return entries
 
 
@@ -99,10 +99,10 @@ def test_fewer_seeds_return_the_run_of_all_seeds_and_say_so() -> None:
 
 
 def test_train_with_more_seeds_is_one_row_everywhere() -> None:
-    ok("train", "fedavg", "--seeds", "0-2", *IID)
-    more = ok("train", "fedavg", "--seeds", "0-4", *IID)
+    ok("train fedavg --seeds 0-2", *IID)
+    more = ok("train fedavg --seeds 0-4", *IID)
     assert "holds seeds 0-2 already. This command trains seeds 3-4" in more.err
-    ok("train", "fed3r", *IID)
+    ok("train fed3r", *IID)
     (fedavg,) = [e for e in listed() if e["method"] == "fedavg"]
     assert fedavg["seeds"] == [0, 1, 2, 3, 4]
     values = more.data["accuracy"]["per_seed"]
@@ -115,7 +115,7 @@ def test_train_with_more_seeds_is_one_row_everywhere() -> None:
 def test_a_grid_with_more_seeds_trains_those_that_are_missing() -> None:
     """A sweep is computed together; a configuration that was trained alone before stays one run."""
     sweep = ("fedavg", *IID, "--sweep", "lr=0.01,0.1")
-    ok("train", "fedavg", "--seeds", "0", *IID, "--set", "lr=0.1")
+    ok("train fedavg --seeds 0", *IID, "--set", "lr=0.1")
     ok("grid", *sweep, "--seeds", "0-2")
     assert sorted(len(e["seeds"]) for e in listed()) == [3, 3]
     before = {p: p.read_bytes() for p in home().glob("runs/*/seed-*.json")}
@@ -128,8 +128,8 @@ def test_a_grid_with_more_seeds_trains_those_that_are_missing() -> None:
 
 def test_one_seed_and_then_a_grid_of_methods_is_one_row_per_method() -> None:
     """use.md 2 a and b: nothing is tested against itself, and no seed is left out."""
-    ok("train", "fed3r", *IID)
-    grid = ok("grid", "fed3r,fedncm,fedavg", *IID, "--seeds", "0-2")
+    ok("train fed3r", *IID)
+    grid = ok("grid fed3r,fedncm,fedavg", *IID, "--seeds", "0-2")
     means = {p["method"]: p["accuracy"]["mean"] for p in grid.data["points"]}
     (made,) = ok("compare").data["comparisons"]
     assert sorted(t["name"] for t in made["treatments"]) == ["fed3r", "fedavg", "fedncm"]
@@ -138,8 +138,8 @@ def test_one_seed_and_then_a_grid_of_methods_is_one_row_per_method() -> None:
 
 
 def test_a_preset_of_the_same_hyperparameters_is_the_same_run() -> None:
-    first = ok("train", "fed3r", *IID)
-    again = ok("train", "fed3r", *IID, "--preset", "tuned")
+    first = ok("train fed3r", *IID)
+    again = ok("train fed3r", *IID, "--preset", "tuned")
     assert again.data["reused"]
     assert again.data["path"] == first.data["path"]
 
@@ -151,7 +151,7 @@ def test_a_run_that_is_stopped_between_seeds_resumes_with_the_seeds_that_are_mis
         with_seeds("0-3", hooks=[Trained(last=2, stop=stop)], stop=stop)
     (path,) = home().glob("runs/*/result.json")
     assert read_result(path) == before
-    assert ok("runs", "list").data["left_out"] == []
+    assert ok("runs list").data["left_out"] == []
     hook = Trained()
     run = with_seeds("0-3", hooks=[hook])
     assert run.result["seeds"] == [0, 1, 2, 3]
@@ -181,7 +181,7 @@ def test_fresh_trains_the_seeds_of_the_command_and_keeps_the_others() -> None:
     again = with_seeds("1", fresh=True, hooks=[hook])
     assert hook.seeds == [1]
     assert again.result == before.result
-    assert ok("predict", again.path, "--store", "rows", "--seed", "3").code == 0
+    assert ok(f"predict {again.path} --store rows --seed 3").code == 0
 
 
 def test_a_private_seed_is_trained_and_counted_once() -> None:
@@ -200,9 +200,9 @@ def test_a_private_seed_is_trained_and_counted_once() -> None:
 
 
 def test_seeds_that_draw_their_own_partitions_keep_them() -> None:
-    words = ("fedavg", "--scheme", "dirichlet", "--clients", 3, "--rounds", 1, "--repartition")
-    ok("train", *words, "--seeds", "0,1")
-    more = ok("train", *words, "--seeds", "1,2")
+    words = "fedavg --scheme dirichlet --clients 3 --rounds 1 --repartition"
+    ok(f"train {words} --seeds 0,1")
+    more = ok(f"train {words} --seeds 1,2")
     path = Path(more.data["path"])
     files = [Partition.load(path / f"partition-{seed}.partition").digest for seed in (0, 1, 2)]
     assert more.data["partition"]["digests"] == files
@@ -229,7 +229,7 @@ def test_results_of_earlier_versions_are_still_read() -> None:
         old.name: [0, 1, 2],
         run.path.name: [0, 1, 2, 3, 4],
     }
-    shown = ok("runs", "show", old.name).data["figures"]["accuracy"]
+    shown = ok("runs show", old.name).data["figures"]["accuracy"]
     assert shown == pytest.approx(run.accuracy["mean"])
     train(replace(CONFIG, method="fedprox", seeds="0"), Home(home()))
     (made,) = ok("compare").data["comparisons"]

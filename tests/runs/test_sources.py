@@ -19,7 +19,7 @@ from fedcache.runs.store_choice import open_clients
 from fedcache.store.export import write_shards
 from fedcache.store.store import Store
 
-SMALL = ("--batch", 4, "--chunk-rows", 8, "--workers", 0)
+SMALL = "--batch 4 --chunk-rows 8 --workers 0"
 IID = ("--scheme", "iid", "--clients", 3)
 FED3R = ("train", "--method", "fed3r", *IID)
 
@@ -30,7 +30,7 @@ def images(tmp_path: Path) -> Path:
 
 
 def extract(images: Path, *words: object) -> Path:
-    return Path(ok("extract", "--dataset", f"folder:{images}", *SMALL, *words).data["path"])
+    return Path(ok(f"extract --dataset folder:{images} {SMALL}", *words).data["path"])
 
 
 def reopened(path: Path, prefix: str) -> str:
@@ -40,7 +40,7 @@ def reopened(path: Path, prefix: str) -> str:
         f for f in sorted((path / "features" / key).rglob("*")) if f.is_file() and "c" in f.parts
     )
     chunk.write_bytes(b"damaged")
-    fedcache("repair", path)
+    fedcache(f"repair {path}")
     assert [u["name"] for u in Store.open(path).unfinished()] == [key]
     return key
 
@@ -58,10 +58,10 @@ def test_text_of_other_weights_is_not_taken_for_that_of_the_images(
     images: Path, tmp_path: Path
 ) -> None:
     path = extract(images, "--backbones", "glyph-clip")
-    ok("train", "--method", "clip-zs", *IID)
+    ok("train --method clip-zs", *IID)
     store, page = Store.open(path), tmp_path / "page.html"
-    drawn = ("report", "--embed", "none", "-o", page)
-    ok(*drawn)
+    drawn = f"report --embed none -o {page}"
+    ok(drawn)
     before = page.read_bytes()
     (entry,) = store.texts["glyph-clip"]
     other = (
@@ -69,16 +69,16 @@ def test_text_of_other_weights_is_not_taken_for_that_of_the_images(
     )
     store.put_text("glyph-clip", entry["templates"], other, {**entry["meta"], "weights": "0" * 64})
     for method in ("clip-zs", "fst-cbdg"):  # a stored result too: which it is depends on the text
-        done = fedcache("train", "--method", method, *IID, "--json")
+        done = fedcache(f"train --method {method}", *IID, "--json")
         assert done.code == Exit.STORE
         assert (
             "text features of glyph-clip were made with weights 000000000000"
             in done.envelope["error"]["message"]
         )
-    ok(*drawn)
+    ok(drawn)
     assert page.read_bytes() == before
     assert follow(done).code == 0
-    assert ok("train", "--method", "clip-zs", *IID).data["reused"]
+    assert ok("train --method clip-zs", *IID).data["reused"]
 
 
 @pytest.mark.slow
@@ -144,7 +144,7 @@ def test_an_unfinished_array_that_is_not_needed_is_left_out_aloud(images: Path) 
     assert len(done.data["arrays"]) == 1
     (warning,) = done.envelope["warnings"]
     assert key in warning
-    assert key in {Path(g["path"]).name for g in ok("gc", "--days", 0).data["garbage"]}
+    assert key in {Path(g["path"]).name for g in ok("gc --days 0").data["garbage"]}
     assert follow(done).code == 0
     assert len(ok(*FED3R).data["arrays"]) == 2
 

@@ -13,7 +13,7 @@ from pictures import folder
 
 from fedcache.store.store import Store
 
-SMALL = ("--batch", 4, "--chunk-rows", 8, "--workers", 0)
+SMALL = "--batch 4 --chunk-rows 8 --workers 0"
 IID = ("--scheme", "iid", "--clients", 2, "--participation", "all", "--rounds", 2)
 ONE = ("--set", "epochs=1")  # each step runs a tower
 
@@ -22,9 +22,7 @@ def extracted(place: Path) -> Path:
     """Three classes with features and text features of glyph-clip, and no images yet."""
     images = folder(place / "shapes", train=8, test=4)
     return Path(
-        ok("extract", "--dataset", f"folder:{images}", "--backbones", "glyph-clip", *SMALL).data[
-            "path"
-        ]
+        ok(f"extract --dataset folder:{images} --backbones glyph-clip {SMALL}").data["path"]
     )
 
 
@@ -43,14 +41,14 @@ def test_images_that_are_missing_come_by_the_command_that_is_named(store: Path) 
     code, message, hint = refused("train", "--method", "tpfl", *IID)
     assert code == 4
     assert "it has none" in message
-    ok("extract", "--store", store, "--backbones", "pixels", "--recipe", "pixels:size=24", *SMALL)
+    ok(f"extract --store {store} --backbones pixels --recipe pixels:size=24 {SMALL}")
     assert "it has pixels@24" in refused("train", "--method", "tpfl", *IID)[1]
     ok(*shlex.split(hint)[1:])
-    done = ok("train", "--method", "tpfl", *IID, *ONE, "--backbones", "glyph-clip,pixels").data
+    done = ok("train --method tpfl", *IID, *ONE, "--backbones", "glyph-clip,pixels").data
     assert done["backbones"] == ["glyph-clip", "pixels"]
     assert done["fidelity"] == "exact"
     assert done["traffic"]["paper"]["per_client_round"]["up"] == 16 * 128 + 6 * 4 * (64 - 8)
-    again = ok("train", "--config", Path(done["path"]) / "config.toml").data
+    again = ok("train --config", Path(done["path"]) / "config.toml").data
     assert again["accuracy"] == done["accuracy"]
 
 
@@ -64,17 +62,17 @@ def test_nothing_extracted_brings_tower_and_images(tmp_path: Path) -> None:
     assert hint.endswith(
         "--backbones glyph-clip,pixels --recipe pixels:size=32 --recipe pixels:resize=squash"
     )
-    done = ok("train", "--method", "atpfl", "--dataset", f"folder:{images}", *IID, *ONE).data
+    done = ok(f"train --method atpfl --dataset folder:{images}", *IID, *ONE).data
     held = Store.open(next((tmp_path / "home" / "stores").glob("*.zarr")))
     assert {k.split("-")[0] for k in held.arrays} == {"glyph", "pixels"}
     assert done["backbones"] == ["glyph-clip", "pixels"]
 
 
 def test_a_prompt_of_the_templates_words_starts_at_zero_shot(store: Path) -> None:
-    zero = ok("train", "--method", "clip-zs", *IID[:4]).data["accuracy"]
+    zero = ok("train --method clip-zs", *IID[:4]).data["accuracy"]
     words = ("--set", "ctx_init=words", "--set", "epochs=0")
     assert (
-        ok("train", "--method", "promptfl", *IID, *words).data["accuracy"]["per_client"]
+        ok("train --method promptfl", *IID, *words).data["accuracy"]["per_client"]
         == zero["per_client"]
     )
 
@@ -82,7 +80,7 @@ def test_a_prompt_of_the_templates_words_starts_at_zero_shot(store: Path) -> Non
 @pytest.mark.slow
 def test_methods_that_ask_the_text_tower_train_and_predict(store: Path) -> None:
     for name, settings in (("tofa", ()), ("fedtpg", ONE), ("pfedprompt", ONE)):
-        done = ok("train", "--method", name, *IID, *settings).data
+        done = ok(f"train --method {name}", *IID, *settings).data
         assert done["accuracy"]["zero_shot"] is not None
         assert done["protocol"] == ("global" if name == "fedtpg" else "personalised")
         whose = () if name == "fedtpg" else ("--client", "client-1")
@@ -123,14 +121,8 @@ def test_live_features_are_the_cached_ones(store: Path) -> None:
     from fedcache.runs.store_choice import images_for
 
     ok(
-        "extract",
-        "--store",
-        store,
-        "--backbones",
-        "pixels",
-        "--recipe",
-        "pixels:size=32,pixels:resize=squash",
-        *SMALL,
+        f"extract --store {store} --backbones pixels "
+        f"--recipe pixels:size=32,pixels:resize=squash {SMALL}",
     )
     held = Store.open(store)
     key = next(k for k in held.arrays if k.startswith("glyph"))

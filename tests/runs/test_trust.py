@@ -16,12 +16,10 @@ WORDS = ("--scheme", "iid", "--clients", 5, "--rounds", 2, "--participation", "a
 
 @pytest.mark.slow
 def test_the_result_says_what_was_done_and_an_ordinary_one_does_not() -> None:
-    plain = ok("train", "--method", "fedavg", *WORDS).data
+    plain = ok("train --method fedavg", *WORDS).data
     assert "trust" not in plain
     done = ok(
-        "train",
-        "--method",
-        "fedavg",
+        "train --method fedavg",
         *WORDS,
         "--aggregate",
         "median",
@@ -38,17 +36,13 @@ def test_the_result_says_what_was_done_and_an_ordinary_one_does_not() -> None:
     assert [len(names) for names in trust["attackers"]] == [1, 1]
     assert done["digest"] != plain["digest"]
     assert done["diagnostics"]["rejected"] == 0.0
-    assert (
-        ok("train", "--config", Path(done["path"]) / "config.toml").data["digest"] == done["digest"]
-    )
+    assert ok("train --config", Path(done["path"]) / "config.toml").data["digest"] == done["digest"]
 
 
 @pytest.mark.slow
 def test_rules_are_swept_and_rejections_are_counted_and_named() -> None:
     done = ok(
-        "grid",
-        "--method",
-        "fedavg,fedproto",
+        "grid --method fedavg,fedproto",
         *WORDS,
         "--attack",
         "nan:0.2",
@@ -59,7 +53,7 @@ def test_rules_are_swept_and_rejections_are_counted_and_named() -> None:
     )
     assert [p["diagnostics"]["rejected"] for p in done.data["points"]] == [1.0] * 6
     assert any("is rejected: " in w for w in done.envelope["warnings"])
-    failed = fedcache("train", "--method", "fedavg", *WORDS, "--attack", "nan:0.2", "--json")
+    failed = fedcache("train --method fedavg", *WORDS, "--attack", "nan:0.2", "--json")
     assert failed.code == 7
     assert "--on-bad-update reject" in failed.envelope["error"]["hint"]
 
@@ -77,7 +71,7 @@ def test_rules_are_swept_and_rejections_are_counted_and_named() -> None:
     ],
 )
 def test_wrong_words_are_answered(words: tuple[str, ...], said: str) -> None:
-    must_fail(said, "train", "--method", "fedavg", *WORDS, *words)
+    must_fail(said, "train --method fedavg", *WORDS, *words)
 
 
 def test_privacy_is_accounted_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,38 +101,27 @@ def test_privacy_is_accounted_or_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     "words",
     [
-        ("train", "--method", "fedavg", "--clients", 2, "--aggregate", "krum", "--dry-run"),
-        ("grid", "--method", "fedavg,fedpcl", "--clients", 5, "--aggregate", "median"),
-        ("grid", "--method", "fedavg", "--sweep", "clients=5,2", "--aggregate", "krum"),
+        "train --method fedavg --clients 2 --aggregate krum --dry-run",
+        "grid --method fedavg,fedpcl --clients 5 --aggregate median",
+        "grid --method fedavg --sweep clients=5,2 --aggregate krum",
     ],
 )
 def test_what_a_round_cannot_carry_is_refused_before_anything_is_trained(
-    words: tuple[object, ...],
+    words: str,
 ) -> None:
-    done = fedcache(*words, "--scheme", "iid", "--rounds", 2, "--participation", "all", "--json")
+    done = fedcache(f"{words} --scheme iid --rounds 2 --participation all --json")
     assert done.code == 2
-    assert ok("runs", "list").data["entries"] == []
+    assert ok("runs list").data["entries"] == []
 
 
 def test_rejections_leave_fewer_liars_to_expect_and_name_the_round_when_too_few_are_left() -> None:
     words = (
-        "train",
-        "--method",
-        "fedavg",
-        "--scheme",
-        "iid",
-        "--clients",
-        10,
-        "--rounds",
-        2,
-        "--participation",
-        "all",
-        "--on-bad-update",
-        "reject",
+        "train --method fedavg --scheme iid --clients 10 --rounds 2 --participation all "
+        "--on-bad-update reject"
     )
-    kept = ok(*words, "--attack", "nan:0.2", "--aggregate", "multikrum:8")
+    kept = ok(f"{words} --attack nan:0.2 --aggregate multikrum:8")
     assert kept.data["trust"]["rejected"] == 4  # two clients in two rounds
-    lost = fedcache(*words, "--attack", "nan:0.8", "--aggregate", "krum", "--json")
+    lost = fedcache(f"{words} --attack nan:0.8 --aggregate krum --json")
     assert lost.code == 7
     message = lost.envelope["error"]["message"]
     assert message.startswith("Round 1: 2 uploads")
@@ -147,37 +130,22 @@ def test_rejections_leave_fewer_liars_to_expect_and_name_the_round_when_too_few_
 
 def test_classes_of_few_owners_are_named() -> None:
     words = (
-        "train",
-        "--method",
-        "fedproto",
-        "--scheme",
-        "shards",
-        "--shards",
-        1,
-        "--clients",
-        6,
-        "--rounds",
-        1,
-        "--participation",
-        "all",
+        "train --method fedproto --scheme shards --shards 1 --clients 6 --rounds 1 "
+        "--participation all"
     )
-    told = ok(*words, "--aggregate", "median")
+    told = ok(f"{words} --aggregate median")
     assert any("so few owners" in w for w in told.envelope["warnings"])
-    must_fail("Round 1, class 0", *words, "--aggregate", "krum", code=7)
+    must_fail("Round 1, class 0", f"{words} --aggregate krum", code=7)
 
 
 def test_fedcgs_and_noisy_fed3r_stay_definite() -> None:
     assert (
-        ok("train", "--method", "fedcgs", *WORDS[:4], "--aggregate", "median").data["accuracy"][
-            "mean"
-        ]
+        ok("train --method fedcgs", *WORDS[:4], "--aggregate", "median").data["accuracy"]["mean"]
         > 0
     )
     pytest.importorskip("dp_accounting")
     noisy = ok(
-        "train",
-        "--method",
-        "fed3r",
+        "train --method fed3r",
         *WORDS[:4],
         "--participation",
         "all",

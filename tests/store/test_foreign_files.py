@@ -249,7 +249,7 @@ def test_texts_of_leaf_are_read_as_texts(tmp_path: Path) -> None:
 def test_files_that_say_nothing_are_refused_in_words(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"x.{ending}"
     path.write_bytes(b"\x00\x01 nothing")
-    said = fedcache("ingest", path, "--name", "x")
+    said = fedcache(f"ingest {path} --name x")
     assert said.code == 2
     assert "Did you mean" not in said.err
 

@@ -126,21 +126,21 @@ def test_the_same_rows_with_other_groups_keep_their_features(tmp_path: Path) -> 
     def ingest(**columns: int) -> str:
         groups = {name: np.arange(N) % count for name, count in columns.items()}
         np.savez(tmp_path / "e.npz", features=X, labels=np.arange(N) % 2, **groups)
-        return fedcache("ingest", tmp_path / "e.npz", "--name", "mine").err
+        return fedcache(f"ingest {tmp_path}/e.npz --name mine").err
 
     ingest(ward=2, site=6)
-    path = Path(ok("inspect", "mine").data["path"])
+    path = Path(ok("inspect mine").data["path"])
     before = {f: f.stat().st_mtime_ns for f in path.glob("features/**/*") if f.is_file()}
     assert "new groups day" in ingest(ward=3, day=6)
     assert before == {f: f.stat().st_mtime_ns for f in path.glob("features/**/*") if f.is_file()}
-    assert ok("inspect", "mine").data["groups"] == {"day": 6, "site": 6, "ward": 3}
+    assert ok("inspect mine").data["groups"] == {"day": 6, "site": 6, "ward": 3}
     (path / "groups" / "site.group").write_bytes(b"torn")
     listed = ok("ls")
     assert listed.data["entries"][0]["groups"] == {"day": 6, "ward": 3}
     assert "site" in listed.envelope["warnings"][0]
-    ok("repair", "mine")
+    ok("repair mine")
     assert "new groups site" in ingest(site=6)
-    assert ok("verify", "mine").data["ok"]
+    assert ok("verify mine").data["ok"]
     assert "nothing to do" in ingest(ward=3, day=6)
 
 
@@ -195,17 +195,8 @@ def test_columns_are_named_by_the_user_where_their_names_say_nothing(tmp_path: P
     }
     file = tmp_path / "odd.npz"
     np.savez(file, allow_pickle=False, **odd)
-    keys = (
-        "--features-key",
-        "clip_vit",
-        "--label-key",
-        "diagnosis",
-        "--split-key",
-        "fold",
-        "--name-key",
-        "scan",
-    )
-    made = ok("ingest", file, "--name", "odd", *keys, "--domain-key", "site").data
+    keys = "--features-key clip_vit --label-key diagnosis --split-key fold --name-key scan"
+    made = ok(f"ingest {file} --name odd {keys} --domain-key site").data
     store = Store.open(made["path"])
     s = store.samples
     assert (s.label.tolist(), s.split.tolist(), s.domains) == (

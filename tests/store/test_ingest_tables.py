@@ -297,7 +297,7 @@ def test_rows_that_are_not_finite_are_named_and_left_out_when_asked(
     assert np.array_equal(store.reader(*store.arrays).rows(good)[:, 0], X[good])
     assert not (store.samples.split[[3, 8, 29]] == 1).any()  # none is a test row
     assert verify(store.path).ok
-    assert "nothing to do" in fedcache("ingest", file, "--name", "dirty", "--drop-nan").err
+    assert "nothing to do" in fedcache(f"ingest {file} --name dirty --drop-nan").err
 
 
 def test_a_row_that_one_backbone_lacks_keeps_the_features_of_the_others(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_gc_names_what_a_killed_command_left_outside_the_home_and_removes_it(
     (left,) = out.parent.glob(".p*.partial")
     named = {Path(g["path"]): g["why"] for g in ok("gc").data["garbage"]}
     assert named[left] == "a killed process was writing an output"
-    ok("gc", "--delete")
+    ok("gc --delete")
     assert list(out.parent.iterdir()) == [other]
     assert list((own_home / NOTES).iterdir()) == []
 
@@ -130,7 +130,7 @@ def test_a_note_can_name_no_file_but_a_partial_one(tmp_path: Path, own_home: Pat
     kept = tmp_path / "kept.csv"
     kept.write_text("mine")
     write_sealed(own_home / NOTES / "a.json", WHAT, {"path": str(kept), "pid": 2**22 + 1})
-    ok("gc", "--delete")
+    ok("gc --delete")
     assert kept.read_text() == "mine"
 
 

@@ -37,13 +37,13 @@ def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path, number: int)
 
 
 def test_wrong_words_are_refused_with_the_next_command(tmp_path: Path) -> None:
-    done = fedcache("ui", "--home", tmp_path / "none", "--json")
+    done = fedcache(f"ui --home {tmp_path}/none --json")
     assert done.code == 2
     assert "no directory" in done.envelope["error"]["message"]
-    assert fedcache("ui", "--port", "99999").code == 2
+    assert fedcache("ui --port 99999").code == 2
     with open_socket(0) as taken:
         taken.listen(1)
-        done = fedcache("ui", "--no-open", "--port", taken.getsockname()[1], "--json")
+        done = fedcache("ui --no-open --port", taken.getsockname()[1], "--json")
     assert done.code == 6
     assert "--port 0" in done.envelope["error"]["hint"]
 
@@ -90,6 +90,6 @@ def test_without_the_extra_the_command_that_installs_it_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("fedcache.commands.ui.find_spec", lambda _name: None)
-    done = fedcache("ui", "--json")
+    done = fedcache("ui --json")
     assert done.code == 6
     assert done.envelope["error"]["hint"] == "pip install 'fedcache[ui]'"

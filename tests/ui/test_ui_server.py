@@ -31,20 +31,12 @@ def trained(place: Path) -> Path:
     """A home with one store, two finished runs of one setting, and a grid of two points."""
     images = folder(place / "shapes", train=12, test=4)
     ok(
-        "extract",
-        "--dataset",
-        f"folder:{images}",
-        "--backbones",
-        "random-projection",
-        "--size",
-        8,
-        "--workers",
-        0,
+        f"extract --dataset folder:{images} --backbones random-projection --size 8 --workers 0",
     )
     words = (*IID, "--rounds", 3, "--eval-every", 1, "--set", "batch=4", "--seeds", "0,1")
-    made = ok("train", "--method", "fedavg", *words).data
-    ok("train", "--method", "fed3r", *IID, "--seeds", "0,1")
-    ok("grid", "--method", "fedprox", *words, "--sweep", "mu=0.1,1")
+    made = ok("train --method fedavg", *words).data
+    ok("train --method fed3r", *IID, "--seeds", "0,1")
+    ok("grid --method fedprox", *words, "--sweep", "mu=0.1,1")
     return Path(made["path"])
 
 

@@ -71,7 +71,7 @@ def test_dictionaries_have_columns_and_splits() -> None:
 class Held(TorchDataset):
     """A dataset as people write it, with class names."""
 
-    classes = ("plane", "car", "bird")
+    classes = "plane car bird"
 
     def __init__(self, shift: bool = False) -> None:
         self.shift, self.reads = shift, 0
@@ -142,7 +142,7 @@ def test_a_list_is_extracted_once_and_resumed_by_content() -> None:
     assert (store.path / "history.jsonl").read_bytes() == before  # nothing was computed
     assert fc.train("fed3r", store, fc.partition(store, "iid", clients=2)).accuracy["mean"] >= 0
     assert len(fc.extract(items, "random-projection", **how, limit=5).samples.name) == 5
-    done = fedcache("extract", "--backbones", "pixels", "--size", 8)
+    done = fedcache("extract --backbones pixels --size 8")
     assert done.code == Exit.USAGE
     assert "images that a program held" in done.err
 
