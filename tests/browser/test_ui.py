@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from axe_check import serious
-from command import ok, start
+from command import ok, start, words_of
 from pictures import folder
 from ui_client import served
 
@@ -118,18 +118,8 @@ def test_one_window_shows_a_home_before_while_and_after_a_grid_is_trained(
         assert serious(page) == []
         extracted(tmp_path)
         page.wait_for_selector("main a[href^='store']")
-        words = (
-            "--rounds",
-            1500,
-            "--eval-every",
-            100,
-            "--sweep",
-            "lr=0.1,0.01",
-            "--validation",
-            "0.2",
-            "--exact",
-        )
-        grid = start("grid", "--method", "fedavg", *IID, *words, home=home)
+        words = "--rounds 1500 --eval-every 100 --sweep lr=0.1,0.01 --validation 0.2 --exact"
+        grid = start("grid --method fedavg", *IID, *words_of(words), home=home)
         try:
             until(
                 lambda: list((home / "runs").glob("*/checkpoint-*.safetensors")),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import typer.main
 from arrays import small_store
-from command import fedcache, ok
+from command import fedcache, ok, words_of
 from failing_command import must_fail
 from pictures import folder
 
@@ -165,8 +165,8 @@ def test_inspect_verify_export_and_ingest_agree(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_partition_prints_saves_and_draws(tmp_path: Path) -> None:
     store = ("--store", small_store(tmp_path))
-    drawn = ("--alpha", 0.5, "--out", tmp_path / "p.json", "--plot", tmp_path / "p.png")
-    done = ok("partition", *store, "--scheme", "dirichlet", "--clients", 3, *drawn)
+    drawn = f"--alpha 0.5 --out {tmp_path}/p.json --plot {tmp_path}/p.png"
+    done = ok("partition", *store, "--scheme", "dirichlet", "--clients", 3, *words_of(drawn))
     assert (tmp_path / "p.png").stat().st_size > 1000
     again = ok("train --method fed3r", *store, "--partition", tmp_path / "p.json").data
     assert again["partition"]["digest"] == done.data["digest"]

@@ -22,7 +22,7 @@ from fedcache.grids.train_grid import grid
 from fedcache.progress import Round, Silent, byte_size
 from fedcache.runs.loop import train
 
-TRAIN = words_of("train --method fedavg --scheme iid --clients 3 --participation all")
+TRAIN = "train --method fedavg --scheme iid --clients 3 --participation all"
 
 
 @pytest.fixture
@@ -38,10 +38,10 @@ def lines_of(err: str) -> list[str]:
 def test_a_line_says_round_seed_accuracy_exact_bytes_rate_and_time_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    words = (*TRAIN, "--rounds", 4, "--seeds", "0-1", "--eval-every", 2)
+    words = f"{TRAIN} --rounds 4 --seeds 0-1 --eval-every 2"
     # a line for every round, where a file gets one per 10 seconds
     monkeypatch.setattr(output, "LINE_EVERY", 0.0)
-    done = ok(*words)
+    done = ok(words)
     lines = lines_of(done.err)
     assert len(lines) == 8
     assert "round 1 of 4, seed 1 of 2" in lines[0]
@@ -65,7 +65,7 @@ def test_the_view_changes_no_bit_of_a_result(
     mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output, "LINE_EVERY", 0.0)
-    watched = Path(ok(*TRAIN, "--rounds", 3, "--runs", tmp_path / "watched").data["path"])
+    watched = Path(ok(f"{TRAIN} --rounds 3 --runs {tmp_path}/watched").data["path"])
     config = TrainConfig(method="fedavg", rounds=3, participation="all", store=str(mine))
     silent = train(
         config,
@@ -178,8 +178,8 @@ def test_how_fast_it_goes_is_counted_over_the_last_stretch_of_time() -> None:
 def test_a_narrow_terminal_gets_whole_words(
     mine: Path, own_home: Path, env: dict[str, str], drawn: bool, coloured: bool
 ) -> None:
-    words = (*TRAIN, "--rounds", 60, "--seeds", "0-1", "--eval-every", 1)
-    code, out = on_a_terminal(*words, home=own_home, width=60, env=env)
+    words = f"{TRAIN} --rounds 60 --seeds 0-1 --eval-every 1"
+    code, out = on_a_terminal(*words_of(words), home=own_home, width=60, env=env)
     assert code == 0, out
     assert bool(re.search(r"\x1b\[[\d;]*3\dm", out)) is coloured, "a colour"
     assert ("\x1b[2K" in out) is drawn, "a line that is drawn again"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from arrays import small_store
-from command import fedcache, ok
+from command import fedcache, ok, words_of
 from failing_command import must_fail
 from homes import Once
 from pictures import CLASSES, folder
@@ -91,12 +91,12 @@ def test_a_new_client_has_a_file_that_predicts(
 @pytest.mark.parametrize(
     ("method", "words", "said"),
     [
-        ("fed3r", (), "fed3r"),
-        ("fedpcl", ("--set", "epoch=2"), "epoch"),
-        ("fedpcl", ("--set", "dim=7"), "dim=7"),
-        ("ditto", ("--seed", "all"), "one seed"),
-        ("ditto", ("-o", "x.onnx"), "x.onnx"),
-        ("ditto", ("--name", "a/b"), "a/b"),
+        ("fed3r", "", "fed3r"),
+        ("fedpcl", "--set epoch=2", "epoch"),
+        ("fedpcl", "--set dim=7", "dim=7"),
+        ("ditto", "--seed all", "one seed"),
+        ("ditto", "-o x.onnx", "x.onnx"),
+        ("ditto", "--name a/b", "a/b"),
     ],
 )
 def test_refusals(
@@ -104,12 +104,17 @@ def test_refusals(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     method: str,
-    words: tuple[str, ...],
+    words: str,
     said: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     must_fail(
-        said, "personalise", run_of(method)["digest"][:12], "--store", shard(sites, "ink"), *words
+        said,
+        "personalise",
+        run_of(method)["digest"][:12],
+        "--store",
+        shard(sites, "ink"),
+        *words_of(words),
     )
     assert not list(tmp_path.glob("*.safetensors"))
 

@@ -215,11 +215,11 @@ def test_the_run_of_another_process_is_running_until_that_is_killed(
             time.sleep(0.1)
         assert states == {"running"}
         (folder,) = (own_home / "runs").iterdir()
-        assert apart("runs", "rm", folder.name, "--yes", home=own_home).code == Exit.USAGE
+        assert apart("runs rm", folder.name, "--yes", home=own_home).code == Exit.USAGE
     finally:
         process.kill()
         process.wait()
     assert [e["state"] for e in ok("runs list").data["entries"]] == ["unfinished"]
-    removed = json.loads(apart("runs", "rm", folder.name, "--yes", "--json", home=own_home).out)
+    removed = json.loads(apart("runs rm", folder.name, "--yes", "--json", home=own_home).out)
     assert removed["data"]["removed"] == [str(folder)]
     assert not folder.exists()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import ok
+from command import ok, words_of
 from failing_command import must_fail
 from homes import Once
 
@@ -140,8 +140,8 @@ GRID = "grid --method fedavg --sweep lr=0.01,3,0.3 --rounds 3 -s dirichlet -m 4"
 
 @pytest.mark.slow
 def test_what_was_chosen_is_trained_again_and_is_the_run_without_validation(store: Path) -> None:
-    words = ("--alpha", 1, "--seeds", "0,1", "--store", store)
-    done = ok(GRID, *words, "--validation", "0.3", "--retrain").data
+    words = f"--alpha 1 --seeds 0,1 --store {store}"
+    done = ok(f"{GRID} {words} --validation 0.3 --retrain").data
     best = max(done["points"], key=lambda p: p["validation"]["mean"])
     assert done["best"]["sweep"] == best["sweep"]
     (again,) = done["retrained"]
@@ -159,7 +159,7 @@ def test_what_was_chosen_is_trained_again_and_is_the_run_without_validation(stor
         "dirichlet",
         "-m",
         4,
-        *words,
+        *words_of(words),
     )
     run = ok(*plain).data
     assert run["reused"]

@@ -293,7 +293,7 @@ def named_by_gc(home: str) -> set[Path]:
     """What ``gc`` lists."""
     return {
         Path(one["path"])
-        for one in json.loads(apart("gc", "--json", home=home).out)["data"]["garbage"]
+        for one in json.loads(apart("gc --json", home=home).out)["data"]["garbage"]
     }
 
 
@@ -389,6 +389,6 @@ def test_killed_commands_lose_nothing_and_gc_names_what_they_leave(
         assert again.code == 0, again.err
         assert made(number) == expected
     assert left_in(small_home) == named_by_gc(str(small_home))
-    assert apart("gc", "--delete", "--json", home=small_home).code == 0
+    assert apart("gc --delete --json", home=small_home).code == 0
     assert left_in(small_home) == set()
     assert verify(store).ok

@@ -209,14 +209,12 @@ def test_all_backbones_views_and_text_are_carried_over(images: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "words", [("--batch", 8), ("--chunk-rows", 16), ("--fresh",)], ids=["how", "chunks", "fresh"]
+    "words", ["--batch 8", "--chunk-rows 16", "--fresh"], ids=["how", "chunks", "fresh"]
 )
-def test_what_was_computed_otherwise_is_computed_again(
-    images: Path, words: tuple[object, ...]
-) -> None:
+def test_what_was_computed_otherwise_is_computed_again(images: Path, words: str) -> None:
     extract(images)
     add(images)
-    done = extract(images, *words)
+    done = extract(images, *words_of(words))
     assert done.code == 0, done.err
     assert (done.data["growth"], done.data["decoded"]) == (None, 49)
     assert list(store_of(done).samples.name) == sorted(store_of(done).samples.name)

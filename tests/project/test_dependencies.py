@@ -204,11 +204,11 @@ def test_the_core_alone_takes_embeddings_to_a_comparison_and_predictions(plain: 
 def test_what_the_core_lacks_is_named_with_its_command_before_any_work(plain: Path) -> None:
     ok(f"ingest {plain}/rows.npz --name rows")
     (plain / "rows.csv").write_text("f0,f1,label\n0,1,a\n", encoding="utf-8")
-    many = words_of("--dataset rows --scheme iid --clients 1200 --rounds 1 --set bn=false")
+    many = "--dataset rows --scheme iid --clients 1200 --rounds 1 --set bn=false"
     for extra, words in (
         ("tables", ("ingest", plain / "rows.csv", "--name", "more")),
         ("h5", ("export", "--store", "rows", plain / "out.h5")),
-        ("tables", ("train", "--method", "fedavg", *many)),
+        ("tables", ("train", "--method", "fedavg", *words_of(many))),
         ("plots", ("report", "-o", plain / "report.html")),
     ):
         done = fedcache(*words, "--json")

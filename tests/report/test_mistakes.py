@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import fedcache, ok
+from command import fedcache, ok, words_of
 from draws import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -112,19 +112,8 @@ def test_of_clients_own_models_each_is_asked_about_its_own_rows(
     ok(
         f"partition --store {store} --scheme dirichlet --clients 4 --alpha 1 --name four",
     )
-    words = (
-        "--partition",
-        "four",
-        "--participation",
-        "all",
-        "--rounds",
-        2,
-        "--set",
-        "batch=4",
-        "--seeds",
-        "0,1",
-    )
-    run = ok("train --method fedrep", *words).data
+    words = "--partition four --participation all --rounds 2 --set batch=4 --seeds 0,1"
+    run = ok("train --method fedrep", *words_of(words)).data
     held, expected = Store.open(store), []
     parts = load_partition(held, "four").to_payload()
     for client in parts["clients"]:

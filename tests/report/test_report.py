@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import fedcache, ok
+from command import fedcache, ok, words_of
 from pictures import folder
 
 import fedcache as fc
@@ -204,16 +204,16 @@ def test_the_newest_of_runs_that_differ_in_the_code_alone_is_shown(
 
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize(
-    ("noise", "drawn"), [(("--dp-allow", "evaluation"), False), (("--dp-seed", "0"), True)]
+    ("noise", "drawn"), [("--dp-allow evaluation", False), ("--dp-seed 0", True)]
 )
 def test_rows_and_features_are_drawn_of_a_private_run_only_where_it_is_a_simulation(
-    tmp_path: Path, noise: tuple[str, str], drawn: bool
+    tmp_path: Path, noise: str, drawn: bool
 ) -> None:
-    private = ("--dp-clip", 1, "--dp-noise", 1, *noise)
+    private = f"--dp-clip 1 --dp-noise 1 {noise}"
     ok(
         "train --method fedavg --backbones random-projection --rounds 1",
         *IID,
-        *private,
+        *words_of(private),
     )
     page, text, _ = made(tmp_path)
     assert ("s0-dots" in page.figures(), "s0-plane0" in page.figures()) == (drawn, drawn)

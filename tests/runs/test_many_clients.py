@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import fedcache, ok
+from command import fedcache, ok, words_of
 from failing_command import must_fail
 from homes import Once
 from made_path import place_of
@@ -58,8 +58,8 @@ def test_many_clients_without_pyarrow_are_refused_before_they_are_trained(
 def test_a_client_of_very_many_whose_model_was_not_saved_is_told_from_an_unknown_one(
     store: Path,
 ) -> None:
-    own = ("--set", "batch=1", "--set", "bn=false", "--save-clients", "client-0003")
-    run = ok("train --method fedrep", *WORDS, *own).data["path"]
+    own = "--set batch=1 --set bn=false --save-clients client-0003"
+    run = ok("train --method fedrep", *WORDS, *words_of(own)).data["path"]
     for client, said in (("client-0004", "was not saved"), ("client-9999", "Unknown client")):
         must_fail(said, f"predict {run} --store many --client {client}")
 

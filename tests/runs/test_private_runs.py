@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import Done, fedcache, ok
+from command import Done, fedcache, ok, words_of
 from failing_command import must_fail
 from heard import Heard
 from homes import Once
@@ -26,23 +26,9 @@ from fedcache.runs.directory import rounds_of
 from fedcache.runs.loop import train
 from fedcache.runs.privacy_ledger import Release, read_releases, record_release, totals_of_datasets
 
-TRAIN = (
-    "train",
-    "--method",
-    "fedavg",
-    "--scheme",
-    "iid",
-    "--clients",
-    10,
-    "--rounds",
-    4,
-    "--participation",
-    0.5,
-    "--dp-clip",
-    1,
-)
-REAL = (*TRAIN, "--dp-noise", 2, "--dp-allow", "evaluation")
-SIMULATED = (*TRAIN, "--dp-noise", 2, "--dp-seed", 3)
+TRAIN = "train --method fedavg --scheme iid --clients 10 --rounds 4 --participation 0.5 --dp-clip 1"
+REAL = (*words_of(TRAIN), "--dp-noise", 2, "--dp-allow", "evaluation")
+SIMULATED = f"{TRAIN} --dp-noise 2 --dp-seed 3"
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +55,7 @@ def kept(done: dict) -> tuple[list, list]:
 
 
 def test_real_noise_must_be_asked_for_with_what_it_does_not_cover() -> None:
-    done = fedcache(*TRAIN, "--dp-noise", 2, "--json")
+    done = fedcache(f"{TRAIN} --dp-noise 2 --json")
     assert done.code == Exit.USAGE
     hint = done.envelope["error"]["hint"]
     assert "--dp-allow evaluation" in hint
@@ -95,7 +81,7 @@ def test_two_real_runs_of_one_command_differ_and_both_are_spent() -> None:
 
 
 def test_the_model_of_a_private_run_is_kept_and_what_its_loss_costs_is_said() -> None:
-    run, simulated = run_of(ok(*REAL)), run_of(ok(*SIMULATED))
+    run, simulated = run_of(ok(*REAL)), run_of(ok(SIMULATED))
     ok("gc --kind models --delete")
     assert (run / "models").is_dir()
     assert not (simulated / "models").exists()
@@ -113,12 +99,12 @@ def test_the_model_of_a_private_run_is_kept_and_what_its_loss_costs_is_said() ->
 
 @pytest.mark.slow
 def test_a_simulation_says_so_wherever_its_epsilon_is_told() -> None:
-    first = ok(*SIMULATED).data
-    again = ok(*SIMULATED, "--fresh").data
+    first = ok(SIMULATED).data
+    again = ok(f"{SIMULATED} --fresh").data
     assert kept(again) == kept(first)
     assert again["files"] == first["files"]
     assert first["trust"]["privacy"]["simulation"] is True
-    lines = [line for line in fedcache(*SIMULATED).out.splitlines() if "epsilon" in line]
+    lines = [line for line in fedcache(SIMULATED).out.splitlines() if "epsilon" in line]
     assert lines
     assert all("Simulation of privacy" in line for line in lines)
     assert not (home() / "privacy.jsonl").exists()
@@ -126,7 +112,7 @@ def test_a_simulation_says_so_wherever_its_epsilon_is_told() -> None:
 
 @pytest.mark.slow
 def test_a_simulation_has_the_same_noise_in_every_execution_and_in_a_grid() -> None:
-    words = (*SIMULATED, "--dtype", "float64")
+    words = (*words_of(SIMULATED), "--dtype", "float64")
     one, two = (
         ok(*words, "--execution", execution).data for execution in ("sequential", "batched")
     )
@@ -334,7 +320,7 @@ def test_a_private_run_that_is_stopped_makes_no_told_round_twice() -> None:
 def test_a_run_that_the_ledger_lacks_is_told_of() -> None:
     ledger, count = home() / "privacy.jsonl", home() / "privacy-count.json"
     ok(*REAL, "--seeds", "0,1")
-    ok(*SIMULATED)
+    ok(SIMULATED)
     assert ok("ls --privacy").envelope["warnings"] == []
     whole, counted = ledger.read_bytes(), count.read_bytes()
     ledger.write_bytes(whole[: whole.index(b"\n") + 1])  # of another home, with one line
@@ -476,21 +462,21 @@ def test_a_state_of_which_it_is_not_known_what_was_told_is_another_release(
 
 @pytest.mark.parametrize("noise", ["1e-300", "nan"])
 def test_noise_too_small_to_compute_with_is_refused(noise: str) -> None:
-    must_fail("--dp-noise", *TRAIN, "--dp-noise", noise, "--dp-seed", 0)
+    must_fail("--dp-noise", f"{TRAIN} --dp-noise", noise, "--dp-seed", 0)
 
 
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (("--max-update-norm", 0.001), "--max-update-norm"),
-        (("--max-rows-per-client", 80), "--max-rows-per-client"),
-        (("--set", "head=mlp", "--set", "bn=true"), "BatchNorm"),
-        (("--dp-delta", "1e-300"), "--dp-delta"),
+        ("--max-update-norm 0.001", "--max-update-norm"),
+        ("--max-rows-per-client 80", "--max-rows-per-client"),
+        ("--set head=mlp --set bn=true", "BatchNorm"),
+        ("--dp-delta 1e-300", "--dp-delta"),
     ],
 )
 def test_what_would_tell_of_single_clients_or_mean_nothing_is_refused(
-    words: tuple[object, ...], named: str
+    words: str, named: str
 ) -> None:
-    must_fail(named, *REAL, *words)
+    must_fail(named, *REAL, *words_of(words))
     assert not list((home() / "runs").glob("*/result.json"))
     assert not (home() / "privacy.jsonl").exists()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from arrays import ingested
-from command import apart, ok, start
+from command import apart, ok, start, words_of
 from draws import one_of_each
 from failing_command import must_fail
 from federation import small
@@ -31,7 +31,7 @@ from fedcache.progress import Silent
 from fedcache.runs import loop
 from fedcache.runs.directory import rounds_of
 
-SMALL = ("--batch", 4, "--chunk-rows", 8, "--workers", 0)
+SMALL = "--batch 4 --chunk-rows 8 --workers 0"
 IID = ("--scheme", "iid", "--clients", 3)
 
 
@@ -39,8 +39,8 @@ def extracted(place: Path) -> Path:
     """Two domains of three classes, with features of two backbones, text features of one, and its images."""
     images = folder(place / "shapes", train=12, test=4, domains=("ink", "chalk"))
     recipe = "random-projection:size=16,pixels:size=32,pixels:resize=squash"
-    words = ("--backbones", "random-projection,glyph-clip,pixels", "--recipe", recipe, *SMALL)
-    return place_of(f"extract --dataset folder:{images}", *words)
+    words = f"--backbones random-projection,glyph-clip,pixels --recipe {recipe} {SMALL}"
+    return place_of(f"extract --dataset folder:{images}", *words_of(words))
 
 
 @pytest.fixture
@@ -136,13 +136,13 @@ def test_the_config_of_a_run_means_the_same_run_whatever_is_extracted_later(
 ) -> None:
     first = ok("train --method fed3r", *IID).data
     config = Path(first["path"]) / "config.toml"
-    ok("extract --backbones random-projection --size 24", *SMALL)
+    ok("extract --backbones random-projection --size 24", *words_of(SMALL))
     ok(
         "extract --dataset",
         f"folder:{folder(tmp_path / 'other', train=4, test=2)}",
         "--backbones",
         "glyph-clip",
-        *SMALL,
+        *words_of(SMALL),
     )
     again = ok(f"train --config {config}").data
     assert again["reused"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import fedcache, ok
+from command import fedcache, ok, words_of
 from homes import Once
 from pictures import folder
 
@@ -70,9 +70,9 @@ def test_nothing_extracted_brings_tower_and_images(tmp_path: Path) -> None:
 
 def test_a_prompt_of_the_templates_words_starts_at_zero_shot(store: Path) -> None:
     zero = ok("train --method clip-zs", *IID[:4]).data["accuracy"]
-    words = ("--set", "ctx_init=words", "--set", "epochs=0")
+    words = "--set ctx_init=words --set epochs=0"
     assert (
-        ok("train --method promptfl", *IID, *words).data["accuracy"]["per_client"]
+        ok("train --method promptfl", *IID, *words_of(words)).data["accuracy"]["per_client"]
         == zero["per_client"]
     )
 

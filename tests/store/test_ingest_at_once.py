@@ -35,7 +35,7 @@ def test_four_processes_that_ingest_the_same_file_all_succeed(
     np.savez(tmp_path / "e.npz", X=X, label=LABELS)
     if replace:
         np.savez(tmp_path / "old.npz", X=X[:100], label=LABELS[:100])
-        assert apart("ingest", tmp_path / "old.npz", *options, home=home).code == 0
+        assert apart(f"ingest {tmp_path}/old.npz", *options, home=home).code == 0
         options.append("--replace")
     with ThreadPoolExecutor(4) as pool:
         calls = [

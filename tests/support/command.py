@@ -63,10 +63,10 @@ def environment(home: object) -> dict[str, str]:
     return {**os.environ, "FEDCACHE_HOME": str(home), "OMP_NUM_THREADS": "1"}
 
 
-def apart(*words: object, home: object) -> Done:
-    """``fedcache WORDS`` in a process of its own, to its end."""
+def apart(line: object, *words: object, home: object) -> Done:
+    """``fedcache LINE WORDS`` in a process of its own, to its end."""
     done = subprocess.run(
-        [sys.executable, "-m", "fedcache", *map(str, words)],
+        [sys.executable, "-m", "fedcache", *words_of(str(line)), *map(str, words)],
         capture_output=True,
         text=True,
         env=environment(home),
@@ -76,11 +76,13 @@ def apart(*words: object, home: object) -> Done:
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-def start(*words: object, home: object, capture: bool = False) -> subprocess.Popen[str]:
-    """``fedcache WORDS`` in a process group of its own, left running; output is dropped unless captured."""
+def start(
+    line: object, *words: object, home: object, capture: bool = False
+) -> subprocess.Popen[str]:
+    """``fedcache LINE WORDS`` in a process group of its own, left running; output is dropped unless captured."""
     sink = subprocess.PIPE if capture else subprocess.DEVNULL
     return subprocess.Popen(
-        [sys.executable, "-m", "fedcache", *map(str, words)],
+        [sys.executable, "-m", "fedcache", *words_of(str(line)), *map(str, words)],
         stdout=sink,
         stderr=sink,
         text=True,

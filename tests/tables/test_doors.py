@@ -499,7 +499,7 @@ def test_the_likeliest_column_of_labels_is_suggested_first(tmp_path: Path) -> No
         assert list(read_file(kind, path).may_be_labels) == ["kind", "y_true"]
     spec = f"arrays:{tmp_path / 'ofarrays.npz'}"
     said = "kind has 4 values, y_true has 2 values"
-    assert said in ok("datasets", "info", spec).out
+    assert said in ok(f"datasets info {spec}").out
     assert said in fedcache(*extraction(spec)).err
 
 
@@ -857,7 +857,7 @@ def test_a_column_goes_with_the_array_of_its_split_unless_there_are_two(tmp_path
 def test_features_of_two_splits_are_those_of_the_file(tmp_path: Path) -> None:
     columns: Columns = {"y_train": TWO[:16], "y_test": TWO[16:]}
     write_npz(tmp_path / "e.npz", {"X_train": FEATURES[:16], "X_test": FEATURES[16:]}, columns)
-    store = Store.open(ok("ingest", tmp_path / "e.npz", "--name", "two").data["path"])
+    store = Store.open(ok(f"ingest {tmp_path}/e.npz --name two").data["path"])
     assert np.array_equal(store.reader(*store.arrays).all()[:, 0], np.roll(FEATURES, 8, axis=0))
     assert store.samples.split.tolist() == [1] * 8 + [0] * 16
 
@@ -899,7 +899,7 @@ def test_every_list_among_images_without_classes_is_suggested(tmp_path: Path) ->
 def test_a_command_that_fails_is_not_advised_again(tmp_path: Path) -> None:
     write_npz(tmp_path / "e.npz", {"X": FEATURES}, {"label": TWO, "split": column("a", "b")})
     for words in ((), ("--label-key", "nothing"), ("--split-key", "label")):
-        said = fedcache("ingest", tmp_path / "e.npz", "--name", "mine", *words)
+        said = fedcache(f"ingest {tmp_path}/e.npz --name mine", *words)
         assert (said.code, "Then:" in said.err) == (Exit.USAGE, False)
 
 
@@ -964,7 +964,7 @@ def test_a_column_of_test_rows_beside_the_splits_is_named_and_no_group(tmp_path:
     assert (read.groups, read.unused) == ({}, {"is_test", "is_val"})
     write_npz(tmp_path / "e.npz", {"X": FEATURES}, columns)
     said = "is_val (split says the split), is_test (split says the split, and contradicts it)"
-    assert said in fedcache("ingest", tmp_path / "e.npz", "--name", "mine").err
+    assert said in fedcache(f"ingest {tmp_path}/e.npz --name mine").err
     kept = all_doors(tmp_path, columns, ColumnChoice(groups=("is_test",)))
     assert list(kept.groups) == ["is_test"]
     write_npz(
@@ -1019,7 +1019,7 @@ def test_labels_of_another_name_are_asked_for_before_anything_is_written(tmp_pat
         assert Store.open(ok(*words, "--unlabelled", *again).data["path"]).samples.classes == ()
     # Features of the class names make a store useful without labels.
     write_npz(tmp_path / "t.npz", {"features/a": FEATURES, "text/a": FEATURES[:2]}, columns)
-    assert ok("ingest", tmp_path / "t.npz", "--name", "texts").data["groups"] == ["diagnosis"]
+    assert ok(f"ingest {tmp_path}/t.npz --name texts").data["groups"] == ["diagnosis"]
 
 
 def test_no_label_is_one_option_of_ingest_and_extract(tmp_path: Path) -> None:
