@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import pytest
-import torch
 from checkpoint_files import resnet18_metadataset, save_metadataset
-from command import fedcache, ok
+from command import ok
 from failing_command import must_fail
-from pictures import folder
-from safetensors.torch import load_file
 
 from fedcache.extract.backbones.encoder import ModuleEncoder
 from fedcache.store.files import file_sha256
@@ -97,49 +93,3 @@ def test_a_model_of_another_width_does_not_verify(
             f"backbones verify {NAME} --weights {NAME}={checkpoint}",
             code=6,
         )
-
-
-@pytest.mark.slow
-def test_a_checkpoint_of_several_models_is_refused_until_a_key_chooses(
-    own_home: Path, tmp_path: Path
-) -> None:
-    state = resnet18_metadataset()
-    path = tmp_path / "moco.pt"
-    query = {f"module.encoder_q.{name}": tensor for name, tensor in state.items()}
-    slow = {f"module.encoder_k.{name}": 0 * tensor for name, tensor in state.items()}
-    torch.save({"state_dict": {**query, **slow, "module.queue": torch.ones(3)}, "epoch": 3}, path)
-    images = folder(tmp_path / "shapes", train=1, test=1)
-    asked = (
-        "extract",
-        "--dataset",
-        f"folder:{images}",
-        "-b",
-        NAME,
-        "--weights",
-        f"{NAME}={path}",
-        "--workers",
-        0,
-    )
-    for words in (("backbones", "import", path, "--as", NAME), asked):
-        refused = fedcache(*words, "--json")
-        assert refused.code == 2
-        hint = refused.envelope["error"]["hint"]
-        assert f"--as {NAME} --key state_dict.module.encoder_q" in hint
-    assert not list(own_home.glob("weights/*"))
-    assert not list(own_home.glob("stores/*.zarr"))
-    chosen = fedcache(*shlex.split(hint.partition("  or  ")[0].partition("fedcache ")[2]))
-    assert chosen.code == 0
-    kept = load_file(own_home / "weights" / f"{NAME}.safetensors")
-    assert kept.keys() == state.keys()
-    assert all(torch.equal(kept[name], state[name]) for name in state)
-
-
-@pytest.mark.slow
-def test_tensors_beside_the_weights_are_named_and_left_out(own_home: Path, tmp_path: Path) -> None:
-    state = resnet18_metadataset()
-    path = tmp_path / "swa.pt"
-    torch.save(
-        {"n_averaged": torch.tensor(3), **{f"module.{name}": t for name, t in state.items()}}, path
-    )
-    assert "n_averaged" in fedcache("backbones import", path, "--as", NAME).err
-    assert load_file(own_home / "weights" / f"{NAME}.safetensors").keys() == state.keys()

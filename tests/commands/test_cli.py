@@ -22,34 +22,18 @@ from fedcache.commands import runs
 from fedcache.config import SECTIONS
 from fedcache.errors import Exit
 
-COMMANDS = (
-    "demo",
-    "extract",
-    "ingest",
-    "partition",
-    "shard",
-    "train",
-    "grid",
-    "ls",
-    "inspect",
-    "verify",
-    "repair",
-    "export",
-    "doctor",
-    "config",
-    "methods list",
-    "methods info",
-    "backbones list",
-    "backbones info",
-    "backbones import",
-    "backbones pull",
-    "backbones verify",
-    "datasets list",
-    "datasets info",
-)
+
+def command_lines() -> list[str]:
+    """Every command of the program; those of a group with the name of the group."""
+    program: Any = typer.main.get_command(cli.app)
+    lines: list[str] = []
+    for name, loaded in program.load_all().items():
+        inner = getattr(loaded, "commands", {"": None})
+        lines += [f"{name} {command}".strip() for command in inner]
+    return lines
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", command_lines())
 def test_every_command_has_help_and_refuses_an_unknown_flag(command: str) -> None:
     shown = fedcache(*command.split(), "--help")
     assert shown.code == 0
@@ -114,6 +98,7 @@ def test_a_command_is_quick_because_it_imports_only_what_it_needs(
         "verify nowhere.zarr",
         "export x.npz",
         "shard -p x",
+        "train fed3r --store nowhere.zarr",
     ],
 )
 def test_a_store_that_is_not_there_is_exit_4_with_the_command(words: str) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import tomllib
 from collections import Counter
 from io import StringIO
 from pathlib import Path
 
 import pytest
-from command import environment, fedcache
+from command import fedcache
 from rich.console import Console
 
 from fedcache.commands import doctor
@@ -46,12 +44,6 @@ def test_a_torch_that_cannot_be_imported_is_told_with_how_to_fix_it(
     assert "--force-reinstall torch torchvision" in row["hint"]
 
 
-def test_a_package_that_is_missing_names_the_line_that_installs_it() -> None:
-    row = doctor.package("no-such-package-here", "1.2")
-    assert row["status"] == "fail"
-    assert row["hint"] == "pip install -U 'no-such-package-here>=1.2'"
-
-
 @pytest.mark.parametrize(
     ("found", "low", "status"),
     [("2.10.0+cpu", "2.10", "ok"), ("2.9.1", "2.10", "fail"), ("3.1", "3.1.1", "fail")],
@@ -83,13 +75,6 @@ def test_doctor_asks_for_what_an_installation_asks_for(monkeypatch: pytest.Monke
     assert h5["hint"] == "pip install 'fedcache[h5]'"
 
 
-def test_doctor_passes_over_the_extras_of_developers_alone() -> None:
-    project = tomllib.loads(
-        (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
-    )["project"]
-    assert set(project["optional-dependencies"]) > doctor.OF_DEVELOPERS
-
-
 @pytest.mark.parametrize("smi", [True, False])
 def test_a_gpu_that_torch_does_not_see_is_told(monkeypatch: pytest.MonkeyPatch, smi: bool) -> None:
     monkeypatch.setattr(doctor, "resolve_device", lambda _: Device("cpu", "2 cores", "no GPU"))
@@ -112,15 +97,6 @@ def test_a_full_disk_and_folders_that_cannot_be_written_are_told(
     monkeypatch.setattr(doctor.os, "access", lambda *_: False)
     assert "not writable" in doctor.home_row(home)["found"]
     assert doctor.torch_cache()["status"] == "warn"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_is_shown(tmp_path: Path, shell: str) -> None:
-    env = {**environment(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    words = [sys.executable, "-m", "fedcache", "--show-completion", shell]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, env=env)
-    assert "_FEDCACHE_COMPLETE=" in done.stdout
 
 
 CELLS = (

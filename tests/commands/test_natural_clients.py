@@ -126,15 +126,6 @@ def test_a_run_with_a_held_out_value_finds_the_point_of_a_grid(
     assert [p["digest"] for p in points if p["sweep"]["hold_out"] == "east"] == [run["digest"]]
 
 
-def test_a_grid_says_once_what_holds_for_all_its_points(store: Path) -> None:
-    owners = ["large" if i < 300 else f"small-{i % 4}" for i in range(ROWS)]
-    fc.partition(store, owners, name="uneven")
-    words = f"grid --method fed3r,fedavg --sweep rounds=2,3 --partition uneven --store {store}"
-    said = [line for line in fedcache(words).err.splitlines() if line.strip()]
-    assert sum("client 0 ('large')" in line for line in said) == 1
-    assert len(said) == len(set(said))
-
-
 def test_each_of_more_than_fifty_values_is_refused_with_the_way_on(tmp_path: Path) -> None:
     store = store_of_sites(tmp_path, [f"n{i % 51:03d}" for i in range(204)])
     words = f"grid --method fedncm --by site --store {store}"

@@ -19,9 +19,8 @@ from PIL import Image
 
 import fedcache as fc
 from fedcache import plugins, testing
-from fedcache.errors import Exit, UsageError
+from fedcache.errors import Exit
 from fedcache.extract.datasets import BadImage, Context, Dataset, from_rows
-from fedcache.extract.digests import DigestMemory
 from fedcache.testing import LawBroken
 
 ROOT = Path(__file__).parents[2]
@@ -180,15 +179,3 @@ def test_a_reader_with_a_fault_breaks_the_law_about_it(fault: str, law: str) -> 
             checks[law]()
     finally:
         plugins.forget("datasets", "wrong")
-
-
-def test_rows_of_one_name_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="'a'"):
-        from_rows(
-            "x:y",
-            tmp_path,
-            ["a", "a"],
-            Pixels(""),
-            {"label": [0, 1]},
-            Context(DigestMemory(tmp_path)),
-        )

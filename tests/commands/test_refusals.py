@@ -102,19 +102,6 @@ def test_images_of_several_sizes_are_refused_without_leaving_a_store(
     )
 
 
-def test_a_report_of_runs_of_which_none_can_be_shown_is_an_error(
-    store: Path, tmp_path: Path
-) -> None:
-    path = Path(ok("train --method fed3r", *IID).data["path"])
-    (path / "rounds.jsonl").write_text("{}")
-    page = tmp_path / "page.html"
-    must_fail("rounds.jsonl", "report", path.name, "-o", page, code=5)
-    (path / "result.json").unlink()
-    assert fedcache("report", path.name, "-o", page, "--json").code == 4
-    assert fedcache("report -o", page, "--json").code == 4
-    assert not page.exists()
-
-
 def piped(home: Path, after: str, *words: str) -> tuple[int, str, str]:
     """``fedcache WORDS AFTER`` in bash, with AFTER a pipe or a redirection: its own exit code, stdout, stderr."""
     line = f'"$0" -m fedcache {" ".join(words)} {after}; exit "${{PIPESTATUS[0]}}"'
@@ -237,6 +224,8 @@ def test_a_store_of_a_stopped_extraction_is_named_with_the_command_to_resume(
         (("train", "--method", "fedavg,fedprox"), "'fedavg,fedprox'"),
         (("train", "--method", "fedavg", "--set", "lr"), "--set 'lr'"),
         (("ingest", "x.npz", "--name", "../../x"), "'../../x'"),
+        (("gc", "--kind", "everything"), "--kind"),
+        (("gc", "--days", "-1"), "--days"),
     ],
 )
 def test_what_would_be_ignored_or_misread_is_refused(words: tuple[object, ...], said: str) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from arrays import ingested
-from command import Done, apart, fedcache, ok, start
+from command import Done, fedcache, ok
 from failing_command import must_fail
 
 from fedcache.errors import Exit
@@ -198,28 +196,3 @@ def test_a_run_that_is_being_trained_is_not_removed(three: dict[str, str]) -> No
     assert all((folder / "result.json").is_file() for folder in folders)
     (folders[0] / LOCK).touch()  # of a process that was killed
     assert not any(is_running(folder) for folder in folders)
-
-
-@pytest.mark.slow
-def test_the_run_of_another_process_is_running_until_that_is_killed(
-    tmp_path: Path, own_home: Path
-) -> None:
-    ingested(tmp_path)
-    words = ("train", "fedavg", *IID, "--rounds", 100_000, "--set", "batch=2")
-    process = start(*words, home=own_home)
-    try:
-        for _ in range(300):
-            states = {e["state"] for e in ok("runs list").data["entries"]}
-            if states:
-                break
-            time.sleep(0.1)
-        assert states == {"running"}
-        (folder,) = (own_home / "runs").iterdir()
-        assert apart("runs rm", folder.name, "--yes", home=own_home).code == Exit.USAGE
-    finally:
-        process.kill()
-        process.wait()
-    assert [e["state"] for e in ok("runs list").data["entries"]] == ["unfinished"]
-    removed = json.loads(apart("runs rm", folder.name, "--yes", "--json", home=own_home).out)
-    assert removed["data"]["removed"] == [str(folder)]
-    assert not folder.exists()

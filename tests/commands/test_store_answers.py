@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arrays import ingested
 from command import fedcache, ok
 
 import fedcache as fc
@@ -85,30 +84,6 @@ def test_ls_lists_stores_with_their_sizes_and_damaged_ones_with_why(
     assert kept == entry
     assert broken.keys() == {"name", "path", "problem"}
     assert told.envelope["warnings"] == [f"broken.zarr: {broken['problem']}"]
-
-
-def test_results_are_listed_with_their_settings(tmp_path: Path) -> None:
-    ingested(tmp_path)
-    ok("partition --scheme iid --clients 3 --name thirds")
-    first = ok("train --method fed3r --scheme iid --clients 2 --seeds 0-2").data
-    second = ok("train --method fed3r --partition thirds").data
-    entries = {e["path"]: e for e in ok("runs list").data["entries"]}
-    assert entries.keys() == {first["path"], second["path"]}
-    files = list(Path(first["path"], "models").glob("*.safetensors"))
-    assert len(files) == 3
-    assert (
-        entries[first["path"]].items()
-        >= {
-            "method": "fed3r",
-            "dataset": "mine",
-            "partition": "iid",
-            "rounds": 1,
-            "seeds": [0, 1, 2],
-            "accuracy": first["accuracy"]["mean"],
-            "model_bytes": sum(file.stat().st_size for file in files),
-        }.items()
-    )
-    assert entries[second["path"]]["partition"] == "thirds"
 
 
 @pytest.mark.parametrize(

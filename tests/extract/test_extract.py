@@ -101,22 +101,6 @@ def test_a_bad_image_keeps_its_row_and_is_named(images: Path) -> None:
         assert (one.code, one.envelope["status"]) == (3, "problem")
 
 
-def test_of_many_bad_images_ten_are_named_and_inspect_adds_up(images: Path) -> None:
-    for i in range(12):
-        (images / "train" / "zebra" / f"bad{i:02}.png").write_bytes(b"no")
-    words = f"extract --dataset folder:{images} --backbones random-projection {SMALL}"
-    assert fedcache(f"{words} --max-bad 1").code == 5
-    done = fedcache(f"{words} --max-bad 12")
-    assert (done.code, done.out.count("train/zebra/bad")) == (3, 10)
-    seen = ok("inspect").data
-    assert (seen["images"], seen["ok"], seen["splits"]) == (
-        60,
-        48,
-        {"train": 36, "test": 12, "validation": 0},
-    )
-    assert [e["name"] for e in seen["bad"]] == [f"train/zebra/bad{i:02}.png" for i in range(12)]
-
-
 def test_an_interrupted_extraction_resumes_to_the_same_bytes(images: Path, tmp_path: Path) -> None:
     """Chunks computed in two goes, with the collector stopped after half of them, equal those of one go."""
     whole = Path(extract(images, "--store", tmp_path / "whole.zarr").data["path"])

@@ -53,17 +53,6 @@ def test_workers_and_chunks_change_no_bit(images: Path, tmp_path: Path) -> None:
         assert store.reader(key).all().tobytes() == alone.reader(key).all().tobytes()
 
 
-def test_what_is_no_policy_is_refused_before_anything_is_read(images: Path) -> None:
-    for words in (
-        ("--augment", "flip"),
-        ("--views", 2, "--augment", "flp=0.5"),
-        ("--views", 2, "--recipe", "augment=flip"),
-    ):
-        done = fedcache(f"extract --dataset folder:{images} {WORDS}", *words)
-        assert done.code == Exit.USAGE
-        assert "ugment" in done.err
-
-
 @pytest.mark.slow
 def test_a_model_trained_on_augmented_rows_predicts_from_plain_images(
     images: Path, tmp_path: Path

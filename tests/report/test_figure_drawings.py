@@ -254,26 +254,6 @@ def test_prototypes_are_means_over_all_rows_and_over_those_of_each_client() -> N
     assert len(data._prototypes(many, "k")[1]) == 1 + 12, "of the first twelve clients"
 
 
-def test_features_in_two_dimensions_are_dots_of_their_class_with_its_mean_as_a_star(
-    drawn: Drawn,
-) -> None:
-    # Unit rows lie on two axes: the first principal component tells them apart, the second holds nothing.
-    place = features_of(PLANE, [0, 0, 1, 0, 1, 0, 1, 0, 0, 0], [([0, 1, 4], [2, 5, 6, 7, 8])])
-    made: Any = data.plane("p", place, "k", "pca")
-    assert [row[:2] for row in made.rows] == [
-        ["row", "chalk"],
-        ["row", "ink"],
-        ["row", "chalk"],
-        ["row", "ink"],
-        ["class mean", "ink"],
-        ["class mean", "chalk"],
-        ["client's class mean", "c0: ink"],
-        ["client's class mean", "c0: chalk"],
-    ]
-    x = np.array([float(row[2]) for row in made.rows])
-    assert np.abs(x) == pytest.approx(np.full(8, math.sqrt(0.5)))
-
-
 def test_the_entropy_of_zero_shot_labels_by_hand(
     drawn: Drawn, monkeypatch: pytest.MonkeyPatch
 ) -> None:

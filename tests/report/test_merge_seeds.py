@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arrays import ingested
-from command import ok
 from federation import trial_of_case
 from hypothesis import given
 from hypothesis import strategies as st
@@ -288,18 +286,6 @@ def test_the_order_of_seeds_in_a_run_changes_no_difference(
 
 
 # -- the commands --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_grid_with_more_seeds_is_the_same_row_with_all_of_them(tmp_path: Path) -> None:
-    ingested(tmp_path)
-    words = "--scheme iid --clients 3 --rounds 1"
-    for method, seeds in (("fedavg", "3,1"), ("fedavg", "0,1"), ("fed3r", "0")):
-        ok(f"train --method {method} --seeds {seeds} {words}")
-    (made,) = ok("compare").data["comparisons"]
-    assert sorted(t["name"] for t in made["treatments"]) == ["fed3r", "fedavg"]
-    assert sorted(made["blocks"]) == ["0", "1", "3"]
-    assert all(None not in t["values"] for t in made["treatments"])
 
 
 def test_a_run_that_two_runs_share_seeds_with_is_no_exact_mean() -> None:

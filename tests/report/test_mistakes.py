@@ -19,11 +19,9 @@ from pictures import folder
 from PIL import Image
 
 import fedcache as fc
-from fedcache.config import Home
 from fedcache.errors import Exit
 from fedcache.report.galleries import SIDE, thumbnail_uri
 from fedcache.runs.partitions import load_partition
-from fedcache.store.catalog import recall_last
 from fedcache.store.store import Store
 
 IID = ("--scheme", "iid", "--clients", 4, "--participation", "all")
@@ -126,18 +124,6 @@ def test_of_clients_own_models_each_is_asked_about_its_own_rows(
     assert told <= {(n, t, o, f"{-100 * p:.2f}", c) for p, n, t, o, c in expected}
     surest = [-100 * e[0] for e in sorted(expected)]
     assert [float(p) for _, _, _, p, *_ in found] == pytest.approx(surest[: len(found)], abs=0.006)
-
-
-@pytest.mark.usefixtures("store")
-def test_a_thumbnail_is_the_image_of_its_row(tmp_path: Path) -> None:
-    ok("train --method fed3r", *IID)
-    last = recall_last(Home.from_environment())
-    assert last is not None
-    root = Path(last[1].removeprefix("folder:"))
-    for name, *_, image in shown(page_of(tmp_path, "--with-images")):
-        assert np.array_equal(
-            np.asarray(image.convert("RGB")), np.asarray(Image.open(root / name).convert("RGB"))
-        )
 
 
 def copied(tmp_path: Path) -> Path:

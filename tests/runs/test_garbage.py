@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import toy_store
-from command import fedcache, ok
+from command import ok
 from pictures import folder
 
 from fedcache.config import Home
@@ -177,13 +177,6 @@ def test_results_of_other_code_and_stores_of_other_content(
         f"extract --dataset folder:{images} --backbones random-projection --workers 0",
     )
     assert listed("--kind", "old-stores") == {first.name: "old-stores"}
-
-
-@pytest.mark.parametrize("words", [("--kind", "everything"), ("--days", "-1")])
-def test_wrong_words(words: tuple[str, ...]) -> None:
-    done = fedcache("gc", *words, "--json")
-    assert done.code == 2
-    assert words[0] in done.out
 
 
 def test_models_of_finished_runs_go_when_they_are_named_and_results_stay(own_home: Path) -> None:

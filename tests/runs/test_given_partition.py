@@ -134,12 +134,6 @@ def test_an_array_of_clients_is_a_column_of_the_data(store: fc.Store) -> None:
     assert by_function.digest == made.digest
 
 
-def test_a_client_called_minus_one_is_said_to_be_one(store: fc.Store) -> None:
-    made = fc.partition(store, np.where(np.arange(ROWS) < 10, -1, 7))
-    assert [c.name for c in made.clients] == ["-1", "7"]
-    assert any(note.startswith("-1 is the client of 10 rows") for note in made.notes)
-
-
 def test_clients_that_are_given_may_be_divided_again(store: fc.Store) -> None:
     ids = ["n" if row % 2 else "s" for row in range(store.rows)]
     made = fc.partition(store, ids, inside="iid", clients=2)

@@ -39,36 +39,6 @@ def test_comments_and_docstrings_leave_stored_runs_valid(package: Path) -> None:
     assert not changed(package, "federate/engine/method.py", '"""What ', '"""Which ')
 
 
-def test_a_moved_file_leaves_stored_runs_valid(package: Path) -> None:
-    before = {name: digest_of_code(package, name) for name in ("fedavg", "fedpcl")}
-    here, there = (
-        package / "federate/engine/local_training.py",
-        package / "federate/execution/optimisers.py",
-    )
-    here.rename(there)
-    importers = [
-        p
-        for p in package.rglob("*.py")
-        if "fedcache.federate.engine.local_training" in p.read_text()
-    ]
-    assert importers
-    for path in importers:
-        path.write_text(
-            path.read_text().replace(
-                "federate.engine.local_training", "federate.execution.optimisers"
-            )
-        )
-    after = {name: digest_of_code(package, name) for name in before}
-    there.rename(here)
-    for path in importers:
-        path.write_text(
-            path.read_text().replace(
-                "federate.execution.optimisers", "federate.engine.local_training"
-            )
-        )
-    assert after == before
-
-
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [

@@ -7,13 +7,10 @@ from pathlib import Path
 
 import pytest
 from command import fedcache
-from heard import Heard
 from homes import Once
 from private_starts import CONFIG, held_owner, home, ingested, started, until_all_wait
 
 from fedcache.config import Home
-from fedcache.errors import Exit, FedcacheError
-from fedcache.process import Stop
 from fedcache.runs.loop import train
 from fedcache.runs.privacy_ledger import read_releases
 from fedcache.runs.run import Run
@@ -51,21 +48,6 @@ def test_threads_of_one_process_share_one_training() -> None:
     assert len(runs) == 4
     assert all(run.result == runs[0].result for run in runs)
     assert sorted(r.seed for r in read_releases(home() / "privacy.jsonl")) == [0, 1]
-
-
-@pytest.mark.slow
-def test_a_process_that_waits_for_a_private_run_can_be_stopped(tmp_path: Path) -> None:
-    owner = held_owner(tmp_path, 1)
-    stop = Stop()
-    stop.ask()
-    heard = Heard()
-    with pytest.raises(FedcacheError) as stopped:
-        train(CONFIG, Home(home()), observer=heard, stop=stop)
-    (tmp_path / "go").touch()
-    owner.communicate(timeout=200)
-    assert stopped.value.code is Exit.INTERRUPTED
-    assert any("is being trained by another process" in note for note in heard.notes)
-    assert len(read_releases(home() / "privacy.jsonl")) == 2
 
 
 def test_a_private_run_that_is_made_again_and_killed_while_it_is_stored_is_not_damaged(

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 import pickle
-import random
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from fedcache.errors import CorruptionError, FedcacheError, MachineError, StoreError, UsageError
 from fedcache.federate.engine.client_data import Data
-from fedcache.federate.methods import METHODS
 from fedcache.runs import run_models
 from fedcache.runs.directory import (
     EXECUTIONS_OF_0_1,
@@ -30,7 +27,6 @@ from fedcache.runs.garbage import Garbage, remove
 from fedcache.runs.identity import Identity
 from fedcache.runs.row_sources import on_device
 from fedcache.runs.run import values_of
-from fedcache.store.own_code import ReachedCode
 
 
 def refused(kind: type[FedcacheError], match: str, call: Callable[[], Any]) -> str:
@@ -38,36 +34,6 @@ def refused(kind: type[FedcacheError], match: str, call: Callable[[], Any]) -> s
     with pytest.raises(kind, match=match) as caught:
         call()
     return caught.value.hint
-
-
-def test_what_a_method_holds_is_described_so_that_other_values_differ() -> None:
-    code = ReachedCode("the method 'mine'")
-    x = np.array([[1.0, 2.0]], np.float32)
-    said = code.describe(torch.from_numpy(x))
-    assert said == code.describe(x) == code.describe(np.asfortranarray(x))
-    others = [
-        code.describe(t)
-        for t in (torch.ones(1, 2), torch.from_numpy(x.T), torch.from_numpy(x).double())
-    ]
-    assert len({str(d) for d in (said, *others)}) == 4
-    assert code.describe({"b", "a"}) == ["set", "'a'", "'b'"]
-    assert code.describe([1].count) != code.describe([2].count)
-    assert code.sources == {}
-    code.describe([METHODS["fedavg"].predict])
-    assert code.methods <= set(METHODS)
-    for bound, name in (
-        (object(), "object"),
-        (Odd().method, "Odd"),
-        (random.Random(0).random, "Random"),
-    ):
-        refused(UsageError, f"type {name}", lambda bound=bound: code.describe(bound))
-
-
-class Odd:
-    """An object with a method."""
-
-    def method(self) -> None:
-        """Nothing."""
 
 
 def test_a_damaged_run_crosses_a_process() -> None:

@@ -126,17 +126,6 @@ def test_a_grid_with_more_seeds_trains_those_that_are_missing() -> None:
     assert ok("grid", *sweep, "--seeds", "0-4").data["reused"] == 2
 
 
-def test_one_seed_and_then_a_grid_of_methods_is_one_row_per_method() -> None:
-    """use.md 2 a and b: nothing is tested against itself, and no seed is left out."""
-    ok("train fed3r", *IID)
-    grid = ok("grid fed3r,fedncm,fedavg", *IID, "--seeds", "0-2")
-    means = {p["method"]: p["accuracy"]["mean"] for p in grid.data["points"]}
-    (made,) = ok("compare").data["comparisons"]
-    assert sorted(t["name"] for t in made["treatments"]) == ["fed3r", "fedavg", "fedncm"]
-    assert {t["name"]: t["mean"] for t in made["treatments"]} == pytest.approx(means)
-    assert len(listed()) == 3
-
-
 def test_a_preset_of_the_same_hyperparameters_is_the_same_run() -> None:
     first = ok("train fed3r", *IID)
     again = ok("train fed3r", *IID, "--preset", "tuned")

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from fedcache.config import PartitionConfig, TrainConfig
 from fedcache.errors import FedcacheError, UsageError
@@ -110,34 +109,6 @@ def test_options_of_which_one_would_be_ignored_are_refused(
         check_config(*asked)
     else:
         refused(named, check_config, *asked)
-
-
-def test_every_default_of_the_paper_is_in_place() -> None:
-    plain, fedavg = TrainConfig(method="fedavg", seeds="3,1"), METHODS["fedavg"]
-    made = resolve_run(plain, fedavg, {"lr": 0.1, "auto": None}, ["a", "b"], 50)
-    assert (made.method, made.arrays, made.rounds, made.seeds) == (
-        "fedavg",
-        ("a", "b"),
-        100,
-        (3, 1),
-    )
-    assert (made.participation, made.participation_text) == (None, "all")
-    assert made.hyperparameters == {"auto": "auto", "lr": 0.1}
-    assert made.dtype is torch.float32
-    assert (made.execution, made.trust_options, made.privacy_cost(50)) == ("auto", {}, {})
-    assert made.to_identity() == {
-        "method": "fedavg",
-        "preset": "paper",
-        "backbones": ["a", "b"],
-        "domain": [],
-        "rounds": 100,
-        "participation": "all",
-        "eval_every": 0,
-        "execution": "auto",
-        "dtype": "float32",
-        "set": {"auto": "auto", "lr": 0.1},
-        "device": "",
-    }
 
 
 def test_what_an_ordinary_run_does_not_have_is_part_of_the_identity_of_another() -> None:

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 from arrays import ingested
-from command import fedcache
-from failing_command import must_fail
 from heard import Heard
 
 import fedcache as fc
@@ -19,8 +17,6 @@ from fedcache.config import Home
 from fedcache.progress import Round, Silent
 from fedcache.runs import loop
 from fedcache.runs.trackers import choose
-
-TRAIN = ("train", "--method", "fedavg", "--scheme", "iid", "--clients", 3, "--participation", "all")
 
 
 @pytest.fixture
@@ -41,13 +37,6 @@ class Told(Silent):
 
     def told(self, round_: Round) -> None:
         self.rounds.append(round_)
-
-
-def test_an_unknown_tracker_is_refused_before_any_training(mine: Path, own_home: Path) -> None:
-    for command in (TRAIN, ("grid", *TRAIN[1:])):
-        must_fail("'tensorboard'", *command, "--track", "tensorbord")
-    assert fedcache(*TRAIN, "--track", "tensorboard:", "--json").code == 2
-    assert not (own_home / "runs").exists()
 
 
 def test_on_round_is_told_what_the_result_says(mine: Path, dealt: fc.Partition) -> None:
@@ -149,23 +138,6 @@ def test_a_tracker_is_closed_however_the_run_ends(
     assert made.closed == 2
     with choose.tracking(None, home, None, None) as hooks:
         assert hooks == ()
-
-
-def test_what_a_tracker_cannot_write_at_the_end_is_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(choose, "tracker", lambda *_: Closing(OSError("no room")))
-    heard = Heard()
-    with choose.tracking("tensorboard", Home(tmp_path), None, heard):
-        pass
-    assert len(heard.warnings) == 1
-    assert "no room" in heard.warnings[0]
-    with (
-        pytest.warns(RuntimeWarning, match="no room") as warned,
-        choose.tracking("tensorboard", Home(tmp_path), None, None),
-    ):
-        pass
-    assert warned[0].filename == __file__, "the warning points at who asked for tracking"
 
 
 def test_the_time_of_those_who_listen_is_no_training(

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from arrays import ingested
-from command import apart, ok, start, words_of
+from command import ok, words_of
 from draws import one_of_each
 from failing_command import must_fail
 from federation import small
@@ -122,15 +118,6 @@ def test_a_linear_head_starts_from_text_where_there_is_some(store: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_fresh_run_is_bit_identical(store: Path) -> None:
-    words = ("train", "--method", "fedpcl", *IID, "--rounds", 2, "--seeds", "0,1")
-    path = place_of(*words)
-    files = {name: (path / name).read_bytes() for name in ("result.json", "rounds.jsonl")}
-    ok(*words, "--fresh")
-    assert {name: (path / name).read_bytes() for name in files} == files
-
-
-@pytest.mark.slow
 def test_the_config_of_a_run_means_the_same_run_whatever_is_extracted_later(
     store: Path, tmp_path: Path
 ) -> None:
@@ -170,27 +157,6 @@ def test_training_from_client_stores_equals_training_by_index(store: Path, tmp_p
         assert by_store["traffic"] == by_index["traffic"]
     next((tmp_path / "sites").glob("1-*.zarr")).rename(tmp_path / "gone.zarr")
     must_fail("lacks client 1", f"train --method fed3r --clients-from {tmp_path}/sites", code=4)
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "expected"),
-    [
-        ("--method fedpkl", 2, "fedpcl"),
-        ("--method fedavg --device cuda", 6, "doctor"),
-        (
-            "--method fedavg --scheme iid --clients 3 --participation 9",
-            2,
-            "3 clients",
-        ),
-        ("--method fedavg --partition nope", 2, "fedcache partition"),
-        ("--method fedavg --store nowhere.zarr", 4, "fedcache extract"),
-    ],
-)
-def test_wrong_words_are_answered_with_the_right_ones(
-    store: Path, words: str, code: int, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    must_fail(expected, f"train {words}", code=code)
 
 
 def train(config: TrainConfig, runs: str, **how: Any) -> fc.Run:
@@ -289,31 +255,6 @@ def test_a_seed_that_has_ended_is_not_trained_again(tmp_path: Path) -> None:
     train(config, "runs", hooks=[hook])
     every = [(seed, round_) for seed in (7, 4, 5) for round_ in (1, 2, 3)]
     assert told == [(seed, round_, i < 5) for i, (seed, round_) in enumerate(every)]
-
-
-@pytest.mark.slow
-def test_a_killed_train_resumes_to_the_same_bits(store: Path, tmp_path: Path) -> None:
-    home = os.environ["FEDCACHE_HOME"]
-    words = ("train", "--method", "fedpcl", *IID, "--rounds", 800, "--json")
-    whole = apart(*words, "--runs", tmp_path / "whole", home=home)
-    assert whole.code == 0, whole.err
-    run = start(*words, "--runs", tmp_path / "parts", home=home)
-    began = time.monotonic()
-    while run.poll() is None and not list((tmp_path / "parts").rglob("checkpoint*.safetensors")):
-        assert time.monotonic() - began < 120
-        time.sleep(0.01)
-    os.killpg(run.pid, signal.SIGKILL)
-    run.wait()
-    assert not list((tmp_path / "parts").rglob("result.json")), (
-        "the run was over before it was killed"
-    )
-    again = apart(*words, "--runs", tmp_path / "parts", home=home)
-    assert again.code == 0, again.err
-    files = [
-        sorted((tmp_path / side).rglob("result.json"))[0].read_bytes()
-        for side in ("whole", "parts")
-    ]
-    assert files[0] == files[1]
 
 
 def test_features_that_are_all_the_same_are_warned_of(tmp_path: Path) -> None:

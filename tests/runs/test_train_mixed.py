@@ -66,10 +66,3 @@ def test_an_encoder_is_trained_on_the_images_of_the_store(store: Path) -> None:
     assert heads["fidelity"] == "approx"
     other = fedcache("train --method flesd", *IID, *sizes, "--backbones", A)
     assert other.code == 2
-
-
-def test_a_rate_is_expected_of_models_only(tmp_path: Path) -> None:
-    images = f"folder:{folder(tmp_path / 'others', train=4, test=2)}"
-    extract = f"extract --fresh --dataset {images} --workers 0 --backbones"
-    assert "expect about" not in ok(f"{extract} pixels --recipe size=8").err
-    assert "expect about" in ok(f"{extract} {A}").err

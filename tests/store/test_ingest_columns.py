@@ -83,14 +83,6 @@ def test_columns_of_an_npz_that_sort_nothing_are_not_read(tmp_path: Path) -> Non
     assert found.unused.keys() == not_used.keys()
 
 
-def test_only_the_groups_that_are_asked_for_are_kept(tmp_path: Path) -> None:
-    columns = {"ward": np.arange(N), "site": np.arange(N), "age": X[:, 0], "label": np.arange(N)}
-    only = of_npz(tmp_path, ColumnChoice(groups=("site",)), **columns)
-    assert (list(only.groups), only.unused) == (["site"], {})
-    for name in ("age", "wrad", "label"):
-        refused(lambda name=name: of_npz(tmp_path, ColumnChoice(groups=(name,)), **columns), name)
-
-
 @given(
     st.lists(
         st.sampled_from(["a", "b", " a", "", "10", "9", "nan", "é"]) | st.none(),
@@ -145,11 +137,6 @@ def test_the_same_rows_with_other_groups_keep_their_features(tmp_path: Path) -> 
 
 
 # Labels
-
-
-def test_what_no_label_can_be_is_refused(tmp_path: Path) -> None:
-    for labels in (X[:, 0], np.array([0, np.inf] * 6), np.array([1e300, 0] * 6)):
-        refused(lambda labels=labels: of_npz(tmp_path, label=labels), "label")
 
 
 def test_rows_without_a_domain_are_in_the_domain_all(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -298,21 +296,6 @@ def test_a_client_store_lists_what_its_parent_could_not_read(place: Path) -> Non
     for key in store.arrays:
         assert shard.reader(key).all().tobytes() == store.reader(key).rows(rows).tobytes()
     assert verify(path).problems == []
-
-
-@pytest.mark.slow
-def test_the_store_imports_neither_torch_nor_any_file_format() -> None:
-    code = (
-        "import sys; import fedcache.store.store, fedcache.store.verify, fedcache.store.export;"
-        "wanted = {'torch', 'zarr', 'h5py', 'pyarrow', 'safetensors'};"
-        "print(sorted(wanted & set(sys.modules) | {m for m in sys.modules if m.startswith('fedcache.extract.')}))"
-    )
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout
-        == "[]\n"
-    )
 
 
 def test_what_a_store_does_not_hold_is_named_with_the_command_that_makes_it(place: Path) -> None:

@@ -198,23 +198,6 @@ def test_the_caches_are_where_the_libraries_say(monkeypatch):
 
 
 @pytest.mark.slow
-def test_an_import_is_checked_converted_and_found(find, own_home, tmp_path):
-    state = resnet18_metadataset()
-    path = import_weights(
-        save_metadataset(tmp_path / "model_best.pth.tar", state), RESNET, own_home
-    )
-    assert path == own_home / "weights" / f"{RESNET}.safetensors"
-    found = find(RESNET)
-    assert found.path == path
-    from safetensors.torch import load_file
-
-    kept = load_file(path)
-    assert kept.keys() == state.keys()
-    assert all(torch.equal(kept[key], state[key]) for key in state)
-    load(lookup(RESNET), found, lookup(RESNET).recipe)
-
-
-@pytest.mark.slow
 def test_an_imported_file_that_was_changed_is_not_loaded(find, own_home, tmp_path):
     path = import_weights(
         save_metadataset(tmp_path / "a.pth.tar", resnet18_metadataset()), RESNET, own_home

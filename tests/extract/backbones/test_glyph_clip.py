@@ -233,53 +233,6 @@ def glyphs_of(drawing: ModuleType) -> Any:
     return drawing.Glyphs(ink, bones, present, torch.tensor([0, 1]), ("a.ttf", "b.ttf"))
 
 
-def test_a_ring_stays_a_ring(drawing: ModuleType) -> None:
-    y, x = torch.meshgrid(torch.arange(48) - 24, torch.arange(48) - 24, indexing="ij")
-    radius = torch.sqrt((x**2 + y**2).float())
-    line = drawing.thin(((radius > 8) & (radius < 16))[None])[0] > 0
-    assert not bool(line[24, 24])
-    # Every ray from the centre still meets it, near the middle of the old stroke.
-    assert bool(((radius[line] > 9) & (radius[line] < 15)).all())
-    assert all(
-        bool(part.any()) for part in (line[:24, 24], line[25:, 24], line[24, :24], line[24, 25:])
-    )
-
-
-@pytest.mark.slow
-def test_drawing_repeats_with_the_seed_and_only_draws_what_a_font_has(drawing: ModuleType) -> None:
-    glyphs = glyphs_of(drawing)
-    first, again, other = (
-        drawing.Artist(glyphs, torch.Generator().manual_seed(seed)).batch(128) for seed in (3, 3, 4)
-    )
-    assert torch.equal(first[0], again[0])
-    assert torch.equal(first[1], again[1])
-    assert not torch.equal(first[0], other[0])
-    assert first[0].shape == (128, 3, 32, 32)
-    assert 0 <= float(first[0].min()) <= float(first[0].max()) <= 1
-    assert int(first[1].max()) < 40
-    gray = (
-        drawing.Artist(glyphs, torch.Generator().manual_seed(3))
-        .batch(128, colour=0.0)[0]
-        .mean(dim=(2, 3))
-    )
-    assert (
-        float((gray.amax(1) - gray.amin(1)).max())
-        < 0.05
-        < float((first[0].mean(dim=(2, 3)).std(1)).max())
-    )
-
-
-def test_a_drawing_is_never_told_from_its_look_alikes(
-    trainer: ModuleType, drawing: ModuleType
-) -> None:
-    pairs = trainer.alike()
-    index = drawing.CHARACTERS.index
-    assert torch.equal(pairs, pairs.T)
-    assert not bool(pairs.diagonal().any())
-    assert bool(pairs[index("0"), index("O")])
-    assert not bool(pairs[:10, :10].any())  # digits must be told from digits
-
-
 @pytest.mark.slow
 def test_training_repeats_with_the_seed_and_learns(
     trainer: ModuleType, drawing: ModuleType
