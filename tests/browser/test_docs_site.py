@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,7 +29,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def test_the_site_is_read_and_searched_from_a_disk(chromium: Any, site: Path) -> None:
+def test_the_site_is_read_and_searched_from_a_disk(chromium, site):
     page = chromium.new_page()
     said: list[str] = []
     page.on("console", lambda message: said.append(message.text))

@@ -108,9 +108,7 @@ def fits(page: Any) -> None:
     assert wide <= seen
 
 
-def test_one_window_shows_a_home_before_while_and_after_a_grid_is_trained(
-    chromium: Any, tmp_path: Path
-) -> None:
+def test_one_window_shows_a_home_before_while_and_after_a_grid_is_trained(chromium, tmp_path):
     """Nothing is loaded again in between: what changes comes by itself."""
     home = Path(os.environ["FEDCACHE_HOME"])
     with served(home) as (address, _), page_of(chromium, address) as page:
@@ -162,9 +160,7 @@ def until(true: Callable[[], object], otherwise: str) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_every_page_fits_is_quiet_and_has_no_serious_finding(
-    chromium: Any, whole: Path, own_home: Path, size: str
-) -> None:
+def test_every_page_fits_is_quiet_and_has_no_serious_finding(chromium, whole, own_home, size):
     with served(own_home) as (address, _), page_of(chromium, address, size) as page:
         assert page.evaluate("document.documentElement.dataset.theme") == SIZES[size][1]
         go(page, "grids")
@@ -203,7 +199,7 @@ def test_every_page_fits_is_quiet_and_has_no_serious_finding(
         )
 
 
-def test_all_is_reached_and_done_by_keyboard(chromium: Any, whole: Path, own_home: Path) -> None:
+def test_all_is_reached_and_done_by_keyboard(chromium, whole, own_home):
     with served(own_home) as (address, _), page_of(chromium, address) as page:
         page.wait_for_selector("main table")
         page.keyboard.press("Tab")
@@ -256,9 +252,7 @@ def test_all_is_reached_and_done_by_keyboard(chromium: Any, whole: Path, own_hom
         assert stops >= controls
 
 
-def test_a_report_is_read_in_the_page_and_thumbnails_come_when_asked_for(
-    chromium: Any, whole: Path, own_home: Path
-) -> None:
+def test_a_report_is_read_in_the_page_and_thumbnails_come_when_asked_for(chromium, whole, own_home):
     with served(own_home) as (address, _), page_of(chromium, address) as page:
         go(page, "runs?state=finished")
         page.click("text=Choose all 6 finished")
@@ -282,7 +276,7 @@ def test_a_report_is_read_in_the_page_and_thumbnails_come_when_asked_for(
         page.wait_for_selector("text=25 to")
 
 
-def test_an_end_of_the_server_is_said(chromium: Any, own_home: Path) -> None:
+def test_an_end_of_the_server_is_said(chromium, own_home):
     with served(own_home) as (address, process):
         context = chromium.new_context()
         page = context.new_page()

@@ -25,9 +25,7 @@ def ready() -> dict[str, bool]:
 
 
 @pytest.mark.slow
-def test_an_imported_checkpoint_is_ready_verified_and_described(
-    own_home: Path, checkpoint: Path
-) -> None:
+def test_an_imported_checkpoint_is_ready_verified_and_described(own_home, checkpoint):
     before = ready()
     assert before["random-projection"]
     assert not before[NAME]
@@ -49,7 +47,7 @@ def test_an_imported_checkpoint_is_ready_verified_and_described(
 
 
 @pytest.mark.slow
-def test_weights_may_be_named_for_one_command(checkpoint: Path) -> None:
+def test_weights_may_be_named_for_one_command(checkpoint):
     given = f"{NAME}={checkpoint}"
     listed = ok("backbones list --weights", given).data["backbones"]
     assert next(e for e in listed if e["name"] == NAME)["ready"]
@@ -57,7 +55,7 @@ def test_weights_may_be_named_for_one_command(checkpoint: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_text_tower_has_a_width_and_its_text_is_verified() -> None:
+def test_a_text_tower_has_a_width_and_its_text_is_verified():
     told = ok("backbones info glyph-clip").data
     assert told["text_width"] == told["width"]
     assert ok("backbones verify glyph-clip").data["width"] == told["width"]
@@ -72,17 +70,13 @@ def test_a_text_tower_has_a_width_and_its_text_is_verified() -> None:
         (("import", "no-such-file.pth", "--as", NAME), 6),
     ],
 )
-def test_what_is_missing_or_misspelt_is_refused(
-    words: tuple[str, ...], code: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_missing_or_misspelt_is_refused(words, code, monkeypatch):
     monkeypatch.setenv("FEDCACHE_OFFLINE", "1")
     must_fail(words[1], "backbones", *words, code=code)
 
 
 @pytest.mark.slow
-def test_a_model_of_another_width_does_not_verify(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_of_another_width_does_not_verify(checkpoint, monkeypatch):
     real = ModuleEncoder.image
     for change in (lambda x: x[:, 1:], lambda x: x * float("nan")):
         monkeypatch.setattr(

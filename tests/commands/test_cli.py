@@ -34,7 +34,7 @@ def command_lines() -> list[str]:
 
 
 @pytest.mark.parametrize("command", command_lines())
-def test_every_command_has_help_and_refuses_an_unknown_flag(command: str) -> None:
+def test_every_command_has_help_and_refuses_an_unknown_flag(command):
     shown = fedcache(*command.split(), "--help")
     assert shown.code == 0
     assert "--json" in shown.out
@@ -43,7 +43,7 @@ def test_every_command_has_help_and_refuses_an_unknown_flag(command: str) -> Non
     assert wrong.envelope["error"]["hint"]
 
 
-def test_the_table_of_commands_says_what_the_commands_say() -> None:
+def test_the_table_of_commands_says_what_the_commands_say():
     program: Any = typer.main.get_command(cli.app)
     for entry in cli.COMMANDS:
         loaded = program.commands[entry.name].load()
@@ -54,7 +54,7 @@ def test_the_table_of_commands_says_what_the_commands_say() -> None:
 
 
 @pytest.mark.parametrize("words", ["", "methods list"])
-def test_a_short_h_is_help(words: str) -> None:
+def test_a_short_h_is_help(words):
     assert fedcache(f"{words} -h").out == fedcache(f"{words} --help").out != ""
 
 
@@ -79,9 +79,7 @@ HEAVY = {"torch", "timm", "open_clip", "zarr", "h5py", "sklearn", "matplotlib", 
     ],
     ids=lambda words: " ".join(words) if isinstance(words, tuple) else "",
 )
-def test_a_command_is_quick_because_it_imports_only_what_it_needs(
-    words: tuple[str, ...], heavy: set[str]
-) -> None:
+def test_a_command_is_quick_because_it_imports_only_what_it_needs(words, heavy):
     code = (
         "import sys\nfrom fedcache.cli import main\n"
         f"try: main({list(words)!r})\n"
@@ -101,13 +99,13 @@ def test_a_command_is_quick_because_it_imports_only_what_it_needs(
         "train fed3r --store nowhere.zarr",
     ],
 )
-def test_a_store_that_is_not_there_is_exit_4_with_the_command(words: str) -> None:
+def test_a_store_that_is_not_there_is_exit_4_with_the_command(words):
     done = fedcache(f"{words} --json")
     assert done.code == 4
     assert "fedcache extract" in done.envelope["error"]["hint"]
 
 
-def test_config_is_merged_and_a_misspelt_key_is_refused(tmp_path: Path) -> None:
+def test_config_is_merged_and_a_misspelt_key_is_refused(tmp_path):
     path = tmp_path / "fedcache.toml"
     path.write_text('[train]\nmethod = "fed3r"\nroundz = 3\n')
     must_fail("rounds", f"config --config {path}")
@@ -117,7 +115,7 @@ def test_config_is_merged_and_a_misspelt_key_is_refused(tmp_path: Path) -> None:
     assert fedcache("config --config", path, "--json").code == 2
 
 
-def test_config_shows_every_key_and_can_be_read_again(tmp_path: Path) -> None:
+def test_config_shows_every_key_and_can_be_read_again(tmp_path):
     path = tmp_path / "fedcache.toml"
     path.write_text(
         '[train]\nbackbones = ["a", "b"]\n[train.set]\nlr = 0.5\n[extract.recipe]\nsize = "64"\n'
@@ -131,7 +129,7 @@ def test_config_shows_every_key_and_can_be_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_inspect_verify_export_and_ingest_agree(tmp_path: Path) -> None:
+def test_inspect_verify_export_and_ingest_agree(tmp_path):
     images = folder(tmp_path / "shapes", train=4, test=2)
     words = f"--dataset folder:{images} --backbones random-projection --workers 0"
     store = ok(f"extract {words}").data["path"]
@@ -148,7 +146,7 @@ def test_inspect_verify_export_and_ingest_agree(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_partition_prints_saves_and_draws(tmp_path: Path) -> None:
+def test_partition_prints_saves_and_draws(tmp_path):
     store = ("--store", small_store(tmp_path))
     drawn = f"--alpha 0.5 --out {tmp_path}/p.json --plot {tmp_path}/p.png"
     done = ok("partition", *store, "--scheme", "dirichlet", "--clients", 3, *words_of(drawn))
@@ -163,9 +161,7 @@ def test_partition_prints_saves_and_draws(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
-def test_a_command_that_handles_no_signal_ends_with_130_by_either(
-    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_that_handles_no_signal_ends_with_130_by_either(number, monkeypatch):
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(runs, "listed", lambda *_: signal.raise_signal(number))
     # by shells, of what they run in the background
@@ -179,7 +175,7 @@ def test_a_command_that_handles_no_signal_ends_with_130_by_either(
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_program_that_is_told_to_stop_while_it_starts_exits_as_one_that_was_stopped() -> None:
+def test_a_program_that_is_told_to_stop_while_it_starts_exits_as_one_that_was_stopped():
     code = """
 import os, runpy, signal, sys
 

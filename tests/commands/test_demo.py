@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,9 +29,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> fc.Store:
     return store
 
 
-def test_every_number_of_the_demo_is_a_stored_run(
-    small: fc.Store, own_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_number_of_the_demo_is_a_stored_run(small, own_home, monkeypatch):
     pages: list[Any] = []
     monkeypatch.setattr(demo, "write_report", lambda *given, **_: pages.append(given))
     done = ok("demo --methods 'fedavg, clip-zs' --rounds 2")
@@ -61,12 +58,12 @@ def test_every_number_of_the_demo_is_a_stored_run(
 
 
 @pytest.mark.usefixtures("small")
-def test_a_misspelt_method_of_the_demo_is_refused_before_anything_runs(own_home: Path) -> None:
+def test_a_misspelt_method_of_the_demo_is_refused_before_anything_runs(own_home):
     must_fail("'fedprox'", "demo --methods fedavg,fedporx")
     assert not (own_home / "runs").exists()
 
 
-def test_central_is_the_highest_of_one_model_for_all_or_a_sentence_names_what_is_above() -> None:
+def test_central_is_the_highest_of_one_model_for_all_or_a_sentence_names_what_is_above():
     def row(
         name: str, dirichlet: float, protocol: str = "global", backbone: str = "a"
     ) -> dict[str, Any]:

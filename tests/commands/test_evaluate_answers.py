@@ -54,7 +54,7 @@ def runs() -> dict[str, dict]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_runs_own_test_rows_give_the_stored_accuracy(store: Path, method: str) -> None:
+def test_the_runs_own_test_rows_give_the_stored_accuracy(store, method):
     result = runs()[method]
     words = ("evaluate", result["digest"][:12], "--store", store, "--split", "test")
     if result["protocol"] != "personalised":
@@ -71,9 +71,7 @@ def test_the_runs_own_test_rows_give_the_stored_accuracy(store: Path, method: st
 
 
 @pytest.mark.slow
-def test_a_new_dataset_is_extracted_once_with_the_recipes_of_the_run(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_dataset_is_extracted_once_with_the_recipes_of_the_run(store, tmp_path, monkeypatch):
     new = folder(tmp_path / "other", train=2, test=2, classes=4)
     before = recall_last(Home.from_environment())
     words = ("evaluate", run_of("fed3r"), "--dataset", f"folder:{new}", "--workers", 0)
@@ -102,9 +100,7 @@ def batches(name: str) -> dict[str, int]:
 
 
 @pytest.mark.slow
-def test_a_new_dataset_is_computed_as_the_features_of_the_run_were(
-    once: Once, tmp_path: Path
-) -> None:
+def test_a_new_dataset_is_computed_as_the_features_of_the_run_were(once, tmp_path):
     """In batches of their size, of each backbone: so figures are those of what ``predict`` says of the images."""
 
     def made(place: Path) -> Path:
@@ -133,7 +129,7 @@ def test_a_new_dataset_is_computed_as_the_features_of_the_run_were(
 
 
 @pytest.mark.slow
-def test_several_runs_are_one_table_and_one_file(store: Path, tmp_path: Path) -> None:
+def test_several_runs_are_one_table_and_one_file(store, tmp_path):
     some = [r["digest"][:12] for r in runs().values()]
     for ending in ("html", "csv", "json"):
         done = fedcache("evaluate", *some, "--store", store, "-o", tmp_path / f"e.{ending}")
@@ -146,7 +142,7 @@ def test_several_runs_are_one_table_and_one_file(store: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_file_of_embeddings(store: Path, tmp_path: Path) -> None:
+def test_a_file_of_embeddings(store, tmp_path):
     held, run = Store.open(store), run_of("fed3r")
     keys = {a.recipe["backbone"]: key for key, a in held.arrays.items()}
     columns = {
@@ -180,12 +176,12 @@ def test_a_file_of_embeddings(store: Path, tmp_path: Path) -> None:
         (("--store", "STORE", "-o", "x.pdf"), Exit.USAGE, ".pdf"),
     ],
 )
-def test_refusals(store: Path, words: tuple[str, ...], code: Exit, said: str) -> None:
+def test_refusals(store, words, code, said):
     given = [str(store) if w == "STORE" else w for w in words]
     must_fail(said, "evaluate", run_of("fed3r"), *given, code=code)
 
 
-def test_a_store_without_the_models_features_is_refused(store: Path, tmp_path: Path) -> None:
+def test_a_store_without_the_models_features_is_refused(store, tmp_path):
     new = folder(tmp_path / "other", train=2, test=2)
     path = ok("extract -d", f"folder:{new}", "-b", "random-projection", "--workers", 0).data["path"]
     must_fail("glyph-clip", "evaluate", run_of("fed3r"), "--store", path, code=Exit.STORE)
@@ -202,9 +198,7 @@ def counted(*words: object) -> list[str]:
 
 
 @pytest.mark.slow
-def test_rows_that_a_model_was_trained_on_are_told_wherever_model_and_rows_lie(
-    store: Path, tmp_path: Path
-) -> None:
+def test_rows_that_a_model_was_trained_on_are_told_wherever_model_and_rows_lie(store, tmp_path):
     run = run_of("fed3r")
     file, copied = run / "models" / "seed-0.safetensors", tmp_path / "mine.safetensors"
     shutil.copy(file, copied)
@@ -227,7 +221,7 @@ def test_rows_that_a_model_was_trained_on_are_told_wherever_model_and_rows_lie(
 
 
 @pytest.mark.slow
-def test_only_rows_that_clients_were_dealt_count_as_trained_on(store: Path, tmp_path: Path) -> None:
+def test_only_rows_that_clients_were_dealt_count_as_trained_on(store, tmp_path):
     words = f"--store {store} --scheme iid --clients 3 --domain ink"
     run = place_of(f"train --method fed3r {words}")
     held = Store.open(store)
@@ -246,7 +240,7 @@ def test_only_rows_that_clients_were_dealt_count_as_trained_on(store: Path, tmp_
 
 
 @pytest.mark.slow
-def test_one_saved_client_is_measured_as_one_and_of_some_it_is_said_how_many(store: Path) -> None:
+def test_one_saved_client_is_measured_as_one_and_of_some_it_is_said_how_many(store):
     test_rows = f"--store {store} --split test"
     words = f"train --method fedpcl --store {store} --scheme feature-shift --rounds 1"
     run = ok(f"{words} --save-clients ink").data["path"]
@@ -256,7 +250,7 @@ def test_one_saved_client_is_measured_as_one_and_of_some_it_is_said_how_many(sto
     assert alone["clients"] is None
 
 
-def test_beside_clients_models_one_for_all_is_measured_as_what_the_client_uses(store: Path) -> None:
+def test_beside_clients_models_one_for_all_is_measured_as_what_the_client_uses(store):
     pair = [run_of(name) for name in ("fedpcl", "fed3r")]
     words = ("--store", store, "--split", "test")
     done = ok("evaluate", *pair, *words, "--client", "ink").data["runs"]
@@ -265,7 +259,7 @@ def test_beside_clients_models_one_for_all_is_measured_as_what_the_client_uses(s
 
 
 @pytest.mark.slow
-def test_an_evaluation_in_the_runs_own_folder_is_written_again(store: Path) -> None:
+def test_an_evaluation_in_the_runs_own_folder_is_written_again(store):
     run = run_of("fed3r")
     for _ in range(2):
         ok(f"evaluate {run} --store {store} --split test -o {run}/e.json")
@@ -276,7 +270,7 @@ def test_an_evaluation_in_the_runs_own_folder_is_written_again(store: Path) -> N
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
 
 
-def test_no_file_of_a_store_or_of_another_run_is_written_over(store: Path, tmp_path: Path) -> None:
+def test_no_file_of_a_store_or_of_another_run_is_written_over(store, tmp_path):
     """Whether it is named or found by its dataset."""
     run, other = run_of("fed3r"), run_of("fedavg")
     images = folder(tmp_path / "again", train=8, test=4, domains=("ink", "chalk"))

@@ -88,12 +88,12 @@ def first_and_last(words: tuple[object, ...]) -> str:
     ids=first_and_last,
 )
 def test_a_full_disk_is_told_with_what_is_needed_and_free(
-    run: Path,
-    own_home: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    words: tuple[object, ...],
-) -> None:
+    run,
+    own_home,
+    tmp_path,
+    monkeypatch,
+    words,
+):
     out = tmp_path / "out"
     out.mkdir()
     asked = filled(words, run, own_home, out)
@@ -122,12 +122,12 @@ def test_a_full_disk_is_told_with_what_is_needed_and_free(
     ids=first_and_last,
 )
 def test_no_output_has_a_name_before_it_is_complete(
-    run: Path,
-    own_home: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    words: tuple[object, ...],
-) -> None:
+    run,
+    own_home,
+    tmp_path,
+    monkeypatch,
+    words,
+):
     out = tmp_path / "out"
     out.mkdir()
     if (unnamed := files.open_unnamed(out)) is None:
@@ -153,9 +153,7 @@ def test_no_output_has_a_name_before_it_is_complete(
 @pytest.mark.parametrize(
     "free", [0, 4096, None], ids=["none free", "some free", "nobody knows what is free"]
 )
-def test_what_a_full_disk_needs_is_the_file_and_never_nothing(
-    free: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_full_disk_needs_is_the_file_and_never_nothing(free, tmp_path, monkeypatch):
     def usage(_: object) -> object:
         if free is None:
             raise OSError(errno.ENOSYS, "Function not implemented")

@@ -50,7 +50,7 @@ def shown(done: Done, code: int = 0) -> str:
 
 
 @pytest.mark.slow
-def test_no_command_prints_a_name_that_commands_the_terminal(hostile: Path, tmp_path: Path) -> None:
+def test_no_command_prints_a_name_that_commands_the_terminal(hostile, tmp_path):
     runs, page, named = tmp_path / "runs", tmp_path / "r.html", f"p{CLEAR}"
     extract = (
         "extract",
@@ -111,7 +111,7 @@ def _cells_of_figures(page: str) -> list[str]:
     return [cell for table in tables for row in csv.reader(io.StringIO(table)) for cell in row]
 
 
-def test_no_refusal_repeats_what_commands_the_terminal(tmp_path: Path) -> None:
+def test_no_refusal_repeats_what_commands_the_terminal(tmp_path):
     shown(fedcache("train --method", f"fed{CLEAR}"), code=2)
     shown(fedcache("report", f"x{TITLE}", "-o", tmp_path / "r.html"), code=2)
     shown(fedcache("extract --dataset", f"folder:/no/{TITLE}", "--backbones", "pixels"), code=2)
@@ -119,7 +119,7 @@ def test_no_refusal_repeats_what_commands_the_terminal(tmp_path: Path) -> None:
     shown(fedcache("inspect", f"no{BIDI}"), code=4)
 
 
-def test_json_holds_the_names_exactly_and_escaped(hostile: Path) -> None:
+def test_json_holds_the_names_exactly_and_escaped(hostile):
     done = fedcache(
         "extract --dataset",
         f"folder:{hostile}",
@@ -145,7 +145,7 @@ def test_json_holds_the_names_exactly_and_escaped(hostile: Path) -> None:
 @pytest.mark.slow
 @examples(50, 1000)
 @given(st.text())
-def test_what_is_visible_has_no_command_and_letters_stay(text: str) -> None:
+def test_what_is_visible_has_no_command_and_letters_stay(text):
     for lines in (False, True):
         made = visible(text, lines=lines)
         made.encode()  # a lone surrogate could not be
@@ -156,7 +156,7 @@ def test_what_is_visible_has_no_command_and_letters_stay(text: str) -> None:
 
 
 @given(st.text())
-def test_json_means_the_same_when_its_commands_are_escaped(text: str) -> None:
+def test_json_means_the_same_when_its_commands_are_escaped(text):
     made = escape_json(json.dumps({text: [text]}, ensure_ascii=False))
     assert COMMANDS.findall(made) == []
     assert json.loads(made) == {text: [text]}
@@ -165,17 +165,17 @@ def test_json_means_the_same_when_its_commands_are_escaped(text: str) -> None:
 @pytest.mark.parametrize(
     "cell", ["+1+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1", "  =1", "=cmd|'/C calc'!A0"]
 )
-def test_a_sheet_runs_no_cell(cell: str) -> None:
+def test_a_sheet_runs_no_cell(cell):
     assert not str(sheet_cell(cell)).lstrip(" ").startswith(("=", "+", "-", "@", "\t", "\r"))
 
 
 @given(st.one_of(st.integers(), st.floats(allow_nan=False)))
-def test_numbers_of_a_sheet_stay_numbers(number: float) -> None:
+def test_numbers_of_a_sheet_stay_numbers(number):
     assert sheet_cell(number) == number
     assert sheet_cell(repr(number)) == repr(number)
 
 
-def test_predictions_in_a_file_are_no_formulas_and_command_no_terminal(tmp_path: Path) -> None:
+def test_predictions_in_a_file_are_no_formulas_and_command_no_terminal(tmp_path):
     rows = [
         Prediction("=HYPERLINK(1).png", ("\x1b[31mred", "plain"), (0.75, 0.25)),
         Prediction("\u202egnp.x", (), (), "+bad"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from io import StringIO
-from pathlib import Path
 
 import pytest
 from command import fedcache
@@ -22,9 +21,7 @@ def entries() -> dict[str, dict[str, str]]:
     return {e["name"]: e for e in fedcache("doctor --json").data["entries"]}
 
 
-def test_doctor_looks_at_everything_and_says_how_to_fix_it(
-    own_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_looks_at_everything_and_says_how_to_fix_it(own_home, monkeypatch):
     monkeypatch.setenv("FEDCACHE_OFFLINE", "1")
     found = entries()
     assert {"Python", "torch", "numpy", "machine", "device", "extra plots"} <= set(found)
@@ -36,8 +33,8 @@ def test_doctor_looks_at_everything_and_says_how_to_fix_it(
 
 
 def test_a_torch_that_cannot_be_imported_is_told_with_how_to_fix_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setitem(sys.modules, "torchvision", None)
     row = doctor.device()
     assert row["status"] == "fail"
@@ -48,14 +45,12 @@ def test_a_torch_that_cannot_be_imported_is_told_with_how_to_fix_it(
     ("found", "low", "status"),
     [("2.10.0+cpu", "2.10", "ok"), ("2.9.1", "2.10", "fail"), ("3.1", "3.1.1", "fail")],
 )
-def test_a_version_is_compared_by_its_numbers(
-    monkeypatch: pytest.MonkeyPatch, found: str, low: str, status: str
-) -> None:
+def test_a_version_is_compared_by_its_numbers(monkeypatch, found, low, status):
     monkeypatch.setattr(doctor, "installed", lambda _: found)
     assert doctor.package("x", low)["status"] == status
 
 
-def test_doctor_asks_for_what_an_installation_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_asks_for_what_an_installation_asks_for(monkeypatch):
     """Else doctor calls an installation good that pip refuses, or passes over an extra."""
     lines = [
         "torch<3,>=2.10",
@@ -76,7 +71,7 @@ def test_doctor_asks_for_what_an_installation_asks_for(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("smi", [True, False])
-def test_a_gpu_that_torch_does_not_see_is_told(monkeypatch: pytest.MonkeyPatch, smi: bool) -> None:
+def test_a_gpu_that_torch_does_not_see_is_told(monkeypatch, smi):
     monkeypatch.setattr(doctor, "resolve_device", lambda _: Device("cpu", "2 cores", "no GPU"))
     monkeypatch.setattr(
         doctor.shutil, "which", lambda _name: "/usr/bin/nvidia-smi" if smi else None
@@ -87,9 +82,7 @@ def test_a_gpu_that_torch_does_not_see_is_told(monkeypatch: pytest.MonkeyPatch, 
     assert bool(row["hint"]) is smi
 
 
-def test_a_full_disk_and_folders_that_cannot_be_written_are_told(
-    own_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_and_folders_that_cannot_be_written_are_told(own_home, monkeypatch):
     home = Home(own_home)
     monkeypatch.setattr(doctor, "ROOM", 1 << 60)
     assert doctor.home_row(home)["status"] == "fail"
@@ -113,7 +106,7 @@ def drawn(width: int, *rows: tuple[str, ...]) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [30, 60, 80, 160])
-def test_no_width_loses_a_cell(width: int) -> None:
+def test_no_width_loses_a_cell(width):
     lines = drawn(width, CELLS, CELLS)
     assert all(len(line) <= width for line in lines)
     asked, found = (Counter("".join(words).replace(" ", "")) for words in ((*CELLS, *CELLS), lines))

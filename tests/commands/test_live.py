@@ -36,8 +36,8 @@ def lines_of(err: str) -> list[str]:
 
 @pytest.mark.usefixtures("mine")
 def test_a_line_says_round_seed_accuracy_exact_bytes_rate_and_time_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     words = f"{TRAIN} --rounds 4 --seeds 0-1 --eval-every 2"
     # a line for every round, where a file gets one per 10 seconds
     monkeypatch.setattr(output, "LINE_EVERY", 0.0)
@@ -61,9 +61,7 @@ def test_a_line_says_round_seed_accuracy_exact_bytes_rate_and_time_left(
     assert all(re.search(r"[\d.,]+ rounds/s, \d+:\d\d left$", line) for line in lines), lines
 
 
-def test_the_view_changes_no_bit_of_a_result(
-    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_view_changes_no_bit_of_a_result(mine, tmp_path, monkeypatch):
     monkeypatch.setattr(output, "LINE_EVERY", 0.0)
     watched = Path(ok(f"{TRAIN} --rounds 3 --runs {tmp_path}/watched").data["path"])
     config = TrainConfig(method="fedavg", rounds=3, participation="all", store=str(mine))
@@ -89,8 +87,8 @@ class Told(Silent):
 @pytest.mark.parametrize("execution", ["sequential", "batched", "gram"])
 @pytest.mark.parametrize("points", [1, 2])
 def test_every_execution_tells_every_round_once_also_of_a_run_that_is_resumed(
-    mine: Path, execution: str, points: int
-) -> None:
+    mine, execution, points
+):
     settings = {"head": "linear", "opt": "sgd", "batch": "8", "reset_opt": "false"}
     config = TrainConfig(
         method="fedavg",
@@ -141,7 +139,7 @@ def test_every_execution_tells_every_round_once_also_of_a_run_that_is_resumed(
     assert all(r.stored for r in again)
 
 
-def test_rounds_that_were_read_do_not_make_the_rest_look_fast() -> None:
+def test_rounds_that_were_read_do_not_make_the_rest_look_fast():
     stretch = live_view.Stretch("training", 100, "rounds")
     begun = stretch.begun
     read = Round(Path(), "fedavg", 0, 1, 1, 90, 100, None, {}, 10, 20, 900, 1800, stored=True)
@@ -154,7 +152,7 @@ def test_rounds_that_were_read_do_not_make_the_rest_look_fast() -> None:
     assert stretch.words(begun + 10.0).endswith("0.5 rounds/s, 0:10 left")
 
 
-def test_how_fast_it_goes_is_counted_over_the_last_stretch_of_time() -> None:
+def test_how_fast_it_goes_is_counted_over_the_last_stretch_of_time():
     """Sixty rounds in the first moment, and one in each three tenths of a window after: the first are forgotten."""
     stretch = live_view.Stretch("training", 100, "rounds")
     step = 0.3 * live_view.WINDOW
@@ -175,9 +173,7 @@ def test_how_fast_it_goes_is_counted_over_the_last_stretch_of_time() -> None:
         pytest.param({"TERM": "dumb"}, False, False, id="dumb"),
     ],
 )
-def test_a_narrow_terminal_gets_whole_words(
-    mine: Path, own_home: Path, env: dict[str, str], drawn: bool, coloured: bool
-) -> None:
+def test_a_narrow_terminal_gets_whole_words(mine, own_home, env, drawn, coloured):
     words = f"{TRAIN} --rounds 60 --seeds 0-1 --eval-every 1"
     code, out = on_a_terminal(*words_of(words), home=own_home, width=60, env=env)
     assert code == 0, out

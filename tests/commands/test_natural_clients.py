@@ -41,7 +41,7 @@ def store(once: Once) -> Path:
     return once(made)
 
 
-def test_a_partition_by_a_column_is_trained_on(store: Path, tmp_path: Path) -> None:
+def test_a_partition_by_a_column_is_trained_on(store, tmp_path):
     done = ok("partition --by site --store", store).data
     assert [c["name"] for c in done["clients"]] == sorted(SITES)
     saved = ok("train --method fed3r --partition", done["name"], "--store", store).data
@@ -56,7 +56,7 @@ def test_a_partition_by_a_column_is_trained_on(store: Path, tmp_path: Path) -> N
     assert [c["name"] for c in dealt] == [f"{d}/client-{i}" for d in DOMAINS for i in (0, 1)]
 
 
-def test_each_cell_of_the_held_out_table_is_a_ridge_on_the_other_domains(store: Path) -> None:
+def test_each_cell_of_the_held_out_table_is_a_ridge_on_the_other_domains(store):
     done = ok("grid --method fed3r,fedncm --hold-out each --store", store)
     rows = {row["method"]: row for row in done.data["held_out"]}
     opened = Store.open(store)
@@ -86,7 +86,7 @@ def store_of_sites(place: Path, sites: list[str]) -> Path:
     ).path
 
 
-def test_a_value_with_a_comma_can_be_held_out(tmp_path: Path) -> None:
+def test_a_value_with_a_comma_can_be_held_out(tmp_path):
     site = ["A", "B,c", "B", "d,e", "d", "e"] * 20
     path = store_of_sites(tmp_path, site)
     words = f"partition --by site --store {path} --hold-out"
@@ -101,7 +101,7 @@ def test_a_value_with_a_comma_can_be_held_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_value_of_few_rows_is_said_to_weigh_as_much_and_can_be_left_out(tmp_path: Path) -> None:
+def test_a_value_of_few_rows_is_said_to_weigh_as_much_and_can_be_left_out(tmp_path):
     store = store_of_sites(tmp_path, ["big"] * 200 + ["middle"] * 100 + ["less"] * 60 + ["few"] * 3)
     words = f"grid --method fedncm --by site --hold-out each --store {store}"
     (row,) = ok(words).data["held_out"]
@@ -116,9 +116,7 @@ def test_a_value_of_few_rows_is_said_to_weigh_as_much_and_can_be_left_out(tmp_pa
 
 
 @pytest.mark.parametrize(("method", "words"), [("fedavg", ()), ("fed3r", ("--exact",))])
-def test_a_run_with_a_held_out_value_finds_the_point_of_a_grid(
-    store: Path, method: str, words: tuple[str, ...]
-) -> None:
+def test_a_run_with_a_held_out_value_finds_the_point_of_a_grid(store, method, words):
     asked = ("--method", method, "--by", "site", "--rounds", 1, "--store", store)
     points = ok("grid", *asked, "--hold-out", "each", *words).data["points"]
     run = ok("train", *asked, "--hold-out", "east").data
@@ -126,7 +124,7 @@ def test_a_run_with_a_held_out_value_finds_the_point_of_a_grid(
     assert [p["digest"] for p in points if p["sweep"]["hold_out"] == "east"] == [run["digest"]]
 
 
-def test_each_of_more_than_fifty_values_is_refused_with_the_way_on(tmp_path: Path) -> None:
+def test_each_of_more_than_fifty_values_is_refused_with_the_way_on(tmp_path):
     store = store_of_sites(tmp_path, [f"n{i % 51:03d}" for i in range(204)])
     words = f"grid --method fedncm --by site --store {store}"
     must_fail("51 values", f"{words} --hold-out each")
@@ -139,7 +137,7 @@ def test_each_of_more_than_fifty_values_is_refused_with_the_way_on(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_grid_in_python_takes_what_deals_the_rows_as_keywords(store: Path) -> None:
+def test_a_grid_in_python_takes_what_deals_the_rows_as_keywords(store):
     asked = f"grid --method fedavg --sweep lr=0.01,0.1 --rounds 2 --store {store}"
     printed = ok(f"{asked} --by site --validation 0.3 --hold-out each").data["held_out"]
     made = fc.grid(
@@ -174,7 +172,7 @@ def test_a_grid_in_python_takes_what_deals_the_rows_as_keywords(store: Path) -> 
         ),
     ],
 )
-def test_what_cannot_be_is_refused(store: Path, words: str, said: str) -> None:
+def test_what_cannot_be_is_refused(store, words, said):
     must_fail(said, f"{words} --store {store}")
 
 
@@ -182,8 +180,8 @@ def test_what_cannot_be_is_refused(store: Path, words: str, said: str) -> None:
     "words", [("partition", "--store"), ("train", "--method", "fed3r", "--dataset")]
 )
 def test_the_command_of_a_refused_partition_is_for_the_store_that_was_named(
-    own_home: Path, tmp_path: Path, words: tuple[str, ...]
-) -> None:
+    own_home, tmp_path, words
+):
     rows = np.arange(60)
     x = np.random.default_rng(0).normal(size=(60, 3)).astype("f4")
     for name, size in (("meant", 20), ("last one", 30)):  # the second is the one last used

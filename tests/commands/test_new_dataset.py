@@ -61,7 +61,7 @@ def listed(tmp_path: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("reader")
-def test_a_new_reader_keeps_the_laws_and_trains_by_its_name(listed: str) -> None:
+def test_a_new_reader_keeps_the_laws_and_trains_by_its_name(listed):
     assert testing.check_dataset(listed) == list(testing.DATASET_LAWS)
     found = testing.open_dataset(listed)
     # Rows are in the order of their names, and the files count down.
@@ -78,7 +78,7 @@ def test_a_new_reader_keeps_the_laws_and_trains_by_its_name(listed: str) -> None
 
 
 @pytest.mark.slow
-def test_the_tests_that_are_written_pass(tmp_path: Path, reader: Path) -> None:
+def test_the_tests_that_are_written_pass(tmp_path, reader):
     words = [
         sys.executable,
         "-m",
@@ -101,14 +101,14 @@ def test_the_tests_that_are_written_pass(tmp_path: Path, reader: Path) -> None:
     assert "2 passed" in done.stdout
 
 
-def test_a_file_that_is_missing_is_named(reader: Path) -> None:
+def test_a_file_that_is_missing_is_named(reader):
     must_fail("nowhere.jsonl", "extract --dataset my-format:nowhere.jsonl --backbones pixels")
     assert fedcache("new dataset folder").code == Exit.USAGE
 
 
 @pytest.mark.usefixtures("reader")
 @pytest.mark.parametrize("line", ["no JSON", '{"picture": "a.png"}', "3"])
-def test_a_line_without_an_image_is_named(tmp_path: Path, line: str) -> None:
+def test_a_line_without_an_image_is_named(tmp_path, line):
     (tmp_path / "l.jsonl").write_text(f'{{"image": "a.png"}}\n{line}\n')
     done = fedcache(
         "extract --dataset", f"my-format:{tmp_path / 'l.jsonl'}", "--backbones", "pixels"
@@ -171,7 +171,7 @@ class Pixels:
         ("key", "the_key_is_plain_and_stays"),
     ],
 )
-def test_a_reader_with_a_fault_breaks_the_law_about_it(fault: str, law: str) -> None:
+def test_a_reader_with_a_fault_breaks_the_law_about_it(fault, law):
     fc.register("dataset", Wrong(fault), "wrong")
     try:
         checks = {check.name: check for check in testing.dataset_laws("wrong:there")}

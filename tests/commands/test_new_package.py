@@ -51,9 +51,7 @@ def store(once: Once) -> Path:
 
 
 @pytest.mark.slow
-def test_a_method_of_a_new_package_trains_grids_and_reports_by_its_name(
-    tmp_path: Path, site: Path, store: Path
-) -> None:
+def test_a_method_of_a_new_package_trains_grids_and_reports_by_its_name(tmp_path, site, store):
     installed("method", "half-step", tmp_path, site)
     deal = ("--store", store, "--scheme", "iid", "--clients", 4, "--rounds", 3)
     done = ok("train --method half-step", *deal).data
@@ -71,9 +69,7 @@ def test_a_method_of_a_new_package_trains_grids_and_reports_by_its_name(
 
 
 @pytest.mark.slow
-def test_the_laws_hold_for_a_new_method_and_fail_when_it_ignores_the_rows(
-    tmp_path: Path, site: Path
-) -> None:
+def test_the_laws_hold_for_a_new_method_and_fail_when_it_ignores_the_rows(tmp_path, site):
     folder = installed("method", "half-step", tmp_path, site)
     tests = folder / "tests" / "test_half_step.py"
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
@@ -131,9 +127,7 @@ def fails(laws: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_backbone_of_a_new_package_extracts_and_trains_by_its_name(
-    tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_backbone_of_a_new_package_extracts_and_trains_by_its_name(tmp_path, site, monkeypatch):
     monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path / "home"))
     installed("backbone", "own-lines", tmp_path, site)
     assert len(testing.check_backbone("own-lines", home=tmp_path / "home")) == len(
@@ -171,17 +165,15 @@ def test_a_backbone_of_a_new_package_extracts_and_trains_by_its_name(
         (("method", "json"), "fedcache new method my-json"),
     ],
 )
-def test_a_name_that_cannot_be_one_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], hint: str
-) -> None:
+def test_a_name_that_cannot_be_one_is_refused(tmp_path, monkeypatch, words, hint):
     monkeypatch.chdir(tmp_path)
     must_fail(hint, "new", *words)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_exists_is_left_alone_and_one_that_cannot_be_written_named(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     (tmp_path / "mine").mkdir()
     assert fedcache("new method mine --out", tmp_path / "mine").code == Exit.STORE
     (tmp_path / "file").write_text("")
@@ -190,7 +182,7 @@ def test_a_folder_that_exists_is_left_alone_and_one_that_cannot_be_written_named
 
 
 @pytest.mark.slow
-def test_pip_installs_it_where_fedcache_finds_it(tmp_path: Path) -> None:
+def test_pip_installs_it_where_fedcache_finds_it(tmp_path):
     folder, target = tmp_path / "half-step", tmp_path / "target"
     ok("new method half-step --out", folder)
     pip = [

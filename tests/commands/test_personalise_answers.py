@@ -54,7 +54,7 @@ def run_of(method: str) -> dict:
 
 
 @pytest.mark.slow
-def test_a_client_of_the_run_is_as_right_as_it_was(sites: Path, tmp_path: Path) -> None:
+def test_a_client_of_the_run_is_as_right_as_it_was(sites, tmp_path):
     result = run_of("tip-local")
     for name, accuracy in zip(result["clients"], result["accuracy"]["per_client"], strict=True):
         out = tmp_path / f"{name}.safetensors"
@@ -66,9 +66,7 @@ def test_a_client_of_the_run_is_as_right_as_it_was(sites: Path, tmp_path: Path) 
         assert found["rounds"] == 0
 
 
-def test_a_new_client_has_a_file_that_predicts(
-    sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_client_has_a_file_that_predicts(sites, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = (
         "personalise",
@@ -100,13 +98,13 @@ def test_a_new_client_has_a_file_that_predicts(
     ],
 )
 def test_refusals(
-    sites: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    method: str,
-    words: str,
-    said: str,
-) -> None:
+    sites,
+    tmp_path,
+    monkeypatch,
+    method,
+    words,
+    said,
+):
     monkeypatch.chdir(tmp_path)
     must_fail(
         said,
@@ -119,7 +117,7 @@ def test_refusals(
     assert not list(tmp_path.glob("*.safetensors"))
 
 
-def test_a_store_that_is_none_or_has_other_features_is_refused(sites: Path, tmp_path: Path) -> None:
+def test_a_store_that_is_none_or_has_other_features_is_refused(sites, tmp_path):
     personalise = (
         "personalise",
         run_of("fedpcl")["digest"][:12],
@@ -131,9 +129,7 @@ def test_a_store_that_is_none_or_has_other_features_is_refused(sites: Path, tmp_
     must_fail("glyph-clip", *personalise, "--store", small_store(tmp_path), code=Exit.STORE)
 
 
-def test_a_store_without_training_rows_of_known_classes_is_refused(
-    sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_without_training_rows_of_known_classes_is_refused(sites, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     other = folder(tmp_path / "other", train=2, test=2)
     for split in ("train", "test"):
@@ -151,9 +147,7 @@ def test_a_store_without_training_rows_of_known_classes_is_refused(
 
 
 @pytest.mark.slow
-def test_rows_of_classes_that_the_model_does_not_know_are_told(
-    sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_classes_that_the_model_does_not_know_are_told(sites, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     images = folder(tmp_path / "more", train=4, test=2, domains=("new",))
     for split in ("train", "test"):

@@ -43,7 +43,7 @@ def digest(path: str) -> str:
 
 
 @pytest.mark.slow
-def test_runs_are_listed_by_what_is_asked_for(three: dict[str, str]) -> None:
+def test_runs_are_listed_by_what_is_asked_for(three):
     told = rows(fedcache("runs list"))
     assert [(r["run"], r["method"], r["differs in"]) for r in told] == [
         (digest(three["plain"]), "fed3r", "lam=0.01"),
@@ -81,7 +81,7 @@ def test_runs_are_listed_by_what_is_asked_for(three: dict[str, str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_is_shown_with_the_settings_that_are_its_own(three: dict[str, str]) -> None:
+def test_a_run_is_shown_with_the_settings_that_are_its_own(three):
     told = ok("runs show", digest(three["lam"])[:8]).data
     assert told["settings"] == [{"setting": "set.lam", "value": "5", "default": "0.01"}]
     assert {f["name"] for f in told["files"]} >= {
@@ -93,7 +93,7 @@ def test_a_run_is_shown_with_the_settings_that_are_its_own(three: dict[str, str]
 
 
 @pytest.mark.slow
-def test_what_differs_between_runs_is_told_and_nothing_else(three: dict[str, str]) -> None:
+def test_what_differs_between_runs_is_told_and_nothing_else(three):
     told = ok("runs diff", digest(three["plain"]), digest(three["lam"])).data
     first, second = told["runs"]
     assert told["settings"] == {"set.lam": {first: "0.01", second: "5"}}
@@ -105,7 +105,7 @@ def test_what_differs_between_runs_is_told_and_nothing_else(three: dict[str, str
 
 
 @pytest.mark.slow
-def test_tags_find_runs_everywhere_and_change_no_digest(three: dict[str, str]) -> None:
+def test_tags_find_runs_everywhere_and_change_no_digest(three):
     pair = [three["plain"], three["ncm"]]
     before = {p: p.read_bytes() for p in Path(three["plain"]).glob("*.*")}
     assert (
@@ -122,7 +122,7 @@ def test_tags_find_runs_everywhere_and_change_no_digest(three: dict[str, str]) -
 
 
 @pytest.mark.slow
-def test_damaged_tags_are_named_wherever_runs_are_listed(three: dict[str, str]) -> None:
+def test_damaged_tags_are_named_wherever_runs_are_listed(three):
     for run in ("plain", "ncm"):
         ok("runs tag", f"base-{run}", digest(three[run]))
     path, other = Path(three["plain"], "tags.json"), Path(three["ncm"], "tags.json")
@@ -152,9 +152,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.slow
-def test_runs_are_removed_after_a_question_or_with_yes(
-    three: dict[str, str], own_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_are_removed_after_a_question_or_with_yes(three, own_home, monkeypatch):
     name = digest(three["lam"])
     board = own_home / "runs" / "tensorboard" / name
     (board / "seed-0").mkdir(parents=True)
@@ -175,7 +173,7 @@ def test_runs_are_removed_after_a_question_or_with_yes(
     assert fedcache("runs rm --yes").code == Exit.USAGE, "nothing named is nothing removed"
 
 
-def test_the_link_to_a_run_goes_and_the_run_stays(three: dict[str, str], own_home: Path) -> None:
+def test_the_link_to_a_run_goes_and_the_run_stays(three, own_home):
     real = own_home.parent / "elsewhere"
     Path(three["ncm"]).rename(real)
     Path(three["ncm"]).symlink_to(real)
@@ -184,7 +182,7 @@ def test_the_link_to_a_run_goes_and_the_run_stays(three: dict[str, str], own_hom
     assert (real / "result.json").is_file()
 
 
-def test_a_run_that_is_being_trained_is_not_removed(three: dict[str, str]) -> None:
+def test_a_run_that_is_being_trained_is_not_removed(three):
     folders = [Path(three["plain"]), Path(three["lam"])]
     with owning(folders, Silent(), Stop()):
         assert [e["state"] for e in ok("runs list").data["entries"]] == [

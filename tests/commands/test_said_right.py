@@ -34,7 +34,7 @@ def completed(line: str, home: Path) -> list[str]:
     return done.stdout.split()
 
 
-def test_the_method_is_named_with_or_without_its_option(tmp_path: Path) -> None:
+def test_the_method_is_named_with_or_without_its_option(tmp_path):
     ingested(tmp_path)
     first = ok("train fed3r", *IID).data
     assert ok("train --method fed3r", *IID).data["path"] == first["path"]
@@ -43,7 +43,7 @@ def test_the_method_is_named_with_or_without_its_option(tmp_path: Path) -> None:
     assert fedcache("train").code == Exit.USAGE
 
 
-def test_export_takes_its_file_as_an_argument_or_an_option(tmp_path: Path) -> None:
+def test_export_takes_its_file_as_an_argument_or_an_option(tmp_path):
     ingested(tmp_path)
     out = tmp_path / "all.npz"
     assert ok("export -o", out).data["path"] == str(out)
@@ -63,16 +63,14 @@ def test_export_takes_its_file_as_an_argument_or_an_option(tmp_path: Path) -> No
         (("grid", "fed3x,fedavh"), Exit.USAGE, ["'fed3r'", "'fedavg'"]),
     ],
 )
-def test_hints_name_what_is_meant_and_all_that_is_missing(
-    tmp_path: Path, words: tuple[object, ...], code: Exit, said: list[str]
-) -> None:
+def test_hints_name_what_is_meant_and_all_that_is_missing(tmp_path, words, code, said):
     ingested(tmp_path)
     done = fedcache(*words)
     assert done.code == code
     assert [word for word in said if word not in done.err] == []
 
 
-def test_a_run_of_one_round_is_one_run_however_often_it_is_scored(tmp_path: Path) -> None:
+def test_a_run_of_one_round_is_one_run_however_often_it_is_scored(tmp_path):
     ingested(tmp_path)
     first = ok("train fed3r", *IID).data
     again = ok("train fed3r", *IID, "--eval-every", 1).data
@@ -86,7 +84,7 @@ def test_a_run_of_one_round_is_one_run_however_often_it_is_scored(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_the_shell_completes_values_without_torch(tmp_path: Path, own_home: Path) -> None:
+def test_the_shell_completes_values_without_torch(tmp_path, own_home):
     ingested(tmp_path)
     run = Path(ok("train fed3r", *IID).data["path"]).name
     ok("runs tag base", run)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +29,7 @@ def small(own_home: Path) -> Store:
     )
 
 
-def test_inspect_counts_rows_and_names_what_a_store_holds(small: Store) -> None:
+def test_inspect_counts_rows_and_names_what_a_store_holds(small):
     told = ok(f"inspect {small.path}").data
     assert (told["images"], told["ok"], told["vanished"], told["bad"], told["unfinished"]) == (
         20,
@@ -49,19 +48,17 @@ def test_inspect_counts_rows_and_names_what_a_store_holds(small: Store) -> None:
     )
 
 
-def test_a_store_is_named_as_an_argument_or_by_the_option_of_other_commands(small: Store) -> None:
+def test_a_store_is_named_as_an_argument_or_by_the_option_of_other_commands(small):
     for name in ("inspect", "verify", "repair"):
         assert fedcache(f"{name} --store {small.path}").out == fedcache(f"{name} {small.path}").out
         assert fedcache(f"{name} {small.path} --store {small.path}").code == Exit.USAGE
 
 
-def test_lists_that_exclude_each_other_are_refused() -> None:
+def test_lists_that_exclude_each_other_are_refused():
     assert fedcache("ls --privacy --runs").code == Exit.USAGE
 
 
-def test_ls_lists_stores_with_their_sizes_and_damaged_ones_with_why(
-    small: Store, own_home: Path
-) -> None:
+def test_ls_lists_stores_with_their_sizes_and_damaged_ones_with_why(small, own_home):
     ok("partition --store", small.path, "--scheme", "iid", "--clients", 2, "--name", "mine")
     size = sum(f.stat().st_size for f in small.path.rglob("*") if f.is_file())
     (entry,) = ok("ls").data["entries"]
@@ -106,9 +103,7 @@ def test_ls_lists_stores_with_their_sizes_and_damaged_ones_with_why(
         ({"labels": list(range(10))}, 2, "fedcache ingest FILE --name mine --replace"),
     ],
 )
-def test_ingest_says_what_it_found_and_what_comes_next(
-    tmp_path: Path, file: dict[str, Any], notes: int, following: str
-) -> None:
+def test_ingest_says_what_it_found_and_what_comes_next(tmp_path, file, notes, following):
     rows = len(file.get("labels", file.get("split", ())))
     np.savez(tmp_path / "e.npz", **{"features/mine": np.ones((rows, 3), np.float32), **file})
     done = ok(f"ingest {tmp_path}/e.npz --name mine").data
@@ -132,9 +127,7 @@ def test_ingest_says_what_it_found_and_what_comes_next(
         (["a"] * 40, [0, 1] * 20, "--scheme iid --clients 5"),
     ],
 )
-def test_after_a_table_with_sites_the_next_command_trains_on_these(
-    tmp_path: Path, site: list[str], labels: list[float], dealt: str
-) -> None:
+def test_after_a_table_with_sites_the_next_command_trains_on_these(tmp_path, site, labels, dealt):
     x = np.random.default_rng(0).normal(size=(40, 3)).astype("f4")
     np.savez(tmp_path / "e.npz", **{"features/mine": x, "labels": labels, "site": site})
     following = ok(f"ingest {tmp_path}/e.npz --name mine").data["next"]

@@ -38,9 +38,7 @@ def store(once: Once) -> Path:
     return once(made)
 
 
-def test_a_partition_tells_of_its_validation_rows_and_shards_hold_them(
-    store: Path, tmp_path: Path
-) -> None:
+def test_a_partition_tells_of_its_validation_rows_and_shards_hold_them(store, tmp_path):
     words = f"partition --scheme iid --clients 4 --store {store}"
     plain, done, split = (
         ok(words).data,
@@ -84,9 +82,7 @@ def by_hand(store: Path, parts: Partition, rows: np.ndarray, kind: str) -> float
 
 @pytest.mark.parametrize("kind", ["fed3r", "fedncm"])
 @pytest.mark.parametrize("how", ["0.25", "split"])
-def test_the_validation_accuracy_is_that_of_a_head_worked_out_by_hand(
-    store: Path, kind: str, how: str
-) -> None:
+def test_the_validation_accuracy_is_that_of_a_head_worked_out_by_hand(store, kind, how):
     words = ("-s", "iid", "-m", 4, "--validation", how, "--store", store)
     done = ok("train --method", kind, *words, "--set", "feat_post=none").data
     parts = fc.partition(store, "iid", clients=4, validation=how)
@@ -109,7 +105,7 @@ def test_the_validation_accuracy_is_that_of_a_head_worked_out_by_hand(
 
 
 @pytest.mark.slow
-def test_a_run_tells_of_it_and_one_without_is_as_it_was(store: Path) -> None:
+def test_a_run_tells_of_it_and_one_without_is_as_it_was(store):
     words = f"train --method fedrep -s iid -m 4 --rounds 4 --seeds 0,1 --store {store}"
     plain = ok(words).data
     assert "validation" not in plain
@@ -139,7 +135,7 @@ GRID = "grid --method fedavg --sweep lr=0.01,3,0.3 --rounds 3 -s dirichlet -m 4"
 
 
 @pytest.mark.slow
-def test_what_was_chosen_is_trained_again_and_is_the_run_without_validation(store: Path) -> None:
+def test_what_was_chosen_is_trained_again_and_is_the_run_without_validation(store):
     words = f"--alpha 1 --seeds 0,1 --store {store}"
     done = ok(f"{GRID} {words} --validation 0.3 --retrain").data
     best = max(done["points"], key=lambda p: p["validation"]["mean"])
@@ -177,7 +173,7 @@ def test_what_was_chosen_is_trained_again_and_is_the_run_without_validation(stor
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ["lam=3,1,2", "lam=1,2,3"])
-def test_of_equal_points_all_commands_take_the_same(store: Path, words: str) -> None:
+def test_of_equal_points_all_commands_take_the_same(store, words):
     asked = f"grid --method fed3r -s iid -m 3 --validation 0.3 --retrain --store {store}"
     done = ok(f"{asked} --sweep", words).data
     assert len({p["validation"]["mean"] for p in done["points"]}) == 1, "the three points tie"
@@ -188,7 +184,7 @@ def test_of_equal_points_all_commands_take_the_same(store: Path, words: str) -> 
     assert table.chosen == table.reference == table.treatments[0].name == "fed3r lam=1"
 
 
-def test_a_saved_partition_gives_its_rows_back_too(store: Path) -> None:
+def test_a_saved_partition_gives_its_rows_back_too(store):
     made = ok(
         "partition -s iid -m 3 --validation split --name mine --store",
         store,
@@ -202,15 +198,13 @@ def test_a_saved_partition_gives_its_rows_back_too(store: Path) -> None:
     assert alike[0]["reused"]
 
 
-def test_nothing_to_choose_by_is_refused_before_anything_is_trained(store: Path) -> None:
+def test_nothing_to_choose_by_is_refused_before_anything_is_trained(store):
     must_fail("--validation 0.2", f"{GRID} --alpha 1 --store {store} --retrain")
     assert not list(Home.from_environment().runs.glob("*/rounds.jsonl"))
 
 
 @pytest.mark.slow
-def test_one_score_chooses_in_a_grid_in_compare_and_in_a_report(
-    tmp_path: Path, own_home: Path
-) -> None:
+def test_one_score_chooses_in_a_grid_in_compare_and_in_a_report(tmp_path, own_home):
     """Models for all and clients' own: their rows to choose by are scored alike, and what is unlike is said."""
     words = (
         "--method",

@@ -33,9 +33,7 @@ def models_in(runs: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_training_killed_while_it_saves_has_no_result_or_whole_models(
-    tmp_path: Path, cases
-) -> None:
+def test_training_killed_while_it_saves_has_no_result_or_whole_models(tmp_path, cases):
     """Models of 8 MB a seed; a kill comes as soon as so many files are there or begun, or a little later."""
     home = Path(os.environ["FEDCACHE_HOME"])
     y = np.tile(np.arange(5), 40)

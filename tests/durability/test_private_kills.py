@@ -29,7 +29,7 @@ fc.train("fedavg", sys.argv[2], fc.partition(sys.argv[2], "iid", clients=8), see
 """
 
 
-def test_killed_private_training_makes_no_told_round_twice(tmp_path: Path, cases) -> None:
+def test_killed_private_training_makes_no_told_round_twice(tmp_path, cases):
     pytest.importorskip("dp_accounting")
     y = np.tile(np.arange(5), 40)
     x = (np.random.default_rng(0).normal(size=(200, 8)) + 2 * np.eye(5, 8)[y]).astype(np.float32)

@@ -23,7 +23,7 @@ def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
     return once(ingested)
 
 
-def test_eight_starts_of_a_private_run_at_once_give_one_result(tmp_path: Path) -> None:
+def test_eight_starts_of_a_private_run_at_once_give_one_result(tmp_path):
     starts = [started(tmp_path) for _ in range(8)]
     told = [one.communicate(timeout=600) for one in starts]
     assert told[0][0], told
@@ -32,7 +32,7 @@ def test_eight_starts_of_a_private_run_at_once_give_one_result(tmp_path: Path) -
     assert train(CONFIG, Home(home())).reused
 
 
-def test_a_killed_owner_of_a_private_run_is_succeeded_by_one_that_waits(tmp_path: Path) -> None:
+def test_a_killed_owner_of_a_private_run_is_succeeded_by_one_that_waits(tmp_path):
     owner = held_owner(tmp_path, 2)
     others = [started(tmp_path) for _ in range(3)]
     until_all_wait(tmp_path, others)
@@ -47,8 +47,8 @@ def test_a_killed_owner_of_a_private_run_is_succeeded_by_one_that_waits(tmp_path
 
 
 def test_a_private_grid_whose_points_are_trained_elsewhere_returns_their_results(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     words = split(
         "grid --method fedavg --sweep lr=0.1,0.01 --rounds 3 --participation 0.5 "
         "--dp-clip 1 --dp-noise 2 --dp-allow evaluation"

@@ -44,7 +44,7 @@ def extract(images: Path, *words: object) -> Any:
     )
 
 
-def test_features_are_the_projection_of_the_resized_image(images: Path) -> None:
+def test_features_are_the_projection_of_the_resized_image(images):
     done = extract(images)
     assert done.code == 0, done.err
     store = Store.open(Path(done.data["path"]))
@@ -61,9 +61,7 @@ def test_features_are_the_projection_of_the_resized_image(images: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_finished_extraction_runs_no_forward_pass_and_imports_no_torch(
-    images: Path, tmp_path: Path
-) -> None:
+def test_a_finished_extraction_runs_no_forward_pass_and_imports_no_torch(images, tmp_path):
     home = os.environ["FEDCACHE_HOME"]
     words = words_of(
         f"extract --dataset folder:{images} --backbones random-projection {SMALL} --json"
@@ -84,7 +82,7 @@ def test_a_finished_extraction_runs_no_forward_pass_and_imports_no_torch(
     assert done.returncode == 0, done.stderr
 
 
-def test_a_bad_image_keeps_its_row_and_is_named(images: Path) -> None:
+def test_a_bad_image_keeps_its_row_and_is_named(images):
     (images / "train" / "ant" / "broken.png").write_bytes(b"not a picture")
     done = extract(images)
     store = Store.open(Path(done.data["path"]))
@@ -101,7 +99,7 @@ def test_a_bad_image_keeps_its_row_and_is_named(images: Path) -> None:
         assert (one.code, one.envelope["status"]) == (3, "problem")
 
 
-def test_an_interrupted_extraction_resumes_to_the_same_bytes(images: Path, tmp_path: Path) -> None:
+def test_an_interrupted_extraction_resumes_to_the_same_bytes(images, tmp_path):
     """Chunks computed in two goes, with the collector stopped after half of them, equal those of one go."""
     whole = Path(extract(images, "--store", tmp_path / "whole.zarr").data["path"])
 
@@ -136,9 +134,7 @@ def test_an_interrupted_extraction_resumes_to_the_same_bytes(images: Path, tmp_p
     assert content(part) == content(whole)
 
 
-def test_non_finite_features_are_refused_with_their_rows(
-    images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_non_finite_features_are_refused_with_their_rows(images, monkeypatch):
     from fedcache.extract.batches import BatchRunner
 
     real = BatchRunner._encode
@@ -155,7 +151,7 @@ def test_non_finite_features_are_refused_with_their_rows(
     assert "row 5" in done.envelope["error"]["message"]
 
 
-def test_a_flipped_byte_is_an_error_and_never_a_number(images: Path) -> None:
+def test_a_flipped_byte_is_an_error_and_never_a_number(images):
     done = extract(images)
     store = Path(done.data["path"])
     chunk = next(
@@ -171,7 +167,7 @@ def test_a_flipped_byte_is_an_error_and_never_a_number(images: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_older_manifest_is_told_and_no_array_vanishes(images: Path) -> None:
+def test_an_older_manifest_is_told_and_no_array_vanishes(images):
     store = Path(extract(images).data["path"])
     manifest = store / "manifest.json"
     more = f"extract --backbones random-projection:16 {SMALL}"
@@ -193,7 +189,7 @@ def test_an_older_manifest_is_told_and_no_array_vanishes(images: Path) -> None:
     assert ok(f"verify {store}").data["problems"] == []
 
 
-def test_a_dry_run_says_bytes_and_time_and_writes_nothing(images: Path) -> None:
+def test_a_dry_run_says_bytes_and_time_and_writes_nothing(images):
     done = extract(images, "--dry-run")
     assert (done.code, done.data["arrays"][0]["bytes"]) == (0, 48 * 64 * 2)
     assert done.data["rate"] > 0
@@ -201,9 +197,7 @@ def test_a_dry_run_says_bytes_and_time_and_writes_nothing(images: Path) -> None:
     assert extract(images, "--chunk-rows", 6).code == 2  # no multiple of the batch
 
 
-def test_a_finished_extraction_needs_no_gpu_and_says_so(
-    images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_extraction_needs_no_gpu_and_says_so(images, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert extract(images, "--device", "cuda").code == 6
     assert extract(images).code == 0
@@ -212,9 +206,7 @@ def test_a_finished_extraction_needs_no_gpu_and_says_so(
     assert "--device cuda was not needed" in again.err
 
 
-def test_only_the_command_line_changes_how_its_process_keeps_memory(
-    images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_command_line_changes_how_its_process_keeps_memory(images, monkeypatch):
     import fedcache as fc
 
     calls: list[None] = []
@@ -228,7 +220,7 @@ def test_only_the_command_line_changes_how_its_process_keeps_memory(
     assert len(calls) == 1
 
 
-def test_what_a_killed_writer_left_is_swept_and_what_a_live_one_holds_stays(tmp_path: Path) -> None:
+def test_what_a_killed_writer_left_is_swept_and_what_a_live_one_holds_stays(tmp_path):
     images = folder(tmp_path / "images", train=4, test=2)
     words = f"extract --dataset folder:{images} --backbones random-projection {SMALL}"
     store = Path(ok(words).data["path"])
@@ -256,8 +248,8 @@ def test_what_a_killed_writer_left_is_swept_and_what_a_live_one_holds_stays(tmp_
 
 
 def test_a_link_out_of_the_folder_is_left_out_with_a_warning_until_it_is_asked_for(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     images = folder(tmp_path / "images", train=4, test=2)
     (tmp_path / "secret.png").write_text("password = hunter2")
     (images / "train" / "zebra" / "link.png").symlink_to(tmp_path / "secret.png")

@@ -33,7 +33,7 @@ def sites(path: str) -> tuple[str, ...]:
 
 
 @pytest.mark.slow
-def test_training_deals_by_the_column_of_the_dataset_that_is_named(specs: dict[str, str]) -> None:
+def test_training_deals_by_the_column_of_the_dataset_that_is_named(specs):
     path = ok(f"extract --dataset {specs['two']} {WORDS}").data["path"]
     assert ok(f"extract --dataset {specs['three']} {WORDS}").data["path"] == path
     assert sites(path) == ("p", "q", "r")
@@ -50,7 +50,7 @@ def test_training_deals_by_the_column_of_the_dataset_that_is_named(specs: dict[s
     assert [done.data["partition"]["clients"] for done in made] == [2, 3, 2]
 
 
-def test_a_dataset_without_a_column_has_not_that_of_another(specs: dict[str, str]) -> None:
+def test_a_dataset_without_a_column_has_not_that_of_another(specs):
     path = ok(f"extract --dataset {specs['two']} {WORDS}").data["path"]
     ok(f"extract --dataset {specs['none']} {WORDS}")
     assert sites(path) == ()
@@ -64,7 +64,7 @@ def test_a_dataset_without_a_column_has_not_that_of_another(specs: dict[str, str
     assert sites(path) == ()
 
 
-def test_the_dataset_last_extracted_has_its_own_columns(specs: dict[str, str]) -> None:
+def test_the_dataset_last_extracted_has_its_own_columns(specs):
     path = ok(f"extract --dataset {specs['three']} {WORDS}").data["path"]
     ok(f"extract --dataset {specs['two']} {WORDS}")
     ok(f"inspect --dataset {specs['three']}")
@@ -75,7 +75,7 @@ def test_the_dataset_last_extracted_has_its_own_columns(specs: dict[str, str]) -
     assert ok("inspect").code == 0
 
 
-def test_columns_come_in_the_order_of_a_store_that_grew(tmp_path: Path) -> None:
+def test_columns_come_in_the_order_of_a_store_that_grew(tmp_path):
     every = [f"n{i:02d}.png" for i in range(20)]
     root = write_directory(tmp_path / "d", tree(every))
 
@@ -94,7 +94,7 @@ def test_columns_come_in_the_order_of_a_store_that_grew(tmp_path: Path) -> None:
     assert store.group("site").values() == [of[name] for name in store.samples.name]
 
 
-def test_images_of_a_program_bring_their_own_columns() -> None:
+def test_images_of_a_program_bring_their_own_columns():
     def items(site: list[str]) -> list[dict[str, object]]:
         return [
             {"image": i, "label": int(y), "site": s}

@@ -51,13 +51,13 @@ from fedcache.store.samples import Samples
     ],
 )
 def test_the_rate_is_that_of_one_batch_after_the_models_are_warm(
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    workers: int | None,
-    cores: int,
-    decoding: float,
-    rate: float,
-) -> None:
+    monkeypatch,
+    kind,
+    workers,
+    cores,
+    decoding,
+    rate,
+):
     done: list[object] = []
 
     class Timed:
@@ -98,16 +98,14 @@ def planned(name: str, **changes: Any) -> PlannedArray:
     )
 
 
-def test_the_bytes_of_an_array_are_those_of_its_numbers() -> None:
+def test_the_bytes_of_an_array_are_those_of_its_numbers():
     assert array_bytes(10, planned("glyph-clip")) == 10 * 128 * 2  # float16 of width 128
     assert array_bytes(10, planned("glyph-clip", views=3, dtype="float32")) == 10 * 3 * 128 * 4
     assert array_bytes(10, planned("pixels", size=32, views=2)) == 10 * 2 * 32 * 32 * 3
     assert array_bytes(10, planned("pixels")) == 10 * 224 * 224 * 3  # before a look at them
 
 
-def test_a_disk_must_hold_all_features_and_some_to_spare(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_must_hold_all_features_and_some_to_spare(tmp_path, monkeypatch):
     free = 2 * 10 * 128 * 2 + (64 << 20)
     data: Any = SimpleNamespace(names=range(10))
     place = tmp_path / "not" / "there"
@@ -124,7 +122,7 @@ def test_a_disk_must_hold_all_features_and_some_to_spare(
     refused(lambda: check(free - 1), "5,120", str(tmp_path), code=Exit.ENVIRONMENT)
 
 
-def test_so_many_images_may_be_unreadable() -> None:
+def test_so_many_images_may_be_unreadable():
     for text, rows, most in (
         ("0", 9, 0),
         ("7", 9, 7),
@@ -143,7 +141,7 @@ def recipe(name: str, **options: Any) -> Recipe:
     return recipe_of(lookup(name), Weights(None, "w", ""), config)
 
 
-def test_options_of_a_recipe_are_of_all_backbones_or_of_one() -> None:
+def test_options_of_a_recipe_are_of_all_backbones_or_of_one():
     plain = recipe("random-projection")
     assert plain == replace(lookup("random-projection").recipe, weights="w")
     assert recipe("random-projection", size=16, views=2) == replace(plain, size=16, views=2)
@@ -175,9 +173,7 @@ def test_options_of_a_recipe_are_of_all_backbones_or_of_one() -> None:
         ({"recipe": {"crop_pct": "1.01"}}, "crop_pct=1.01"),
     ],
 )
-def test_a_wrong_value_is_refused_before_weights_are_sought(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], said: str
-) -> None:
+def test_a_wrong_value_is_refused_before_weights_are_sought(tmp_path, monkeypatch, options, said):
     monkeypatch.setattr(
         planning.registry, "locate", lambda *_, **__: pytest.fail("looked for weights first")
     )
@@ -185,9 +181,7 @@ def test_a_wrong_value_is_refused_before_weights_are_sought(
     refused(lambda: planning.plan(config, Home(tmp_path), Silent()), said)
 
 
-def test_missing_weights_are_named_all_at_once_or_skipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_weights_are_named_all_at_once_or_skipped(tmp_path, monkeypatch):
     def locate(backbone: Any, *, given: Any, home: Path, memory: Any, offline: bool) -> Weights:
         assert (given, home, offline) == ({"pixels": Path("/w")}, tmp_path, True)
         if backbone.name in ("pixels", "glyph-clip"):
@@ -231,12 +225,12 @@ def test_missing_weights_are_named_all_at_once_or_skipped(
     ],
 )
 def test_templates_are_those_asked_for_else_the_datasets_else_the_backbones(
-    template: str | None,
-    asked: tuple[str, ...],
-    keep: bool,
-    stored: tuple[str, ...],
-    wanted: tuple[str, ...] | None,
-) -> None:
+    template,
+    asked,
+    keep,
+    stored,
+    wanted,
+):
     def has_text(name: str, templates: Any = None, *, weights: str) -> bool:
         assert weights == "w"
         return name == "glyph-clip" and (
@@ -259,7 +253,7 @@ def test_templates_are_those_asked_for_else_the_datasets_else_the_backbones(
     assert last == ("a photo of a {}.",), "a backbone without a template of its own"
 
 
-def test_the_arguments_of_an_extraction_make_it_again() -> None:
+def test_the_arguments_of_an_extraction_make_it_again():
     config = ExtractConfig(
         dataset="folder:a b",
         backbones=("x", "y"),
@@ -287,7 +281,7 @@ def test_the_arguments_of_an_extraction_make_it_again() -> None:
     assert extract_arguments(ExtractConfig()) == []
 
 
-def test_a_word_may_mean_an_unfinished_array() -> None:
+def test_a_word_may_mean_an_unfinished_array():
     ordered = UnfinishedArray(
         "glyph-clip-0a1b2c3d", 2, 6, "glyph-clip@32", ExtractConfig(backbones=("glyph-clip",))
     )
@@ -338,7 +332,7 @@ def rows_before() -> Samples:
     )
 
 
-def test_rows_of_an_earlier_store_keep_their_places_and_new_ones_follow() -> None:
+def test_rows_of_an_earlier_store_keep_their_places_and_new_ones_follow():
     data, before = rows_now(), rows_before()
     rows = find_earlier_rows(data, before, np.array([False, False, False, False, True]))
     assert rows.tolist() == [2, -1, -1, 0, -1]  # d has other bytes, e is gone, b never comes back
@@ -365,8 +359,8 @@ def test_rows_of_an_earlier_store_keep_their_places_and_new_ones_follow() -> Non
 
 
 def test_text_features_are_carried_over_with_the_numbers_of_their_own_weights(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     parent, store, other = (
         create(tmp_path / f"{name}.zarr") for name in ("before", "now", "other")
     )
@@ -388,7 +382,7 @@ def test_text_features_are_carried_over_with_the_numbers_of_their_own_weights(
     assert other.texts == {}, "of other classes, or of no earlier store"
 
 
-def test_rows_of_a_dataset_are_named_once_in_order_and_a_part_keeps_their_share() -> None:
+def test_rows_of_a_dataset_are_named_once_in_order_and_a_part_keeps_their_share():
     data = rows_now()
     for names in (("a", "a", "c", "d"), ("b", "a", "c", "d")):
         with pytest.raises(ValueError, match="names"):
@@ -400,7 +394,7 @@ def test_rows_of_a_dataset_are_named_once_in_order_and_a_part_keeps_their_share(
     )
 
 
-def test_a_part_of_classes_that_take_turns_has_rows_of_each() -> None:
+def test_a_part_of_classes_that_take_turns_has_rows_of_each():
     rows = np.arange(60)
     turns = replace(
         rows_now(),
@@ -420,14 +414,14 @@ def test_a_part_of_classes_that_take_turns_has_rows_of_each() -> None:
     )
 
 
-def test_more_domains_than_a_store_can_number_are_refused() -> None:
+def test_more_domains_than_a_store_can_number_are_refused():
     names = [f"d{i}" for i in range(32_767)]
     assert domain_column([0, 32_766], names).tolist() == [0, 32_766]
     refused(lambda: domain_column([0], [*names, "more"]), "32,768", "32,767")
     refused(lambda: join("many", dict.fromkeys(names[:256], rows_now())), "256", "255")
 
 
-def test_a_recipe_of_a_newer_release_is_refused() -> None:
+def test_a_recipe_of_a_newer_release_is_refused():
     known = recipe("pixels").to_dict()
     assert Recipe.from_dict(known) == recipe("pixels")
     refused(
@@ -435,9 +429,7 @@ def test_a_recipe_of_a_newer_release_is_refused() -> None:
     )
 
 
-def test_weights_that_a_library_publishes_are_fetched_before_they_are_needed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_that_a_library_publishes_are_fetched_before_they_are_needed(tmp_path, monkeypatch):
     here, pulled, said = planned("pixels"), [], []
     observer: Any = SimpleNamespace(note=said.append)
     assert pull_if_needed(here, ExtractConfig(), Home(tmp_path), observer) is here

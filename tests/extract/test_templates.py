@@ -29,8 +29,8 @@ def words(tmp_path: Path) -> str:
 
 @pytest.mark.slow
 def test_extracting_a_template_again_makes_it_current_and_computes_nothing(
-    words: str,
-) -> None:
+    words,
+):
     path = Path(ok(words).data["path"])
     template = Store.open(path).templates("glyph-clip")
     assert template is not None
@@ -67,9 +67,7 @@ def test_extracting_a_template_again_makes_it_current_and_computes_nothing(
 
 
 @pytest.mark.slow
-def test_what_train_extracts_on_its_own_leaves_the_chosen_template(
-    words: str, tmp_path: Path
-) -> None:
+def test_what_train_extracts_on_its_own_leaves_the_chosen_template(words, tmp_path):
     ok(words)
     path = Path(ok(f"{words} --text {OTHER}").data["path"])
     done = ok(
@@ -82,7 +80,7 @@ def test_what_train_extracts_on_its_own_leaves_the_chosen_template(
 
 
 @pytest.mark.slow
-def test_the_demo_reads_its_own_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_reads_its_own_template(tmp_path, monkeypatch):
     # The demo's own extraction, on 200 digits: all of them take half a minute.
     from fedcache.config import ExtractConfig
 

@@ -17,7 +17,7 @@ def pictures(count: int) -> list[tuple[Image.Image, int]]:
     ]
 
 
-def test_rows_of_both_splits_are_said() -> None:
+def test_rows_of_both_splits_are_said():
     rows = pictures(30)
     for first, said in ((20, 0), (18, 1)):
         heard = Heard()

@@ -68,7 +68,7 @@ def run(words: list[str], folder: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_following_the_page_adds_a_method(checkout: Path) -> None:
+def test_following_the_page_adds_a_method(checkout):
     copy, check = commands_of("Contribute it to fedcache")
     run(["sh", "-c", copy], checkout)
     # The environment of these tests is the contributor's: nothing is installed.

@@ -96,7 +96,7 @@ def extras() -> dict[str, set[str]]:
 
 
 @pytest.mark.slow
-def test_what_the_package_imports_is_declared_and_what_is_declared_is_imported() -> None:
+def test_what_the_package_imports_is_declared_and_what_is_declared_is_imported():
     core = {distribution(line) for line in PROJECT["dependencies"]}
     optional_ones = set().union(*extras().values())
     found = imported()
@@ -112,7 +112,7 @@ def test_what_the_package_imports_is_declared_and_what_is_declared_is_imported()
     assert optional_ones - set(found) - LOADED_BY_NAME == set()
 
 
-def test_what_is_optional_is_imported_inside_functions_alone() -> None:
+def test_what_is_optional_is_imported_inside_functions_alone():
     """Else ``import fedcache`` or a command fails where the extra is not installed."""
     core = {distribution(line) for line in PROJECT["dependencies"]} | {"pytest"}
     apart = {
@@ -140,7 +140,7 @@ def test_what_is_optional_is_imported_inside_functions_alone() -> None:
 
 
 @pytest.mark.slow
-def test_every_extra_that_a_sentence_names_exists() -> None:
+def test_every_extra_that_a_sentence_names_exists():
     known = set(PROJECT["optional-dependencies"])
     named: dict[str, str] = {}
     for folder in ("fedcache", "docs", "tools"):
@@ -161,7 +161,7 @@ def test_every_extra_that_a_sentence_names_exists() -> None:
     assert {name: where for name, where in named.items() if name not in known} == {}
 
 
-def test_the_page_on_installation_says_what_every_extra_is_for() -> None:
+def test_the_page_on_installation_says_what_every_extra_is_for():
     page = (ROOT / "docs" / "installation.md").read_text(encoding="utf-8")
     named = {
         word
@@ -191,7 +191,7 @@ def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_the_core_alone_takes_embeddings_to_a_comparison_and_predictions(plain: Path) -> None:
+def test_the_core_alone_takes_embeddings_to_a_comparison_and_predictions(plain):
     ok(f"ingest {plain}/rows.npz --name rows")
     run = ok("train --method fed3r --dataset rows --scheme iid --clients 4").data
     assert run["accuracy"]["mean"] > 0.8
@@ -201,7 +201,7 @@ def test_the_core_alone_takes_embeddings_to_a_comparison_and_predictions(plain: 
     ok("evaluate", run["path"], "--embeddings", plain / "rows.npz", "-o", plain / "evaluation.csv")
 
 
-def test_what_the_core_lacks_is_named_with_its_command_before_any_work(plain: Path) -> None:
+def test_what_the_core_lacks_is_named_with_its_command_before_any_work(plain):
     ok(f"ingest {plain}/rows.npz --name rows")
     (plain / "rows.csv").write_text("f0,f1,label\n0,1,a\n", encoding="utf-8")
     many = "--dataset rows --scheme iid --clients 1200 --rounds 1 --set bn=false"

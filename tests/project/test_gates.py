@@ -21,7 +21,7 @@ def dotted(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def test_plain_pickles_are_read_by_an_unpickler_that_looks_nothing_up() -> None:
+def test_plain_pickles_are_read_by_an_unpickler_that_looks_nothing_up():
     tree = ast.parse(PLAIN.read_text())
     used = {
         dotted(n)
@@ -41,7 +41,7 @@ def test_plain_pickles_are_read_by_an_unpickler_that_looks_nothing_up() -> None:
     assert not {"getattr", "globals", "vars"} & set(calls)
 
 
-def test_no_module_is_named_for_nothing() -> None:
+def test_no_module_is_named_for_nothing():
     assert [
         p
         for p in PACKAGE.rglob("*.py")
@@ -50,7 +50,7 @@ def test_no_module_is_named_for_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_what_recognises_a_finished_extraction_imports_no_torch() -> None:
+def test_what_recognises_a_finished_extraction_imports_no_torch():
     modules = ("", ".cli", ".api", ".extract.backbones", ".store", ".config")
     code = (
         "import importlib, sys\n"
@@ -63,7 +63,7 @@ def test_what_recognises_a_finished_extraction_imports_no_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_no_test_reaches_another_machine(no_network: list[str]) -> None:
+def test_no_test_reaches_another_machine(no_network):
     with socket.socket() as line, pytest.raises(OSError, match="unreachable"):
         line.connect(("192.0.2.1", 80))
     with pytest.raises(socket.gaierror):

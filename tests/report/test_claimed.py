@@ -50,7 +50,7 @@ def runs(once: Callable[[Callable[[Path], Path]], Path]) -> None:
 
 
 @pytest.mark.usefixtures("runs")
-def test_a_report_keeps_claimed_figures_apart_and_says_what_they_are(tmp_path: Path) -> None:
+def test_a_report_keeps_claimed_figures_apart_and_says_what_they_are(tmp_path):
     first = ok("runs list --state finished").data["entries"]
     kept = [e["path"] for e in first if e["method"] == "fed3r"]  # four settings
     ok("report", *kept, "-o", tmp_path / "page.html", "--embed", "none")
@@ -65,7 +65,7 @@ def test_a_report_keeps_claimed_figures_apart_and_says_what_they_are(tmp_path: P
 
 @pytest.mark.usefixtures("runs")
 @pytest.mark.parametrize("claimed", [True, False])
-def test_python_says_which_figures_are_claimed(claimed: bool) -> None:
+def test_python_says_which_figures_are_claimed(claimed):
     entry = next(
         e for e in ok("runs list --state finished").data["entries"] if e["claimed"] == claimed
     )
@@ -80,7 +80,7 @@ def test_python_says_which_figures_are_claimed(claimed: bool) -> None:
 
 
 @pytest.mark.usefixtures("runs")
-def test_a_comparison_never_pairs_claimed_with_measured_figures() -> None:
+def test_a_comparison_never_pairs_claimed_with_measured_figures():
     found = ok("compare").data["comparisons"]
     assert len(found) == 4
     for table in found:
@@ -92,7 +92,7 @@ def test_a_comparison_never_pairs_claimed_with_measured_figures() -> None:
 
 
 @pytest.mark.usefixtures("runs")
-def test_claimed_figures_are_left_out_of_means_over_settings() -> None:
+def test_claimed_figures_are_left_out_of_means_over_settings():
     found = ok("compare --over settings").data
     (table,) = found["comparisons"]
     assert len(table["blocks"]) == 2
@@ -112,7 +112,5 @@ def test_claimed_figures_are_left_out_of_means_over_settings() -> None:
         ({"federation": {"claimed": ["dataset.rows"]}}, False),
     ],
 )
-def test_a_federation_claims_its_accuracy_unless_it_says_otherwise(
-    result: dict[str, object], claimed: bool
-) -> None:
+def test_a_federation_claims_its_accuracy_unless_it_says_otherwise(result, claimed):
     assert is_claimed(result) == claimed

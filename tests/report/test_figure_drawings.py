@@ -85,7 +85,7 @@ def stored(method: str = "m", *, measured: Any = (), records: Any = (), **result
     return entry
 
 
-def test_curves_are_means_over_the_rounds_that_all_seeds_have(drawn: Drawn) -> None:
+def test_curves_are_means_over_the_rounds_that_all_seeds_have(drawn):
     one = stored(
         records=[(0, 1, 0.2), (0, 2, 0.4), (0, 3, 0.9), (1, 1, 0.4), (1, 2, 0.8), (1, 3, None)]
     )
@@ -105,7 +105,7 @@ def test_curves_are_means_over_the_rounds_that_all_seeds_have(drawn: Drawn) -> N
     assert runs.curves("c", [("short", short)]) is None
 
 
-def test_the_front_of_accuracy_against_bytes_by_hand(drawn: Drawn) -> None:
+def test_the_front_of_accuracy_against_bytes_by_hand(drawn):
     def sent(up: int, down: int, mean: float | None, seeds: int = 1, **more: str) -> StoredRun:
         exact = {"up_bytes": up, "down_bytes": down}
         return stored(
@@ -140,7 +140,7 @@ def test_the_front_of_accuracy_against_bytes_by_hand(drawn: Drawn) -> None:
     assert staircase == [(100, 50), (110, 52), (400_000, 90)]
 
 
-def test_a_confusion_is_squares_of_per_cent_of_the_true_class(drawn: Drawn) -> None:
+def test_a_confusion_is_squares_of_per_cent_of_the_true_class(drawn):
     made: Any = runs.confusion(
         "c", "run", stored(confusion=[[3, 1], [0, 4]], class_names=["a", "bbbb"])
     )
@@ -163,7 +163,7 @@ def point(accuracy: float | None, **hyperparameters: object) -> StoredRun:
     return stored(accuracy={"mean": accuracy}, hyperparameters=hyperparameters)
 
 
-def test_one_swept_value_is_a_line_with_a_ring_at_the_best(drawn: Drawn) -> None:
+def test_one_swept_value_is_a_line_with_a_ring_at_the_best(drawn):
     (made,) = grids.sweeps(
         "g", [point(0.5, lr=0.1), point(0.9, lr=0.02), point(None, lr=3.0), point(0.7, lr=1.0)]
     )
@@ -173,7 +173,7 @@ def test_one_swept_value_is_a_line_with_a_ring_at_the_best(drawn: Drawn) -> None
     assert grids.sweeps("g", [point(0.5, lr=1.0), point(None, lr=2.0)]) == []
 
 
-def test_two_swept_values_are_squares_and_the_rest_is_at_its_best(drawn: Drawn) -> None:
+def test_two_swept_values_are_squares_and_the_rest_is_at_its_best(drawn):
     found = {
         (0.1, 8, 1): 0.3,
         (0.1, 8, 2): 0.5,
@@ -228,7 +228,7 @@ LOST = [math.nan, math.nan]
 PLANE = np.array([[3.0, 0], [5, 0], [0, 2], LOST, [0, 9], [2, 0], [0, 7], [8, 0], LOST, [1, 1]])
 
 
-def test_prototypes_are_means_over_all_rows_and_over_those_of_each_client() -> None:
+def test_prototypes_are_means_over_all_rows_and_over_those_of_each_client():
     place = features_of(
         PLANE, [0, 0, 1, 0, 2, 0, 1, -1, 0, 0], [([0, 1, 2, 3], []), ([5, 6, 7], []), ([4], [])]
     )
@@ -254,9 +254,7 @@ def test_prototypes_are_means_over_all_rows_and_over_those_of_each_client() -> N
     assert len(data._prototypes(many, "k")[1]) == 1 + 12, "of the first twelve clients"
 
 
-def test_the_entropy_of_zero_shot_labels_by_hand(
-    drawn: Drawn, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_entropy_of_zero_shot_labels_by_hand(drawn, monkeypatch):
     # Along the text of ink a row has the scores 1 and 0: at scale 1 p = e / (e + 1), whose entropy is 0.840 bits; at
     # scale 100 it is 0. Between the two texts it is 1 bit of 1 at both scales.
     x = np.array([[5.0, 0], [2, 2], [0, 3], LOST])
@@ -278,7 +276,7 @@ def test_the_entropy_of_zero_shot_labels_by_hand(
     assert data.label_entropy("e", features_of(x, [0] * 4, [([], [3])])) is None
 
 
-def test_the_agreement_of_backbones_is_the_cka_of_unit_rows(drawn: Drawn) -> None:
+def test_the_agreement_of_backbones_is_the_cka_of_unit_rows(drawn):
     # Of unit rows k is told apart along one line, l is the same for every row: alone k is all there is, and l nothing.
     rows = [0, 2, 5, 6]
     other = np.ones((10, 2))
@@ -304,7 +302,7 @@ def source(counts: np.ndarray) -> Any:
     return SimpleNamespace(partition=SimpleNamespace(clients=clients), columns=columns)
 
 
-def test_who_holds_which_classes_are_dots_whose_area_is_the_number(drawn: Drawn) -> None:
+def test_who_holds_which_classes_are_dots_whose_area_is_the_number(drawn):
     made: Any = data.dots("d", source(np.array([[4, 0], [1, 2]])))
     # the largest dot is .95 of a cell of .3 inches wide, 21.6 points; one row of 4 is a quarter of its area
     largest = (0.95 * 72 * 0.3) ** 2
@@ -320,7 +318,7 @@ def test_who_holds_which_classes_are_dots_whose_area_is_the_number(drawn: Drawn)
     assert data.dots("d", source(np.zeros((2, 2), int))) is None
 
 
-def test_test_rows_are_sampled_evenly_readable_and_labelled() -> None:
+def test_test_rows_are_sampled_evenly_readable_and_labelled():
     few = features_of(
         PLANE,
         [0, 0, 1, 0, 2, 0, 1, -1, 0, 0],
@@ -333,7 +331,7 @@ def test_test_rows_are_sampled_evenly_readable_and_labelled() -> None:
         assert len(data.sampled(place, "k")) == kept
 
 
-def test_of_a_large_array_few_chunks_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_large_array_few_chunks_are_read(monkeypatch):
     monkeypatch.setattr(data, "MOST_AVERAGED", 30)
     monkeypatch.setattr(data, "MOST_POINTS", 12)
     # three chunks of two rows of two numbers
@@ -357,7 +355,7 @@ def test_of_a_large_array_few_chunks_are_read(monkeypatch: pytest.MonkeyPatch) -
     )
 
 
-def test_mistakes_of_many_classes_are_the_fifteen_most_frequent(drawn: Drawn) -> None:
+def test_mistakes_of_many_classes_are_the_fifteen_most_frequent(drawn):
     table = np.diag(np.full(31, 9))
     table[3, 7], table[7, 3], table[0, 30] = 1, 3, 1
     runs.confusion("c", "run", stored(confusion=table.tolist()))

@@ -59,7 +59,7 @@ def runs(once: Callable[[Callable[[Path], Path]], Path], own_home: Path) -> Path
 
 
 @pytest.mark.slow
-def test_every_kind_is_drawn_or_says_what_it_takes(runs: Path, tmp_path: Path) -> None:
+def test_every_kind_is_drawn_or_says_what_it_takes(runs, tmp_path):
     drawn = []
     for kind in LISTED:
         done = fedcache(f"figure {kind} -o", tmp_path / f"{kind}.pdf", "--json")
@@ -78,9 +78,7 @@ def test_every_kind_is_drawn_or_says_what_it_takes(runs: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_figure_is_as_wide_as_a_column_or_two_and_comes_again_byte_by_byte(
-    runs: Path, tmp_path: Path
-) -> None:
+def test_a_figure_is_as_wide_as_a_column_or_two_and_comes_again_byte_by_byte(runs, tmp_path):
     for columns, width in ((1, 3.4), (2, 7.0)):
         out = tmp_path / f"{columns}.svg"
         ok("figure clients -o", out, "--columns", columns, "--runs", runs)
@@ -101,9 +99,7 @@ def test_a_figure_is_as_wide_as_a_column_or_two_and_comes_again_byte_by_byte(
         ("curves --columns 3", "--columns 3"),
     ],
 )
-def test_wrong_words_are_answered(
-    words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_words_are_answered(words, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = fedcache(f"figure {words} --json")
     assert done.code == 2

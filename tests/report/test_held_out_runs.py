@@ -42,7 +42,7 @@ def group_of(**methods: tuple[float, ...]) -> HeldOutGroup:
     return group
 
 
-def test_the_group_is_all_values_of_one_column_and_its_mean_is_over_them() -> None:
+def test_the_group_is_all_values_of_one_column_and_its_mean_is_over_them():
     other = run("skew", {3: 0.5}, "fedavg")
     alone = held_out("fedavg", "zebra", 0.5, dataset={"slug": "other", "digest": "e" * 64, "ok": 9})
     rows = {"fedavg": (0.9, 0.1, 0.5, 0.7), "fedprox": (0.2, 0.4, 0.6, 0.8)}
@@ -56,7 +56,7 @@ def test_the_group_is_all_values_of_one_column_and_its_mean_is_over_them() -> No
     assert mean_over_values(lacking) is None
 
 
-def test_the_value_stands_in_the_name_of_the_setting_whatever_the_partition_is_called() -> None:
+def test_the_value_stands_in_the_name_of_the_setting_whatever_the_partition_is_called():
     entry = held_out("fedavg", "zebra", 0.5)
     assert setting_name(entry) == "digits, natural-by-site-s0, hold_out=zebra"
     entry.result["partition"]["name"] = "mine"
@@ -64,7 +64,7 @@ def test_the_value_stands_in_the_name_of_the_setting_whatever_the_partition_is_c
     assert len(by_setting([entry, held_out("fedavg", "ant", 0.5)])) == 2
 
 
-def test_four_values_are_too_few_for_the_test_and_nothing_is_called_alike() -> None:
+def test_four_values_are_too_few_for_the_test_and_nothing_is_called_alike():
     group = group_of(
         fedavg=(0.9, 0.8, 0.95, 0.7), fedprox=(0.4, 0.5, 0.45, 0.3), fedrep=(0.1, 0.2, 0.1, 0.2)
     )
@@ -101,8 +101,8 @@ def home(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
 @pytest.mark.slow
 @pytest.mark.usefixtures("home")
 def test_list_compare_report_card_and_page_name_the_value_and_the_list_has_the_mean(
-    own_home: Path, tmp_path: Path
-) -> None:
+    own_home, tmp_path
+):
     listed = ok("runs list method:fed3r")
     assert {tuple(e["hold_out"]) for e in listed.data["entries"]} == {(v,) for v in VALUES}
     (group,) = listed.data["held_out"]
@@ -126,7 +126,7 @@ def test_list_compare_report_card_and_page_name_the_value_and_the_list_has_the_m
 
 
 @pytest.mark.usefixtures("home")
-def test_the_best_model_of_each_method_is_kept_for_each_value(own_home: Path) -> None:
+def test_the_best_model_of_each_method_is_kept_for_each_value(own_home):
     entries = ok("runs list").data["entries"]
     with_model = [(e["method"], *e["hold_out"]) for e in entries if e["model_bytes"]]
     assert sorted(with_model) == sorted(
@@ -135,7 +135,7 @@ def test_the_best_model_of_each_method_is_kept_for_each_value(own_home: Path) ->
 
 
 @pytest.mark.usefixtures("home")
-def test_the_mean_over_seeds_and_values_of_two_grids_with_other_seeds(own_home: Path) -> None:
+def test_the_mean_over_seeds_and_values_of_two_grids_with_other_seeds(own_home):
     ok(
         "grid fedavg --by site --hold-out each --rounds 1 --set lr=0.1 --seeds 3,1",
     )

@@ -86,9 +86,7 @@ def page_of(tmp_path: Path, *words: object) -> str:
 
 
 @pytest.mark.slow
-def test_the_most_confident_mistakes_of_one_model_with_their_images(
-    store: Path, tmp_path: Path
-) -> None:
+def test_the_most_confident_mistakes_of_one_model_with_their_images(store, tmp_path):
     run = ok("train --method fed3r", *IID).data
     assert "<img" not in page_of(tmp_path)  # nobody asked
     text = page_of(tmp_path, "--with-images")
@@ -104,9 +102,7 @@ def test_the_most_confident_mistakes_of_one_model_with_their_images(
 
 
 @pytest.mark.slow
-def test_of_clients_own_models_each_is_asked_about_its_own_rows(
-    store: Path, tmp_path: Path
-) -> None:
+def test_of_clients_own_models_each_is_asked_about_its_own_rows(store, tmp_path):
     ok(
         f"partition --store {store} --scheme dirichlet --clients 4 --alpha 1 --name four",
     )
@@ -135,7 +131,7 @@ def copied(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_dataset_that_has_moved_is_named_and_found_where_it_is_said_to_be(tmp_path: Path) -> None:
+def test_a_dataset_that_has_moved_is_named_and_found_where_it_is_said_to_be(tmp_path):
     images = copied(tmp_path)
     there = shown(page_of(tmp_path, "--with-images"))
     assert there
@@ -148,7 +144,7 @@ def test_a_dataset_that_has_moved_is_named_and_found_where_it_is_said_to_be(tmp_
 
 
 @pytest.mark.slow
-def test_an_image_that_has_changed_is_not_shown_as_that_of_its_row(tmp_path: Path) -> None:
+def test_an_image_that_has_changed_is_not_shown_as_that_of_its_row(tmp_path):
     images = copied(tmp_path)
     before = shown(page_of(tmp_path, "--with-images"))
     changed = before[0][0]
@@ -159,9 +155,7 @@ def test_an_image_that_has_changed_is_not_shown_as_that_of_its_row(tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("store")
-def test_images_of_a_private_run_are_refused_and_those_of_a_simulation_shown(
-    store: Path, tmp_path: Path
-) -> None:
+def test_images_of_a_private_run_are_refused_and_those_of_a_simulation_shown(store, tmp_path):
     simulated = ok("train --method fedavg --rounds 1", *IID, *PRIVATE, "--dp-seed", 0).data["path"]
     assert shown(page_of(tmp_path, simulated, "--with-images"))
     private = ok(
@@ -179,7 +173,7 @@ def test_images_of_a_private_run_are_refused_and_those_of_a_simulation_shown(
 
 
 @pytest.mark.slow
-def test_evaluate_shows_mistakes_on_another_dataset(store: Path, tmp_path: Path) -> None:
+def test_evaluate_shows_mistakes_on_another_dataset(store, tmp_path):
     run = ok("train --method fed3r", *IID).data["path"]
     other, page = folder(tmp_path / "other", train=1, test=6, classes=6), tmp_path / "e.html"
     words = f"evaluate {run} -d folder:{other} --workers 0 --split test"
@@ -199,7 +193,7 @@ def test_evaluate_shows_mistakes_on_another_dataset(store: Path, tmp_path: Path)
     mode=st.sampled_from(["RGB", "L", "RGBA", "P"]),
 )
 @examples(30, 300)
-def test_a_thumbnail_is_small_and_pixels_alone(width: int, height: int, mode: str) -> None:
+def test_a_thumbnail_is_small_and_pixels_alone(width, height, mode):
     image = Image.new(mode, (width, height))
     image.info |= {"icc_profile": b"a profile" * 50, "comment": b"at home", "dpi": (300, 300)}
     image.getexif()[0x010E] = "a name"

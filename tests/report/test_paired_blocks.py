@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from arrays import ingested
 from command import ok
 
 
-def test_a_comparison_of_a_run_with_drawn_clients_says_so(own_home: Path, tmp_path: Path) -> None:
+def test_a_comparison_of_a_run_with_drawn_clients_says_so(own_home, tmp_path):
     ingested(tmp_path)
     paths = [
         ok("train --scheme iid --clients 4 --rounds 1 --method fedrep", *more).data["path"]

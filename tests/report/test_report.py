@@ -93,7 +93,7 @@ def made(tmp_path: Path, *words: object) -> tuple[Page, str, dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("store")
-def test_a_report_is_whole_escaped_asks_for_nothing_and_has_the_results(tmp_path: Path) -> None:
+def test_a_report_is_whole_escaped_asks_for_nothing_and_has_the_results(tmp_path):
     run = ok(
         "train --method fedavg --backbones random-projection",
         *IID,
@@ -137,7 +137,7 @@ def test_a_report_is_whole_escaped_asks_for_nothing_and_has_the_results(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("store")
-def test_the_printed_command_gives_the_same_run(tmp_path: Path, own_home: Path) -> None:
+def test_the_printed_command_gives_the_same_run(tmp_path, own_home):
     ok(
         "train --method fedavg --backbones random-projection --scheme dirichlet --alpha 0.5 --clients 3 "
         "--participation 2 --rounds 2 --set lr=0.02 --set batch=4 --seeds 1,2 --preset official --attack sign-flip:0.4",
@@ -156,7 +156,7 @@ def test_the_printed_command_gives_the_same_run(tmp_path: Path, own_home: Path) 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("store")
-def test_what_cannot_be_shown_is_named_with_what_helps(tmp_path: Path, own_home: Path) -> None:
+def test_what_cannot_be_shown_is_named_with_what_helps(tmp_path, own_home):
     for lr in (0.1, 0.2, 0.3):
         ok(
             "train --method fedavg --backbones random-projection",
@@ -180,9 +180,7 @@ def test_what_cannot_be_shown_is_named_with_what_helps(tmp_path: Path, own_home:
 
 
 @pytest.mark.slow
-def test_the_newest_of_runs_that_differ_in_the_code_alone_is_shown(
-    tmp_path: Path, store: Path, own_home: Path
-) -> None:
+def test_the_newest_of_runs_that_differ_in_the_code_alone_is_shown(tmp_path, store, own_home):
     words = (
         "train --method fed3r --store",
         store.name,
@@ -207,8 +205,8 @@ def test_the_newest_of_runs_that_differ_in_the_code_alone_is_shown(
     ("noise", "drawn"), [("--dp-allow evaluation", False), ("--dp-seed 0", True)]
 )
 def test_rows_and_features_are_drawn_of_a_private_run_only_where_it_is_a_simulation(
-    tmp_path: Path, noise: str, drawn: bool
-) -> None:
+    tmp_path, noise, drawn
+):
     private = f"--dp-clip 1 --dp-noise 1 {noise}"
     ok(
         "train --method fedavg --backbones random-projection --rounds 1",
@@ -229,9 +227,7 @@ def test_rows_and_features_are_drawn_of_a_private_run_only_where_it_is_a_simulat
         ("--embed umap", 6, "umap-learn"),
     ],
 )
-def test_wrong_words_are_answered(
-    words: str, code: int, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_wrong_words_are_answered(words, code, said, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "umap", None)
     monkeypatch.chdir(tmp_path)
     done = fedcache(f"report {words} --json")
@@ -241,7 +237,7 @@ def test_wrong_words_are_answered(
 
 
 @pytest.mark.slow
-def test_python_takes_runs_grids_points_and_paths(tmp_path: Path, store: Path) -> None:
+def test_python_takes_runs_grids_points_and_paths(tmp_path, store):
     parts = fc.partition(store, "iid", clients=3)
     run = fc.train("fed3r", store, parts, backbones=["random-projection:16"])
     grid = fc.grid(

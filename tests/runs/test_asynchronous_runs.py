@@ -51,7 +51,7 @@ def result_of(path: str | Path) -> dict[str, Any]:
     return result
 
 
-def test_an_asynchronous_run_is_another_run_and_says_what_was_simulated(store: Path) -> None:
+def test_an_asynchronous_run_is_another_run_and_says_what_was_simulated(store):
     plain = ok("train --method fedavg", *WORDS)
     assert "timing" not in result_of(plain.data["path"])
     done = ok(
@@ -81,9 +81,7 @@ def test_an_asynchronous_run_is_another_run_and_says_what_was_simulated(store: P
 
 
 @pytest.mark.slow
-def test_the_configuration_of_an_asynchronous_run_runs_it_again(
-    store: Path, tmp_path: Path
-) -> None:
+def test_the_configuration_of_an_asynchronous_run_runs_it_again(store, tmp_path):
     slow = tmp_path / "slow.csv"
     slow.write_text("client,duration\n" + "".join(f"client-{i:02},{1 + i % 3}\n" for i in range(M)))
 
@@ -101,7 +99,7 @@ def test_the_configuration_of_an_asynchronous_run_runs_it_again(
     assert train(moved)["path"] != done["path"]
 
 
-def test_python_takes_the_same_words_and_tells_time_round_by_round(store: Path) -> None:
+def test_python_takes_the_same_words_and_tells_time_round_by_round(store):
     parts = fc.partition("few", "iid", clients=M)
     told: list[fc.Round] = []
 
@@ -128,14 +126,12 @@ def test_python_takes_the_same_words_and_tells_time_round_by_round(store: Path) 
         ("--method central --client-durations equal", "central"),
     ],
 )
-def test_what_does_not_go_with_asynchronous_rounds_is_answered(
-    store: Path, words: str, why: str
-) -> None:
+def test_what_does_not_go_with_asynchronous_rounds_is_answered(store, words, why):
     must_fail(why, "train --method fedavg", *WORDS[:4], *words_of(words))
 
 
 @pytest.mark.parametrize("method", ["scaffold", "fed3r", "solo", "central"])
-def test_methods_whose_uploads_cannot_wait_are_refused(store: Path, method: str) -> None:
+def test_methods_whose_uploads_cannot_wait_are_refused(store, method):
     must_fail(
         method, "train --method", method, "--asynchronous", 2, "--scheme", "iid", "--clients", M
     )

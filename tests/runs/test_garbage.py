@@ -36,9 +36,7 @@ def listed(*words: object) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("remover", ["gc", "ingest"])
-def test_a_journal_that_a_killed_ingest_left_is_named_and_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remover: str
-) -> None:
+def test_a_journal_that_a_killed_ingest_left_is_named_and_removed(tmp_path, monkeypatch, remover):
     """Killed after the manifest, before the journal goes: the store is whole, and so it stays."""
     np.savez(
         tmp_path / "e.npz",
@@ -63,9 +61,7 @@ def test_a_journal_that_a_killed_ingest_left_is_named_and_removed(
     assert verify(store).ok
 
 
-def test_a_store_that_is_replaced_goes_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_is_replaced_goes_whole(tmp_path, monkeypatch):
     """Killed while the old store is removed: the new one is in its place, and gc names what is left of the old."""
     for seed in (0, 1):
         features = np.random.default_rng(seed).normal(size=(30, 4))
@@ -81,7 +77,7 @@ def test_a_store_that_is_replaced_goes_whole(
     assert not ok(f"ingest {tmp_path}/1.npz --name mine --store {place}").data.get("replaced")
 
 
-def test_leftovers_are_listed_and_deleted_when_told(home: Path) -> None:
+def test_leftovers_are_listed_and_deleted_when_told(home):
     (store,) = (home / "stores").glob("*.zarr")
     assert listed("--kind", "leftovers,given-up,old-runs,old-stores") == {}
     made = [
@@ -111,7 +107,7 @@ def test_leftovers_are_listed_and_deleted_when_told(home: Path) -> None:
     assert ok("train --method fed3r --scheme iid --clients 2").data["reused"]
 
 
-def test_a_store_that_is_written_and_a_damaged_one_are_left_alone(home: Path) -> None:
+def test_a_store_that_is_written_and_a_damaged_one_are_left_alone(home):
     (store,) = (home / "stores").glob("*.zarr")
     stray = store / "stray.bin"
     stray.write_bytes(b"x")
@@ -122,7 +118,7 @@ def test_a_store_that_is_written_and_a_damaged_one_are_left_alone(home: Path) ->
     assert listed() == {}
 
 
-def test_runs_without_a_result_are_given_up_after_some_days(home: Path) -> None:
+def test_runs_without_a_result_are_given_up_after_some_days(home):
     run = home / "runs" / "0123456789abcdef"
     run.mkdir()
     (run / "config.toml").write_text("[train]\n")
@@ -135,7 +131,7 @@ def test_runs_without_a_result_are_given_up_after_some_days(home: Path) -> None:
     assert len(list(run.parent.iterdir())) == 1, "the run with a result stays"
 
 
-def test_unfinished_arrays_are_given_up_after_some_days_and_the_store_stays(own_home: Path) -> None:
+def test_unfinished_arrays_are_given_up_after_some_days_and_the_store_stays(own_home):
     """As of an extraction that cannot be completed: its file is gone, or its model writes no numbers."""
     place = Home.from_environment().stores / "toy.zarr"
     place.parent.mkdir(parents=True)
@@ -157,9 +153,7 @@ def test_unfinished_arrays_are_given_up_after_some_days_and_the_store_stays(own_
     assert verify(place).ok
 
 
-def test_results_of_other_code_and_stores_of_other_content(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_of_other_code_and_stores_of_other_content(home, tmp_path, monkeypatch):
     monkeypatch.setattr(garbage, "code_digest", lambda _method: "another")
     for name, result in (
         ("somebody's", {"method": "mine", "code": "c"}),
@@ -179,7 +173,7 @@ def test_results_of_other_code_and_stores_of_other_content(
     assert listed("--kind", "old-stores") == {first.name: "old-stores"}
 
 
-def test_models_of_finished_runs_go_when_they_are_named_and_results_stay(own_home: Path) -> None:
+def test_models_of_finished_runs_go_when_they_are_named_and_results_stay(own_home):
     for name in ("a", "b"):
         (own_home / "runs" / name / "models").mkdir(parents=True)
         (own_home / "runs" / name / "models" / "seed-0.safetensors").write_bytes(bytes(70))

@@ -33,7 +33,7 @@ def changed(root: Path, file: str, old: str, new: str, method: str = "fedavg") -
         path.write_text(text)
 
 
-def test_comments_and_docstrings_leave_stored_runs_valid(package: Path) -> None:
+def test_comments_and_docstrings_leave_stored_runs_valid(package):
     assert not changed(package, "heads/losses.py", "from __future__", "# a remark\nfrom __future__")
     assert not changed(package, "heads/losses.py", '"""', '"""Another word. ')
     assert not changed(package, "federate/engine/method.py", '"""What ', '"""Which ')
@@ -49,13 +49,11 @@ def test_comments_and_docstrings_leave_stored_runs_valid(package: Path) -> None:
         ("runs/features.py", "return ", "return None or "),
     ],
 )
-def test_a_changed_expression_makes_another_run(
-    package: Path, file: str, old: str, new: str
-) -> None:
+def test_a_changed_expression_makes_another_run(package, file, old, new):
     assert changed(package, file, old, new)
 
 
-def test_every_file_that_determines_a_figure_is_there() -> None:
+def test_every_file_that_determines_a_figure_is_there():
     # A file that was renamed would otherwise leave the digest without a word.
     places = [(p, ROOT / p.removesuffix("/**")) for p in DETERMINING]
     assert [
@@ -66,7 +64,7 @@ def test_every_file_that_determines_a_figure_is_there() -> None:
 
 
 @pytest.mark.slow
-def test_a_method_is_identified_by_the_method_files_it_imports(package: Path) -> None:
+def test_a_method_is_identified_by_the_method_files_it_imports(package):
     before = {name: digest_of_code(package, name) for name in METHODS}
     path = package / "federate/methods/fedavg.py"
     text = path.read_text()
@@ -77,7 +75,7 @@ def test_a_method_is_identified_by_the_method_files_it_imports(package: Path) ->
     assert not {"solo", "fed3r", "fedpcl"} & after
 
 
-def test_the_digest_of_a_tree_is_that_of_what_it_says() -> None:
+def test_the_digest_of_a_tree_is_that_of_what_it_says():
     plain = tree_digest("def f(x):\n    return x + 1\n")
     assert tree_digest('def f(x):\n    """Doc."""\n    # why\n    return (x + 1)\n') == plain
     assert tree_digest("def f(x):\n    return x + 2\n") != plain

@@ -45,8 +45,8 @@ def store(once: Once) -> Path:
 
 
 def test_many_clients_without_pyarrow_are_refused_before_they_are_trained(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     check_recordable(CLIENTS_IN_RESULT)
     with pytest.raises(MachineError, match="pyarrow") as refused:
@@ -56,8 +56,8 @@ def test_many_clients_without_pyarrow_are_refused_before_they_are_trained(
 
 @pytest.mark.slow
 def test_a_client_of_very_many_whose_model_was_not_saved_is_told_from_an_unknown_one(
-    store: Path,
-) -> None:
+    store,
+):
     own = "--set batch=1 --set bn=false --save-clients client-0003"
     run = ok("train --method fedrep", *WORDS, *words_of(own)).data["path"]
     for client, said in (("client-0004", "was not saved"), ("client-9999", "Unknown client")):
@@ -66,8 +66,8 @@ def test_a_client_of_very_many_whose_model_was_not_saved_is_told_from_an_unknown
 
 @pytest.mark.slow
 def test_models_that_do_not_fit_into_memory_are_refused_before_anything_is_trained(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    store, monkeypatch
+):
     words = (
         "--method",
         "perfedavg",
@@ -90,7 +90,7 @@ def test_models_that_do_not_fit_into_memory_are_refused_before_anything_is_train
 
 
 @pytest.mark.slow
-def test_many_clients_have_a_column_of_validation_accuracy(store: Path) -> None:
+def test_many_clients_have_a_column_of_validation_accuracy(store):
     words = (
         "--scheme",
         "iid",
@@ -123,7 +123,7 @@ def test_many_clients_have_a_column_of_validation_accuracy(store: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_result_of_many_clients_has_their_columns_in_a_file(store: Path, tmp_path: Path) -> None:
+def test_a_result_of_many_clients_has_their_columns_in_a_file(store, tmp_path):
     done = ok(
         "train --method fedrep --eval-clients 300 --seeds 0,1",
         *WORDS,
@@ -169,7 +169,7 @@ def test_a_result_of_many_clients_has_their_columns_in_a_file(store: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_a_run_of_many_clients_is_taken_up_and_its_file_is_a_promise(store: Path) -> None:
+def test_a_run_of_many_clients_is_taken_up_and_its_file_is_a_promise(store):
     words = ("train", "--method", "fedavg", *WORDS)
     path = place_of(*words)
     assert ok(*words).data["reused"]
@@ -192,8 +192,8 @@ def test_a_run_of_many_clients_is_taken_up_and_its_file_is_a_promise(store: Path
 
 @pytest.mark.slow
 def test_who_takes_part_is_part_of_a_run_and_of_the_configuration_that_runs_it_again(
-    store: Path, tmp_path: Path
-) -> None:
+    store, tmp_path
+):
     trace = tmp_path / "trace.csv"
     trace.write_text("client,first,last\nclient-0003,1,1\nclient-0007,1,2\n")
     plain = ("train", "--method", "fedavg", *WORDS)
@@ -241,7 +241,7 @@ def rounds_of(path: str) -> list[list[int]]:
     ],
 )
 def test_wrong_words_of_who_takes_part_are_answered_before_features_are_read(
-    store: Path, words: str, named: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    store, words, named, monkeypatch
+):
     monkeypatch.setattr(StoreRows, "read", lambda *_: pytest.fail("features were read"))
     must_fail(named, "train --method fedrep", *WORDS, *words_of(words))

@@ -65,9 +65,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
 
 
 @pytest.mark.slow
-def test_a_method_of_ones_own_trains_and_is_found_again(
-    tmp_path: Path, write: Write, own_home: Path
-) -> None:
+def test_a_method_of_ones_own_trains_and_is_found_again(tmp_path, write, own_home):
     store = ingested(tmp_path)
     parts = fc.partition(store, "iid", clients=3)
 
@@ -88,9 +86,7 @@ def test_a_method_of_ones_own_trains_and_is_found_again(
 
 
 @pytest.mark.slow
-def test_the_digest_changes_with_everything_that_is_bound(
-    write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_digest_changes_with_everything_that_is_bound(write, monkeypatch):
     module = write()
     plain = own_digest(module.METHOD)
     others = [
@@ -109,7 +105,7 @@ def test_the_digest_changes_with_everything_that_is_bound(
     assert own_digest(write(FILE + "# a remark\n").METHOD) != plain
 
 
-def test_the_digest_covers_the_file_of_a_bound_dataclass(tmp_path: Path, write: Write) -> None:
+def test_the_digest_covers_the_file_of_a_bound_dataclass(tmp_path, write):
     """The method's own file does not import it: what its methods compute would change unseen."""
     module, code = (
         write(),
@@ -128,7 +124,7 @@ def test_the_digest_covers_the_file_of_a_bound_dataclass(tmp_path: Path, write: 
     assert found[0] != found[1]
 
 
-def test_what_has_no_honest_digest_is_refused(tmp_path: Path, write: Write) -> None:
+def test_what_has_no_honest_digest_is_refused(tmp_path, write):
     module = write()
     typed: dict[str, Any] = {}
     exec(FILE, typed)  # as a notebook's cell does
@@ -148,9 +144,7 @@ def test_what_has_no_honest_digest_is_refused(tmp_path: Path, write: Write) -> N
     assert not (tmp_path / "home" / "runs").exists()
 
 
-def test_a_method_of_ones_own_is_a_point_of_a_grid_like_any_other(
-    tmp_path: Path, write: Write, own_home: Path
-) -> None:
+def test_a_method_of_ones_own_is_a_point_of_a_grid_like_any_other(tmp_path, write, own_home):
     store, module = ingested(tmp_path), write()
     parts = fc.partition(store, "iid", clients=3)
     done = fc.grid([module.METHOD, "fedavg"], store, parts, options={"rounds": 2}, lr=[0.1, 0.01])

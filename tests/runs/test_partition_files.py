@@ -41,9 +41,7 @@ def files_of(store: fc.Store) -> list[str]:
 
 
 @pytest.mark.parametrize("protocol", ["balanced", "matched"])
-def test_a_saved_partition_is_a_file_of_arrays_and_the_same_again_writes_nothing(
-    store: fc.Store, protocol: str
-) -> None:
+def test_a_saved_partition_is_a_file_of_arrays_and_the_same_again_writes_nothing(store, protocol):
     how = {**DIRICHLET, "test_protocol": protocol}
     made = make_partition(store, "dirichlet", name="p", **how)
     assert files_of(store) == ["p.partition"]
@@ -57,7 +55,7 @@ def test_a_saved_partition_is_a_file_of_arrays_and_the_same_again_writes_nothing
     assert verify(store.path).ok
 
 
-def test_json_of_an_earlier_release_is_read_by_everything(store: fc.Store, tmp_path: Path) -> None:
+def test_json_of_an_earlier_release_is_read_by_everything(store, tmp_path):
     made = as_json(store, "old")
     assert load_partition(store, "old").digest == made.digest
     assert store.partition("old") == made.to_payload()
@@ -80,9 +78,7 @@ def test_json_of_an_earlier_release_is_read_by_everything(store: fc.Store, tmp_p
 
 
 @pytest.mark.parametrize("place", [0, 12, 300, -1, None])
-def test_a_damaged_or_missing_file_is_found_and_forgotten_by_repair(
-    store: fc.Store, place: int | None
-) -> None:
+def test_a_damaged_or_missing_file_is_found_and_forgotten_by_repair(store, place):
     make_partition(store, "dirichlet", name="p", **DIRICHLET)
     if place is None:
         (store.path / "partitions/p.partition").unlink()
@@ -97,9 +93,7 @@ def test_a_damaged_or_missing_file_is_found_and_forgotten_by_repair(
 
 
 @pytest.mark.parametrize("name", ["mine.json", "mine.partition"])
-def test_a_partition_is_shared_as_a_file_of_either_form(
-    store: fc.Store, tmp_path: Path, name: str
-) -> None:
+def test_a_partition_is_shared_as_a_file_of_either_form(store, tmp_path, name):
     where = f"--store {store.path}"
     made = ok(f"partition {where} --scheme iid --clients 3 --out", tmp_path / name).data
     raw = (tmp_path / name).read_bytes()
@@ -114,9 +108,7 @@ def test_a_partition_is_shared_as_a_file_of_either_form(
     )
 
 
-def test_a_file_that_says_it_is_another_partition_is_refused(
-    store: fc.Store, tmp_path: Path
-) -> None:
+def test_a_file_that_says_it_is_another_partition_is_refused(store, tmp_path):
     one, other = (
         make_partition(store, "dirichlet", save=False, **DIRICHLET, seed=seed) for seed in (0, 1)
     )
@@ -130,7 +122,7 @@ def test_a_file_that_says_it_is_another_partition_is_refused(
 
 
 @pytest.mark.slow
-def test_a_run_of_an_earlier_release_keeps_its_partition_as_json(store: fc.Store) -> None:
+def test_a_run_of_an_earlier_release_keeps_its_partition_as_json(store):
     words = f"train --method fed3r --store {store.path} --scheme iid --clients 3"
     path = Path(ok(words).data["path"])
     # The directory as an earlier release left it: the partition as JSON, named by configuration and result.
@@ -157,7 +149,7 @@ def test_a_run_of_an_earlier_release_keeps_its_partition_as_json(store: fc.Store
     assert fedcache(f"{words} --json").code == Exit.CORRUPT
 
 
-def test_verify_computes_the_digest_that_reading_a_store_believes(store: fc.Store) -> None:
+def test_verify_computes_the_digest_that_reading_a_store_believes(store):
     made = make_partition(store, "dirichlet", name="p", **DIRICHLET)
     other = make_partition(store, "dirichlet", save=False, **DIRICHLET, seed=1)
     other.__dict__["digest"] = made.digest
@@ -179,9 +171,7 @@ def damage(store: fc.Store, name: str, at: int) -> None:
     ("at", "scheme"),
     [(-64, "--scheme dirichlet --clients 3 --alpha 2 --partition-seed 7"), (20, "--scheme SCHEME")],
 )
-def test_a_damaged_partition_is_made_again_by_the_command_that_its_error_names(
-    store: fc.Store, at: int, scheme: str
-) -> None:
+def test_a_damaged_partition_is_made_again_by_the_command_that_its_error_names(store, at, scheme):
     made = make_partition(store, "dirichlet", name="p", **DIRICHLET, seed=7)
     damage(store, "p", at)
     with pytest.raises(CorruptionError) as caught:

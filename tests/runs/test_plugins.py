@@ -132,9 +132,7 @@ def train(store: Path, *words: object) -> dict:
     return ok(f"train --store {store} --scheme iid --clients 4", *words).data
 
 
-def test_a_method_of_a_package_trains_by_its_name_and_is_shown_as_from_outside(
-    site: Path, store: Path
-) -> None:
+def test_a_method_of_a_package_trains_by_its_name_and_is_shown_as_from_outside(site, store):
     own = train(store, "--method", "fedncm")
     theirs = train(store, "--method", "outside-ncm")
     assert theirs["accuracy"] == own["accuracy"]
@@ -148,7 +146,7 @@ def test_a_method_of_a_package_trains_by_its_name_and_is_shown_as_from_outside(
     assert "outside-ncm" not in list(METHODS)  # nothing is imported to list fedcache's own
 
 
-def test_package_version_and_code_are_part_of_the_identity(site: Path) -> None:
+def test_package_version_and_code_are_part_of_the_identity(site):
     def digest() -> str:
         plugins._installed.cache_clear()
         forget_modules()
@@ -166,8 +164,8 @@ def test_package_version_and_code_are_part_of_the_identity(site: Path) -> None:
 
 @pytest.mark.slow
 def test_scheme_executor_aggregator_and_tracker_of_a_package_are_used_by_name(
-    site: Path, store: Path, tmp_path: Path
-) -> None:
+    site, store, tmp_path
+):
     plain = train(store, "--method", "fedavg", "--rounds", 2, "--execution", "sequential")
     loop = train(store, "--method", "fedavg", "--rounds", 2, "--execution", "outside-loop")
     assert (loop["accuracy"], loop["execution"]) == (plain["accuracy"], "outside-loop")
@@ -192,19 +190,17 @@ def test_scheme_executor_aggregator_and_tracker_of_a_package_are_used_by_name(
         ("--method fedavg --track outside-lg", "'outside-log'"),
     ],
 )
-def test_what_is_broken_is_named_with_its_package(
-    site: Path, store: Path, words: str, said: str
-) -> None:
+def test_what_is_broken_is_named_with_its_package(site, store, words, said):
     done = fedcache(f"train --store {store} --scheme iid --clients 4 --rounds 1 {words}")
     assert done.code != Exit.OK
     assert said in done.err
 
 
-def test_a_package_cannot_take_a_name_of_fedcaches_own(site: Path, store: Path) -> None:
+def test_a_package_cannot_take_a_name_of_fedcaches_own(site, store):
     assert METHODS["fedavg"].summary != "Class means, from another package."
 
 
-def test_a_kind_of_datasets_is_read_by_its_package(site: Path, tmp_path: Path) -> None:
+def test_a_kind_of_datasets_is_read_by_its_package(site, tmp_path):
     images = write_directory(
         tmp_path / "images", tree([f"{c}/{i}.png" for c in ("cat", "dog") for i in range(3)])
     )
@@ -218,7 +214,7 @@ def test_a_kind_of_datasets_is_read_by_its_package(site: Path, tmp_path: Path) -
         open_dataset("outside-nothing:x", memory=memory)
 
 
-def test_register_is_for_this_process_and_refuses_what_is_taken() -> None:
+def test_register_is_for_this_process_and_refuses_what_is_taken():
     def halves(V: torch.Tensor) -> torch.Tensor:
         return V.mean(0) / 2
 

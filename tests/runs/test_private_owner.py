@@ -23,7 +23,7 @@ def store(once: Once) -> Path:
 
 
 @pytest.mark.slow
-def test_others_wait_for_the_owner_of_a_private_run_and_return_its_result(tmp_path: Path) -> None:
+def test_others_wait_for_the_owner_of_a_private_run_and_return_its_result(tmp_path):
     owner = held_owner(tmp_path, 2)
     others = [started(tmp_path), started(tmp_path)]
     until_all_wait(tmp_path, others)
@@ -36,7 +36,7 @@ def test_others_wait_for_the_owner_of_a_private_run_and_return_its_result(tmp_pa
     assert train(CONFIG, Home(home())).reused
 
 
-def test_threads_of_one_process_share_one_training() -> None:
+def test_threads_of_one_process_share_one_training():
     runs: list[Run] = []
     threads = [
         threading.Thread(target=lambda: runs.append(train(CONFIG, Home(home())))) for _ in range(4)
@@ -51,8 +51,8 @@ def test_threads_of_one_process_share_one_training() -> None:
 
 
 def test_a_private_run_that_is_made_again_and_killed_while_it_is_stored_is_not_damaged(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     from fedcache.runs import directory
 
     class Killed(BaseException):

@@ -54,7 +54,7 @@ def kept(done: dict) -> tuple[list, list]:
     return done["confusion"], done["accuracy"]["per_seed"]
 
 
-def test_real_noise_must_be_asked_for_with_what_it_does_not_cover() -> None:
+def test_real_noise_must_be_asked_for_with_what_it_does_not_cover():
     done = fedcache(f"{TRAIN} --dp-noise 2 --json")
     assert done.code == Exit.USAGE
     hint = done.envelope["error"]["hint"]
@@ -65,7 +65,7 @@ def test_real_noise_must_be_asked_for_with_what_it_does_not_cover() -> None:
 
 
 @pytest.mark.slow
-def test_two_real_runs_of_one_command_differ_and_both_are_spent() -> None:
+def test_two_real_runs_of_one_command_differ_and_both_are_spent():
     first = ok(*REAL).data
     again = ok(*REAL)
     assert again.data["reused"]
@@ -80,7 +80,7 @@ def test_two_real_runs_of_one_command_differ_and_both_are_spent() -> None:
     assert (cost["simulation"], cost["repeatable"]) == (False, False)
 
 
-def test_the_model_of_a_private_run_is_kept_and_what_its_loss_costs_is_said() -> None:
+def test_the_model_of_a_private_run_is_kept_and_what_its_loss_costs_is_said():
     run, simulated = run_of(ok(*REAL)), run_of(ok(SIMULATED))
     ok("gc --kind models --delete")
     assert (run / "models").is_dir()
@@ -98,7 +98,7 @@ def test_the_model_of_a_private_run_is_kept_and_what_its_loss_costs_is_said() ->
 
 
 @pytest.mark.slow
-def test_a_simulation_says_so_wherever_its_epsilon_is_told() -> None:
+def test_a_simulation_says_so_wherever_its_epsilon_is_told():
     first = ok(SIMULATED).data
     again = ok(f"{SIMULATED} --fresh").data
     assert kept(again) == kept(first)
@@ -111,7 +111,7 @@ def test_a_simulation_says_so_wherever_its_epsilon_is_told() -> None:
 
 
 @pytest.mark.slow
-def test_a_simulation_has_the_same_noise_in_every_execution_and_in_a_grid() -> None:
+def test_a_simulation_has_the_same_noise_in_every_execution_and_in_a_grid():
     words = (*words_of(SIMULATED), "--dtype", "float64")
     one, two = (
         ok(*words, "--execution", execution).data for execution in ("sequential", "batched")
@@ -122,7 +122,7 @@ def test_a_simulation_has_the_same_noise_in_every_execution_and_in_a_grid() -> N
 
 
 @pytest.mark.slow
-def test_epsilon_composes_over_seeds_points_and_repeats() -> None:
+def test_epsilon_composes_over_seeds_points_and_repeats():
     done = ok(*REAL, "--seeds", "0-4").data["trust"]["privacy"]
     assert done["seeds"] == 5
     costs(done, 4)
@@ -162,7 +162,7 @@ def composed(*spent: tuple[float, float, int]) -> float:
 
 
 @pytest.mark.slow
-def test_the_epsilon_of_a_grid_covers_the_model_that_is_trained_again() -> None:
+def test_the_epsilon_of_a_grid_covers_the_model_that_is_trained_again():
     words = (
         "grid",
         *REAL[1:],
@@ -190,7 +190,7 @@ def test_the_epsilon_of_a_grid_covers_the_model_that_is_trained_again() -> None:
     assert of_rows["epsilon_pld"] == spent["epsilon_pld"]
 
 
-def test_the_epsilon_of_a_grid_over_partitions_is_told_for_a_row() -> None:
+def test_the_epsilon_of_a_grid_over_partitions_is_told_for_a_row():
     done = ok(
         "grid", *REAL[1:], "--scheme", "dirichlet", "--sweep", "alpha=1,10", "--clients", 10
     ).data
@@ -199,7 +199,7 @@ def test_the_epsilon_of_a_grid_over_partitions_is_told_for_a_row() -> None:
     costs(spent, 8)
 
 
-def test_the_epsilon_of_a_grid_covers_points_without_a_result() -> None:
+def test_the_epsilon_of_a_grid_covers_points_without_a_result():
     words = ("grid", *REAL[1:], "--sweep", "lr=0.1,0.01", "--exact")
     paths = [point["path"] for point in ok(*words).data["points"]]
     (Path(paths[1]) / "rounds.jsonl").write_text("damaged")
@@ -211,7 +211,7 @@ def test_the_epsilon_of_a_grid_covers_points_without_a_result() -> None:
 
 
 @pytest.mark.slow
-def test_the_epsilon_of_a_search_covers_pruned_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_epsilon_of_a_search_covers_pruned_trials(monkeypatch):
     optuna = pytest.importorskip("optuna")
     asked = []
     # Noise decides what a pruner does: the second trial is stopped after its first round, whatever it scored.
@@ -242,7 +242,7 @@ def test_the_epsilon_of_a_search_covers_pruned_trials(monkeypatch: pytest.Monkey
         costs(spent, 12)
 
 
-def test_releases_of_one_dataset_are_added_up_by_its_name_and_by_its_content() -> None:
+def test_releases_of_one_dataset_are_added_up_by_its_name_and_by_its_content():
     pytest.importorskip("dp_accounting")
     grown = replace(RELEASE, dataset_digest="grown", partition="q", time=1.0)
     renamed = replace(RELEASE, dataset="copy", dataset_digest="grown", partition="r", time=2.0)
@@ -254,7 +254,7 @@ def test_releases_of_one_dataset_are_added_up_by_its_name_and_by_its_content() -
 
 
 @pytest.mark.slow
-def test_nothing_that_is_written_down_tells_who_took_part_unless_that_is_allowed() -> None:
+def test_nothing_that_is_written_down_tells_who_took_part_unless_that_is_allowed():
     secret = ok(*REAL, "--rounds", 12).data
     rounds = rounds_of(Path(secret["path"]))
     assert {r["clients"] for r in rounds} == {None}
@@ -307,7 +307,7 @@ def stopped_after(rounds: int, heard: Heard | None = None) -> Path:
 
 
 @pytest.mark.slow
-def test_a_private_run_that_is_stopped_makes_no_told_round_twice() -> None:
+def test_a_private_run_that_is_stopped_makes_no_told_round_twice():
     stopped_after(2)
     stopped_after(4)
     rounds: list[Round] = []
@@ -317,7 +317,7 @@ def test_a_private_run_that_is_stopped_makes_no_told_round_twice() -> None:
     assert len(releases()) == 1  # one seed, one release
 
 
-def test_a_run_that_the_ledger_lacks_is_told_of() -> None:
+def test_a_run_that_the_ledger_lacks_is_told_of():
     ledger, count = home() / "privacy.jsonl", home() / "privacy-count.json"
     ok(*REAL, "--seeds", "0,1")
     ok(SIMULATED)
@@ -334,7 +334,7 @@ def test_a_run_that_the_ledger_lacks_is_told_of() -> None:
     assert fedcache(*REAL, "--fresh").code == Exit.CORRUPT
 
 
-def test_a_result_that_is_gone_is_made_again_with_a_warning_of_what_that_spends() -> None:
+def test_a_result_that_is_gone_is_made_again_with_a_warning_of_what_that_spends():
     run = run_of(ok(*REAL))
     (run / "result.json").unlink()
     assert ok(*REAL).envelope["warnings"] == []  # it is made from the seed, which draws no noise
@@ -348,7 +348,7 @@ def test_a_result_that_is_gone_is_made_again_with_a_warning_of_what_that_spends(
 
 
 @pytest.mark.slow
-def test_a_ledger_that_lost_its_last_lines_is_refused_and_the_hint_starts_a_new_one() -> None:
+def test_a_ledger_that_lost_its_last_lines_is_refused_and_the_hint_starts_a_new_one():
     ledger, count = home() / "privacy.jsonl", home() / "privacy-count.json"
     for fresh in (
         (),
@@ -384,7 +384,7 @@ def test_a_ledger_that_lost_its_last_lines_is_refused_and_the_hint_starts_a_new_
 RELEASE = Release("run", "fedavg", 0, "rows", "d", "p", 10, 1.0, 2.0, 0.5, 4, 1e-5, 0.0)
 
 
-def test_any_change_of_the_ledger_but_a_torn_last_line_is_found(tmp_path: Path) -> None:
+def test_any_change_of_the_ledger_but_a_torn_last_line_is_found(tmp_path):
     ledger = tmp_path / "home" / "privacy.jsonl"
     assert read_releases(ledger) == []
     for _ in range(3):
@@ -417,7 +417,7 @@ def test_any_change_of_the_ledger_but_a_torn_last_line_is_found(tmp_path: Path) 
         record_release(ledger, RELEASE)
 
 
-def test_a_grid_of_processes_writes_every_release(tmp_path: Path) -> None:
+def test_a_grid_of_processes_writes_every_release(tmp_path):
     from concurrent.futures import ThreadPoolExecutor
 
     ledger = tmp_path / "privacy.jsonl"
@@ -426,7 +426,7 @@ def test_a_grid_of_processes_writes_every_release(tmp_path: Path) -> None:
     assert len(read_releases(ledger)) == 20
 
 
-def test_resuming_from_an_older_state_is_another_release() -> None:
+def test_resuming_from_an_older_state_is_another_release():
     run = stopped_after(2)
     older = (run / "checkpoint-0.safetensors").read_bytes()
     stopped_after(4)
@@ -441,9 +441,7 @@ def test_resuming_from_an_older_state_is_another_release() -> None:
 
 
 @pytest.mark.parametrize(("lost", "released"), [("rounds", 2), ("ledger", 1)])
-def test_a_state_of_which_it_is_not_known_what_was_told_is_another_release(
-    lost: str, released: int
-) -> None:
+def test_a_state_of_which_it_is_not_known_what_was_told_is_another_release(lost, released):
     run = stopped_after(2)
     gone = {
         "rounds": [home() / "privacy-rounds" / f"{run.name}-0.json"],
@@ -461,7 +459,7 @@ def test_a_state_of_which_it_is_not_known_what_was_told_is_another_release(
 
 
 @pytest.mark.parametrize("noise", ["1e-300", "nan"])
-def test_noise_too_small_to_compute_with_is_refused(noise: str) -> None:
+def test_noise_too_small_to_compute_with_is_refused(noise):
     must_fail("--dp-noise", f"{TRAIN} --dp-noise", noise, "--dp-seed", 0)
 
 
@@ -474,9 +472,7 @@ def test_noise_too_small_to_compute_with_is_refused(noise: str) -> None:
         ("--dp-delta 1e-300", "--dp-delta"),
     ],
 )
-def test_what_would_tell_of_single_clients_or_mean_nothing_is_refused(
-    words: str, named: str
-) -> None:
+def test_what_would_tell_of_single_clients_or_mean_nothing_is_refused(words, named):
     must_fail(named, *REAL, *words_of(words))
     assert not list((home() / "runs").glob("*/result.json"))
     assert not (home() / "privacy.jsonl").exists()

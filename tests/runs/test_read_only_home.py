@@ -47,7 +47,7 @@ def held_elsewhere(path: Path) -> subprocess.Popen[bytes]:
     return process
 
 
-def test_a_lock_that_is_left_is_not_held(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_lock_that_is_left_is_not_held(tmp_path, request):
     (tmp_path / LOCK).touch()
     request.getfixturevalue("read_only")
     with pytest.raises(OSError, match="Read-only"):
@@ -57,9 +57,7 @@ def test_a_lock_that_is_left_is_not_held(tmp_path: Path, request: pytest.Fixture
     assert not is_running(tmp_path)
 
 
-def test_a_lock_that_a_process_with_write_access_holds_is_held(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_lock_that_a_process_with_write_access_holds_is_held(tmp_path, request):
     with held_elsewhere(tmp_path / LOCK) as process:
         request.getfixturevalue("read_only")
         assert is_held(tmp_path / LOCK)
@@ -68,7 +66,7 @@ def test_a_lock_that_a_process_with_write_access_holds_is_held(
     assert not is_held(tmp_path / LOCK)
 
 
-def test_a_read_only_home_has_no_writers(request: pytest.FixtureRequest) -> None:
+def test_a_read_only_home_has_no_writers(request):
     store = Home.from_environment().stores / "a-00000000.zarr"
     store.mkdir(parents=True)
     with lock_manifest(store):

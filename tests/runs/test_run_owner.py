@@ -51,7 +51,7 @@ def store(once: Once) -> Path:
     return once(ingested)
 
 
-def test_the_second_training_of_a_run_waits_and_returns_the_result_of_the_first() -> None:
+def test_the_second_training_of_a_run_waits_and_returns_the_result_of_the_first():
     pause = Pause()
     heard = Waiting()
     with ThreadPoolExecutor(2) as pool:
@@ -66,7 +66,7 @@ def test_the_second_training_of_a_run_waits_and_returns_the_result_of_the_first(
     assert runs[0].result == runs[1].result
 
 
-def test_a_training_that_waits_can_be_stopped() -> None:
+def test_a_training_that_waits_can_be_stopped():
     pause = Pause()
     stop = Stop()
     stop.ask()

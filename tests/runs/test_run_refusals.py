@@ -36,14 +36,14 @@ def refused(kind: type[FedcacheError], match: str, call: Callable[[], Any]) -> s
     return caught.value.hint
 
 
-def test_a_damaged_run_crosses_a_process() -> None:
+def test_a_damaged_run_crosses_a_process():
     error = DamagedRunError(Path("runs/a/result.json"), "is gone")
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is DamagedRunError
     assert (again.code, again.message, again.hint) == (error.code, error.message, error.hint)
 
 
-def test_what_killed_writers_left_in_a_run_is_removed_when_it_is_old(tmp_path: Path) -> None:
+def test_what_killed_writers_left_in_a_run_is_removed_when_it_is_old(tmp_path):
     run = RunDirectory(tmp_path, Identity({"method": "fedavg"}, ["r"], "d", "p", "c"))
     run.begin({"method": "fedavg"}, {})
     old, new = run.path / ".a.partial", run.path / ".b.partial"
@@ -55,7 +55,7 @@ def test_what_killed_writers_left_in_a_run_is_removed_when_it_is_old(tmp_path: P
     assert new.exists()
 
 
-def test_a_result_of_an_earlier_release_names_its_execution_as_now(tmp_path: Path) -> None:
+def test_a_result_of_an_earlier_release_names_its_execution_as_now(tmp_path):
     path = tmp_path / "result.json"
     for former, now in (("gram", "gram"), *EXECUTIONS_OF_0_1.items()):
         write_result(path, {"method": "x", "lift": former})
@@ -63,7 +63,7 @@ def test_a_result_of_an_earlier_release_names_its_execution_as_now(tmp_path: Pat
         assert (found["execution"], "lift" in found) == (now, False)
 
 
-def test_what_cannot_be_deleted_is_named_with_what_is_gone(tmp_path: Path) -> None:
+def test_what_cannot_be_deleted_is_named_with_what_is_gone(tmp_path):
     garbage = [Garbage(tmp_path / name, "leftovers", "", 1) for name in ("a", "b")]
     (tmp_path / "a").touch()
     with pytest.MonkeyPatch.context() as patch:
@@ -82,13 +82,13 @@ def no_permission_for_b(path: Path, missing_ok: bool = False) -> None:
 
 
 @pytest.mark.parametrize("made", [[1, 2, None], [1.0, 0.5], ["1", "b"]], ids=str)
-def test_swept_words_are_numbers_where_all_are(made: list[Any]) -> None:
+def test_swept_words_are_numbers_where_all_are(made):
     found = values_of([None if value is None else str(value) for value in made])
     assert found == made
     assert [type(value) for value in found] == [type(value) for value in made]
 
 
-def test_all_tensors_go_to_the_device_that_trains() -> None:
+def test_all_tensors_go_to_the_device_that_trains():
     class Inputs(SimpleNamespace):
         def with_data(self, data: Data) -> Any:
             return Inputs(data=data)
@@ -102,9 +102,7 @@ def test_all_tensors_go_to_the_device_that_trains() -> None:
     assert (moved.towers, moved.classes) == ("towers on meta", 2)
 
 
-def test_a_model_that_cannot_be_saved_costs_no_run_unless_it_was_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_cannot_be_saved_costs_no_run_unless_it_was_asked_for(tmp_path, monkeypatch):
     def nothing(*_: Any) -> None:
         raise UsageError("predict gives 2 scores for 3 classes.", "Return scores [N, C].")
 
@@ -126,9 +124,7 @@ def test_a_model_that_cannot_be_saved_costs_no_run_unless_it_was_asked_for(
     refused(UsageError, "predict gives 2 scores", lambda: save("client-1"))
 
 
-def test_models_of_another_result_are_corruption(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models_of_another_result_are_corruption(tmp_path, monkeypatch):
     result = {"digest": "d" * 64, "seeds": [3, 4]}
     found = SimpleNamespace(
         content={"files": {"seed-3.safetensors": {"sha256": "0"}}, "result": "another"}

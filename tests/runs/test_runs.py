@@ -24,9 +24,7 @@ GRID = ("grid", "--method", "fedavg", "--sweep", "lr=0.1,0.01", *IID, "--rounds"
     ("name", "harm"),
     [*((name, "other") for name in FILES), ("rounds.jsonl", "gone"), ("result.json", "other")],
 )
-def test_a_result_with_a_damaged_promise_is_not_returned(
-    shapes: Path, name: str, harm: str
-) -> None:
+def test_a_result_with_a_damaged_promise_is_not_returned(shapes, name, harm):
     words = (*FED3R, "--seeds", "0,1", "--repartition")
     first = ok(*words).data
     path = Path(first["path"]) / name
@@ -46,8 +44,8 @@ def test_a_result_with_a_damaged_promise_is_not_returned(
 
 
 def test_a_repeated_command_prints_the_stored_result_and_checks_the_features_again(
-    shapes: Path,
-) -> None:
+    shapes,
+):
     first = fedcache(*FED3R)
     second = fedcache(*FED3R)
     assert (second.code, second.out) == (0, first.out)
@@ -60,7 +58,7 @@ def test_a_repeated_command_prints_the_stored_result_and_checks_the_features_aga
 
 
 @pytest.mark.slow
-def test_damaged_measurements_are_a_warning_and_no_error(shapes: Path) -> None:
+def test_damaged_measurements_are_a_warning_and_no_error(shapes):
     path = place_of(*FED3R) / "measured.json"
     for content in (b"", b"[]", b'{"seconds": 1}'):
         path.write_bytes(content)
@@ -72,9 +70,7 @@ def test_damaged_measurements_are_a_warning_and_no_error(shapes: Path) -> None:
     assert ok(*FED3R).envelope["warnings"] == []
 
 
-def test_the_same_result_has_the_same_bits_wherever_store_and_runs_lie(
-    shapes: Path, tmp_path: Path
-) -> None:
+def test_the_same_result_has_the_same_bits_wherever_store_and_runs_lie(shapes, tmp_path):
     moved = shutil.copytree(shapes, tmp_path / "elsewhere" / "other.zarr")
     results = []
     for number, place in enumerate((shapes, moved)):
@@ -84,7 +80,7 @@ def test_the_same_result_has_the_same_bits_wherever_store_and_runs_lie(
     assert str(tmp_path).encode() not in results[0]
 
 
-def test_a_finished_seed_that_was_damaged_begins_again(shapes: Path) -> None:
+def test_a_finished_seed_that_was_damaged_begins_again(shapes):
     path = place_of(*FED3R)
     before = (path / "result.json").read_bytes()
     (path / "result.json").unlink()
@@ -101,8 +97,8 @@ def test_a_finished_seed_that_was_damaged_begins_again(shapes: Path) -> None:
     ("old", "new"), [('method = "fed3r"', 'method = "fedncm"'), ("seed = 0", "seed = 1")]
 )
 def test_the_configuration_of_a_finished_run_is_not_followed_when_it_was_changed(
-    shapes: Path, old: str, new: str, tmp_path: Path
-) -> None:
+    shapes, old, new, tmp_path
+):
     path = place_of(*FED3R)
     config = path / "config.toml"
     text = config.read_text()
@@ -113,9 +109,7 @@ def test_the_configuration_of_a_finished_run_is_not_followed_when_it_was_changed
     assert fedcache(f"train --config {elsewhere} --json").code in (0, 2)
 
 
-def test_the_store_that_a_finished_run_names_is_not_changed_unseen(
-    shapes: Path, tmp_path: Path
-) -> None:
+def test_the_store_that_a_finished_run_names_is_not_changed_unseen(shapes, tmp_path):
     """Of the places in config.toml the result holds no digest: it has the same bits wherever its store lies."""
     config = place_of(*FED3R) / "config.toml"
     config.write_text(config.read_text().replace(str(shapes), str(ingested(tmp_path))))
@@ -123,7 +117,7 @@ def test_the_store_that_a_finished_run_names_is_not_changed_unseen(
 
 
 @pytest.mark.slow
-def test_a_partition_of_another_run_is_found_in_an_unfinished_one(shapes: Path) -> None:
+def test_a_partition_of_another_run_is_found_in_an_unfinished_one(shapes):
     path = place_of(*FED3R)
     other = place_of("train --method fed3r --scheme iid --clients 2")
     (path / "result.json").unlink()
@@ -133,7 +127,7 @@ def test_a_partition_of_another_run_is_found_in_an_unfinished_one(shapes: Path) 
     assert ok(f"train --config {path}/config.toml").data["reused"]
 
 
-def test_an_unfinished_run_without_its_configuration_is_still_listed(shapes: Path) -> None:
+def test_an_unfinished_run_without_its_configuration_is_still_listed(shapes):
     path = place_of(*FED3R)
     (path / "result.json").unlink()
     (path / "config.toml").unlink()
@@ -142,7 +136,7 @@ def test_an_unfinished_run_without_its_configuration_is_still_listed(shapes: Pat
     assert "config.toml" in left["why"]
 
 
-def test_a_result_in_the_directory_of_another_run_is_not_returned(shapes: Path) -> None:
+def test_a_result_in_the_directory_of_another_run_is_not_returned(shapes):
     path = place_of(*FED3R)
     other = place_of("train --method fedncm", *IID)
     shutil.rmtree(path)
@@ -151,7 +145,7 @@ def test_a_result_in_the_directory_of_another_run_is_not_returned(shapes: Path) 
 
 
 @pytest.mark.slow
-def test_a_grid_goes_round_a_damaged_point_and_says_so(shapes: Path) -> None:
+def test_a_grid_goes_round_a_damaged_point_and_says_so(shapes):
     points = ok(*GRID).data["points"]
     path = Path(points[0]["path"]) / "result.json"
     path.write_text("{}")
@@ -175,8 +169,6 @@ def test_a_grid_goes_round_a_damaged_point_and_says_so(shapes: Path) -> None:
 @pytest.mark.parametrize(
     ("flag", "value", "expected"), [("--device", "gpu", "cuda"), ("--participation", "0", "10%")]
 )
-def test_a_wrong_value_is_refused_before_minutes_of_extraction(
-    monkeypatch: pytest.MonkeyPatch, flag: str, value: str, expected: str
-) -> None:
+def test_a_wrong_value_is_refused_before_minutes_of_extraction(monkeypatch, flag, value, expected):
     monkeypatch.setattr(loop, "row_source", lambda *_: pytest.fail("looked for a store first"))
     must_fail(expected, "train --method fed3r", flag, value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -70,9 +69,7 @@ def listed() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("commands", [("0-2", "0-4"), ("4", "0,1", "3,2"), ("3,1", "0-4")])
-def test_seeds_that_are_added_give_the_same_bytes_as_all_at_once(
-    commands: Sequence[str], tmp_path: Path
-) -> None:
+def test_seeds_that_are_added_give_the_same_bytes_as_all_at_once(commands, tmp_path):
     hook = Trained()
     for seeds in commands:
         run = with_seeds(seeds, hooks=[hook])
@@ -89,7 +86,7 @@ def test_seeds_that_are_added_give_the_same_bytes_as_all_at_once(
     assert set(run.measured["per_seed"]) == set("01234")
 
 
-def test_fewer_seeds_return_the_run_of_all_seeds_and_say_so() -> None:
+def test_fewer_seeds_return_the_run_of_all_seeds_and_say_so():
     first = with_seeds("0-2")
     heard = Heard()
     again = with_seeds("1", observer=heard)
@@ -98,7 +95,7 @@ def test_fewer_seeds_return_the_run_of_all_seeds_and_say_so() -> None:
     assert any("also has seeds 0,2" in note for note in heard.notes)
 
 
-def test_train_with_more_seeds_is_one_row_everywhere() -> None:
+def test_train_with_more_seeds_is_one_row_everywhere():
     ok("train fedavg --seeds 0-2", *IID)
     more = ok("train fedavg --seeds 0-4", *IID)
     assert "holds seeds 0-2 already. This command trains seeds 3-4" in more.err
@@ -112,7 +109,7 @@ def test_train_with_more_seeds_is_one_row_everywhere() -> None:
     assert len(made["blocks"]) == 5
 
 
-def test_a_grid_with_more_seeds_trains_those_that_are_missing() -> None:
+def test_a_grid_with_more_seeds_trains_those_that_are_missing():
     """A sweep is computed together; a configuration that was trained alone before stays one run."""
     sweep = ("fedavg", *IID, "--sweep", "lr=0.01,0.1")
     ok("train fedavg --seeds 0", *IID, "--set", "lr=0.1")
@@ -126,14 +123,14 @@ def test_a_grid_with_more_seeds_trains_those_that_are_missing() -> None:
     assert ok("grid", *sweep, "--seeds", "0-4").data["reused"] == 2
 
 
-def test_a_preset_of_the_same_hyperparameters_is_the_same_run() -> None:
+def test_a_preset_of_the_same_hyperparameters_is_the_same_run():
     first = ok("train fed3r", *IID)
     again = ok("train fed3r", *IID, "--preset", "tuned")
     assert again.data["reused"]
     assert again.data["path"] == first.data["path"]
 
 
-def test_a_run_that_is_stopped_between_seeds_resumes_with_the_seeds_that_are_missing() -> None:
+def test_a_run_that_is_stopped_between_seeds_resumes_with_the_seeds_that_are_missing():
     stop = Stop()
     before = with_seeds("0").result
     with pytest.raises(FedcacheError):
@@ -148,7 +145,7 @@ def test_a_run_that_is_stopped_between_seeds_resumes_with_the_seeds_that_are_mis
     assert 3 in hook.seeds
 
 
-def test_a_kill_before_the_new_result_is_written_loses_no_seed() -> None:
+def test_a_kill_before_the_new_result_is_written_loses_no_seed():
     run = with_seeds("0-2")
     (run.path / "result.json").unlink()
     hook = Trained()
@@ -156,7 +153,7 @@ def test_a_kill_before_the_new_result_is_written_loses_no_seed() -> None:
     assert hook.seeds == [3]
 
 
-def test_two_trainings_that_add_different_seeds_at_once_give_all_of_them() -> None:
+def test_two_trainings_that_add_different_seeds_at_once_give_all_of_them():
     with ThreadPoolExecutor(2) as pool:
         runs = list(pool.map(with_seeds, ("0,1", "2,3")))
     (path,) = home().glob("runs/*/result.json")
@@ -164,7 +161,7 @@ def test_two_trainings_that_add_different_seeds_at_once_give_all_of_them() -> No
     assert {len(run.result["seeds"]) for run in runs} == {2, 4}
 
 
-def test_fresh_trains_the_seeds_of_the_command_and_keeps_the_others() -> None:
+def test_fresh_trains_the_seeds_of_the_command_and_keeps_the_others():
     before = with_seeds("0-3")
     hook = Trained()
     again = with_seeds("1", fresh=True, hooks=[hook])
@@ -173,7 +170,7 @@ def test_fresh_trains_the_seeds_of_the_command_and_keeps_the_others() -> None:
     assert ok(f"predict {again.path} --store rows --seed 3").code == 0
 
 
-def test_a_private_seed_is_trained_and_counted_once() -> None:
+def test_a_private_seed_is_trained_and_counted_once():
     pytest.importorskip("dp_accounting")
     with_seeds("0,1", PRIVATE)
     hook = Trained()
@@ -188,7 +185,7 @@ def test_a_private_seed_is_trained_and_counted_once() -> None:
     assert at_once["composed"]["epsilon_pld"] > cost["composed"]["epsilon_pld"]
 
 
-def test_seeds_that_draw_their_own_partitions_keep_them() -> None:
+def test_seeds_that_draw_their_own_partitions_keep_them():
     words = "fedavg --scheme dirichlet --clients 3 --rounds 1 --repartition"
     ok(f"train {words} --seeds 0,1")
     more = ok(f"train {words} --seeds 1,2")
@@ -210,7 +207,7 @@ def as_an_earlier_version_stored(path: Path, name: str) -> Path:
     return other
 
 
-def test_results_of_earlier_versions_are_still_read() -> None:
+def test_results_of_earlier_versions_are_still_read():
     run = with_seeds("0-2")
     old = as_an_earlier_version_stored(run.path, "0123456789abcdef")
     more = with_seeds("0-4").accuracy["mean"]

@@ -54,9 +54,7 @@ def follow(done: Done) -> Done:
 
 
 @pytest.mark.slow
-def test_text_of_other_weights_is_not_taken_for_that_of_the_images(
-    images: Path, tmp_path: Path
-) -> None:
+def test_text_of_other_weights_is_not_taken_for_that_of_the_images(images, tmp_path):
     path = extract(images, "--backbones", "glyph-clip")
     ok("train --method clip-zs", *IID)
     store, page = Store.open(path), tmp_path / "page.html"
@@ -82,7 +80,7 @@ def test_text_of_other_weights_is_not_taken_for_that_of_the_images(
 
 
 @pytest.mark.slow
-def test_training_completes_the_array_that_repair_opened_again(images: Path) -> None:
+def test_training_completes_the_array_that_repair_opened_again(images):
     path = extract(
         images,
         "--backbones",
@@ -107,7 +105,7 @@ def test_training_completes_the_array_that_repair_opened_again(images: Path) -> 
 
 
 @pytest.mark.slow
-def test_without_extraction_the_exact_command_is_given(images: Path) -> None:
+def test_without_extraction_the_exact_command_is_given(images):
     path = extract(
         images,
         "--backbones",
@@ -137,7 +135,7 @@ def test_without_extraction_the_exact_command_is_given(images: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_unfinished_array_that_is_not_needed_is_left_out_aloud(images: Path) -> None:
+def test_an_unfinished_array_that_is_not_needed_is_left_out_aloud(images):
     path = extract(images, "--backbones", "random-projection,glyph-clip")
     key = reopened(path, "glyph")
     done = ok(*FED3R)
@@ -149,9 +147,7 @@ def test_an_unfinished_array_that_is_not_needed_is_left_out_aloud(images: Path) 
     assert len(ok(*FED3R).data["arrays"]) == 2
 
 
-def test_a_store_elsewhere_is_completed_in_place(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_elsewhere_is_completed_in_place(images, tmp_path, monkeypatch):
     path = extract(images, "--backbones", "random-projection", "--store", tmp_path / "mine.zarr")
     key = reopened(path, "random")
     with monkeypatch.context() as patch:  # a home that did not order the array cannot complete it
@@ -164,7 +160,7 @@ def test_a_store_elsewhere_is_completed_in_place(
     assert not (Path(os.environ["FEDCACHE_HOME"]) / "stores").exists()
 
 
-def test_a_part_of_what_the_folder_held_before_is_not_offered(images: Path) -> None:
+def test_a_part_of_what_the_folder_held_before_is_not_offered(images):
     old = extract(images, "--backbones", "random-projection", "--limit", 24)
     first = next(images.rglob("*.png"))
     (first.parent / "another.png").write_bytes(first.read_bytes() + b"\0")
@@ -175,7 +171,7 @@ def test_a_part_of_what_the_folder_held_before_is_not_offered(images: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_part_of_a_dataset_is_neither_used_silently_nor_passed_over(images: Path) -> None:
+def test_a_part_of_a_dataset_is_neither_used_silently_nor_passed_over(images):
     spec = f"folder:{images}"
     path = extract(images, "--backbones", "random-projection", "--limit", 24)
     done = fedcache(*FED3R, "--dataset", spec, "--json")
@@ -190,7 +186,7 @@ def test_a_part_of_a_dataset_is_neither_used_silently_nor_passed_over(images: Pa
 
 
 @pytest.mark.slow
-def test_hints_for_what_a_part_lacks_run_as_they_are(images: Path, tmp_path: Path) -> None:
+def test_hints_for_what_a_part_lacks_run_as_they_are(images, tmp_path):
     extract(images, "--backbones", "glyph-clip", "--limit", 24)
     elsewhere = extract(
         images, "--backbones", "glyph-clip", "--limit", 24, "--store", tmp_path / "mine.zarr"
@@ -210,7 +206,7 @@ def test_hints_for_what_a_part_lacks_run_as_they_are(images: Path, tmp_path: Pat
     assert len(list((Path(os.environ["FEDCACHE_HOME"]) / "stores").glob("*.zarr"))) == 1
 
 
-def test_client_stores_of_two_datasets_are_refused(tmp_path: Path) -> None:
+def test_client_stores_of_two_datasets_are_refused(tmp_path):
     """The second store already is looked at, and the message names it."""
     rows = np.arange(20) % 4
     for name, names in (("a", ("x", "y")), ("b", ("x", "z"))):

@@ -50,9 +50,7 @@ def no_file_above(size: int) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_run_ends_with_the_same_bits_wherever_its_clients_are(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_ends_with_the_same_bits_wherever_its_clients_are(home, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(memory_estimate, "STATES", 1 << 30)
         plain = train(home, "plain", StopsAfter())

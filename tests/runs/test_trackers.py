@@ -236,8 +236,8 @@ ALL = ["tensorboard", *(pytest.param(name, marks=SLOW) for name in ("mlflow", "w
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_round_parameter_and_final_figure_is_there_once_also_when_it_is_told_again(
-    tmp_path: Path, own_home: Path, name: str
-) -> None:
+    tmp_path, own_home, name
+):
     pytest.importorskip(name)
     ingested(tmp_path)
     words = (*TRAIN, "--rounds", 4, "--seeds", "0-1", "--eval-every", 2)
@@ -261,8 +261,8 @@ RESUMED = ["tensorboard", *(pytest.param(name, marks=SLOW) for name in ("mlflow"
 
 @pytest.mark.parametrize("name", RESUMED)
 def test_points_of_a_grid_are_a_group_also_beyond_the_seeds_that_are_written_at_a_time(
-    tmp_path: Path, own_home: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, own_home, name, monkeypatch
+):
     pytest.importorskip(name)
     monkeypatch.setattr(seeds, "OPEN", 1)
     ingested(tmp_path)
@@ -290,9 +290,7 @@ def test_points_of_a_grid_are_a_group_also_beyond_the_seeds_that_are_written_at_
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_a_run_that_is_resumed_or_begins_anew_is_tracked_once(
-    tmp_path: Path, own_home: Path, name: str
-) -> None:
+def test_a_run_that_is_resumed_or_begins_anew_is_tracked_once(tmp_path, own_home, name):
     pytest.importorskip(name)
     store = ingested(tmp_path)
     config = TrainConfig(
@@ -323,9 +321,7 @@ def test_a_run_that_is_resumed_or_begins_anew_is_tracked_once(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_not_installed_is_refused_before_any_work(
-    tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_what_is_not_installed_is_refused_before_any_work(tmp_path, own_home, monkeypatch, name):
     ingested(tmp_path)
     package = {"mlflow": "sqlalchemy"}.get(name, name)
     monkeypatch.setattr(
@@ -337,7 +333,7 @@ def test_what_is_not_installed_is_refused_before_any_work(
     assert not (own_home / "runs").exists()
 
 
-def test_several_trackers_are_asked_for_at_once_and_none_twice(tmp_path: Path) -> None:
+def test_several_trackers_are_asked_for_at_once_and_none_twice(tmp_path):
     place = tmp_path / "place"
     with choose.tracking(
         [f"wandb:{place}", f"tensorboard:{place}"], Home(tmp_path), None, None
@@ -352,8 +348,8 @@ def test_several_trackers_are_asked_for_at_once_and_none_twice(tmp_path: Path) -
 
 
 def test_the_environment_of_a_library_says_where_and_what_the_option_says_goes_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     runs = tmp_path / "runs"
 
@@ -374,8 +370,8 @@ def test_the_environment_of_a_library_says_where_and_what_the_option_says_goes_b
     "kind", [EventFile, pytest.param(MLflowRun, marks=SLOW), pytest.param(WandBRun, marks=SLOW)]
 )
 def test_a_library_that_fails_is_one_warning_and_the_run_continues(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type, where: str
-) -> None:
+    tmp_path, monkeypatch, kind, where
+):
     def fails(*_: object) -> None:
         raise RuntimeError("the tracker is down")
 

@@ -39,7 +39,7 @@ class Told(Silent):
         self.rounds.append(round_)
 
 
-def test_on_round_is_told_what_the_result_says(mine: Path, dealt: fc.Partition) -> None:
+def test_on_round_is_told_what_the_result_says(mine, dealt):
     told: list[Round] = []
 
     def train() -> fc.Run:
@@ -62,9 +62,7 @@ def test_on_round_is_told_what_the_result_says(mine: Path, dealt: fc.Partition) 
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_hook_and_observer_of_a_grid_are_told_which_point(
-    mine: Path, dealt: fc.Partition, jobs: int
-) -> None:
+def test_hook_and_observer_of_a_grid_are_told_which_point(mine, dealt, jobs):
     told: list[Round] = []
     heard = Told()
     options = {"rounds": 2, "execution": "sequential"}
@@ -83,9 +81,7 @@ def test_hook_and_observer_of_a_grid_are_told_which_point(
 
 
 @pytest.mark.parametrize("observer", [Heard(), None], ids=["observer", "nobody"])
-def test_a_hook_that_raises_is_named_and_the_run_continues(
-    mine: Path, dealt: fc.Partition, observer: Heard | None
-) -> None:
+def test_a_hook_that_raises_is_named_and_the_run_continues(mine, dealt, observer):
     def breaks(round_: Round) -> None:
         if round_.round == 2:
             raise ValueError("no such dashboard")
@@ -124,9 +120,7 @@ class Closing:
             raise self.problem
 
 
-def test_a_tracker_is_closed_however_the_run_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_is_closed_however_the_run_ends(tmp_path, monkeypatch):
     made = Closing()
     monkeypatch.setattr(choose, "tracker", lambda *_: made)
     home = Home(tmp_path)
@@ -140,9 +134,7 @@ def test_a_tracker_is_closed_however_the_run_ends(
         assert hooks == ()
 
 
-def test_the_time_of_those_who_listen_is_no_training(
-    mine: Path, dealt: fc.Partition, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_of_those_who_listen_is_no_training(mine, dealt, monkeypatch):
     clock = [0.0]
     clocks = {"monotonic": time.monotonic, "time": time.time, "perf_counter": lambda: clock[0]}
     monkeypatch.setattr(loop, "time", types.SimpleNamespace(**clocks))

@@ -52,7 +52,7 @@ def on_its_way(name: str) -> tuple[object, ...]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", one_of_each(METHODS, on_its_way))
-def test_every_method_trains_from_the_command_line(store: Path, name: str) -> None:
+def test_every_method_trains_from_the_command_line(store, name):
     sizes = (
         [word for k, v in small(name).items() for word in ("--set", f"{k}={v}")]
         if {"hidden", "channels", "n_ctx"} & small(name).keys()
@@ -78,7 +78,7 @@ def test_every_method_trains_from_the_command_line(store: Path, name: str) -> No
 
 
 @pytest.mark.slow
-def test_a_result_says_what_was_trained_and_when(store: Path) -> None:
+def test_a_result_says_what_was_trained_and_when(store):
     words = (
         "--method",
         "fst-cbdg",
@@ -103,7 +103,7 @@ def test_a_result_says_what_was_trained_and_when(store: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_linear_head_starts_from_text_where_there_is_some(store: Path) -> None:
+def test_a_linear_head_starts_from_text_where_there_is_some(store):
     glyph = (*IID, "--backbones", "glyph-clip")
     zero_shot = ok("train --method clip-zs", *glyph).data["accuracy"]
     still = (*glyph, "--rounds", 1, "--participation", "all", "--set", "epochs=0")
@@ -118,9 +118,7 @@ def test_a_linear_head_starts_from_text_where_there_is_some(store: Path) -> None
 
 
 @pytest.mark.slow
-def test_the_config_of_a_run_means_the_same_run_whatever_is_extracted_later(
-    store: Path, tmp_path: Path
-) -> None:
+def test_the_config_of_a_run_means_the_same_run_whatever_is_extracted_later(store, tmp_path):
     first = ok("train --method fed3r", *IID).data
     config = Path(first["path"]) / "config.toml"
     ok("extract --backbones random-projection --size 24", *words_of(SMALL))
@@ -147,7 +145,7 @@ def test_the_config_of_a_run_means_the_same_run_whatever_is_extracted_later(
 
 
 @pytest.mark.slow
-def test_training_from_client_stores_equals_training_by_index(store: Path, tmp_path: Path) -> None:
+def test_training_from_client_stores_equals_training_by_index(store, tmp_path):
     saved = ok("partition", *IID).data["name"]
     ok(f"shard --partition {saved} --out {tmp_path}/sites")
     for name in ("fed3r", "fedpcl"):
@@ -202,7 +200,7 @@ class AfterSomeReads(Stop):
         return self.reads > 2
 
 
-def test_a_checkpoint_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+def test_a_checkpoint_goes_on_to_the_same_bits(tmp_path):
     """A run that is stopped after every single round and started again equals the run in one go."""
     ingested(tmp_path)
     config = TrainConfig(method="fedpcl", rounds=4, seeds="0")
@@ -216,9 +214,7 @@ def test_a_checkpoint_goes_on_to_the_same_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("execution", ["sequential", "batched"])
-def test_a_stop_inside_a_round_keeps_the_rounds_before_it(
-    tmp_path: Path, execution: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_inside_a_round_keeps_the_rounds_before_it(tmp_path, execution, monkeypatch):
     """Asked in the first step of round 2, whose state is written, or is not: then round 2 is finished first."""
     ingested(tmp_path)
     config = TrainConfig(method="fedpcl", rounds=3, seeds="0", execution=execution)
@@ -230,14 +226,14 @@ def test_a_stop_inside_a_round_keeps_the_rounds_before_it(
         assert same_files(train(config, runs), whole)
 
 
-def test_a_stop_inside_the_first_round_is_heard(tmp_path: Path) -> None:
+def test_a_stop_inside_the_first_round_is_heard(tmp_path):
     ingested(tmp_path)
     config = TrainConfig(method="fedavg", rounds=1, seeds="0", execution="sequential")
     story = StopsInRound(0)
     train_until_stopped("in round 1 of seed 0", config, "first", observer=story, stop=story.flag)
 
 
-def test_a_seed_that_has_ended_is_not_trained_again(tmp_path: Path) -> None:
+def test_a_seed_that_has_ended_is_not_trained_again(tmp_path):
     """Stopped after round 2 of the second of three seeds."""
     ingested(tmp_path)
     stop = Stop()
@@ -257,7 +253,7 @@ def test_a_seed_that_has_ended_is_not_trained_again(tmp_path: Path) -> None:
     assert told == [(seed, round_, i < 5) for i, (seed, round_) in enumerate(every)]
 
 
-def test_features_that_are_all_the_same_are_warned_of(tmp_path: Path) -> None:
+def test_features_that_are_all_the_same_are_warned_of(tmp_path):
     rng = np.random.default_rng(0)
     x = {
         "same": np.ones((70, 4), "f4"),

@@ -37,7 +37,7 @@ def refused(*words: object) -> tuple[int, str, str]:
 
 
 @pytest.mark.slow
-def test_images_that_are_missing_come_by_the_command_that_is_named(store: Path) -> None:
+def test_images_that_are_missing_come_by_the_command_that_is_named(store):
     code, message, hint = refused("train", "--method", "tpfl", *IID)
     assert code == 4
     assert "it has none" in message
@@ -53,7 +53,7 @@ def test_images_that_are_missing_come_by_the_command_that_is_named(store: Path) 
 
 
 @pytest.mark.slow
-def test_nothing_extracted_brings_tower_and_images(tmp_path: Path) -> None:
+def test_nothing_extracted_brings_tower_and_images(tmp_path):
     images = folder(tmp_path / "shapes", train=4, test=2)
     code, _, hint = refused(
         "train", "--method", "atpfl", "--dataset", f"folder:{images}", "--no-extract", *IID
@@ -68,7 +68,7 @@ def test_nothing_extracted_brings_tower_and_images(tmp_path: Path) -> None:
     assert done["backbones"] == ["glyph-clip", "pixels"]
 
 
-def test_a_prompt_of_the_templates_words_starts_at_zero_shot(store: Path) -> None:
+def test_a_prompt_of_the_templates_words_starts_at_zero_shot(store):
     zero = ok("train --method clip-zs", *IID[:4]).data["accuracy"]
     words = "--set ctx_init=words --set epochs=0"
     assert (
@@ -78,7 +78,7 @@ def test_a_prompt_of_the_templates_words_starts_at_zero_shot(store: Path) -> Non
 
 
 @pytest.mark.slow
-def test_methods_that_ask_the_text_tower_train_and_predict(store: Path) -> None:
+def test_methods_that_ask_the_text_tower_train_and_predict(store):
     for name, settings in (("tofa", ()), ("fedtpg", ONE), ("pfedprompt", ONE)):
         done = ok(f"train --method {name}", *IID, *settings).data
         assert done["accuracy"]["zero_shot"] is not None
@@ -88,7 +88,7 @@ def test_methods_that_ask_the_text_tower_train_and_predict(store: Path) -> None:
         assert len(told["rows"]) > 0
 
 
-def test_prompts_that_do_not_fit_are_exit_2(store: Path) -> None:
+def test_prompts_that_do_not_fit_are_exit_2(store):
     longest = max(Store.open(store).samples.classes, key=len)
     code, message, hint = refused("train", "--method", "promptfl", *IID, "--set", "n_ctx=46")
     assert code == 2
@@ -96,7 +96,7 @@ def test_prompts_that_do_not_fit_are_exit_2(store: Path) -> None:
     assert f"n_ctx={48 - 2 - len(longest) - 1}" in hint  # the template ends with a full stop
 
 
-def test_features_of_other_weights_are_exit_6(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_of_other_weights_are_exit_6(store, monkeypatch):
     from fedcache.extract import backbones
 
     located = backbones.locate
@@ -111,7 +111,7 @@ def test_features_of_other_weights_are_exit_6(store: Path, monkeypatch: pytest.M
     assert "ffffffffffff" in message
 
 
-def test_live_features_are_the_cached_ones(store: Path) -> None:
+def test_live_features_are_the_cached_ones(store):
     # T-T2: against the float16 cache to 1e-3 in logits / 100.
     import torch
 

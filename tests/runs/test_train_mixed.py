@@ -30,7 +30,7 @@ def store(once: Once) -> Path:
 
 
 @pytest.mark.slow
-def test_clients_take_turns_with_backbones() -> None:
+def test_clients_take_turns_with_backbones():
     mixed = ok("train --method solo", *IID, "--client-backbones", f"{A},{B},{A}+{B}").data
     alone = [ok("train --method solo", *IID, "--backbones", b).data for b in (A, B, f"{A},{B}")]
     assert mixed["accuracy"]["per_client"] == [
@@ -52,12 +52,12 @@ def test_clients_take_turns_with_backbones() -> None:
         (f"--method solo --client-backbones {A},glyph-clop", "'glyph-clip'"),
     ],
 )
-def test_what_cannot_differ_is_refused(words: str, named: str) -> None:
+def test_what_cannot_differ_is_refused(words, named):
     must_fail(named, f"train {words}", *IID)
 
 
 @pytest.mark.slow
-def test_an_encoder_is_trained_on_the_images_of_the_store(store: Path) -> None:
+def test_an_encoder_is_trained_on_the_images_of_the_store(store):
     sizes = [word for k, v in small("flesd").items() for word in ("--set", f"{k}={v}")]
     done = ok("train --method flesd", *IID, *sizes).data
     assert done["fidelity"] == "exact"

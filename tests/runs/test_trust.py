@@ -15,7 +15,7 @@ WORDS = ("--scheme", "iid", "--clients", 5, "--rounds", 2, "--participation", "a
 
 
 @pytest.mark.slow
-def test_the_result_says_what_was_done_and_an_ordinary_one_does_not() -> None:
+def test_the_result_says_what_was_done_and_an_ordinary_one_does_not():
     plain = ok("train --method fedavg", *WORDS).data
     assert "trust" not in plain
     done = ok(
@@ -40,7 +40,7 @@ def test_the_result_says_what_was_done_and_an_ordinary_one_does_not() -> None:
 
 
 @pytest.mark.slow
-def test_rules_are_swept_and_rejections_are_counted_and_named() -> None:
+def test_rules_are_swept_and_rejections_are_counted_and_named():
     done = ok(
         "grid --method fedavg,fedproto",
         *WORDS,
@@ -70,11 +70,11 @@ def test_rules_are_swept_and_rejections_are_counted_and_named() -> None:
         ("--method fedpcl --aggregate median", "--aggregate"),
     ],
 )
-def test_wrong_words_are_answered(words: str, said: str) -> None:
+def test_wrong_words_are_answered(words, said):
     must_fail(said, "train --method fedavg", *WORDS, *words_of(words))
 
 
-def test_privacy_is_accounted_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_privacy_is_accounted_or_refused(monkeypatch):
     words = (
         "train",
         "--method",
@@ -107,14 +107,14 @@ def test_privacy_is_accounted_or_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 def test_what_a_round_cannot_carry_is_refused_before_anything_is_trained(
-    words: str,
-) -> None:
+    words,
+):
     done = fedcache(f"{words} --scheme iid --rounds 2 --participation all --json")
     assert done.code == 2
     assert ok("runs list").data["entries"] == []
 
 
-def test_rejections_leave_fewer_liars_to_expect_and_name_the_round_when_too_few_are_left() -> None:
+def test_rejections_leave_fewer_liars_to_expect_and_name_the_round_when_too_few_are_left():
     words = (
         "train --method fedavg --scheme iid --clients 10 --rounds 2 --participation all "
         "--on-bad-update reject"
@@ -128,7 +128,7 @@ def test_rejections_leave_fewer_liars_to_expect_and_name_the_round_when_too_few_
     assert message.count("'client-") == 5  # and no more, of ten thousand clients
 
 
-def test_classes_of_few_owners_are_named() -> None:
+def test_classes_of_few_owners_are_named():
     words = (
         "train --method fedproto --scheme shards --shards 1 --clients 6 --rounds 1 "
         "--participation all"
@@ -138,7 +138,7 @@ def test_classes_of_few_owners_are_named() -> None:
     must_fail("Round 1, class 0", f"{words} --aggregate krum", code=7)
 
 
-def test_fedcgs_and_noisy_fed3r_stay_definite() -> None:
+def test_fedcgs_and_noisy_fed3r_stay_definite():
     assert (
         ok("train --method fedcgs", *WORDS[:4], "--aggregate", "median").data["accuracy"]["mean"]
         > 0
@@ -159,7 +159,7 @@ def test_fedcgs_and_noisy_fed3r_stay_definite() -> None:
     assert noisy.data["accuracy"]["mean"] is not None
 
 
-def test_the_example_gets_the_row_back(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_gets_the_row_back(capsys):
     runpy.run_path(
         str(Path(__file__).parents[2] / "examples" / "invert_head.py"), run_name="__main__"
     )

@@ -58,8 +58,8 @@ def run_line(line: str, *more: object) -> Done:
 
 
 def test_without_a_split_a_fifth_of_each_class_is_held_out_and_the_printed_command_trains(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     words = np.array([b"cat", b"dog", b"eel"])
     file = npz(tmp_path / "E.NPZ", embeddings=FEATURES.astype(np.float64), labels=words[LABELS])
     said = fedcache(f"ingest {file} --name mine")
@@ -75,7 +75,7 @@ def test_without_a_split_a_fifth_of_each_class_is_held_out_and_the_printed_comma
         assert set(by_uid[:4]) == set(of_class[s.split[of_class] == 1])
 
 
-def test_a_method_that_reads_labels_says_how_to_add_them(tmp_path: Path) -> None:
+def test_a_method_that_reads_labels_says_how_to_add_them(tmp_path):
     file = npz(tmp_path / "e.npz", X=FEATURES)
     place = ("--store", tmp_path / "own place.zarr")
     made = ok(f"ingest {file} --name bare", *place).data
@@ -87,7 +87,7 @@ def test_a_method_that_reads_labels_says_how_to_add_them(tmp_path: Path) -> None
     assert ok("train --method fed3r", *IID, *place).data["accuracy"]["mean"] > 0.5
 
 
-def test_labels_of_some_rows_are_enough_where_rows_are_dealt_by_class(tmp_path: Path) -> None:
+def test_labels_of_some_rows_are_enough_where_rows_are_dealt_by_class(tmp_path):
     file = npz(tmp_path / "e.npz", X=FEATURES, y=np.where(np.arange(ROWS) % 2, LABELS, -1))
     following = ok(f"ingest {file} --name half --no-label -1").data["next"]
     assert run_line(following, "--rounds", 2).data["accuracy"]["mean"] is not None
@@ -96,7 +96,7 @@ def test_labels_of_some_rows_are_enough_where_rows_are_dealt_by_class(tmp_path: 
 
 
 @pytest.mark.slow
-def test_methods_without_labels_train_on_text_features_and_invent_no_score(tmp_path: Path) -> None:
+def test_methods_without_labels_train_on_text_features_and_invent_no_score(tmp_path):
     free = [name for name, method in METHODS.items() if not method.needs & {"labels", "pixels"}]
     assert free
     labels = np.where(SPLIT == 1, LABELS, -1)
@@ -121,7 +121,7 @@ def test_methods_without_labels_train_on_text_features_and_invent_no_score(tmp_p
     assert "text/NAME" in failed(fedcache("train --method clip-zs --json"), 4)
 
 
-def test_rows_without_a_label_are_not_scored() -> None:
+def test_rows_without_a_label_are_not_scored():
     # rows 0, 1, 3 have labels 0, 1, 1 and are predicted 0, 0, 1: client a has 1 of 2, client b 1 of 1, in all 2 of 3
     x = torch.eye(2, dtype=torch.float64)[[0, 0, 1, 1]][:, None]
     data = Data(x, torch.tensor([0, 1, -1, 1]), classes=2)
@@ -139,15 +139,13 @@ def test_rows_without_a_label_are_not_scored() -> None:
     assert found.global_accuracy == pytest.approx(2 / 3)
 
 
-def test_a_name_that_is_a_dataset_of_its_own_is_told_apart(labelled: Path) -> None:
+def test_a_name_that_is_a_dataset_of_its_own_is_told_apart(labelled):
     following = ok(f"ingest {labelled} --name digits").data["next"]
     assert "ingested:digits" in following
     assert run_line(following, "--rounds", 2).data["dataset"]["rows"] == ROWS
 
 
-def test_the_same_file_again_is_there_already_and_another_is_refused(
-    labelled: Path, tmp_path: Path
-) -> None:
+def test_the_same_file_again_is_there_already_and_another_is_refused(labelled, tmp_path):
     first = ok(f"ingest {labelled} --name mine").data["path"]
     ok("partition", *IID, "--name", "mine-too")
     before = {f: f.stat().st_mtime_ns for f in Path(first).rglob("*") if f.is_file()}
@@ -161,9 +159,7 @@ def test_the_same_file_again_is_there_already_and_another_is_refused(
     assert not Path(first).exists()
 
 
-def test_a_store_of_one_s_own_is_replaced_in_place_and_one_of_images_never(
-    labelled: Path, tmp_path: Path
-) -> None:
+def test_a_store_of_one_s_own_is_replaced_in_place_and_one_of_images_never(labelled, tmp_path):
     place = tmp_path / "mine.zarr"
     ok(f"ingest {labelled} --name mine --store {place}")
     other = npz(tmp_path / "other.npz", X=FEATURES[:30], y=LABELS[:30])
@@ -176,9 +172,7 @@ def test_a_store_of_one_s_own_is_replaced_in_place_and_one_of_images_never(
     assert Store.open(images).dataset["slug"] == "toy"
 
 
-def test_a_store_that_lost_its_manifest_is_damage_and_other_places_are_not(
-    labelled: Path, tmp_path: Path
-) -> None:
+def test_a_store_that_lost_its_manifest_is_damage_and_other_places_are_not(labelled, tmp_path):
     made = Path(ok(f"ingest {labelled} --name mine").data["path"])
     (made / "manifest.json").unlink()
     for command in ("inspect", "verify", "repair"):
@@ -193,8 +187,8 @@ def test_a_store_that_lost_its_manifest_is_damage_and_other_places_are_not(
 
 
 def test_names_that_ls_prints_are_stores_and_datasets_of_every_command(
-    labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    labelled, tmp_path, monkeypatch
+):
     made = Path(ok(f"ingest {labelled} --name mine").data["path"])
     # the one last used
     ok("ingest", npz(tmp_path / "o.npz", X=-FEATURES, y=LABELS), "--name", "other")
@@ -214,7 +208,7 @@ def test_names_that_ls_prints_are_stores_and_datasets_of_every_command(
     assert [e["path"] for e in ok("ls --dataset mine").data["entries"]] == [str(made)]
 
 
-def test_an_interrupted_ingest_goes_on(labelled: Path) -> None:
+def test_an_interrupted_ingest_goes_on(labelled):
     made = Path(ok(f"ingest {labelled} --name mine").data["path"])
     chunk = next(made.glob("features/*/c/0/0/0"))
     chunk.write_bytes(chunk.read_bytes()[:-1])

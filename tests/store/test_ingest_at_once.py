@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,9 +23,7 @@ LABELS = np.arange(3000) % 3
 @pytest.mark.parametrize(
     ("replace", "named"), [(False, False), (True, True)], ids=["new", "replace at a path"]
 )
-def test_four_processes_that_ingest_the_same_file_all_succeed(
-    tmp_path: Path, replace: bool, named: bool
-) -> None:
+def test_four_processes_that_ingest_the_same_file_all_succeed(tmp_path, replace, named):
     home, folder = tmp_path / "home", tmp_path / "home" / "stores"
     options = ["--name", "mine"]
     if named:
@@ -51,7 +48,7 @@ def test_four_processes_that_ingest_the_same_file_all_succeed(
     assert len(Store.open(found).arrays) == 1
 
 
-def test_threads_that_make_the_same_store_all_get_it(tmp_path: Path) -> None:
+def test_threads_that_make_the_same_store_all_get_it(tmp_path):
     at_once = threading.Barrier(4)
 
     def make(number: int) -> Store:
@@ -65,8 +62,8 @@ def test_threads_that_make_the_same_store_all_get_it(tmp_path: Path) -> None:
 
 
 def test_a_second_writer_is_refused_and_a_thread_is_not_called_another_process(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     store = create(tmp_path / "s.zarr")
     with writer(store, KEYS[0]):
         refused(

@@ -34,7 +34,7 @@ def of_npz(tmp_path: Path, choice: ColumnChoice | None = None, **columns: Any) -
 # Groups
 
 
-def test_every_other_column_of_the_rows_is_a_group_and_the_rest_is_named(tmp_path: Path) -> None:
+def test_every_other_column_of_the_rows_is_a_group_and_the_rest_is_named(tmp_path):
     day = datetime.date(2024, 2, 1)
     kept: dict[str, tuple[Any, list[str | None]]] = {
         "ward": (["north", None, " north "], ["north", None, "north"]),
@@ -69,7 +69,7 @@ def test_every_other_column_of_the_rows_is_a_group_and_the_rest_is_named(tmp_pat
     assert all(name in "\n".join(found.notes) for name in (*found.groups, *found.unused))
 
 
-def test_columns_of_an_npz_that_sort_nothing_are_not_read(tmp_path: Path) -> None:
+def test_columns_of_an_npz_that_sort_nothing_are_not_read(tmp_path):
     not_used = {
         "images": np.zeros((N, 4, 4), np.uint8),
         "mask": np.zeros((N, 4)),
@@ -90,7 +90,7 @@ def test_columns_of_an_npz_that_sort_nothing_are_not_read(tmp_path: Path) -> Non
         max_size=9,
     )
 )
-def test_a_group_says_of_each_row_what_its_word_was(words: list[str | None]) -> None:
+def test_a_group_says_of_each_row_what_its_word_was(words):
     group = Group.of(words)
     assert group.values() == [w.strip() if w else None for w in words]
     known = [w for w in group.words if w]
@@ -98,7 +98,7 @@ def test_a_group_says_of_each_row_what_its_word_was(words: list[str | None]) -> 
     assert group.equals(Group.of_words(Words.of(words)))
 
 
-def test_groups_of_arrays_are_in_the_store_and_its_frame(tmp_path: Path) -> None:
+def test_groups_of_arrays_are_in_the_store_and_its_frame(tmp_path):
     groups = {"hospital": ["b", "a", None] * 4, "name": np.arange(N)}
     store = Store.from_arrays(
         {"a": X}, labels=np.arange(N) % 2, groups=groups, path=tmp_path / "s.zarr"
@@ -114,7 +114,7 @@ def test_groups_of_arrays_are_in_the_store_and_its_frame(tmp_path: Path) -> None
         )
 
 
-def test_the_same_rows_with_other_groups_keep_their_features(tmp_path: Path) -> None:
+def test_the_same_rows_with_other_groups_keep_their_features(tmp_path):
     def ingest(**columns: int) -> str:
         groups = {name: np.arange(N) % count for name, count in columns.items()}
         np.savez(tmp_path / "e.npz", features=X, labels=np.arange(N) % 2, **groups)
@@ -139,7 +139,7 @@ def test_the_same_rows_with_other_groups_keep_their_features(tmp_path: Path) -> 
 # Labels
 
 
-def test_rows_without_a_domain_are_in_the_domain_all(tmp_path: Path) -> None:
+def test_rows_without_a_domain_are_in_the_domain_all(tmp_path):
     for domain, names in (
         (np.array(["a", ""] * 6), ("a", "all")),
         (np.array([1, np.nan] * 6), ("1", "all")),
@@ -154,7 +154,7 @@ class Trap:
         return exec, ("raise SystemExit('executed')",)
 
 
-def test_a_pickle_that_names_anything_is_left_or_refused_and_never_run(tmp_path: Path) -> None:
+def test_a_pickle_that_names_anything_is_left_or_refused_and_never_run(tmp_path):
     trap = np.array([Trap()] * N, object)
     found = of_npz(
         tmp_path,
@@ -171,7 +171,7 @@ def test_a_pickle_that_names_anything_is_left_or_refused_and_never_run(tmp_path:
 # Names of columns
 
 
-def test_columns_are_named_by_the_user_where_their_names_say_nothing(tmp_path: Path) -> None:
+def test_columns_are_named_by_the_user_where_their_names_say_nothing(tmp_path):
     odd = {
         "clip_vit": X + 1,
         "other": X,
@@ -205,7 +205,7 @@ def test_columns_are_named_by_the_user_where_their_names_say_nothing(tmp_path: P
 
 
 @pytest.mark.parametrize("features", ["Feature", "embedding", "emb", "vector", "X"])
-def test_usual_names_are_found_without_being_told(tmp_path: Path, features: str) -> None:
+def test_usual_names_are_found_without_being_told(tmp_path, features):
     np.savez(
         tmp_path / "u.npz", **{features: X, "target": np.arange(N) % 4, "ward": np.arange(N) % 4}
     )
@@ -217,7 +217,7 @@ def test_usual_names_are_found_without_being_told(tmp_path: Path, features: str)
     )
 
 
-def test_rows_are_named_by_what_is_different_in_each(tmp_path: Path) -> None:
+def test_rows_are_named_by_what_is_different_in_each(tmp_path):
     files = np.array([f"{i}.png" for i in range(N)])
     found = of_npz(tmp_path, id=np.arange(N) % 4, filename=files)
     assert found.names == tuple(files)

@@ -86,21 +86,19 @@ def zero_shot(encoder: Any, inputs: np.ndarray, label: np.ndarray, names: list[s
 @pytest.mark.parametrize(
     ("domain", "least"), [("mnist", 0.80), ("optdigits", 0.75), ("mnistm", 0.70), ("synth", 0.70)]
 )
-def test_it_reads_digits_it_was_never_shown(
-    encoder: Any, rows: Any, domain: str, least: float
-) -> None:
+def test_it_reads_digits_it_was_never_shown(encoder, rows, domain, least):
     assert zero_shot(encoder, *rows[domain], list(string.digits)) >= least
 
 
 @pytest.mark.slow
-def test_the_words_for_digits_mean_the_digits(encoder: Any, rows: Any) -> None:
+def test_the_words_for_digits_mean_the_digits(encoder, rows):
     by_character = zero_shot(encoder, *rows["optdigits"], list(string.digits))
     assert abs(zero_shot(encoder, *rows["optdigits"], WORDS) - by_character) < 0.1
     shuffled = WORDS[1:] + WORDS[:1]
     assert zero_shot(encoder, *rows["optdigits"], shuffled) < 0.2
 
 
-def test_the_packaged_weights_are_found_and_are_the_published_file(tmp_path: Path) -> None:
+def test_the_packaged_weights_are_found_and_are_the_published_file(tmp_path):
     weights = locate(
         lookup("glyph-clip"),
         given={},
@@ -118,7 +116,7 @@ def test_the_packaged_weights_are_found_and_are_the_published_file(tmp_path: Pat
     assert FILE.stat().st_size == BACKBONE.size < 4_400_000
 
 
-def test_the_file_holds_exactly_the_towers_in_half_precision() -> None:
+def test_the_file_holds_exactly_the_towers_in_half_precision():
     state, model = load_file(FILE), build()
     assert {k: v.shape for k, v in state.items()} == {
         k: v.shape for k, v in model.state_dict().items()
@@ -130,7 +128,7 @@ def test_the_file_holds_exactly_the_towers_in_half_precision() -> None:
     assert sum(p.numel() for p in model.parameters()) == PARAMETERS
 
 
-def test_another_file_is_refused(tmp_path: Path) -> None:
+def test_another_file_is_refused(tmp_path):
     state = load_file(FILE)
     del state["text_projection"]
     save_file(state, tmp_path / "cut.safetensors")
@@ -139,7 +137,7 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
     assert caught.value.code == Exit.ENVIRONMENT
 
 
-def test_features_are_the_projections_of_open_clips_own_model(encoder: Any, rows: Any) -> None:
+def test_features_are_the_projections_of_open_clips_own_model(encoder, rows):
     model = build().eval()
     model.load_state_dict({k: v.float() for k, v in load_file(FILE).items()})
     x = torch.from_numpy(rows["synth"][0][:8])
@@ -165,20 +163,20 @@ def test_features_are_the_projections_of_open_clips_own_model(encoder: Any, rows
         unique=True,
     )
 )
-def test_tokens_spell_the_prompt(prompts: list[str]) -> None:
+def test_tokens_spell_the_prompt(prompts):
     kept = [p for p in prompts if len(p.encode()) <= CONTEXT - 2]
     tokens = tokenize(kept)
     assert tokens.shape == (len(kept), CONTEXT)
     assert [bytes(row[1 : row.index(END)]).decode() for row in tokens.tolist()] == kept
 
 
-def test_tokens_of_a_worked_example() -> None:
+def test_tokens_of_a_worked_example():
     # start, "a" = 97, "3" = 51, end, zeros
     assert tokenize(["a3"])[0, :6].tolist() == [256, 97, 51, 257, 0, 0]
     assert not torch.equal(tokenize(["A"]), tokenize(["a"]))
 
 
-def test_a_cut_prompt_may_not_turn_into_another() -> None:
+def test_a_cut_prompt_may_not_turn_into_another():
     long = "a" * (CONTEXT - 2)
     assert tokenize([long + "x"])[0, -1] == module.END
     assert torch.equal(tokenize([long + "x", long + "x"])[0], tokenize([long])[0])
@@ -188,7 +186,7 @@ def test_a_cut_prompt_may_not_turn_into_another() -> None:
     assert "--text" in caught.value.hint
 
 
-def test_no_font_it_saw_draws_the_test_images() -> None:
+def test_no_font_it_saw_draws_the_test_images():
     import matplotlib
 
     seen = FONTS.read_text().splitlines()
@@ -205,7 +203,7 @@ def test_no_font_it_saw_draws_the_test_images() -> None:
     ]
 
 
-def test_the_tool_refuses_every_font_that_draws_the_test_images(drawing: ModuleType) -> None:
+def test_the_tool_refuses_every_font_that_draws_the_test_images(drawing):
     files = [Path(f) for f in digits.font_files()]
     assert len(files) > 20
     for file in files:
@@ -213,7 +211,7 @@ def test_the_tool_refuses_every_font_that_draws_the_test_images(drawing: ModuleT
             drawing.render([file])
 
 
-def test_the_tool_refuses_their_kin_and_renamed_copies(drawing: ModuleType) -> None:
+def test_the_tool_refuses_their_kin_and_renamed_copies(drawing):
     for family, name in (
         ("Latin Modern Roman", "lmroman10-regular.otf"),
         ("Renamed", "DejaVuSans-Bold.ttf"),
@@ -234,9 +232,7 @@ def glyphs_of(drawing: ModuleType) -> Any:
 
 
 @pytest.mark.slow
-def test_training_repeats_with_the_seed_and_learns(
-    trainer: ModuleType, drawing: ModuleType
-) -> None:
+def test_training_repeats_with_the_seed_and_learns(trainer, drawing):
     glyphs = glyphs_of(drawing)
     one, two = (
         trainer.train(glyphs, steps=2, batch=32, lr=1e-3, seed=5).state_dict() for _ in range(2)

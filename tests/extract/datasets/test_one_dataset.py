@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +46,7 @@ def as_list(root: Path) -> Any:
 
 
 @pytest.mark.parametrize("write", [as_arrays, as_parquet, as_shards, as_list])
-def test_equal_images_have_equal_features(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], Any]
-) -> None:
+def test_equal_images_have_equal_features(tmp_path, monkeypatch, write):
     def extracted(dataset: Any, home: str) -> Store:
         monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path / home))  # where nothing can be taken over
         return fc.extract(dataset, ["random-projection", "pixels"], size=16, workers=0, batch=4)
