@@ -1,7 +1,5 @@
 """What holds for every test: nothing leaves the machine, and nothing touches the user's own folders."""
 
-from __future__ import annotations
-
 import errno
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """The Python API, as the README shows it."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The configuration: values from files and flags, their types and limits, and where things live."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

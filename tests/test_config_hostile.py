@@ -1,7 +1,5 @@
 """fedcache.toml of any bytes: an error in words, or a configuration that says the same when it is written again."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The Python API in a notebook: arrays in and out, one-line reprs, escaped HTML, pandas columns, torch rows."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Work that says how far it is becomes stretches that an observer is told of, and is always ended."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

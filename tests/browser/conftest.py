@@ -1,7 +1,5 @@
 """Chromium without a network, and reports of real runs to open in it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The documentation as a site on a disk: searched without a server, formulas drawn, nothing asked of another host."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

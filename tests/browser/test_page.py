@@ -1,7 +1,5 @@
 """The report as a person has it: in Chromium with the network refused, in light, dark and on a phone, by keyboard."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Iterator

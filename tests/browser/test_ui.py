@@ -1,7 +1,5 @@
 """``fedcache ui`` as a person has it: before, while and after a grid, by keyboard, on a phone, in the dark."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

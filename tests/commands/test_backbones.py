@@ -1,7 +1,5 @@
 """``fedcache backbones``: what is listed, imported, verified and refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

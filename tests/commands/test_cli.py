@@ -1,7 +1,5 @@
 """The command line as a whole: help, envelopes, exit codes, start-up."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The demo on embeddings in the place of its images: the same calls, the same table."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the command line and the documentation say of methods."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """``fedcache evaluate``: a run's own test rows give the stored figures, and every refusal is one sentence."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """What ``extract`` answers a person, of extractions of every kind."""
 
-from __future__ import annotations
-
 import pytest
 from failing_command import must_fail
 

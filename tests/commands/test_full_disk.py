@@ -1,7 +1,5 @@
 """Files that commands write: what is said of a full disk, and that none has a name before it is complete."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -1,7 +1,5 @@
 """Names of files, classes, domains and runs that command a terminal, a page or a spreadsheet are shown by number."""
 
-from __future__ import annotations
-
 import csv
 import html
 import io

@@ -1,7 +1,5 @@
 """``doctor``, shell completion, and tables on narrow terminals."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from io import StringIO

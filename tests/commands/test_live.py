@@ -1,7 +1,5 @@
 """The live view: rounds, accuracy, bytes and time left while a run trains, and what it does not invent."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

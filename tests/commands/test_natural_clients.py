@@ -1,7 +1,5 @@
 """Clients that the data brings, on the command line: ``--by``, ``--hold-out`` and the table of held-out values."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """docs/add-a-dataset.md: what ``fedcache new dataset`` writes works as it stands, and keeps the laws."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

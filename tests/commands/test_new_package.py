@@ -1,7 +1,5 @@
 """``fedcache new``: what it writes works as it stands, from its tests to a grid, and what it cannot write it says."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The options that the fields of the configuration become."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the observer of the command line prints, and how errors and answers leave the process."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """``fedcache personalise``: the model of a new client as a file, and every refusal in one sentence."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

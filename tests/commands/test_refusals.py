@@ -1,7 +1,5 @@
 """What a user gets wrong, end to end: the right exit code, the word that is wrong, and nothing left behind."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """``fedcache runs``: which results there are, one of them, what differs, tags, and their removal."""
 
-from __future__ import annotations
-
 import io
 import sys
 from pathlib import Path

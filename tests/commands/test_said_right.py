@@ -1,7 +1,5 @@
 """Hints that are right, several faults in one answer, and lines that say something: through the real command line."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

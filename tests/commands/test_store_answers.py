@@ -1,7 +1,5 @@
 """What the commands on stores and results answer a person, of small stores whose counts are known."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What ``train`` and ``grid`` answer a person, from results worked out by hand."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Rows to choose by, on the command line: ``--validation`` of partition, train and grid."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How many cases are tried: a few for every change (``make durability``), all of them in ``make nightly``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

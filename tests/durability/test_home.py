@@ -1,7 +1,5 @@
 """A home after a long story: whichever file is changed, no command gives another figure without a word."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

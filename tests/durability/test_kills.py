@@ -1,7 +1,5 @@
 """kill -9, signals and several writers on the real command line: what is left is whole, and the end is the same."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

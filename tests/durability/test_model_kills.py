@@ -1,7 +1,5 @@
 """kill -9 while models are saved: a run has no result, or a result with whole models; the end is the same bits."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """kill -9 of private training: no round that was told is made again, and what was spent is written down."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Many starts of one private run at once, some killed: one result, one entry of each seed in the ledger, no damage."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What the tests of extraction share."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One batch, whoever computes it: inputs, bad rows, the short last batch, and decoders that feed the models."""
 
-from __future__ import annotations
-
 import io
 import time
 from dataclasses import replace

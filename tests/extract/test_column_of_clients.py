@@ -1,7 +1,5 @@
 """Which column ``ingest`` suggests as that of the clients."""
 
-from __future__ import annotations
-
 import numpy as np
 
 import fedcache as fc

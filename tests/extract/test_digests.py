@@ -1,7 +1,5 @@
 """What a home remembers so that nothing is read twice: sealed, and forgotten when it is not what was written."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

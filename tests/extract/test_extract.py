@@ -1,7 +1,5 @@
 """Extraction end to end: what a user sees of it, and the promises behind it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

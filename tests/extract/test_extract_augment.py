@@ -1,7 +1,5 @@
 """``extract --augment``: policies as arrays of a store, the same bits however they are computed, plain predictions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

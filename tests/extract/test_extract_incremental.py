@@ -1,7 +1,5 @@
 """Extraction of a dataset that has got new images: what is reused, what is computed, and that it is the same."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

@@ -1,7 +1,5 @@
 """An unfinished array is gone on with by the code that began it, and by no other."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Images without labels, extracted with a backbone that also has a text tower."""
 
-from __future__ import annotations
-
 import numpy as np
 from command import fedcache, ok
 from PIL import Image

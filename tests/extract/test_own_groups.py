@@ -1,7 +1,5 @@
 """Groups belong to the dataset that is named, also where another one with the same content shares its store."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What an extraction will do and is expected to take, before it is begun: by hand, without images or weights."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A store is found by the content of its dataset: a folder that was renamed costs nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What an extraction counts, by hand; and what a whole one and one with nothing to do say of themselves."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

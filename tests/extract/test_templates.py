@@ -1,7 +1,5 @@
 """Which prompt template a text result is of: the one extracted last, said and stored with the result."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

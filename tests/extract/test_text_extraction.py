@@ -1,7 +1,5 @@
 """Extractions of texts: what changed is computed and nothing else, rows without a text are named, models read texts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Test rows that hold what a training row holds are counted and said when a dataset is extracted."""
 
-from __future__ import annotations
-
 import numpy as np
 from heard import Heard
 from PIL import Image

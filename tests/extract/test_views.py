@@ -1,7 +1,5 @@
 """Views: the same for the same (seed, image, number), different otherwise, and view 0 is the plain resize."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Worker processes that die: the call that waits for them ends with an error, whenever and however they ended."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

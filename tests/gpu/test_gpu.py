@@ -3,8 +3,6 @@
 Draws are made on the CPU, so that in float64 both devices differ by the order of sums alone. `make test-gpu` runs them.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

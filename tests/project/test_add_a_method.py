@@ -1,7 +1,5 @@
 """docs/add-a-method.md: a contributor who follows the page adds a method without a failing test."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

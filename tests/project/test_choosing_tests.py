@@ -1,7 +1,5 @@
 """Which tests a change runs: the methods of the laws, `make quick`, and the suites of `.ci/run`."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the package imports is what pyproject.toml names; without extras the core works, and says what to install."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

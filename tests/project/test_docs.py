@@ -1,7 +1,5 @@
 """The documentation says what the code says: generated pages, links, command lines, tables, examples."""
 
-from __future__ import annotations
-
 import contextlib
 import doctest
 import importlib

@@ -1,7 +1,5 @@
 """Gates on the sources: what no module may do, whoever wrote it."""
 
-from __future__ import annotations
-
 import ast
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Names of files, of which a shell reads all but the first otherwise where they are not quoted."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import re

@@ -1,7 +1,5 @@
 """Layout of the package: the direction of imports, import cycles, parameter lists and unique class names."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

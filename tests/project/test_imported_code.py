@@ -4,8 +4,6 @@ Each is listed with where the name or the file comes from. A new place fails her
 could choose what it runs.
 """
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from collections.abc import Iterator

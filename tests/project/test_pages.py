@@ -1,7 +1,5 @@
 """Tutorials and README run, methods' pages say what was measured, notebooks' pages are those of the notebooks."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page of readings: every number that code and docs refer to has a row, and every switch in it exists."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

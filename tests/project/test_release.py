@@ -1,7 +1,5 @@
 """What a release is made of agrees: version, changelog, citation, lock file, workflows, container, archives."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import tarfile

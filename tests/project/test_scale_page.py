@@ -1,7 +1,5 @@
 """docs/scale.md says what the code does: bytes of messages, files of a store."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import ModuleType
 

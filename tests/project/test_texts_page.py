@@ -1,7 +1,5 @@
 """docs/texts.md: its commands run as they are written, on the data that its example makes, and reach what it says."""
 
-from __future__ import annotations
-
 import runpy
 import shlex
 import shutil

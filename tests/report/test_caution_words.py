@@ -1,7 +1,5 @@
 """What is said before an accuracy is believed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

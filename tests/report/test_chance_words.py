@@ -1,7 +1,5 @@
 """What is said of a result that is no better than a guess."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What sites score themselves is marked wherever it is shown, and stands apart from what was measured here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

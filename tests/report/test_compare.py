@@ -1,7 +1,5 @@
 """``compare``: the numbers are those of scipy, autorank and Demšar's paper; what cannot be compared is said."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from itertools import combinations

@@ -1,7 +1,5 @@
 """A comparison in words, tables and a diagram, whole: three runs whose numbers are written by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from fedcache.report.comparison import Comparison, Pair, Treatment

@@ -1,7 +1,5 @@
 """What is written of an evaluation, cell by cell and bar by bar, from figures of a few rows."""
 
-from __future__ import annotations
-
 import csv
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What figures draw, mark by mark: places, words and sizes worked by hand from runs of a few numbers."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``fedcache figure``: every kind from real runs, fonts inside, widths of columns, and wrong words answered."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

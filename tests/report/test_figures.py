@@ -1,7 +1,5 @@
 """Figures of the report from hand-made runs: what they draw, say and leave out."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

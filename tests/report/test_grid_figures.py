@@ -1,7 +1,5 @@
 """What grids and comparisons draw: importance by hand, lines of points, differences, ranks, and names that differ."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Leave-one-out runs: the held-out value stands in every label, and the group has its mean."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

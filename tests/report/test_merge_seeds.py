@@ -1,7 +1,5 @@
 """Runs of equal settings and different seeds are one run, and differences say the seeds that they are over."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

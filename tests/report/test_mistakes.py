@@ -1,7 +1,5 @@
 """What a run got wrong, as thumbnails: the right rows with the right words, and no image that was not asked for."""
 
-from __future__ import annotations
-
 import base64
 import io
 import re

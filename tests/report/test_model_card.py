@@ -1,7 +1,5 @@
 """What the card of an exported model says of its accuracy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Commands that write a file of runs write nothing where no run can be shown, and an earlier file stays as it is."""
 
-from __future__ import annotations
-
 import pytest
 from command import fedcache
 

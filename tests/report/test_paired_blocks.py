@@ -1,7 +1,5 @@
 """What a comparison says of runs that are not scored alike."""
 
-from __future__ import annotations
-
 from arrays import ingested
 from command import ok
 

@@ -1,7 +1,5 @@
 """Differences over test rows: McNemar's test, hand-worked and as simulated; what is not paired is not tested."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The HTML report: whole, self-contained, escaped, true to the results, and a page also when there is nothing."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Tables of the page from runs written by hand: every cell, what it is sorted by, and which is the best."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The command that makes a stored run again, from configurations written by hand, and the store of its rows."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

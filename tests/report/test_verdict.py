@@ -1,7 +1,5 @@
 """What the first screen says, from runs written by hand: which, by how much, how sure, and at what cost."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

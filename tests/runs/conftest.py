@@ -1,7 +1,5 @@
 """Homes that several files here begin with: each is made once per worker, and a test works on a copy of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

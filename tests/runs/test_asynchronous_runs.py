@@ -1,7 +1,5 @@
 """Asynchronous rounds and simulated time from the command line and from Python: identity, results, grids, refusals."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

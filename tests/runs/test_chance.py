@@ -1,7 +1,5 @@
 """When an accuracy is no better than a guess, against numbers worked out by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

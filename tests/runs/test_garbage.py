@@ -1,7 +1,5 @@
 """``gc`` lists what nothing will read again, deletes it when told to, and never touches what is whole or in use."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

@@ -1,7 +1,5 @@
 """Partitions that a user brings: a dict, the client of each row, a function, a CSV."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

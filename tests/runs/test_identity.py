@@ -1,7 +1,5 @@
 """Which changes of the code make a stored run old: those of what it computes, and no others."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A run of more clients than a result holds: their columns lie beside it, sealed, and are read from there."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

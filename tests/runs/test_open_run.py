@@ -1,7 +1,5 @@
 """What is said and settled before a run is trained."""
 
-from __future__ import annotations
-
 import pytest
 from arrays import ingested
 from command import ok

@@ -1,7 +1,5 @@
 """A method in a file of the user's own: it trains by ``fc.train``, and every change of it is another run."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Partitions on disk: files of arrays in stores and runs, and the JSON of earlier releases, which is read for ever."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What clients are dealt: arguments, defaults of the papers, labels, and in what single clients differ."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Plug-ins: what an installed package or ``fc.register`` brings is used by name, and is part of a run's identity."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A private run that is started several times at once: one training, one result, one entry in the ledger."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Private runs on the real command line: fresh noise, what it costs over seeds, grids and repeats, and what is told."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Trackers of private runs: no library learns when a round ended, unless who took part is told anyway."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +28,7 @@ class Record:
     def __init__(self) -> None:
         self.order: list[str] = []
 
-    def begin(self, _first: Round) -> Record:
+    def begin(self, _first: Round) -> "Record":
         return self
 
     def write(self, _round: Round) -> None:

@@ -1,7 +1,5 @@
 """A home on a read-only file system: nobody here writes, whatever locks others have left in it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Results of several seeds, summed up by hand, and what is said of uploads and of noise."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

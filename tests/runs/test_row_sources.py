@@ -1,7 +1,5 @@
 """What a run reads of one store or of the stores of its clients, and what is said of it."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a resume reads: sealed for its run and seed; what is not whole, or another's, begins again with a warning."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

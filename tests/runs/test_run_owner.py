@@ -1,7 +1,5 @@
 """A run that is started several times at once has one training, and its models are never replaced under a reader."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

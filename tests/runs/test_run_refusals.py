@@ -1,7 +1,5 @@
 """What the parts of a run say and do where something is missing, damaged, of a device or of an earlier release."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import time

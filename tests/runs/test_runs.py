@@ -1,7 +1,5 @@
 """Stored results: every promise is verified before it is returned, and a damaged one says what to do."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

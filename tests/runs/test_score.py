@@ -1,7 +1,5 @@
 """The one accuracy of a table: of new results, of earlier ones, and over test rows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

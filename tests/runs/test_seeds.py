@@ -1,7 +1,5 @@
 """The seed is the unit that is stored: a run is the set of its seeds, and more seeds train the missing ones."""
 
-from __future__ import annotations
-
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

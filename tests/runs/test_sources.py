@@ -1,7 +1,5 @@
 """Which store a run trains on, when the one that is meant is unfinished, only a part, or elsewhere."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """What a run is asked to do, once every default is in place."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Runs whose clients keep too much for memory: stopped, damaged and on a full disk, they end with the same bits."""
 
-from __future__ import annotations
-
 import os
 import resource
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Which arrays of a store a run trains on, from stores of which only the list of arrays matters."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What a result says of every test row: sums that are its accuracies, one file that is read whole or not at all."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import zipfile

@@ -1,7 +1,5 @@
 """Trackers, each by the real library writing on this machine: every round once, all parameters, the final figures."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Iterator

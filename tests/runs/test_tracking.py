@@ -1,7 +1,5 @@
 """What observers, hooks and trackers are told of the rounds of a run, and what happens where one of them fails."""
 
-from __future__ import annotations
-
 import time
 import types
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Training end to end: defaults said aloud, stored results, resume, shards, grids."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

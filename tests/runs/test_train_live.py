@@ -1,7 +1,5 @@
 """Methods with live towers from the command line: which images, which weights, and what is refused."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Clients of one run that differ, and encoders trained on images, from the command line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Robust rules, attacks and privacy on the real command line: what the result says, and what is refused in words."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Stores among each other: which was extracted last, which are old, what killed processes left in them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

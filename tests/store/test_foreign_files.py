@@ -1,7 +1,5 @@
 """One dataset as other programs write it: the same rows, labels and clients, or lines that convert it."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from pathlib import Path

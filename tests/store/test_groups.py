@@ -1,7 +1,5 @@
 """Groups: columns that sort the rows, kept beside the arrays."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

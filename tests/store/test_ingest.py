@@ -1,7 +1,5 @@
 """Your own embeddings, as a user brings them: a test set, a name, the next command, and stores by name."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The same content brought into a store several times at once: every call succeeds, and there is one store."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """Ingest reads a file block by block: the same store as of the whole file, in the memory of one block."""
 
-from __future__ import annotations
-
 import hashlib
 import tracemalloc
 from contextlib import suppress

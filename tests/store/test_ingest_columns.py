@@ -1,7 +1,5 @@
 """What the columns of a file of embeddings mean: groups, labels, splits and names as tables really have them."""
 
-from __future__ import annotations
-
 import datetime
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tables as other programs write them: wide parquet and CSV, lists in texts, feather, and rows that are not finite."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import shlex

@@ -1,7 +1,5 @@
 """Tables with tens of thousands of columns: the cost grows with the columns, and messages stay short."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

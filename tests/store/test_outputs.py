@@ -1,7 +1,5 @@
 """Files of ``-o``: a killed process leaves nothing where files need no name, and elsewhere what ``gc`` names."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Sealed files: given back as they were, or refused in words; never another's, and never a number that was changed."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

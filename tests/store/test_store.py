@@ -1,7 +1,5 @@
 """The store's promises: whole or refused, the same bytes however interrupted, and damage is never read as numbers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """``verify`` finds a flipped bit in any file of a store, and after ``repair`` only what was damaged is made again."""
 
-from __future__ import annotations
-
 import os
 import random
 from dataclasses import replace

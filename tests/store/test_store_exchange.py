@@ -1,7 +1,5 @@
 """Embeddings go out of a store and back in unchanged, and files that could run something or lie are refused."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

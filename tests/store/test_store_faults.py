@@ -1,7 +1,5 @@
 """Power cuts and full disks at every write, fsync and rename; and the window in which a commit replaces sidecars."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource
@@ -79,7 +77,7 @@ class Torn:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.file, name)
 
-    def __enter__(self) -> Torn:
+    def __enter__(self) -> "Torn":
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -1,7 +1,5 @@
 """Files of a store that somebody made up: whatever they say, only errors of ours come out."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The bytes of a store, kept for ever: what is written today equals the kept files, and those still read."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

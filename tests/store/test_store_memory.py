@@ -1,7 +1,5 @@
 """What is read into memory, what stays mapped, and that both are the same numbers, verified."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the files of a store answer when they are missing, torn, of others or in the way."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

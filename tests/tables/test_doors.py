@@ -1,7 +1,5 @@
 """One table has one meaning: the same columns give the same dataset whichever command and format they come through."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

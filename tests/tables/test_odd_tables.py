@@ -1,7 +1,5 @@
 """Tables that are written in an odd way: what is refused says what to do, and what it says to do works."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

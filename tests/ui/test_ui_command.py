@@ -1,7 +1,5 @@
 """``fedcache ui``: the real command is started, asked and ended; what is missing is a sentence."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the page's server lets in, and what it answers of homes as they come: empty, whole, damaged, at work."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The table agrees with the libraries whose weights it names."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

@@ -1,7 +1,5 @@
 """Weights are found where they are said to be looked for, in that order, and nothing is believed unhashed."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """glyph-CLIP: the weights that ship, what they can read, and what they must never have seen."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import string

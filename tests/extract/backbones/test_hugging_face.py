@@ -1,7 +1,5 @@
 """Folders of transformers' models are backbones: their features, their preprocessing, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An ONNX file is a backbone: what it computes, what it cannot say, and what is refused in a sentence."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The user's own torch modules are backbones: the features are the module's, and another module is another array."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What a module holds tells it apart: objects, bound methods, closures, and classes that no file tells."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import sys

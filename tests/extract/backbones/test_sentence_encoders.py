@@ -1,7 +1,5 @@
 """Encoders of texts: features are those of the model alone with each text, text features those of prompts."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

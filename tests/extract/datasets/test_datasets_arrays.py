@@ -1,7 +1,5 @@
 """Images in arrays: the shape says how they lie, names say what a column is, and nothing is read that need not be."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Folders of images: one dataset however it is packed, read as its folders say, with nothing lost in silence."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import pickle

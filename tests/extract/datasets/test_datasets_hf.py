@@ -1,7 +1,5 @@
 """Hugging Face datasets from files that the tests write: parquet, save_to_disk, and what is said without a network."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import shlex

@@ -1,7 +1,5 @@
 """IDX files under the names of MNIST, EMNIST, KMNIST and QMNIST, written by the tests byte by byte."""
 
-from __future__ import annotations
-
 import gzip
 import struct
 from pathlib import Path

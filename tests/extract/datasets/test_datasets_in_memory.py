@@ -1,7 +1,5 @@
 """Images that a program holds: every kind of image gives the pixels of its PNG file, and nothing is guessed."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The datasets of the papers: every layout as its authors publish it, what is refused, and a run from end to end."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """``rows:FILE``: rows of numbers come as they are, in every format, and what is no number is refused."""
 
-from __future__ import annotations
-
 import pickle
 
 import h5py

@@ -1,7 +1,5 @@
 """``texts:FILE``: which column is what, dirty cells, rows without a text, and files that are none."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import os

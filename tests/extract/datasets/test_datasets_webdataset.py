@@ -1,7 +1,5 @@
 """Samples in tar shards: parts joined by name, labels from .cls, .json or .txt, splits from the names of shards."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import tarfile

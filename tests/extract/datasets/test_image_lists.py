@@ -1,7 +1,5 @@
 """Lists of images and ImageFolders of other programs: one dataset, however it is written down."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The same images have the same features and uids in whatever form they come."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
