@@ -90,7 +90,7 @@ def test_a_value_with_a_comma_can_be_held_out(tmp_path):
     words = f"partition --by site --store {path} --hold-out"
     for said, away in (("B,c", {"B,c"}), ("A, B", {"A", "B"}), ("d,e", {"d", "e"})):
         name = f"without-{len(away)}-{said[0]}"
-        ok(f"{words} {said} --name {name}")
+        ok(words, said, "--name", name)
         held = fc.Partition.from_file(Store.open(path).partition_bytes(name))
         assert {client.name for client in held.clients} == set(site) - away
         assert {site[row] for row in held.test.tolist()} == away

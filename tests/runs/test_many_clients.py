@@ -227,9 +227,9 @@ def rounds_of(path: str) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (f"--eval-clients {M + 1}", "--eval-clients"),
-        ("--eval-clients some", "--eval-clients"),
-        (f"--participation {M + 1}", "--participation"),
+        (f"--method fedrep --eval-clients {M + 1}", "--eval-clients"),
+        ("--method fedrep --eval-clients some", "--eval-clients"),
+        (f"--method fedrep --participation {M + 1}", "--participation"),
         ("--availability 1.5", "--availability 1.5"),
         (f"--client-clusters {M + 1}", f"--client-clusters {M + 1}"),
         ("--clusters-per-round 2", "--clusters-per-round"),
@@ -242,4 +242,4 @@ def test_wrong_words_of_who_takes_part_are_answered_before_features_are_read(
     store, words, named, monkeypatch
 ):
     monkeypatch.setattr(StoreRows, "read", lambda *_: pytest.fail("features were read"))
-    must_fail(named, "train --method fedrep", *WORDS, *words_of(words))
+    must_fail(named, "train --method fedavg", *WORDS, *words_of(words))

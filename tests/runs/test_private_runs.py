@@ -89,7 +89,7 @@ def test_the_model_of_a_private_run_is_kept_and_what_its_loss_costs_is_said():
         (run, True, f"{run / 'config.toml'}"),
         (moved, False, f"'{moved / 'config.toml'}'"),
     ):
-        refused = fedcache(f"predict {path} photo.jpg")
+        refused = fedcache("predict", path, "photo.jpg")
         assert refused.code == Exit.STORE
         assert ("spends as much privacy again" in refused.err) is told
         assert f"fedcache train --config {config} --fresh" in refused.err

@@ -28,7 +28,7 @@ def images(tmp_path: Path) -> Path:
 
 
 def extract(images: Path, *words: object) -> Path:
-    return Path(ok(f"extract --dataset folder:{images} {SMALL}", *words).data["path"])
+    return Path(ok(f"extract {SMALL} --dataset", f"folder:{images}", *words).data["path"])
 
 
 def reopened(path: Path, prefix: str) -> str:
