@@ -34,6 +34,7 @@ from fedcache.store.samples import HELD_OUT
 from fedcache.store.store import Store
 from fedcache.tables.embeddings import open_embeddings
 from fedcache.tables.roles import ColumnChoice
+from fedcache.tables.table_files import EMPTY_CELLS
 
 ROWS = 24
 FEATURES = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("f4")
@@ -241,6 +242,11 @@ def no_door(folder: Path, columns: Columns, *said: str, choice: ColumnChoice | N
         refused(lambda door=door: through(door, folder, columns, choice), *said)
 
 
+def of_words(words: list[str]) -> bool:
+    """Whether a CSV that holds them says so too: of numbers and "NA" it would make numbers, some of them missing."""
+    return any(not word.isdigit() and word not in EMPTY_CELLS for word in words)
+
+
 VALUES = st.one_of(
     st.lists(st.integers(-(10**9), 10**9), min_size=2, max_size=6, unique=True),
     st.lists(st.integers(0, 12), min_size=2, max_size=6, unique=True),
@@ -252,7 +258,7 @@ VALUES = st.one_of(
         min_size=2,
         max_size=6,
         unique=True,
-    ).filter(lambda words: any(not w.isdigit() for w in words)),
+    ).filter(of_words),
 )
 LABEL_NAMES = st.sampled_from(
     ["label", "Labels", "y", "target", "class", "cls", "category", "fine_label"]
