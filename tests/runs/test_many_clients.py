@@ -231,11 +231,9 @@ def rounds_of(path: str) -> list[list[int]]:
         ("--method fedrep --eval-clients some", "--eval-clients"),
         (f"--method fedrep --participation {M + 1}", "--participation"),
         ("--availability 1.5", "--availability 1.5"),
-        (f"--client-clusters {M + 1}", f"--client-clusters {M + 1}"),
         ("--clusters-per-round 2", "--clusters-per-round"),
         ("--client-clusters 3 --clusters-per-round 4", "3 clusters"),
         ("--client-clusters 3 --dp-clip 1 --dp-noise 1", "--client-clusters"),
-        ("--method central --client-dropout 0.1", "central"),
     ],
 )
 def test_wrong_words_of_who_takes_part_are_answered_before_features_are_read(
@@ -243,3 +241,10 @@ def test_wrong_words_of_who_takes_part_are_answered_before_features_are_read(
 ):
     monkeypatch.setattr(StoreRows, "read", lambda *_: pytest.fail("features were read"))
     must_fail(named, "train --method fedavg", *WORDS, *words_of(words))
+
+
+@pytest.mark.parametrize(
+    "words", [f"--client-clusters {M + 1}", "--client-dropout 0.1 --method central"]
+)
+def test_who_takes_part_must_fit_the_method_and_the_clients(store, words):
+    must_fail(words.split()[-1], "train --method fedavg", *WORDS, *words_of(words))

@@ -47,7 +47,7 @@ class Plain:
 
 
 class Slots:
-    __slots__ = "v"
+    __slots__ = ("v",)
 
     def __init__(self, v: Any) -> None:
         self.v = v

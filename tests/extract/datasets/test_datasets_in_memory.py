@@ -69,7 +69,7 @@ def test_dictionaries_have_columns_and_splits():
 class Held(TorchDataset):
     """A dataset as people write it, with class names."""
 
-    classes = "plane car bird"
+    classes = ("plane", "car", "bird")
 
     def __init__(self, shift: bool = False) -> None:
         self.shift, self.reads = shift, 0
