@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from fedcache.report.comparison import Comparison, Pair, Treatment
-from fedcache.report.comparison_output import latex, markdown, ranking_words, stacked
+from fedcache.report.comparison_output import latex, markdown, ranking_words
 from fedcache.report.statistics import Ranking
 
 SEEDS = ("0", "1", "2")
@@ -95,16 +95,3 @@ def test_the_groups_of_a_ranking_in_words():
         assert said is not None
         assert words in said
     assert ranking_words(replace(THREE, ranking=None)) is None
-
-
-def test_bars_share_a_level_where_they_are_more_than_a_tenth_apart():
-    assert stacked([(3.5, 4.0), (1.0, 2.0), (2.0, 3.0)]) == [
-        (1.0, 2.0, 0),
-        (2.0, 3.0, 1),
-        (3.5, 4.0, 0),
-    ]
-    assert stacked([(1.0, 2.0), (2.1, 3.0), (2.2, 3.0)]) == [
-        (1.0, 2.0, 0),
-        (2.1, 3.0, 1),
-        (2.2, 3.0, 0),
-    ]

@@ -124,15 +124,6 @@ def test_groups_are_no_part_of_the_digest_and_labels_are(tmp_path):
     assert plain.digest == grouped.digest != other.digest
 
 
-def test_large_numbers_of_several_files_stay_apart(tmp_path):
-    large = np.where(LABELS < 2, np.uint64(2**63), np.uint64(2**63 + 1))
-    path = write(tmp_path / "a.npz", x_train=RGB, y_train=large, x_test=GRAY, y_test=LABELS - 1)
-    data = opened(path)
-    assert data.classes == ("-1", "0", "1", "2", "9223372036854775808", "9223372036854775809")
-    assert np.bincount(data.label).tolist() == [5, 5, 5, 5, 10, 10]
-    assert opened(path, "?no-label=-1").classes == data.classes[1:]
-
-
 def test_rows_of_a_split_without_labels_are_no_class(tmp_path):
     for labels in (LABELS, LABELS.astype(float), np.array(list("abcd"))[LABELS]):
         data = opened(write(tmp_path / "a.npz", x_train=RGB, y_train=labels, x_test=GRAY))

@@ -72,26 +72,6 @@ def test_braces_stand_for_numbers_of_one_length_and_for_words():
     refused(lambda: list(_expand("{0..999}/{0..999}.tar")), "more than 100,000")
 
 
-def test_fields_of_json_are_labels_domains_and_groups(tmp_path):
-    def fields(i: int) -> str:
-        held: dict[str, Any] = {
-            "label": ["cat", "dog"][i % 2],
-            "hospital": i // 7,
-            "boxes": [1, 2],
-            "camera": {"a": 1},
-        }
-        return json.dumps({**held, "domain": "ink"} if i % 5 else held)
-
-    path = write_tar(tmp_path / "a.tar", samples(range(20), cls=None, json=fields))
-    data = opened(path)
-    assert (data.classes, data.domains) == (("cat", "dog"), ("all", "ink"))
-    assert data.groups["hospital"].words == ("0", "1", "2")
-    assert "boxes (" in data.reading
-    assert "camera (" in data.reading
-    named = opened(path, "?label=hospital&group=label")
-    assert (named.classes, list(named.groups)) == (("0", "1", "2"), ["label"])
-
-
 def test_the_label_is_cls_then_json_then_txt(tmp_path):
     def written(name: str, **parts: Any) -> Path:
         return write_tar(tmp_path / f"{name}.tar", samples(range(12), **parts))
