@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from axe_check import serious
-from command import ok, start, words_of
+from command import ok, start
 from pictures import folder
 from ui_client import served
 
@@ -23,7 +23,7 @@ SIZES = {
     "phone": (390, "light"),
     "phone-dark": (390, "dark"),
 }
-IID = ("--scheme", "iid", "--clients", 4, "--set", "batch=4", "--set", "dim=8")
+IID = "--scheme iid --clients 4 --set batch=4 --set dim=8"
 
 
 def extracted(place: Path) -> Path:
@@ -38,19 +38,11 @@ def extracted(place: Path) -> Path:
 def trained(place: Path) -> Path:
     """A home with everything that a page shows: a store, runs, a grid, a run that was killed and a damaged one."""
     extracted(place)
-    ok("train --method fedavg", *IID, "--rounds", 4, "--eval-every", 1, "--seeds", "0,1")
-    made = Path(ok("train --method fed3r", *IID[:4], "--seeds", "0,1").data["path"])
+    ok(f"train --method fedavg {IID} --rounds 4 --eval-every 1 --seeds 0,1")
+    made = Path(ok("train --method fed3r --scheme iid --clients 4 --seeds 0,1").data["path"])
     ok(
-        "grid --method fedavg,fedprox",
-        *IID,
-        "--rounds",
-        2,
-        "--sweep",
-        "lr=0.1,0.01",
-        "--seeds",
-        "0,1",
-        "--validation",
-        "0.2",
+        f"grid --method fedavg,fedprox {IID} --rounds 2 --sweep lr=0.1,0.01 --seeds 0,1 "
+        "--validation 0.2",
     )
     for name in ("a" * 16, "d" * 16):
         (made.parent / name).mkdir()
@@ -115,7 +107,7 @@ def test_one_window_shows_a_home_before_while_and_after_a_grid_is_trained(chromi
         extracted(tmp_path)
         page.wait_for_selector("main a[href^='store']")
         words = "--rounds 1500 --eval-every 100 --sweep lr=0.1,0.01 --validation 0.2 --exact"
-        grid = start("grid --method fedavg", *IID, *words_of(words), home=home)
+        grid = start(f"grid --method fedavg {IID} {words}", home=home)
         try:
             until(
                 lambda: list((home / "runs").glob("*/checkpoint-*.safetensors")),

@@ -16,7 +16,7 @@ from fedcache.errors import Exit
 from fedcache.store import files
 from fedcache.store.files import full_disk
 
-IID = ("--scheme", "iid", "--clients", 2)
+IID = "--scheme iid --clients 2"
 SAID = re.compile(
     r"The disk is full: (\S+) needs (at least )?([\d,]+) bytes and ([\d,]+ bytes are|none is) free\."
 )
@@ -25,8 +25,8 @@ SAID = re.compile(
 def trained(place: Path) -> Path:
     images = folder(place / "shapes", train=6, test=3)
     ok("extract --dataset", f"folder:{images}", "-b", "random-projection:8", "--workers", 0)
-    ok("train fed3r", *IID)
-    return Path(ok("train fedncm", *IID).data["path"])
+    ok(f"train fed3r {IID}")
+    return Path(ok(f"train fedncm {IID}").data["path"])
 
 
 @pytest.fixture
@@ -52,51 +52,42 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "open_unnamed", full)
 
 
-def filled(words: tuple[object, ...], run: Path, home: Path, out: Path) -> list[str]:
+def filled(line: str, run: Path, home: Path, out: Path) -> str:
+    """The line with the places that its capital words stand for."""
     places = {"RUN": run, "STORE": next((home / "stores").glob("*.zarr")), "OUT": out}
-    line = list(map(str, words))
     for name, place in places.items():
-        line = [word.replace(name, str(place)) for word in line]
+        line = line.replace(name, str(place))
     return line
 
 
 WRITES = [
-    ("predict", "RUN", "--store", "STORE", "-o", "OUT/p.csv"),
-    ("evaluate", "RUN", "--store", "STORE", "-o", "OUT/e.json"),
-    ("export-model", "RUN", "-o", "OUT/m.safetensors", "--format", "safetensors"),
-    ("report", "-o", "OUT/page.html"),
-    ("compare", "-o", "OUT/c.md"),
-    ("export", "OUT/f.h5"),
-    ("export", "OUT/f.parquet"),
+    "predict RUN --store STORE -o OUT/p.csv",
+    "evaluate RUN --store STORE -o OUT/e.json",
+    "export-model RUN -o OUT/m.safetensors --format safetensors",
+    "report -o OUT/page.html",
+    "compare -o OUT/c.md",
+    "export OUT/f.h5",
+    "export OUT/f.parquet",
 ]
-
-
-def first_and_last(words: tuple[object, ...]) -> str:
-    return f"{words[0]} {words[-1]}"
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ("train", "fedavg", *IID, "--rounds", 1),
-        ("partition", *IID, "--name", "two", "--partition-seed", 5),
-        ("runs", "tag", "mine", "RUN"),
+        f"train fedavg {IID} --rounds 1",
+        f"partition {IID} --name two --partition-seed 5",
+        "runs tag mine RUN",
         *WRITES,
     ],
-    ids=first_and_last,
 )
 def test_a_full_disk_is_told_with_what_is_needed_and_free(
-    run,
-    own_home,
-    tmp_path,
-    monkeypatch,
-    words,
+    run, own_home, tmp_path, monkeypatch, words
 ):
     out = tmp_path / "out"
     out.mkdir()
     asked = filled(words, run, own_home, out)
     fill_disk(monkeypatch)
-    done = fedcache(*asked, "--json")
+    done = fedcache(asked, "--json")
     assert done.code == Exit.ENVIRONMENT, done.err
     error = done.envelope["error"]
     found = SAID.match(error["message"])
@@ -110,22 +101,15 @@ def test_a_full_disk_is_told_with_what_is_needed_and_free(
     "words",
     [
         *WRITES,
-        ("predict", "RUN", "--store", "STORE", "-o", "OUT/p.parquet"),
-        ("export-model", "RUN", "-o", "OUT/m"),
-        ("figure", "confusion", "-o", "OUT/confusion.svg"),
-        ("partition", *IID, "--replace", "-o", "OUT/two.npz", "--plot", "OUT/two.svg"),
-        ("export", "OUT/f.npz"),
-        ("export", "OUT/f.safetensors"),
+        "predict RUN --store STORE -o OUT/p.parquet",
+        "export-model RUN -o OUT/m",
+        "figure confusion -o OUT/confusion.svg",
+        f"partition {IID} --replace -o OUT/two.npz --plot OUT/two.svg",
+        "export OUT/f.npz",
+        "export OUT/f.safetensors",
     ],
-    ids=first_and_last,
 )
-def test_no_output_has_a_name_before_it_is_complete(
-    run,
-    own_home,
-    tmp_path,
-    monkeypatch,
-    words,
-):
+def test_no_output_has_a_name_before_it_is_complete(run, own_home, tmp_path, monkeypatch, words):
     out = tmp_path / "out"
     out.mkdir()
     if (unnamed := files.open_unnamed(out)) is None:
@@ -143,7 +127,7 @@ def test_no_output_has_a_name_before_it_is_complete(
             named.add(Path(target))
 
     monkeypatch.setattr(os, "link", recorded)
-    ok(*asked)
+    ok(asked)
     assert named
     assert {p for p in out.rglob("*") if p.is_file()} == named
 

@@ -30,9 +30,7 @@ def test_doctor_looks_at_everything_and_says_how_to_fix_it(own_home, monkeypatch
     assert found["offline"]["found"].startswith("yes")
 
 
-def test_a_torch_that_cannot_be_imported_is_told_with_how_to_fix_it(
-    monkeypatch,
-):
+def test_a_torch_that_cannot_be_imported_is_told_with_how_to_fix_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", None)
     row = doctor.device()
     assert row["status"] == "fail"

@@ -33,9 +33,7 @@ def lines_of(err: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("mine")
-def test_a_line_says_round_seed_accuracy_exact_bytes_rate_and_time_left(
-    monkeypatch,
-):
+def test_a_line_says_round_seed_accuracy_exact_bytes_rate_and_time_left(monkeypatch):
     words = f"{TRAIN} --rounds 4 --seeds 0-1 --eval-every 2"
     # a line for every round, where a file gets one per 10 seconds
     monkeypatch.setattr(output, "LINE_EVERY", 0.0)

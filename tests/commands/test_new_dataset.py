@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import fedcache, ok, words_of
+from command import fedcache, ok
 from failing_command import must_fail
 from own_package import lay
 from PIL import Image
@@ -71,7 +71,7 @@ def test_a_new_reader_keeps_the_laws_and_trains_by_its_name(listed):
     assert (first.code, first.data["decoded"]) == (Exit.QUARANTINED, len(LABELS) + 1)
     assert fedcache(words).data["decoded"] == 0
     deal = "--scheme iid --clients 2"
-    trained = ok("train --store", first.data["path"], "--method", "fed3r", *words_of(deal)).data
+    trained = ok("train --store", first.data["path"], "--method", f"fed3r {deal}").data
     assert 0.0 <= trained["accuracy"]["mean"] <= 1.0
 
 

@@ -169,9 +169,7 @@ def test_a_name_that_cannot_be_one_is_refused(tmp_path, monkeypatch, words, hint
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_exists_is_left_alone_and_one_that_cannot_be_written_named(
-    tmp_path,
-):
+def test_a_folder_that_exists_is_left_alone_and_one_that_cannot_be_written_named(tmp_path):
     (tmp_path / "mine").mkdir()
     assert fedcache("new method mine --out", tmp_path / "mine").code == Exit.STORE
     (tmp_path / "file").write_text("")

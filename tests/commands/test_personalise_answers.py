@@ -95,14 +95,7 @@ def test_a_new_client_has_a_file_that_predicts(sites, tmp_path, monkeypatch):
         ("ditto", "--name a/b", "a/b"),
     ],
 )
-def test_refusals(
-    sites,
-    tmp_path,
-    monkeypatch,
-    method,
-    words,
-    said,
-):
+def test_refusals(sites, tmp_path, monkeypatch, method, words, said):
     monkeypatch.chdir(tmp_path)
     must_fail(
         said,

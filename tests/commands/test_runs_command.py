@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from arrays import ingested
-from command import Done, fedcache, ok
+from command import Done, fedcache, ok, words_of
 from failing_command import must_fail
 
 from fedcache.errors import Exit
@@ -15,7 +15,7 @@ from fedcache.process import Stop
 from fedcache.progress import Silent
 from fedcache.runs.directory import LOCK, is_running, owning
 
-IID = ("--scheme", "iid", "--clients", 3)
+IID = "--scheme iid --clients 3"
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def three(tmp_path: Path, own_home: Path) -> dict[str, str]:
         "lam": ("fed3r", "--set", "lam=5"),
         "ncm": ("fedncm",),
     }
-    return {name: ok("train", *words, *IID).data["path"] for name, words in asked.items()}
+    return {name: ok("train", *words, *words_of(IID)).data["path"] for name, words in asked.items()}
 
 
 def rows(done: Done) -> list[dict[str, str]]:
@@ -96,7 +96,7 @@ def test_what_differs_between_runs_is_told_and_nothing_else(three):
     first, second = told["runs"]
     assert told["settings"] == {"set.lam": {first: "0.01", second: "5"}}
     assert told["figures"]["seconds"].keys() == {first, second}
-    more = digest(ok("train fed3r", *IID, "--seeds", "0,1").data["path"])
+    more = digest(ok(f"train fed3r {IID} --seeds 0,1").data["path"])
     assert more == digest(three["plain"])
     assert "sums over 2 and 1 seeds" in fedcache(f"runs diff {more}", digest(three["lam"])).err
     assert fedcache("runs diff", three["plain"], digest(three["plain"])[:7]).code == Exit.USAGE
@@ -110,7 +110,7 @@ def test_tags_find_runs_everywhere_and_change_no_digest(three):
         ok("runs tag base", digest(three["plain"])[:6], digest(three["ncm"])).data["runs"] == pair
     )
     assert {p: p.read_bytes() for p in before} == before
-    assert ok("train fed3r", *IID).data["reused"], "a tagged run is whole"
+    assert ok(f"train fed3r {IID}").data["reused"], "a tagged run is whole"
     assert [e["path"] for e in ok("runs list --tag base").data["entries"]] == pair
     assert rows(fedcache("runs tag"))[0]["runs"] == "2"
     ok("runs tag base", digest(three["ncm"]), "--remove")
@@ -163,7 +163,7 @@ def test_runs_are_removed_after_a_question_or_with_yes(three, own_home, monkeypa
         monkeypatch.setattr(sys, "stdin", Terminal(f"{answer}\n"))
         assert fedcache("runs rm", name).code == 0
         assert Path(three["lam"]).exists() is board.exists() is kept
-    assert ok("train fed3r --set lam=5", *IID).data["reused"] is False, "it is trained again"
+    assert ok(f"train fed3r --set lam=5 {IID}").data["reused"] is False, "it is trained again"
     Path(three["ncm"], "notes.txt").write_text("mine")
     told = ok("runs rm", three["ncm"], "--yes")
     assert "notes.txt" in told.envelope["warnings"][0]

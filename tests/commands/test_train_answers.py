@@ -161,9 +161,7 @@ def test_a_grid_chooses_by_validation_where_test_accuracy_would_choose_another()
 
 
 @pytest.mark.parametrize("order", [("10", "9", "auto", "0.5"), ("0.5", "auto", "9", "10")])
-def test_a_tie_is_named_and_broken_alike_however_the_sweep_is_written(
-    order,
-):
+def test_a_tie_is_named_and_broken_alike_however_the_sweep_is_written(order):
     figures = {"10": 0.7, "9": 0.7 + 1e-16, "auto": 0.7, "0.5": 0.4}
     done = Grid([validated(lr, 0.6, figures[lr]) for lr in order])
     assert [p.sweep["lr"] for p in done.ranked()] == ["9", "10", "auto", "0.5"]

@@ -44,9 +44,7 @@ def test_a_killed_owner_of_a_private_run_is_succeeded_by_one_that_waits(tmp_path
     assert train(CONFIG, Home(home())).reused
 
 
-def test_a_private_grid_whose_points_are_trained_elsewhere_returns_their_results(
-    tmp_path,
-):
+def test_a_private_grid_whose_points_are_trained_elsewhere_returns_their_results(tmp_path):
     words = split(
         "grid --method fedavg --sweep lr=0.1,0.01 --rounds 3 --participation 0.5 "
         "--dp-clip 1 --dp-noise 2 --dp-allow evaluation"

@@ -125,15 +125,7 @@ def test_decoders_before_a_model_give_what_one_process_gives():
         ("cuda", 2, 1, 4, GpuFeeder, 2),
     ],
 )
-def test_the_workers_of_a_device(
-    device,
-    asked,
-    tasks,
-    cores,
-    kind,
-    count,
-    monkeypatch,
-):
+def test_the_workers_of_a_device(device, asked, tasks, cores, kind, count, monkeypatch):
     for name in ("WorkerProcesses", "BatchRunner", "make_runner"):
         monkeypatch.setattr(local, name, lambda *_: None)
     made = open_workers(
@@ -150,9 +142,7 @@ def test_the_workers_of_a_device(
     assert made.depth == {InProcess: 1, CpuWorkers: 2 * count, GpuFeeder: 2 * count + 2}[kind]
 
 
-def test_a_node_that_would_compute_in_another_way_is_refused(
-    monkeypatch,
-):
+def test_a_node_that_would_compute_in_another_way_is_refused(monkeypatch):
     mine = {"device": "cpu", "torch": "2"}
     monkeypatch.setattr(chunk_tasks, "how_record", lambda *_: mine)
     monkeypatch.setattr(chunk_tasks.socket, "gethostname", lambda: "node3")

@@ -245,9 +245,7 @@ def test_what_a_killed_writer_left_is_swept_and_what_a_live_one_holds_stays(tmp_
     assert files() <= before
 
 
-def test_a_link_out_of_the_folder_is_left_out_with_a_warning_until_it_is_asked_for(
-    tmp_path,
-):
+def test_a_link_out_of_the_folder_is_left_out_with_a_warning_until_it_is_asked_for(tmp_path):
     images = folder(tmp_path / "images", train=4, test=2)
     (tmp_path / "secret.png").write_text("password = hunter2")
     (images / "train" / "zebra" / "link.png").symlink_to(tmp_path / "secret.png")

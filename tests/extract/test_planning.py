@@ -49,12 +49,7 @@ from fedcache.store.samples import Samples
     ],
 )
 def test_the_rate_is_that_of_one_batch_after_the_models_are_warm(
-    monkeypatch,
-    kind,
-    workers,
-    cores,
-    decoding,
-    rate,
+    monkeypatch, kind, workers, cores, decoding, rate
 ):
     done: list[object] = []
 
@@ -223,11 +218,7 @@ def test_missing_weights_are_named_all_at_once_or_skipped(tmp_path, monkeypatch)
     ],
 )
 def test_templates_are_those_asked_for_else_the_datasets_else_the_backbones(
-    template,
-    asked,
-    keep,
-    stored,
-    wanted,
+    template, asked, keep, stored, wanted
 ):
     def has_text(name: str, templates: Any = None, *, weights: str) -> bool:
         assert weights == "w"
@@ -356,9 +347,7 @@ def test_rows_of_an_earlier_store_keep_their_places_and_new_ones_follow():
     assert grown.digest == made.digest != data.digest
 
 
-def test_text_features_are_carried_over_with_the_numbers_of_their_own_weights(
-    tmp_path,
-):
+def test_text_features_are_carried_over_with_the_numbers_of_their_own_weights(tmp_path):
     parent, store, other = (
         create(tmp_path / f"{name}.zarr") for name in ("before", "now", "other")
     )

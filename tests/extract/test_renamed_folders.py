@@ -52,9 +52,7 @@ def test_a_damaged_store_of_the_same_content_is_passed_over(images):
 
 
 @pytest.mark.slow
-def test_a_renamed_class_costs_no_forward_pass_and_its_rows_have_the_new_name(
-    tmp_path,
-):
+def test_a_renamed_class_costs_no_forward_pass_and_its_rows_have_the_new_name(tmp_path):
     files = tree([f"{c}/{i:03d}.png" for c in ("cat", "dog") for i in range(189)])
     images = write_directory(tmp_path / "images", files)
     first = ok(f"extract --dataset folder:{images} {WORDS}").data
@@ -71,9 +69,7 @@ def test_a_renamed_class_costs_no_forward_pass_and_its_rows_have_the_new_name(
     assert verify(store.path).problems == []
 
 
-def test_a_renamed_folder_with_one_more_image_goes_on_from_the_store_of_the_old_name(
-    tmp_path,
-):
+def test_a_renamed_folder_with_one_more_image_goes_on_from_the_store_of_the_old_name(tmp_path):
     images = write_directory(
         tmp_path / "before", tree([f"{c}/{i:03d}.png" for c in ("cat", "dog") for i in range(8)])
     )

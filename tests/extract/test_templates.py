@@ -26,9 +26,7 @@ def words(tmp_path: Path) -> str:
 
 
 @pytest.mark.slow
-def test_extracting_a_template_again_makes_it_current_and_computes_nothing(
-    words,
-):
+def test_extracting_a_template_again_makes_it_current_and_computes_nothing(words):
     path = Path(ok(words).data["path"])
     template = Store.open(path).templates("glyph-clip")
     assert template is not None

@@ -55,9 +55,7 @@ def stillborn(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, bytes, Stop], W
     return made
 
 
-def test_a_worker_that_dies_before_it_reads_what_it_needs_is_noticed(
-    stillborn,
-):
+def test_a_worker_that_dies_before_it_reads_what_it_needs_is_noticed(stillborn):
     pool = stillborn(2, MORE_THAN_A_PIPE, Stop())
     with pytest.raises(MachineError, match="worker ended"):
         pool.ask(os.getpid)
@@ -75,9 +73,7 @@ def test_a_worker_that_dies_in_the_middle_of_an_answer_is_noticed_and_the_pool_e
     assert not thread.is_alive()  # the interpreter waits for it when it ends
 
 
-def test_workers_that_end_after_a_request_to_stop_are_no_failure_of_the_machine(
-    stillborn,
-):
+def test_workers_that_end_after_a_request_to_stop_are_no_failure_of_the_machine(stillborn):
     stop = Stop()
     stop.ask()
     pool = stillborn(1, b"", stop)

@@ -66,9 +66,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
     return made
 
 
-def test_a_table_has_a_line_for_all_rows_and_for_each_domain_class_and_client(
-    tmp_path,
-):
+def test_a_table_has_a_line_for_all_rows_and_for_each_domain_class_and_client(tmp_path):
     evaluation.write_evaluations(tmp_path / "e.CSV", [evaluated(), OF_CLIENTS])
     with (tmp_path / "e.CSV").open(newline="") as file:
         lines = [{k: v for k, v in line.items() if v} for line in csv.DictReader(file)]

@@ -59,9 +59,7 @@ def test_numbers_at_the_end_alone_are_a_sentence(tmp_path):
 
 
 @pytest.mark.parametrize("shape", [(40, 6), (5, 9), (7, 1)])
-def test_figures_compute_without_torch_and_scikit_learn_what_these_compute(
-    shape,
-):
+def test_figures_compute_without_torch_and_scikit_learn_what_these_compute(shape):
     rng = np.random.default_rng(sum(shape))
     x, y = rng.normal(size=shape), rng.normal(size=(shape[0], 4))
     x[0] = 0.0  # a row without a direction

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import fedcache, ok, words_of
+from command import fedcache, ok
 from draws import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,9 +22,9 @@ from fedcache.report.galleries import SIDE, thumbnail_uri
 from fedcache.runs.partitions import load_partition
 from fedcache.store.store import Store
 
-IID = ("--scheme", "iid", "--clients", 4, "--participation", "all")
+IID = "--scheme iid --clients 4 --participation all"
 HOSTILE = "<img src=x onerror=alert(1)>"
-PRIVATE = ("--dp-clip", 1, "--dp-noise", 1)
+PRIVATE = "--dp-clip 1 --dp-noise 1"
 
 
 def extracted(place: Path) -> Path:
@@ -85,7 +85,7 @@ def page_of(tmp_path: Path, *words: object) -> str:
 
 @pytest.mark.slow
 def test_the_most_confident_mistakes_of_one_model_with_their_images(store, tmp_path):
-    run = ok("train --method fed3r", *IID).data
+    run = ok(f"train --method fed3r {IID}").data
     assert "<img" not in page_of(tmp_path)  # nobody asked
     text = page_of(tmp_path, "--with-images")
     found, held = shown(text), Store.open(store)
@@ -105,7 +105,7 @@ def test_of_clients_own_models_each_is_asked_about_its_own_rows(store, tmp_path)
         f"partition --store {store} --scheme dirichlet --clients 4 --alpha 1 --name four",
     )
     words = "--partition four --participation all --rounds 2 --set batch=4 --seeds 0,1"
-    run = ok("train --method fedrep", *words_of(words)).data
+    run = ok(f"train --method fedrep {words}").data
     held, expected = Store.open(store), []
     parts = load_partition(held, "four").to_payload()
     for client in parts["clients"]:
@@ -124,7 +124,7 @@ def copied(tmp_path: Path) -> Path:
     """A run on a dataset of the test's own, which it may move and change."""
     images = folder(tmp_path / "own", train=6, test=4, classes=6)
     ok(f"extract -d folder:{images} -b random-projection --size 8")
-    ok("train --method fed3r", *IID)
+    ok(f"train --method fed3r {IID}")
     return images
 
 
@@ -154,11 +154,11 @@ def test_an_image_that_has_changed_is_not_shown_as_that_of_its_row(tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_images_of_a_private_run_are_refused_and_those_of_a_simulation_shown(store, tmp_path):
-    simulated = ok("train --method fedavg --rounds 1", *IID, *PRIVATE, "--dp-seed", 0).data["path"]
+    simulated = ok(f"train --method fedavg --rounds 1 {IID} {PRIVATE} --dp-seed 0").data["path"]
     assert shown(page_of(tmp_path, simulated, "--with-images"))
-    private = ok(
-        "train --method fedavg --rounds 1", *IID, *PRIVATE, "--dp-allow", "evaluation"
-    ).data["path"]
+    private = ok(f"train --method fedavg --rounds 1 {IID} {PRIVATE} --dp-allow evaluation").data[
+        "path"
+    ]
     model = f"{private}/models/seed-0.safetensors"
     for words in (
         ("report", private),
@@ -172,7 +172,7 @@ def test_images_of_a_private_run_are_refused_and_those_of_a_simulation_shown(sto
 
 @pytest.mark.slow
 def test_evaluate_shows_mistakes_on_another_dataset(store, tmp_path):
-    run = ok("train --method fed3r", *IID).data["path"]
+    run = ok(f"train --method fed3r {IID}").data["path"]
     other, page = folder(tmp_path / "other", train=1, test=6, classes=6), tmp_path / "e.html"
     words = f"evaluate {run} -d folder:{other} --workers 0 --split test"
     told = ok(f"{words} --with-images -o {page}").data["runs"][0]["measures"]

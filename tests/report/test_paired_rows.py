@@ -46,9 +46,7 @@ def test_mcnemar_by_hand():
 
 
 @pytest.mark.parametrize("throws", [0, 7, MOST_EXACT, MOST_EXACT + 1, 50_000])
-def test_the_sign_test_is_scipy_s_binomial_test_on_both_sides_of_where_it_is_added_up(
-    throws,
-):
+def test_the_sign_test_is_scipy_s_binomial_test_on_both_sides_of_where_it_is_added_up(throws):
     for gained in sorted({0, 1, throws // 3, throws // 2, throws - throws // 2, throws}):
         if gained <= throws:
             # scipy's underflows to 0 where 2^-n does

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import fedcache, ok, words_of
+from command import fedcache, ok
 from pictures import folder
 
 import fedcache as fc
@@ -23,7 +23,7 @@ from fedcache.report.run_origin import command_of
 from fedcache.runs.directory import read_result, write_result
 from fedcache.runs.origin import store_behind
 
-IID = ("--scheme", "iid", "--clients", 4, "--participation", "all")
+IID = "--scheme iid --clients 4 --participation all"
 HOSTILE = "<img src=x onerror=alert(1)>"
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 
@@ -93,17 +93,11 @@ def made(tmp_path: Path, *words: object) -> tuple[Page, str, dict[str, Any]]:
 @pytest.mark.usefixtures("store")
 def test_a_report_is_whole_escaped_asks_for_nothing_and_has_the_results(tmp_path):
     run = ok(
-        "train --method fedavg --backbones random-projection",
-        *IID,
-        "--rounds",
-        3,
-        "--eval-every",
-        1,
-        "--seeds",
-        "0,1",
+        f"train --method fedavg --backbones random-projection {IID} --rounds 3 "
+        "--eval-every 1 --seeds 0,1",
     ).data
     closed = ok(
-        "train --method fed3r --backbones random-projection,random-projection:16", *IID
+        f"train --method fed3r --backbones random-projection,random-projection:16 {IID}"
     ).data
     page, text, _ = made(tmp_path)
     assert "<img" not in text
@@ -141,7 +135,7 @@ def test_the_printed_command_gives_the_same_run(tmp_path, own_home):
         "--participation 2 --rounds 2 --set lr=0.02 --set batch=4 --seeds 1,2 --preset official --attack sign-flip:0.4",
     )
     spec = json.loads((own_home / "last.json").read_text())["content"]["spec"]
-    ok("train --method fedncm --dataset", spec, "--backbones", "random-projection", *IID)
+    ok("train --method fedncm --dataset", spec, "--backbones", f"random-projection {IID}")
     ok("partition --scheme iid --clients 3 --name mine")
     ok("train --method fed3r --backbones random-projection:16 --partition mine")
     for entry in gather([], own_home / "runs").entries:
@@ -157,11 +151,7 @@ def test_the_printed_command_gives_the_same_run(tmp_path, own_home):
 def test_what_cannot_be_shown_is_named_with_what_helps(tmp_path, own_home):
     for lr in (0.1, 0.2, 0.3):
         ok(
-            "train --method fedavg --backbones random-projection",
-            *IID,
-            "--rounds",
-            1,
-            "--set",
+            f"train --method fedavg --backbones random-projection {IID} --rounds 1 --set",
             f"lr={lr}",
         )
     damaged, unfinished, whole = sorted((own_home / "runs").iterdir())
@@ -183,8 +173,7 @@ def test_the_newest_of_runs_that_differ_in_the_code_alone_is_shown(tmp_path, sto
         "train --method fed3r --store",
         store.name,
         "--backbones",
-        "random-projection",
-        *IID,
+        f"random-projection {IID}",
     )
     new = Path(ok(*words).data["path"])
     old = own_home / "runs" / ("0" * 16)
@@ -207,9 +196,7 @@ def test_rows_and_features_are_drawn_of_a_private_run_only_where_it_is_a_simulat
 ):
     private = f"--dp-clip 1 --dp-noise 1 {noise}"
     ok(
-        "train --method fedavg --backbones random-projection --rounds 1",
-        *IID,
-        *words_of(private),
+        f"train --method fedavg --backbones random-projection --rounds 1 {IID} {private}",
     )
     page, text, _ = made(tmp_path)
     assert ("s0-dots" in page.figures(), "s0-plane0" in page.figures()) == (drawn, drawn)

@@ -101,9 +101,7 @@ def test_the_command_of_a_run_word_for_word(config, store, result, words, tmp_pa
     assert command_of(entry, store) == words
 
 
-def test_the_source_of_runs_is_the_store_the_partition_and_the_arrays_of_all_of_them(
-    tmp_path,
-):
+def test_the_source_of_runs_is_the_store_the_partition_and_the_arrays_of_all_of_them(tmp_path):
     rng, y = np.random.default_rng(0), np.arange(40) % 2
     arrays = {
         name: rng.normal(size=(40, d)).astype(np.float32)
@@ -139,9 +137,7 @@ def test_the_source_of_runs_is_the_store_the_partition_and_the_arrays_of_all_of_
     assert kept.partition.digest == parts.digest
 
 
-def test_the_store_behind_a_run_is_found_in_its_home_among_damaged_and_other_ones(
-    own_home,
-):
+def test_the_store_behind_a_run_is_found_in_its_home_among_damaged_and_other_ones(own_home):
     rows = {"a": np.ones((6, 3), np.float32)}
     meant, other = (
         fc.Store.from_arrays(rows, labels=labels, name=name)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import ok, words_of
+from command import ok
 from failing_command import must_fail
 from homes import Once
 
@@ -14,18 +14,7 @@ import fedcache as fc
 from fedcache.runs.directory import rounds_of
 
 M = 12
-WORDS = (
-    "--scheme",
-    "iid",
-    "--clients",
-    M,
-    "--rounds",
-    4,
-    "--participation",
-    6,
-    "--set",
-    "head=linear",
-)
+WORDS = f"--scheme iid --clients {M} --rounds 4 --participation 6 --set head=linear"
 
 
 def ingested(place: Path) -> Path:
@@ -50,11 +39,10 @@ def result_of(path: str | Path) -> dict[str, Any]:
 
 
 def test_an_asynchronous_run_is_another_run_and_says_what_was_simulated(store):
-    plain = ok("train --method fedavg", *WORDS)
+    plain = ok(f"train --method fedavg {WORDS}")
     assert "timing" not in result_of(plain.data["path"])
     done = ok(
-        "train --method fedavg --asynchronous 3 --eval-every 2 --seeds 0,1",
-        *WORDS,
+        f"train --method fedavg --asynchronous 3 --eval-every 2 --seeds 0,1 {WORDS}",
     )
     assert done.data["path"] != plain.data["path"]
     result = result_of(done.data["path"])
@@ -85,7 +73,7 @@ def test_the_configuration_of_an_asynchronous_run_runs_it_again(store, tmp_path)
 
     def train(file: Path) -> dict[str, Any]:
         words = f"--asynchronous 2 --client-durations {file} --server-step 0.5 --staleness-power 1"
-        data: dict[str, Any] = ok(f"train --method fedprox {words}", *WORDS).data
+        data: dict[str, Any] = ok(f"train --method fedprox {words} {WORDS}").data
         return data
 
     done = train(slow)
@@ -125,7 +113,7 @@ def test_python_takes_the_same_words_and_tells_time_round_by_round(store):
     ],
 )
 def test_what_does_not_go_with_asynchronous_rounds_is_answered(store, words, why):
-    must_fail(why, "train --method fedavg", *WORDS[:4], *words_of(words))
+    must_fail(why, f"train --method fedavg --scheme iid --clients {M} {words}")
 
 
 @pytest.mark.parametrize("method", ["scaffold", "fed3r", "solo", "central"])

@@ -29,9 +29,7 @@ def held(made: Partition) -> dict[str, tuple[list[int], list[int]]]:
     return {c.name: (c.train.tolist(), c.test.tolist()) for c in made.clients}
 
 
-def test_a_dict_gives_rows_and_clients_without_test_rows_share_the_test_split(
-    store,
-):
+def test_a_dict_gives_rows_and_clients_without_test_rows_share_the_test_split(store):
     mask = np.isin(np.arange(ROWS), (20, 21))
     made = fc.partition(
         store, {"north": [0, 3, 1], "south": {"train": [10, 11]}, "west": mask}, name="mine"

@@ -42,9 +42,7 @@ def store(once: Once) -> Path:
     return once(ingested)
 
 
-def test_many_clients_without_pyarrow_are_refused_before_they_are_trained(
-    monkeypatch,
-):
+def test_many_clients_without_pyarrow_are_refused_before_they_are_trained(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     check_recordable(CLIENTS_IN_RESULT)
     with pytest.raises(MachineError, match="pyarrow") as refused:
@@ -53,9 +51,7 @@ def test_many_clients_without_pyarrow_are_refused_before_they_are_trained(
 
 
 @pytest.mark.slow
-def test_a_client_of_very_many_whose_model_was_not_saved_is_told_from_an_unknown_one(
-    store,
-):
+def test_a_client_of_very_many_whose_model_was_not_saved_is_told_from_an_unknown_one(store):
     own = "--set batch=1 --set bn=false --save-clients client-0003"
     run = ok("train --method fedrep", *WORDS, *words_of(own)).data["path"]
     for client, said in (("client-0004", "was not saved"), ("client-9999", "Unknown client")):

@@ -116,13 +116,7 @@ def test_rows_without_labels_are_refused_where_labels_are_read():
         ("fed3r", {"scheme": "iid", "options": {"clients": 4}}, (), ("iid", {"clients": 4}), []),
     ],
 )
-def test_a_scheme_and_its_clients_are_those_of_the_paper(
-    method,
-    config,
-    domain,
-    chosen,
-    notes,
-):
+def test_a_scheme_and_its_clients_are_those_of_the_paper(method, config, domain, chosen, notes):
     heard, place = Heard(), store(domains=np.where(np.arange(40) % 4 < 2, "ink", "pen"))
     assert (
         default_partition(METHODS[method], place, PartitionConfig(**config), domain, heard)
@@ -192,9 +186,7 @@ def test_a_name_of_other_rows_is_not_given_again_unless_that_is_said():
 
 
 @pytest.mark.slow
-def test_the_configuration_and_the_report_of_a_run_know_its_partition_by_its_rows(
-    tmp_path,
-):
+def test_the_configuration_and_the_report_of_a_run_know_its_partition_by_its_rows(tmp_path):
     held = store()
     make_partition(held, "iid", clients=2, name="pp")
     run = ok(f"train --store {held.path} --method fedncm --partition pp").data

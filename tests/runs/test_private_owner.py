@@ -48,9 +48,7 @@ def test_threads_of_one_process_share_one_training():
     assert sorted(r.seed for r in read_releases(home() / "privacy.jsonl")) == [0, 1]
 
 
-def test_a_private_run_that_is_made_again_and_killed_while_it_is_stored_is_not_damaged(
-    monkeypatch,
-):
+def test_a_private_run_that_is_made_again_and_killed_while_it_is_stored_is_not_damaged(monkeypatch):
     from fedcache.runs import directory
 
     class Killed(BaseException):

@@ -69,9 +69,7 @@ def test_a_tracker_is_told_of_a_private_run_when_all_its_rounds_have_ended(name,
     assert order == 8 * ["trained"] + 8 * ["tracked"]
 
 
-def test_a_private_run_that_is_stopped_is_tracked_when_it_stops(
-    monkeypatch,
-):
+def test_a_private_run_that_is_stopped_is_tracked_when_it_stops(monkeypatch):
     pytest.importorskip("tensorboard")
     assert tracked("tensorboard", CONFIG, monkeypatch, stop_after=3) == 3 * ["trained"] + 3 * [
         "tracked"

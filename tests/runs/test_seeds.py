@@ -24,7 +24,7 @@ from fedcache.runs.loop import train
 from fedcache.runs.privacy_ledger import read_releases
 
 CONFIG = TrainConfig(method="fedavg", rounds=2, seeds="0-2")
-IID = ("--scheme", "iid", "--clients", 3, "--rounds", 2)
+IID = "--scheme iid --clients 3 --rounds 2"
 
 
 @pytest.fixture(autouse=True)
@@ -94,10 +94,10 @@ def test_fewer_seeds_return_the_run_of_all_seeds_and_say_so():
 
 
 def test_train_with_more_seeds_is_one_row_everywhere():
-    ok("train fedavg --seeds 0-2", *IID)
-    more = ok("train fedavg --seeds 0-4", *IID)
+    ok(f"train fedavg --seeds 0-2 {IID}")
+    more = ok(f"train fedavg --seeds 0-4 {IID}")
     assert "holds seeds 0-2 already. This command trains seeds 3-4" in more.err
-    ok("train fed3r", *IID)
+    ok(f"train fed3r {IID}")
     (fedavg,) = [e for e in listed() if e["method"] == "fedavg"]
     assert fedavg["seeds"] == [0, 1, 2, 3, 4]
     values = more.data["accuracy"]["per_seed"]
@@ -109,21 +109,21 @@ def test_train_with_more_seeds_is_one_row_everywhere():
 
 def test_a_grid_with_more_seeds_trains_those_that_are_missing():
     """A sweep is computed together; a configuration that was trained alone before stays one run."""
-    sweep = ("fedavg", *IID, "--sweep", "lr=0.01,0.1")
-    ok("train fedavg --seeds 0", *IID, "--set", "lr=0.1")
-    ok("grid", *sweep, "--seeds", "0-2")
+    sweep = f"grid fedavg {IID} --sweep lr=0.01,0.1 --seeds"
+    ok(f"train fedavg --seeds 0 {IID} --set lr=0.1")
+    ok(sweep, "0-2")
     assert sorted(len(e["seeds"]) for e in listed()) == [3, 3]
     before = {p: p.read_bytes() for p in home().glob("runs/*/seed-*.json")}
-    more = ok("grid", *sweep, "--seeds", "0-4")
+    more = ok(sweep, "0-4")
     assert [len(e["seeds"]) for e in listed()] == [5, 5]
     assert all(path.read_bytes() == raw for path, raw in before.items())
     assert more.data["reused"] == 0
-    assert ok("grid", *sweep, "--seeds", "0-4").data["reused"] == 2
+    assert ok(sweep, "0-4").data["reused"] == 2
 
 
 def test_a_preset_of_the_same_hyperparameters_is_the_same_run():
-    first = ok("train fed3r", *IID)
-    again = ok("train fed3r", *IID, "--preset", "tuned")
+    first = ok(f"train fed3r {IID}")
+    again = ok(f"train fed3r {IID} --preset tuned")
     assert again.data["reused"]
     assert again.data["path"] == first.data["path"]
 

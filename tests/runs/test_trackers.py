@@ -23,7 +23,7 @@ from fedcache.runs.trackers.mlflow import MLflow, MLflowRun
 from fedcache.runs.trackers.tensorboard import EventFile
 from fedcache.runs.trackers.wandb import WandBRun
 
-TRAIN = ("train", "--method", "fedavg", "--scheme", "iid", "--clients", 3, "--participation", "all")
+TRAIN = "train --method fedavg --scheme iid --clients 3 --participation all"
 NAMES = ("mlflow", "wandb", "trackio", "tensorboard")
 
 
@@ -179,12 +179,12 @@ READ = {
 }
 
 
-def told(name: str, words: tuple[object, ...], place: Path, home: Path) -> Done:
+def told(name: str, line: str, place: Path, home: Path) -> Done:
     """The command line with a tracker; trackio reads its folder once in a process."""
-    every = (*words, "--track", f"{name}:{place}")
+    line = f"{line} --track {name}:{place}"
     if name != "trackio":
-        return ok(*every)
-    done = apart(*every, "--json", home=home)
+        return ok(line)
+    done = apart(line, "--json", home=home)
     assert done.code == 0, done.err + done.out
     return done
 
@@ -238,7 +238,7 @@ def test_every_round_parameter_and_final_figure_is_there_once_also_when_it_is_to
 ):
     pytest.importorskip(name)
     ingested(tmp_path)
-    words = (*TRAIN, "--rounds", 4, "--seeds", "0-1", "--eval-every", 2)
+    words = f"{TRAIN} --rounds 4 --seeds 0-1 --eval-every 2"
     place = tmp_path / "tracked"
     first = told(name, words, place, own_home).data
     path = Path(first["path"])
@@ -251,7 +251,7 @@ def test_every_round_parameter_and_final_figure_is_there_once_also_when_it_is_to
             one = found[f"{path.name}-seed-{seed}"]
             is_that_of(one, path, seed)
             assert one.group == ("" if name == "tensorboard" else f"fedavg-{path.name}")
-    assert ok(*words).data["digest"] == first["digest"], "a tracker is no part of what a run is"
+    assert ok(words).data["digest"] == first["digest"], "a tracker is no part of what a run is"
 
 
 RESUMED = ["tensorboard", *(pytest.param(name, marks=SLOW) for name in ("mlflow", "wandb"))]
@@ -265,16 +265,8 @@ def test_points_of_a_grid_are_a_group_also_beyond_the_seeds_that_are_written_at_
     monkeypatch.setattr(seeds, "OPEN", 1)
     ingested(tmp_path)
     grid = (
-        "grid",
-        *TRAIN[1:],
-        "--rounds",
-        2,
-        "--sweep",
-        "lr=0.1,0.05",
-        "--set",
-        "opt=sgd",
-        "--set",
-        "head=linear",
+        TRAIN.replace("train", "grid")
+        + " --rounds 2 --sweep lr=0.1,0.05 --set opt=sgd --set head=linear"
     )
     done = told(name, grid, tmp_path / "g", own_home).data
     found = READ[name](tmp_path / "g")
@@ -325,7 +317,7 @@ def test_what_is_not_installed_is_refused_before_any_work(tmp_path, own_home, mo
     monkeypatch.setattr(
         choose, "find_spec", lambda asked: None if asked == package else find_spec(asked)
     )
-    done = fedcache(*TRAIN, "--track", name, "--json")
+    done = fedcache(f"{TRAIN} --track", name, "--json")
     assert done.code == 6
     assert done.envelope["error"]["hint"] == f"pip install 'fedcache[{name}]'"
     assert not (own_home / "runs").exists()
@@ -377,7 +369,7 @@ def test_a_library_that_fails_is_one_warning_and_the_run_continues(
     pytest.importorskip(name)
     monkeypatch.setattr(kind, where, fails)
     ingested(tmp_path)
-    done = ok(*TRAIN, "--rounds", 2, "--track", f"{name}:{tmp_path / 'tracked'}")
+    done = ok(f"{TRAIN} --rounds 2 --track", f"{name}:{tmp_path / 'tracked'}")
     assert not done.data["reused"]
     (warning,) = done.envelope["warnings"]
     assert "the tracker is down" in warning

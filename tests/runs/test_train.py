@@ -26,7 +26,7 @@ from fedcache.runs import loop
 from fedcache.runs.directory import rounds_of
 
 SMALL = "--batch 4 --chunk-rows 8 --workers 0"
-IID = ("--scheme", "iid", "--clients", 3)
+IID = "--scheme iid --clients 3"
 
 
 def extracted(place: Path) -> Path:
@@ -34,7 +34,7 @@ def extracted(place: Path) -> Path:
     images = folder(place / "shapes", train=12, test=4, domains=("ink", "chalk"))
     recipe = "random-projection:size=16,pixels:size=32,pixels:resize=squash"
     words = f"--backbones random-projection,glyph-clip,pixels --recipe {recipe} {SMALL}"
-    return place_of(f"extract --dataset folder:{images}", *words_of(words))
+    return place_of(f"extract --dataset folder:{images} {words}")
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_every_method_trains_from_the_command_line(store, name):
     done = ok(
         "train --method",
         name,
-        *IID,
+        *words_of(IID),
         "--rounds",
         2,
         "--participation",
@@ -79,8 +79,7 @@ def test_every_method_trains_from_the_command_line(store, name):
 def test_a_result_says_what_was_trained_and_when(store):
     words = (
         "--method",
-        "fst-cbdg",
-        *IID,
+        f"fst-cbdg {IID}",
         "--rounds",
         5,
         "--participation",
@@ -102,7 +101,7 @@ def test_a_result_says_what_was_trained_and_when(store):
 
 @pytest.mark.slow
 def test_a_linear_head_starts_from_text_where_there_is_some(store):
-    glyph = (*IID, "--backbones", "glyph-clip")
+    glyph = (*words_of(IID), "--backbones", "glyph-clip")
     zero_shot = ok("train --method clip-zs", *glyph).data["accuracy"]
     still = (*glyph, "--rounds", 1, "--participation", "all", "--set", "epochs=0")
     for words in (
@@ -117,15 +116,14 @@ def test_a_linear_head_starts_from_text_where_there_is_some(store):
 
 @pytest.mark.slow
 def test_the_config_of_a_run_means_the_same_run_whatever_is_extracted_later(store, tmp_path):
-    first = ok("train --method fed3r", *IID).data
+    first = ok(f"train --method fed3r {IID}").data
     config = Path(first["path"]) / "config.toml"
-    ok("extract --backbones random-projection --size 24", *words_of(SMALL))
+    ok(f"extract --backbones random-projection --size 24 {SMALL}")
     ok(
         "extract --dataset",
         f"folder:{folder(tmp_path / 'other', train=4, test=2)}",
         "--backbones",
-        "glyph-clip",
-        *words_of(SMALL),
+        f"glyph-clip {SMALL}",
     )
     again = ok(f"train --config {config}").data
     assert again["reused"]
@@ -144,7 +142,7 @@ def test_the_config_of_a_run_means_the_same_run_whatever_is_extracted_later(stor
 
 @pytest.mark.slow
 def test_training_from_client_stores_equals_training_by_index(store, tmp_path):
-    saved = ok("partition", *IID).data["name"]
+    saved = ok(f"partition {IID}").data["name"]
     ok(f"shard --partition {saved} --out {tmp_path}/sites")
     for name in ("fed3r", "fedpcl"):
         by_index = ok(f"train --method {name} --partition {saved} --rounds 2").data
@@ -260,7 +258,7 @@ def test_features_that_are_all_the_same_are_warned_of(tmp_path):
     }
     store = fc.Store.from_arrays(x, labels=np.arange(70) % 2, path=tmp_path / "s.zarr")
     for name, told in (("same", 1), ("late", 1), ("fine", 0)):
-        done = ok(f"train --method fedncm --backbones {name} --store {store.path}", *IID)
+        done = ok(f"train --method fedncm --backbones {name} --store {store.path} {IID}")
         warnings = done.envelope["warnings"]
         assert sum("same in the first 64 rows" in warning for warning in warnings) == told, (
             name,

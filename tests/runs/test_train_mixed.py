@@ -10,7 +10,7 @@ from homes import Once
 from pictures import folder
 
 A, B = "random-projection:16", "random-projection:8"
-IID = ("--scheme", "iid", "--clients", 3, "--rounds", 2, "--participation", "all")
+IID = "--scheme iid --clients 3 --rounds 2 --participation all"
 
 
 def extracted(place: Path) -> Path:
@@ -29,8 +29,8 @@ def store(once: Once) -> Path:
 
 @pytest.mark.slow
 def test_clients_take_turns_with_backbones():
-    mixed = ok("train --method solo", *IID, "--client-backbones", f"{A},{B},{A}+{B}").data
-    alone = [ok("train --method solo", *IID, "--backbones", b).data for b in (A, B, f"{A},{B}")]
+    mixed = ok(f"train --method solo {IID} --client-backbones", f"{A},{B},{A}+{B}").data
+    alone = [ok(f"train --method solo {IID} --backbones", b).data for b in (A, B, f"{A},{B}")]
     assert mixed["accuracy"]["per_client"] == [
         a["accuracy"]["per_client"][i] for i, a in enumerate(alone)
     ]
@@ -51,16 +51,16 @@ def test_clients_take_turns_with_backbones():
     ],
 )
 def test_what_cannot_differ_is_refused(words, named):
-    must_fail(named, f"train {words}", *IID)
+    must_fail(named, f"train {words} {IID}")
 
 
 @pytest.mark.slow
 def test_an_encoder_is_trained_on_the_images_of_the_store(store):
     sizes = [word for k, v in small("flesd").items() for word in ("--set", f"{k}={v}")]
-    done = ok("train --method flesd", *IID, *sizes).data
+    done = ok(f"train --method flesd {IID}", *sizes).data
     assert done["fidelity"] == "exact"
     assert done["backbones"] == ["pixels"]
-    heads = ok("train --method flesd-head", *IID, *sizes, "--backbones", A).data
+    heads = ok(f"train --method flesd-head {IID}", *sizes, "--backbones", A).data
     assert heads["fidelity"] == "approx"
-    other = fedcache("train --method flesd", *IID, *sizes, "--backbones", A)
+    other = fedcache(f"train --method flesd {IID}", *sizes, "--backbones", A)
     assert other.code == 2

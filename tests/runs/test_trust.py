@@ -5,28 +5,21 @@ import sys
 from pathlib import Path
 
 import pytest
-from command import fedcache, ok, words_of
+from command import fedcache, ok
 from failing_command import must_fail
 
 pytestmark = pytest.mark.usefixtures("shapes")
-WORDS = ("--scheme", "iid", "--clients", 5, "--rounds", 2, "--participation", "all")
+DEALT = "--scheme iid --clients 5"
+WORDS = f"{DEALT} --rounds 2 --participation all"
 
 
 @pytest.mark.slow
 def test_the_result_says_what_was_done_and_an_ordinary_one_does_not():
-    plain = ok("train --method fedavg", *WORDS).data
+    plain = ok(f"train --method fedavg {WORDS}").data
     assert "trust" not in plain
     done = ok(
-        "train --method fedavg",
-        *WORDS,
-        "--aggregate",
-        "median",
-        "--attack",
-        "sign-flip:0.2:10",
-        "--byzantine",
-        0.3,
-        "--seeds",
-        "0,1",
+        f"train --method fedavg {WORDS} --aggregate median --attack sign-flip:0.2:10 "
+        "--byzantine 0.3 --seeds 0,1",
     ).data
     trust = done["trust"]
     said = {"aggregate": "median", "attack": "sign-flip:0.2:10", "byzantine": 0.3}
@@ -40,18 +33,12 @@ def test_the_result_says_what_was_done_and_an_ordinary_one_does_not():
 @pytest.mark.slow
 def test_rules_are_swept_and_rejections_are_counted_and_named():
     done = ok(
-        "grid --method fedavg,fedproto",
-        *WORDS,
-        "--attack",
-        "nan:0.2",
-        "--on-bad-update",
-        "reject",
-        "--sweep",
-        "aggregate=mean,median,trimmed:0.2",
+        f"grid --method fedavg,fedproto {WORDS} --attack nan:0.2 --on-bad-update reject "
+        "--sweep aggregate=mean,median,trimmed:0.2",
     )
     assert [p["diagnostics"]["rejected"] for p in done.data["points"]] == [1.0] * 6
     assert any("is rejected: " in w for w in done.envelope["warnings"])
-    failed = fedcache("train --method fedavg", *WORDS, "--attack", "nan:0.2", "--json")
+    failed = fedcache(f"train --method fedavg {WORDS} --attack nan:0.2 --json")
     assert failed.code == 7
     assert "--on-bad-update reject" in failed.envelope["error"]["hint"]
 
@@ -69,29 +56,18 @@ def test_rules_are_swept_and_rejections_are_counted_and_named():
     ],
 )
 def test_wrong_words_are_answered(words, said):
-    must_fail(said, "train --method fedavg", *WORDS, *words_of(words))
+    must_fail(said, f"train --method fedavg {WORDS} {words}")
 
 
 def test_privacy_is_accounted_or_refused(monkeypatch):
-    words = (
-        "train",
-        "--method",
-        "fedavg",
-        *WORDS,
-        "--dp-clip",
-        1,
-        "--dp-noise",
-        1,
-        "--dp-allow",
-        "evaluation",
-    )
+    words = f"train --method fedavg {WORDS} --dp-clip 1 --dp-noise 1 --dp-allow evaluation"
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "dp_accounting", None)
-        missing = fedcache(*words, "--json")
+        missing = fedcache(words, "--json")
     assert missing.code == 6
     assert "fedcache[dp]" in missing.envelope["error"]["hint"]
     pytest.importorskip("dp_accounting")
-    told = ok(*words).data["trust"]["privacy"]
+    told = ok(words).data["trust"]["privacy"]
     assert (told["rounds"], told["share"]) == (2, 1.0)
     assert 0 < told["epsilon_pld"] <= told["epsilon_rdp"]
 
@@ -104,9 +80,7 @@ def test_privacy_is_accounted_or_refused(monkeypatch):
         "grid --method fedavg --sweep clients=5,2 --aggregate krum",
     ],
 )
-def test_what_a_round_cannot_carry_is_refused_before_anything_is_trained(
-    words,
-):
+def test_what_a_round_cannot_carry_is_refused_before_anything_is_trained(words):
     done = fedcache(f"{words} --scheme iid --rounds 2 --participation all --json")
     assert done.code == 2
     assert ok("runs list").data["entries"] == []
@@ -137,22 +111,11 @@ def test_classes_of_few_owners_are_named():
 
 
 def test_fedcgs_and_noisy_fed3r_stay_definite():
-    assert (
-        ok("train --method fedcgs", *WORDS[:4], "--aggregate", "median").data["accuracy"]["mean"]
-        > 0
-    )
+    assert ok(f"train --method fedcgs {DEALT} --aggregate median").data["accuracy"]["mean"] > 0
     pytest.importorskip("dp_accounting")
     noisy = ok(
-        "train --method fed3r",
-        *WORDS[:4],
-        "--participation",
-        "all",
-        "--dp-clip",
-        1,
-        "--dp-noise",
-        1,
-        "--dp-allow",
-        "rows,evaluation",
+        f"train --method fed3r {DEALT} --participation all --dp-clip 1 --dp-noise 1 "
+        "--dp-allow rows,evaluation"
     )
     assert noisy.data["accuracy"]["mean"] is not None
 

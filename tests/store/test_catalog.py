@@ -121,9 +121,7 @@ def test_what_killed_processes_left_in_stores_is_told_and_what_is_written_is_not
         assert list(catalog.leftovers_of_stores(home)) == []
 
 
-def test_every_journal_of_a_finished_array_goes_and_that_of_an_unfinished_one_stays(
-    home,
-):
+def test_every_journal_of_a_finished_array_goes_and_that_of_an_unfinished_one_stays(home):
     store = create(home.stores / "s.zarr")
     for key in KEYS:
         fill(store, key)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from command import Done, fedcache, ok
+from command import Done, fedcache, ok, words_of
 from federation import small
 from toy_store import create
 
@@ -26,7 +26,7 @@ FEATURES = (
 ).astype("f4")
 SPLIT = (np.arange(ROWS) % 6 == 0).astype(np.int64)
 TEXT = np.eye(4, dtype=np.float32)[:3]
-IID = ("--scheme", "iid", "--clients", 3)
+IID = "--scheme iid --clients 3"
 
 
 def npz(path: Path, **columns: Any) -> Path:
@@ -55,9 +55,7 @@ def run_line(line: str, *more: object) -> Done:
     return ok(*words, *more)
 
 
-def test_without_a_split_a_fifth_of_each_class_is_held_out_and_the_printed_command_trains(
-    tmp_path,
-):
+def test_without_a_split_a_fifth_of_each_class_is_held_out_and_the_printed_command_trains(tmp_path):
     words = np.array([b"cat", b"dog", b"eel"])
     file = npz(tmp_path / "E.NPZ", embeddings=FEATURES.astype(np.float64), labels=words[LABELS])
     said = fedcache(f"ingest {file} --name mine")
@@ -78,18 +76,18 @@ def test_a_method_that_reads_labels_says_how_to_add_them(tmp_path):
     place = ("--store", tmp_path / "own place.zarr")
     made = ok(f"ingest {file} --name bare", *place).data
     with_labels = npz(tmp_path / "with.npz", X=FEATURES, labels=LABELS)
-    for words in ((), IID):
+    for words in ((), words_of(IID)):
         said = failed(fedcache("train --method fedavg", *words, *place, "--json"), 2)
         assert made["next"] in said
     run_line(made["next"].replace("FILE", str(with_labels)))
-    assert ok("train --method fed3r", *IID, *place).data["accuracy"]["mean"] > 0.5
+    assert ok(f"train --method fed3r {IID}", *place).data["accuracy"]["mean"] > 0.5
 
 
 def test_labels_of_some_rows_are_enough_where_rows_are_dealt_by_class(tmp_path):
     file = npz(tmp_path / "e.npz", X=FEATURES, y=np.where(np.arange(ROWS) % 2, LABELS, -1))
     following = ok(f"ingest {file} --name half --no-label -1").data["next"]
     assert run_line(following, "--rounds", 2).data["accuracy"]["mean"] is not None
-    said = failed(fedcache("train --method fedavg", *IID, "--json"), 2)
+    said = failed(fedcache(f"train --method fedavg {IID} --json"), 2)
     assert "--scheme dirichlet" in said
 
 
@@ -109,7 +107,17 @@ def test_methods_without_labels_train_on_text_features_and_invent_no_score(tmp_p
     assert run_line(following).data["accuracy"]["mean"] is None
     for name in free:
         sizes = [word for k, v in small(name).items() for word in ("--set", f"{k}={v}")]
-        words = ("train", "--method", name, *IID, "--rounds", 2, "--participation", "all", *sizes)
+        words = (
+            "train",
+            "--method",
+            name,
+            *words_of(IID),
+            "--rounds",
+            2,
+            "--participation",
+            "all",
+            *sizes,
+        )
         scored = ok(*words, "--dataset", "tested").data["accuracy"]["mean"]
         # A probe needs labelled training rows.
         assert (scored is not None and scored > 0.5) == ("text" in METHODS[name].needs)
@@ -145,7 +153,7 @@ def test_a_name_that_is_a_dataset_of_its_own_is_told_apart(labelled):
 
 def test_the_same_file_again_is_there_already_and_another_is_refused(labelled, tmp_path):
     first = ok(f"ingest {labelled} --name mine").data["path"]
-    ok("partition", *IID, "--name", "mine-too")
+    ok(f"partition {IID} --name mine-too")
     before = {f: f.stat().st_mtime_ns for f in Path(first).rglob("*") if f.is_file()}
     for file in (labelled, shutil.copy(labelled, tmp_path / "copy.npz")):
         assert ok(f"ingest {file} --name mine").data["path"] == first
@@ -194,7 +202,7 @@ def test_names_that_ls_prints_are_stores_and_datasets_of_every_command(
     monkeypatch.chdir(tmp_path / "work")
     for on in (("--store", made.stem), ("--dataset", "ingested:mine")):
         assert ok("export out.npz", *on).data["rows"] == ROWS
-        parts = ok("partition", *IID, *on).data
+        parts = ok(f"partition {IID}", *on).data
         assert parts["store"] == str(made)
         run = ("--method", "fed3r", "--partition", parts["name"], *on)
         assert ok("train", *run).data["dataset"]["slug"] == "mine"

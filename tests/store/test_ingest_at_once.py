@@ -59,9 +59,7 @@ def test_threads_that_make_the_same_store_all_get_it(tmp_path):
     assert not verify(tmp_path / "s.zarr").problems
 
 
-def test_a_second_writer_is_refused_and_a_thread_is_not_called_another_process(
-    tmp_path,
-):
+def test_a_second_writer_is_refused_and_a_thread_is_not_called_another_process(tmp_path):
     store = create(tmp_path / "s.zarr")
     with writer(store, KEYS[0]):
         refused(

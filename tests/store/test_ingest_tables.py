@@ -84,9 +84,7 @@ def test_the_same_table_in_every_format_is_the_same_store(tmp_path):
         assert all(content.groups[name].equals(group) for name, group in made[0].groups.items())
 
 
-def test_numbers_in_names_are_in_the_order_of_numbers_and_from_where_they_begin(
-    tmp_path,
-):
+def test_numbers_in_names_are_in_the_order_of_numbers_and_from_where_they_begin(tmp_path):
     wide = {
         f"pixel_{i:03}": np.full(N, i) for i in (3, 12, *range(4, 12))
     }  # integers, from 3 to 12

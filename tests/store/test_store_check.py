@@ -93,9 +93,7 @@ def test_a_repaired_array_computes_only_its_damaged_chunks_again(place):
     assert content(store.path) == expected
 
 
-def test_a_store_whose_parts_are_all_damaged_is_whole_after_repair_and_extraction(
-    place,
-):
+def test_a_store_whose_parts_are_all_damaged_is_whole_after_repair_and_extraction(place):
     expected = content(whole(place / "whole.zarr").path)
     path = whole(place / "s.zarr").path
     Store.open(path).append_history({"event": "one"})
@@ -120,9 +118,7 @@ def test_a_store_whose_parts_are_all_damaged_is_whole_after_repair_and_extractio
     assert content(whole(path).path) == expected
 
 
-def test_of_the_text_features_of_a_backbone_only_the_damaged_ones_are_forgotten(
-    place,
-):
+def test_of_the_text_features_of_a_backbone_only_the_damaged_ones_are_forgotten(place):
     store = whole(place / "s.zarr")
     (damaged,) = store.texts["a"]
     kept = np.eye(3, 3, 1, dtype=np.float32)

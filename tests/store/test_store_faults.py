@@ -288,9 +288,7 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_name_after(place, 
     assert (renamed, folder) == ("renamed", place.resolve().name)
 
 
-def test_the_next_change_removes_what_killed_writers_left_and_no_file_of_another(
-    place,
-):
+def test_the_next_change_removes_what_killed_writers_left_and_no_file_of_another(place):
     store = whole(place / "s.zarr")
     mine = (".manifest.json.1-a.partial", "partitions/.p.json.1-a.partial", "text/a/.b.1-a.partial")
     others = (".journal-a.jsonl.1-a.partial", ".history.jsonl.1-a.partial", "text/a/b.partial")

@@ -127,13 +127,7 @@ def test_the_budget_can_be_set(monkeypatch):
         ),  # an old Linux
     ],
 )
-def test_the_budget_is_half_of_what_is_free(
-    tmp_path,
-    monkeypatch,
-    meminfo,
-    group,
-    left,
-):
+def test_the_budget_is_half_of_what_is_free(tmp_path, monkeypatch, meminfo, group, left):
     monkeypatch.delenv("FEDCACHE_MEMORY", raising=False)
     monkeypatch.setattr(limit, "Path", lambda path: tmp_path / str(path).lstrip("/"))
     (tmp_path / "proc").mkdir()

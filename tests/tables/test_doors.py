@@ -546,9 +546,7 @@ def test_a_table_of_numbers_beside_the_labels_is_not_the_labels(tmp_path):
             assert (read.classes, read.groups, read.unused) == (("a", "b"), {}, {"labels"}), door
 
 
-def test_what_a_table_of_arrow_holds_is_the_same_to_every_door_that_reads_one(
-    tmp_path,
-):
+def test_what_a_table_of_arrow_holds_is_the_same_to_every_door_that_reads_one(tmp_path):
     codes = column(0, 1, 2)
     words = column("ant", "bee", "cat")
     kinds = [
@@ -963,9 +961,7 @@ def extraction(spec: str) -> tuple[object, ...]:
     return ("extract", "--dataset", spec, "--backbones", "pixels", "--size", "8", "--workers", 0)
 
 
-def test_files_without_a_split_in_their_name_are_named_if_no_other_has_training_rows(
-    tmp_path,
-):
+def test_files_without_a_split_in_their_name_are_named_if_no_other_has_training_rows(tmp_path):
     (tmp_path / "h").mkdir()
     (tmp_path / "w").mkdir()
     columns: Columns = {"label": TWO}

@@ -59,9 +59,7 @@ def test_the_browser_is_led_to_the_address_by_a_file_that_others_cannot_read(tmp
 
 
 @pytest.mark.slow
-def test_the_overview_of_a_home_needs_no_torch_and_other_commands_nothing_of_the_page(
-    tmp_path,
-):
+def test_the_overview_of_a_home_needs_no_torch_and_other_commands_nothing_of_the_page(tmp_path):
     code = (
         "import sys\n"
         "sys.path[:0] = ['tests/support']\n"
@@ -82,9 +80,7 @@ def test_the_overview_of_a_home_needs_no_torch_and_other_commands_nothing_of_the
     assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
 
 
-def test_without_the_extra_the_command_that_installs_it_is_named(
-    monkeypatch,
-):
+def test_without_the_extra_the_command_that_installs_it_is_named(monkeypatch):
     monkeypatch.setattr("fedcache.commands.ui.find_spec", lambda _name: None)
     done = fedcache("ui --json")
     assert done.code == 6

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote, unquote_plus
 
 import pytest
-from command import ok
+from command import ok, words_of
 from pictures import folder
 from ui_client import Client
 
@@ -22,7 +22,7 @@ from fedcache.store.lock import this_process
 from fedcache.store.sealed import first_of, read_sealed_lines, write_sealed, write_sealed_lines
 from fedcache.ui import index
 
-IID = ("--scheme", "iid", "--clients", 4)
+IID = "--scheme iid --clients 4"
 
 
 def trained(place: Path) -> Path:
@@ -31,9 +31,9 @@ def trained(place: Path) -> Path:
     ok(
         f"extract --dataset folder:{images} --backbones random-projection --size 8 --workers 0",
     )
-    words = (*IID, "--rounds", 3, "--eval-every", 1, "--set", "batch=4", "--seeds", "0,1")
+    words = (*words_of(IID), "--rounds", 3, "--eval-every", 1, "--set", "batch=4", "--seeds", "0,1")
     made = ok("train --method fedavg", *words).data
-    ok("train --method fed3r", *IID, "--seeds", "0,1")
+    ok(f"train --method fed3r {IID} --seeds 0,1")
     ok("grid --method fedprox", *words, "--sweep", "mu=0.1,1")
     return Path(made["path"])
 

@@ -143,11 +143,7 @@ def image_folder(root: Path, *, tables: str, ending: str) -> dict[str, bytes]:
     [("top", "csv", "pets/"), ("each", "csv", ""), ("each", "jsonl", "pets/")],
 )
 def test_an_image_folder_of_hugging_face_is_read_from_its_tables(
-    tmp_path,
-    plain,
-    tables,
-    ending,
-    top,
+    tmp_path, plain, tables, ending, top
 ):
     files = {
         top + name: raw
