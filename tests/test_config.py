@@ -1,5 +1,7 @@
 """The configuration: values from files and flags, their types and limits, and where things live."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +117,7 @@ REMOTE = [
 ]
 
 
-def test_an_address_is_no_local_path(tmp_path, monkeypatch):
+def test_an_address_is_no_local_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.iterdir())
     for words in REMOTE:

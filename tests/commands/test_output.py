@@ -55,7 +55,9 @@ def test_where_nobody_draws_a_line_is_printed_every_ten_seconds(capsys, monkeypa
         (MemoryError(), Exit.ENVIRONMENT, "memory"),
     ],
 )
-def test_an_error_is_told_as_one_that_a_user_can_act_on(capsys, error, code, said):
+def test_an_error_is_told_as_one_that_a_user_can_act_on(
+    capsys: Told, error: BaseException, code: Exit, said: str
+) -> None:
     told = as_told(error)
     assert told.code == code
     assert said in told.message
@@ -63,7 +65,7 @@ def test_an_error_is_told_as_one_that_a_user_can_act_on(capsys, error, code, sai
     assert capsys.readouterr() == ("", ""), "no traceback of what was thought of"
 
 
-def test_a_bug_has_a_traceback_and_says_where_to_report_it(capsys):
+def test_a_bug_has_a_traceback_and_says_where_to_report_it(capsys: Told) -> None:
     told = as_told(ZeroDivisionError("by zero"))
     assert told.code == Exit.BUG
     assert "fedcache doctor" in told.hint

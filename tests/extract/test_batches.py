@@ -97,7 +97,7 @@ def test_a_batch_is_the_projection_of_its_pixels_and_bad_rows_are_nan():
 
 
 @pytest.mark.slow
-def test_decoders_before_a_model_give_what_one_process_gives():
+def test_decoders_before_a_model_give_what_one_process_gives() -> None:
     alone = InProcess([job(size=8)], data(), SETTINGS)
     feeder = GpuFeeder([job(size=8)], data(), SETTINGS, 1, Stop())
     try:
@@ -125,7 +125,15 @@ def test_decoders_before_a_model_give_what_one_process_gives():
         ("cuda", 2, 1, 4, GpuFeeder, 2),
     ],
 )
-def test_the_workers_of_a_device(device, asked, tasks, cores, kind, count, monkeypatch):
+def test_the_workers_of_a_device(
+    device: str,
+    asked: int | None,
+    tasks: int,
+    cores: int,
+    kind: type,
+    count: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in ("WorkerProcesses", "BatchRunner", "make_runner"):
         monkeypatch.setattr(local, name, lambda *_: None)
     made = open_workers(

@@ -1,5 +1,7 @@
 """Which device is taken, and why."""
 
+from __future__ import annotations
+
 import torch
 from refusal import refused
 

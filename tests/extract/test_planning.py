@@ -49,8 +49,13 @@ from fedcache.store.samples import Samples
     ],
 )
 def test_the_rate_is_that_of_one_batch_after_the_models_are_warm(
-    monkeypatch, kind, workers, cores, decoding, rate
-):
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    workers: int | None,
+    cores: int,
+    decoding: float,
+    rate: float,
+) -> None:
     done: list[object] = []
 
     class Timed:

@@ -26,12 +26,12 @@ FAMILIES = tool("method_families")
 @pytest.mark.slow
 # 69 s on two idle cores; a machine with other work takes many times as long
 @pytest.mark.timeout(1800)
-def test_all_that_readme_and_tutorials_show_runs_and_prints_what_they_show(tmp_path):
+def test_all_that_readme_and_tutorials_show_runs_and_prints_what_they_show(tmp_path: Path) -> None:
     done = list(RUN.every(tmp_path))
     assert [line.partition(":")[0] for line in done] == [page.name for page in RUN.PAGES]
 
 
-def test_every_tutorial_is_one_that_is_run_and_listed():
+def test_every_tutorial_is_one_that_is_run_and_listed() -> None:
     there = sorted(p.name for p in (DOCS / "tutorials").glob("*.md") if p.name != "README.md")
     assert there == [p.name for p in RUN.PAGES[1:]]
     listed = (DOCS / "tutorials" / "README.md").read_text(encoding="utf-8")

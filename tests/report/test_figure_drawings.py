@@ -138,7 +138,7 @@ def test_the_front_of_accuracy_against_bytes_by_hand(drawn):
     assert staircase == [(100, 50), (110, 52), (400_000, 90)]
 
 
-def test_a_confusion_is_squares_of_per_cent_of_the_true_class(drawn):
+def test_a_confusion_is_squares_of_per_cent_of_the_true_class(drawn: Drawn) -> None:
     made: Any = runs.confusion(
         "c", "run", stored(confusion=[[3, 1], [0, 4]], class_names=["a", "bbbb"])
     )
@@ -161,7 +161,7 @@ def point(accuracy: float | None, **hyperparameters: object) -> StoredRun:
     return stored(accuracy={"mean": accuracy}, hyperparameters=hyperparameters)
 
 
-def test_one_swept_value_is_a_line_with_a_ring_at_the_best(drawn):
+def test_one_swept_value_is_a_line_with_a_ring_at_the_best(drawn: Drawn) -> None:
     (made,) = grids.sweeps(
         "g", [point(0.5, lr=0.1), point(0.9, lr=0.02), point(None, lr=3.0), point(0.7, lr=1.0)]
     )
@@ -252,7 +252,29 @@ def test_prototypes_are_means_over_all_rows_and_over_those_of_each_client():
     assert len(data._prototypes(many, "k")[1]) == 1 + 12, "of the first twelve clients"
 
 
-def test_the_entropy_of_zero_shot_labels_by_hand(drawn, monkeypatch):
+def test_features_in_two_dimensions_are_dots_of_their_class_with_its_mean_as_a_star(
+    drawn: Drawn,
+) -> None:
+    # Unit rows lie on two axes: the first principal component tells them apart, the second holds nothing.
+    place = features_of(PLANE, [0, 0, 1, 0, 1, 0, 1, 0, 0, 0], [([0, 1, 4], [2, 5, 6, 7, 8])])
+    made: Any = data.plane("p", place, "k", "pca")
+    assert [row[:2] for row in made.rows] == [
+        ["row", "chalk"],
+        ["row", "ink"],
+        ["row", "chalk"],
+        ["row", "ink"],
+        ["class mean", "ink"],
+        ["class mean", "chalk"],
+        ["client's class mean", "c0: ink"],
+        ["client's class mean", "c0: chalk"],
+    ]
+    x = np.array([float(row[2]) for row in made.rows])
+    assert np.abs(x) == pytest.approx(np.full(8, math.sqrt(0.5)))
+
+
+def test_the_entropy_of_zero_shot_labels_by_hand(
+    drawn: Drawn, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Along the text of ink a row has the scores 1 and 0: at scale 1 p = e / (e + 1), whose entropy is 0.840 bits; at
     # scale 100 it is 0. Between the two texts it is 1 bit of 1 at both scales.
     x = np.array([[5.0, 0], [2, 2], [0, 3], LOST])
@@ -300,7 +322,7 @@ def source(counts: np.ndarray) -> Any:
     return SimpleNamespace(partition=SimpleNamespace(clients=clients), columns=columns)
 
 
-def test_who_holds_which_classes_are_dots_whose_area_is_the_number(drawn):
+def test_who_holds_which_classes_are_dots_whose_area_is_the_number(drawn: Drawn) -> None:
     made: Any = data.dots("d", source(np.array([[4, 0], [1, 2]])))
     # the largest dot is .95 of a cell of .3 inches wide, 21.6 points; one row of 4 is a quarter of its area
     largest = (0.95 * 72 * 0.3) ** 2
@@ -329,7 +351,7 @@ def test_test_rows_are_sampled_evenly_readable_and_labelled():
         assert len(data.sampled(place, "k")) == kept
 
 
-def test_of_a_large_array_few_chunks_are_read(monkeypatch):
+def test_of_a_large_array_few_chunks_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "MOST_AVERAGED", 30)
     monkeypatch.setattr(data, "MOST_POINTS", 12)
     # three chunks of two rows of two numbers

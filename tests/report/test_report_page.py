@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from fedcache.errors import FedcacheError
+from fedcache.report.drawing import Plot
 from fedcache.report.find_runs import (
     StoredRun,
     differing,
@@ -17,7 +18,7 @@ from fedcache.report.find_runs import (
 )
 from fedcache.report.galleries import ToShow
 from fedcache.report.page import Shown, section_of, table_of
-from fedcache.report.render import Section
+from fedcache.report.render import Section, _csv
 
 
 def run(
@@ -123,6 +124,11 @@ def test_a_section_is_sorted_by_accuracy_and_says_what_it_is_of():
         run("high", 0.5, validation={"mean": 0.6, "per_client": []}),
     ]
     assert [row[0].text for row in section(12, held).rows] == ["low", "high"]
+
+
+def test_the_data_of_a_figure_are_lines_of_six_digits():
+    made = Plot("i", "", "", ("a", "=b"), [["x", 1.23456789], ["=1+1", None], ["y,z", 3]], "")
+    assert _csv(made) == "a,'=b\nx,1.23457\n'=1+1,\n\"y,z\",3\n"
 
 
 def test_labels_are_the_shortest_that_tell_runs_apart():
