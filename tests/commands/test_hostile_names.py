@@ -20,6 +20,7 @@ from fedcache.visible_text import escape_json, sheet_cell, visible
 
 TITLE, CLEAR, BIDI, FORMULA = "\x1b]0;owned\x07", "\x1b[2J", "txt\u202egpj", "=1+1"
 CLASSES = (f"a{TITLE}", f"b{CLEAR}\x9b2J", BIDI, FORMULA, "[red]e\u2066\u2028", "two\nlines")
+EXTRACT = "extract --backbones random-projection --size 16 --workers 0 --max-bad 5 --dataset"
 COMMANDS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -50,20 +51,7 @@ def shown(done: Done, code: int = 0) -> str:
 @pytest.mark.slow
 def test_no_command_prints_a_name_that_commands_the_terminal(hostile, tmp_path):
     runs, page, named = tmp_path / "runs", tmp_path / "r.html", f"p{CLEAR}"
-    extract = (
-        "extract",
-        "--dataset",
-        f"folder:{hostile}",
-        "--backbones",
-        "random-projection",
-        "--size",
-        16,
-        "--workers",
-        0,
-        "--max-bad",
-        5,
-    )
-    assert "\\x1b]0;owned\\x07.png" in shown(fedcache(*extract), code=3)
+    assert "\\x1b]0;owned\\x07.png" in shown(fedcache(EXTRACT, f"folder:{hostile}"), code=3)
     assert "a\\x1b]0;owned\\x07" in shown(fedcache("inspect"))
     shown(fedcache("ls"))
     shown(fedcache("partition --scheme iid --clients 3 --name", named), code=2)
@@ -71,20 +59,8 @@ def test_no_command_prints_a_name_that_commands_the_terminal(hostile, tmp_path):
     for method in ("fedavg", "fedncm"):
         shown(
             fedcache(
-                "train --method",
-                method,
-                "--scheme",
-                "iid",
-                "--clients",
-                3,
-                "--seeds",
-                "0,1",
-                "--rounds",
-                2,
-                "--participation",
-                "all",
-                "--runs",
-                runs,
+                f"train --method {method} --scheme iid --clients 3 --seeds 0,1 --rounds 2 "
+                f"--participation all --runs {runs}"
             )
         )
     for form in ((), ("--format", "markdown"), ("--format", "latex")):
@@ -118,19 +94,7 @@ def test_no_refusal_repeats_what_commands_the_terminal(tmp_path):
 
 
 def test_json_holds_the_names_exactly_and_escaped(hostile):
-    done = fedcache(
-        "extract --dataset",
-        f"folder:{hostile}",
-        "--backbones",
-        "random-projection",
-        "--size",
-        16,
-        "--workers",
-        0,
-        "--max-bad",
-        5,
-        "--json",
-    )
+    done = fedcache(EXTRACT, f"folder:{hostile}", "--json")
     assert COMMANDS.findall(done.out) == []
     shown(fedcache("inspect"))
     assert [bad["name"] for bad in done.data["bad"]] == [

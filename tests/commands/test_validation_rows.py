@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import ok, words_of
+from command import ok
 from failing_command import must_fail
 from homes import Once
 
@@ -141,21 +141,8 @@ def test_what_was_chosen_is_trained_again_and_is_the_run_without_validation(stor
     (again,) = done["retrained"]
     assert (again["method"], again["sweep"]) == ("fedavg", best["sweep"])
     assert "validation" not in again
-    plain = (
-        "train",
-        "--method",
-        "fedavg",
-        "--set",
-        f"lr={best['sweep']['lr']}",
-        "--rounds",
-        3,
-        "-s",
-        "dirichlet",
-        "-m",
-        4,
-        *words_of(words),
-    )
-    run = ok(*plain).data
+    rate = best["sweep"]["lr"]
+    run = ok(f"train --method fedavg --set lr={rate} --rounds 3 -s dirichlet -m 4 {words}").data
     assert run["reused"]
     assert run["path"] == again["path"]
     assert run["accuracy"] == again["accuracy"]
@@ -204,23 +191,12 @@ def test_nothing_to_choose_by_is_refused_before_anything_is_trained(store):
 @pytest.mark.slow
 def test_one_score_chooses_in_a_grid_in_compare_and_in_a_report(tmp_path, own_home):
     """Models for all and clients' own: their rows to choose by are scored alike, and what is unlike is said."""
+    store = made(tmp_path, noise=3.0)
     words = (
-        "--method",
-        "fed3r,solo",
-        "--scheme",
-        "dirichlet",
-        "--alpha",
-        "0.02",
-        "--clients",
-        6,
-        "--validation",
-        "0.25",
-        "--rounds",
-        5,
-        "--store",
-        made(tmp_path, noise=3.0),
+        "--method fed3r,solo --scheme dirichlet --alpha 0.02 --clients 6 --validation 0.25 "
+        f"--rounds 5 --store {store}"
     )
-    done = ok("grid", *words).data
+    done = ok(f"grid {words}").data
     runs = {p["method"]: p for p in done["points"]}
     held = {name: p["validation"]["client_mean"] for name, p in runs.items()}
     assert held["fed3r"] != runs["fed3r"]["validation"]["mean"], (

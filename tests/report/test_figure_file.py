@@ -27,32 +27,14 @@ def runs(once: Callable[[Callable[[Path], Path]], Path], own_home: Path) -> Path
         "partition --scheme dirichlet --alpha 1 --clients 5 --option test_protocol=matched --name own",
     )
     words = (
-        "--store",
-        store.name,
-        "--backbones",
-        "random-projection",
-        "--partition",
-        "own",
-        "--participation",
-        "all",
-        "--seeds",
-        "0-2",
+        f"--store {store.name} --backbones random-projection --partition own "
+        "--participation all --seeds 0-2"
     )
     ok(
-        "grid --method fedavg",
-        *words,
-        "--rounds",
-        2,
-        "--eval-every",
-        1,
-        "--set",
-        "batch=4",
-        "--sweep",
-        "lr=0.3,0.1,0.01,0.001",
-        "--sweep",
-        "wd=0,0.1",
+        f"grid --method fedavg {words} --rounds 2 --eval-every 1 --set batch=4 "
+        "--sweep lr=0.3,0.1,0.01,0.001 --sweep wd=0,0.1"
     )
-    ok("train --method fed3r", *words)
+    ok(f"train --method fed3r {words}")
     return own_home / "runs"
 
 

@@ -169,13 +169,8 @@ def test_what_cannot_be_shown_is_named_with_what_helps(tmp_path, own_home):
 
 @pytest.mark.slow
 def test_the_newest_of_runs_that_differ_in_the_code_alone_is_shown(tmp_path, store, own_home):
-    words = (
-        "train --method fed3r --store",
-        store.name,
-        "--backbones",
-        f"random-projection {IID}",
-    )
-    new = Path(ok(*words).data["path"])
+    words = f"train --method fed3r --store {store.name} --backbones random-projection {IID}"
+    new = Path(ok(words).data["path"])
     old = own_home / "runs" / ("0" * 16)
     shutil.copytree(new, old)
     result = read_result(old / "result.json")

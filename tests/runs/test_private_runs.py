@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import Done, fedcache, ok, words_of
+from command import Done, fedcache, ok
 from failing_command import must_fail
 from heard import Heard
 from homes import Once
@@ -25,7 +25,8 @@ from fedcache.runs.loop import train
 from fedcache.runs.privacy_ledger import Release, read_releases, record_release, totals_of_datasets
 
 TRAIN = "train --method fedavg --scheme iid --clients 10 --rounds 4 --participation 0.5 --dp-clip 1"
-REAL = (*words_of(TRAIN), "--dp-noise", 2, "--dp-allow", "evaluation")
+REAL = f"{TRAIN} --dp-noise 2 --dp-allow evaluation"
+GRID = REAL.replace("train", "grid")
 SIMULATED = f"{TRAIN} --dp-noise 2 --dp-seed 3"
 
 
@@ -64,13 +65,13 @@ def test_real_noise_must_be_asked_for_with_what_it_does_not_cover():
 
 @pytest.mark.slow
 def test_two_real_runs_of_one_command_differ_and_both_are_spent():
-    first = ok(*REAL).data
-    again = ok(*REAL)
+    first = ok(REAL).data
+    again = ok(REAL)
     assert again.data["reused"]
     assert kept(again.data) == kept(first)
-    assert "--fresh draws new noise" in fedcache(*REAL).err
+    assert "--fresh draws new noise" in fedcache(REAL).err
     assert len(releases()) == 1
-    fresh = ok(*REAL, "--fresh")
+    fresh = ok(f"{REAL} --fresh")
     assert fresh.data["digest"] == first["digest"]
     assert fresh.data["files"] != first["files"] or kept(fresh.data) != kept(first)
     assert len(releases()) == 2
@@ -79,7 +80,7 @@ def test_two_real_runs_of_one_command_differ_and_both_are_spent():
 
 
 def test_the_model_of_a_private_run_is_kept_and_what_its_loss_costs_is_said():
-    run, simulated = run_of(ok(*REAL)), run_of(ok(SIMULATED))
+    run, simulated = run_of(ok(REAL)), run_of(ok(SIMULATED))
     ok("gc --kind models --delete")
     assert (run / "models").is_dir()
     assert not (simulated / "models").exists()
@@ -110,31 +111,29 @@ def test_a_simulation_says_so_wherever_its_epsilon_is_told():
 
 @pytest.mark.slow
 def test_a_simulation_has_the_same_noise_in_every_execution_and_in_a_grid():
-    words = (*words_of(SIMULATED), "--dtype", "float64")
+    words = f"{SIMULATED} --dtype float64"
     one, two = (
-        ok(*words, "--execution", execution).data for execution in ("sequential", "batched")
+        ok(f"{words} --execution {execution}").data for execution in ("sequential", "batched")
     )
     assert kept(one) == kept(two)
-    points = ok("grid", *words[1:], "--sweep", "lr=0.1,0.01").data["points"]
-    assert kept(points[1]) == kept(ok(*words, "--set", "lr=0.01").data)
+    points = ok(words.replace("train", "grid"), "--sweep", "lr=0.1,0.01").data["points"]
+    assert kept(points[1]) == kept(ok(f"{words} --set lr=0.01").data)
 
 
 @pytest.mark.slow
 def test_epsilon_composes_over_seeds_points_and_repeats():
-    done = ok(*REAL, "--seeds", "0-4").data["trust"]["privacy"]
+    done = ok(f"{REAL} --seeds 0-4").data["trust"]["privacy"]
     assert done["seeds"] == 5
     costs(done, 4)
     assert done["composed"]["epsilon_pld"] == pytest.approx(composed((2.0, 0.5, 20)))
-    (spent,) = ok("grid", *REAL[1:], "--sweep", "lr=0.1,0.01,0.001", "--seeds", "0,1").data[
-        "privacy"
-    ]
+    (spent,) = ok(f"{GRID} --sweep lr=0.1,0.01,0.001 --seeds 0,1").data["privacy"]
     # lr=0.1 is the run that has five seeds: none of them is trained again, and all of them count.
     assert (spent["points"], spent["seeds"]) == (3, 9)
     costs(spent, 36)
     (total,) = ok("ls --privacy").data["entries"]
     assert (total["releases"], total["runs"], total["rounds"]) == (9, 3, 36)
     costs(total, 36)
-    ok(*REAL, "--clients", 5)  # other clients: a partition of its own
+    ok(f"{REAL} --clients 5")  # other clients: a partition of its own
     both = ok("ls --privacy").data
     assert [entry["releases"] for entry in both["entries"]] == [9, 1]
     (of_rows,) = both["datasets"]
@@ -161,18 +160,8 @@ def composed(*spent: tuple[float, float, int]) -> float:
 
 @pytest.mark.slow
 def test_the_epsilon_of_a_grid_covers_the_model_that_is_trained_again():
-    words = (
-        "grid",
-        *REAL[1:],
-        "--validation",
-        0.25,
-        "--sweep",
-        "lr=0.1,0.01",
-        "--seeds",
-        "0,1",
-        "--retrain",
-    )
-    done = ok(*words).data
+    words = f"{GRID} --validation 0.25 --sweep lr=0.1,0.01 --seeds 0,1 --retrain"
+    done = ok(words).data
     (spent,) = done["privacy"]
     assert (spent["points"], spent["retrained"], spent["seeds"], spent["unit"]) == (
         2,
@@ -182,26 +171,24 @@ def test_the_epsilon_of_a_grid_covers_the_model_that_is_trained_again():
     )
     # Two points and one retrained model, of two seeds with four rounds each: 3 * 2 * 4 rounds.
     costs(spent, 24)
-    assert f"epsilon {spent['epsilon_pld']:.3g}" in fedcache(*words).out
+    assert f"epsilon {spent['epsilon_pld']:.3g}" in fedcache(words).out
     (of_rows,) = ok("ls --privacy").data["datasets"]
     assert (of_rows["partitions"], of_rows["releases"]) == (2, 6)
     assert of_rows["epsilon_pld"] == spent["epsilon_pld"]
 
 
 def test_the_epsilon_of_a_grid_over_partitions_is_told_for_a_row():
-    done = ok(
-        "grid", *REAL[1:], "--scheme", "dirichlet", "--sweep", "alpha=1,10", "--clients", 10
-    ).data
+    done = ok(f"{GRID} --scheme dirichlet --sweep alpha=1,10 --clients 10").data
     (spent,) = done["privacy"]
     assert (spent["points"], spent["unit"]) == (2, "row")
     costs(spent, 8)
 
 
 def test_the_epsilon_of_a_grid_covers_points_without_a_result():
-    words = ("grid", *REAL[1:], "--sweep", "lr=0.1,0.01", "--exact")
-    paths = [point["path"] for point in ok(*words).data["points"]]
+    words = f"{GRID} --sweep lr=0.1,0.01 --exact"
+    paths = [point["path"] for point in ok(words).data["points"]]
     (Path(paths[1]) / "rounds.jsonl").write_text("damaged")
-    done = fedcache(*words, "--json")
+    done = fedcache(words, "--json")
     assert done.code == Exit.CORRUPT
     (spent,) = done.envelope["data"]["privacy"]
     assert spent["points"] == 2
@@ -217,23 +204,11 @@ def test_the_epsilon_of_a_search_covers_pruned_trials(monkeypatch):
         optuna.trial.Trial, "should_prune", lambda trial: asked.append(trial) or len(asked) == 4
     )
     words = (
-        "grid",
-        *REAL[1:],
-        "--validation",
-        0.25,
-        "--sweep",
-        "lr=0.1,0.01,0.001",
-        "--sampler",
-        "optuna",
-        "--trials",
-        3,
-        "--pruner",
-        "median",
-        "--eval-every",
-        1,
+        f"{GRID} --validation 0.25 --sweep lr=0.1,0.01,0.001 --sampler optuna --trials 3 "
+        "--pruner median --eval-every 1"
     )
     for _ in ("made", "read again"):
-        done = ok(*words).data
+        done = ok(words).data
         assert (len(done["points"]), len(done["pruned"])) == (2, 1)
         (spent,) = done["privacy"]
         assert spent["points"] == 3
@@ -253,7 +228,7 @@ def test_releases_of_one_dataset_are_added_up_by_its_name_and_by_its_content():
 
 @pytest.mark.slow
 def test_nothing_that_is_written_down_tells_who_took_part_unless_that_is_allowed():
-    secret = ok(*REAL, "--rounds", 12).data
+    secret = ok(f"{REAL} --rounds 12").data
     rounds = rounds_of(Path(secret["path"]))
     assert {r["clients"] for r in rounds} == {None}
     assert {r["traffic"]["clients"] for r in rounds} == {5}
@@ -264,7 +239,7 @@ def test_nothing_that_is_written_down_tells_who_took_part_unless_that_is_allowed
         ]["rounds"]
         == []
     )
-    told = ok(*REAL[:-1], "evaluation,participants", "--rounds", 12).data
+    told = ok(f"{REAL},participants --rounds 12").data
     assert len({len(r["clients"]) for r in rounds_of(Path(told["path"]))}) > 1
     figures = told["trust"]["privacy"]
     assert figures["epsilon_pld"] == secret["trust"]["privacy"]["participants_known"]["epsilon_pld"]
@@ -317,7 +292,7 @@ def test_a_private_run_that_is_stopped_makes_no_told_round_twice():
 
 def test_a_run_that_the_ledger_lacks_is_told_of():
     ledger, count = home() / "privacy.jsonl", home() / "privacy-count.json"
-    ok(*REAL, "--seeds", "0,1")
+    ok(f"{REAL} --seeds 0,1")
     ok(SIMULATED)
     assert ok("ls --privacy").envelope["warnings"] == []
     whole, counted = ledger.read_bytes(), count.read_bytes()
@@ -329,20 +304,20 @@ def test_a_run_that_the_ledger_lacks_is_told_of():
     ledger.write_bytes(whole.replace(b'"rounds":4', b'"rounds":1'))
     assert fedcache("ls --privacy").code == Exit.CORRUPT
     # nothing more is spent beside a count that is not known
-    assert fedcache(*REAL, "--fresh").code == Exit.CORRUPT
+    assert fedcache(f"{REAL} --fresh").code == Exit.CORRUPT
 
 
 def test_a_result_that_is_gone_is_made_again_with_a_warning_of_what_that_spends():
-    run = run_of(ok(*REAL))
+    run = run_of(ok(REAL))
     (run / "result.json").unlink()
-    assert ok(*REAL).envelope["warnings"] == []  # it is made from the seed, which draws no noise
+    assert ok(REAL).envelope["warnings"] == []  # it is made from the seed, which draws no noise
     (run / "result.json").unlink()
     (run / "seed-0.json").unlink()
     assert [
-        w for w in ok(*REAL).envelope["warnings"] if "seed 0" in w and "spends privacy again" in w
+        w for w in ok(REAL).envelope["warnings"] if "seed 0" in w and "spends privacy again" in w
     ]
     assert len(releases()) == 2
-    assert not any("before" in w for w in ok(*REAL, "--fresh").envelope["warnings"])  # asked for
+    assert not any("before" in w for w in ok(f"{REAL} --fresh").envelope["warnings"])  # asked for
 
 
 @pytest.mark.slow
@@ -353,7 +328,7 @@ def test_a_ledger_that_lost_its_last_lines_is_refused_and_the_hint_starts_a_new_
         ("--fresh",),
         ("--fresh",),
     ):  # of the same run and seed: its result tells of one release
-        ok(*REAL, *fresh)
+        ok(REAL, *fresh)
     whole, counted = ledger.read_bytes(), count.read_bytes()
     two_lines = b"".join(whole.splitlines(keepends=True)[:2])
     for file, left in (
@@ -368,14 +343,14 @@ def test_a_ledger_that_lost_its_last_lines_is_refused_and_the_hint_starts_a_new_
         file.unlink()
         if left is not None:
             file.write_bytes(left)
-        for words in (("ls", "--privacy"), (*REAL, "--fresh")):
-            assert fedcache(*words).code == Exit.CORRUPT, (file, left)
+        for words in ("ls --privacy", f"{REAL} --fresh"):
+            assert fedcache(words).code == Exit.CORRUPT, (file, left)
         ledger.write_bytes(whole)
         count.write_bytes(counted)
     ledger.unlink()
     hint = fedcache("ls --privacy --json").envelope["error"]["hint"]
     subprocess.run(hint.rpartition(": ")[2], shell=True, check=True)
-    ok(*REAL, "--fresh")
+    ok(f"{REAL} --fresh")
     assert ok("ls --privacy").data["entries"][0]["releases"] == 1
 
 
@@ -471,6 +446,6 @@ def test_noise_too_small_to_compute_with_is_refused(noise):
     ],
 )
 def test_what_would_tell_of_single_clients_or_mean_nothing_is_refused(words, named):
-    must_fail(named, *REAL, *words_of(words))
+    must_fail(named, f"{REAL} {words}")
     assert not list((home() / "runs").glob("*/result.json"))
     assert not (home() / "privacy.jsonl").exists()

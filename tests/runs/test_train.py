@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import ingested
-from command import ok, words_of
+from command import ok
 from draws import one_of_each
 from failing_command import must_fail
 from federation import small
@@ -56,18 +56,8 @@ def test_every_method_trains_from_the_command_line(store, name):
         if {"hidden", "channels", "n_ctx"} & small(name).keys()
         else []
     )
-    done = ok(
-        "train --method",
-        name,
-        *words_of(IID),
-        "--rounds",
-        2,
-        "--participation",
-        "all",
-        "--seeds",
-        "0,1",
-        *sizes,
-    )
+    words = f"train --method {name} {IID} --rounds 2 --participation all --seeds 0,1"
+    done = ok(words, *sizes)
     data = done.data
     assert len(data["accuracy"]["per_client"]) == 3
     assert len(data["accuracy"]["per_seed"]) == 2
@@ -77,17 +67,10 @@ def test_every_method_trains_from_the_command_line(store, name):
 
 @pytest.mark.slow
 def test_a_result_says_what_was_trained_and_when(store):
-    words = (
-        "--method",
-        f"fst-cbdg {IID}",
-        "--rounds",
-        5,
-        "--participation",
-        "all",
-        "--seeds",
-        "0,1",
+    done = ok(
+        f"train --method fst-cbdg {IID} --rounds 5 --participation all --seeds 0,1 "
+        "--backbones glyph-clip --eval-every 2"
     )
-    done = ok("train", *words, "--backbones", "glyph-clip", "--eval-every", 2)
     data = done.data
     assert data["parameters"] == {"trainable": 3 * 128 + 3, "fixed": 1_360_664}
     lines = rounds_of(Path(data["path"]))
@@ -101,15 +84,11 @@ def test_a_result_says_what_was_trained_and_when(store):
 
 @pytest.mark.slow
 def test_a_linear_head_starts_from_text_where_there_is_some(store):
-    glyph = (*words_of(IID), "--backbones", "glyph-clip")
-    zero_shot = ok("train --method clip-zs", *glyph).data["accuracy"]
-    still = (*glyph, "--rounds", 1, "--participation", "all", "--set", "epochs=0")
-    for words in (
-        ("central", "--set", "probe=sgd"),
-        ("fedntd",),
-        ("fedavg", "--set", "head=linear"),
-    ):
-        start = ok("train --method", *words, *still).data
+    glyph = f"{IID} --backbones glyph-clip"
+    zero_shot = ok(f"train --method clip-zs {glyph}").data["accuracy"]
+    still = f"{glyph} --rounds 1 --participation all --set epochs=0"
+    for words in ("central --set probe=sgd", "fedntd", "fedavg --set head=linear"):
+        start = ok(f"train --method {words} {still}").data
         assert start["accuracy"]["per_client"] == zero_shot["per_client"], words
         assert len(start["features"]) == 2, "the text is part of what the result was made from"
 
@@ -119,12 +98,8 @@ def test_the_config_of_a_run_means_the_same_run_whatever_is_extracted_later(stor
     first = ok(f"train --method fed3r {IID}").data
     config = Path(first["path"]) / "config.toml"
     ok(f"extract --backbones random-projection --size 24 {SMALL}")
-    ok(
-        "extract --dataset",
-        f"folder:{folder(tmp_path / 'other', train=4, test=2)}",
-        "--backbones",
-        f"glyph-clip {SMALL}",
-    )
+    other = folder(tmp_path / "other", train=4, test=2)
+    ok(f"extract --dataset folder:{other} --backbones glyph-clip {SMALL}")
     again = ok(f"train --config {config}").data
     assert again["reused"]
     assert again["digest"] == first["digest"]
