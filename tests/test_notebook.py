@@ -14,7 +14,7 @@ HOSTILE = "<script>alert('x')</script>"
 
 
 @pytest.fixture
-def store() -> fc.Store:
+def store():
     x, y, split = embeddings()
     names = np.array([HOSTILE, "b & c", "d"])
     return fc.Store.from_arrays(

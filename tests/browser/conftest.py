@@ -2,9 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command import ok
@@ -24,7 +22,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
 @pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
+def chromium():
     """A running browser, Debian's own."""
     playwright = pytest.importorskip("playwright.sync_api")
     program = next((p for n in NAMES if (p := shutil.which(n))), None)
@@ -37,7 +35,7 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture
-def demo(tmp_path: Path) -> Path:
+def demo(tmp_path):
     """A report of runs in two settings, with curves, two backbones and a class whose name is a script."""
     images = folder(tmp_path / "shapes", train=16, test=6)
     for split in ("train", "test"):
@@ -60,7 +58,7 @@ def demo(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def grid(tmp_path: Path, own_home: Path) -> Path:
+def grid(tmp_path, own_home):
     """A report of 240 points: one trained run, and 239 results that differ from it in numbers and the accuracy."""
     images = folder(tmp_path / "shapes", train=12, test=4)
     ok(f"extract --dataset folder:{images} --backbones random-projection --size 8")
@@ -99,7 +97,7 @@ def grid(tmp_path: Path, own_home: Path) -> Path:
 
 
 @pytest.fixture
-def mistakes(tmp_path: Path) -> Path:
+def mistakes(tmp_path):
     """A report with the images of what a run got wrong, of classes whose names are long."""
     images = folder(tmp_path / "shapes", train=4, test=8, classes=6)
     for split in ("train", "test"):

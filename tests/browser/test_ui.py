@@ -53,7 +53,7 @@ def trained(place: Path) -> Path:
 
 
 @pytest.fixture
-def whole(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+def whole(once):
     return once(trained)
 
 

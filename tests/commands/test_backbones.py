@@ -14,7 +14,7 @@ NAME = "resnet18-quickdraw"
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
+def checkpoint(tmp_path):
     return save_metadataset(tmp_path / "model_best.pth.tar", resnet18_metadataset())
 
 

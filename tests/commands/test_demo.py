@@ -13,7 +13,7 @@ from fedcache.config import PartitionConfig
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> fc.Store:
+def small(monkeypatch):
     """A store whose two arrays stand for the demo's backbones; it is partitioned in two ways as there."""
     rng, label = np.random.default_rng(0), np.arange(60) % 3
     x = rng.normal(size=(60, 4)) + 3 * np.eye(3, 4)[label]
@@ -62,9 +62,7 @@ def test_a_misspelt_method_of_the_demo_is_refused_before_anything_runs(own_home)
 
 
 def test_central_is_the_highest_of_one_model_for_all_or_a_sentence_names_what_is_above():
-    def row(
-        name: str, dirichlet: float, protocol: str = "global", backbone: str = "a"
-    ) -> dict[str, Any]:
+    def row(name, dirichlet, protocol="global", backbone="a"):
         accuracy = {"feature-shift": 0.7, "dirichlet": dirichlet}
         return {"name": name, "backbone": backbone, "protocol": protocol, "accuracy": accuracy}
 

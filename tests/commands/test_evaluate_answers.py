@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from command import fedcache, ok
 from failing_command import must_fail
-from homes import Once
 from made_path import place_of
 from pictures import folder
 
@@ -42,7 +41,7 @@ def trained(place: Path) -> Path:
 
 
 @pytest.fixture
-def store(once: Once) -> Path:
+def store(once):
     return once(trained)
 
 
@@ -101,7 +100,7 @@ def batches(name: str) -> dict[str, int]:
 def test_a_new_dataset_is_computed_as_the_features_of_the_run_were(once, tmp_path):
     """In batches of their size, of each backbone: so figures are those of what ``predict`` says of the images."""
 
-    def made(place: Path) -> Path:
+    def made(place):
         images = folder(place / "shapes", train=6, test=4)
         words = f"extract --dataset folder:{images} --workers 0 --backbones"
         ok(f"{words} random-projection")

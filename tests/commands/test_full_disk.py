@@ -5,11 +5,10 @@ import os
 import re
 import types
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import pytest
 from command import fedcache, ok
-from homes import Once
 from pictures import folder
 
 from fedcache.errors import Exit
@@ -30,7 +29,7 @@ def trained(place: Path) -> Path:
 
 
 @pytest.fixture
-def run(once: Once, own_home: Path) -> Path:
+def run(once, own_home):
     if not Path("/dev/full").exists():
         pytest.skip("there is no /dev/full, a file that takes nothing")
     once(trained)
@@ -119,7 +118,7 @@ def test_no_output_has_a_name_before_it_is_complete(run, own_home, tmp_path, mon
     named: set[Path] = set()
     link = os.link
 
-    def recorded(source: Any, target: Any, **how: Any) -> None:
+    def recorded(source, target, **how):
         # Whoever is killed before this moment leaves what is in the folder now.
         assert {p for p in out.rglob("*") if p.is_file()} == named
         link(source, target, **how)
@@ -136,7 +135,7 @@ def test_no_output_has_a_name_before_it_is_complete(run, own_home, tmp_path, mon
     "free", [0, 4096, None], ids=["none free", "some free", "nobody knows what is free"]
 )
 def test_what_a_full_disk_needs_is_the_file_and_never_nothing(free, tmp_path, monkeypatch):
-    def usage(_: object) -> object:
+    def usage(_):
         if free is None:
             raise OSError(errno.ENOSYS, "Function not implemented")
         return types.SimpleNamespace(free=free)

@@ -6,7 +6,6 @@ import io
 import json
 import re
 import unicodedata
-from pathlib import Path
 
 import pytest
 from command import Done, fedcache
@@ -27,7 +26,7 @@ COMMANDS = re.compile(
 
 
 @pytest.fixture
-def hostile(tmp_path: Path) -> Path:
+def hostile(tmp_path):
     """Images of two domains whose folders and files have such names; one image of them is broken."""
     root = tmp_path / "images"
     for split, count in (("train", 4), ("test", 2)):

@@ -24,7 +24,7 @@ TRAIN = "train --method fedavg --scheme iid --clients 3 --participation all"
 
 
 @pytest.fixture
-def mine(tmp_path: Path) -> Path:
+def mine(tmp_path):
     return ingested(tmp_path)
 
 
@@ -102,7 +102,7 @@ def test_every_execution_tells_every_round_once_also_of_a_run_that_is_resumed(
         {"lr": ("0.1", "0.02")[:points]},
     )
 
-    def rounds_of(name: str, stop: StopsAfter | None = None) -> list[Round]:
+    def rounds_of(name, stop=None):
         request = request_grid(
             ["fedavg"], sweeps, config, home, partition=dealt, runs=home.root / name
         )
@@ -117,7 +117,7 @@ def test_every_execution_tells_every_round_once_also_of_a_run_that_is_resumed(
     rounds_of("parts", StopsAfter(3))
     rest, again = rounds_of("parts"), rounds_of("parts")
 
-    def of_a_point(rounds: list[Round], point: str) -> list[Round]:
+    def of_a_point(rounds, point):
         return [
             replace(r, path=Path(), stored=False, points_done=0) for r in rounds if r.point == point
         ]

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from command import fedcache, ok
 from failing_command import must_fail
-from homes import Once
 
 import fedcache as fc
 from fedcache.config import Home, TrainConfig
@@ -35,7 +34,7 @@ def made(place: Path) -> Path:
 
 
 @pytest.fixture
-def store(once: Once) -> Path:
+def store(once):
     return once(made)
 
 

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,7 @@ LABELS = ("zebra", "ant", "10", "9", "zebra", "ant", "10", "9")
 
 
 @pytest.fixture
-def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def reader(tmp_path, monkeypatch):
     """The package ``my-format``, installed; yields its module's file."""
     site = tmp_path / "site"
     folder = tmp_path / "my-format"
@@ -42,7 +41,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def listed(tmp_path: Path) -> str:
+def listed(tmp_path):
     """A dataset of eight images, two of which are for testing and one of which is missing."""
     rows = []
     for i, label in enumerate(LABELS):

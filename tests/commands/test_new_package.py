@@ -4,14 +4,12 @@ import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from arrays import small_store
 from command import fedcache, ok
 from failing_command import must_fail
-from homes import Once
 from own_package import lay
 
 from fedcache import plugins, testing
@@ -23,7 +21,7 @@ HERE = Path(__file__).resolve()
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def site(tmp_path, monkeypatch):
     """A folder of ``sys.path`` for packages."""
     place = tmp_path / "site-packages"
     place.mkdir()
@@ -44,7 +42,7 @@ def installed(kind: str, name: str, tmp_path: Path, site: Path) -> Path:
 
 
 @pytest.fixture
-def store(once: Once) -> Path:
+def store(once):
     return once(small_store)
 
 

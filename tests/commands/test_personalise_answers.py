@@ -7,7 +7,6 @@ import pytest
 from arrays import small_store
 from command import fedcache, ok, words_of
 from failing_command import must_fail
-from homes import Once
 from pictures import CLASSES, folder
 
 from fedcache.config import Home
@@ -36,7 +35,7 @@ def trained(place: Path) -> Path:
 
 
 @pytest.fixture
-def sites(once: Once) -> Path:
+def sites(once):
     return once(trained)
 
 

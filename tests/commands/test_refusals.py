@@ -28,12 +28,12 @@ FULL = pytest.mark.full
 
 
 @pytest.fixture
-def images(tmp_path: Path) -> Path:
+def images(tmp_path):
     return folder(tmp_path / "shapes", train=6, test=2)
 
 
 @pytest.fixture
-def store(images: Path) -> Path:
+def store(images):
     done = ok(
         "extract --dataset",
         f"folder:{images}",

@@ -19,7 +19,7 @@ IID = "--scheme iid --clients 3"
 
 
 @pytest.fixture
-def three(tmp_path: Path, own_home: Path) -> dict[str, str]:
+def three(tmp_path, own_home):
     """Name -> directory of fed3r, of fed3r with another ridge, and of fedncm, on the same rows."""
     ingested(tmp_path)
     asked: dict[str, tuple[Any, ...]] = {

@@ -1,18 +1,15 @@
 """What the commands on stores and results answer a person, of small stores whose counts are known."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from command import fedcache, ok
 
 import fedcache as fc
 from fedcache.errors import Exit
-from fedcache.store.store import Store
 
 
 @pytest.fixture
-def small(own_home: Path) -> Store:
+def small(own_home):
     """20 rows of two classes and two domains, with text features: 12 train, 5 test, 3 validation."""
     rows = np.arange(20)
     splits = np.where(rows < 12, "train", np.where(rows < 17, "test", "validation"))

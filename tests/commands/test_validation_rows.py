@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from command import ok
 from failing_command import must_fail
-from homes import Once
 
 import fedcache as fc
 from fedcache.config import Home, TrainConfig
@@ -32,7 +31,7 @@ def made(place: Path, noise: float = 0.9) -> Path:
 
 
 @pytest.fixture
-def store(once: Once) -> Path:
+def store(once):
     return once(made)
 
 

@@ -33,14 +33,14 @@ def extraction(dataset: str, backbones: str, options: str) -> tuple[object, ...]
 
 
 @pytest.fixture
-def words(tmp_path: Path) -> tuple[object, ...]:
+def words(tmp_path):
     """An extraction of 384 images in 48 chunks for each of two backbones."""
     images = folder(tmp_path / "many", train=96, test=32)
     return extraction(f"folder:{images}", "random-projection,pixels", "--size 16 --workers 2")
 
 
 @pytest.fixture
-def home() -> str:
+def home():
     return os.environ["FEDCACHE_HOME"]
 
 
@@ -302,7 +302,7 @@ PRIVATE = split(
 
 
 @pytest.fixture
-def small_home(tmp_path: Path, home: str) -> Path:
+def small_home(tmp_path, home):
     """A home with a store, and a file of embeddings beside it."""
     small_store(home)
     rng = np.random.default_rng(0)
@@ -334,7 +334,7 @@ def test_killed_commands_lose_nothing_and_gc_names_what_they_leave(
     (store,) = (small_home / "stores").glob("*.zarr")
     where = ("--store", store, "--json")
 
-    def words(number: int) -> tuple[object, ...]:
+    def words(number):
         return {
             "private train": (*PRIVATE, "--store", store, "--runs", tmp_path / f"runs-{number}"),
             "ingest": ("ingest", tmp_path / "e.npz", "--name", f"mine {number}", "--json"),
@@ -345,7 +345,7 @@ def test_killed_commands_lose_nothing_and_gc_names_what_they_leave(
             "gc": ("gc", "--delete", "--json"),
         }[what]
 
-    def made(number: int) -> object:
+    def made(number):
         """What the command is for."""
         if what == "private train":
             return [f.read_bytes() for f in (tmp_path / f"runs-{number}").rglob("result.json")]
@@ -358,7 +358,7 @@ def test_killed_commands_lose_nothing_and_gc_names_what_they_leave(
             ]
         return content(store)
 
-    def plant() -> None:
+    def plant():
         for i in range(200 if what == "gc" else 0):
             (store / "features" / f".{i}.{2**22 + 1}-0.partial").write_bytes(b"x" * 1000)
 

@@ -2,8 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from shlex import split
 
 import pytest
@@ -16,7 +14,7 @@ from fedcache.runs.privacy_ledger import read_releases
 
 
 @pytest.fixture(autouse=True)
-def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+def store(once):
     pytest.importorskip("dp_accounting")
     return once(ingested)
 

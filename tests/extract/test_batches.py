@@ -156,7 +156,7 @@ def test_a_node_that_would_compute_in_another_way_is_refused(monkeypatch):
     monkeypatch.setattr(chunk_tasks.socket, "gethostname", lambda: "node3")
     arrays = {"a": SimpleNamespace(check=lambda: None)}
 
-    def check(how: dict[str, str] = mine, **more: Any) -> None:
+    def check(how=mine, **more):
         own = {
             "jobs": [replace(job(), how=how)],
             "arrays": arrays,
@@ -181,7 +181,7 @@ def test_a_node_that_would_compute_in_another_way_is_refused(monkeypatch):
 
 def test_the_size_of_pixels_as_they_are_is_that_of_the_first_image_that_opens():
     class Wide(Pictures):
-        def read(self, row: int) -> bytes:
+        def read(self, row):
             if row != 3:
                 raise BadImage("torn")
             out = io.BytesIO()

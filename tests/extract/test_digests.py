@@ -68,7 +68,7 @@ def test_a_fact_about_something_else_is_forgotten(tmp_path):
 
 
 @pytest.fixture
-def images(tmp_path: Path) -> tuple[str, ...]:
+def images(tmp_path):
     return (
         "extract",
         "--dataset",
@@ -160,11 +160,11 @@ def test_what_the_package_says_is_read_once_until_a_file_of_it_changes(tmp_path,
     source, read = package / "ridge.py", []
     source.write_text("x = 1")
 
-    def words() -> list[str]:
+    def words():
         read.append(source.read_text())
         return [read[-1]]
 
-    def asked() -> tuple[list[str], int]:
+    def asked():
         package_state.cache_clear()  # each command is a process
         read.clear()
         return remembered_of_package(["words"], words), len(read)

@@ -30,7 +30,7 @@ SMALL = "--batch 4 --chunk-rows 8 --workers 0"
 
 
 @pytest.fixture
-def images(tmp_path: Path) -> Path:
+def images(tmp_path):
     return folder(tmp_path / "shapes")
 
 
@@ -105,7 +105,7 @@ def test_an_interrupted_extraction_resumes_to_the_same_bytes(images, tmp_path):
         seen = 0
         flag = Stop()
 
-        def advance(self, units: int) -> None:
+        def advance(self, units):
             self.seen += units
             if self.seen >= 20:
                 self.flag.ask()
@@ -137,7 +137,7 @@ def test_non_finite_features_are_refused_with_their_rows(images, monkeypatch):
 
     real = BatchRunner._encode
 
-    def poisoned(self: BatchRunner, job: Any, pictures: Any, rows: Any, bad: Any) -> Any:
+    def poisoned(self, job, pictures, rows, bad):
         out = real(self, job, pictures, rows, bad)
         if 5 in rows:
             out[rows.index(5)] = np.inf
@@ -223,7 +223,7 @@ def test_what_a_killed_writer_left_is_swept_and_what_a_live_one_holds_stays(tmp_
     words = f"extract --dataset folder:{images} --backbones random-projection {SMALL}"
     store = Path(ok(words).data["path"])
 
-    def files() -> set[Path]:
+    def files():
         return {f for f in store.rglob("*") if f.name != "history.jsonl" and f.suffix != ".lock"}
 
     before = files()

@@ -15,7 +15,7 @@ POLICY = "flip=0.5,rotate=30,gaussian-noise=20:0.1"
 
 
 @pytest.fixture
-def images(tmp_path: Path) -> Path:
+def images(tmp_path):
     return folder(tmp_path / "shapes", train=8, test=3)
 
 

@@ -33,7 +33,7 @@ def extract(images: Path, *words: object, backbones: str = "random-projection") 
 
 
 @pytest.fixture
-def images(tmp_path: Path) -> Path:
+def images(tmp_path):
     return folder(tmp_path / "shapes")  # 3 classes of 12 and 4: 48 rows, 6 chunks
 
 
@@ -233,7 +233,7 @@ def test_chunks_are_copied_where_they_cannot_be_linked(images, monkeypatch):
     before = store_of(extract(images))
     add(images)
 
-    def refuse(*_: object) -> None:
+    def refuse(*_):
         raise OSError(18, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "link", refuse)

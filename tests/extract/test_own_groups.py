@@ -18,7 +18,7 @@ TWO, THREE = [["a", "b"][i % 2] for i in range(60)], [["p", "q", "r"][i // 20] f
 
 
 @pytest.fixture
-def specs(tmp_path: Path) -> dict[str, str]:
+def specs(tmp_path):
     """Three datasets of the same images and labels: with two sites, with three, and with none."""
     for name, columns in {"two": {"site": TWO}, "three": {"site": THREE}, "none": {}}.items():
         np.savez(tmp_path / f"{name}.npz", images=IMAGES, labels=LABELS, **columns)
@@ -77,7 +77,7 @@ def test_columns_come_in_the_order_of_a_store_that_grew(tmp_path):
     every = [f"n{i:02d}.png" for i in range(20)]
     root = write_directory(tmp_path / "d", tree(every))
 
-    def listed(file: str, names: list[str], site: dict[str, str]) -> str:
+    def listed(file, names, site):
         lines = [f"{name},{int(name[1:3]) % 2},{site[name]}" for name in names]
         (root / file).write_text("\n".join(["path,label,site", *lines]))
         return f"folder:{root / file}"
@@ -93,7 +93,7 @@ def test_columns_come_in_the_order_of_a_store_that_grew(tmp_path):
 
 
 def test_images_of_a_program_bring_their_own_columns():
-    def items(site: list[str]) -> list[dict[str, object]]:
+    def items(site):
         return [
             {"image": i, "label": int(y), "site": s}
             for i, y, s in zip(IMAGES, LABELS, site, strict=True)

@@ -61,19 +61,19 @@ def test_the_rate_is_that_of_one_batch_after_the_models_are_warm(
     class Timed:
         """Workers that know how long a batch took."""
 
-        def __init__(self, jobs: Any, data: Any, settings: ComputeSettings) -> None:
+        def __init__(self, jobs, data, settings):
             done.append(settings.batch)
 
-        def warm(self) -> None:
+        def warm(self):
             done.append("warm")
 
-        def submit(self, batch: int, keys: Any) -> Future[ComputedBatch]:
+        def submit(self, batch, keys):
             done.append((batch, list(keys)))
             future: Future[ComputedBatch] = Future()
             future.set_result(ComputedBatch({}, {}, 4, decoding, {"a": 1.5, "b": 0.5}))
             return future
 
-        def close(self) -> None:
+        def close(self):
             done.append("closed")
 
     settings = ComputeSettings(kind, "float32", 32, 1)
@@ -108,7 +108,7 @@ def test_a_disk_must_hold_all_features_and_some_to_spare(tmp_path, monkeypatch):
     data: Any = SimpleNamespace(names=range(10))
     place = tmp_path / "not" / "there"
 
-    def check(free: int) -> None:
+    def check(free):
         monkeypatch.setattr(
             result.shutil,
             "disk_usage",
@@ -180,7 +180,7 @@ def test_a_wrong_value_is_refused_before_weights_are_sought(tmp_path, monkeypatc
 
 
 def test_missing_weights_are_named_all_at_once_or_skipped(tmp_path, monkeypatch):
-    def locate(backbone: Any, *, given: Any, home: Path, memory: Any, offline: bool) -> Weights:
+    def locate(backbone, *, given, home, memory, offline):
         assert (given, home, offline) == ({"pixels": Path("/w")}, tmp_path, True)
         if backbone.name in ("pixels", "glyph-clip"):
             raise MachineError(f"No {backbone.name}.", f"Get {backbone.name}.")
@@ -225,7 +225,7 @@ def test_missing_weights_are_named_all_at_once_or_skipped(tmp_path, monkeypatch)
 def test_templates_are_those_asked_for_else_the_datasets_else_the_backbones(
     template, asked, keep, stored, wanted
 ):
-    def has_text(name: str, templates: Any = None, *, weights: str) -> bool:
+    def has_text(name, templates=None, *, weights):
         assert weights == "w"
         return name == "glyph-clip" and (
             bool(stored) if templates is None else tuple(templates) == stored
@@ -427,7 +427,7 @@ def test_weights_that_a_library_publishes_are_fetched_before_they_are_needed(tmp
     assert pull_if_needed(here, ExtractConfig(), Home(tmp_path), observer) is here
     missing = replace(here, weights=Weights(None, "", "timm", download="timm/model.bin, 5 MB"))
 
-    def pull(backbone: Any, *, home: Path, memory: Any) -> Weights:
+    def pull(backbone, *, home, memory):
         pulled.append((backbone.name, home))
         return Weights(tmp_path / "file", "ab" * 32, "timm")
 

@@ -15,7 +15,7 @@ WORDS = "--backbones random-projection --size 16 --workers 0"
 
 
 @pytest.fixture
-def images(tmp_path: Path) -> Path:
+def images(tmp_path):
     return write_directory(
         tmp_path / "before", tree([f"{c}/{i}.png" for c in ("cat", "dog") for i in range(6)])
     )

@@ -19,7 +19,7 @@ ZERO = "train --method clip-zs --scheme iid --clients 2 --backbones glyph-clip"
 
 
 @pytest.fixture
-def words(tmp_path: Path) -> str:
+def words(tmp_path):
     """The extract command of three classes with text features."""
     images = folder(tmp_path / "shapes", train=8, test=4)
     return f"extract --dataset folder:{images} --backbones glyph-clip {SMALL}"

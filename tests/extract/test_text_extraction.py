@@ -14,7 +14,7 @@ WORDS = ["sun", "rain", "wind", "snow", "bread", "soup", "fish", "salt"]
 
 
 @pytest.fixture
-def bag(encoders: str) -> str:
+def bag(encoders):
     """The name of a backbone of texts, in the working directory."""
     return f"module:{encoders}:bag"
 

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from multiprocessing import spawn
 from types import SimpleNamespace
 
@@ -44,7 +43,7 @@ def half_an_answer() -> HalfSent:
 
 
 @pytest.fixture
-def stillborn(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, bytes, Stop], WorkerProcesses]:
+def stillborn(monkeypatch):
     """Pools of workers that end before they read anything, as a signal to the group ends those that are starting."""
 
     def made(count: int, needed: bytes, stop: Stop) -> WorkerProcesses:

@@ -41,7 +41,7 @@ def commands_of(section: str) -> list[str]:
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+def checkout(tmp_path):
     """A copy of the repository."""
     for name in COPIED:
         source = ROOT / name

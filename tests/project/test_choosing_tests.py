@@ -17,7 +17,7 @@ SUITES = tool("suites")
 
 
 @pytest.fixture
-def changed(monkeypatch: pytest.MonkeyPatch):
+def changed(monkeypatch):
     """``changed(*paths)``: git says that these differ from main; methods that are tried because of them."""
 
     def set_changed(*paths: str) -> frozenset[str]:
@@ -58,7 +58,7 @@ def test_every_method_is_tried_at_night_and_where_git_cannot_say_what_changed(
 
 
 def test_what_differs_from_main_is_counted_from_where_the_branch_left_it(monkeypatch, tmp_path):
-    def git(*words: str) -> str:
+    def git(*words):
         told = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
         return subprocess.run(
             ["git", *told, *words], cwd=tmp_path, check=True, capture_output=True, text=True

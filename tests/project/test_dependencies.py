@@ -170,7 +170,7 @@ def test_the_page_on_installation_says_what_every_extra_is_for():
 
 
 @pytest.fixture
-def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def plain(monkeypatch, tmp_path):
     """An installation as ``pip install fedcache`` makes it, and a file of embeddings."""
     for module in ("matplotlib", "pyarrow", "h5py"):
         for name in [n for n in sys.modules if n == module or n.startswith(f"{module}.")]:

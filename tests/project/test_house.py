@@ -5,7 +5,6 @@ import inspect
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from loaded_files import tool
@@ -22,7 +21,7 @@ INSIDE_FUNCTIONS = 40  # each to keep torch out of start-up
 
 
 @pytest.fixture(scope="module")
-def house() -> ModuleType:
+def house():
     return tool("house")
 
 

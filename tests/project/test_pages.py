@@ -87,7 +87,7 @@ def test_a_formula_becomes_mathml_with_no_command_left():
 
 
 @pytest.fixture(scope="module")
-def method_pages() -> dict[str, str]:
+def method_pages():
     """The page of each method, as `make docs` makes it."""
     make = tool("make_docs").method_page
     return {name: make(name) for name in NAMES}

@@ -35,7 +35,7 @@ def parsed(path: Path) -> Any:
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Path:
+def copy(tmp_path):
     """The files that have a version or an address."""
     for name in NAMED:
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -1,7 +1,6 @@
 """docs/scale.md says what the code does: bytes of messages, files of a store."""
 
 from pathlib import Path
-from types import ModuleType
 
 import loaded_files
 import numpy as np
@@ -13,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def tool() -> ModuleType:
+def tool():
     return loaded_files.tool("make_scale")
 
 

@@ -1,6 +1,5 @@
 """What sites score themselves is marked wherever it is shown, and stands apart from what was measured here."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +42,7 @@ def both_ways(place: Path) -> Path:
 
 
 @pytest.fixture
-def runs(once: Callable[[Callable[[Path], Path]], Path]) -> None:
+def runs(once):
     once(both_ways)
 
 

@@ -362,7 +362,7 @@ def write(name: str, method: str, per_seed: Sequence[float | None], **more: Any)
 
 
 @pytest.fixture
-def three(own_home: Path) -> Path:
+def three(own_home):
     write("aa01", "fedavg", FOUR[3][:6])
     write("bb02", "fedprox", FOUR[2][:6])
     write("cc03", "fed3r", FOUR[0][:6])

@@ -59,7 +59,7 @@ OF_CLIENTS = replace(
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
+def drawn(monkeypatch):
     made = Drawn()
     monkeypatch.setattr(evaluation, "Plot", made.take)
     monkeypatch.setattr(runs, "Plot", made.take)

@@ -63,7 +63,7 @@ class Drawn:
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
+def drawn(monkeypatch):
     made = Drawn()
     for module in (runs, grids, data):
         monkeypatch.setattr(module, "Plot", made.take)
@@ -104,7 +104,7 @@ def test_curves_are_means_over_the_rounds_that_all_seeds_have(drawn):
 
 
 def test_the_front_of_accuracy_against_bytes_by_hand(drawn):
-    def sent(up: int, down: int, mean: float | None, seeds: int = 1, **more: str) -> StoredRun:
+    def sent(up, down, mean, seeds=1, **more):
         exact = {"up_bytes": up, "down_bytes": down}
         return stored(
             traffic={"exact": exact}, accuracy={"mean": mean}, seeds=list(range(seeds)), **more

@@ -1,7 +1,6 @@
 """``fedcache figure``: every kind from real runs, fonts inside, widths of columns, and wrong words answered."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from fedcache.report.figure_file import LISTED
 
 
 @pytest.fixture
-def runs(once: Callable[[Callable[[Path], Path]], Path], own_home: Path) -> Path:
+def runs(once, own_home):
     """Two methods, one of them over eight points, on a partition whose clients have rows of their own."""
 
     def extracted(place: Path) -> Path:

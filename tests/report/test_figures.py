@@ -23,7 +23,7 @@ def stored(folder: Path, records: list[dict[str, Any]], **result: Any) -> Stored
 
 
 def test_numbers_of_a_method_are_drawn_over_rounds_as_means_over_seeds(tmp_path):
-    def record(seed: int, number: int, **noted: float | None) -> dict[str, Any]:
+    def record(seed, number, **noted):
         return {"seed": seed, "round": number, "diagnostics": noted}
 
     one = stored(

@@ -112,7 +112,7 @@ def test_intervals_are_all_over_seeds_or_all_over_rows():
 
 
 def test_a_difference_of_confusions_is_in_points_of_the_true_class():
-    def seen(*rows: list[int]) -> StoredRun:
+    def seen(*rows):
         return StoredRun(Path("x"), {"confusion": list(rows), "class_names": ["cat", "dog"]}, {})
 
     drawn = confusion_difference("c", ("one", seen([8, 2], [1, 9])), ("two", seen([6, 4], [1, 9])))

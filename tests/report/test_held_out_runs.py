@@ -1,6 +1,5 @@
 """Leave-one-out runs: the held-out value stands in every label, and the group has its mean."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +91,7 @@ def trained(folder: Path) -> Path:
 
 
 @pytest.fixture
-def home(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+def home(once):
     return once(trained)
 
 

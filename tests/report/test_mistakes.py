@@ -3,7 +3,6 @@
 import base64
 import io
 import re
-from collections.abc import Callable
 from html import unescape
 from pathlib import Path
 
@@ -38,7 +37,7 @@ def extracted(place: Path) -> Path:
 
 
 @pytest.fixture
-def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+def store(once):
     return once(extracted)
 
 

@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -78,7 +77,7 @@ def extracted(place: Path) -> Path:
 
 
 @pytest.fixture
-def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+def store(once):
     return once(extracted)
 
 

@@ -132,7 +132,7 @@ def test_the_data_of_a_figure_are_lines_of_six_digits():
 
 
 def test_labels_are_the_shortest_that_tell_runs_apart():
-    def tried(method: str, name: str, **hyperparameters: object) -> StoredRun:
+    def tried(method, name, **hyperparameters):
         return run(method, name=name, hyperparameters=hyperparameters)
 
     entries = [
@@ -150,7 +150,7 @@ def test_labels_are_the_shortest_that_tell_runs_apart():
 
 
 def test_settings_that_are_called_alike_are_told_apart_by_their_digests():
-    def dealt(digest: str, *more: str, name: str = "mine", scheme: str = "iid") -> StoredRun:
+    def dealt(digest, *more, name="mine", scheme="iid"):
         part = {
             "scheme": scheme,
             "name": name,
@@ -185,7 +185,7 @@ def test_a_run_is_named_by_its_folder_its_first_letters_or_its_own_files(tmp_pat
         (tmp_path / name / "config.toml").touch()
     (tmp_path / "abc1" / "notes.txt").touch()
 
-    def found(*asked: str | Path) -> list[str]:
+    def found(*asked):
         return [left.path.name for left in gather(list(asked), tmp_path).left_out]
 
     assert (

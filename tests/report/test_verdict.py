@@ -83,7 +83,7 @@ def test_a_lead_is_paired_over_seeds_and_else_over_test_rows():
 
 
 def test_a_lead_of_personal_models_is_paired_over_clients():
-    def personal(name: str, *clients: float) -> StoredRun:
+    def personal(name, *clients):
         mean = sum(clients) / len(clients)
         accuracy = {
             "mean": mean,

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import ok
-from homes import Once
 from pictures import folder
 
 
@@ -27,10 +26,10 @@ def ingested(place: Path) -> Path:
 
 
 @pytest.fixture
-def shapes(once: Once) -> Path:
+def shapes(once):
     return once(extracted)
 
 
 @pytest.fixture
-def rows(once: Once) -> Path:
+def rows(once):
     return once(ingested)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from command import ok
 from failing_command import must_fail
-from homes import Once
 
 import fedcache as fc
 from fedcache.runs.directory import rounds_of
@@ -29,7 +28,7 @@ def ingested(place: Path) -> Path:
 
 
 @pytest.fixture
-def store(once: Once) -> Path:
+def store(once):
     return once(ingested)
 
 
@@ -71,7 +70,7 @@ def test_the_configuration_of_an_asynchronous_run_runs_it_again(store, tmp_path)
     slow = tmp_path / "slow.csv"
     slow.write_text("client,duration\n" + "".join(f"client-{i:02},{1 + i % 3}\n" for i in range(M)))
 
-    def train(file: Path) -> dict[str, Any]:
+    def train(file):
         words = f"--asynchronous 2 --client-durations {file} --server-step 0.5 --staleness-power 1"
         data: dict[str, Any] = ok(f"train --method fedprox {words} {WORDS}").data
         return data
@@ -89,7 +88,7 @@ def test_python_takes_the_same_words_and_tells_time_round_by_round(store):
     parts = fc.partition("few", "iid", clients=M)
     told: list[fc.Round] = []
 
-    def train(**how: Any) -> fc.Run:
+    def train(**how):
         return fc.train("fedrep", "few", parts, rounds=3, participation=4, **how)
 
     run = train(asynchronous=2, client_durations="rows", on_round=told.append)

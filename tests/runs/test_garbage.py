@@ -24,7 +24,7 @@ DEAD = 2**22 + 1
 
 
 @pytest.fixture
-def home(shapes: Path) -> Path:
+def home(shapes):
     ok("train --method fed3r --scheme iid --clients 2")
     return Path(os.environ["FEDCACHE_HOME"])
 

@@ -1,7 +1,5 @@
 """Partitions that a user brings: a dict, the client of each row, a function, a CSV."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from command import ok
@@ -15,7 +13,7 @@ ROWS = 40
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> fc.Store:
+def store(tmp_path):
     rng = np.random.default_rng(0)
     names = [f"{i:02d}.png" for i in range(ROWS)]
     split = ["test" if i % 5 == 4 else "train" for i in range(ROWS)]

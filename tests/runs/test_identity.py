@@ -12,7 +12,7 @@ from fedcache.store.own_code import ROOT
 
 
 @pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def package(tmp_path_factory):
     """A copy of the package's sources."""
     root = tmp_path_factory.mktemp("package") / "fedcache"
     shutil.copytree(ROOT, root, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from command import fedcache, ok, words_of
 from failing_command import must_fail
-from homes import Once
 from made_path import place_of
 from pyarrow import parquet
 
@@ -38,7 +37,7 @@ def ingested(place: Path) -> Path:
 
 
 @pytest.fixture
-def store(once: Once) -> Path:
+def store(once):
     return once(ingested)
 
 

@@ -2,9 +2,8 @@
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,7 +42,7 @@ Write = Callable[..., Any]
 
 
 @pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+def write(tmp_path, monkeypatch):
     """Write both files and import the method's anew."""
     monkeypatch.syspath_prepend(str(tmp_path))
     # a file that changes within a second has a stale cache
@@ -67,7 +66,7 @@ def test_a_method_of_ones_own_trains_and_is_found_again(tmp_path, write, own_hom
     store = ingested(tmp_path)
     parts = fc.partition(store, "iid", clients=3)
 
-    def train(method: fc.Method | str) -> fc.Run:
+    def train(method):
         return fc.train(method, store, parts, rounds=2)
 
     module = write()

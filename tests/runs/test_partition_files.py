@@ -19,7 +19,7 @@ DIRICHLET = {"clients": 3, "alpha": 2.0}
 
 
 @pytest.fixture
-def store() -> fc.Store:
+def store():
     x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
     split = np.where(np.arange(60) < 45, "train", "test")
     return fc.Store.from_arrays(

@@ -2,14 +2,12 @@
 
 import importlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from arrays import small_store
 from command import fedcache, ok
-from homes import Once
 from make_images import tree, write_directory
 from opened import open_dataset, peek
 
@@ -106,7 +104,7 @@ def install(place: Path, version: str = "1.2") -> Path:
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def site(tmp_path, monkeypatch):
     """A folder of ``sys.path`` with the package in it."""
     install(tmp_path / "site-packages")
     monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
@@ -122,7 +120,7 @@ def forget_modules() -> None:
 
 
 @pytest.fixture
-def store(once: Once) -> Path:
+def store(once):
     return once(small_store)
 
 
@@ -145,7 +143,7 @@ def test_a_method_of_a_package_trains_by_its_name_and_is_shown_as_from_outside(s
 
 
 def test_package_version_and_code_are_part_of_the_identity(site):
-    def digest() -> str:
+    def digest():
         plugins._installed.cache_clear()
         forget_modules()
         importlib.invalidate_caches()
@@ -213,7 +211,7 @@ def test_a_kind_of_datasets_is_read_by_its_package(site, tmp_path):
 
 
 def test_register_is_for_this_process_and_refuses_what_is_taken():
-    def halves(V: torch.Tensor) -> torch.Tensor:
+    def halves(V):
         return V.mean(0) / 2
 
     assert fc.register("aggregator", halves, "halves") == "halves"

@@ -1,11 +1,9 @@
 """A private run that is started several times at once: one training, one result, one entry in the ledger."""
 
 import threading
-from pathlib import Path
 
 import pytest
 from command import fedcache
-from homes import Once
 from private_starts import CONFIG, held_owner, home, ingested, started, until_all_wait
 
 from fedcache.config import Home
@@ -15,7 +13,7 @@ from fedcache.runs.run import Run
 
 
 @pytest.fixture(autouse=True)
-def store(once: Once) -> Path:
+def store(once):
     pytest.importorskip("dp_accounting")
     return once(ingested)
 
@@ -54,7 +52,7 @@ def test_a_private_run_that_is_made_again_and_killed_while_it_is_stored_is_not_d
     class Killed(BaseException):
         pass
 
-    def killed(*_: object) -> None:
+    def killed(*_):
         raise Killed
 
     train(CONFIG, Home(home()))

@@ -12,7 +12,6 @@ import pytest
 from command import Done, fedcache, ok
 from failing_command import must_fail
 from heard import Heard
-from homes import Once
 from private_starts import ingested
 from safetensors import safe_open
 
@@ -31,7 +30,7 @@ SIMULATED = f"{TRAIN} --dp-noise 2 --dp-seed 3"
 
 
 @pytest.fixture(autouse=True)
-def store(once: Once) -> Path:
+def store(once):
     pytest.importorskip("dp_accounting")
     return once(ingested)
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from homes import Once
 from private_starts import CONFIG, ingested
 
 from fedcache.config import Home, TrainConfig
@@ -17,7 +16,7 @@ from fedcache.runs.trackers.seeds import Figures, SeedTracker
 
 
 @pytest.fixture(autouse=True)
-def store(once: Once) -> Path:
+def store(once):
     pytest.importorskip("dp_accounting")
     return once(ingested)
 

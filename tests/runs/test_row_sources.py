@@ -155,7 +155,7 @@ def test_what_client_stores_cannot_serve_is_refused(tmp_path, method, config):
 
 
 def test_a_folder_without_client_stores_is_refused(tmp_path):
-    def refused(said: str) -> None:
+    def refused(said):
         with pytest.raises(StoreError, match=said):
             open_clients(tmp_path / "sites")
 

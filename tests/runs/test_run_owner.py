@@ -2,11 +2,9 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from heard import Heard
-from homes import Once
 from private_starts import home, ingested
 
 from fedcache.config import Home, TrainConfig
@@ -45,7 +43,7 @@ class Pause:
 
 
 @pytest.fixture(autouse=True)
-def store(once: Once) -> Path:
+def store(once):
     return once(ingested)
 
 

@@ -88,7 +88,7 @@ def test_swept_words_are_numbers_where_all_are(made):
 
 def test_all_tensors_go_to_the_device_that_trains():
     class Inputs(SimpleNamespace):
-        def with_data(self, data: Data) -> Any:
+        def with_data(self, data):
             return Inputs(data=data)
 
     x, y = torch.zeros(3, 1, 4), torch.zeros(3, dtype=torch.int64)
@@ -101,7 +101,7 @@ def test_all_tensors_go_to_the_device_that_trains():
 
 
 def test_a_model_that_cannot_be_saved_costs_no_run_unless_it_was_asked_for(tmp_path, monkeypatch):
-    def nothing(*_: Any) -> None:
+    def nothing(*_):
         raise UsageError("predict gives 2 scores for 3 classes.", "Return scores [N, C].")
 
     monkeypatch.setattr(run_models, "facts_of", lambda *_: SimpleNamespace(personal=True))
@@ -110,7 +110,7 @@ def test_a_model_that_cannot_be_saved_costs_no_run_unless_it_was_asked_for(tmp_p
     spec: Any = SimpleNamespace(trust=SimpleNamespace(protects=False))
     out: Any = SimpleNamespace(seed=0)
 
-    def save(clients: str | None) -> Any:
+    def save(clients):
         identity: Any = None
         kept: Any = SimpleNamespace(clients=clients)
         return run_models.save_seed(tmp_path, inputs, spec, identity, out, kept)

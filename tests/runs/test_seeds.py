@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from command import ok
 from heard import Heard
-from homes import Once
 from private_starts import CONFIG as PRIVATE
 from private_starts import home, ingested
 
@@ -28,7 +27,7 @@ IID = "--scheme iid --clients 3 --rounds 2"
 
 
 @pytest.fixture(autouse=True)
-def store(once: Once) -> Path:
+def store(once):
     return once(ingested)
 
 

@@ -19,7 +19,7 @@ CONFIG = TrainConfig(method="ditto", rounds=5, seeds="0", participation="2")
 
 
 @pytest.fixture
-def home(shapes: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+def home(shapes, monkeypatch):
     monkeypatch.setattr(memory_estimate, "STATES", 0)
     monkeypatch.setattr(loop, "CHECKPOINT_EVERY", -1.0)
     monkeypatch.setattr(loop, "CHECKPOINT_SHARE", 1e9)

@@ -288,7 +288,7 @@ def test_a_run_that_is_resumed_or_begins_anew_is_tracked_once(tmp_path, own_home
     )
     home = Home.from_environment()
 
-    def track(**more: Any) -> Tracked:
+    def track(**more):
         with choose.tracking(f"{name}:{tmp_path / 'r'}", home, None, None) as hooks:
             stops = (
                 pytest.raises(fc.FedcacheError, match="Stopped")
@@ -343,7 +343,7 @@ def test_the_environment_of_a_library_says_where_and_what_the_option_says_goes_b
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     runs = tmp_path / "runs"
 
-    def uri(spec: str) -> str:
+    def uri(spec):
         made = choose.tracker(spec, runs)
         assert isinstance(made, MLflow)
         return made.uri
@@ -362,7 +362,7 @@ def test_the_environment_of_a_library_says_where_and_what_the_option_says_goes_b
 def test_a_library_that_fails_is_one_warning_and_the_run_continues(
     tmp_path, monkeypatch, kind, where
 ):
-    def fails(*_: object) -> None:
+    def fails(*_):
         raise RuntimeError("the tracker is down")
 
     name = {EventFile: "tensorboard", MLflowRun: "mlflow", WandBRun: "wandb"}[kind]

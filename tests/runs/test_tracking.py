@@ -2,8 +2,6 @@
 
 import time
 import types
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,12 +16,12 @@ from fedcache.runs.trackers import choose
 
 
 @pytest.fixture
-def mine(tmp_path: Path) -> Path:
+def mine(tmp_path):
     return ingested(tmp_path)
 
 
 @pytest.fixture
-def dealt(mine: Path) -> fc.Partition:
+def dealt(mine):
     return fc.partition(mine, "iid", clients=3)
 
 
@@ -40,7 +38,7 @@ class Told(Silent):
 def test_on_round_is_told_what_the_result_says(mine, dealt):
     told: list[Round] = []
 
-    def train() -> fc.Run:
+    def train():
         told.clear()
         return fc.train(
             "fedavg", mine, dealt, rounds=3, seeds=range(2), eval_every=1, on_round=told.append
@@ -80,11 +78,11 @@ def test_hook_and_observer_of_a_grid_are_told_which_point(mine, dealt, jobs):
 
 @pytest.mark.parametrize("observer", [Heard(), None], ids=["observer", "nobody"])
 def test_a_hook_that_raises_is_named_and_the_run_continues(mine, dealt, observer):
-    def breaks(round_: Round) -> None:
+    def breaks(round_):
         if round_.round == 2:
             raise ValueError("no such dashboard")
 
-    def train(hook: Callable[[Round], object], observer: Silent | None) -> fc.Run:
+    def train(hook, observer):
         return fc.train("fedavg", mine, dealt, rounds=4, on_round=hook, observer=observer)
 
     if observer is not None:
@@ -137,7 +135,7 @@ def test_the_time_of_those_who_listen_is_no_training(mine, dealt, monkeypatch):
     clocks = {"monotonic": time.monotonic, "time": time.time, "perf_counter": lambda: clock[0]}
     monkeypatch.setattr(loop, "time", types.SimpleNamespace(**clocks))
 
-    def slow(_round: Round) -> None:
+    def slow(_round):
         clock[0] += 100.0
 
     run = fc.train("fedavg", mine, dealt, rounds=3, on_round=slow)

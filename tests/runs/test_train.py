@@ -11,7 +11,6 @@ from command import ok
 from draws import one_of_each
 from failing_command import must_fail
 from federation import small
-from homes import Once
 from made_path import place_of
 from pictures import folder
 from stops import StopsAfter
@@ -38,7 +37,7 @@ def extracted(place: Path) -> Path:
 
 
 @pytest.fixture
-def store(once: Once) -> Path:
+def store(once):
     return once(extracted)
 
 
@@ -210,7 +209,7 @@ def test_a_seed_that_has_ended_is_not_trained_again(tmp_path):
     stop = Stop()
     told = []
 
-    def hook(done: fc.Round) -> None:
+    def hook(done):
         told.append((done.seed, done.round, done.stored))
         if told[-1] == (4, 2, False):
             stop.ask()

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import fedcache, ok
-from homes import Once
 from pictures import folder
 
 from fedcache.store.store import Store
@@ -25,7 +24,7 @@ def extracted(place: Path) -> Path:
 
 
 @pytest.fixture
-def store(once: Once) -> Path:
+def store(once):
     return once(extracted)
 
 
@@ -95,7 +94,7 @@ def test_features_of_other_weights_are_exit_6(store, monkeypatch):
 
     located = backbones.locate
 
-    def other(row: backbones.Backbone, **where: object) -> backbones.Weights:
+    def other(row, **where):
         found = located(row, **where)  # type: ignore[arg-type]
         return backbones.Weights(found.path, "f" * 64, found.origin)
 

@@ -6,7 +6,6 @@ import pytest
 from command import fedcache, ok
 from failing_command import must_fail
 from federation import small
-from homes import Once
 from pictures import folder
 
 A, B = "random-projection:16", "random-projection:8"
@@ -23,7 +22,7 @@ def extracted(place: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def store(once: Once) -> Path:
+def store(once):
     return once(extracted)
 
 

@@ -1,7 +1,6 @@
 """Stores among each other: which was extracted last, which are old, what killed processes left in them."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from fedcache.store.store import Store
 
 
 @pytest.fixture
-def home() -> Iterator[Home]:
+def home():
     with in_memory() as path:
         home = Home(path)
         home.stores.mkdir(parents=True)

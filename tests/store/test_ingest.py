@@ -36,7 +36,7 @@ def npz(path: Path, **columns: Any) -> Path:
 
 
 @pytest.fixture
-def labelled(tmp_path: Path) -> Path:
+def labelled(tmp_path):
     return npz(tmp_path / "labelled.npz", X=FEATURES, labels=LABELS)
 
 

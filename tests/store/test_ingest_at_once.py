@@ -49,7 +49,7 @@ def test_four_processes_that_ingest_the_same_file_all_succeed(tmp_path, replace,
 def test_threads_that_make_the_same_store_all_get_it(tmp_path):
     at_once = threading.Barrier(4)
 
-    def make(number: int) -> Store:
+    def make(number):
         at_once.wait()
         return Store.from_arrays({"mine": X}, labels=LABELS, path=tmp_path / "s.zarr")
 

@@ -107,7 +107,7 @@ def test_a_row_is_named_by_its_values_and_an_array_by_all_of_them(tmp_path):
 def test_rows_in_another_order_are_the_same_store(tmp_path):
     order = np.random.default_rng(1).permutation(ROWS)
 
-    def arranged(name: str, rows: np.ndarray) -> contents.Content:
+    def arranged(name, rows):
         columns = {
             "labels": np.arange(ROWS) % 5,
             "name": np.array([f"{i:05}" for i in range(ROWS)]),

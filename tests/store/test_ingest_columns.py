@@ -113,7 +113,7 @@ def test_groups_of_arrays_are_in_the_store_and_its_frame(tmp_path):
 
 
 def test_the_same_rows_with_other_groups_keep_their_features(tmp_path):
-    def ingest(**columns: int) -> str:
+    def ingest(**columns):
         groups = {name: np.arange(N) % count for name, count in columns.items()}
         np.savez(tmp_path / "e.npz", features=X, labels=np.arange(N) % 2, **groups)
         return fedcache(f"ingest {tmp_path}/e.npz --name mine").err

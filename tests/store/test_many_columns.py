@@ -69,7 +69,7 @@ def lines_run(work: Callable[[], Any]) -> int:
     ("ending", "spelt"), [("csv", "f{}"), ("parquet", "f{}"), ("feather", "f{}x")]
 )
 def test_four_times_the_columns_run_four_times_the_lines(tmp_path, ending, spelt):
-    def read(columns: int) -> Callable[[], Any]:
+    def read(columns):
         file = wide(
             tmp_path / f"{columns}.{ending}",
             [*(spelt.format(i) for i in range(columns)), "v0", "v1"],

@@ -42,7 +42,7 @@ def need_files_without_names(folder: Path) -> None:
 
 
 @pytest.fixture
-def out(tmp_path: Path, own_home: Path) -> Path:
+def out(tmp_path, own_home):
     """An output that a process was writing when it was killed, on a system where every file has a name."""
     path = tmp_path / "there" / "p[1].csv"
     path.parent.mkdir()

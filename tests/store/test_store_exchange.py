@@ -7,7 +7,7 @@ import pickle
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import h5py
 import numpy as np
@@ -21,7 +21,7 @@ from toy_store import KEYS, whole
 
 from fedcache.errors import Exit
 from fedcache.store import export as export_file
-from fedcache.store.content import Content, arrange
+from fedcache.store.content import arrange
 from fedcache.store.export import export
 from fedcache.store.store import Store
 from fedcache.store.verify import verify
@@ -119,7 +119,7 @@ def test_the_order_of_a_files_keys_is_no_content(tmp_path):
     }
     given |= {"text/b": rng.normal(size=(2, 3)), "text/a": rng.normal(size=(2, 2))}
 
-    def arranged(columns: dict[str, Any]) -> Content:
+    def arranged(columns):
         np.savez(tmp_path / "e.npz", **columns)
         return arrange(read_embeddings(tmp_path / "e.npz"), "mine")
 
@@ -277,7 +277,7 @@ def test_columns_that_do_not_fit_each_other_are_named(tmp_path, columns, named):
 
 
 def test_a_full_disk_leaves_no_half_file(tmp_path, monkeypatch):
-    def full(file: BinaryIO, *_: Any) -> None:
+    def full(file, *_):
         file.write(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -290,7 +290,7 @@ def test_a_full_disk_leaves_no_half_file(tmp_path, monkeypatch):
 def test_domains_of_every_row_are_the_domain_of_every_row(tmp_path):
     file = tmp_path / "rows.npz"
 
-    def read(**columns: Any) -> Any:
+    def read(**columns):
         np.savez(
             file,
             features=np.eye(3),

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ JSON = st.recursive(
 
 
 @pytest.fixture(scope="module")
-def store() -> Iterator[Store]:
+def store():
     with in_memory() as path:
         made = whole(path / "s.zarr")
         fill_flight(made)

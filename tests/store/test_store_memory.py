@@ -2,7 +2,6 @@
 
 import os
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -84,7 +83,7 @@ def test_features_beyond_the_budget_are_mapped_and_the_same_to_the_bit(tmp_path,
 def test_a_full_disk_is_an_error_before_anything_is_mapped(tmp_path, monkeypatch):
     import errno
 
-    def full(*_: object) -> None:
+    def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
@@ -145,7 +144,7 @@ def test_a_chunk_is_verified_once_whichever_way_it_is_read(tmp_path, monkeypatch
     verified: list[str] = []
     real = reading.verify_payload
 
-    def counted(payload: Any, tail: bytes, crc: int, place: Path, what: str) -> None:
+    def counted(payload, tail, crc, place, what):
         verified.append(what)
         real(payload, tail, crc, place, what)
 

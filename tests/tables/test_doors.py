@@ -297,7 +297,7 @@ OTHERS = st.dictionaries(
 def test_a_table_means_the_same_through_every_door(tmp_path_factory, data):
     rows = np.random.default_rng(data.draw(st.integers(0, 9))).permutation(ROWS)
 
-    def column(values: Sequence[Any]) -> list[Any]:
+    def column(values):
         return [values[row % len(values)] for row in rows]
 
     columns: Columns = {}

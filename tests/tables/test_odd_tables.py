@@ -114,7 +114,7 @@ def test_labels_without_a_split_in_their_name_stop_every_door(tmp_path, write, n
         arrays = {f"{content}_train": array[:16], f"{content}_test": array[16:]}
         write(path, arrays, {name: TWO})
 
-        def read(choice: ColumnChoice, kind: str = kind, path: Path = path) -> Read:
+        def read(choice, kind=kind, path=path):
             return read_file(kind, path, choice)
 
         refused(

@@ -6,7 +6,6 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote, unquote, unquote_plus
 
@@ -39,12 +38,12 @@ def trained(place: Path) -> Path:
 
 
 @pytest.fixture
-def run(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+def run(once):
     return once(trained)
 
 
 @pytest.fixture
-def client(run: Path, own_home: Path) -> Client:
+def client(run, own_home):
     made = Client(own_home)
     made.read()
     return made
@@ -169,7 +168,7 @@ def test_runs_are_filtered_by_words_and_state_and_sorted_by_each_column(client, 
     left = in_progress(run, "a" * 16)
     every = {r["name"]: r for r in client.read()}
 
-    def names(words: str) -> list[str]:
+    def names(words):
         return re.findall(r'href="run\?name=(\w+)"', client.ask(f"/runs?{words}").body.decode())
 
     assert names("state=stopped") == [left.name]

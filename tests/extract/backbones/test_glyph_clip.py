@@ -38,13 +38,13 @@ WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 
 
 @pytest.fixture(scope="module")
-def encoder() -> Any:
+def encoder():
     weights = Weights(FILE, hashlib.sha256(FILE.read_bytes()).hexdigest(), "the package")
     return load(BACKBONE, weights, BACKBONE.recipe)
 
 
 @pytest.fixture(scope="module")
-def rows() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def rows():
     """Inputs uint8 [N, 32, 32, 3] and labels per domain, through the package's own decoding and resizing."""
     gray = digits._mnist()
     domains = {
@@ -63,13 +63,13 @@ def rows() -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 @pytest.fixture
-def drawing(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def drawing(monkeypatch):
     monkeypatch.syspath_prepend(str(TOOLS))
     return importlib.import_module("glyph_drawing")
 
 
 @pytest.fixture
-def trainer(drawing: ModuleType) -> ModuleType:
+def trainer(drawing):
     return importlib.import_module("train_glyph_clip")
 
 

@@ -204,7 +204,7 @@ def test_names_without_a_file_are_a_sentence(tmp_path):
 
 
 def test_without_onnxruntime_the_extra_is_named(tmp_path, monkeypatch):
-    def absent(package: str) -> Any:
+    def absent(package):
         raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
     path = encoder(tmp_path / "a.onnx")

@@ -4,7 +4,6 @@ import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -52,7 +51,7 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     return tiny_hf.sentence_encoder(tmp_path_factory.mktemp("hf") / "tiny", WORDS)
 
 
@@ -148,7 +147,7 @@ def test_a_slow_tokenizer_counts_the_same_texts(model):
     fast = encoder.tokenizer
 
     class Slow(SimpleNamespace):
-        def __getitem__(self, name: str) -> Any:
+        def __getitem__(self, name):
             return getattr(self, name)
 
     encoder.tokenizer = lambda *args, **more: Slow(

@@ -298,11 +298,11 @@ def test_pull_takes_the_parquet_files_that_the_library_finds(tmp_path, monkeypat
 
     asked: list[Any] = []
 
-    def dataset_info(api: Any, name: str, revision: str, files_metadata: bool) -> Any:
+    def dataset_info(api, name, revision, files_metadata):
         file = SimpleNamespace(rfilename="default/train/0.parquet", size=3_000_000)
         return SimpleNamespace(sha="abc", siblings=[] if revision == "main" else [file])
 
-    def snapshot(name: str, **how: Any) -> None:
+    def snapshot(name, **how):
         asked.append((name, how["revision"], how["allow_patterns"]))
         two_splits(how["local_dir"])
 

@@ -106,7 +106,7 @@ def test_what_is_no_image_is_refused_by_row(items, words):
 
 def test_what_a_dataset_raises_is_told_with_the_row():
     class Broken(Held):
-        def __getitem__(self, row: int) -> Any:
+        def __getitem__(self, row):
             raise (
                 KeyError("lost")
                 if row == 5

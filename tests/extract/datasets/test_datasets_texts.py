@@ -5,7 +5,6 @@ import hashlib
 import os
 import pickle
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -30,7 +29,7 @@ Bread,,train,,0.5
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Path:
+def table(tmp_path):
     path = tmp_path / "day.csv"
     path.write_text(CSV, encoding="utf-8")
     return path

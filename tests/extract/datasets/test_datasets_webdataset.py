@@ -73,7 +73,7 @@ def test_braces_stand_for_numbers_of_one_length_and_for_words():
 
 
 def test_the_label_is_cls_then_json_then_txt(tmp_path):
-    def written(name: str, **parts: Any) -> Path:
+    def written(name, **parts):
         return write_tar(tmp_path / f"{name}.tar", samples(range(12), **parts))
 
     some = {

@@ -51,7 +51,7 @@ PLAIN = ("path", "label", "split", "client")
 
 
 @pytest.fixture
-def plain(tmp_path: Path) -> set[tuple[Any, ...]]:
+def plain(tmp_path):
     root = images(tmp_path / "plain")
     (root / "list.csv").write_text(csv_text(PLAIN))
     return facts(open_dataset(f"folder:{root / 'list.csv'}"))

@@ -12,7 +12,6 @@ from make_images import encoded, pixels, write_directory, write_tar
 from PIL import Image
 
 import fedcache as fc
-from fedcache.store.store import Store
 
 PICTURES = np.stack([pixels(i) for i in range(12)])
 PNG = [encoded(picture) for picture in PICTURES]
@@ -45,7 +44,7 @@ def as_list(root: Path) -> Any:
 
 @pytest.mark.parametrize("write", [as_arrays, as_parquet, as_shards, as_list])
 def test_equal_images_have_equal_features(tmp_path, monkeypatch, write):
-    def extracted(dataset: Any, home: str) -> Store:
+    def extracted(dataset, home):
         monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path / home))  # where nothing can be taken over
         return fc.extract(dataset, ["random-projection", "pixels"], size=16, workers=0, batch=4)
 
