@@ -108,7 +108,7 @@ def test_a_disk_must_hold_all_features_and_some_to_spare(tmp_path, monkeypatch):
     data: Any = SimpleNamespace(names=range(10))
     place = tmp_path / "not" / "there"
 
-    def check(free):
+    def check(free: int) -> None:
         monkeypatch.setattr(
             result.shutil,
             "disk_usage",
