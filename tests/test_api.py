@@ -42,19 +42,6 @@ def test_the_whole_job_in_ten_lines(tmp_path):
         assert "\n" not in repr(thing)
 
 
-def test_the_number_of_the_readme_does_not_depend_on_what_else_is_stored(tmp_path):
-    dataset = f"folder:{folder(tmp_path / 'shapes', train=8, test=3)}"
-    store = fc.extract(dataset, backbones=["random-projection"], size=16, workers=0)
-    parts = fc.partition(store, "dirichlet", clients=3, alpha=0.5, seed=0)
-    alone = fc.train("fed3r", store, parts, backbones=["random-projection"])
-    store = fc.extract(dataset, backbones=["glyph-clip"], workers=0)
-    again = fc.train("fed3r", store, parts, backbones=["random-projection"])
-    assert again.reused
-    assert again.path == alone.path
-    every = fc.train("fed3r", store, parts)
-    assert every.path != alone.path
-
-
 PUBLIC = {
     "Extraction",
     "FedClassifier",

@@ -17,7 +17,7 @@ from fedcache.config import (
     read_file,
     resolve,
 )
-from fedcache.errors import Exit, UsageError, memory_error
+from fedcache.errors import UsageError
 
 
 def test_flags_are_laid_over_a_section_and_what_is_empty_was_not_given():
@@ -85,18 +85,6 @@ def test_the_home_is_that_of_the_environment(monkeypatch, word, offline):
     monkeypatch.setenv("FEDCACHE_HOME", "")
     monkeypatch.setenv("XDG_DATA_HOME", "/xdg")
     assert Home.from_environment().root.name == "fedcache"
-
-
-def test_what_was_asked_of_memory_is_told():
-    asked = memory_error(
-        MemoryError(
-            "Unable to allocate 7.45 GiB for an array with shape (1000, 10) and data type f"
-        )
-    )
-    assert asked is not None
-    assert asked.code is Exit.ENVIRONMENT
-    assert "7.45 GiB" in asked.message
-    assert memory_error(RuntimeError("something else")) is None
 
 
 REMOTE = [

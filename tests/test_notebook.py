@@ -109,12 +109,9 @@ def test_unreadable_rows_are_in_no_view():
     with in_memory() as place:
         store = whole(place / "toy.zarr")
         good = [r for r in range(ROWS) if r not in {row for bad in BAD.values() for row in bad}]
-        x, y = store.Xy(KEYS[0], split=None)
-        assert np.array_equal(x, values(KEYS[0])[good, 0].astype(np.float32))
-        assert np.isfinite(x).all()
-        assert np.array_equal(y, store.samples.label[good])
-        assert len(store.torch_dataset(split=None)) == len(good)
-        assert store.torch_dataset("a", split=None)[3][0].tolist() == x[3].tolist()
+        rows = store.torch_dataset("a", split=None)
+        assert len(rows) == len(good)
+        assert rows[3][0].tolist() == values(KEYS[0])[good[3], 0].astype(np.float32).tolist()
         with pytest.raises(fc.FedcacheError, match=r"no features of 'c'"):
             store.Xy("c")
 
