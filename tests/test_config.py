@@ -17,7 +17,7 @@ from fedcache.config import (
     read_file,
     resolve,
 )
-from fedcache.errors import UsageError
+from fedcache.errors import Exit, UsageError, memory_error
 
 
 def test_flags_are_laid_over_a_section_and_what_is_empty_was_not_given():
