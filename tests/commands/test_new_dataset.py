@@ -69,8 +69,7 @@ def test_a_new_reader_keeps_the_laws_and_trains_by_its_name(listed):
     first = fedcache(words)
     assert (first.code, first.data["decoded"]) == (Exit.QUARANTINED, len(LABELS) + 1)
     assert fedcache(words).data["decoded"] == 0
-    deal = "--scheme iid --clients 2"
-    trained = ok("train --store", first.data["path"], "--method", f"fed3r {deal}").data
+    trained = ok("train fed3r --scheme iid --clients 2 --store", first.data["path"]).data
     assert 0.0 <= trained["accuracy"]["mean"] <= 1.0
 
 

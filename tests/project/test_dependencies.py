@@ -204,12 +204,12 @@ def test_what_the_core_lacks_is_named_with_its_command_before_any_work(plain):
     (plain / "rows.csv").write_text("f0,f1,label\n0,1,a\n", encoding="utf-8")
     many = "--dataset rows --scheme iid --clients 1200 --rounds 1 --set bn=false"
     for extra, words in (
-        ("tables", ("ingest", plain / "rows.csv", "--name", "more")),
-        ("h5", ("export", "--store", "rows", plain / "out.h5")),
-        ("tables", ("train", "--method", f"fedavg {many}")),
-        ("plots", ("report", "-o", plain / "report.html")),
+        ("tables", f"ingest {plain}/rows.csv --name more"),
+        ("h5", f"export --store rows {plain}/out.h5"),
+        ("tables", f"train --method fedavg {many}"),
+        ("plots", f"report -o {plain}/report.html"),
     ):
-        done = fedcache(*words, "--json")
+        done = fedcache(words, "--json")
         assert done.code == 6, (words, done.err, done.out)
         assert (
             done.envelope["error"]["hint"].splitlines()[0] == f"pip install 'fedcache[{extra}]'"

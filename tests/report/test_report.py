@@ -134,7 +134,7 @@ def test_the_printed_command_gives_the_same_run(tmp_path, own_home):
         "--participation 2 --rounds 2 --set lr=0.02 --set batch=4 --seeds 1,2 --preset official --attack sign-flip:0.4",
     )
     spec = json.loads((own_home / "last.json").read_text())["content"]["spec"]
-    ok("train --method fedncm --dataset", spec, "--backbones", f"random-projection {IID}")
+    ok(f"train --method fedncm {IID} --backbones random-projection --dataset", spec)
     ok("partition --scheme iid --clients 3 --name mine")
     ok("train --method fed3r --backbones random-projection:16 --partition mine")
     for entry in gather([], own_home / "runs").entries:
