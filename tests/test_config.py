@@ -87,6 +87,18 @@ def test_the_home_is_that_of_the_environment(monkeypatch, word, offline):
     assert Home.from_environment().root.name == "fedcache"
 
 
+def test_what_was_asked_of_memory_is_told():
+    asked = memory_error(
+        MemoryError(
+            "Unable to allocate 7.45 GiB for an array with shape (1000, 10) and data type f"
+        )
+    )
+    assert asked is not None
+    assert asked.code is Exit.ENVIRONMENT
+    assert "7.45 GiB" in asked.message
+    assert memory_error(RuntimeError("something else")) is None
+
+
 REMOTE = [
     [
         "extract",
