@@ -1,9 +1,12 @@
 """Encoders of texts: features are those of the model alone with each text, text features those of prompts."""
 
+from __future__ import annotations
+
 import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,7 +54,7 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_hf.sentence_encoder(tmp_path_factory.mktemp("hf") / "tiny", WORDS)
 
 
@@ -147,7 +150,7 @@ def test_a_slow_tokenizer_counts_the_same_texts(model):
     fast = encoder.tokenizer
 
     class Slow(SimpleNamespace):
-        def __getitem__(self, name):
+        def __getitem__(self, name: str) -> Any:
             return getattr(self, name)
 
     encoder.tokenizer = lambda *args, **more: Slow(
