@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from arrays import embeddings
+from damage import flip_bit
 from toy_store import BAD, KEYS, ROWS, in_memory, values, whole
 
 import fedcache as fc
@@ -120,9 +121,7 @@ def test_a_damaged_chunk_is_refused_when_its_rows_are_read(tmp_path):
     store = whole(tmp_path / "toy.zarr")
     rows = store.torch_dataset("a", split=None)
     chunk = tmp_path / "toy.zarr" / "features" / KEYS[0] / "c" / "1" / "0" / "0"
-    raw = bytearray(chunk.read_bytes())
-    raw[0] ^= 1
-    chunk.write_bytes(bytes(raw))
+    flip_bit(chunk, 0)
     assert len(rows[0][0]) == 3, "chunk 0 is whole, and only what is asked for is read"
     with pytest.raises(fc.FedcacheError) as caught:
         rows[4]

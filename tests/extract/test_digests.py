@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from command import fedcache, ok
+from damage import flip_bit
 from draws import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,9 +47,7 @@ def test_a_flipped_bit_of_a_fact_is_forgotten(place, bit, tmp_path_factory):
     memory = DigestMemory(tmp_path_factory.mktemp("home") / "digests")
     memory.remember(["uids", 1, "a"], {"uid": "AAAA", "unreadable": 3})
     (file,) = memory.root.iterdir()
-    raw = bytearray(file.read_bytes())
-    raw[int(place * len(raw))] ^= 1 << bit
-    file.write_bytes(raw)
+    flip_bit(file, place, bit=bit)
     assert memory.recall(["uids", 1, "a"]) is None
 
 

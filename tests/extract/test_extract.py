@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from command import apart, fedcache, ok, words_of
+from damage import flip_bit
 from filelock import FileLock
 from pictures import folder
 from toy_store import content
@@ -155,9 +156,7 @@ def test_a_flipped_byte_is_an_error_and_never_a_number(images):
     chunk = next(
         f for f in sorted((store / "features").rglob("*")) if f.is_file() and "c" in f.parts
     )
-    raw = bytearray(chunk.read_bytes())
-    raw[11] ^= 4
-    chunk.write_bytes(raw)
+    flip_bit(chunk, 11, bit=2)
     assert fedcache(f"verify {store}").code == 5
     trained = fedcache("train --method fedncm --scheme iid --clients 2 --json")
     assert trained.code == 5

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command import apart, fedcache, ok, start, words_of
+from damage import flip_bit
 from draws import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
@@ -220,9 +221,7 @@ def test_what_was_computed_otherwise_is_computed_again(images, words):
 def test_a_damaged_chunk_of_the_earlier_store_is_not_taken_over(images, tmp_path):
     before = store_of(extract(images))
     file = before.path / "features" / next(iter(before.arrays)) / "c/2/0/0"
-    raw = bytearray(file.read_bytes())
-    raw[5] ^= 1
-    file.write_bytes(raw)
+    flip_bit(file, 5)
     add(images)
     done = extract(images)
     assert done.data["growth"] == {"new": 1, "vanished": 0, "reused_chunks": 5, "forward_passes": 9}

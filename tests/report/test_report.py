@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from command import fedcache, ok
+from damage import flip_bit
 from pictures import folder
 
 import fedcache as fc
@@ -154,9 +155,7 @@ def test_what_cannot_be_shown_is_named_with_what_helps(tmp_path, own_home):
             f"lr={lr}",
         )
     damaged, unfinished, whole = sorted((own_home / "runs").iterdir())
-    raw = bytearray((damaged / "result.json").read_bytes())
-    raw[40] ^= 1
-    (damaged / "result.json").write_bytes(raw)
+    flip_bit(damaged / "result.json", 40)
     (unfinished / "result.json").unlink()
     _, text, told = made(tmp_path)
     assert (told["runs"], told["left_out"]) == (1, 2)

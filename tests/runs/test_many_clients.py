@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import fedcache, ok, words_of
+from damage import flip_bit
 from failing_command import must_fail
 from made_path import place_of
 from pyarrow import parquet
@@ -166,9 +167,7 @@ def test_a_run_of_many_clients_is_taken_up_and_its_file_is_a_promise(store):
     words = ("train", "--method", "fedavg", *WORDS)
     path = place_of(*words)
     assert ok(*words).data["reused"]
-    raw = bytearray((path / "clients.parquet").read_bytes())
-    raw[len(raw) // 2] ^= 1
-    (path / "clients.parquet").write_bytes(raw)
+    flip_bit(path / "clients.parquet")
     assert fedcache(*words).code == Exit.CORRUPT
     with pytest.raises(CorruptionError, match=r"clients\.parquet"):
         client_columns(json.loads((path / "result.json").read_text()), path)

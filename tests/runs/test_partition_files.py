@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import fedcache, ok
+from damage import flip_bit
 
 import fedcache as fc
 from fedcache.errors import CorruptionError, Exit, UsageError
@@ -160,9 +161,7 @@ def test_verify_computes_the_digest_that_reading_a_store_believes(store):
 
 def damage(store: fc.Store, name: str, at: int) -> None:
     file = store.path / f"partitions/{name}.partition"
-    raw = bytearray(file.read_bytes())
-    raw[at] ^= 1
-    file.write_bytes(raw)
+    flip_bit(file, at)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from damage import flip_bit
 from draws import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,9 +71,7 @@ def test_a_flipped_bit_anywhere_in_a_checkpoint_is_found(place, bit, tmp_path_fa
     run = directory(tmp_path_factory.mktemp("flipped"))
     run.save_checkpoint(0, TENSORS, STATE)
     whole, _ = read(run)
-    raw = bytearray(checkpoint_of(run).read_bytes())
-    raw[int(place * len(raw))] ^= 1 << bit
-    checkpoint_of(run).write_bytes(raw)
+    flip_bit(checkpoint_of(run), place, bit=bit)
     found, said = read(run)
     assert found in (None, whole)  # the spaces that pad a header hold nothing
     assert found is not None or (

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from damage import flip_bit
 from refusal import refused
 
 from fedcache.errors import Exit
@@ -57,9 +58,7 @@ def test_a_flipped_bit_is_found_and_repair_forgets_the_group(tmp_path, at):
     store = store_at(tmp_path / "s.zarr")
     put_groups(store, {"site": Group.of(["x", "y"] * 6)})
     file = store.path / "groups" / "site.group"
-    raw = bytearray(file.read_bytes())
-    raw[at] ^= 1
-    file.write_bytes(raw)
+    flip_bit(file, at)
     refused(lambda: Store.open(store.path).group("site"), code=Exit.CORRUPT)
     assert [p["file"] for p in verify(store.path).problems] == ["groups/site.group"]
     repair(store.path)

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from damage import flip_bit
 from draws import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -155,9 +156,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path):
 def test_a_zip_whose_sum_is_wrong_is_refused(tmp_path):
     file = tmp_path / "e.npz"
     np.savez(file, features=values(ROWS, 6))
-    raw = bytearray(file.read_bytes())
-    raw[5000] ^= 1
-    file.write_bytes(raw)
+    flip_bit(file, 5000)
     refused(lambda: arrange(open_embeddings(file), "e"), "Bad CRC", str(file))
 
 
