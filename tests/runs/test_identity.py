@@ -7,7 +7,7 @@ import pytest
 
 from fedcache.federate.methods import METHODS
 from fedcache.runs.identity import DETERMINING, digest_of_code
-from fedcache.store.files import tree_digest
+from fedcache.store.files import digest_of_files, tree_digest
 from fedcache.store.own_code import ROOT
 
 
@@ -84,3 +84,13 @@ def test_the_digest_of_a_tree_is_that_of_what_it_says():
     moved = tree_digest("from fedcache.heads.linear import Tree\n")
     assert tree_digest("from fedcache.heads.maps import Tree\n") == moved
     assert tree_digest("from numpy.linalg import norm\n") != tree_digest("from numpy import norm\n")
+
+
+def test_a_moved_file_leaves_stored_runs_valid(tmp_path):
+    def digest(*names):
+        files = [tmp_path / name for name in names]
+        for number, file in enumerate(files):
+            file.write_text(f"x = {number}\n")
+        return digest_of_files(set(files))
+
+    assert digest("a.py", "b.py") == digest("d.py", "c.py")
