@@ -33,7 +33,7 @@ def test_extracting_a_template_again_makes_it_current_and_computes_nothing(words
     before = ok(ZERO).data
     assert before["text_templates"] == template
 
-    other = ok(f"{words} --text {OTHER}").data
+    other = ok(f"{words} --text", OTHER).data
     assert other["decoded"] == 0
     assert other["text"] == [{"backbone": "glyph-clip", "templates": [OTHER], "state": "computed"}]
     changed = ok(ZERO)
@@ -65,7 +65,7 @@ def test_extracting_a_template_again_makes_it_current_and_computes_nothing(words
 @pytest.mark.slow
 def test_what_train_extracts_on_its_own_leaves_the_chosen_template(words, tmp_path):
     ok(words)
-    path = Path(ok(f"{words} --text {OTHER}").data["path"])
+    path = Path(ok(f"{words} --text", OTHER).data["path"])
     done = ok(
         f"train --method tpfl --dataset folder:{tmp_path / 'shapes'} --scheme iid --clients 2 "
         "--rounds 1 --set epochs=1 --backbones glyph-clip,pixels",
