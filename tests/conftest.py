@@ -1,11 +1,9 @@
 """What holds for every test: nothing leaves the machine, and nothing touches the user's own folders."""
 
-from __future__ import annotations
-
 import errno
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +58,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @pytest.fixture(autouse=True)
-def no_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def no_network(monkeypatch):
     """Refuse hosts other than loopback as an unplugged machine does, and fail the test that tried.
 
     Yields:
@@ -95,7 +93,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 @pytest.fixture(autouse=True)
-def hints_can_be_typed() -> Iterator[None]:
+def hints_can_be_typed():
     """Fail the test that came across an error of the package whose hint has a command line that cannot be run."""
     with hints_of_the_package() as seen:
         yield
@@ -104,7 +102,7 @@ def hints_can_be_typed() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_home(tmp_path, monkeypatch):
     """A home and library caches of the test's own."""
     home = tmp_path / "home"
     monkeypatch.setenv("FEDCACHE_HOME", str(home))
@@ -116,9 +114,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def once(
-    own_home: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Callable[[Path], Path]], Path]:
+def once(own_home, tmp_path_factory, monkeypatch):
     """``once(make)``: this test's home is a copy of the one that ``make(folder)`` left when it was first called.
 
     ``make`` runs once in a session (of each pytest-xdist worker), with a home of its own below ``folder``; images that

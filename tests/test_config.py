@@ -20,7 +20,7 @@ from fedcache.config import (
 from fedcache.errors import Exit, UsageError, memory_error
 
 
-def test_flags_are_laid_over_a_section_and_what_is_empty_was_not_given() -> None:
+def test_flags_are_laid_over_a_section_and_what_is_empty_was_not_given():
     section = {
         "rounds": 5,
         "backbones": "a, b,,c",
@@ -50,14 +50,14 @@ def test_flags_are_laid_over_a_section_and_what_is_empty_was_not_given() -> None
     assert resolve(TrainConfig, {}, {}) == TrainConfig()
 
 
-def test_a_value_of_another_type_or_too_small_is_refused() -> None:
+def test_a_value_of_another_type_or_too_small_is_refused():
     for kind, section in WRONG:
         for file, flags in ((section, {}), ({}, section)):
             with pytest.raises(UsageError, match=next(iter(section))):
                 resolve(kind, file, flags, "file")
 
 
-def test_a_file_is_read_whole_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_read_whole_or_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert read_file(None) == {}
     Path("fedcache.toml").write_text("[train]\nrounds = 3\n")
@@ -75,9 +75,7 @@ def test_a_file_is_read_whole_or_refused(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(("word", "offline"), [(None, False), ("0", False), ("yes", True)])
-def test_the_home_is_that_of_the_environment(
-    monkeypatch: pytest.MonkeyPatch, word: str | None, offline: bool
-) -> None:
+def test_the_home_is_that_of_the_environment(monkeypatch, word, offline):
     monkeypatch.setenv("FEDCACHE_HOME", "~/there")
     if word is not None:
         monkeypatch.setenv("FEDCACHE_OFFLINE", word)
@@ -89,7 +87,7 @@ def test_the_home_is_that_of_the_environment(
     assert Home.from_environment().root.name == "fedcache"
 
 
-def test_what_was_asked_of_memory_is_told() -> None:
+def test_what_was_asked_of_memory_is_told():
     asked = memory_error(
         MemoryError(
             "Unable to allocate 7.45 GiB for an array with shape (1000, 10) and data type f"
@@ -129,9 +127,7 @@ def test_an_address_is_no_local_path(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_an_address_is_no_home_and_no_value_of_a_configuration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_address_is_no_home_and_no_value_of_a_configuration(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("fedcache.toml").write_text('[train]\nstore = "s3://bucket/x"\n', encoding="utf-8")
     assert "store: s3://" in fedcache("train fed3r").err

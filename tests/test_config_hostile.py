@@ -1,7 +1,5 @@
 """fedcache.toml of any bytes: an error in words, or a configuration that says the same when it is written again."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 
@@ -43,7 +41,7 @@ def outcome(path: Path) -> Exit | None:
 @given(
     raw=st.binary(max_size=200) | st.text(max_size=100).map(lambda s: s.encode("utf-8", "replace"))
 )
-def test_a_configuration_of_any_bytes(tmp_path: Path, raw: bytes) -> None:
+def test_a_configuration_of_any_bytes(tmp_path, raw):
     (tmp_path / "f.toml").write_bytes(raw)
     assert outcome(tmp_path / "f.toml") in (None, Exit.USAGE)
 
@@ -53,9 +51,7 @@ def test_a_configuration_of_any_bytes(tmp_path: Path, raw: bytes) -> None:
 @given(
     section=st.sampled_from([*SECTIONS, "trian"]), key=st.sampled_from([*WORDS, "lr"]), value=VALUES
 )
-def test_a_configuration_with_any_value(
-    tmp_path: Path, section: str, key: str, value: object
-) -> None:
+def test_a_configuration_with_any_value(tmp_path, section, key, value):
     import tomli_w
 
     try:
@@ -75,16 +71,14 @@ NESTED = [
 
 
 @pytest.mark.parametrize("text", NESTED, ids=["arrays", "header", "arrays of 60"])
-def test_a_configuration_nested_thousands_deep_is_refused_in_words(
-    tmp_path: Path, text: str
-) -> None:
+def test_a_configuration_nested_thousands_deep_is_refused_in_words(tmp_path, text):
     (tmp_path / "f.toml").write_text(text)
     with pytest.raises(FedcacheError, match="50 deep") as caught:
         read_file(tmp_path / "f.toml")
     assert caught.value.code is Exit.USAGE
 
 
-def test_deep_json_of_an_embedding_file_is_refused_in_words(tmp_path: Path) -> None:
+def test_deep_json_of_an_embedding_file_is_refused_in_words(tmp_path):
     deep = '{"classes": ' + "[" * 100_000 + "]" * 100_000 + "}"
     save_file(
         {"features/a": np.ones((4, 2), np.float32)},

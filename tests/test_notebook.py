@@ -1,13 +1,11 @@
 """The Python API in a notebook: arrays in and out, one-line reprs, escaped HTML, pandas columns, torch rows."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 from arrays import embeddings
+from damage import flip_bit
 from toy_store import BAD, KEYS, ROWS, in_memory, values, whole
 
 import fedcache as fc
@@ -17,7 +15,7 @@ HOSTILE = "<script>alert('x')</script>"
 
 
 @pytest.fixture
-def store() -> fc.Store:
+def store():
     x, y, split = embeddings()
     names = np.array([HOSTILE, "b & c", "d"])
     return fc.Store.from_arrays(
@@ -25,7 +23,7 @@ def store() -> fc.Store:
     )
 
 
-def test_every_object_is_one_useful_line_and_plain_values(store: fc.Store) -> None:
+def test_every_object_is_one_useful_line_and_plain_values(store):
     parts = fc.partition(store, "iid", clients=3)
     run = fc.train("fedavg", store, parts, rounds=1)
     grid = fc.grid("fedavg", store, parts, lr=[0.1], options={"rounds": 1})
@@ -42,14 +40,14 @@ def test_every_object_is_one_useful_line_and_plain_values(store: fc.Store) -> No
         json.dumps(thing.to_dict(), allow_nan=False)
 
 
-def test_html_is_small_and_names_stay_text(store: fc.Store) -> None:
+def test_html_is_small_and_names_stay_text(store):
     assert "<script" not in store._repr_html_()
     assert "&lt;script&gt;" in store._repr_html_()
     hostile, tame = (html_table(t, (t,), [(t,), (None,)]) for t in (HOSTILE, "x"))
     assert hostile.count("<") == tame.count("<")
 
 
-def test_frames_hold_what_results_hold(store: fc.Store) -> None:
+def test_frames_hold_what_results_hold(store):
     pytest.importorskip("pandas")
     parts = fc.partition(store, "iid", clients=3)
     run = fc.train("fedavg", store, parts, rounds=3, seeds=range(2), eval_every=3)
@@ -66,9 +64,7 @@ def test_frames_hold_what_results_hold(store: fc.Store) -> None:
     assert set(rows["class"]) == {HOSTILE, "b & c", "d"}
 
 
-def test_arrays_go_in_and_come_out_and_again_are_the_same_store(
-    own_home: Path, tmp_path: Path
-) -> None:
+def test_arrays_go_in_and_come_out_and_again_are_the_same_store(own_home, tmp_path):
     x, y, split = embeddings()
     other = np.arange(len(x) * 2, dtype=np.float64).reshape(len(x), 2)
     store = fc.Store.from_arrays({"a": x, "b": other}, labels=y, splits=split)
@@ -98,9 +94,7 @@ def test_arrays_go_in_and_come_out_and_again_are_the_same_store(
         ({"names": ["a", "a", "b", "c"]}, 2, "unique"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused(
-    own_home: Path, change: dict[str, object], code: int, says: str
-) -> None:
+def test_arrays_that_do_not_fit_are_refused(own_home, change, code, says):
     given: dict[str, object] = {
         "features": {"mine": np.ones((4, 2), np.float32)},
         "labels": [0, 1, 0, 1],
@@ -112,27 +106,22 @@ def test_arrays_that_do_not_fit_are_refused(
     assert not list(own_home.glob("stores/*"))
 
 
-def test_unreadable_rows_are_in_no_view() -> None:
+def test_unreadable_rows_are_in_no_view():
     with in_memory() as place:
         store = whole(place / "toy.zarr")
         good = [r for r in range(ROWS) if r not in {row for bad in BAD.values() for row in bad}]
-        x, y = store.Xy(KEYS[0], split=None)
-        assert np.array_equal(x, values(KEYS[0])[good, 0].astype(np.float32))
-        assert np.isfinite(x).all()
-        assert np.array_equal(y, store.samples.label[good])
-        assert len(store.torch_dataset(split=None)) == len(good)
-        assert store.torch_dataset("a", split=None)[3][0].tolist() == x[3].tolist()
+        rows = store.torch_dataset("a", split=None)
+        assert len(rows) == len(good)
+        assert rows[3][0].tolist() == values(KEYS[0])[good[3], 0].astype(np.float32).tolist()
         with pytest.raises(fc.FedcacheError, match=r"no features of 'c'"):
             store.Xy("c")
 
 
-def test_a_damaged_chunk_is_refused_when_its_rows_are_read(tmp_path: Path) -> None:
+def test_a_damaged_chunk_is_refused_when_its_rows_are_read(tmp_path):
     store = whole(tmp_path / "toy.zarr")
     rows = store.torch_dataset("a", split=None)
     chunk = tmp_path / "toy.zarr" / "features" / KEYS[0] / "c" / "1" / "0" / "0"
-    raw = bytearray(chunk.read_bytes())
-    raw[0] ^= 1
-    chunk.write_bytes(bytes(raw))
+    flip_bit(chunk, 0)
     assert len(rows[0][0]) == 3, "chunk 0 is whole, and only what is asked for is read"
     with pytest.raises(fc.FedcacheError) as caught:
         rows[4]
@@ -140,7 +129,7 @@ def test_a_damaged_chunk_is_refused_when_its_rows_are_read(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_spawned_workers_of_a_loader_read_the_same_rows(store: fc.Store) -> None:
+def test_spawned_workers_of_a_loader_read_the_same_rows(store):
     import torch
     from torch.utils.data import DataLoader
 

@@ -1,9 +1,6 @@
 """Work that says how far it is becomes stretches that an observer is told of, and is always ended."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from command import ok
@@ -34,7 +31,7 @@ class Told(Silent):
         self.open = 0
 
 
-def test_every_part_is_a_stretch_of_its_own() -> None:
+def test_every_part_is_a_stretch_of_its_own():
     told = Told()
     with told_as(told, "reading", "images") as progress:
         for total in (2, 3):
@@ -49,7 +46,7 @@ def fails_after(progress: Callable[[int, int], None]) -> None:
     raise ZeroDivisionError
 
 
-def test_work_that_fails_or_says_nothing_leaves_no_stretch_open() -> None:
+def test_work_that_fails_or_says_nothing_leaves_no_stretch_open():
     told = Told()
     with pytest.raises(ZeroDivisionError), told_as(told, "reading", "images") as progress:
         fails_after(progress)
@@ -59,7 +56,7 @@ def test_work_that_fails_or_says_nothing_leaves_no_stretch_open() -> None:
     assert len(told.stretches) == 1
 
 
-def test_images_that_are_read_for_their_digests_are_counted_once(tmp_path: Path) -> None:
+def test_images_that_are_read_for_their_digests_are_counted_once(tmp_path):
     images = folder(tmp_path / "images", train=6, test=2)
     count = sum(1 for path in images.rglob("*") if path.is_file())
     for expected in (1, 0):  # the second time they are remembered
@@ -69,7 +66,7 @@ def test_images_that_are_read_for_their_digests_are_counted_once(tmp_path: Path)
         assert reading == [["reading", count, "images", count]] * expected
 
 
-def test_the_command_says_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_says_it_too(tmp_path, monkeypatch):
     begun: list[str] = []
     monkeypatch.setattr(
         TerminalObserver, "start", lambda _self, what, _total, _unit: begun.append(what)

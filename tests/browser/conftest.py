@@ -1,12 +1,8 @@
 """Chromium without a network, and reports of real runs to open in it."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command import ok
@@ -26,7 +22,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
 @pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
+def chromium():
     """A running browser, Debian's own."""
     playwright = pytest.importorskip("playwright.sync_api")
     program = next((p for n in NAMES if (p := shutil.which(n))), None)
@@ -39,79 +35,37 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture
-def demo(tmp_path: Path) -> Path:
+def demo(tmp_path):
     """A report of runs in two settings, with curves, two backbones and a class whose name is a script."""
     images = folder(tmp_path / "shapes", train=16, test=6)
     for split in ("train", "test"):
         first = sorted((images / split).iterdir())[0]
         first.rename(images / split / "<script>alert(1)<∕script>")
     ok(
-        "extract",
-        "--dataset",
-        f"folder:{images}",
-        "--backbones",
-        "random-projection,random-projection:16",
-        "--size",
-        8,
+        f"extract --dataset folder:{images} --backbones random-projection,random-projection:16 "
+        "--size 8",
     )
-    iid = ("--scheme", "iid", "--clients", 12, "--participation", "all")
+    iid = "--scheme iid --clients 12 --participation all"
     ok(
-        "train",
-        "--method",
-        "fedavg",
-        "--backbones",
-        "random-projection",
-        *iid,
-        "--rounds",
-        4,
-        "--eval-every",
-        1,
-        "--seeds",
-        "0-2",
-        "--set",
-        "batch=2",
-        "--set",
-        "bn=false",
-        "--set",
-        "lr=0.00001",
+        f"train --method fedavg --backbones random-projection {iid} --rounds 4 --eval-every 1 "
+        "--seeds 0-2 --set batch=2 --set bn=false --set lr=0.00001",
     )
-    ok("train", "--method", "fed3r", "--backbones", "random-projection,random-projection:16", *iid)
+    ok(f"train --method fed3r --backbones random-projection,random-projection:16 {iid}")
     ok(
-        "train",
-        "--method",
-        "fed3r",
-        "--backbones",
-        "random-projection",
-        "--scheme",
-        "iid",
-        "--clients",
-        3,
+        "train --method fed3r --backbones random-projection --scheme iid --clients 3",
     )
     return report(tmp_path)
 
 
 @pytest.fixture
-def grid(tmp_path: Path, own_home: Path) -> Path:
+def grid(tmp_path, own_home):
     """A report of 240 points: one trained run, and 239 results that differ from it in numbers and the accuracy."""
     images = folder(tmp_path / "shapes", train=12, test=4)
-    ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--size", 8)
+    ok(f"extract --dataset folder:{images} --backbones random-projection --size 8")
     made = Path(
         ok(
-            "train",
-            "--method",
-            "fedavg",
-            "--scheme",
-            "iid",
-            "--clients",
-            4,
-            "--rounds",
-            2,
-            "--set",
-            "batch=2",
-            "--eval-every",
-            1,
-            "--seeds",
-            "0-2",
+            "train --method fedavg --scheme iid --clients 4 --rounds 2 --set batch=2 "
+            "--eval-every 1 --seeds 0-2",
         ).data["path"]
     )
     result = read_result(made / "result.json")
@@ -143,7 +97,7 @@ def grid(tmp_path: Path, own_home: Path) -> Path:
 
 
 @pytest.fixture
-def mistakes(tmp_path: Path) -> Path:
+def mistakes(tmp_path):
     """A report with the images of what a run got wrong, of classes whose names are long."""
     images = folder(tmp_path / "shapes", train=4, test=8, classes=6)
     for split in ("train", "test"):
@@ -151,13 +105,13 @@ def mistakes(tmp_path: Path) -> Path:
             place.rename(
                 place.with_name(f"{place.name}-with_a_name_that_has_no_room_in_a_narrow_column")
             )
-    ok("extract", "--dataset", f"folder:{images}", "--backbones", "random-projection", "--size", 8)
-    ok("train", "--method", "fed3r", "--scheme", "iid", "--clients", 4)
+    ok(f"extract --dataset folder:{images} --backbones random-projection --size 8")
+    ok("train --method fed3r --scheme iid --clients 4")
     return report(tmp_path, "--with-images")
 
 
 def report(tmp_path: Path, *words: str) -> Path:
     """All runs of the home as a page."""
-    done = ok("report", "-o", tmp_path / "report.html", *words)
+    done = ok(f"report -o {tmp_path}/report.html", *words)
     assert json.dumps(done.data)
     return tmp_path / "report.html"

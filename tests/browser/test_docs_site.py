@@ -1,11 +1,8 @@
 """The documentation as a site on a disk: searched without a server, formulas drawn, nothing asked of another host."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     place = tmp_path_factory.mktemp("docs") / "site"
     words = [
         sys.executable,
@@ -30,7 +27,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def test_the_site_is_read_and_searched_from_a_disk(chromium: Any, site: Path) -> None:
+def test_the_site_is_read_and_searched_from_a_disk(chromium, site):
     page = chromium.new_page()
     said: list[str] = []
     page.on("console", lambda message: said.append(message.text))

@@ -1,7 +1,5 @@
 """The report as a person has it: in Chromium with the network refused, in light, dark and on a phone, by keyboard."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Iterator
@@ -45,9 +43,7 @@ def opened(chromium: Any, path: Path, size: str = "light") -> Iterator[Any]:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("which", ["demo", "grid"])
-def test_a_page_is_quiet_fits_and_can_be_read(
-    chromium: Any, which: str, size: str, request: Any
-) -> None:
+def test_a_page_is_quiet_fits_and_can_be_read(chromium, which, size, request):
     path = request.getfixturevalue(which)
     assert path.stat().st_size < 5_000_000
     with opened(chromium, path, size) as page:
@@ -92,7 +88,7 @@ def contrast(a: str, b: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def test_every_control_works_by_keyboard(chromium: Any, demo: Path) -> None:
+def test_every_control_works_by_keyboard(chromium, demo):
     with opened(chromium, demo) as page:
         stops: list[str] = []
         page.keyboard.press("Tab")
@@ -122,7 +118,7 @@ def test_every_control_works_by_keyboard(chromium: Any, demo: Path) -> None:
         assert page.evaluate("document.querySelector('details').open")
 
 
-def test_columns_sort_and_say_so(chromium: Any, demo: Path) -> None:
+def test_columns_sort_and_say_so(chromium, demo):
     with opened(chromium, demo) as page:
         head = page.locator("#s0 th[scope=col]", has_text="accuracy %")
         button = head.locator("button")
@@ -138,7 +134,7 @@ def test_columns_sort_and_say_so(chromium: Any, demo: Path) -> None:
         assert page.evaluate("document.querySelectorAll('#s0 [aria-sort]').length") == 1
 
 
-def test_words_of_marks_come_by_arrow_keys_and_by_mouse(chromium: Any, demo: Path) -> None:
+def test_words_of_marks_come_by_arrow_keys_and_by_mouse(chromium, demo):
     with opened(chromium, demo) as page:
         for figure in page.evaluate("[...document.querySelectorAll('figure')].map(f => f.id)"):
             drawing = page.locator(f"#{figure} .drawing")
@@ -162,7 +158,7 @@ def test_words_of_marks_come_by_arrow_keys_and_by_mouse(chromium: Any, demo: Pat
         assert "rows" in (page.locator("#tip").text_content() or "")
 
 
-def test_figures_leave_as_svg_png_and_csv(chromium: Any, demo: Path, tmp_path: Path) -> None:
+def test_figures_leave_as_svg_png_and_csv(chromium, demo, tmp_path):
     with opened(chromium, demo) as page:
         kept = {}
         for kind in ("svg", "png", "csv"):
@@ -184,9 +180,7 @@ def test_figures_leave_as_svg_png_and_csv(chromium: Any, demo: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_mistakes_are_small_pictures_that_load_and_fit(
-    chromium: Any, mistakes: Path, size: str
-) -> None:
+def test_mistakes_are_small_pictures_that_load_and_fit(chromium, mistakes, size):
     with opened(chromium, mistakes, size) as page:
         shown = page.evaluate(
             "[...document.querySelectorAll('.gallery img')].map(i => [i.complete && i.naturalWidth, i.naturalHeight,"
@@ -211,9 +205,7 @@ def test_mistakes_are_small_pictures_that_load_and_fit(
         assert "personal data" in page.locator("header").text_content()
 
 
-def test_the_first_screen_says_what_to_take_and_shows_the_table_in_its_width(
-    chromium: Any, demo: Path
-) -> None:
+def test_the_first_screen_says_what_to_take_and_shows_the_table_in_its_width(chromium, demo):
     with opened(chromium, demo) as page:
         said = page.locator("#verdict").text_content()
         assert "How sure" in said
@@ -241,9 +233,7 @@ def shown_marks(page: Any, run: str) -> int:
     )
 
 
-def test_a_run_is_searched_filtered_and_ticked_off_in_all_figures(
-    chromium: Any, grid: Path
-) -> None:
+def test_a_run_is_searched_filtered_and_ticked_off_in_all_figures(chromium, grid):
     with opened(chromium, grid) as page:
         rows = page.locator("#s0 .sortable tbody tr:visible")
         every = rows.count()
@@ -285,7 +275,7 @@ def test_a_run_is_searched_filtered_and_ticked_off_in_all_figures(
         assert "lit" in first.get_attribute("class")
 
 
-def test_columns_are_chosen_by_keyboard(chromium: Any, demo: Path) -> None:
+def test_columns_are_chosen_by_keyboard(chromium, demo):
     with opened(chromium, demo) as page:
         head = page.locator("#s0 thead th", has_text="macro F1 %")
         assert not head.is_visible()
@@ -300,7 +290,7 @@ def test_columns_are_chosen_by_keyboard(chromium: Any, demo: Path) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("which", ["demo", "grid"])
-def test_axe_finds_nothing_serious(chromium: Any, which: str, size: str, request: Any) -> None:
+def test_axe_finds_nothing_serious(chromium, which, size, request):
     path = request.getfixturevalue(which)
     with opened(chromium, path, size) as page:
         assert serious(page) == []

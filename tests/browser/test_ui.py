@@ -1,7 +1,5 @@
 """``fedcache ui`` as a person has it: before, while and after a grid, by keyboard, on a phone, in the dark."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -25,22 +23,14 @@ SIZES = {
     "phone": (390, "light"),
     "phone-dark": (390, "dark"),
 }
-IID = ("--scheme", "iid", "--clients", 4, "--set", "batch=4", "--set", "dim=8")
+IID = "--scheme iid --clients 4 --set batch=4 --set dim=8"
 
 
 def extracted(place: Path) -> Path:
     images = folder(place / "shapes", train=24, test=8)
     return Path(
         ok(
-            "extract",
-            "--dataset",
-            f"folder:{images}",
-            "--backbones",
-            "random-projection",
-            "--size",
-            8,
-            "--workers",
-            0,
+            f"extract --dataset folder:{images} --backbones random-projection --size 8 --workers 0",
         ).data["path"]
     )
 
@@ -48,21 +38,11 @@ def extracted(place: Path) -> Path:
 def trained(place: Path) -> Path:
     """A home with everything that a page shows: a store, runs, a grid, a run that was killed and a damaged one."""
     extracted(place)
-    ok("train", "--method", "fedavg", *IID, "--rounds", 4, "--eval-every", 1, "--seeds", "0,1")
-    made = Path(ok("train", "--method", "fed3r", *IID[:4], "--seeds", "0,1").data["path"])
+    ok(f"train --method fedavg {IID} --rounds 4 --eval-every 1 --seeds 0,1")
+    made = Path(ok("train --method fed3r --scheme iid --clients 4 --seeds 0,1").data["path"])
     ok(
-        "grid",
-        "--method",
-        "fedavg,fedprox",
-        *IID,
-        "--rounds",
-        2,
-        "--sweep",
-        "lr=0.1,0.01",
-        "--seeds",
-        "0,1",
-        "--validation",
-        "0.2",
+        f"grid --method fedavg,fedprox {IID} --rounds 2 --sweep lr=0.1,0.01 --seeds 0,1 "
+        "--validation 0.2",
     )
     for name in ("a" * 16, "d" * 16):
         (made.parent / name).mkdir()
@@ -73,7 +53,7 @@ def trained(place: Path) -> Path:
 
 
 @pytest.fixture
-def whole(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+def whole(once):
     return once(trained)
 
 
@@ -118,9 +98,7 @@ def fits(page: Any) -> None:
     assert wide <= seen
 
 
-def test_one_window_shows_a_home_before_while_and_after_a_grid_is_trained(
-    chromium: Any, tmp_path: Path
-) -> None:
+def test_one_window_shows_a_home_before_while_and_after_a_grid_is_trained(chromium, tmp_path):
     """Nothing is loaded again in between: what changes comes by itself."""
     home = Path(os.environ["FEDCACHE_HOME"])
     with served(home) as (address, _), page_of(chromium, address) as page:
@@ -128,18 +106,8 @@ def test_one_window_shows_a_home_before_while_and_after_a_grid_is_trained(
         assert serious(page) == []
         extracted(tmp_path)
         page.wait_for_selector("main a[href^='store']")
-        words = (
-            "--rounds",
-            1500,
-            "--eval-every",
-            100,
-            "--sweep",
-            "lr=0.1,0.01",
-            "--validation",
-            "0.2",
-            "--exact",
-        )
-        grid = start("grid", "--method", "fedavg", *IID, *words, home=home)
+        words = "--rounds 1500 --eval-every 100 --sweep lr=0.1,0.01 --validation 0.2 --exact"
+        grid = start(f"grid --method fedavg {IID} {words}", home=home)
         try:
             until(
                 lambda: list((home / "runs").glob("*/checkpoint-*.safetensors")),
@@ -182,9 +150,7 @@ def until(true: Callable[[], object], otherwise: str) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_every_page_fits_is_quiet_and_has_no_serious_finding(
-    chromium: Any, whole: Path, own_home: Path, size: str
-) -> None:
+def test_every_page_fits_is_quiet_and_has_no_serious_finding(chromium, whole, own_home, size):
     with served(own_home) as (address, _), page_of(chromium, address, size) as page:
         assert page.evaluate("document.documentElement.dataset.theme") == SIZES[size][1]
         go(page, "grids")
@@ -223,7 +189,7 @@ def test_every_page_fits_is_quiet_and_has_no_serious_finding(
         )
 
 
-def test_all_is_reached_and_done_by_keyboard(chromium: Any, whole: Path, own_home: Path) -> None:
+def test_all_is_reached_and_done_by_keyboard(chromium, whole, own_home):
     with served(own_home) as (address, _), page_of(chromium, address) as page:
         page.wait_for_selector("main table")
         page.keyboard.press("Tab")
@@ -276,9 +242,7 @@ def test_all_is_reached_and_done_by_keyboard(chromium: Any, whole: Path, own_hom
         assert stops >= controls
 
 
-def test_a_report_is_read_in_the_page_and_thumbnails_come_when_asked_for(
-    chromium: Any, whole: Path, own_home: Path
-) -> None:
+def test_a_report_is_read_in_the_page_and_thumbnails_come_when_asked_for(chromium, whole, own_home):
     with served(own_home) as (address, _), page_of(chromium, address) as page:
         go(page, "runs?state=finished")
         page.click("text=Choose all 6 finished")
@@ -302,7 +266,7 @@ def test_a_report_is_read_in_the_page_and_thumbnails_come_when_asked_for(
         page.wait_for_selector("text=25 to")
 
 
-def test_an_end_of_the_server_is_said(chromium: Any, own_home: Path) -> None:
+def test_an_end_of_the_server_is_said(chromium, own_home):
     with served(own_home) as (address, process):
         context = chromium.new_context()
         page = context.new_page()

@@ -1,8 +1,5 @@
 """The demo on embeddings in the place of its images: the same calls, the same table."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +13,7 @@ from fedcache.config import PartitionConfig
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> fc.Store:
+def small(monkeypatch):
     """A store whose two arrays stand for the demo's backbones; it is partitioned in two ways as there."""
     rng, label = np.random.default_rng(0), np.arange(60) % 3
     x = rng.normal(size=(60, 4)) + 3 * np.eye(3, 4)[label]
@@ -30,9 +27,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> fc.Store:
     return store
 
 
-def test_every_number_of_the_demo_is_a_stored_run(
-    small: fc.Store, own_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_number_of_the_demo_is_a_stored_run(small, own_home, monkeypatch):
     pages: list[Any] = []
     monkeypatch.setattr(demo, "write_report", lambda *given, **_: pages.append(given))
     done = ok("demo --methods 'fedavg, clip-zs' --rounds 2")
@@ -61,15 +56,13 @@ def test_every_number_of_the_demo_is_a_stored_run(
 
 
 @pytest.mark.usefixtures("small")
-def test_a_misspelt_method_of_the_demo_is_refused_before_anything_runs(own_home: Path) -> None:
-    must_fail("'fedprox'", "demo", "--methods", "fedavg,fedporx")
+def test_a_misspelt_method_of_the_demo_is_refused_before_anything_runs(own_home):
+    must_fail("'fedprox'", "demo --methods fedavg,fedporx")
     assert not (own_home / "runs").exists()
 
 
-def test_central_is_the_highest_of_one_model_for_all_or_a_sentence_names_what_is_above() -> None:
-    def row(
-        name: str, dirichlet: float, protocol: str = "global", backbone: str = "a"
-    ) -> dict[str, Any]:
+def test_central_is_the_highest_of_one_model_for_all_or_a_sentence_names_what_is_above():
+    def row(name, dirichlet, protocol="global", backbone="a"):
         accuracy = {"feature-shift": 0.7, "dirichlet": dirichlet}
         return {"name": name, "backbone": backbone, "protocol": protocol, "accuracy": accuracy}
 

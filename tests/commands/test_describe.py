@@ -1,7 +1,5 @@
 """What the command line and the documentation say of methods."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -28,14 +26,12 @@ from fedcache.report.methods.facts import every_method, traffic_of
         ("fed3r", 512, 136_448, 136_448),
     ],
 )
-def test_the_parameters_of_the_tables_come_out_of_the_counter(
-    name: str, width: int, exact: int, paper: int
-) -> None:
+def test_the_parameters_of_the_tables_come_out_of_the_counter(name, width, exact, paper):
     sends = traffic_of(METHODS[name], Sizes(width, width, 10))
     assert (sends["up"], sends["paper_up"]) == (exact, paper)
 
 
-def test_what_is_received_is_counted_after_the_first_round() -> None:
+def test_what_is_received_is_counted_after_the_first_round():
     """FedPCL's first round brings nothing; then the mean and all five clients' prototypes, 256 x 10 each."""
     sends = traffic_of(METHODS["fedpcl"], Sizes(512, 512, 10))
     assert (sends["first_down"], sends["down"], sends["clients"]) == (0, 6 * 2_560, 5)
@@ -45,7 +41,7 @@ def test_what_is_received_is_counted_after_the_first_round() -> None:
     assert done.data["traffic"]["down"] == sends["down"]
 
 
-def test_the_list_says_what_every_method_sends_and_how_faithful_it_is() -> None:
+def test_the_list_says_what_every_method_sends_and_how_faithful_it_is():
     entries = {e["name"]: e for e in ok("methods list").data["methods"]}
     assert list(entries) == list(METHODS)
     for entry in entries.values():
@@ -60,7 +56,7 @@ def test_the_list_says_what_every_method_sends_and_how_faithful_it_is() -> None:
 
 
 @pytest.mark.slow
-def test_the_catalogue_foretells_what_counting_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_catalogue_foretells_what_counting_finds(monkeypatch):
     assert json.loads(PATH.read_bytes())["sources"] == sources_digest(), (
         "old; run: python tools/make_docs.py"
     )
@@ -74,7 +70,7 @@ def test_the_catalogue_foretells_what_counting_finds(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedpcl", "flesd"])
-def test_info_shows_the_objective_every_switch_and_both_sides(name: str) -> None:
+def test_info_shows_the_objective_every_switch_and_both_sides(name):
     data = ok("methods info", name).data
     assert len(data["objective"]) > 80
     assert [h["name"] for h in data["hyperparameters"]] == [h.name for h in METHODS[name].hparams]

@@ -1,7 +1,5 @@
 """``fedcache evaluate``: a run's own test rows give the stored figures, and every refusal is one sentence."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re
@@ -12,7 +10,6 @@ import numpy as np
 import pytest
 from command import fedcache, ok
 from failing_command import must_fail
-from homes import Once
 from made_path import place_of
 from pictures import folder
 
@@ -35,15 +32,8 @@ METHODS = {
 def trained(place: Path) -> Path:
     """A store of two domains, each a client, and a run of each method."""
     images = folder(place / "shapes", train=8, test=4, domains=("ink", "chalk"))
-    words = (
-        "--dataset",
-        f"folder:{images}",
-        "--backbones",
-        "glyph-clip,random-projection",
-        "--workers",
-        0,
-    )
-    done = ok("extract", *words)
+    words = f"--dataset folder:{images} --backbones glyph-clip,random-projection --workers 0"
+    done = ok(f"extract {words}")
     for method, more in METHODS.items():
         backbones = ("--backbones", "glyph-clip") if method in ("clip-zs", "tip-local") else ()
         ok("train --method", method, *backbones, "--scheme", "feature-shift", *more)
@@ -51,7 +41,7 @@ def trained(place: Path) -> Path:
 
 
 @pytest.fixture
-def store(once: Once) -> Path:
+def store(once):
     return once(trained)
 
 
@@ -61,7 +51,7 @@ def runs() -> dict[str, dict]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_runs_own_test_rows_give_the_stored_accuracy(store: Path, method: str) -> None:
+def test_the_runs_own_test_rows_give_the_stored_accuracy(store, method):
     result = runs()[method]
     words = ("evaluate", result["digest"][:12], "--store", store, "--split", "test")
     if result["protocol"] != "personalised":
@@ -78,9 +68,7 @@ def test_the_runs_own_test_rows_give_the_stored_accuracy(store: Path, method: st
 
 
 @pytest.mark.slow
-def test_a_new_dataset_is_extracted_once_with_the_recipes_of_the_run(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_dataset_is_extracted_once_with_the_recipes_of_the_run(store, tmp_path, monkeypatch):
     new = folder(tmp_path / "other", train=2, test=2, classes=4)
     before = recall_last(Home.from_environment())
     words = ("evaluate", run_of("fed3r"), "--dataset", f"folder:{new}", "--workers", 0)
@@ -109,31 +97,27 @@ def batches(name: str) -> dict[str, int]:
 
 
 @pytest.mark.slow
-def test_a_new_dataset_is_computed_as_the_features_of_the_run_were(
-    once: Once, tmp_path: Path
-) -> None:
+def test_a_new_dataset_is_computed_as_the_features_of_the_run_were(once, tmp_path):
     """In batches of their size, of each backbone: so figures are those of what ``predict`` says of the images."""
 
-    def made(place: Path) -> Path:
+    def made(place):
         images = folder(place / "shapes", train=6, test=4)
-        words = ("extract", "--dataset", f"folder:{images}", "--workers", 0, "--backbones")
-        ok(*words, "random-projection")
-        return place_of(*words, "glyph-clip", "--batch", 1)
+        words = f"extract --dataset folder:{images} --workers 0 --backbones"
+        ok(f"{words} random-projection")
+        return place_of(f"{words} glyph-clip --batch 1")
 
     once(made)
     run = ok(
         "train --method fed3r --backbones random-projection,glyph-clip --scheme iid --clients 2",
     ).data["path"]
     new = folder(tmp_path / "other", train=2, test=12)
-    figures = ok("evaluate", run, "--dataset", f"folder:{new}", "--workers", 0).data["runs"][0][
-        "measures"
-    ]
+    figures = ok(f"evaluate {run} --dataset folder:{new} --workers 0").data["runs"][0]["measures"]
     assert batches("other") == {"random-projection": 32, "glyph-clip": 1}
     held = made_from("other")
     said = ok(
-        "predict", run, *[new / name for name in held.samples.name], "--top", 3, "--workers", 0
+        f"predict {run}", *[new / name for name in held.samples.name], "--top", 3, "--workers", 0
     ).data["rows"]
-    stored = ok("predict", run, "--store", held.path, "--top", 3).data["rows"]
+    stored = ok(f"predict {run} --store {held.path} --top 3").data["rows"]
     assert [row["top"] for row in said] == [row["top"] for row in stored]
     truth = [held.samples.classes[label] for label in held.samples.label]
     assert figures["accuracy"] == sum(
@@ -142,7 +126,7 @@ def test_a_new_dataset_is_computed_as_the_features_of_the_run_were(
 
 
 @pytest.mark.slow
-def test_several_runs_are_one_table_and_one_file(store: Path, tmp_path: Path) -> None:
+def test_several_runs_are_one_table_and_one_file(store, tmp_path):
     some = [r["digest"][:12] for r in runs().values()]
     for ending in ("html", "csv", "json"):
         done = fedcache("evaluate", *some, "--store", store, "-o", tmp_path / f"e.{ending}")
@@ -155,7 +139,7 @@ def test_several_runs_are_one_table_and_one_file(store: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_file_of_embeddings(store: Path, tmp_path: Path) -> None:
+def test_a_file_of_embeddings(store, tmp_path):
     held, run = Store.open(store), run_of("fed3r")
     keys = {a.recipe["backbone"]: key for key, a in held.arrays.items()}
     columns = {
@@ -165,7 +149,7 @@ def test_a_file_of_embeddings(store: Path, tmp_path: Path) -> None:
     s = held.samples
     file = tmp_path / "e.npz"
     np.savez(file, labels=np.array([s.classes[i] for i in s.label]), split=s.split, **columns)
-    found = ok("evaluate", run, "--embeddings", file, "--split", "test").data["runs"][0]["measures"]
+    found = ok(f"evaluate {run} --embeddings {file} --split test").data["runs"][0]["measures"]
     assert found["accuracy"] == runs()["fed3r"]["accuracy"]["per_seed"][0]
     assert counted(run, "--embeddings", file) == ["48 of 72"]
     assert counted(run, "--embeddings", file, "--split", "test") == []
@@ -189,12 +173,12 @@ def test_a_file_of_embeddings(store: Path, tmp_path: Path) -> None:
         (("--store", "STORE", "-o", "x.pdf"), Exit.USAGE, ".pdf"),
     ],
 )
-def test_refusals(store: Path, words: tuple[str, ...], code: Exit, said: str) -> None:
+def test_refusals(store, words, code, said):
     given = [str(store) if w == "STORE" else w for w in words]
     must_fail(said, "evaluate", run_of("fed3r"), *given, code=code)
 
 
-def test_a_store_without_the_models_features_is_refused(store: Path, tmp_path: Path) -> None:
+def test_a_store_without_the_models_features_is_refused(store, tmp_path):
     new = folder(tmp_path / "other", train=2, test=2)
     path = ok("extract -d", f"folder:{new}", "-b", "random-projection", "--workers", 0).data["path"]
     must_fail("glyph-clip", "evaluate", run_of("fed3r"), "--store", path, code=Exit.STORE)
@@ -211,9 +195,7 @@ def counted(*words: object) -> list[str]:
 
 
 @pytest.mark.slow
-def test_rows_that_a_model_was_trained_on_are_told_wherever_model_and_rows_lie(
-    store: Path, tmp_path: Path
-) -> None:
+def test_rows_that_a_model_was_trained_on_are_told_wherever_model_and_rows_lie(store, tmp_path):
     run = run_of("fed3r")
     file, copied = run / "models" / "seed-0.safetensors", tmp_path / "mine.safetensors"
     shutil.copy(file, copied)
@@ -236,9 +218,9 @@ def test_rows_that_a_model_was_trained_on_are_told_wherever_model_and_rows_lie(
 
 
 @pytest.mark.slow
-def test_only_rows_that_clients_were_dealt_count_as_trained_on(store: Path, tmp_path: Path) -> None:
-    words = ("--store", store, "--scheme", "iid", "--clients", 3, "--domain", "ink")
-    run = place_of("train", "--method", "fed3r", *words)
+def test_only_rows_that_clients_were_dealt_count_as_trained_on(store, tmp_path):
+    words = f"--store {store} --scheme iid --clients 3 --domain ink"
+    run = place_of(f"train --method fed3r {words}")
     held = Store.open(store)
     (parts,) = run.glob("partition-*.partition")
     dealt = np.concatenate([c.train for c in Partition.load(parts).clients])
@@ -255,27 +237,17 @@ def test_only_rows_that_clients_were_dealt_count_as_trained_on(store: Path, tmp_
 
 
 @pytest.mark.slow
-def test_one_saved_client_is_measured_as_one_and_of_some_it_is_said_how_many(store: Path) -> None:
-    test_rows = ("--store", store, "--split", "test")
-    words = (
-        "train",
-        "--method",
-        "fedpcl",
-        "--store",
-        store,
-        "--scheme",
-        "feature-shift",
-        "--rounds",
-        1,
-    )
-    run = ok(*words, "--save-clients", "ink").data["path"]
-    (alone,) = ok("evaluate", run, *test_rows).data["runs"]
-    (named,) = ok("evaluate", run, *test_rows, "--client", "ink").data["runs"]
+def test_one_saved_client_is_measured_as_one_and_of_some_it_is_said_how_many(store):
+    test_rows = f"--store {store} --split test"
+    words = f"train --method fedpcl --store {store} --scheme feature-shift --rounds 1"
+    run = ok(f"{words} --save-clients ink").data["path"]
+    (alone,) = ok(f"evaluate {run} {test_rows}").data["runs"]
+    (named,) = ok(f"evaluate {run} {test_rows} --client ink").data["runs"]
     assert alone == named
     assert alone["clients"] is None
 
 
-def test_beside_clients_models_one_for_all_is_measured_as_what_the_client_uses(store: Path) -> None:
+def test_beside_clients_models_one_for_all_is_measured_as_what_the_client_uses(store):
     pair = [run_of(name) for name in ("fedpcl", "fed3r")]
     words = ("--store", store, "--split", "test")
     done = ok("evaluate", *pair, *words, "--client", "ink").data["runs"]
@@ -284,22 +256,22 @@ def test_beside_clients_models_one_for_all_is_measured_as_what_the_client_uses(s
 
 
 @pytest.mark.slow
-def test_an_evaluation_in_the_runs_own_folder_is_written_again(store: Path) -> None:
+def test_an_evaluation_in_the_runs_own_folder_is_written_again(store):
     run = run_of("fed3r")
     for _ in range(2):
-        ok("evaluate", run, "--store", store, "--split", "test", "-o", run / "e.json")
-        ok("predict", run, "--store", store, "-o", run / "models" / "p.csv")
+        ok(f"evaluate {run} --store {store} --split test -o {run}/e.json")
+        ok(f"predict {run} --store {store} -o {run}/models/p.csv")
     before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
     for name in ("result.json", "models/models.json", "files.json", "measured.json"):
-        assert fedcache("evaluate", run, "--store", store, "-o", run / name).code == Exit.USAGE
+        assert fedcache(f"evaluate {run} --store {store} -o", run / name).code == Exit.USAGE
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
 
 
-def test_no_file_of_a_store_or_of_another_run_is_written_over(store: Path, tmp_path: Path) -> None:
+def test_no_file_of_a_store_or_of_another_run_is_written_over(store, tmp_path):
     """Whether it is named or found by its dataset."""
     run, other = run_of("fed3r"), run_of("fedavg")
     images = folder(tmp_path / "again", train=8, test=4, domains=("ink", "chalk"))
-    mine = place_of("extract", "-d", f"folder:{images}", "-b", "glyph-clip,random-projection")
+    mine = place_of(f"extract -d folder:{images} -b glyph-clip,random-projection")
     for out in (mine / "manifest.json", other / "result.json"):
         before = out.read_bytes()
         for command in (

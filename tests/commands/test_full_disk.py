@@ -1,24 +1,21 @@
 """Files that commands write: what is said of a full disk, and that none has a name before it is complete."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re
 import types
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import pytest
 from command import fedcache, ok
-from homes import Once
 from pictures import folder
 
 from fedcache.errors import Exit
 from fedcache.store import files
 from fedcache.store.files import full_disk
 
-IID = ("--scheme", "iid", "--clients", 2)
+IID = "--scheme iid --clients 2"
 SAID = re.compile(
     r"The disk is full: (\S+) needs (at least )?([\d,]+) bytes and ([\d,]+ bytes are|none is) free\."
 )
@@ -27,12 +24,12 @@ SAID = re.compile(
 def trained(place: Path) -> Path:
     images = folder(place / "shapes", train=6, test=3)
     ok("extract --dataset", f"folder:{images}", "-b", "random-projection:8", "--workers", 0)
-    ok("train fed3r", *IID)
-    return Path(ok("train fedncm", *IID).data["path"])
+    ok(f"train fed3r {IID}")
+    return Path(ok(f"train fedncm {IID}").data["path"])
 
 
 @pytest.fixture
-def run(once: Once, own_home: Path) -> Path:
+def run(once, own_home):
     if not Path("/dev/full").exists():
         pytest.skip("there is no /dev/full, a file that takes nothing")
     once(trained)
@@ -54,51 +51,42 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "open_unnamed", full)
 
 
-def filled(words: tuple[object, ...], run: Path, home: Path, out: Path) -> list[str]:
+def filled(line: str, run: Path, home: Path, out: Path) -> str:
+    """The line with the places that its capital words stand for."""
     places = {"RUN": run, "STORE": next((home / "stores").glob("*.zarr")), "OUT": out}
-    line = list(map(str, words))
     for name, place in places.items():
-        line = [word.replace(name, str(place)) for word in line]
+        line = line.replace(name, str(place))
     return line
 
 
 WRITES = [
-    ("predict", "RUN", "--store", "STORE", "-o", "OUT/p.csv"),
-    ("evaluate", "RUN", "--store", "STORE", "-o", "OUT/e.json"),
-    ("export-model", "RUN", "-o", "OUT/m.safetensors", "--format", "safetensors"),
-    ("report", "-o", "OUT/page.html"),
-    ("compare", "-o", "OUT/c.md"),
-    ("export", "OUT/f.h5"),
-    ("export", "OUT/f.parquet"),
+    "predict RUN --store STORE -o OUT/p.csv",
+    "evaluate RUN --store STORE -o OUT/e.json",
+    "export-model RUN -o OUT/m.safetensors --format safetensors",
+    "report -o OUT/page.html",
+    "compare -o OUT/c.md",
+    "export OUT/f.h5",
+    "export OUT/f.parquet",
 ]
-
-
-def first_and_last(words: tuple[object, ...]) -> str:
-    return f"{words[0]} {words[-1]}"
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ("train", "fedavg", *IID, "--rounds", 1),
-        ("partition", *IID, "--name", "two", "--partition-seed", 5),
-        ("runs", "tag", "mine", "RUN"),
+        f"train fedavg {IID} --rounds 1",
+        f"partition {IID} --name two --partition-seed 5",
+        "runs tag mine RUN",
         *WRITES,
     ],
-    ids=first_and_last,
 )
 def test_a_full_disk_is_told_with_what_is_needed_and_free(
-    run: Path,
-    own_home: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    words: tuple[object, ...],
-) -> None:
+    run, own_home, tmp_path, monkeypatch, words
+):
     out = tmp_path / "out"
     out.mkdir()
     asked = filled(words, run, own_home, out)
     fill_disk(monkeypatch)
-    done = fedcache(*asked, "--json")
+    done = fedcache(asked, "--json")
     assert done.code == Exit.ENVIRONMENT, done.err
     error = done.envelope["error"]
     found = SAID.match(error["message"])
@@ -112,22 +100,15 @@ def test_a_full_disk_is_told_with_what_is_needed_and_free(
     "words",
     [
         *WRITES,
-        ("predict", "RUN", "--store", "STORE", "-o", "OUT/p.parquet"),
-        ("export-model", "RUN", "-o", "OUT/m"),
-        ("figure", "confusion", "-o", "OUT/confusion.svg"),
-        ("partition", *IID, "--replace", "-o", "OUT/two.npz", "--plot", "OUT/two.svg"),
-        ("export", "OUT/f.npz"),
-        ("export", "OUT/f.safetensors"),
+        "predict RUN --store STORE -o OUT/p.parquet",
+        "export-model RUN -o OUT/m",
+        "figure confusion -o OUT/confusion.svg",
+        f"partition {IID} --replace -o OUT/two.npz --plot OUT/two.svg",
+        "export OUT/f.npz",
+        "export OUT/f.safetensors",
     ],
-    ids=first_and_last,
 )
-def test_no_output_has_a_name_before_it_is_complete(
-    run: Path,
-    own_home: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    words: tuple[object, ...],
-) -> None:
+def test_no_output_has_a_name_before_it_is_complete(run, own_home, tmp_path, monkeypatch, words):
     out = tmp_path / "out"
     out.mkdir()
     if (unnamed := files.open_unnamed(out)) is None:
@@ -137,7 +118,7 @@ def test_no_output_has_a_name_before_it_is_complete(
     named: set[Path] = set()
     link = os.link
 
-    def recorded(source: Any, target: Any, **how: Any) -> None:
+    def recorded(source, target, **how):
         # Whoever is killed before this moment leaves what is in the folder now.
         assert {p for p in out.rglob("*") if p.is_file()} == named
         link(source, target, **how)
@@ -145,7 +126,7 @@ def test_no_output_has_a_name_before_it_is_complete(
             named.add(Path(target))
 
     monkeypatch.setattr(os, "link", recorded)
-    ok(*asked)
+    ok(asked)
     assert named
     assert {p for p in out.rglob("*") if p.is_file()} == named
 
@@ -153,10 +134,8 @@ def test_no_output_has_a_name_before_it_is_complete(
 @pytest.mark.parametrize(
     "free", [0, 4096, None], ids=["none free", "some free", "nobody knows what is free"]
 )
-def test_what_a_full_disk_needs_is_the_file_and_never_nothing(
-    free: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def usage(_: object) -> object:
+def test_what_a_full_disk_needs_is_the_file_and_never_nothing(free, tmp_path, monkeypatch):
+    def usage(_):
         if free is None:
             raise OSError(errno.ENOSYS, "Function not implemented")
         return types.SimpleNamespace(free=free)

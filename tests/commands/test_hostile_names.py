@@ -1,14 +1,11 @@
 """Names of files, classes, domains and runs that command a terminal, a page or a spreadsheet are shown by number."""
 
-from __future__ import annotations
-
 import csv
 import html
 import io
 import json
 import re
 import unicodedata
-from pathlib import Path
 
 import pytest
 from command import Done, fedcache
@@ -22,13 +19,14 @@ from fedcache.visible_text import escape_json, sheet_cell, visible
 
 TITLE, CLEAR, BIDI, FORMULA = "\x1b]0;owned\x07", "\x1b[2J", "txt\u202egpj", "=1+1"
 CLASSES = (f"a{TITLE}", f"b{CLEAR}\x9b2J", BIDI, FORMULA, "[red]e\u2066\u2028", "two\nlines")
+EXTRACT = "extract --backbones random-projection --size 16 --workers 0 --max-bad 5 --dataset"
 COMMANDS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
 
 @pytest.fixture
-def hostile(tmp_path: Path) -> Path:
+def hostile(tmp_path):
     """Images of two domains whose folders and files have such names; one image of them is broken."""
     root = tmp_path / "images"
     for split, count in (("train", 4), ("test", 2)):
@@ -50,22 +48,9 @@ def shown(done: Done, code: int = 0) -> str:
 
 
 @pytest.mark.slow
-def test_no_command_prints_a_name_that_commands_the_terminal(hostile: Path, tmp_path: Path) -> None:
+def test_no_command_prints_a_name_that_commands_the_terminal(hostile, tmp_path):
     runs, page, named = tmp_path / "runs", tmp_path / "r.html", f"p{CLEAR}"
-    extract = (
-        "extract",
-        "--dataset",
-        f"folder:{hostile}",
-        "--backbones",
-        "random-projection",
-        "--size",
-        16,
-        "--workers",
-        0,
-        "--max-bad",
-        5,
-    )
-    assert "\\x1b]0;owned\\x07.png" in shown(fedcache(*extract), code=3)
+    assert "\\x1b]0;owned\\x07.png" in shown(fedcache(EXTRACT, f"folder:{hostile}"), code=3)
     assert "a\\x1b]0;owned\\x07" in shown(fedcache("inspect"))
     shown(fedcache("ls"))
     shown(fedcache("partition --scheme iid --clients 3 --name", named), code=2)
@@ -73,20 +58,8 @@ def test_no_command_prints_a_name_that_commands_the_terminal(hostile: Path, tmp_
     for method in ("fedavg", "fedncm"):
         shown(
             fedcache(
-                "train --method",
-                method,
-                "--scheme",
-                "iid",
-                "--clients",
-                3,
-                "--seeds",
-                "0,1",
-                "--rounds",
-                2,
-                "--participation",
-                "all",
-                "--runs",
-                runs,
+                f"train --method {method} --scheme iid --clients 3 --seeds 0,1 --rounds 2 "
+                f"--participation all --runs {runs}"
             )
         )
     for form in ((), ("--format", "markdown"), ("--format", "latex")):
@@ -111,7 +84,7 @@ def _cells_of_figures(page: str) -> list[str]:
     return [cell for table in tables for row in csv.reader(io.StringIO(table)) for cell in row]
 
 
-def test_no_refusal_repeats_what_commands_the_terminal(tmp_path: Path) -> None:
+def test_no_refusal_repeats_what_commands_the_terminal(tmp_path):
     shown(fedcache("train --method", f"fed{CLEAR}"), code=2)
     shown(fedcache("report", f"x{TITLE}", "-o", tmp_path / "r.html"), code=2)
     shown(fedcache("extract --dataset", f"folder:/no/{TITLE}", "--backbones", "pixels"), code=2)
@@ -119,20 +92,8 @@ def test_no_refusal_repeats_what_commands_the_terminal(tmp_path: Path) -> None:
     shown(fedcache("inspect", f"no{BIDI}"), code=4)
 
 
-def test_json_holds_the_names_exactly_and_escaped(hostile: Path) -> None:
-    done = fedcache(
-        "extract --dataset",
-        f"folder:{hostile}",
-        "--backbones",
-        "random-projection",
-        "--size",
-        16,
-        "--workers",
-        0,
-        "--max-bad",
-        5,
-        "--json",
-    )
+def test_json_holds_the_names_exactly_and_escaped(hostile):
+    done = fedcache(EXTRACT, f"folder:{hostile}", "--json")
     assert COMMANDS.findall(done.out) == []
     shown(fedcache("inspect"))
     assert [bad["name"] for bad in done.data["bad"]] == [
@@ -145,7 +106,7 @@ def test_json_holds_the_names_exactly_and_escaped(hostile: Path) -> None:
 @pytest.mark.slow
 @examples(50, 1000)
 @given(st.text())
-def test_what_is_visible_has_no_command_and_letters_stay(text: str) -> None:
+def test_what_is_visible_has_no_command_and_letters_stay(text):
     for lines in (False, True):
         made = visible(text, lines=lines)
         made.encode()  # a lone surrogate could not be
@@ -156,7 +117,7 @@ def test_what_is_visible_has_no_command_and_letters_stay(text: str) -> None:
 
 
 @given(st.text())
-def test_json_means_the_same_when_its_commands_are_escaped(text: str) -> None:
+def test_json_means_the_same_when_its_commands_are_escaped(text):
     made = escape_json(json.dumps({text: [text]}, ensure_ascii=False))
     assert COMMANDS.findall(made) == []
     assert json.loads(made) == {text: [text]}
@@ -165,17 +126,17 @@ def test_json_means_the_same_when_its_commands_are_escaped(text: str) -> None:
 @pytest.mark.parametrize(
     "cell", ["+1+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1", "  =1", "=cmd|'/C calc'!A0"]
 )
-def test_a_sheet_runs_no_cell(cell: str) -> None:
+def test_a_sheet_runs_no_cell(cell):
     assert not str(sheet_cell(cell)).lstrip(" ").startswith(("=", "+", "-", "@", "\t", "\r"))
 
 
 @given(st.one_of(st.integers(), st.floats(allow_nan=False)))
-def test_numbers_of_a_sheet_stay_numbers(number: float) -> None:
+def test_numbers_of_a_sheet_stay_numbers(number):
     assert sheet_cell(number) == number
     assert sheet_cell(repr(number)) == repr(number)
 
 
-def test_predictions_in_a_file_are_no_formulas_and_command_no_terminal(tmp_path: Path) -> None:
+def test_predictions_in_a_file_are_no_formulas_and_command_no_terminal(tmp_path):
     rows = [
         Prediction("=HYPERLINK(1).png", ("\x1b[31mred", "plain"), (0.75, 0.25)),
         Prediction("\u202egnp.x", (), (), "+bad"),

@@ -1,7 +1,5 @@
 """The live view: rounds, accuracy, bytes and time left while a run trains, and what it does not invent."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -22,11 +20,11 @@ from fedcache.grids.train_grid import grid
 from fedcache.progress import Round, Silent, byte_size
 from fedcache.runs.loop import train
 
-TRAIN = words_of("train --method fedavg --scheme iid --clients 3 --participation all")
+TRAIN = "train --method fedavg --scheme iid --clients 3 --participation all"
 
 
 @pytest.fixture
-def mine(tmp_path: Path) -> Path:
+def mine(tmp_path):
     return ingested(tmp_path)
 
 
@@ -35,13 +33,11 @@ def lines_of(err: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("mine")
-def test_a_line_says_round_seed_accuracy_exact_bytes_rate_and_time_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    words = (*TRAIN, "--rounds", 4, "--seeds", "0-1", "--eval-every", 2)
+def test_a_line_says_round_seed_accuracy_exact_bytes_rate_and_time_left(monkeypatch):
+    words = f"{TRAIN} --rounds 4 --seeds 0-1 --eval-every 2"
     # a line for every round, where a file gets one per 10 seconds
     monkeypatch.setattr(output, "LINE_EVERY", 0.0)
-    done = ok(*words)
+    done = ok(words)
     lines = lines_of(done.err)
     assert len(lines) == 8
     assert "round 1 of 4, seed 1 of 2" in lines[0]
@@ -61,11 +57,9 @@ def test_a_line_says_round_seed_accuracy_exact_bytes_rate_and_time_left(
     assert all(re.search(r"[\d.,]+ rounds/s, \d+:\d\d left$", line) for line in lines), lines
 
 
-def test_the_view_changes_no_bit_of_a_result(
-    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_view_changes_no_bit_of_a_result(mine, tmp_path, monkeypatch):
     monkeypatch.setattr(output, "LINE_EVERY", 0.0)
-    watched = Path(ok(*TRAIN, "--rounds", 3, "--runs", tmp_path / "watched").data["path"])
+    watched = Path(ok(f"{TRAIN} --rounds 3 --runs {tmp_path}/watched").data["path"])
     config = TrainConfig(method="fedavg", rounds=3, participation="all", store=str(mine))
     silent = train(
         config,
@@ -89,8 +83,8 @@ class Told(Silent):
 @pytest.mark.parametrize("execution", ["sequential", "batched", "gram"])
 @pytest.mark.parametrize("points", [1, 2])
 def test_every_execution_tells_every_round_once_also_of_a_run_that_is_resumed(
-    mine: Path, execution: str, points: int
-) -> None:
+    mine, execution, points
+):
     settings = {"head": "linear", "opt": "sgd", "batch": "8", "reset_opt": "false"}
     config = TrainConfig(
         method="fedavg",
@@ -108,7 +102,7 @@ def test_every_execution_tells_every_round_once_also_of_a_run_that_is_resumed(
         {"lr": ("0.1", "0.02")[:points]},
     )
 
-    def rounds_of(name: str, stop: StopsAfter | None = None) -> list[Round]:
+    def rounds_of(name, stop=None):
         request = request_grid(
             ["fedavg"], sweeps, config, home, partition=dealt, runs=home.root / name
         )
@@ -123,7 +117,7 @@ def test_every_execution_tells_every_round_once_also_of_a_run_that_is_resumed(
     rounds_of("parts", StopsAfter(3))
     rest, again = rounds_of("parts"), rounds_of("parts")
 
-    def of_a_point(rounds: list[Round], point: str) -> list[Round]:
+    def of_a_point(rounds, point):
         return [
             replace(r, path=Path(), stored=False, points_done=0) for r in rounds if r.point == point
         ]
@@ -141,7 +135,7 @@ def test_every_execution_tells_every_round_once_also_of_a_run_that_is_resumed(
     assert all(r.stored for r in again)
 
 
-def test_rounds_that_were_read_do_not_make_the_rest_look_fast() -> None:
+def test_rounds_that_were_read_do_not_make_the_rest_look_fast():
     stretch = live_view.Stretch("training", 100, "rounds")
     begun = stretch.begun
     read = Round(Path(), "fedavg", 0, 1, 1, 90, 100, None, {}, 10, 20, 900, 1800, stored=True)
@@ -154,7 +148,7 @@ def test_rounds_that_were_read_do_not_make_the_rest_look_fast() -> None:
     assert stretch.words(begun + 10.0).endswith("0.5 rounds/s, 0:10 left")
 
 
-def test_how_fast_it_goes_is_counted_over_the_last_stretch_of_time() -> None:
+def test_how_fast_it_goes_is_counted_over_the_last_stretch_of_time():
     """Sixty rounds in the first moment, and one in each three tenths of a window after: the first are forgotten."""
     stretch = live_view.Stretch("training", 100, "rounds")
     step = 0.3 * live_view.WINDOW
@@ -175,11 +169,9 @@ def test_how_fast_it_goes_is_counted_over_the_last_stretch_of_time() -> None:
         pytest.param({"TERM": "dumb"}, False, False, id="dumb"),
     ],
 )
-def test_a_narrow_terminal_gets_whole_words(
-    mine: Path, own_home: Path, env: dict[str, str], drawn: bool, coloured: bool
-) -> None:
-    words = (*TRAIN, "--rounds", 60, "--seeds", "0-1", "--eval-every", 1)
-    code, out = on_a_terminal(*words, home=own_home, width=60, env=env)
+def test_a_narrow_terminal_gets_whole_words(mine, own_home, env, drawn, coloured):
+    words = f"{TRAIN} --rounds 60 --seeds 0-1 --eval-every 1"
+    code, out = on_a_terminal(*words_of(words), home=own_home, width=60, env=env)
     assert code == 0, out
     assert bool(re.search(r"\x1b\[[\d;]*3\dm", out)) is coloured, "a colour"
     assert ("\x1b[2K" in out) is drawn, "a line that is drawn again"

@@ -1,7 +1,5 @@
 """Clients that the data brings, on the command line: ``--by``, ``--hold-out`` and the table of held-out values."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path
@@ -10,7 +8,6 @@ import numpy as np
 import pytest
 from command import fedcache, ok
 from failing_command import must_fail
-from homes import Once
 
 import fedcache as fc
 from fedcache.config import Home, TrainConfig
@@ -37,11 +34,11 @@ def made(place: Path) -> Path:
 
 
 @pytest.fixture
-def store(once: Once) -> Path:
+def store(once):
     return once(made)
 
 
-def test_a_partition_by_a_column_is_trained_on(store: Path, tmp_path: Path) -> None:
+def test_a_partition_by_a_column_is_trained_on(store, tmp_path):
     done = ok("partition --by site --store", store).data
     assert [c["name"] for c in done["clients"]] == sorted(SITES)
     saved = ok("train --method fed3r --partition", done["name"], "--store", store).data
@@ -56,7 +53,7 @@ def test_a_partition_by_a_column_is_trained_on(store: Path, tmp_path: Path) -> N
     assert [c["name"] for c in dealt] == [f"{d}/client-{i}" for d in DOMAINS for i in (0, 1)]
 
 
-def test_each_cell_of_the_held_out_table_is_a_ridge_on_the_other_domains(store: Path) -> None:
+def test_each_cell_of_the_held_out_table_is_a_ridge_on_the_other_domains(store):
     done = ok("grid --method fed3r,fedncm --hold-out each --store", store)
     rows = {row["method"]: row for row in done.data["held_out"]}
     opened = Store.open(store)
@@ -86,13 +83,13 @@ def store_of_sites(place: Path, sites: list[str]) -> Path:
     ).path
 
 
-def test_a_value_with_a_comma_can_be_held_out(tmp_path: Path) -> None:
+def test_a_value_with_a_comma_can_be_held_out(tmp_path):
     site = ["A", "B,c", "B", "d,e", "d", "e"] * 20
     path = store_of_sites(tmp_path, site)
-    words = ("partition", "--by", "site", "--store", path, "--hold-out")
+    words = f"partition --by site --store {path} --hold-out"
     for said, away in (("B,c", {"B,c"}), ("A, B", {"A", "B"}), ("d,e", {"d", "e"})):
         name = f"without-{len(away)}-{said[0]}"
-        ok(*words, said, "--name", name)
+        ok(words, said, "--name", name)
         held = fc.Partition.from_file(Store.open(path).partition_bytes(name))
         assert {client.name for client in held.clients} == set(site) - away
         assert {site[row] for row in held.test.tolist()} == away
@@ -101,24 +98,22 @@ def test_a_value_with_a_comma_can_be_held_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_value_of_few_rows_is_said_to_weigh_as_much_and_can_be_left_out(tmp_path: Path) -> None:
+def test_a_value_of_few_rows_is_said_to_weigh_as_much_and_can_be_left_out(tmp_path):
     store = store_of_sites(tmp_path, ["big"] * 200 + ["middle"] * 100 + ["less"] * 60 + ["few"] * 3)
-    words = ("grid", "--method", "fedncm", "--by", "site", "--hold-out", "each", "--store", store)
-    (row,) = ok(*words).data["held_out"]
+    words = f"grid --method fedncm --by site --hold-out each --store {store}"
+    (row,) = ok(words).data["held_out"]
     assert row["rows"] == {"big": 200, "few": 3, "less": 60, "middle": 100}
-    (row,) = ok(*words, "--min-rows", 20).data["held_out"]
+    (row,) = ok(f"{words} --min-rows 20").data["held_out"]
     assert row["rows"] == {"big": 200, "less": 60, "middle": 100}
     (same,) = fc.grid("fedncm", store, by="site", hold_out="each", min_rows=[20]).held_out()
     assert (same.rows, same.accuracy) == (row["rows"], row["accuracy"])
-    refused = fedcache(*words, "--min-rows", 150)
+    refused = fedcache(f"{words} --min-rows 150")
     assert refused.code == Exit.USAGE
     assert refused.err.splitlines()[-1] == "--min-rows 100"
 
 
 @pytest.mark.parametrize(("method", "words"), [("fedavg", ()), ("fed3r", ("--exact",))])
-def test_a_run_with_a_held_out_value_finds_the_point_of_a_grid(
-    store: Path, method: str, words: tuple[str, ...]
-) -> None:
+def test_a_run_with_a_held_out_value_finds_the_point_of_a_grid(store, method, words):
     asked = ("--method", method, "--by", "site", "--rounds", 1, "--store", store)
     points = ok("grid", *asked, "--hold-out", "each", *words).data["points"]
     run = ok("train", *asked, "--hold-out", "east").data
@@ -126,30 +121,11 @@ def test_a_run_with_a_held_out_value_finds_the_point_of_a_grid(
     assert [p["digest"] for p in points if p["sweep"]["hold_out"] == "east"] == [run["digest"]]
 
 
-def test_a_grid_says_once_what_holds_for_all_its_points(store: Path) -> None:
-    owners = ["large" if i < 300 else f"small-{i % 4}" for i in range(ROWS)]
-    fc.partition(store, owners, name="uneven")
-    words = (
-        "grid",
-        "--method",
-        "fed3r,fedavg",
-        "--sweep",
-        "rounds=2,3",
-        "--partition",
-        "uneven",
-        "--store",
-        store,
-    )
-    said = [line for line in fedcache(*words).err.splitlines() if line.strip()]
-    assert sum("client 0 ('large')" in line for line in said) == 1
-    assert len(said) == len(set(said))
-
-
-def test_each_of_more_than_fifty_values_is_refused_with_the_way_on(tmp_path: Path) -> None:
+def test_each_of_more_than_fifty_values_is_refused_with_the_way_on(tmp_path):
     store = store_of_sites(tmp_path, [f"n{i % 51:03d}" for i in range(204)])
-    words = ("grid", "--method", "fedncm", "--by", "site", "--store", store)
-    must_fail("51 values", *words, "--hold-out", "each")
-    some = ok(*words, "--sweep", "hold_out=n001,n002").data
+    words = f"grid --method fedncm --by site --store {store}"
+    must_fail("51 values", f"{words} --hold-out each")
+    some = ok(f"{words} --sweep hold_out=n001,n002").data
     assert list(some["held_out"][0]["accuracy"]) == ["n001", "n002"]
     fewer = TrainConfig(
         store=str(store_of_sites(tmp_path / "fewer", [f"n{i % 50:03d}" for i in range(200)]))
@@ -158,21 +134,9 @@ def test_each_of_more_than_fifty_values_is_refused_with_the_way_on(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_grid_in_python_takes_what_deals_the_rows_as_keywords(store: Path) -> None:
-    asked = (
-        "grid",
-        "--method",
-        "fedavg",
-        "--sweep",
-        "lr=0.01,0.1",
-        "--rounds",
-        2,
-        "--store",
-        store,
-    )
-    printed = ok(*asked, "--by", "site", "--validation", "0.3", "--hold-out", "each").data[
-        "held_out"
-    ]
+def test_a_grid_in_python_takes_what_deals_the_rows_as_keywords(store):
+    asked = f"grid --method fedavg --sweep lr=0.01,0.1 --rounds 2 --store {store}"
+    printed = ok(f"{asked} --by site --validation 0.3 --hold-out each").data["held_out"]
     made = fc.grid(
         "fedavg",
         store,
@@ -195,26 +159,26 @@ def test_a_grid_in_python_takes_what_deals_the_rows_as_keywords(store: Path) -> 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("partition", "--by", "sitte"), "'site'"),
-        (("train", "--method", "fed3r", "--by", "domain", "--hold-out", "oill"), "'oil'"),
-        (("grid", "--method", "fed3r", "--hold-out", "each", "--sweep", "hold_out=oil"), "both"),
-        (("partition", "--by", "site", "--clients", "3"), "clients"),
+        ("partition --by sitte", "'site'"),
+        ("train --method fed3r --by domain --hold-out oill", "'oil'"),
+        ("grid --method fed3r --hold-out each --sweep hold_out=oil", "both"),
+        ("partition --by site --clients 3", "clients"),
         (
-            ("grid", "--method", "fed3r", "--sweep", "tests=within,global", "--hold-out", "ink"),
+            "grid --method fed3r --sweep tests=within,global --hold-out ink",
             "tests within",
         ),
     ],
 )
-def test_what_cannot_be_is_refused(store: Path, words: tuple[str, ...], said: str) -> None:
-    must_fail(said, *words, "--store", store)
+def test_what_cannot_be_is_refused(store, words, said):
+    must_fail(said, f"{words} --store {store}")
 
 
 @pytest.mark.parametrize(
     "words", [("partition", "--store"), ("train", "--method", "fed3r", "--dataset")]
 )
 def test_the_command_of_a_refused_partition_is_for_the_store_that_was_named(
-    own_home: Path, tmp_path: Path, words: tuple[str, ...]
-) -> None:
+    own_home, tmp_path, words
+):
     rows = np.arange(60)
     x = np.random.default_rng(0).normal(size=(60, 3)).astype("f4")
     for name, size in (("meant", 20), ("last one", 30)):  # the second is the one last used

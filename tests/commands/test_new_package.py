@@ -1,19 +1,15 @@
 """``fedcache new``: what it writes works as it stands, from its tests to a grid, and what it cannot write it says."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from arrays import small_store
-from command import fedcache, ok, words_of
+from command import fedcache, ok
 from failing_command import must_fail
-from homes import Once
 from own_package import lay
 
 from fedcache import plugins, testing
@@ -25,7 +21,7 @@ HERE = Path(__file__).resolve()
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def site(tmp_path, monkeypatch):
     """A folder of ``sys.path`` for packages."""
     place = tmp_path / "site-packages"
     place.mkdir()
@@ -46,14 +42,12 @@ def installed(kind: str, name: str, tmp_path: Path, site: Path) -> Path:
 
 
 @pytest.fixture
-def store(once: Once) -> Path:
+def store(once):
     return once(small_store)
 
 
 @pytest.mark.slow
-def test_a_method_of_a_new_package_trains_grids_and_reports_by_its_name(
-    tmp_path: Path, site: Path, store: Path
-) -> None:
+def test_a_method_of_a_new_package_trains_grids_and_reports_by_its_name(tmp_path, site, store):
     installed("method", "half-step", tmp_path, site)
     deal = ("--store", store, "--scheme", "iid", "--clients", 4, "--rounds", 3)
     done = ok("train --method half-step", *deal).data
@@ -71,9 +65,7 @@ def test_a_method_of_a_new_package_trains_grids_and_reports_by_its_name(
 
 
 @pytest.mark.slow
-def test_the_laws_hold_for_a_new_method_and_fail_when_it_ignores_the_rows(
-    tmp_path: Path, site: Path
-) -> None:
+def test_the_laws_hold_for_a_new_method_and_fail_when_it_ignores_the_rows(tmp_path, site):
     folder = installed("method", "half-step", tmp_path, site)
     tests = folder / "tests" / "test_half_step.py"
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
@@ -131,20 +123,18 @@ def fails(laws: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_backbone_of_a_new_package_extracts_and_trains_by_its_name(
-    tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_backbone_of_a_new_package_extracts_and_trains_by_its_name(tmp_path, site, monkeypatch):
     monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path / "home"))
     installed("backbone", "own-lines", tmp_path, site)
     assert len(testing.check_backbone("own-lines", home=tmp_path / "home")) == len(
         testing.BACKBONE_LAWS
     )
     assert "own-lines" in fedcache("backbones list").err
-    words = words_of("--dataset digits --backbones own-lines --limit 400")
-    done = ok("extract", *words).data
+    words = "--dataset digits --backbones own-lines --limit 400"
+    done = ok(f"extract {words}").data
     array = next(iter(Store.open(Path(done["path"])).arrays.values()))
     assert array.recipe["backbone"] == "module:own_lines.encoder:build"
-    assert ok("extract", *words).data["decoded"] == 0
+    assert ok(f"extract {words}").data["decoded"] == 0
     trained = ok(
         "train --store",
         done["path"],
@@ -171,17 +161,13 @@ def test_a_backbone_of_a_new_package_extracts_and_trains_by_its_name(
         (("method", "json"), "fedcache new method my-json"),
     ],
 )
-def test_a_name_that_cannot_be_one_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], hint: str
-) -> None:
+def test_a_name_that_cannot_be_one_is_refused(tmp_path, monkeypatch, words, hint):
     monkeypatch.chdir(tmp_path)
     must_fail(hint, "new", *words)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_exists_is_left_alone_and_one_that_cannot_be_written_named(
-    tmp_path: Path,
-) -> None:
+def test_a_folder_that_exists_is_left_alone_and_one_that_cannot_be_written_named(tmp_path):
     (tmp_path / "mine").mkdir()
     assert fedcache("new method mine --out", tmp_path / "mine").code == Exit.STORE
     (tmp_path / "file").write_text("")
@@ -190,7 +176,7 @@ def test_a_folder_that_exists_is_left_alone_and_one_that_cannot_be_written_named
 
 
 @pytest.mark.slow
-def test_pip_installs_it_where_fedcache_finds_it(tmp_path: Path) -> None:
+def test_pip_installs_it_where_fedcache_finds_it(tmp_path):
     folder, target = tmp_path / "half-step", tmp_path / "target"
     ok("new method half-step --out", folder)
     pip = [

@@ -1,7 +1,5 @@
 """What the observer of the command line prints, and how errors and answers leave the process."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any
@@ -24,9 +22,7 @@ Told = pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("quiet", "err"), [(False, "a note\\x1b[2J\nwarning: careful\n"), (True, "")]
 )
-def test_notes_and_warnings_are_lines_on_stderr_and_kept(
-    capsys: Told, quiet: bool, err: str
-) -> None:
+def test_notes_and_warnings_are_lines_on_stderr_and_kept(capsys, quiet, err):
     observer = TerminalObserver(quiet=quiet)
     observer.note("a note\x1b[2J")
     observer.warn("careful")
@@ -34,9 +30,7 @@ def test_notes_and_warnings_are_lines_on_stderr_and_kept(
     assert (observer.notes, observer.warnings) == (["a note\x1b[2J"], ["careful"])
 
 
-def test_where_nobody_draws_a_line_is_printed_every_ten_seconds(
-    capsys: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_nobody_draws_a_line_is_printed_every_ten_seconds(capsys, monkeypatch):
     from fedcache.commands import live_view, output
 
     now = [100.0]
@@ -85,7 +79,7 @@ def test_a_bug_has_a_traceback_and_says_where_to_report_it(capsys: Told) -> None
     assert capsys.readouterr().err.endswith("ZeroDivisionError: by zero\n")
 
 
-def test_an_envelope_is_one_line_of_json_without_nan(capsys: Told) -> None:
+def test_an_envelope_is_one_line_of_json_without_nan(capsys):
     values: dict[str, Any] = {"n": math.nan, "deep": [(1, math.inf), {2: "\x1b"}], "x": 0.5}
     envelope("train", "ok", {"data": values}, ["w"])
     out = capsys.readouterr().out
@@ -103,7 +97,7 @@ def test_an_envelope_is_one_line_of_json_without_nan(capsys: Told) -> None:
 @pytest.mark.parametrize(
     ("code", "status"), [(Exit.OK, "ok"), (Exit.QUARANTINED, "problem"), (Exit.CORRUPT, "problem")]
 )
-def test_an_answer_is_lines_or_an_envelope(capsys: Told, code: Exit, status: str) -> None:
+def test_an_answer_is_lines_or_an_envelope(capsys, code, status):
     result = CommandResult({"a": 1}, ["one\x07", "two\nthree"], code)
     show("ls", False, result, ["w"])
     assert capsys.readouterr().out == "one\\x07\ntwo\nthree\n"
@@ -112,7 +106,7 @@ def test_an_answer_is_lines_or_an_envelope(capsys: Told, code: Exit, status: str
     assert (told["status"], told["data"], told["warnings"]) == (status, {"a": 1}, ["w"])
 
 
-def test_a_failure_is_on_stderr_and_with_json_on_stdout_too(capsys: Told) -> None:
+def test_a_failure_is_on_stderr_and_with_json_on_stdout_too(capsys):
     error = StoreError("No store\x07.", "Make one.")
     fail("ls", False, error)
     assert capsys.readouterr() == ("", "fedcache: No store\\x07.\nMake one.\n")

@@ -1,15 +1,12 @@
 """``fedcache personalise``: the model of a new client as a file, and every refusal in one sentence."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
 from arrays import small_store
-from command import fedcache, ok
+from command import fedcache, ok, words_of
 from failing_command import must_fail
-from homes import Once
 from pictures import CLASSES, folder
 
 from fedcache.config import Home
@@ -38,7 +35,7 @@ def trained(place: Path) -> Path:
 
 
 @pytest.fixture
-def sites(once: Once) -> Path:
+def sites(once):
     return once(trained)
 
 
@@ -54,7 +51,7 @@ def run_of(method: str) -> dict:
 
 
 @pytest.mark.slow
-def test_a_client_of_the_run_is_as_right_as_it_was(sites: Path, tmp_path: Path) -> None:
+def test_a_client_of_the_run_is_as_right_as_it_was(sites, tmp_path):
     result = run_of("tip-local")
     for name, accuracy in zip(result["clients"], result["accuracy"]["per_client"], strict=True):
         out = tmp_path / f"{name}.safetensors"
@@ -66,9 +63,7 @@ def test_a_client_of_the_run_is_as_right_as_it_was(sites: Path, tmp_path: Path) 
         assert found["rounds"] == 0
 
 
-def test_a_new_client_has_a_file_that_predicts(
-    sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_client_has_a_file_that_predicts(sites, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = (
         "personalise",
@@ -91,30 +86,28 @@ def test_a_new_client_has_a_file_that_predicts(
 @pytest.mark.parametrize(
     ("method", "words", "said"),
     [
-        ("fed3r", (), "fed3r"),
-        ("fedpcl", ("--set", "epoch=2"), "epoch"),
-        ("fedpcl", ("--set", "dim=7"), "dim=7"),
-        ("ditto", ("--seed", "all"), "one seed"),
-        ("ditto", ("-o", "x.onnx"), "x.onnx"),
-        ("ditto", ("--name", "a/b"), "a/b"),
+        ("fed3r", "", "fed3r"),
+        ("fedpcl", "--set epoch=2", "epoch"),
+        ("fedpcl", "--set dim=7", "dim=7"),
+        ("ditto", "--seed all", "one seed"),
+        ("ditto", "-o x.onnx", "x.onnx"),
+        ("ditto", "--name a/b", "a/b"),
     ],
 )
-def test_refusals(
-    sites: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    method: str,
-    words: tuple[str, ...],
-    said: str,
-) -> None:
+def test_refusals(sites, tmp_path, monkeypatch, method, words, said):
     monkeypatch.chdir(tmp_path)
     must_fail(
-        said, "personalise", run_of(method)["digest"][:12], "--store", shard(sites, "ink"), *words
+        said,
+        "personalise",
+        run_of(method)["digest"][:12],
+        "--store",
+        shard(sites, "ink"),
+        *words_of(words),
     )
     assert not list(tmp_path.glob("*.safetensors"))
 
 
-def test_a_store_that_is_none_or_has_other_features_is_refused(sites: Path, tmp_path: Path) -> None:
+def test_a_store_that_is_none_or_has_other_features_is_refused(sites, tmp_path):
     personalise = (
         "personalise",
         run_of("fedpcl")["digest"][:12],
@@ -126,9 +119,7 @@ def test_a_store_that_is_none_or_has_other_features_is_refused(sites: Path, tmp_
     must_fail("glyph-clip", *personalise, "--store", small_store(tmp_path), code=Exit.STORE)
 
 
-def test_a_store_without_training_rows_of_known_classes_is_refused(
-    sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_without_training_rows_of_known_classes_is_refused(sites, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     other = folder(tmp_path / "other", train=2, test=2)
     for split in ("train", "test"):
@@ -146,9 +137,7 @@ def test_a_store_without_training_rows_of_known_classes_is_refused(
 
 
 @pytest.mark.slow
-def test_rows_of_classes_that_the_model_does_not_know_are_told(
-    sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_classes_that_the_model_does_not_know_are_told(sites, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     images = folder(tmp_path / "more", train=4, test=2, domains=("new",))
     for split in ("train", "test"):
@@ -156,10 +145,8 @@ def test_rows_of_classes_that_the_model_does_not_know_are_told(
     ok("extract --dataset", f"folder:{images}", "--backbones", "glyph-clip", "--workers", 0)
     path = next(p for p in Home.from_environment().stores.glob("more*.zarr"))
     run = run_of("fedpcl")["digest"][:12]
-    done = fedcache("personalise", run, "--store", path, "--name", "z", "--rounds", 1)
+    done = fedcache(f"personalise {run} --store {path} --name z --rounds 1")
     assert done.code == 0, done.err
     assert "(unknown)" in done.err
-    told = fedcache(
-        "personalise", run, "--store", shard(sites, "ink"), "--name", "y", "--rounds", 1
-    )
+    told = fedcache(f"personalise {run} --store", shard(sites, "ink"), "--name", "y", "--rounds", 1)
     assert "left out" not in told.err

@@ -1,17 +1,13 @@
 """``fedcache runs``: which results there are, one of them, what differs, tags, and their removal."""
 
-from __future__ import annotations
-
 import io
-import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from arrays import ingested
-from command import Done, apart, fedcache, ok, start
+from command import Done, fedcache, ok, words_of
 from failing_command import must_fail
 
 from fedcache.errors import Exit
@@ -19,11 +15,11 @@ from fedcache.process import Stop
 from fedcache.progress import Silent
 from fedcache.runs.directory import LOCK, is_running, owning
 
-IID = ("--scheme", "iid", "--clients", 3)
+IID = "--scheme iid --clients 3"
 
 
 @pytest.fixture
-def three(tmp_path: Path, own_home: Path) -> dict[str, str]:
+def three(tmp_path, own_home):
     """Name -> directory of fed3r, of fed3r with another ridge, and of fedncm, on the same rows."""
     ingested(tmp_path)
     asked: dict[str, tuple[Any, ...]] = {
@@ -31,7 +27,7 @@ def three(tmp_path: Path, own_home: Path) -> dict[str, str]:
         "lam": ("fed3r", "--set", "lam=5"),
         "ncm": ("fedncm",),
     }
-    return {name: ok("train", *words, *IID).data["path"] for name, words in asked.items()}
+    return {name: ok("train", *words, *words_of(IID)).data["path"] for name, words in asked.items()}
 
 
 def rows(done: Done) -> list[dict[str, str]]:
@@ -45,7 +41,7 @@ def digest(path: str) -> str:
 
 
 @pytest.mark.slow
-def test_runs_are_listed_by_what_is_asked_for(three: dict[str, str]) -> None:
+def test_runs_are_listed_by_what_is_asked_for(three):
     told = rows(fedcache("runs list"))
     assert [(r["run"], r["method"], r["differs in"]) for r in told] == [
         (digest(three["plain"]), "fed3r", "lam=0.01"),
@@ -83,7 +79,7 @@ def test_runs_are_listed_by_what_is_asked_for(three: dict[str, str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_is_shown_with_the_settings_that_are_its_own(three: dict[str, str]) -> None:
+def test_a_run_is_shown_with_the_settings_that_are_its_own(three):
     told = ok("runs show", digest(three["lam"])[:8]).data
     assert told["settings"] == [{"setting": "set.lam", "value": "5", "default": "0.01"}]
     assert {f["name"] for f in told["files"]} >= {
@@ -95,26 +91,26 @@ def test_a_run_is_shown_with_the_settings_that_are_its_own(three: dict[str, str]
 
 
 @pytest.mark.slow
-def test_what_differs_between_runs_is_told_and_nothing_else(three: dict[str, str]) -> None:
+def test_what_differs_between_runs_is_told_and_nothing_else(three):
     told = ok("runs diff", digest(three["plain"]), digest(three["lam"])).data
     first, second = told["runs"]
     assert told["settings"] == {"set.lam": {first: "0.01", second: "5"}}
     assert told["figures"]["seconds"].keys() == {first, second}
-    more = digest(ok("train", "fed3r", *IID, "--seeds", "0,1").data["path"])
+    more = digest(ok(f"train fed3r {IID} --seeds 0,1").data["path"])
     assert more == digest(three["plain"])
-    assert "sums over 2 and 1 seeds" in fedcache("runs", "diff", more, digest(three["lam"])).err
-    assert fedcache("runs", "diff", three["plain"], digest(three["plain"])[:7]).code == Exit.USAGE
+    assert "sums over 2 and 1 seeds" in fedcache(f"runs diff {more}", digest(three["lam"])).err
+    assert fedcache("runs diff", three["plain"], digest(three["plain"])[:7]).code == Exit.USAGE
 
 
 @pytest.mark.slow
-def test_tags_find_runs_everywhere_and_change_no_digest(three: dict[str, str]) -> None:
+def test_tags_find_runs_everywhere_and_change_no_digest(three):
     pair = [three["plain"], three["ncm"]]
     before = {p: p.read_bytes() for p in Path(three["plain"]).glob("*.*")}
     assert (
         ok("runs tag base", digest(three["plain"])[:6], digest(three["ncm"])).data["runs"] == pair
     )
     assert {p: p.read_bytes() for p in before} == before
-    assert ok("train fed3r", *IID).data["reused"], "a tagged run is whole"
+    assert ok(f"train fed3r {IID}").data["reused"], "a tagged run is whole"
     assert [e["path"] for e in ok("runs list --tag base").data["entries"]] == pair
     assert rows(fedcache("runs tag"))[0]["runs"] == "2"
     ok("runs tag base", digest(three["ncm"]), "--remove")
@@ -124,7 +120,7 @@ def test_tags_find_runs_everywhere_and_change_no_digest(three: dict[str, str]) -
 
 
 @pytest.mark.slow
-def test_damaged_tags_are_named_wherever_runs_are_listed(three: dict[str, str]) -> None:
+def test_damaged_tags_are_named_wherever_runs_are_listed(three):
     for run in ("plain", "ncm"):
         ok("runs tag", f"base-{run}", digest(three[run]))
     path, other = Path(three["plain"], "tags.json"), Path(three["ncm"], "tags.json")
@@ -137,7 +133,7 @@ def test_damaged_tags_are_named_wherever_runs_are_listed(three: dict[str, str]) 
         b'["base", "two"]\n',
     ):
         path.write_bytes(damaged)
-        must_fail(f"rm {path}", "runs", "show", three["plain"], code=Exit.CORRUPT)
+        must_fail(f"rm {path}", "runs show", three["plain"], code=Exit.CORRUPT)
         (warning,) = ok("runs list").envelope["warnings"]
         assert f"rm {path}" in warning
         assert fedcache("runs list tag:base-ncm").code == Exit.CORRUPT
@@ -154,9 +150,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.slow
-def test_runs_are_removed_after_a_question_or_with_yes(
-    three: dict[str, str], own_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_are_removed_after_a_question_or_with_yes(three, own_home, monkeypatch):
     name = digest(three["lam"])
     board = own_home / "runs" / "tensorboard" / name
     (board / "seed-0").mkdir(parents=True)
@@ -169,7 +163,7 @@ def test_runs_are_removed_after_a_question_or_with_yes(
         monkeypatch.setattr(sys, "stdin", Terminal(f"{answer}\n"))
         assert fedcache("runs rm", name).code == 0
         assert Path(three["lam"]).exists() is board.exists() is kept
-    assert ok("train fed3r --set lam=5", *IID).data["reused"] is False, "it is trained again"
+    assert ok(f"train fed3r --set lam=5 {IID}").data["reused"] is False, "it is trained again"
     Path(three["ncm"], "notes.txt").write_text("mine")
     told = ok("runs rm", three["ncm"], "--yes")
     assert "notes.txt" in told.envelope["warnings"][0]
@@ -177,7 +171,7 @@ def test_runs_are_removed_after_a_question_or_with_yes(
     assert fedcache("runs rm --yes").code == Exit.USAGE, "nothing named is nothing removed"
 
 
-def test_the_link_to_a_run_goes_and_the_run_stays(three: dict[str, str], own_home: Path) -> None:
+def test_the_link_to_a_run_goes_and_the_run_stays(three, own_home):
     real = own_home.parent / "elsewhere"
     Path(three["ncm"]).rename(real)
     Path(three["ncm"]).symlink_to(real)
@@ -186,7 +180,7 @@ def test_the_link_to_a_run_goes_and_the_run_stays(three: dict[str, str], own_hom
     assert (real / "result.json").is_file()
 
 
-def test_a_run_that_is_being_trained_is_not_removed(three: dict[str, str]) -> None:
+def test_a_run_that_is_being_trained_is_not_removed(three):
     folders = [Path(three["plain"]), Path(three["lam"])]
     with owning(folders, Silent(), Stop()):
         assert [e["state"] for e in ok("runs list").data["entries"]] == [
@@ -198,28 +192,3 @@ def test_a_run_that_is_being_trained_is_not_removed(three: dict[str, str]) -> No
     assert all((folder / "result.json").is_file() for folder in folders)
     (folders[0] / LOCK).touch()  # of a process that was killed
     assert not any(is_running(folder) for folder in folders)
-
-
-@pytest.mark.slow
-def test_the_run_of_another_process_is_running_until_that_is_killed(
-    tmp_path: Path, own_home: Path
-) -> None:
-    ingested(tmp_path)
-    words = ("train", "fedavg", *IID, "--rounds", 100_000, "--set", "batch=2")
-    process = start(*words, home=own_home)
-    try:
-        for _ in range(300):
-            states = {e["state"] for e in ok("runs list").data["entries"]}
-            if states:
-                break
-            time.sleep(0.1)
-        assert states == {"running"}
-        (folder,) = (own_home / "runs").iterdir()
-        assert apart("runs", "rm", folder.name, "--yes", home=own_home).code == Exit.USAGE
-    finally:
-        process.kill()
-        process.wait()
-    assert [e["state"] for e in ok("runs list").data["entries"]] == ["unfinished"]
-    removed = json.loads(apart("runs", "rm", folder.name, "--yes", "--json", home=own_home).out)
-    assert removed["data"]["removed"] == [str(folder)]
-    assert not folder.exists()

@@ -1,7 +1,5 @@
 """Hints that are right, several faults in one answer, and lines that say something: through the real command line."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -13,7 +11,7 @@ from command import fedcache, ok
 
 from fedcache.errors import Exit
 
-IID = ("--scheme", "iid", "--clients", 3)
+IID = "--scheme iid --clients 3"
 
 
 def completed(line: str, home: Path) -> list[str]:
@@ -34,16 +32,16 @@ def completed(line: str, home: Path) -> list[str]:
     return done.stdout.split()
 
 
-def test_the_method_is_named_with_or_without_its_option(tmp_path: Path) -> None:
+def test_the_method_is_named_with_or_without_its_option(tmp_path):
     ingested(tmp_path)
-    first = ok("train fed3r", *IID).data
-    assert ok("train --method fed3r", *IID).data["path"] == first["path"]
-    assert ok("grid fed3r fedncm", *IID).data["reused"] == 1
+    first = ok(f"train fed3r {IID}").data
+    assert ok(f"train --method fed3r {IID}").data["path"] == first["path"]
+    assert ok(f"grid fed3r fedncm {IID}").data["reused"] == 1
     assert fedcache("train fed3r --method fedncm").code == Exit.USAGE
     assert fedcache("train").code == Exit.USAGE
 
 
-def test_export_takes_its_file_as_an_argument_or_an_option(tmp_path: Path) -> None:
+def test_export_takes_its_file_as_an_argument_or_an_option(tmp_path):
     ingested(tmp_path)
     out = tmp_path / "all.npz"
     assert ok("export -o", out).data["path"] == str(out)
@@ -53,44 +51,40 @@ def test_export_takes_its_file_as_an_argument_or_an_option(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("train", "fed3r", *IID, "--device", "gpu"), Exit.USAGE, ["--device cuda"]),
+        (f"train fed3r {IID} --device gpu", Exit.USAGE, ["--device cuda"]),
         (
-            ("extract", "--dataset", "digits", "-b", "resnet98,nonesuch"),
+            "extract --dataset digits -b resnet98,nonesuch",
             Exit.USAGE,
             ["'resnet98'", "'nonesuch'"],
         ),
-        (("train", "fed3r", "--backbones", "left,right"), Exit.STORE, ["'left'", "'right'"]),
-        (("grid", "fed3x,fedavh"), Exit.USAGE, ["'fed3r'", "'fedavg'"]),
+        ("train fed3r --backbones left,right", Exit.STORE, ["'left'", "'right'"]),
+        ("grid fed3x,fedavh", Exit.USAGE, ["'fed3r'", "'fedavg'"]),
     ],
 )
-def test_hints_name_what_is_meant_and_all_that_is_missing(
-    tmp_path: Path, words: tuple[object, ...], code: Exit, said: list[str]
-) -> None:
+def test_hints_name_what_is_meant_and_all_that_is_missing(tmp_path, words, code, said):
     ingested(tmp_path)
-    done = fedcache(*words)
+    done = fedcache(words)
     assert done.code == code
     assert [word for word in said if word not in done.err] == []
 
 
-def test_a_run_of_one_round_is_one_run_however_often_it_is_scored(tmp_path: Path) -> None:
+def test_a_run_of_one_round_is_one_run_however_often_it_is_scored(tmp_path):
     ingested(tmp_path)
-    first = ok("train fed3r", *IID).data
-    again = ok("train fed3r", *IID, "--eval-every", 1).data
+    first = ok(f"train fed3r {IID}").data
+    again = ok(f"train fed3r {IID} --eval-every 1").data
     assert (again["reused"], again["path"]) == (True, first["path"])
-    end, each = (
-        ok("train fedavg", *IID, "--rounds", 2, "--eval-every", k).data["path"] for k in (0, 1)
-    )
+    end, each = (ok(f"train fedavg {IID} --rounds 2 --eval-every", k).data["path"] for k in (0, 1))
     assert end != each
     labels = {e["path"]: e["differs"] for e in ok("runs list --method fedavg").data["entries"]}
     assert labels == {end: "eval_every=0", each: "eval_every=1"}
 
 
 @pytest.mark.slow
-def test_the_shell_completes_values_without_torch(tmp_path: Path, own_home: Path) -> None:
+def test_the_shell_completes_values_without_torch(tmp_path, own_home):
     ingested(tmp_path)
-    run = Path(ok("train fed3r", *IID).data["path"]).name
+    run = Path(ok(f"train fed3r {IID}").data["path"]).name
     ok("runs tag base", run)
-    ok("partition", *IID, "--name", "thirds")
+    ok(f"partition {IID} --name thirds")
     for line, offered in (
         ("fedcache tr", ["train"]),
         ("fedcache train --tra", ["--track"]),

@@ -1,7 +1,5 @@
 """What ``train`` and ``grid`` answer a person, from results worked out by hand."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any
@@ -52,7 +50,7 @@ def result(
     return {**whole, **changes}
 
 
-def test_a_result_is_told_whole() -> None:
+def test_a_result_is_told_whole():
     measured = {"seconds": {"extract": 1.5, "train": 1234.5}}
     trust = {"aggregate": "median", "rejected": 3}
     watched = {"drift": 0.123456, "rejected": None}
@@ -98,7 +96,7 @@ def point(
     )
 
 
-def test_a_grid_is_a_table_of_all_points_the_best_first() -> None:
+def test_a_grid_is_a_table_of_all_points_the_best_first():
     points = [
         point("0.1", 0.5, worst=0.25),
         point("1", 0.75, reused=True, seconds=None),
@@ -138,7 +136,7 @@ def validated(lr: str, mean: float, validation: float | None) -> Point:
     )
 
 
-def test_a_grid_chooses_by_validation_where_test_accuracy_would_choose_another() -> None:
+def test_a_grid_chooses_by_validation_where_test_accuracy_would_choose_another():
     done = Grid(
         [
             validated("1", 0.9, 0.4),
@@ -163,9 +161,7 @@ def test_a_grid_chooses_by_validation_where_test_accuracy_would_choose_another()
 
 
 @pytest.mark.parametrize("order", [("10", "9", "auto", "0.5"), ("0.5", "auto", "9", "10")])
-def test_a_tie_is_named_and_broken_alike_however_the_sweep_is_written(
-    order: tuple[str, ...],
-) -> None:
+def test_a_tie_is_named_and_broken_alike_however_the_sweep_is_written(order):
     figures = {"10": 0.7, "9": 0.7 + 1e-16, "auto": 0.7, "0.5": 0.4}
     done = Grid([validated(lr, 0.6, figures[lr]) for lr in order])
     assert [p.sweep["lr"] for p in done.ranked()] == ["9", "10", "auto", "0.5"]
@@ -176,7 +172,7 @@ def test_a_tie_is_named_and_broken_alike_however_the_sweep_is_written(
     assert alone.tie is None
 
 
-def test_sweeps_take_the_place_of_those_of_a_ready_grid() -> None:
+def test_sweeps_take_the_place_of_those_of_a_ready_grid():
     preset = next(p for p in map(find_preset, preset_names()) if p.sweep)
     key = next(iter(preset.sweep))
     given: Any = {"set": ["lr=0.1"]}
@@ -192,12 +188,12 @@ def test_sweeps_take_the_place_of_those_of_a_ready_grid() -> None:
         assert caught.value.code is Exit.USAGE
 
 
-def test_a_method_that_is_not_there_is_refused_before_its_sweeps_are_read() -> None:
-    must_fail("'fedavg'", "grid", "--method", "fedavgg", "--sweep", "nothing=1")
+def test_a_method_that_is_not_there_is_refused_before_its_sweeps_are_read():
+    must_fail("'fedavg'", "grid --method fedavgg --sweep nothing=1")
     assert fedcache("grid --sweep lr=1 --json").code == Exit.USAGE
 
 
-def test_the_ready_grids_are_listed_with_their_points() -> None:
+def test_the_ready_grids_are_listed_with_their_points():
     grids = {g["name"]: g for g in ok("grid --ready list").data["grids"]}
     (table,) = list_ready_grids().renderables
     assert [row[0] for row in table.rows] == list(grids)

@@ -1,14 +1,11 @@
 """Rows to choose by, on the command line: ``--validation`` of partition, train and grid."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 import pytest
-from command import ok, words_of
+from command import ok
 from failing_command import must_fail
-from homes import Once
 
 import fedcache as fc
 from fedcache.config import Home, TrainConfig
@@ -20,7 +17,7 @@ from fedcache.store.store import Store
 from fedcache.ui.index import GridIndex, RunIndex
 
 ROWS, WIDTH = 240, 8
-QUARTER = ("--validation", "0.25")
+QUARTER = "--validation 0.25"
 
 
 def made(place: Path, noise: float = 0.9) -> Path:
@@ -34,18 +31,16 @@ def made(place: Path, noise: float = 0.9) -> Path:
 
 
 @pytest.fixture
-def store(once: Once) -> Path:
+def store(once):
     return once(made)
 
 
-def test_a_partition_tells_of_its_validation_rows_and_shards_hold_them(
-    store: Path, tmp_path: Path
-) -> None:
-    words = ("partition", "--scheme", "iid", "--clients", 4, "--store", store)
+def test_a_partition_tells_of_its_validation_rows_and_shards_hold_them(store, tmp_path):
+    words = f"partition --scheme iid --clients 4 --store {store}"
     plain, done, split = (
-        ok(*words).data,
-        ok(*words, *QUARTER).data,
-        ok(*words, "--validation", "split").data,
+        ok(words).data,
+        ok(f"{words} {QUARTER}").data,
+        ok(f"{words} --validation split").data,
     )
     clients = done["clients"]
     assert (
@@ -84,9 +79,7 @@ def by_hand(store: Path, parts: Partition, rows: np.ndarray, kind: str) -> float
 
 @pytest.mark.parametrize("kind", ["fed3r", "fedncm"])
 @pytest.mark.parametrize("how", ["0.25", "split"])
-def test_the_validation_accuracy_is_that_of_a_head_worked_out_by_hand(
-    store: Path, kind: str, how: str
-) -> None:
+def test_the_validation_accuracy_is_that_of_a_head_worked_out_by_hand(store, kind, how):
     words = ("-s", "iid", "-m", 4, "--validation", how, "--store", store)
     done = ok("train --method", kind, *words, "--set", "feat_post=none").data
     parts = fc.partition(store, "iid", clients=4, validation=how)
@@ -109,25 +102,11 @@ def test_the_validation_accuracy_is_that_of_a_head_worked_out_by_hand(
 
 
 @pytest.mark.slow
-def test_a_run_tells_of_it_and_one_without_is_as_it_was(store: Path) -> None:
-    words = (
-        "train",
-        "--method",
-        "fedrep",
-        "-s",
-        "iid",
-        "-m",
-        4,
-        "--rounds",
-        4,
-        "--seeds",
-        "0,1",
-        "--store",
-        store,
-    )
-    plain = ok(*words).data
+def test_a_run_tells_of_it_and_one_without_is_as_it_was(store):
+    words = f"train --method fedrep -s iid -m 4 --rounds 4 --seeds 0,1 --store {store}"
+    plain = ok(words).data
     assert "validation" not in plain
-    done = ok(*words, "--validation", "0.25", "--eval-every", 2).data
+    done = ok(f"{words} --validation 0.25 --eval-every 2").data
     found = done["validation"]
     assert [one["round"] for one in found["per_round"]] == [2, 4]
     assert found["per_round"][-1]["mean"] == pytest.approx(found["mean"], abs=1e-12)
@@ -149,33 +128,20 @@ def test_a_run_tells_of_it_and_one_without_is_as_it_was(store: Path) -> None:
     assert run.frame("clients")["validation"].tolist() == found["per_client"]
 
 
-GRID = words_of("grid --method fedavg --sweep lr=0.01,3,0.3 --rounds 3 -s dirichlet -m 4")
+GRID = "grid --method fedavg --sweep lr=0.01,3,0.3 --rounds 3 -s dirichlet -m 4"
 
 
 @pytest.mark.slow
-def test_what_was_chosen_is_trained_again_and_is_the_run_without_validation(store: Path) -> None:
-    words = ("--alpha", 1, "--seeds", "0,1", "--store", store)
-    done = ok(*GRID, *words, "--validation", "0.3", "--retrain").data
+def test_what_was_chosen_is_trained_again_and_is_the_run_without_validation(store):
+    words = f"--alpha 1 --seeds 0,1 --store {store}"
+    done = ok(f"{GRID} {words} --validation 0.3 --retrain").data
     best = max(done["points"], key=lambda p: p["validation"]["mean"])
     assert done["best"]["sweep"] == best["sweep"]
     (again,) = done["retrained"]
     assert (again["method"], again["sweep"]) == ("fedavg", best["sweep"])
     assert "validation" not in again
-    plain = (
-        "train",
-        "--method",
-        "fedavg",
-        "--set",
-        f"lr={best['sweep']['lr']}",
-        "--rounds",
-        3,
-        "-s",
-        "dirichlet",
-        "-m",
-        4,
-        *words,
-    )
-    run = ok(*plain).data
+    rate = best["sweep"]["lr"]
+    run = ok(f"train --method fedavg --set lr={rate} --rounds 3 -s dirichlet -m 4 {words}").data
     assert run["reused"]
     assert run["path"] == again["path"]
     assert run["accuracy"] == again["accuracy"]
@@ -191,22 +157,9 @@ def test_what_was_chosen_is_trained_again_and_is_the_run_without_validation(stor
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ["lam=3,1,2", "lam=1,2,3"])
-def test_of_equal_points_all_commands_take_the_same(store: Path, words: str) -> None:
-    asked = (
-        "grid",
-        "--method",
-        "fed3r",
-        "-s",
-        "iid",
-        "-m",
-        3,
-        "--validation",
-        "0.3",
-        "--retrain",
-        "--store",
-        store,
-    )
-    done = ok(*asked, "--sweep", words).data
+def test_of_equal_points_all_commands_take_the_same(store, words):
+    asked = f"grid --method fed3r -s iid -m 3 --validation 0.3 --retrain --store {store}"
+    done = ok(f"{asked} --sweep", words).data
     assert len({p["validation"]["mean"] for p in done["points"]}) == 1, "the three points tie"
     assert done["best"]["sweep"] == {"lam": "1"}
     assert [p["sweep"] for p in done["retrained"]] == [{"lam": "1"}]
@@ -215,47 +168,34 @@ def test_of_equal_points_all_commands_take_the_same(store: Path, words: str) -> 
     assert table.chosen == table.reference == table.treatments[0].name == "fed3r lam=1"
 
 
-def test_a_saved_partition_gives_its_rows_back_too(store: Path) -> None:
+def test_a_saved_partition_gives_its_rows_back_too(store):
     made = ok(
         "partition -s iid -m 3 --validation split --name mine --store",
         store,
     ).data
-    words = ("--method", "fed3r", "--sweep", "lam=0.1,100", "--store", store)
-    done = ok("grid", *words, "--partition", "mine", "--retrain").data
+    words = f"--method fed3r --sweep lam=0.1,100 --store {store}"
+    done = ok(f"grid {words} --partition mine --retrain").data
     assert done["points"][0]["partition"]["digest"] == made["digest"]
-    plain = ok("grid", *words, "-s", "iid", "-m", 3).data
+    plain = ok(f"grid {words} -s iid -m 3").data
     alike = [p for p in plain["points"] if p["sweep"] == done["best"]["sweep"]]
     assert done["retrained"][0]["digest"] == alike[0]["digest"]
     assert alike[0]["reused"]
 
 
-def test_nothing_to_choose_by_is_refused_before_anything_is_trained(store: Path) -> None:
-    must_fail("--validation 0.2", *GRID, "--alpha", 1, "--store", store, "--retrain")
+def test_nothing_to_choose_by_is_refused_before_anything_is_trained(store):
+    must_fail("--validation 0.2", f"{GRID} --alpha 1 --store {store} --retrain")
     assert not list(Home.from_environment().runs.glob("*/rounds.jsonl"))
 
 
 @pytest.mark.slow
-def test_one_score_chooses_in_a_grid_in_compare_and_in_a_report(
-    tmp_path: Path, own_home: Path
-) -> None:
+def test_one_score_chooses_in_a_grid_in_compare_and_in_a_report(tmp_path, own_home):
     """Models for all and clients' own: their rows to choose by are scored alike, and what is unlike is said."""
+    store = made(tmp_path, noise=3.0)
     words = (
-        "--method",
-        "fed3r,solo",
-        "--scheme",
-        "dirichlet",
-        "--alpha",
-        "0.02",
-        "--clients",
-        6,
-        "--validation",
-        "0.25",
-        "--rounds",
-        5,
-        "--store",
-        made(tmp_path, noise=3.0),
+        "--method fed3r,solo --scheme dirichlet --alpha 0.02 --clients 6 --validation 0.25 "
+        f"--rounds 5 --store {store}"
     )
-    done = ok("grid", *words).data
+    done = ok(f"grid {words}").data
     runs = {p["method"]: p for p in done["points"]}
     held = {name: p["validation"]["client_mean"] for name, p in runs.items()}
     assert held["fed3r"] != runs["fed3r"]["validation"]["mean"], (

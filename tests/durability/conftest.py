@@ -1,15 +1,11 @@
 """How many cases are tried: a few for every change (``make durability``), all of them in ``make nightly``."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 from draws import FULL
 
 
 @pytest.fixture
-def cases(record_property: Callable[[str, object], None]) -> Callable[[int, int], int]:
+def cases(record_property):
     """``cases(few, all)``: how many to try, noted for the page of trust."""
 
     def chosen(few: int, every: int) -> int:

@@ -1,7 +1,5 @@
 """Damaged stores: every flipped bit is found, and no reader returns a number that is not the one that was written."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from pathlib import Path

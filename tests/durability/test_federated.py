@@ -1,7 +1,5 @@
 """Liars, partitions, threads and long runs: what methods promise at sizes that take a while."""
 
-from __future__ import annotations
-
 import gc
 import math
 import os

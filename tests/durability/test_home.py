@@ -1,12 +1,9 @@
 """A home after a long story: whichever file is changed, no command gives another figure without a word."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,7 +21,7 @@ def attacked(*words: object) -> str:
     return done.stdout
 
 
-def test_every_kind_of_file_that_is_kept_in_a_home_is_attacked(tmp_path: Path) -> None:
+def test_every_kind_of_file_that_is_kept_in_a_home_is_attacked(tmp_path):
     """A kind of file that a command writes or reads, and that the tool does not list, fails here."""
     script = f"""
 import json, os, sys
@@ -56,14 +53,12 @@ print(json.dumps([unknown, tool.unlisted(story), sorted(tool.KINDS.keys() - ther
     assert never_made == [], "a kind of which the story makes no file is never attacked"
 
 
-def test_no_file_of_a_home_is_changed_unseen(cases: Callable[[int, int], int]) -> None:
+def test_no_file_of_a_home_is_changed_unseen(cases):
     count = cases(40, 500)
     assert f"{count} mutations" in attacked("--count", count)
 
 
 @pytest.mark.parametrize("kind", ["finished seed", "result"])
-def test_no_digit_that_is_kept_between_commands_is_changed_unseen(
-    kind: str, cases: Callable[[int, int], int]
-) -> None:
+def test_no_digit_that_is_kept_between_commands_is_changed_unseen(kind, cases):
     shown = attacked("--count", cases(12, 100), "--seed", 1, "--only", kind, "--how", "digit")
     assert f"| {kind} |" in shown

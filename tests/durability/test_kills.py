@@ -1,7 +1,5 @@
 """kill -9, signals and several writers on the real command line: what is left is whole, and the end is the same."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json
@@ -36,14 +34,14 @@ def extraction(dataset: str, backbones: str, options: str) -> tuple[object, ...]
 
 
 @pytest.fixture
-def words(tmp_path: Path) -> tuple[object, ...]:
+def words(tmp_path):
     """An extraction of 384 images in 48 chunks for each of two backbones."""
     images = folder(tmp_path / "many", train=96, test=32)
     return extraction(f"folder:{images}", "random-projection,pixels", "--size 16 --workers 2")
 
 
 @pytest.fixture
-def home() -> str:
+def home():
     return os.environ["FEDCACHE_HOME"]
 
 
@@ -307,7 +305,7 @@ def named_by_gc(home: str) -> set[Path]:
     """What ``gc`` lists."""
     return {
         Path(one["path"])
-        for one in json.loads(apart("gc", "--json", home=home).out)["data"]["garbage"]
+        for one in json.loads(apart("gc --json", home=home).out)["data"]["garbage"]
     }
 
 
@@ -318,7 +316,7 @@ PRIVATE = split(
 
 
 @pytest.fixture
-def small_home(tmp_path: Path, home: str) -> Path:
+def small_home(tmp_path, home):
     """A home with a store, and a file of embeddings beside it."""
     small_store(home)
     rng = np.random.default_rng(0)
@@ -350,7 +348,7 @@ def test_killed_commands_lose_nothing_and_gc_names_what_they_leave(
     (store,) = (small_home / "stores").glob("*.zarr")
     where = ("--store", store, "--json")
 
-    def words(number: int) -> tuple[object, ...]:
+    def words(number):
         return {
             "private train": (*PRIVATE, "--store", store, "--runs", tmp_path / f"runs-{number}"),
             "ingest": ("ingest", tmp_path / "e.npz", "--name", f"mine {number}", "--json"),
@@ -361,7 +359,7 @@ def test_killed_commands_lose_nothing_and_gc_names_what_they_leave(
             "gc": ("gc", "--delete", "--json"),
         }[what]
 
-    def made(number: int) -> object:
+    def made(number):
         """What the command is for."""
         if what == "private train":
             return [f.read_bytes() for f in (tmp_path / f"runs-{number}").rglob("result.json")]
@@ -374,7 +372,7 @@ def test_killed_commands_lose_nothing_and_gc_names_what_they_leave(
             ]
         return content(store)
 
-    def plant() -> None:
+    def plant():
         for i in range(200 if what == "gc" else 0):
             (store / "features" / f".{i}.{2**22 + 1}-0.partial").write_bytes(b"x" * 1000)
 
@@ -403,6 +401,6 @@ def test_killed_commands_lose_nothing_and_gc_names_what_they_leave(
         assert again.code == 0, again.err
         assert made(number) == expected
     assert left_in(small_home) == named_by_gc(str(small_home))
-    assert apart("gc", "--delete", "--json", home=small_home).code == 0
+    assert apart("gc --delete --json", home=small_home).code == 0
     assert left_in(small_home) == set()
     assert verify(store).ok

@@ -1,7 +1,5 @@
 """kill -9 of extractions with a user's own models: what is left is whole, and the end is the same."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

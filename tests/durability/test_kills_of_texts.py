@@ -1,7 +1,5 @@
 """kill -9 of extractions of texts: what is left is whole, and the end is the same bytes."""
 
-from __future__ import annotations
-
 import os
 import random
 from pathlib import Path

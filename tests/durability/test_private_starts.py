@@ -1,11 +1,7 @@
 """Many starts of one private run at once, some killed: one result, one entry of each seed in the ledger, no damage."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from shlex import split
 
 import pytest
@@ -18,12 +14,12 @@ from fedcache.runs.privacy_ledger import read_releases
 
 
 @pytest.fixture(autouse=True)
-def store(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+def store(once):
     pytest.importorskip("dp_accounting")
     return once(ingested)
 
 
-def test_eight_starts_of_a_private_run_at_once_give_one_result(tmp_path: Path) -> None:
+def test_eight_starts_of_a_private_run_at_once_give_one_result(tmp_path):
     starts = [started(tmp_path) for _ in range(8)]
     told = [one.communicate(timeout=600) for one in starts]
     assert told[0][0], told
@@ -32,7 +28,7 @@ def test_eight_starts_of_a_private_run_at_once_give_one_result(tmp_path: Path) -
     assert train(CONFIG, Home(home())).reused
 
 
-def test_a_killed_owner_of_a_private_run_is_succeeded_by_one_that_waits(tmp_path: Path) -> None:
+def test_a_killed_owner_of_a_private_run_is_succeeded_by_one_that_waits(tmp_path):
     owner = held_owner(tmp_path, 2)
     others = [started(tmp_path) for _ in range(3)]
     until_all_wait(tmp_path, others)
@@ -46,9 +42,7 @@ def test_a_killed_owner_of_a_private_run_is_succeeded_by_one_that_waits(tmp_path
     assert train(CONFIG, Home(home())).reused
 
 
-def test_a_private_grid_whose_points_are_trained_elsewhere_returns_their_results(
-    tmp_path: Path,
-) -> None:
+def test_a_private_grid_whose_points_are_trained_elsewhere_returns_their_results(tmp_path):
     words = split(
         "grid --method fedavg --sweep lr=0.1,0.01 --rounds 3 --participation 0.5 "
         "--dp-clip 1 --dp-noise 2 --dp-allow evaluation"

@@ -1,7 +1,5 @@
 """Augmentation policies: what they may say, what each step does by hand, and that they are part of a recipe."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

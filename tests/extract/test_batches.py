@@ -1,7 +1,5 @@
 """One batch, whoever computes it: inputs, bad rows, the short last batch, and decoders that feed the models."""
 
-from __future__ import annotations
-
 import io
 import time
 from dataclasses import replace
@@ -58,7 +56,7 @@ def data(rows: int = 10) -> Any:
     return SimpleNamespace(source=Pictures(), uid=UID, names=[str(i) for i in range(rows)])
 
 
-def test_each_row_is_decoded_once_for_recipes_with_the_same_input() -> None:
+def test_each_row_is_decoded_once_for_recipes_with_the_same_input():
     one, two = job(size=8).recipe, job(size=8, mean=(0.5, 0.5, 0.5)).recipe
     other = job(size=4, views=3).recipe
     assert input_key(one) == input_key(two) != input_key(other)
@@ -74,12 +72,12 @@ def test_each_row_is_decoded_once_for_recipes_with_the_same_input() -> None:
     assert [v.shape for v in blank.values()] == [(1, 3, 4, 4, 3), (1, 1, 1, 1, 3)]
 
 
-def test_images_of_two_sizes_are_refused_where_their_size_is_kept() -> None:
+def test_images_of_two_sizes_are_refused_where_their_size_is_kept():
     with pytest.raises(UsageError, match="pixels"):
         decode_batch(Pictures(), [9, 10], UID[9:11], [job("pixels").recipe], True)
 
 
-def test_a_batch_is_the_projection_of_its_pixels_and_bad_rows_are_nan() -> None:
+def test_a_batch_is_the_projection_of_its_pixels_and_bad_rows_are_nan():
     import torch
 
     runner = BatchRunner([job(size=8, views=2), job("pixels", "p")], Pictures(), UID, 10, SETTINGS)
@@ -141,15 +139,13 @@ def test_the_workers_of_a_device(
     made.close()
 
 
-def test_a_node_that_would_compute_in_another_way_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_node_that_would_compute_in_another_way_is_refused(monkeypatch):
     mine = {"device": "cpu", "torch": "2"}
     monkeypatch.setattr(chunk_tasks, "how_record", lambda *_: mine)
     monkeypatch.setattr(chunk_tasks.socket, "gethostname", lambda: "node3")
     arrays = {"a": SimpleNamespace(check=lambda: None)}
 
-    def check(how: dict[str, str] = mine, **more: Any) -> None:
+    def check(how=mine, **more):
         own = {
             "jobs": [replace(job(), how=how)],
             "arrays": arrays,
@@ -172,9 +168,9 @@ def test_a_node_that_would_compute_in_another_way_is_refused(
         check(jobs=[away])
 
 
-def test_the_size_of_pixels_as_they_are_is_that_of_the_first_image_that_opens() -> None:
+def test_the_size_of_pixels_as_they_are_is_that_of_the_first_image_that_opens():
     class Wide(Pictures):
-        def read(self, row: int) -> bytes:
+        def read(self, row):
             if row != 3:
                 raise BadImage("torn")
             out = io.BytesIO()

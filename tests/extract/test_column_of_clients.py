@@ -1,9 +1,5 @@
 """Which column ``ingest`` suggests as that of the clients."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 
 import fedcache as fc
@@ -28,7 +24,7 @@ SUGGESTED: list[tuple[dict[str, list[str]], str | None]] = [
 ]
 
 
-def test_holders_come_before_words_and_words_before_numbers(tmp_path: Path) -> None:
+def test_holders_come_before_words_and_words_before_numbers(tmp_path):
     x = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("f4")
     for number, (columns, suggested) in enumerate(SUGGESTED):
         store = fc.Store.from_arrays(

@@ -1,15 +1,13 @@
 """What a home remembers so that nothing is read twice: sealed, and forgotten when it is not what was written."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command import fedcache, ok
+from damage import flip_bit
 from draws import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +34,7 @@ facts = st.recursive(
 
 @examples(40, 1000)
 @given(key=st.lists(facts, min_size=1, max_size=3), fact=facts)
-def test_a_fact_is_recalled_as_it_was(key: list[Any], fact: Any, tmp_path_factory: Any) -> None:
+def test_a_fact_is_recalled_as_it_was(key, fact, tmp_path_factory):
     memory = DigestMemory(tmp_path_factory.mktemp("home") / "digests")
     memory.remember(key, fact)
     assert memory.recall(key) == json.loads(json.dumps(fact))
@@ -45,19 +43,15 @@ def test_a_fact_is_recalled_as_it_was(key: list[Any], fact: Any, tmp_path_factor
 
 @examples(40, 1000)
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_a_flipped_bit_of_a_fact_is_forgotten(
-    place: float, bit: int, tmp_path_factory: Any
-) -> None:
+def test_a_flipped_bit_of_a_fact_is_forgotten(place, bit, tmp_path_factory):
     memory = DigestMemory(tmp_path_factory.mktemp("home") / "digests")
     memory.remember(["uids", 1, "a"], {"uid": "AAAA", "unreadable": 3})
     (file,) = memory.root.iterdir()
-    raw = bytearray(file.read_bytes())
-    raw[int(place * len(raw))] ^= 1 << bit
-    file.write_bytes(raw)
+    flip_bit(file, place, bit=bit)
     assert memory.recall(["uids", 1, "a"]) is None
 
 
-def test_a_fact_about_something_else_is_forgotten(tmp_path: Path) -> None:
+def test_a_fact_about_something_else_is_forgotten(tmp_path):
     memory = DigestMemory(tmp_path / "digests")
     memory.remember(["a"], 1)
     (a,) = memory.root.iterdir()
@@ -73,7 +67,7 @@ def test_a_fact_about_something_else_is_forgotten(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def images(tmp_path: Path) -> tuple[str, ...]:
+def images(tmp_path):
     return (
         "extract",
         "--dataset",
@@ -87,7 +81,7 @@ def home() -> Path:
     return Path(os.environ["FEDCACHE_HOME"])
 
 
-def test_damaged_memories_change_no_store(images: tuple[str, ...]) -> None:
+def test_damaged_memories_change_no_store(images):
     """A changed character of a remembered uid was a changed image and a second store; broken base64 was exit 10."""
     first = ok(*images, "--backbones", "random-projection")
     whole = {file: file.read_bytes() for file in (home() / "digests").iterdir()}
@@ -102,7 +96,7 @@ def test_damaged_memories_change_no_store(images: tuple[str, ...]) -> None:
     assert len(list((home() / "stores").glob("*.zarr"))) == 1
 
 
-def test_a_damaged_recipe_is_derived_again(tmp_path: Path) -> None:
+def test_a_damaged_recipe_is_derived_again(tmp_path):
     row = lookup("random-projection:16", home=tmp_path)
     (file,) = (tmp_path / "recipes").iterdir()
     raw = file.read_bytes()
@@ -117,7 +111,7 @@ def test_a_damaged_recipe_is_derived_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_another_dataset_is_not_taken_for_the_one_last_extracted(images: tuple[str, ...]) -> None:
+def test_another_dataset_is_not_taken_for_the_one_last_extracted(images):
     ok(*images, "--backbones", "random-projection")
     last = home() / "last.json"
     raw = last.read_bytes()
@@ -143,7 +137,7 @@ def test_another_dataset_is_not_taken_for_the_one_last_extracted(images: tuple[s
     assert last.read_bytes() == raw
 
 
-def test_an_older_note_of_the_last_store_is_told(images: tuple[str, ...]) -> None:
+def test_an_older_note_of_the_last_store_is_told(images):
     """A whole older file has a seal of its own; but its dataset was extracted again since."""
     ok(*images, "--backbones", "random-projection")
     old = (home() / "last.json").read_bytes()
@@ -157,9 +151,7 @@ def test_an_older_note_of_the_last_store_is_told(images: tuple[str, ...]) -> Non
     assert f"--store {grown.name}" in warning
 
 
-def test_what_the_package_says_is_read_once_until_a_file_of_it_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_package_says_is_read_once_until_a_file_of_it_changes(tmp_path, monkeypatch):
     home, package = tmp_path / "home", tmp_path / "package"
     monkeypatch.setenv("FEDCACHE_HOME", str(home))
     monkeypatch.setattr(digests, "ROOT", package)
@@ -167,11 +159,11 @@ def test_what_the_package_says_is_read_once_until_a_file_of_it_changes(
     source, read = package / "ridge.py", []
     source.write_text("x = 1")
 
-    def words() -> list[str]:
+    def words():
         read.append(source.read_text())
         return [read[-1]]
 
-    def asked() -> tuple[list[str], int]:
+    def asked():
         package_state.cache_clear()  # each command is a process
         read.clear()
         return remembered_of_package(["words"], words), len(read)
@@ -188,9 +180,7 @@ def test_what_the_package_says_is_read_once_until_a_file_of_it_changes(
     package_state.cache_clear()
 
 
-def test_the_digest_of_code_is_remembered_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_digest_of_code_is_remembered_as_it_is(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path))
     package_state.cache_clear()
     digest = code_digest.__wrapped__

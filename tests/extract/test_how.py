@@ -1,10 +1,7 @@
 """An unfinished array is gone on with by the code that began it, and by no other."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from command import fedcache, ok
@@ -20,7 +17,7 @@ from fedcache.store.store import Store
 
 
 @pytest.fixture
-def sources(tmp_path: Path) -> Path:
+def sources(tmp_path):
     """A copy of the code that computes features."""
     for name in (*COMPUTES_FEATURES, "backbones/pixels.py", "backbones/random.py"):
         (tmp_path / "code" / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,5 @@
 """Decoding and resizing: what a decoded image is, and that nothing bad gets through or gets in the way."""
 
-from __future__ import annotations
-
 import io
 import struct
 import threading

@@ -1,9 +1,5 @@
 """Images without labels, extracted with a backbone that also has a text tower."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 from command import fedcache, ok
 from PIL import Image
@@ -15,8 +11,8 @@ PIXELS = np.random.default_rng(0).integers(0, 255, (6, 24, 24, 3), dtype=np.uint
 
 
 def test_images_without_classes_have_features_and_it_is_said_that_they_have_no_text_features(
-    own_home: Path, tmp_path: Path
-) -> None:
+    own_home, tmp_path
+):
     np.save(tmp_path / "im.npy", PIXELS)
     done = fedcache(f"extract --dataset arrays:{tmp_path / 'im.npy'} --backbones glyph-clip")
     assert done.code == Exit.OK
@@ -28,6 +24,6 @@ def test_images_without_classes_have_features_and_it_is_said_that_they_have_no_t
     assert "clip-zs needs text features" in refused.err
 
 
-def test_images_of_a_program_without_labels_have_features(own_home: Path) -> None:
+def test_images_of_a_program_without_labels_have_features(own_home):
     store = fc.extract([Image.fromarray(pixels) for pixels in PIXELS], "glyph-clip")
     assert (store.rows_ok, list(store.samples.classes), store.texts) == (6, [], {})

@@ -1,7 +1,5 @@
 """Texts and rows in a batch: bad ones, the short last batch, and processes that read before a model."""
 
-from __future__ import annotations
-
 import time
 from types import SimpleNamespace
 from typing import Any

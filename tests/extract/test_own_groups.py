@@ -1,7 +1,5 @@
 """Groups belong to the dataset that is named, also where another one with the same content shares its store."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +18,7 @@ TWO, THREE = [["a", "b"][i % 2] for i in range(60)], [["p", "q", "r"][i // 20] f
 
 
 @pytest.fixture
-def specs(tmp_path: Path) -> dict[str, str]:
+def specs(tmp_path):
     """Three datasets of the same images and labels: with two sites, with three, and with none."""
     for name, columns in {"two": {"site": TWO}, "three": {"site": THREE}, "none": {}}.items():
         np.savez(tmp_path / f"{name}.npz", images=IMAGES, labels=LABELS, **columns)
@@ -33,7 +31,7 @@ def sites(path: str) -> tuple[str, ...]:
 
 
 @pytest.mark.slow
-def test_training_deals_by_the_column_of_the_dataset_that_is_named(specs: dict[str, str]) -> None:
+def test_training_deals_by_the_column_of_the_dataset_that_is_named(specs):
     path = ok(f"extract --dataset {specs['two']} {WORDS}").data["path"]
     assert ok(f"extract --dataset {specs['three']} {WORDS}").data["path"] == path
     assert sites(path) == ("p", "q", "r")
@@ -50,7 +48,7 @@ def test_training_deals_by_the_column_of_the_dataset_that_is_named(specs: dict[s
     assert [done.data["partition"]["clients"] for done in made] == [2, 3, 2]
 
 
-def test_a_dataset_without_a_column_has_not_that_of_another(specs: dict[str, str]) -> None:
+def test_a_dataset_without_a_column_has_not_that_of_another(specs):
     path = ok(f"extract --dataset {specs['two']} {WORDS}").data["path"]
     ok(f"extract --dataset {specs['none']} {WORDS}")
     assert sites(path) == ()
@@ -64,7 +62,7 @@ def test_a_dataset_without_a_column_has_not_that_of_another(specs: dict[str, str
     assert sites(path) == ()
 
 
-def test_the_dataset_last_extracted_has_its_own_columns(specs: dict[str, str]) -> None:
+def test_the_dataset_last_extracted_has_its_own_columns(specs):
     path = ok(f"extract --dataset {specs['three']} {WORDS}").data["path"]
     ok(f"extract --dataset {specs['two']} {WORDS}")
     ok(f"inspect --dataset {specs['three']}")
@@ -75,11 +73,11 @@ def test_the_dataset_last_extracted_has_its_own_columns(specs: dict[str, str]) -
     assert ok("inspect").code == 0
 
 
-def test_columns_come_in_the_order_of_a_store_that_grew(tmp_path: Path) -> None:
+def test_columns_come_in_the_order_of_a_store_that_grew(tmp_path):
     every = [f"n{i:02d}.png" for i in range(20)]
     root = write_directory(tmp_path / "d", tree(every))
 
-    def listed(file: str, names: list[str], site: dict[str, str]) -> str:
+    def listed(file, names, site):
         lines = [f"{name},{int(name[1:3]) % 2},{site[name]}" for name in names]
         (root / file).write_text("\n".join(["path,label,site", *lines]))
         return f"folder:{root / file}"
@@ -94,8 +92,8 @@ def test_columns_come_in_the_order_of_a_store_that_grew(tmp_path: Path) -> None:
     assert store.group("site").values() == [of[name] for name in store.samples.name]
 
 
-def test_images_of_a_program_bring_their_own_columns() -> None:
-    def items(site: list[str]) -> list[dict[str, object]]:
+def test_images_of_a_program_bring_their_own_columns():
+    def items(site):
         return [
             {"image": i, "label": int(y), "site": s}
             for i, y, s in zip(IMAGES, LABELS, site, strict=True)

@@ -1,7 +1,5 @@
 """What an extraction will do and is expected to take, before it is begun: by hand, without images or weights."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -52,20 +50,20 @@ def test_the_time_to_expect_is_counted_from_a_few_batches_after_the_models_are_w
     class Timed:
         """Workers that know how long batches took: 2 s of forward passes, and 1, 9 and 3 s of decoding."""
 
-        def __init__(self, jobs: Any, data: Any, settings: ComputeSettings) -> None:
+        def __init__(self, jobs, data, settings):
             done.append(settings.batch)
 
-        def warm(self) -> None:
+        def warm(self):
             done.append("warm")
 
-        def submit(self, batch: int, keys: Any) -> Future[ComputedBatch]:
+        def submit(self, batch, keys):
             done.append((batch, list(keys)))
             future: Future[ComputedBatch] = Future()
             decoding = (1.0, 9.0, 3.0)[batch]
             future.set_result(ComputedBatch({}, {}, 4, decoding, {"a": 1.5, "b": 0.5}))
             return future
 
-        def close(self) -> None:
+        def close(self):
             done.append("closed")
 
     settings = ComputeSettings("cpu", "float32", 4, 1)
@@ -95,16 +93,14 @@ def planned(name: str, **changes: Any) -> PlannedArray:
     )
 
 
-def test_the_bytes_of_an_array_are_those_of_its_numbers() -> None:
+def test_the_bytes_of_an_array_are_those_of_its_numbers():
     assert array_bytes(10, planned("glyph-clip")) == 10 * 128 * 2  # float16 of width 128
     assert array_bytes(10, planned("glyph-clip", views=3, dtype="float32")) == 10 * 3 * 128 * 4
     assert array_bytes(10, planned("pixels", size=32, views=2)) == 10 * 2 * 32 * 32 * 3
     assert array_bytes(10, planned("pixels")) == 10 * 224 * 224 * 3  # before a look at them
 
 
-def test_a_disk_must_hold_all_features_and_some_to_spare(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_must_hold_all_features_and_some_to_spare(tmp_path, monkeypatch):
     free = 2 * 10 * 128 * 2 + (64 << 20)
     data: Any = SimpleNamespace(names=range(10))
     place = tmp_path / "not" / "there"
@@ -123,7 +119,7 @@ def test_a_disk_must_hold_all_features_and_some_to_spare(
     refused(lambda: check(free - 2561, StorePart(1, 2)), "2,560", code=Exit.ENVIRONMENT)
 
 
-def test_so_many_images_may_be_unreadable() -> None:
+def test_so_many_images_may_be_unreadable():
     for text, rows, most in (
         ("0", 9, 0),
         ("7", 9, 7),
@@ -142,7 +138,7 @@ def recipe(name: str, **options: Any) -> Recipe:
     return recipe_of(lookup(name), Weights(None, "w", ""), config)
 
 
-def test_options_of_a_recipe_are_of_all_backbones_or_of_one() -> None:
+def test_options_of_a_recipe_are_of_all_backbones_or_of_one():
     plain = recipe("random-projection")
     assert plain == replace(lookup("random-projection").recipe, weights="w")
     assert recipe("random-projection", size=16, views=2) == replace(plain, size=16, views=2)
@@ -174,9 +170,7 @@ def test_options_of_a_recipe_are_of_all_backbones_or_of_one() -> None:
         ({"recipe": {"crop_pct": "1.01"}}, "crop_pct=1.01"),
     ],
 )
-def test_a_wrong_value_is_refused_before_weights_are_sought(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], said: str
-) -> None:
+def test_a_wrong_value_is_refused_before_weights_are_sought(tmp_path, monkeypatch, options, said):
     monkeypatch.setattr(
         planning.registry, "locate", lambda *_, **__: pytest.fail("looked for weights first")
     )
@@ -184,10 +178,8 @@ def test_a_wrong_value_is_refused_before_weights_are_sought(
     refused(lambda: planning.plan(config, Home(tmp_path), Silent()), said)
 
 
-def test_missing_weights_are_named_all_at_once_or_skipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def locate(backbone: Any, *, given: Any, home: Path, memory: Any, offline: bool) -> Weights:
+def test_missing_weights_are_named_all_at_once_or_skipped(tmp_path, monkeypatch):
+    def locate(backbone, *, given, home, memory, offline):
         assert (given, home, offline) == ({"pixels": Path("/w")}, tmp_path, True)
         if backbone.name in ("pixels", "glyph-clip"):
             raise MachineError(f"No {backbone.name}.", f"Get {backbone.name}.")
@@ -230,13 +222,9 @@ def test_missing_weights_are_named_all_at_once_or_skipped(
     ],
 )
 def test_templates_are_those_asked_for_else_the_datasets_else_the_backbones(
-    template: str | None,
-    asked: tuple[str, ...],
-    keep: bool,
-    stored: tuple[str, ...],
-    wanted: tuple[str, ...] | None,
-) -> None:
-    def has_text(name: str, templates: Any = None, *, weights: str) -> bool:
+    template, asked, keep, stored, wanted
+):
+    def has_text(name, templates=None, *, weights):
         assert weights == "w"
         return name == "glyph-clip" and (
             bool(stored) if templates is None else tuple(templates) == stored
@@ -258,7 +246,7 @@ def test_templates_are_those_asked_for_else_the_datasets_else_the_backbones(
     assert last == ("a photo of a {}.",), "a backbone without a template of its own"
 
 
-def test_the_arguments_of_an_extraction_make_it_again() -> None:
+def test_the_arguments_of_an_extraction_make_it_again():
     config = ExtractConfig(
         dataset="folder:a b",
         backbones=("x", "y"),
@@ -286,7 +274,7 @@ def test_the_arguments_of_an_extraction_make_it_again() -> None:
     assert extract_arguments(ExtractConfig()) == []
 
 
-def test_a_word_may_mean_an_unfinished_array() -> None:
+def test_a_word_may_mean_an_unfinished_array():
     ordered = UnfinishedArray(
         "glyph-clip-0a1b2c3d", 2, 6, "glyph-clip@32", ExtractConfig(backbones=("glyph-clip",))
     )
@@ -337,7 +325,7 @@ def rows_before() -> Samples:
     )
 
 
-def test_rows_of_an_earlier_store_keep_their_places_and_new_ones_follow() -> None:
+def test_rows_of_an_earlier_store_keep_their_places_and_new_ones_follow():
     data, before = rows_now(), rows_before()
     rows = find_earlier_rows(data, before, np.array([False, False, False, False, True]))
     assert rows.tolist() == [2, -1, -1, 0, -1]  # d has other bytes, e is gone, b never comes back
@@ -363,9 +351,7 @@ def test_rows_of_an_earlier_store_keep_their_places_and_new_ones_follow() -> Non
     assert grown.digest == made.digest != data.digest
 
 
-def test_text_features_are_carried_over_with_the_numbers_of_their_own_weights(
-    tmp_path: Path,
-) -> None:
+def test_text_features_are_carried_over_with_the_numbers_of_their_own_weights(tmp_path):
     parent, store, other = (
         create(tmp_path / f"{name}.zarr") for name in ("before", "now", "other")
     )
@@ -387,7 +373,7 @@ def test_text_features_are_carried_over_with_the_numbers_of_their_own_weights(
     assert other.texts == {}, "of other classes, or of no earlier store"
 
 
-def test_rows_of_a_dataset_are_named_once_in_order_and_a_part_keeps_their_share() -> None:
+def test_rows_of_a_dataset_are_named_once_in_order_and_a_part_keeps_their_share():
     data = rows_now()
     for names in (("a", "a", "c", "d"), ("b", "a", "c", "d")):
         with pytest.raises(ValueError, match="names"):
@@ -399,7 +385,7 @@ def test_rows_of_a_dataset_are_named_once_in_order_and_a_part_keeps_their_share(
     )
 
 
-def test_a_part_of_classes_that_take_turns_has_rows_of_each() -> None:
+def test_a_part_of_classes_that_take_turns_has_rows_of_each():
     rows = np.arange(60)
     turns = replace(
         rows_now(),
@@ -419,14 +405,14 @@ def test_a_part_of_classes_that_take_turns_has_rows_of_each() -> None:
     )
 
 
-def test_more_domains_than_a_store_can_number_are_refused() -> None:
+def test_more_domains_than_a_store_can_number_are_refused():
     names = [f"d{i}" for i in range(32_767)]
     assert domain_column([0, 32_766], names).tolist() == [0, 32_766]
     refused(lambda: domain_column([0], [*names, "more"]), "32,768", "32,767")
     refused(lambda: join("many", dict.fromkeys(names[:256], rows_now())), "256", "255")
 
 
-def test_a_recipe_of_a_newer_release_is_refused() -> None:
+def test_a_recipe_of_a_newer_release_is_refused():
     known = recipe("pixels").to_dict()
     assert Recipe.from_dict(known) == recipe("pixels")
     refused(
@@ -434,15 +420,13 @@ def test_a_recipe_of_a_newer_release_is_refused() -> None:
     )
 
 
-def test_weights_that_a_library_publishes_are_fetched_before_they_are_needed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_that_a_library_publishes_are_fetched_before_they_are_needed(tmp_path, monkeypatch):
     here, pulled, said = planned("pixels"), [], []
     observer: Any = SimpleNamespace(note=said.append)
     assert pull_if_needed(here, ExtractConfig(), Home(tmp_path), observer) is here
     missing = replace(here, weights=Weights(None, "", "timm", download="timm/model.bin, 5 MB"))
 
-    def pull(backbone: Any, *, home: Path, memory: Any) -> Weights:
+    def pull(backbone, *, home, memory):
         pulled.append((backbone.name, home))
         return Weights(tmp_path / "file", "ab" * 32, "timm")
 

@@ -1,7 +1,5 @@
 """A store is found by the content of its dataset: a folder that was renamed costs nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +15,7 @@ WORDS = "--backbones random-projection --size 16 --workers 0"
 
 
 @pytest.fixture
-def images(tmp_path: Path) -> Path:
+def images(tmp_path):
     return write_directory(
         tmp_path / "before", tree([f"{c}/{i}.png" for c in ("cat", "dog") for i in range(6)])
     )
@@ -27,7 +25,7 @@ def stores() -> list[str]:
     return sorted(path.name for path in Home.from_environment().stores.glob("*.zarr"))
 
 
-def test_a_renamed_folder_has_the_store_it_had_and_nothing_is_computed(images: Path) -> None:
+def test_a_renamed_folder_has_the_store_it_had_and_nothing_is_computed(images):
     first = ok(f"extract --dataset folder:{images} {WORDS}").data
     moved = images.rename(images.with_name("after"))
     words = f"extract --dataset folder:{moved} {WORDS}"
@@ -45,7 +43,7 @@ def test_a_renamed_folder_has_the_store_it_had_and_nothing_is_computed(images: P
     assert stores() == [Path(first["path"]).name]
 
 
-def test_a_damaged_store_of_the_same_content_is_passed_over(images: Path) -> None:
+def test_a_damaged_store_of_the_same_content_is_passed_over(images):
     first = Path(ok(f"extract --dataset folder:{images} {WORDS}").data["path"])
     (first / "manifest.json").write_text("{}")
     moved = images.rename(images.with_name("after"))
@@ -54,9 +52,7 @@ def test_a_damaged_store_of_the_same_content_is_passed_over(images: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_renamed_class_costs_no_forward_pass_and_its_rows_have_the_new_name(
-    tmp_path: Path,
-) -> None:
+def test_a_renamed_class_costs_no_forward_pass_and_its_rows_have_the_new_name(tmp_path):
     files = tree([f"{c}/{i:03d}.png" for c in ("cat", "dog") for i in range(189)])
     images = write_directory(tmp_path / "images", files)
     first = ok(f"extract --dataset folder:{images} {WORDS}").data
@@ -73,9 +69,7 @@ def test_a_renamed_class_costs_no_forward_pass_and_its_rows_have_the_new_name(
     assert verify(store.path).problems == []
 
 
-def test_a_renamed_folder_with_one_more_image_goes_on_from_the_store_of_the_old_name(
-    tmp_path: Path,
-) -> None:
+def test_a_renamed_folder_with_one_more_image_goes_on_from_the_store_of_the_old_name(tmp_path):
     images = write_directory(
         tmp_path / "before", tree([f"{c}/{i:03d}.png" for c in ("cat", "dog") for i in range(8)])
     )
@@ -88,7 +82,7 @@ def test_a_renamed_folder_with_one_more_image_goes_on_from_the_store_of_the_old_
     assert again["dataset"]["slug"] == "after"
 
 
-def test_two_images_that_change_names_keep_their_features(tmp_path: Path) -> None:
+def test_two_images_that_change_names_keep_their_features(tmp_path):
     images = write_directory(
         tmp_path / "images", tree([f"{c}/{i}.png" for c in ("cat", "dog") for i in range(8)])
     )

@@ -1,8 +1,5 @@
 """What an extraction counts, by hand; and what a whole one and one with nothing to do say of themselves."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +14,7 @@ from fedcache.extract.workers.local import ExtractionStats
 from fedcache.store.manifest import VANISHED
 
 
-def test_batches_and_tasks_are_added_up() -> None:
+def test_batches_and_tasks_are_added_up():
     stats = ExtractionStats()
     assert (stats.rate, stats.busy(4)) == (0.0, 0.0)
     x = np.zeros((4, 1, 2))
@@ -42,7 +39,7 @@ def test_batches_and_tasks_are_added_up() -> None:
     assert stats.busy(2) == 7.75 / (2.0 * 2)
 
 
-def test_the_figures_of_an_extraction_and_of_one_with_nothing_to_do(tmp_path: Path) -> None:
+def test_the_figures_of_an_extraction_and_of_one_with_nothing_to_do(tmp_path):
     images = folder(tmp_path / "shapes", train=4, test=2)
     (images / "train" / "zebra" / "000.png").write_bytes(b"no image")
     words = (
@@ -63,7 +60,7 @@ def test_the_figures_of_an_extraction_and_of_one_with_nothing_to_do(tmp_path: Pa
     assert (again["seconds"], again["rate"], again["busy"], again["bad"]) == (0, 0, 0, first["bad"])
 
 
-def test_too_many_bad_images_name_the_last_of_those_found_last() -> None:
+def test_too_many_bad_images_name_the_last_of_those_found_last():
     stats = ExtractionStats(bad={2: "torn", 6: "odd", 8: "cut"})
     stats.check_bad({}, 3)
     refused(

@@ -1,7 +1,5 @@
 """Which prompt template a text result is of: the one extracted last, said and stored with the result."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -21,23 +19,21 @@ ZERO = "train --method clip-zs --scheme iid --clients 2 --backbones glyph-clip"
 
 
 @pytest.fixture
-def words(tmp_path: Path) -> str:
+def words(tmp_path):
     """The extract command of three classes with text features."""
     images = folder(tmp_path / "shapes", train=8, test=4)
     return f"extract --dataset folder:{images} --backbones glyph-clip {SMALL}"
 
 
 @pytest.mark.slow
-def test_extracting_a_template_again_makes_it_current_and_computes_nothing(
-    words: str,
-) -> None:
+def test_extracting_a_template_again_makes_it_current_and_computes_nothing(words):
     path = Path(ok(words).data["path"])
     template = Store.open(path).templates("glyph-clip")
     assert template is not None
     before = ok(ZERO).data
     assert before["text_templates"] == template
 
-    other = ok(words, "--text", OTHER).data
+    other = ok(f"{words} --text", OTHER).data
     assert other["decoded"] == 0
     assert other["text"] == [{"backbone": "glyph-clip", "templates": [OTHER], "state": "computed"}]
     changed = ok(ZERO)
@@ -67,11 +63,9 @@ def test_extracting_a_template_again_makes_it_current_and_computes_nothing(
 
 
 @pytest.mark.slow
-def test_what_train_extracts_on_its_own_leaves_the_chosen_template(
-    words: str, tmp_path: Path
-) -> None:
+def test_what_train_extracts_on_its_own_leaves_the_chosen_template(words, tmp_path):
     ok(words)
-    path = Path(ok(words, "--text", OTHER).data["path"])
+    path = Path(ok(f"{words} --text", OTHER).data["path"])
     done = ok(
         f"train --method tpfl --dataset folder:{tmp_path / 'shapes'} --scheme iid --clients 2 "
         "--rounds 1 --set epochs=1 --backbones glyph-clip,pixels",
@@ -82,7 +76,7 @@ def test_what_train_extracts_on_its_own_leaves_the_chosen_template(
 
 
 @pytest.mark.slow
-def test_the_demo_reads_its_own_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_reads_its_own_template(tmp_path, monkeypatch):
     # The demo's own extraction, on 200 digits: all of them take half a minute.
     from fedcache.config import ExtractConfig
 

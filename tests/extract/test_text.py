@@ -1,7 +1,5 @@
 """Text features: prompts as written, ensembles as CLIP makes them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

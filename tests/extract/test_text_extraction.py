@@ -1,7 +1,5 @@
 """Extractions of texts: what changed is computed and nothing else, rows without a text are named, models read texts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +15,7 @@ WORDS = ["sun", "rain", "wind", "snow", "bread", "soup", "fish", "salt"]
 
 
 @pytest.fixture
-def bag(encoders: str) -> str:
+def bag(encoders):
     """The name of a backbone of texts, in the working directory."""
     return f"module:{encoders}:bag"
 

@@ -1,7 +1,5 @@
 """Test rows that hold what a training row holds are counted and said when a dataset is extracted."""
 
-from __future__ import annotations
-
 import numpy as np
 from heard import Heard
 from PIL import Image
@@ -17,7 +15,7 @@ def pictures(count: int) -> list[tuple[Image.Image, int]]:
     ]
 
 
-def test_rows_of_both_splits_are_said() -> None:
+def test_rows_of_both_splits_are_said():
     rows = pictures(30)
     for first, said in ((20, 0), (18, 1)):
         heard = Heard()

@@ -1,12 +1,6 @@
 """Views: the same for the same (seed, image, number), different otherwise, and view 0 is the plain resize."""
 
-from __future__ import annotations
-
-import hashlib
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,27 +16,6 @@ from fedcache.extract.recipe import VERSION, Recipe
 IMAGE = Image.fromarray(pixels(0, 40, 56))
 RECIPE = Recipe("b", "none", size=24, crop_pct=0.875, views=4, view_seed=7)
 UID = bytes(range(16))
-
-
-@pytest.mark.slow
-def test_another_process_makes_the_same_view():
-    program = (
-        "import sys, hashlib; sys.path[:0] = sys.argv[1:];"
-        "import test_views as t; print(hashlib.sha256(t.view(t.IMAGE, t.RECIPE, t.UID, 2).tobytes()).hexdigest())"
-    )
-    out = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            program,
-            str(Path(__file__).parent),
-            str(Path(__file__).parents[1] / "support"),
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert out.stdout.strip() == hashlib.sha256(view(IMAGE, RECIPE, UID, 2).tobytes()).hexdigest()
 
 
 def test_without_mirror_a_ramp_is_never_turned_round():

@@ -1,14 +1,11 @@
 """Worker processes that die: the call that waits for them ends with an error, whenever and however they ended."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from multiprocessing import spawn
 from types import SimpleNamespace
 
@@ -46,7 +43,7 @@ def half_an_answer() -> HalfSent:
 
 
 @pytest.fixture
-def stillborn(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, bytes, Stop], WorkerProcesses]:
+def stillborn(monkeypatch):
     """Pools of workers that end before they read anything, as a signal to the group ends those that are starting."""
 
     def made(count: int, needed: bytes, stop: Stop) -> WorkerProcesses:
@@ -57,16 +54,14 @@ def stillborn(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, bytes, Stop], W
     return made
 
 
-def test_a_worker_that_dies_before_it_reads_what_it_needs_is_noticed(
-    stillborn: Callable[[int, bytes, Stop], WorkerProcesses],
-) -> None:
+def test_a_worker_that_dies_before_it_reads_what_it_needs_is_noticed(stillborn):
     pool = stillborn(2, MORE_THAN_A_PIPE, Stop())
     with pytest.raises(MachineError, match="worker ended"):
         pool.ask(os.getpid)
     pool.close()
 
 
-def test_a_worker_that_dies_in_the_middle_of_an_answer_is_noticed_and_the_pool_ends() -> None:
+def test_a_worker_that_dies_in_the_middle_of_an_answer_is_noticed_and_the_pool_ends():
     pool = WorkerProcesses(1, keep, (MORE_THAN_A_PIPE,), Stop())
     with pytest.raises(MachineError, match="worker ended"):
         pool.ask(half_an_answer)
@@ -77,9 +72,7 @@ def test_a_worker_that_dies_in_the_middle_of_an_answer_is_noticed_and_the_pool_e
     assert not thread.is_alive()  # the interpreter waits for it when it ends
 
 
-def test_workers_that_end_after_a_request_to_stop_are_no_failure_of_the_machine(
-    stillborn: Callable[[int, bytes, Stop], WorkerProcesses],
-) -> None:
+def test_workers_that_end_after_a_request_to_stop_are_no_failure_of_the_machine(stillborn):
     stop = Stop()
     stop.ask()
     pool = stillborn(1, b"", stop)
@@ -115,7 +108,7 @@ with stop_on_signals(Stop().ask, print):
 
 
 @pytest.mark.slow
-def test_the_second_signal_ends_a_process_whose_interpreter_takes_long_to_end() -> None:
+def test_the_second_signal_ends_a_process_whose_interpreter_takes_long_to_end():
     run = subprocess.Popen(
         [sys.executable, "-c", SLOW_TO_END], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
@@ -130,7 +123,7 @@ def test_the_second_signal_ends_a_process_whose_interpreter_takes_long_to_end() 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_second_signal_ends_a_process_that_does_not_listen(number: int) -> None:
+def test_the_second_signal_ends_a_process_that_does_not_listen(number):
     run = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE, text=True)
     assert run.stdout is not None
     assert run.stdout.readline() == "ready\n"
@@ -156,7 +149,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_a_second_signal_after_the_work_ends_the_process_without_another_word() -> None:
+def test_a_second_signal_after_the_work_ends_the_process_without_another_word():
     run = subprocess.run(
         [sys.executable, "-c", ENDING], capture_output=True, timeout=200, check=False
     )

@@ -3,8 +3,6 @@
 Draws are made on the CPU, so that in float64 both devices differ by the order of sums alone. `make test-gpu` runs them.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -78,8 +76,8 @@ def test_a_run_may_go_on_on_the_other_device(name):
 @pytest.fixture
 def digits():
     """The digits' features, computed on the GPU, and dealt to ten clients."""
-    ok("extract", "--dataset", "digits", "--backbones", "glyph-clip", "--device", "cuda")
-    ok("partition", "--scheme", "dirichlet", "--clients", 10, "--alpha", 0.3, "--name", "ten")
+    ok("extract --dataset digits --backbones glyph-clip --device cuda")
+    ok("partition --scheme dirichlet --clients 10 --alpha 0.3 --name ten")
 
 
 def features(home):
@@ -93,16 +91,14 @@ def features(home):
 def test_features_of_a_gpu_are_those_of_the_cpu(digits, own_home, tmp_path, monkeypatch):
     there = features(own_home)
     monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path / "cpu"))
-    ok("extract", "--dataset", "digits", "--backbones", "glyph-clip", "--device", "cpu")
+    ok("extract --dataset digits --backbones glyph-clip --device cpu")
     here = features(tmp_path / "cpu")
     cosine = (here * there).sum(1) / np.linalg.norm(here, axis=1) / np.linalg.norm(there, axis=1)
     assert cosine.min() > 0.999
 
 
 def test_a_second_extraction_on_a_gpu_computes_nothing(digits):
-    again = ok(
-        "extract", "--dataset", "digits", "--backbones", "glyph-clip", "--device", "cuda"
-    ).data
+    again = ok("extract --dataset digits --backbones glyph-clip --device cuda").data
     assert [array["forward_batches"] for array in again["arrays"]] == [0]
 
 
@@ -156,47 +152,24 @@ def test_a_command_trains_on_a_gpu_what_it_trains_on_the_cpu(digits, own_home, m
 
 def test_a_grid_and_what_is_made_of_its_models_on_a_gpu(digits, own_home, tmp_path):
     ok(
-        "grid",
-        "--method",
-        "fedavg",
-        "--partition",
-        "ten",
-        "--rounds",
-        3,
-        "--sweep",
-        "lr=0.001,0.01",
-        "--device",
-        "cuda",
+        "grid --method fedavg --partition ten --rounds 3 --sweep lr=0.001,0.01 --device cuda",
     )
     found = [json.loads(p.read_text()) for p in Home.from_environment().runs.glob("*/result.json")]
     assert {r["device"] for r in found} == {"cuda"}
-    run = ok(
-        "train", "--method", "fedpcl", "--partition", "ten", "--rounds", 2, "--device", "cuda"
-    ).data
+    run = ok("train --method fedpcl --partition ten --rounds 2 --device cuda").data
     assert ok("evaluate", run["digest"][:12], "--dataset", "digits", "--device", "cuda").code == 0
-    assert ok("report", "-o", tmp_path / "r.html").code == 0
+    assert ok(f"report -o {tmp_path}/r.html").code == 0
 
 
 def test_prompts_are_trained_through_the_text_encoder_on_a_gpu(digits):
-    words = (
-        "--method",
-        "promptfl",
-        "--partition",
-        "ten",
-        "--rounds",
-        1,
-        "--participation",
-        2,
-        "--set",
-        "epochs=1",
-    )
-    done = ok("train", *words, "--device", "cuda").data
+    words = "--method promptfl --partition ten --rounds 1 --participation 2 --set epochs=1"
+    done = ok(f"train {words} --device cuda").data
     assert done["device"] == "cuda"
     assert done["accuracy"]["mean"] > 0.1
 
 
 def test_auto_trains_on_the_cpu_and_says_that_there_is_a_gpu(digits):
-    done = fedcache("train", "--method", "fedncm", "--partition", "ten")
+    done = fedcache("train --method fedncm --partition ten")
     assert done.code == 0
     assert "--device cuda" in done.err
 
@@ -205,9 +178,7 @@ def test_a_full_gpu_is_said_in_one_sentence(digits):
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(1e-6)
     try:
-        done = fedcache(
-            "train", "--method", "fedavg", "--partition", "ten", "--rounds", 2, "--device", "cuda"
-        )
+        done = fedcache("train --method fedavg --partition ten --rounds 2 --device cuda")
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert done.code == Exit.ENVIRONMENT

@@ -1,7 +1,5 @@
 """docs/add-a-method.md: a contributor who follows the page adds a method without a failing test."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -43,7 +41,7 @@ def commands_of(section: str) -> list[str]:
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+def checkout(tmp_path):
     """A copy of the repository."""
     for name in COPIED:
         source = ROOT / name
@@ -68,7 +66,7 @@ def run(words: list[str], folder: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_following_the_page_adds_a_method(checkout: Path) -> None:
+def test_following_the_page_adds_a_method(checkout):
     copy, check = commands_of("Contribute it to fedcache")
     run(["sh", "-c", copy], checkout)
     # The environment of these tests is the contributor's: nothing is installed.

@@ -1,7 +1,5 @@
 """The benchmarks' runner, on rows that nothing measured."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

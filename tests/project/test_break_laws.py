@@ -1,7 +1,5 @@
 """The mutations of ``tools/break_laws.py`` and ``make_trust.py`` fit the code as it is: the tools run at any time."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter

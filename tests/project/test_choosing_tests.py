@@ -1,7 +1,5 @@
 """Which tests a change runs: the methods of the laws, `make quick`, and the suites of `.ci/run`."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 
@@ -19,7 +17,7 @@ SUITES = tool("suites")
 
 
 @pytest.fixture
-def changed(monkeypatch: pytest.MonkeyPatch):
+def changed(monkeypatch):
     """``changed(*paths)``: git says that these differ from main; methods that are tried because of them."""
 
     def set_changed(*paths: str) -> frozenset[str]:
@@ -31,9 +29,7 @@ def changed(monkeypatch: pytest.MonkeyPatch):
     methods_tried.changed_methods.cache_clear()
 
 
-def test_a_method_is_tried_where_its_file_or_code_that_it_shares_has_changed(
-    changed, monkeypatch
-) -> None:
+def test_a_method_is_tried_where_its_file_or_code_that_it_shares_has_changed(changed, monkeypatch):
     monkeypatch.setattr(methods_tried, "FULL", False)
     assert changed() == set()
     assert set(methods_tried.tried(NAMES)) == methods_tried.REPRESENTATIVES
@@ -53,7 +49,7 @@ def test_a_method_is_tried_where_its_file_or_code_that_it_shares_has_changed(
 
 def test_every_method_is_tried_at_night_and_where_git_cannot_say_what_changed(
     monkeypatch, tmp_path
-) -> None:
+):
     monkeypatch.setattr(methods_tried, "FULL", True)
     assert methods_tried.tried(NAMES) == [*NAMES]
     monkeypatch.delenv("FEDCACHE_CHANGED", raising=False)
@@ -61,10 +57,8 @@ def test_every_method_is_tried_at_night_and_where_git_cannot_say_what_changed(
     assert methods_tried.changed_files() is None
 
 
-def test_what_differs_from_main_is_counted_from_where_the_branch_left_it(
-    monkeypatch, tmp_path
-) -> None:
-    def git(*words: str) -> str:
+def test_what_differs_from_main_is_counted_from_where_the_branch_left_it(monkeypatch, tmp_path):
+    def git(*words):
         told = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
         return subprocess.run(
             ["git", *told, *words], cwd=tmp_path, check=True, capture_output=True, text=True
@@ -85,7 +79,7 @@ def test_what_differs_from_main_is_counted_from_where_the_branch_left_it(
     assert methods_tried.changed_files() == {f"{methods_tried.COMMITS + 1}.txt", "new.txt"}
 
 
-def test_quick_runs_the_tests_that_are_named_after_a_module_or_import_it(capsys) -> None:
+def test_quick_runs_the_tests_that_are_named_after_a_module_or_import_it(capsys):
     chosen, left_out, methods = QUICK.choose(["fedcache/heads/ridge.py"])
     assert "tests/heads/test_singular_systems.py" in chosen
     assert len(chosen) <= QUICK.FILES + len(QUICK.OF_EVERY_METHOD)
@@ -101,7 +95,7 @@ def test_quick_runs_the_tests_that_are_named_after_a_module_or_import_it(capsys)
     assert QUICK.choose(["docs/index.md"]) == ([], [], [])
 
 
-def test_every_module_of_the_package_has_tests_that_quick_would_run() -> None:
+def test_every_module_of_the_package_has_tests_that_quick_would_run():
     without = [
         path.relative_to(ROOT).as_posix()
         for path in sorted((ROOT / "fedcache").rglob("*.py"))
@@ -111,7 +105,7 @@ def test_every_module_of_the_package_has_tests_that_quick_would_run() -> None:
     assert without == []
 
 
-def test_a_suite_is_skipped_only_where_nothing_it_depends_on_differs() -> None:
+def test_a_suite_is_skipped_only_where_nothing_it_depends_on_differs():
     targets = {suite.target: suite for suite in SUITES.SUITES}
     browser = targets["browser"]
     assert browser.reason(frozenset({"fedcache/ui/server.py"})) == ""
@@ -122,7 +116,7 @@ def test_a_suite_is_skipped_only_where_nothing_it_depends_on_differs() -> None:
         assert not [suite.target for suite in targets.values() if suite.reason(frozenset({change}))]
 
 
-def test_every_suite_is_a_target_and_every_path_is_there() -> None:
+def test_every_suite_is_a_target_and_every_path_is_there():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for suite in SUITES.SUITES:
         assert f"\n{suite.target}:" in makefile

@@ -1,7 +1,5 @@
 """The documentation says what the code says: generated pages, links, command lines, tables, examples."""
 
-from __future__ import annotations
-
 import contextlib
 import doctest
 import importlib
@@ -47,13 +45,13 @@ def text(path: Path) -> str:
     return INCLUDE.sub(lambda m: (ROOT / m[1]).read_text(encoding="utf-8"), found)
 
 
-def test_every_include_of_a_page_is_one_that_the_build_expands() -> None:
+def test_every_include_of_a_page_is_one_that_the_build_expands():
     # A formatter once made arithmetic of two of them, and the pages showed that in place of their examples.
     left = {page.name for page in PAGES if re.search(r"-\s*8\s*<", text(page))}
     assert not left
 
 
-def test_every_command_has_an_example_and_every_option_a_meaning() -> None:
+def test_every_command_has_an_example_and_every_option_a_meaning():
     for command in MAKE_DOCS.all_commands():
         says, example = command.told
         assert says, command.name
@@ -67,7 +65,7 @@ def test_every_command_has_an_example_and_every_option_a_meaning() -> None:
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "SECURITY.md"])
-def test_a_page_outside_the_site_links_what_is_in_the_repository(name: str) -> None:
+def test_a_page_outside_the_site_links_what_is_in_the_repository(name):
     body = FENCE.sub("", (ROOT / name).read_text(encoding="utf-8"))
     targets = [target.partition("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", body)]
     local = [target for target in targets if target and not re.match(r"[a-z]+://|mailto:", target)]
@@ -107,13 +105,13 @@ def check_lines(pages: Mapping[str, str]) -> int:
     return seen
 
 
-def test_command_lines_of_pages_that_people_write() -> None:
+def test_command_lines_of_pages_that_people_write():
     written = {path.name: path.read_text(encoding="utf-8") for path in PAGES}
     assert check_lines(written) > 250
 
 
 @pytest.mark.slow
-def test_command_lines_of_all_pages() -> None:
+def test_command_lines_of_all_pages():
     made = MAKE_DOCS.pages()
     every = made | {path.name: path.read_text(encoding="utf-8") for path in PAGES}
     assert check_lines(every) > 300
@@ -122,7 +120,7 @@ def test_command_lines_of_all_pages() -> None:
 # tables
 
 
-def test_every_exit_code_has_its_meaning() -> None:
+def test_every_exit_code_has_its_meaning():
     page = MAKE_DOCS.exit_codes()
     rows = re.findall(r"^\| \[(\d+)\]\(\S+\) \| \w+ \| (.+) \|$", page, re.MULTILINE)
     assert {int(code): meaning for code, meaning in rows} == {
@@ -131,7 +129,7 @@ def test_every_exit_code_has_its_meaning() -> None:
     assert list(MEANINGS) == list(Exit)
 
 
-def test_an_example_of_an_exit_code_leaves_with_it() -> None:
+def test_an_example_of_an_exit_code_leaves_with_it():
     for code in [e for e, m in MEANINGS.items() if not m.given]:
         assert fedcache(*shlex.split(MEANINGS[code].example)[1:]).code == code
 
@@ -149,7 +147,7 @@ def small_store(tmp_path: Path) -> fc.Store:
     return fc.ingest(tmp_path / "rows.npz", "rows")
 
 
-def test_the_result_format_names_every_key_of_a_result(tmp_path: Path) -> None:
+def test_the_result_format_names_every_key_of_a_result(tmp_path):
     store = small_store(tmp_path)
     run = fc.train("fed3r", store, fc.partition(store, "iid", clients=4))
     free = ("hyperparameters", "diagnostics", "files")  # their keys are the method's and the run's
@@ -183,7 +181,7 @@ def test_the_result_format_names_every_key_of_a_result(tmp_path: Path) -> None:
     assert keys - told == set()
 
 
-def test_the_python_pages_show_every_public_name_once() -> None:
+def test_the_python_pages_show_every_public_name_once():
     listed = [
         name
         for page in DOCS.glob("python/*.md")
@@ -208,7 +206,7 @@ def test_the_python_pages_show_every_public_name_once() -> None:
 
 
 @pytest.mark.slow
-def test_the_examples_of_docstrings_are_true() -> None:
+def test_the_examples_of_docstrings_are_true():
     tried = 0
     for path in sorted((ROOT / "fedcache").rglob("*.py")):
         if ">>>" not in path.read_text(encoding="utf-8"):
@@ -223,7 +221,7 @@ def test_the_examples_of_docstrings_are_true() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda p: p.name)
-def test_notebooks_are_kept_without_outputs(path: Path) -> None:
+def test_notebooks_are_kept_without_outputs(path):
     cells = [
         c for c in json.loads(path.read_text(encoding="utf-8"))["cells"] if c["cell_type"] == "code"
     ]
@@ -234,7 +232,7 @@ def test_notebooks_are_kept_without_outputs(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_method_of_the_example_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_method_of_the_example_works(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "examples")
     method = importlib.import_module("own_method").METHOD
     store = small_store(tmp_path)

@@ -1,7 +1,5 @@
 """Names of files, of which a shell reads all but the first otherwise where they are not quoted."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import re
@@ -193,23 +191,23 @@ LAWS: dict[str, Callable[[Text], list[str]]] = {
 
 
 @pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
-def test_every_hint_can_be_typed_as_it_is_printed(law: Callable[[Text], list[str]]) -> None:
+def test_every_hint_can_be_typed_as_it_is_printed(law):
     wrong = [f"{text.where}: {fault}" for text in TEXTS for fault in law(text)]
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_law_reads_the_hints_of_the_package() -> None:
+def test_the_law_reads_the_hints_of_the_package():
     lines = [line for text in TEXTS for line, _ in spans(text.text)]
     assert len([line for line in lines if line.startswith("fedcache ")]) > 250
     assert len([line for line in lines if line.startswith("pip install ")]) > 10
 
 
-def test_a_fault_is_seen() -> None:
+def test_a_fault_is_seen():
     for source, law in PLANTED:
         assert any(LAWS[law](text) for text in texts(f"hint = {source}", "planted")), source
 
 
-def test_a_hint_that_is_right_has_no_fault() -> None:
+def test_a_hint_that_is_right_has_no_fault():
     for source in RIGHT:
         for text in texts(f"hint = {source}", "planted"):
             assert not [fault for law in LAWS.values() for fault in law(text)], source
@@ -220,7 +218,7 @@ NAMES = ("plain", "two words", "it's", "-x", "a;b", "$HOME")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_hints_about_files_of_any_name_can_be_typed(name: str, tmp_path: Path) -> None:
+def test_hints_about_files_of_any_name_can_be_typed(name, tmp_path):
     folder = tmp_path / name
     folder.mkdir()
     for ending in ("pkl", "mat", "pt"):

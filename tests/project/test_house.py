@@ -1,13 +1,10 @@
 """Layout of the package: the direction of imports, import cycles, parameter lists and unique class names."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from loaded_files import tool
@@ -24,12 +21,12 @@ INSIDE_FUNCTIONS = 40  # each to keep torch out of start-up
 
 
 @pytest.fixture(scope="module")
-def house() -> ModuleType:
+def house():
     return tool("house")
 
 
 @pytest.mark.slow
-def test_imports_go_down_in_one_direction_and_stand_at_the_top(house: ModuleType) -> None:
+def test_imports_go_down_in_one_direction_and_stand_at_the_top(house):
     found = house.imports(house.modules())
     assert len(found) > 1000
     up, round_ = house.against_layers(found), house.circles(found)
@@ -40,7 +37,7 @@ def test_imports_go_down_in_one_direction_and_stand_at_the_top(house: ModuleType
 
 
 @pytest.mark.slow
-def test_parameter_lists_are_short_and_class_names_are_unique(house: ModuleType) -> None:
+def test_parameter_lists_are_short_and_class_names_are_unique(house):
     assert house.sizes(house.modules()) == {"parameters": [], "class": []}
 
 
@@ -50,7 +47,7 @@ needs_python_311 = pytest.mark.skipif(
 
 
 @needs_python_311
-def test_the_code_does_not_grow_and_the_package_gets_no_denser(house: ModuleType) -> None:
+def test_the_code_does_not_grow_and_the_package_gets_no_denser(house):
     tokens = house.grouped_tokens()
     assert {group: n for group, n in tokens.items() if n > house.TOKENS[group]} == {}
     density = house.mass(house.modules().values()).density()
@@ -59,7 +56,7 @@ def test_the_code_does_not_grow_and_the_package_gets_no_denser(house: ModuleType
 
 
 @needs_python_311
-def test_size_does_not_depend_on_layout(house: ModuleType, tmp_path: Path) -> None:
+def test_size_does_not_depend_on_layout(house, tmp_path):
     dense = tmp_path / "dense.py"
     # The same statements: packed, and laid out with a docstring and a comment.
     dense.write_text('a, b = 1, 2; c = a if b else f"{a + b + a + b:d}"\n')
@@ -77,12 +74,12 @@ def test_size_does_not_depend_on_layout(house: ModuleType, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_commands_run_functions_of_few_files(house: ModuleType) -> None:
+def test_commands_run_functions_of_few_files(house):
     found = house.files_run()
     assert {command: n for command, n in found.items() if n > house.FILES_RUN[command]} == {}
 
 
-def test_the_python_api_is_signatures_and_one_call_each(house: ModuleType) -> None:
+def test_the_python_api_is_signatures_and_one_call_each(house):
     known = house.modules()
     tree = ast.parse(known["fedcache.api"].read_text(encoding="utf-8"))
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
@@ -94,7 +91,7 @@ def test_the_python_api_is_signatures_and_one_call_each(house: ModuleType) -> No
         assert sum(len(n.names) for n in inside) == 1, function.name
 
 
-def test_faults_are_seen(house: ModuleType, tmp_path: Path) -> None:
+def test_faults_are_seen(house, tmp_path):
     """An import upwards, an import cycle, an import inside a function, a long parameter list, a duplicate name."""
     package = tmp_path / "fedcache"
     (package / "store").mkdir(parents=True)
@@ -119,7 +116,7 @@ def test_faults_are_seen(house: ModuleType, tmp_path: Path) -> None:
     assert {kind: len(which) for kind, which in faults.items()} == {"parameters": 1, "class": 1}
 
 
-def test_the_page_on_architecture_names_files_that_are_there() -> None:
+def test_the_page_on_architecture_names_files_that_are_there():
     page = (ROOT / "docs/design/architecture.md").read_text(encoding="utf-8")
     package = ROOT / "fedcache"
     named = set(re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", page))
@@ -140,7 +137,7 @@ PUBLIC = (
 )
 
 
-def test_the_contract_imports_the_public_api_alone() -> None:
+def test_the_contract_imports_the_public_api_alone():
     """A rewrite of the package leaves tests/contract as it is."""
     wrong = []
     for path in sorted((ROOT / "tests" / "contract").glob("*.py")):

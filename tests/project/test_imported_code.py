@@ -4,8 +4,6 @@ Each is listed with where the name or the file comes from. A new place fails her
 could choose what it runs.
 """
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from collections.abc import Iterator
@@ -140,7 +138,7 @@ def found_in(source: str, name: str) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_every_place_that_could_run_code_is_listed_with_where_its_name_comes_from() -> None:
+def test_every_place_that_could_run_code_is_listed_with_where_its_name_comes_from():
     found = Counter(
         place
         for path in sorted(PACKAGE.rglob("*.py"))
@@ -166,12 +164,12 @@ def test_every_place_that_could_run_code_is_listed_with_where_its_name_comes_fro
         "subprocess.run('ls', shell=True)",
     ],
 )
-def test_what_could_run_code_is_seen(source: str) -> None:
+def test_what_could_run_code_is_seen(source):
     assert list(found_in(source, "x.py"))
 
 
 @pytest.mark.slow
-def test_no_reader_is_allowed_objects_and_no_library_remote_code() -> None:
+def test_no_reader_is_allowed_objects_and_no_library_remote_code():
     for path in PACKAGE.rglob("*.py"):
         for _, node in places(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.keyword) and node.arg in ("allow_pickle", "trust_remote_code"):
@@ -184,5 +182,5 @@ def test_no_reader_is_allowed_objects_and_no_library_remote_code() -> None:
                 )
 
 
-def test_plain_reading_is_let_through() -> None:
+def test_plain_reading_is_let_through():
     assert not list(found_in("subprocess.run(['ls'])\nre.compile('x')\nmodel.eval()", "x.py"))

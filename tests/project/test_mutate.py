@@ -1,7 +1,5 @@
 """``tools/mutate.py`` on a toy package: what is tested is noticed, what is not is shown, and a person's word counts."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import subprocess

@@ -1,7 +1,5 @@
 """Tutorials and README run, methods' pages say what was measured, notebooks' pages are those of the notebooks."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -38,7 +36,7 @@ def test_every_tutorial_is_one_that_is_run_and_listed() -> None:
         ), page.name
 
 
-def test_what_a_page_shows_must_be_printed() -> None:
+def test_what_a_page_shows_must_be_printed():
     printed = "run 9176445d1122 in 0.31 s\n  accuracy 88.57 %\n\nname   rows\n─────\na   12\n"
     shown = "run b911aeeb in 2 s\n  accuracy 88.10 %\n...\na  7\n"
     assert (
@@ -59,7 +57,7 @@ def test_what_a_page_shows_must_be_printed() -> None:
 # methods
 
 
-def test_every_method_has_a_page_of_its_own_that_cites_known_papers() -> None:
+def test_every_method_has_a_page_of_its_own_that_cites_known_papers():
     pages = {name: FAMILIES.page_of(name) for name in NAMES}
     assert len({page.formula + page.when for page in pages.values()}) == len(pages), (
         "a page is inherited by replace()"
@@ -70,7 +68,7 @@ def test_every_method_has_a_page_of_its_own_that_cites_known_papers() -> None:
     assert set(FAMILIES.ABOUT) == set(get_args(Family))
 
 
-def test_a_formula_becomes_mathml_with_no_command_left() -> None:
+def test_a_formula_becomes_mathml_with_no_command_left():
     for page in map(FAMILIES.page_of, NAMES):
         inline = re.findall(r"\$(.+?)\$", page.terms + page.when)
         for tex in (page.formula.replace("{aligned}", "{split}"), *inline):
@@ -81,14 +79,14 @@ def test_a_formula_becomes_mathml_with_no_command_left() -> None:
 
 
 @pytest.fixture(scope="module")
-def method_pages() -> dict[str, str]:
+def method_pages():
     """The page of each method, as `make docs` makes it."""
     make = tool("make_docs").method_page
     return {name: make(name) for name in NAMES}
 
 
 @pytest.mark.slow
-def test_the_accuracies_of_a_page_are_those_of_the_ranking(method_pages: dict[str, str]) -> None:
+def test_the_accuracies_of_a_page_are_those_of_the_ranking(method_pages):
     found = json.loads((DOCS / "frozen-bench.json").read_text(encoding="utf-8"))
     checked = 0
     for ranking in found["rankings"]:
@@ -124,7 +122,7 @@ def test_the_accuracies_of_a_page_are_those_of_the_ranking(method_pages: dict[st
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda p: p.name)
-def test_the_page_of_a_notebook_has_its_cells_and_what_they_print(path: Path) -> None:
+def test_the_page_of_a_notebook_has_its_cells_and_what_they_print(path):
     page = (DOCS / "examples" / f"{path.stem}.md").read_text(encoding="utf-8")
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     again = f"run: python tools/run_notebooks.py --write {path.name}"

@@ -1,7 +1,5 @@
 """The page of readings: every number that code and docs refer to has a row, and every switch in it exists."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -11,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OF_PARTITIONS = {"sharing", "test_protocol"}
 
 
-def test_every_number_of_a_reading_has_one_row_and_every_switch_exists() -> None:
+def test_every_number_of_a_reading_has_one_row_and_every_switch_exists():
     lines = (ROOT / "docs/readings.md").read_text(encoding="utf-8").splitlines()
     rows = [line.split("|") for line in lines if re.match(r"\| D-\d+ \|", line)]
     numbers = [row[1].strip() for row in rows]

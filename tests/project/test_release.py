@@ -1,7 +1,5 @@
 """What a release is made of agrees: version, changelog, citation, lock file, workflows, container, archives."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import tarfile
@@ -37,7 +35,7 @@ def parsed(path: Path) -> Any:
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Path:
+def copy(tmp_path):
     """The files that have a version or an address."""
     for name in NAMED:
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -48,11 +46,11 @@ def copy(tmp_path: Path) -> Path:
 # version and address
 
 
-def test_every_file_has_the_same_version_and_the_changelog_agrees() -> None:
+def test_every_file_has_the_same_version_and_the_changelog_agrees():
     assert RELEASE.disagreements() == []
 
 
-def test_a_release_is_named_and_dated_everywhere_and_the_next_one_opens(copy: Path) -> None:
+def test_a_release_is_named_and_dated_everywhere_and_the_next_one_opens(copy):
     if not RELEASE.versions(copy)["pyproject.toml"].endswith(".dev0"):
         RELEASE.set_version("8.0.0.dev0", "2026-12-24", copy)
     RELEASE.set_version("9.1.0", "2026-12-24", copy)
@@ -70,7 +68,7 @@ def test_a_release_is_named_and_dated_everywhere_and_the_next_one_opens(copy: Pa
     ]
 
 
-def test_a_release_collects_the_notes_of_changes(copy: Path) -> None:
+def test_a_release_collects_the_notes_of_changes(copy):
     (copy / "changes").mkdir()
     (copy / "changes" / "zebra.fixed.md").write_text("- The second fix.\n", encoding="utf-8")
     (copy / "changes" / "ant.fixed.md").write_text("- The first fix.\n", encoding="utf-8")
@@ -83,18 +81,18 @@ def test_a_release_collects_the_notes_of_changes(copy: Path) -> None:
     assert list((copy / "changes").iterdir()) == []
 
 
-def test_every_note_has_a_kind_that_a_release_collects() -> None:
+def test_every_note_has_a_kind_that_a_release_collects():
     names = {path.name for path in (ROOT / "changes").iterdir()} - {"README.md"}
     assert {name for name in names if name.split(".")[-2] not in RELEASE.KINDS} == set()
 
 
-def test_a_file_that_was_forgotten_is_named(copy: Path) -> None:
+def test_a_file_that_was_forgotten_is_named(copy):
     RELEASE.replace("CITATION.cff", r"^version: .+$", "version: 0.0.1", copy)
     version = RELEASE.versions(copy)["pyproject.toml"]
     assert RELEASE.disagreements(copy) == [f"CITATION.cff says 0.0.1, pyproject.toml {version}"]
 
 
-def test_the_address_of_the_repository_is_written_once(copy: Path) -> None:
+def test_the_address_of_the_repository_is_written_once(copy):
     for address in ("https://git.example/a/fedcache", "https://git.example/b/fedcache"):
         RELEASE.set_address(address, copy)
         urls = tomllib.loads((copy / "pyproject.toml").read_text(encoding="utf-8"))["project"][
@@ -114,7 +112,7 @@ def test_the_address_of_the_repository_is_written_once(copy: Path) -> None:
 # the lock file
 
 
-def test_the_lock_file_is_of_this_pyproject_and_names_public_registries_alone() -> None:
+def test_the_lock_file_is_of_this_pyproject_and_names_public_registries_alone():
     locked = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     ours = next(p for p in locked["package"] if p["name"] == "fedcache")
@@ -167,7 +165,7 @@ def made(job: dict[str, Any], line: str) -> list[str]:
     return [word for word in words if "=" not in word]
 
 
-def test_workflows_call_targets_of_the_makefile() -> None:
+def test_workflows_call_targets_of_the_makefile():
     called: dict[str, set[str]] = {}
     for name, job, step in steps():
         for line in step.get("run", "").splitlines():
@@ -189,7 +187,7 @@ def test_workflows_call_targets_of_the_makefile() -> None:
     assert set(phony[1].split()) == targets()
 
 
-def test_workflows_may_do_no_more_than_they_need() -> None:
+def test_workflows_may_do_no_more_than_they_need():
     for path in (GITHUB / "workflows").glob("*.yml"):
         assert parsed(path)["permissions"] == {"contents": "read"}, path.name
         assert all("timeout-minutes" in job for job in parsed(path)["jobs"].values()), path.name
@@ -201,7 +199,7 @@ def test_workflows_may_do_no_more_than_they_need() -> None:
             )
 
 
-def test_the_container_copies_what_is_there_and_runs_without_root() -> None:
+def test_the_container_copies_what_is_there_and_runs_without_root():
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     copied = [
@@ -242,7 +240,7 @@ def archives(folder: Path, left_out: str) -> tuple[Path, Path]:
 
 
 @pytest.mark.slow
-def test_a_file_that_an_archive_lacks_is_named(tmp_path: Path) -> None:
+def test_a_file_that_an_archive_lacks_is_named(tmp_path):
     assert SMOKE.contents_missing(*archives(tmp_path, "")) == []
     data = {
         p.suffix: p

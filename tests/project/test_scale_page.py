@@ -1,9 +1,6 @@
 """docs/scale.md says what the code does: bytes of messages, files of a store."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from types import ModuleType
 
 import loaded_files
 import numpy as np
@@ -15,11 +12,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def tool() -> ModuleType:
+def tool():
     return loaded_files.tool("make_scale")
 
 
-def test_the_page_is_that_of_the_code(tool: ModuleType) -> None:
+def test_the_page_is_that_of_the_code(tool):
     text = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
     assert text == tool.page(text), "run: python tools/make_scale.py"
 
@@ -41,9 +38,7 @@ def test_an_upload_is_as_large_as_the_formula_says(tool, method, numbers, width)
         )
 
 
-def test_a_store_has_the_files_and_bytes_that_the_page_multiplies_out(
-    tool: ModuleType, tmp_path: Path
-) -> None:
+def test_a_store_has_the_files_and_bytes_that_the_page_multiplies_out(tool, tmp_path):
     rows = tool.chunk_rows_for(64, 2 * 16)
     store = fc.Store.from_arrays(
         {"mine": np.zeros((1100, 16), np.float32)}, path=tmp_path / "s.zarr"

@@ -1,7 +1,5 @@
 """docs/texts.md: its commands run as they are written, on the data that its example makes, and reach what it says."""
 
-from __future__ import annotations
-
 import runpy
 import shlex
 import shutil
@@ -18,7 +16,7 @@ NAME = "texts_and_sound"
 
 
 @pytest.mark.slow
-def test_the_example_runs_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_runs_as_it_is_written(tmp_path, monkeypatch):
     shutil.copy(ROOT / "examples" / f"{NAME}.py", tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])

@@ -1,7 +1,5 @@
 """What is said before an accuracy is believed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -26,11 +24,11 @@ def result(
 
 
 @pytest.mark.parametrize("untrained", [None, 0.6, 0.75, 0.7549])
-def test_a_model_as_good_as_its_class_texts_says_nothing(untrained: float | None) -> None:
+def test_a_model_as_good_as_its_class_texts_says_nothing(untrained):
     assert caution_lines(result(untrained)) == []
 
 
-def test_a_model_below_its_class_texts_says_by_how_much() -> None:
+def test_a_model_below_its_class_texts_says_by_how_much():
     (line,) = caution_lines(result(0.85))
     assert "10.00 points of the 85.00 %" in line
 
@@ -42,16 +40,12 @@ def test_a_model_below_its_class_texts_says_by_how_much() -> None:
         ({"mean": 4.8, "least": 1.0, "most": 9.0}, "4.8"),
     ],
 )
-def test_clients_models_that_are_scored_on_classes_they_have_not_seen_say_so(
-    owned: Any, typical: str
-) -> None:
+def test_clients_models_that_are_scored_on_classes_they_have_not_seen_say_so(owned, typical):
     (line,) = caution_lines(result(protocol="personalised", **owned))
     assert f" {typical}. " in line
 
 
-def test_a_global_model_matched_tests_and_clients_with_most_classes_say_nothing_of_unseen_ones() -> (
-    None
-):
+def test_a_global_model_matched_tests_and_clients_with_most_classes_say_nothing_of_unseen_ones():
     few, most = {"per_client": [2.0, 2.0]}, {"per_client": [9.0, 10.0, 2.0]}
     for fine in (
         result(**few),
@@ -67,7 +61,7 @@ def drawn(scored: int, *errors: float | None, clients: int = 100_000, **more: in
     return {"accuracy": {"mean": 0.5, "eval_clients": each}, "partition": {"clients": clients}}
 
 
-def test_of_how_many_clients_an_accuracy_is_and_its_standard_error() -> None:
+def test_of_how_many_clients_an_accuracy_is_and_its_standard_error():
     who, errors = drawn_clients(drawn(500, 0.004, 0.006)) or ("", [])
     assert who.startswith("500 of 100,000 clients")
     assert errors == [0.004, 0.006]

@@ -1,7 +1,5 @@
 """What is said of a result that is no better than a guess."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -27,7 +25,7 @@ def result(
     }
 
 
-def test_a_result_that_is_no_better_than_a_guess_says_so_with_what_to_do() -> None:
+def test_a_result_that_is_no_better_than_a_guess_says_so_with_what_to_do():
     said, hint = chance_lines(result(accuracy=0.2))
     assert "18.18 % on these 220 test rows of 10 classes" in said
     assert hint.endswith("--set lr=0.01")
@@ -35,14 +33,14 @@ def test_a_result_that_is_no_better_than_a_guess_says_so_with_what_to_do() -> No
 
 
 @pytest.mark.parametrize("method", ["pfedme", "perfedavg"])
-def test_where_a_method_was_tuned_that_comes_first(method: str) -> None:
+def test_where_a_method_was_tuned_that_comes_first(method):
     assert METHODS[method].tuned
     assert next_step(result(method)).startswith("the same command with --preset tuned  (")
     tuned = {name: METHODS[method].resolve("tuned")[name] for name in METHODS[method].tuned}
     assert "--rounds 200" in next_step(result(method, **tuned))  # it is what ran
 
 
-def test_where_nobody_sent_anything_a_rate_is_not_what_is_missing() -> None:
+def test_where_nobody_sent_anything_a_rate_is_not_what_is_missing():
     heard = {
         **result(),
         "protocol": "global",
@@ -61,7 +59,7 @@ def test_where_nobody_sent_anything_a_rate_is_not_what_is_missing() -> None:
     )
 
 
-def test_else_a_larger_rate_more_rounds_or_the_data() -> None:
+def test_else_a_larger_rate_more_rounds_or_the_data():
     assert (
         next_step(result("fedavg", lr=0.02)) == "the same command with a larger rate, --set lr=0.2"
     )

@@ -1,8 +1,5 @@
 """What sites score themselves is marked wherever it is shown, and stands apart from what was measured here."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +27,8 @@ def both_ways(place: Path) -> Path:
         store = Store.from_arrays(
             {"mine": x}, labels=y, classes=list("abc"), path=place / f"{name}.zarr"
         )
-        ok("partition", "--store", store.path, "--scheme", "iid", "--clients", 3, "--name", "three")
-        ok("shard", "--store", store.path, "-p", "three", "--out", place / name)
+        ok(f"partition --store {store.path} --scheme iid --clients 3 --name three")
+        ok(f"shard --store {store.path} -p three --out", place / name)
         for method in METHODS:
             asked = Plan(TrainConfig(method=method), sites=3, wait=0.01).checked()
             federate(
@@ -40,17 +37,17 @@ def both_ways(place: Path) -> Path:
                 Home.from_environment(),
                 Silent(),
             )
-            ok("train", "--method", method, "--clients-from", place / name)
+            ok(f"train --method {method} --clients-from", place / name)
     return place
 
 
 @pytest.fixture
-def runs(once: Callable[[Callable[[Path], Path]], Path]) -> None:
+def runs(once):
     once(both_ways)
 
 
 @pytest.mark.usefixtures("runs")
-def test_a_report_keeps_claimed_figures_apart_and_says_what_they_are(tmp_path: Path) -> None:
+def test_a_report_keeps_claimed_figures_apart_and_says_what_they_are(tmp_path):
     first = ok("runs list --state finished").data["entries"]
     kept = [e["path"] for e in first if e["method"] == "fed3r"]  # four settings
     ok("report", *kept, "-o", tmp_path / "page.html", "--embed", "none")
@@ -65,7 +62,7 @@ def test_a_report_keeps_claimed_figures_apart_and_says_what_they_are(tmp_path: P
 
 @pytest.mark.usefixtures("runs")
 @pytest.mark.parametrize("claimed", [True, False])
-def test_python_says_which_figures_are_claimed(claimed: bool) -> None:
+def test_python_says_which_figures_are_claimed(claimed):
     entry = next(
         e for e in ok("runs list --state finished").data["entries"] if e["claimed"] == claimed
     )
@@ -80,7 +77,7 @@ def test_python_says_which_figures_are_claimed(claimed: bool) -> None:
 
 
 @pytest.mark.usefixtures("runs")
-def test_a_comparison_never_pairs_claimed_with_measured_figures() -> None:
+def test_a_comparison_never_pairs_claimed_with_measured_figures():
     found = ok("compare").data["comparisons"]
     assert len(found) == 4
     for table in found:
@@ -92,7 +89,7 @@ def test_a_comparison_never_pairs_claimed_with_measured_figures() -> None:
 
 
 @pytest.mark.usefixtures("runs")
-def test_claimed_figures_are_left_out_of_means_over_settings() -> None:
+def test_claimed_figures_are_left_out_of_means_over_settings():
     found = ok("compare --over settings").data
     (table,) = found["comparisons"]
     assert len(table["blocks"]) == 2
@@ -112,7 +109,5 @@ def test_claimed_figures_are_left_out_of_means_over_settings() -> None:
         ({"federation": {"claimed": ["dataset.rows"]}}, False),
     ],
 )
-def test_a_federation_claims_its_accuracy_unless_it_says_otherwise(
-    result: dict[str, object], claimed: bool
-) -> None:
+def test_a_federation_claims_its_accuracy_unless_it_says_otherwise(result, claimed):
     assert is_claimed(result) == claimed

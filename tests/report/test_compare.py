@@ -1,7 +1,5 @@
 """``compare``: the numbers are those of scipy, autorank and Demšar's paper; what cannot be compared is said."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from itertools import combinations
@@ -33,13 +31,20 @@ from fedcache.report.statistics import (
 from fedcache.runs.directory import read_result, write_result
 
 NAMES = ("a", "b", "c", "d")
-FOUR = np.array(
-    [
-        [0.812, 0.774, 0.830, 0.791, 0.808, 0.825, 0.779, 0.801],
-        [0.798, 0.781, 0.811, 0.780, 0.795, 0.812, 0.770, 0.801],
-        [0.755, 0.748, 0.790, 0.768, 0.771, 0.769, 0.752, 0.766],
-        [0.760, 0.741, 0.774, 0.768, 0.750, 0.741, 0.758, 0.749],
-    ]
+
+
+def rows_of(table: str) -> np.ndarray:
+    """A table that is written as text, a treatment a line."""
+    return np.array([line.split() for line in table.strip().splitlines()], float)
+
+
+FOUR = rows_of(
+    """
+    0.812 0.774 0.830 0.791 0.808 0.825 0.779 0.801
+    0.798 0.781 0.811 0.780 0.795 0.812 0.770 0.801
+    0.755 0.748 0.790 0.768 0.771 0.769 0.752 0.766
+    0.760 0.741 0.774 0.768 0.750 0.741 0.758 0.749
+    """
 )
 # What autorank 1.3.0 (scipy 1.17.1) gives for the columns a to d:
 #   autorank(DataFrame, force_mode="nonparametric", alpha=0.05) for all four, and for two of them with
@@ -57,73 +62,13 @@ AUTORANK_WILCOXON = {"ab": 0.015625, "ad": 0.00390625, "cd": 0.0390625}
 
 # Demšar, JMLR 7 (2006), table 6: AUC of C4.5, C4.5+m, C4.5+cf and C4.5+m+cf on 14 datasets. Printed are two 0.975 with
 # the ranks 2 and 3; scipy's own tests write 0.9751 for the first, and have Friedman's 10.228 (with ties) of it.
-DEMSAR = np.array(
-    [
-        [
-            0.763,
-            0.599,
-            0.954,
-            0.628,
-            0.882,
-            0.936,
-            0.661,
-            0.583,
-            0.775,
-            1.000,
-            0.940,
-            0.619,
-            0.972,
-            0.957,
-        ],
-        [
-            0.768,
-            0.591,
-            0.971,
-            0.661,
-            0.888,
-            0.931,
-            0.668,
-            0.583,
-            0.838,
-            1.000,
-            0.962,
-            0.666,
-            0.981,
-            0.978,
-        ],
-        [
-            0.771,
-            0.590,
-            0.968,
-            0.654,
-            0.886,
-            0.916,
-            0.609,
-            0.563,
-            0.866,
-            1.000,
-            0.965,
-            0.614,
-            0.9751,
-            0.946,
-        ],
-        [
-            0.798,
-            0.569,
-            0.967,
-            0.657,
-            0.898,
-            0.931,
-            0.685,
-            0.625,
-            0.875,
-            1.000,
-            0.962,
-            0.669,
-            0.975,
-            0.970,
-        ],
-    ]
+DEMSAR = rows_of(
+    """
+    0.763 0.599 0.954 0.628 0.882 0.936 0.661 0.583 0.775 1.000 0.940 0.619 0.972 0.957
+    0.768 0.591 0.971 0.661 0.888 0.931 0.668 0.583 0.838 1.000 0.962 0.666 0.981 0.978
+    0.771 0.590 0.968 0.654 0.886 0.916 0.609 0.563 0.866 1.000 0.965 0.614 0.9751 0.946
+    0.798 0.569 0.967 0.657 0.898 0.931 0.685 0.625 0.875 1.000 0.962 0.669 0.975 0.970
+    """
 )
 TABLES = arrays(
     np.float64,
@@ -144,7 +89,7 @@ def four(**options: Any) -> Comparison:
 # -- numbers -------------------------------------------------------------------------------------------------------
 
 
-def test_ranks_friedman_and_critical_difference_are_those_of_autorank() -> None:
+def test_ranks_friedman_and_critical_difference_are_those_of_autorank():
     found = ranking(FOUR, 0.95)
     assert found is not None
     assert found.ranks == pytest.approx(AUTORANK_RANKS, abs=1e-12)
@@ -153,7 +98,7 @@ def test_ranks_friedman_and_critical_difference_are_those_of_autorank() -> None:
     assert found.groups == AUTORANK_GROUPS
 
 
-def test_p_of_pairs_is_that_of_autorank() -> None:
+def test_p_of_pairs_is_that_of_autorank():
     for pair in AUTORANK_TTEST:
         one, other = (FOUR[NAMES.index(name)] for name in pair)
         assert p_value("ttest", one - other) == pytest.approx(AUTORANK_TTEST[pair], rel=1e-9)
@@ -162,7 +107,7 @@ def test_p_of_pairs_is_that_of_autorank() -> None:
         )
 
 
-def test_ranks_and_critical_difference_are_those_of_demsars_paper() -> None:
+def test_ranks_and_critical_difference_are_those_of_demsars_paper():
     assert mean_ranks(DEMSAR) == pytest.approx([3.143, 2.000, 2.893, 1.964], abs=5e-4)
     assert friedman(DEMSAR) == pytest.approx((10.2283464566929, 0.0167215803284414))
     assert critical_difference(4, 14, 0.95) == pytest.approx(1.25, abs=5e-3)
@@ -174,7 +119,7 @@ def test_ranks_and_critical_difference_are_those_of_demsars_paper() -> None:
         assert found == pytest.approx(q, abs=1e-3)
 
 
-def test_intervals_of_few_values_are_students_and_cover_what_they_say() -> None:
+def test_intervals_of_few_values_are_students_and_cover_what_they_say():
     rng = np.random.default_rng(0)
     for count in (3, 5, 9):
         drawn = rng.normal(size=(2000, count))
@@ -186,7 +131,7 @@ def test_intervals_of_few_values_are_students_and_cover_what_they_say() -> None:
         )
 
 
-def test_intervals_of_many_values_are_those_of_scipy_of_sorted_values() -> None:
+def test_intervals_of_many_values_are_those_of_scipy_of_sorted_values():
     many = DEMSAR[:, :12]
     for values in (*many, many[0] - many[3]):
         for level in (0.9, 0.95):
@@ -204,7 +149,7 @@ def test_intervals_of_many_values_are_those_of_scipy_of_sorted_values() -> None:
     assert made.pairs[2].interval == interval(FOUR[3] - FOUR[0], 0.9)
 
 
-def test_a_comparison_by_hand() -> None:
+def test_a_comparison_by_hand():
     # a: 0.5, 0.7 -> mean 0.6, std sqrt(0.02); b: 0.4, 0.8 -> mean 0.6, std sqrt(0.08); c: 0.1, 0.3
     made = compared(
         table(np.array([[0.1, 0.3], [0.5, 0.7], [0.4, 0.8]]), "cab"),
@@ -225,7 +170,7 @@ def test_a_comparison_by_hand() -> None:
     assert made.alike == ("b",)
 
 
-def test_holm_by_hand() -> None:
+def test_holm_by_hand():
     # sorted .005 .01 .03 .04, times 4 3 2 1: .02 .03 .06 .04, and the last may not be below .06
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.01, None, 0.03]) == [pytest.approx(0.02), None, pytest.approx(0.03)]
@@ -233,14 +178,14 @@ def test_holm_by_hand() -> None:
     assert holm([]) == []
 
 
-def test_groups_by_hand() -> None:
+def test_groups_by_hand():
     assert groups([1.0, 2.0, 3.0, 4.5], 1.0) == ((0, 1), (1, 2))
     assert groups([4.5, 1.0, 3.0, 2.0], 2.0) == ((1, 3, 2), (2, 0))
     assert groups([1.0, 3.0], 1.0) == ()
     assert groups([2.0, 2.0, 2.0], 0.5) == ((0, 1, 2),)
 
 
-def test_all_pairs_are_one_family_and_a_reference_takes_the_place_of_the_best() -> None:
+def test_all_pairs_are_one_family_and_a_reference_takes_the_place_of_the_best():
     every = four(pairs="all", test="ttest")
     assert [(p.one, p.other) for p in every.pairs] == list(combinations("abcd", 2))
     assert [p.holm for p in every.pairs] == holm([p.p for p in every.pairs])
@@ -254,7 +199,7 @@ def test_all_pairs_are_one_family_and_a_reference_takes_the_place_of_the_best() 
 @settings(max_examples=30)
 @pytest.mark.cases(30)
 @given(values=TABLES, seed=st.integers(0, 99), test=st.sampled_from(["wilcoxon", "ttest"]))
-def test_the_order_of_the_blocks_changes_nothing(values: np.ndarray, seed: int, test: str) -> None:
+def test_the_order_of_the_blocks_changes_nothing(values, seed, test):
     order = np.random.default_rng(seed).permutation(values.shape[1])
     one = compared(table(values), over="clients", metric="accuracy", test=test)
     two = compared(table(values[:, order]), over="clients", metric="accuracy", test=test)
@@ -268,7 +213,7 @@ def test_the_order_of_the_blocks_changes_nothing(values: np.ndarray, seed: int, 
         assert one.ranking.p == pytest.approx(two.ranking.p)
 
 
-def test_two_values_that_are_repeated_for_every_seed_have_no_ranks_and_no_test() -> None:
+def test_two_values_that_are_repeated_for_every_seed_have_no_ranks_and_no_test():
     still = np.array([[0.8] * 5, [0.7] * 5, [0.71, 0.74, 0.69, 0.73, 0.75]])
     found = compared(table(still), over="seeds", metric="accuracy")
     assert found.ranking is None
@@ -288,7 +233,7 @@ def test_two_values_that_are_repeated_for_every_seed_have_no_ranks_and_no_test()
 @settings(max_examples=30)
 @pytest.mark.cases(30)
 @given(values=TABLES, test=st.sampled_from(["wilcoxon", "ttest"]))
-def test_a_treatment_does_not_differ_from_itself(values: np.ndarray, test: str) -> None:
+def test_a_treatment_does_not_differ_from_itself(values, test):
     both = np.stack([values[0], values[0]])
     (pair,) = compared(table(both), over="seeds", metric="accuracy", test=test).pairs
     assert (pair.p, pair.holm, pair.difference, pair.interval) == (1.0, 1.0, 0.0, None)
@@ -303,9 +248,7 @@ def test_a_treatment_does_not_differ_from_itself(values: np.ndarray, test: str) 
     blocks=st.integers(2, 50),
     p=st.lists(st.floats(0.0, 1.0), max_size=8),
 )
-def test_differences_grow_with_treatments_and_corrections_only_raise(
-    treatments: int, blocks: int, p: list[float]
-) -> None:
+def test_differences_grow_with_treatments_and_corrections_only_raise(treatments, blocks, p):
     here = critical_difference(treatments, blocks, 0.95)
     assert here < critical_difference(treatments + 1, blocks, 0.95)
     assert here > critical_difference(treatments, blocks + 1, 0.95)
@@ -314,7 +257,7 @@ def test_differences_grow_with_treatments_and_corrections_only_raise(
     assert all(q is not None and a <= q <= 1.0 for a, q in zip(p, corrected, strict=True))
 
 
-def test_few_blocks_are_called_few() -> None:
+def test_few_blocks_are_called_few():
     one = compared(table(FOUR[:, :1]), over="seeds", metric="accuracy")
     assert (one.pairs[0].p, one.treatments[0].std, one.ranking) == (None, None, None)
     five = compared(table(FOUR[:, :5]), over="seeds", metric="accuracy", test="wilcoxon")
@@ -366,7 +309,7 @@ def write(name: str, method: str, per_seed: Sequence[float | None], **more: Any)
 
 
 @pytest.fixture
-def three(own_home: Path) -> Path:
+def three(own_home):
     write("aa01", "fedavg", FOUR[3][:6])
     write("bb02", "fedprox", FOUR[2][:6])
     write("cc03", "fed3r", FOUR[0][:6])
@@ -377,7 +320,7 @@ def entries(root: Path) -> list[Any]:
     return gather([], root).entries
 
 
-def test_seeds_are_paired_by_number(own_home: Path) -> None:
+def test_seeds_are_paired_by_number(own_home):
     write("aa", "fedavg", [0.1, 0.2, 0.3, None], seeds=[0, 1, 2, 3])
     write("bb", "fedprox", [0.7, 0.6, 0.5, 0.9], seeds=[2, 1, 0, 3])
     write("cc", "fed3r", [0.4, 0.5, 0.6], seeds=[1, 2, 4])
@@ -397,7 +340,7 @@ def test_seeds_are_paired_by_number(own_home: Path) -> None:
     )
 
 
-def test_clients_are_paired_by_name_and_unscored_ones_left_out(own_home: Path) -> None:
+def test_clients_are_paired_by_name_and_unscored_ones_left_out(own_home):
     write("aa", "fedavg", [0.1], clients={"north": 0.1, "south": 0.2, "west": None})
     write("bb", "fedprox", [0.1, 0.2], clients={"south": 0.4, "west": 0.5, "north": 0.3})
     found = within(entries(own_home / "runs"), "here", "accuracy", "clients")
@@ -405,7 +348,7 @@ def test_clients_are_paired_by_name_and_unscored_ones_left_out(own_home: Path) -
     assert found.values.tolist() == [[0.1, 0.2], [0.3, 0.4]]
 
 
-def test_clients_of_one_order_are_paired_by_place(own_home: Path) -> None:
+def test_clients_of_one_order_are_paired_by_place(own_home):
     named = ["a", "b", "a", "c", "d"]
     write("aa", "fedavg", [0.1], names=named, per_client=[0.1, 0.2, 0.3, None, None])
     write("bb", "fedprox", [0.1], names=named, per_client=[0.4, None, 0.6, 0.7, None])
@@ -415,7 +358,7 @@ def test_clients_of_one_order_are_paired_by_place(own_home: Path) -> None:
     assert found.values.tolist() == [[0.1, 0.3], [0.4, 0.6]]
 
 
-def test_settings_make_blocks_of_equal_runs_without_holes(own_home: Path) -> None:
+def test_settings_make_blocks_of_equal_runs_without_holes(own_home):
     for i, where in enumerate(("p0", "p1", "p2")):
         write(f"a{i}", "fedavg", [0.1 * i, 0.1 * i + 0.2], partition=where)
         write(f"b{i}", "fedprox", [0.5 + 0.1 * i], partition=where)
@@ -431,7 +374,7 @@ def test_settings_make_blocks_of_equal_runs_without_holes(own_home: Path) -> Non
         across(entries(own_home / "runs"), "accuracy")
 
 
-def test_the_complete_part_of_a_table_by_hand() -> None:
+def test_the_complete_part_of_a_table_by_hand():
     # c lacks two of three settings, which is the most; then a lacks one of three, and p2 one of two methods: p2 goes
     cells = {
         "a": {"p0": 1.0, "p1": 1.0},
@@ -445,8 +388,8 @@ def test_the_complete_part_of_a_table_by_hand() -> None:
 # -- the command ---------------------------------------------------------------------------------------------------
 
 
-def test_the_command_gives_the_numbers_of_scipy(three: Path, tmp_path: Path) -> None:
-    (made,) = ok("compare", "--plot", tmp_path / "ranks.svg").data["comparisons"]
+def test_the_command_gives_the_numbers_of_scipy(three, tmp_path):
+    (made,) = ok(f"compare --plot {tmp_path}/ranks.svg").data["comparisons"]
     assert (tmp_path / "ranks.svg").read_text().count("fed3r")
     assert [t["name"] for t in made["treatments"]] == ["fed3r", "fedprox", "fedavg"]
     assert made["treatments"][0]["mean"] == pytest.approx(FOUR[0][:6].mean())
@@ -464,7 +407,7 @@ def test_the_command_gives_the_numbers_of_scipy(three: Path, tmp_path: Path) -> 
     assert [p["p"] for p in made["pairs"]] == pytest.approx(expected)
 
 
-def test_settings_are_never_averaged_unless_they_are_blocks(three: Path) -> None:
+def test_settings_are_never_averaged_unless_they_are_blocks(three):
     write("dd04", "fedavg", [0.2, 0.3], partition="p1")
     write("ee05", "fed3r", [0.4, 0.6], partition="p1")
     write("ff06", "fed3r", [0.4, 0.6], dataset="other")
@@ -480,16 +423,16 @@ def test_settings_are_never_averaged_unless_they_are_blocks(three: Path) -> None
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--score", "worst10"), "mean over seeds"),
-        (("--score", "macro_f1", "--over", "clients"), "clients"),
-        (("--against", "fedprox"), "2 runs"),
-        (("--level", "nan"), "--level"),
-        (("aa01", "bb02", "--plot", "ranks.png"), "three"),
+        ("--score worst10", "mean over seeds"),
+        ("--score macro_f1 --over clients", "clients"),
+        ("--against fedprox", "2 runs"),
+        ("--level nan", "--level"),
+        ("aa01 bb02 --plot ranks.png", "three"),
     ],
 )
-def test_wrong_words(three: Path, words: tuple[str, ...], said: str) -> None:
+def test_wrong_words(three, words, said):
     write("dd04", "fedprox", FOUR[1][:6], hyperparameters={"lr": 0.5})
-    done = fedcache("compare", *words)
+    done = fedcache(f"compare {words}")
     assert done.code == 2, done.out
     assert said in done.err
 
@@ -497,7 +440,7 @@ def test_wrong_words(three: Path, words: tuple[str, ...], said: str) -> None:
 # -- python --------------------------------------------------------------------------------------------------------
 
 
-def test_validation_chooses_where_all_runs_have_rows_to_choose_by(own_home: Path) -> None:
+def test_validation_chooses_where_all_runs_have_rows_to_choose_by(own_home):
     for name, method, accuracy, validation in (
         ("aa", "fedavg", 0.7, 0.8),
         ("bb", "fedprox", 0.9, 0.6),
@@ -529,7 +472,7 @@ def test_validation_chooses_where_all_runs_have_rows_to_choose_by(own_home: Path
 
 
 @pytest.mark.parametrize("lacks", ["accuracy", "method"])
-def test_a_result_that_lacks_what_every_run_has_is_left_out(own_home: Path, lacks: str) -> None:
+def test_a_result_that_lacks_what_every_run_has_is_left_out(own_home, lacks):
     path = write("aa", "fedavg", [0.5])
     result = read_result(path / "result.json")
     del result[lacks]
@@ -538,7 +481,7 @@ def test_a_result_that_lacks_what_every_run_has_is_left_out(own_home: Path, lack
     assert "is no result of a run" in left.why
 
 
-def test_a_table_of_both_kinds_of_models_takes_one_score_and_says_which(own_home: Path) -> None:
+def test_a_table_of_both_kinds_of_models_takes_one_score_and_says_which(own_home):
     for name, method, kind in (("aa", "fedavg", "global"), ("bb", "solo", "personalised")):
         path = write(name, method, [0.5, 0.5], protocol=kind, confusion=[[10, 10], [10, 10]])
         inside = dict(read_result(path / "result.json"))
@@ -555,7 +498,7 @@ def test_a_table_of_both_kinds_of_models_takes_one_score_and_says_which(own_home
     assert known["fedavg"][0] == 20
 
 
-def test_one_run_no_common_seed_and_no_accuracy_cannot_be_compared(own_home: Path) -> None:
+def test_one_run_no_common_seed_and_no_accuracy_cannot_be_compared(own_home):
     assert ok("compare").data["comparisons"] == []
     write("aa", "fedavg", [0.1, 0.2])
     write("bb", "fed3r", [0.3], seeds=[7])

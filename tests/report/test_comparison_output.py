@@ -1,11 +1,9 @@
 """A comparison in words, tables and a diagram, whole: three runs whose numbers are written by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from fedcache.report.comparison import Comparison, Pair, Treatment
-from fedcache.report.comparison_output import latex, markdown, ranking_words, stacked
+from fedcache.report.comparison_output import latex, markdown, ranking_words
 from fedcache.report.statistics import Ranking
 
 SEEDS = ("0", "1", "2")
@@ -78,15 +76,15 @@ b - c & +38.00 &  &  &  \\
 """.replace("@\n", "")
 
 
-def test_the_markdown_of_a_comparison_with_a_reference() -> None:
+def test_the_markdown_of_a_comparison_with_a_reference():
     assert markdown(THREE) == MARKDOWN
 
 
-def test_the_latex_of_a_comparison_of_all_pairs_has_two_tables() -> None:
+def test_the_latex_of_a_comparison_of_all_pairs_has_two_tables():
     assert latex(EVERY) == LATEX
 
 
-def test_the_groups_of_a_ranking_in_words() -> None:
+def test_the_groups_of_a_ranking_in_words():
     assert THREE.ranking is not None
     for groups, words in (
         (((0, 1, 2),), "none is told"),
@@ -97,16 +95,3 @@ def test_the_groups_of_a_ranking_in_words() -> None:
         assert said is not None
         assert words in said
     assert ranking_words(replace(THREE, ranking=None)) is None
-
-
-def test_bars_share_a_level_where_they_are_more_than_a_tenth_apart() -> None:
-    assert stacked([(3.5, 4.0), (1.0, 2.0), (2.0, 3.0)]) == [
-        (1.0, 2.0, 0),
-        (2.0, 3.0, 1),
-        (3.5, 4.0, 0),
-    ]
-    assert stacked([(1.0, 2.0), (2.1, 3.0), (2.2, 3.0)]) == [
-        (1.0, 2.0, 0),
-        (2.1, 3.0, 1),
-        (2.2, 3.0, 0),
-    ]

@@ -1,11 +1,8 @@
 """What is written of an evaluation, cell by cell and bar by bar, from figures of a few rows."""
 
-from __future__ import annotations
-
 import csv
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,16 +58,14 @@ OF_CLIENTS = replace(
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
+def drawn(monkeypatch):
     made = Drawn()
     monkeypatch.setattr(evaluation, "Plot", made.take)
     monkeypatch.setattr(figure_runs, "Plot", made.take)
     return made
 
 
-def test_a_table_has_a_line_for_all_rows_and_for_each_domain_class_and_client(
-    tmp_path: Path,
-) -> None:
+def test_a_table_has_a_line_for_all_rows_and_for_each_domain_class_and_client(tmp_path):
     evaluation.write_evaluations(tmp_path / "e.CSV", [evaluated(), OF_CLIENTS])
     with (tmp_path / "e.CSV").open(newline="") as file:
         lines = [{k: v for k, v in line.items() if v} for line in csv.DictReader(file)]
@@ -119,7 +114,7 @@ def test_a_table_has_a_line_for_all_rows_and_for_each_domain_class_and_client(
     assert clients == {"north": "0.5", "south": "0.75"}
 
 
-def test_reliability_is_drawn_of_the_bins_that_have_rows(drawn: Drawn) -> None:
+def test_reliability_is_drawn_of_the_bins_that_have_rows(drawn):
     made: Any = evaluation.reliability("i", [evaluated()])
     assert made.rows == [["fedavg r", 5, 0.85, 0.6], ["fedavg r", 3, 0.97, 2 / 3]]
     assert drawn.lines() == [[(0, 0), (1, 1)], [(0.85, 0.6), (0.97, 2 / 3)]]
@@ -132,7 +127,7 @@ def test_reliability_is_drawn_of_the_bins_that_have_rows(drawn: Drawn) -> None:
     ]
 
 
-def test_a_table_and_json_have_no_infinity(tmp_path: Path) -> None:
+def test_a_table_and_json_have_no_infinity(tmp_path):
     evaluation.write_evaluations(
         tmp_path / "e.json", [evaluated(nll=float("inf"), ece=float("nan"))]
     )

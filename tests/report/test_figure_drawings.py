@@ -1,7 +1,5 @@
 """What figures draw, mark by mark: places, words and sizes worked by hand from runs of a few numbers."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from pathlib import Path
@@ -65,7 +63,7 @@ class Drawn:
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
+def drawn(monkeypatch):
     made = Drawn()
     for module in (figure_runs, figure_grids, figure_data):
         monkeypatch.setattr(module, "Plot", made.take)
@@ -85,7 +83,7 @@ def stored(method: str = "m", *, measured: Any = (), records: Any = (), **result
     return entry
 
 
-def test_curves_are_means_over_the_rounds_that_all_seeds_have(drawn: Drawn) -> None:
+def test_curves_are_means_over_the_rounds_that_all_seeds_have(drawn):
     one = stored(
         records=[(0, 1, 0.2), (0, 2, 0.4), (0, 3, 0.9), (1, 1, 0.4), (1, 2, 0.8), (1, 3, None)]
     )
@@ -105,8 +103,8 @@ def test_curves_are_means_over_the_rounds_that_all_seeds_have(drawn: Drawn) -> N
     assert figure_runs.curves("c", [("short", short)]) is None
 
 
-def test_the_front_of_accuracy_against_bytes_by_hand(drawn: Drawn) -> None:
-    def sent(up: int, down: int, mean: float | None, seeds: int = 1, **more: str) -> StoredRun:
+def test_the_front_of_accuracy_against_bytes_by_hand(drawn):
+    def sent(up, down, mean, seeds=1, **more):
         exact = {"up_bytes": up, "down_bytes": down}
         return stored(
             traffic={"exact": exact}, accuracy={"mean": mean}, seeds=list(range(seeds)), **more
@@ -173,7 +171,7 @@ def test_one_swept_value_is_a_line_with_a_ring_at_the_best(drawn: Drawn) -> None
     assert figure_grids.sweeps("g", [point(0.5, lr=1.0), point(None, lr=2.0)]) == []
 
 
-def test_two_swept_values_are_squares_and_the_rest_is_at_its_best(drawn: Drawn) -> None:
+def test_two_swept_values_are_squares_and_the_rest_is_at_its_best(drawn):
     found = {
         (0.1, 8, 1): 0.3,
         (0.1, 8, 2): 0.5,
@@ -228,7 +226,7 @@ LOST = [math.nan, math.nan]
 PLANE = np.array([[3.0, 0], [5, 0], [0, 2], LOST, [0, 9], [2, 0], [0, 7], [8, 0], LOST, [1, 1]])
 
 
-def test_prototypes_are_means_over_all_rows_and_over_those_of_each_client() -> None:
+def test_prototypes_are_means_over_all_rows_and_over_those_of_each_client():
     place = features_of(
         PLANE, [0, 0, 1, 0, 2, 0, 1, -1, 0, 0], [([0, 1, 2, 3], []), ([5, 6, 7], []), ([4], [])]
     )
@@ -298,7 +296,7 @@ def test_the_entropy_of_zero_shot_labels_by_hand(
     assert figure_data.label_entropy("e", features_of(x, [0] * 4, [([], [3])])) is None
 
 
-def test_the_agreement_of_backbones_is_the_cka_of_unit_rows(drawn: Drawn) -> None:
+def test_the_agreement_of_backbones_is_the_cka_of_unit_rows(drawn):
     # Of unit rows k is told apart along one line, l is the same for every row: alone k is all there is, and l nothing.
     rows = [0, 2, 5, 6]
     other = np.ones((10, 2))
@@ -340,7 +338,7 @@ def test_who_holds_which_classes_are_dots_whose_area_is_the_number(drawn: Drawn)
     assert figure_data.dots("d", source(np.zeros((2, 2), int))) is None
 
 
-def test_test_rows_are_sampled_evenly_readable_and_labelled() -> None:
+def test_test_rows_are_sampled_evenly_readable_and_labelled():
     few = features_of(
         PLANE,
         [0, 0, 1, 0, 2, 0, 1, -1, 0, 0],
@@ -377,7 +375,7 @@ def test_of_a_large_array_few_chunks_are_read(monkeypatch: pytest.MonkeyPatch) -
     )
 
 
-def test_mistakes_of_many_classes_are_the_fifteen_most_frequent(drawn: Drawn) -> None:
+def test_mistakes_of_many_classes_are_the_fifteen_most_frequent(drawn):
     table = np.diag(np.full(31, 9))
     table[3, 7], table[7, 3], table[0, 30] = 1, 3, 1
     figure_runs.confusion("c", "run", stored(confusion=table.tolist()))

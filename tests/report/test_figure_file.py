@@ -1,9 +1,6 @@
 """``fedcache figure``: every kind from real runs, fonts inside, widths of columns, and wrong words answered."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,19 +11,13 @@ from fedcache.report.figure_file import LISTED
 
 
 @pytest.fixture
-def runs(once: Callable[[Callable[[Path], Path]], Path], own_home: Path) -> Path:
+def runs(once, own_home):
     """Two methods, one of them over eight points, on a partition whose clients have rows of their own."""
 
     def extracted(place: Path) -> Path:
         images = folder(place / "shapes", train=12, test=6)
         done = ok(
-            "extract",
-            "--dataset",
-            f"folder:{images}",
-            "--backbones",
-            "random-projection",
-            "--size",
-            8,
+            f"extract --dataset folder:{images} --backbones random-projection --size 8",
         )
         return Path(done.data["path"])
 
@@ -35,40 +26,22 @@ def runs(once: Callable[[Callable[[Path], Path]], Path], own_home: Path) -> Path
         "partition --scheme dirichlet --alpha 1 --clients 5 --option test_protocol=matched --name own",
     )
     words = (
-        "--store",
-        store.name,
-        "--backbones",
-        "random-projection",
-        "--partition",
-        "own",
-        "--participation",
-        "all",
-        "--seeds",
-        "0-2",
+        f"--store {store.name} --backbones random-projection --partition own "
+        "--participation all --seeds 0-2"
     )
     ok(
-        "grid --method fedavg",
-        *words,
-        "--rounds",
-        2,
-        "--eval-every",
-        1,
-        "--set",
-        "batch=4",
-        "--sweep",
-        "lr=0.3,0.1,0.01,0.001",
-        "--sweep",
-        "wd=0,0.1",
+        f"grid --method fedavg {words} --rounds 2 --eval-every 1 --set batch=4 "
+        "--sweep lr=0.3,0.1,0.01,0.001 --sweep wd=0,0.1"
     )
-    ok("train --method fed3r", *words)
+    ok(f"train --method fed3r {words}")
     return own_home / "runs"
 
 
 @pytest.mark.slow
-def test_every_kind_is_drawn_or_says_what_it_takes(runs: Path, tmp_path: Path) -> None:
+def test_every_kind_is_drawn_or_says_what_it_takes(runs, tmp_path):
     drawn = []
     for kind in LISTED:
-        done = fedcache("figure", kind, "-o", tmp_path / f"{kind}.pdf", "--json")
+        done = fedcache(f"figure {kind} -o", tmp_path / f"{kind}.pdf", "--json")
         if done.code == 0:
             drawn.append(kind)
             raw = (tmp_path / f"{kind}.pdf").read_bytes()
@@ -84,9 +57,7 @@ def test_every_kind_is_drawn_or_says_what_it_takes(runs: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_figure_is_as_wide_as_a_column_or_two_and_comes_again_byte_by_byte(
-    runs: Path, tmp_path: Path
-) -> None:
+def test_a_figure_is_as_wide_as_a_column_or_two_and_comes_again_byte_by_byte(runs, tmp_path):
     for columns, width in ((1, 3.4), (2, 7.0)):
         out = tmp_path / f"{columns}.svg"
         ok("figure clients -o", out, "--columns", columns, "--runs", runs)
@@ -102,16 +73,14 @@ def test_a_figure_is_as_wide_as_a_column_or_two_and_comes_again_byte_by_byte(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("curve",), "Unknown kind of figure 'curve'.*curves: accuracy per round"),
-        (("curves", "-o", "x.gif"), ".svg"),
-        (("curves", "--columns", "3"), "--columns 3"),
+        ("curve", "Unknown kind of figure 'curve'.*curves: accuracy per round"),
+        ("curves -o x.gif", ".svg"),
+        ("curves --columns 3", "--columns 3"),
     ],
 )
-def test_wrong_words_are_answered(
-    words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_words_are_answered(words, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = fedcache("figure", *words, "--json")
+    done = fedcache(f"figure {words} --json")
     assert done.code == 2
     assert re.search(said, str(done.envelope["error"]))
     assert list(tmp_path.glob("*.pdf")) == []

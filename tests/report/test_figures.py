@@ -1,7 +1,5 @@
 """Figures of the report from hand-made runs: what they draw, say and leave out."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -24,8 +22,8 @@ def stored(folder: Path, records: list[dict[str, Any]], **result: Any) -> Stored
     return StoredRun(folder, {"method": "fst-cbdg", "accuracy": {"per_round": []}, **result}, {})
 
 
-def test_numbers_of_a_method_are_drawn_over_rounds_as_means_over_seeds(tmp_path: Path) -> None:
-    def record(seed: int, number: int, **noted: float | None) -> dict[str, Any]:
+def test_numbers_of_a_method_are_drawn_over_rounds_as_means_over_seeds(tmp_path):
+    def record(seed, number, **noted):
         return {"seed": seed, "round": number, "diagnostics": noted}
 
     one = stored(
@@ -50,7 +48,7 @@ def test_numbers_of_a_method_are_drawn_over_rounds_as_means_over_seeds(tmp_path:
     assert re.findall(r"first: ([\d.]+) in round (\d)", entropy.svg) == [("3", "1"), ("1.5", "2")]
 
 
-def test_numbers_at_the_end_alone_are_a_sentence(tmp_path: Path) -> None:
+def test_numbers_at_the_end_alone_are_a_sentence(tmp_path):
     noted = {"owners_min": 2.0, "entropy_bits": 1.25, "lost": None}
     ended = stored(tmp_path / "a", [], diagnostics=noted)
     curved = stored(tmp_path / "b", [], diagnostics=noted, accuracy={"per_round": [0.1, 0.2]})
@@ -61,9 +59,7 @@ def test_numbers_at_the_end_alone_are_a_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(40, 6), (5, 9), (7, 1)])
-def test_figures_compute_without_torch_and_scikit_learn_what_these_compute(
-    shape: tuple[int, int],
-) -> None:
+def test_figures_compute_without_torch_and_scikit_learn_what_these_compute(shape):
     rng = np.random.default_rng(sum(shape))
     x, y = rng.normal(size=shape), rng.normal(size=(shape[0], 4))
     x[0] = 0.0  # a row without a direction

@@ -1,7 +1,5 @@
 """What grids and comparisons draw: importance by hand, lines of points, differences, ranks, and names that differ."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +45,7 @@ def grid(**validation: bool) -> list[StoredRun]:
     return made
 
 
-def test_importance_is_the_share_of_the_variance_of_marginal_means_corrected_for_chance() -> None:
+def test_importance_is_the_share_of_the_variance_of_marginal_means_corrected_for_chance():
     scores = np.array([1.0, 2.0, 4.0, 5.0])
     # means 1.5 and 4.5 about 3: between 9, within 1, total 10; one degree of freedom at 1 / 2 a piece
     assert importance(["a", "a", "b", "b"], scores) == pytest.approx((10 - 1 - 1 * 1 / 2) / 10)
@@ -62,7 +60,7 @@ def test_importance_is_the_share_of_the_variance_of_marginal_means_corrected_for
     assert found["momentum"] == 0.0
 
 
-def test_numbers_of_many_values_stand_in_quarters_and_words_alone() -> None:
+def test_numbers_of_many_values_stand_in_quarters_and_words_alone():
     many = [str(i / 10) for i in range(20)]
     assert [levels_of(many).count(f"quarter {q}") for q in (1, 2, 3, 4)] == [5, 5, 5, 5]
     assert levels_of(many[:8]) == many[:8]
@@ -70,7 +68,7 @@ def test_numbers_of_many_values_stand_in_quarters_and_words_alone() -> None:
     assert levels_of(words) == words
 
 
-def test_a_grid_is_bars_and_lines_that_carry_their_runs() -> None:
+def test_a_grid_is_bars_and_lines_that_carry_their_runs():
     entries = grid()
     bars, lines = hyperparameters("g", entries)
     assert bars.rows[0][0] == "lr"
@@ -83,7 +81,7 @@ def test_a_grid_is_bars_and_lines_that_carry_their_runs() -> None:
     )
 
 
-def test_frames_and_rings_mark_what_validation_chose() -> None:
+def test_frames_and_rings_mark_what_validation_chose():
     held = [point(0.5, 0.8, lr=1), point(0.9, 0.6, lr=2)]
     (chosen,) = sweeps("g", held)
     assert chosen.columns == ["lr", "validation accuracy"]
@@ -100,7 +98,7 @@ def blocks(*rows: list[float]) -> Any:
     return compared(found, over="seeds", metric="accuracy")
 
 
-def test_intervals_are_all_over_seeds_or_all_over_rows() -> None:
+def test_intervals_are_all_over_seeds_or_all_over_rows():
     c = blocks([0.9, 0.9, 0.9], [0.8, 0.8, 0.8], [0.5, 0.6, 0.55])
     over_rows = RowDifference(100, 15, 5, 0.1, (0.03, 0.17), 0.01, "mcnemar", holm=0.02)
     assert [p.interval is None for p in c.pairs] == [True, False]
@@ -113,8 +111,8 @@ def test_intervals_are_all_over_seeds_or_all_over_rows() -> None:
     assert [row[2] is None for row in half.rows] == [True, False]
 
 
-def test_a_difference_of_confusions_is_in_points_of_the_true_class() -> None:
-    def seen(*rows: list[int]) -> StoredRun:
+def test_a_difference_of_confusions_is_in_points_of_the_true_class():
+    def seen(*rows):
         return StoredRun(Path("x"), {"confusion": list(rows), "class_names": ["cat", "dog"]}, {})
 
     drawn = confusion_difference("c", ("one", seen([8, 2], [1, 9])), ("two", seen([6, 4], [1, 9])))

@@ -1,8 +1,5 @@
 """Leave-one-out runs: the held-out value stands in every label, and the group has its mean."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +39,7 @@ def group_of(**methods: tuple[float, ...]) -> HeldOutGroup:
     return group
 
 
-def test_the_group_is_all_values_of_one_column_and_its_mean_is_over_them() -> None:
+def test_the_group_is_all_values_of_one_column_and_its_mean_is_over_them():
     other = run("skew", {3: 0.5}, "fedavg")
     alone = held_out("fedavg", "zebra", 0.5, dataset={"slug": "other", "digest": "e" * 64, "ok": 9})
     rows = {"fedavg": (0.9, 0.1, 0.5, 0.7), "fedprox": (0.2, 0.4, 0.6, 0.8)}
@@ -56,7 +53,7 @@ def test_the_group_is_all_values_of_one_column_and_its_mean_is_over_them() -> No
     assert mean_over_values(lacking) is None
 
 
-def test_the_value_stands_in_the_name_of_the_setting_whatever_the_partition_is_called() -> None:
+def test_the_value_stands_in_the_name_of_the_setting_whatever_the_partition_is_called():
     entry = held_out("fedavg", "zebra", 0.5)
     assert setting_name(entry) == "digits, natural-by-site-s0, hold_out=zebra"
     entry.result["partition"]["name"] = "mine"
@@ -64,7 +61,7 @@ def test_the_value_stands_in_the_name_of_the_setting_whatever_the_partition_is_c
     assert len(by_setting([entry, held_out("fedavg", "ant", 0.5)])) == 2
 
 
-def test_four_values_are_too_few_for_the_test_and_nothing_is_called_alike() -> None:
+def test_four_values_are_too_few_for_the_test_and_nothing_is_called_alike():
     group = group_of(
         fedavg=(0.9, 0.8, 0.95, 0.7), fedprox=(0.4, 0.5, 0.45, 0.3), fedrep=(0.1, 0.2, 0.1, 0.2)
     )
@@ -86,7 +83,7 @@ def trained(folder: Path) -> Path:
     x = (rng.normal(size=(3, 6))[y] + 1.2 * rng.normal(size=(240, 6))).astype("f4")
     site = np.array(VALUES)[np.arange(240) // 3 % 4]
     np.savez(folder / "d.npz", **{"features/mine": x, "labels": y, "site": site})
-    ok("ingest", folder / "d.npz", "--name", "sites")
+    ok(f"ingest {folder}/d.npz --name sites")
     ok(
         "grid fed3r,fedncm,fedavg --by site --hold-out each --rounds 1 --sweep lr=0.1,0.01",
     )
@@ -94,15 +91,15 @@ def trained(folder: Path) -> Path:
 
 
 @pytest.fixture
-def home(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+def home(once):
     return once(trained)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("home")
 def test_list_compare_report_card_and_page_name_the_value_and_the_list_has_the_mean(
-    own_home: Path, tmp_path: Path
-) -> None:
+    own_home, tmp_path
+):
     listed = ok("runs list method:fed3r")
     assert {tuple(e["hold_out"]) for e in listed.data["entries"]} == {(v,) for v in VALUES}
     (group,) = listed.data["held_out"]
@@ -114,7 +111,7 @@ def test_list_compare_report_card_and_page_name_the_value_and_the_list_has_the_m
     assert means["fed3r"] == pytest.approx(row["mean"])
     grid = ok("grid fed3r --by site --hold-out each").data["held_out"][0]
     assert grid["mean"] == pytest.approx(row["mean"])
-    ok("report", "-o", tmp_path / "r.html")
+    ok(f"report -o {tmp_path}/r.html")
     text = (tmp_path / "r.html").read_text()
     assert text.count('class="verdict"') == 1, (
         "one answer for the group, and not one for each value"
@@ -126,8 +123,8 @@ def test_list_compare_report_card_and_page_name_the_value_and_the_list_has_the_m
 
 
 @pytest.mark.usefixtures("home")
-def test_the_best_model_of_each_method_is_kept_for_each_value(own_home: Path) -> None:
-    entries = ok("runs", "list").data["entries"]
+def test_the_best_model_of_each_method_is_kept_for_each_value(own_home):
+    entries = ok("runs list").data["entries"]
     with_model = [(e["method"], *e["hold_out"]) for e in entries if e["model_bytes"]]
     assert sorted(with_model) == sorted(
         (m, v) for m in ("fed3r", "fedncm", "fedavg") for v in VALUES
@@ -135,7 +132,7 @@ def test_the_best_model_of_each_method_is_kept_for_each_value(own_home: Path) ->
 
 
 @pytest.mark.usefixtures("home")
-def test_the_mean_over_seeds_and_values_of_two_grids_with_other_seeds(own_home: Path) -> None:
+def test_the_mean_over_seeds_and_values_of_two_grids_with_other_seeds(own_home):
     ok(
         "grid fedavg --by site --hold-out each --rounds 1 --set lr=0.1 --seeds 3,1",
     )

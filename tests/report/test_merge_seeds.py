@@ -1,14 +1,10 @@
 """Runs of equal settings and different seeds are one run, and differences say the seeds that they are over."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from arrays import ingested
-from command import ok
 from federation import trial_of_case
 from hypothesis import given
 from hypothesis import strategies as st
@@ -120,9 +116,7 @@ SPLITS = {"disjoint": [(3, 1), (0, 2, 4)], "one contains the other": [(0, 1, 2),
 
 
 @pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS)
-def test_runs_of_equal_settings_are_the_run_of_all_their_seeds(
-    split: list[tuple[int, ...]],
-) -> None:
+def test_runs_of_equal_settings_are_the_run_of_all_their_seeds(split):
     runs = [run(f"r{i}", some(*seeds)) for i, seeds in enumerate(split)]
     made, whole = one_run(*runs), run("whole", BY_SEED)
     assert (
@@ -145,7 +139,7 @@ def test_runs_of_equal_settings_are_the_run_of_all_their_seeds(
     st.lists(st.sets(st.sampled_from(list(BY_SEED)), min_size=1), min_size=1, max_size=4),
     st.randoms(),
 )
-def test_every_seed_counts_once_however_runs_share_them(lists: list[set[int]], random: Any) -> None:
+def test_every_seed_counts_once_however_runs_share_them(lists, random):
     runs = []
     for i, seeds in enumerate(lists):
         order = sorted(seeds)
@@ -181,12 +175,12 @@ def test_every_seed_counts_once_however_runs_share_them(lists: list[set[int]], r
     ],
     ids=lambda other: next(iter(other)),
 )
-def test_other_settings_are_another_run(other: dict[str, Any]) -> None:
+def test_other_settings_are_another_run(other):
     runs = [run("a", some(3, 1), **other), run("b", some(0, 2))]
     assert len(merge_seeds(Gathered(runs)).entries) == 2
 
 
-def test_a_preset_of_the_same_hyperparameters_is_the_same_run() -> None:
+def test_a_preset_of_the_same_hyperparameters_is_the_same_run():
     tuned = run("a", some(3, 1), preset="tuned")
     assert one_run(tuned, run("b", some(0, 2, 4))).result["seeds"] == [0, 2, 4, 3, 1]
 
@@ -194,7 +188,7 @@ def test_a_preset_of_the_same_hyperparameters_is_the_same_run() -> None:
 # -- pairs of seeds ------------------------------------------------------------------------------------------------
 
 
-def test_seeds_are_paired_by_number_and_a_run_without_draws_with_every_seed() -> None:
+def test_seeds_are_paired_by_number_and_a_run_without_draws_with_every_seed():
     one, other = run("a", some(3, 1, 0)), run("b", some(0, 2, 3), "fedprox")
     assert paired_seeds(one, other) == [(3, 3), (0, 0)]
     assert paired_seeds(fixed(0), one) == [(0, 0), (0, 3), (0, 1)]
@@ -215,7 +209,7 @@ def test_seeds_are_paired_by_number_and_a_run_without_draws_with_every_seed() ->
     ],
     ids=lambda more: next(iter(more)),
 )
-def test_a_run_of_one_seed_that_draws_something_depends_on_it(more: dict[str, Any]) -> None:
+def test_a_run_of_one_seed_that_draws_something_depends_on_it(more):
     entry = fixed(0)
     assert not depends_on_seed(entry)
     entry.result.update(more)
@@ -225,7 +219,7 @@ def test_a_run_of_one_seed_that_draws_something_depends_on_it(more: dict[str, An
 @pytest.mark.parametrize(
     "name", [n for n in NAMES if draws_nothing(n, METHODS[n].resolve("paper"))]
 )
-def test_a_method_that_draws_nothing_gives_the_same_for_every_seed(name: str) -> None:
+def test_a_method_that_draws_nothing_gives_the_same_for_every_seed(name):
     """What the report takes for granted of a run of one seed."""
     tried = trial_of_case((name, {}), "sequential")
     outs = [tried.run(tried.federation(), seed=seed, participation=None) for seed in (3, 1)]
@@ -241,7 +235,7 @@ def comparison(*entries: StoredRun) -> Any:
     )
 
 
-def test_a_run_of_one_seed_without_draws_is_compared_over_all_seeds_of_the_other() -> None:
+def test_a_run_of_one_seed_without_draws_is_compared_over_all_seeds_of_the_other():
     """79.67 of three seeds stays, and the difference is 89 - 79.67, not 89 minus the one seed that both have."""
     other = run("a", some(3, 1, 0))
     mean = np.mean([BY_SEED[seed] for seed in (3, 1, 0)])
@@ -261,7 +255,7 @@ def test_a_run_of_one_seed_without_draws_is_compared_over_all_seeds_of_the_other
     assert (gap.value, gap.over) == (pytest.approx(0.89 - mean), "3 seeds")
 
 
-def test_a_difference_over_some_seeds_says_which_and_the_table_has_the_full_means() -> None:
+def test_a_difference_over_some_seeds_says_which_and_the_table_has_the_full_means():
     one, other = run("a", some(3, 1, 0, 4)), run("b", {0: 0.7, 2: 0.6, 3: 0.65}, "fedprox")
     made = comparison(one, other)
     means = {"fedavg": np.mean([BY_SEED[s] for s in (3, 1, 0, 4)]), "fedprox": 0.65}
@@ -273,9 +267,7 @@ def test_a_difference_over_some_seeds_says_which_and_the_table_has_the_full_mean
 
 @pytest.mark.slow
 @given(st.permutations([3, 1, 0, 4, 2]), st.permutations([3, 1, 0, 4, 2]))
-def test_the_order_of_seeds_in_a_run_changes_no_difference(
-    first: list[int], second: list[int]
-) -> None:
+def test_the_order_of_seeds_in_a_run_changes_no_difference(first, second):
     other = {seed: BY_SEED[seed] ** 2 for seed in BY_SEED}
     one, two = run("a", some(*first)), run("b", {s: other[s] for s in second}, "fedprox")
     (pair,) = comparison(one, two).pairs
@@ -290,19 +282,7 @@ def test_the_order_of_seeds_in_a_run_changes_no_difference(
 # -- the commands --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_a_grid_with_more_seeds_is_the_same_row_with_all_of_them(tmp_path: Path) -> None:
-    ingested(tmp_path)
-    words = ("--scheme", "iid", "--clients", 3, "--rounds", 1)
-    for method, seeds in (("fedavg", "3,1"), ("fedavg", "0,1"), ("fed3r", "0")):
-        ok("train", "--method", method, "--seeds", seeds, *words)
-    (made,) = ok("compare").data["comparisons"]
-    assert sorted(t["name"] for t in made["treatments"]) == ["fed3r", "fedavg"]
-    assert sorted(made["blocks"]) == ["0", "1", "3"]
-    assert all(None not in t["values"] for t in made["treatments"])
-
-
-def test_a_run_that_two_runs_share_seeds_with_is_no_exact_mean() -> None:
+def test_a_run_that_two_runs_share_seeds_with_is_no_exact_mean():
     shared = one_run(run("a", some(0, 1, 2)), run("b", some(2, 3)))
     separate = one_run(run("a", some(0, 1, 2)), run("b", some(3)))
     assert (shared.exact, separate.exact) == (False, True)

@@ -1,7 +1,5 @@
 """What the card of an exported model says of its accuracy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -36,9 +34,7 @@ def result(
     ],
     ids=["own rows", "interval", "no whole number", "several seeds"],
 )
-def test_the_accuracy_of_each_seed_has_an_interval_where_its_rows_are_counted(
-    given: Any, said: list[tuple[str, ...]]
-) -> None:
+def test_the_accuracy_of_each_seed_has_an_interval_where_its_rows_are_counted(given, said):
     for line, words in zip(accuracy_lines(given), said, strict=True):
         assert all(word in line for word in words), line
         assert ("Wilson" in line) == ("30.06 to 95.44 %" in words)

@@ -1,9 +1,5 @@
 """Commands that write a file of runs write nothing where no run can be shown, and an earlier file stays as it is."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from command import fedcache
 
@@ -17,9 +13,7 @@ WRITERS = {
 
 @pytest.mark.parametrize("runs", ["none", "unfinished", "damaged"])
 @pytest.mark.parametrize("words", WRITERS.values(), ids=WRITERS)
-def test_no_file_is_written_of_no_run(
-    words: tuple[str, ...], runs: str, own_home: Path, tmp_path: Path
-) -> None:
+def test_no_file_is_written_of_no_run(words, runs, own_home, tmp_path):
     name = {"unfinished": "config.toml", "damaged": "result.json"}.get(runs)
     if name is not None:
         run = own_home / "runs" / "0123456789abcdef"
@@ -34,9 +28,7 @@ def test_no_file_is_written_of_no_run(
 @pytest.mark.parametrize(
     "words", [*WRITERS.values(), ("compare",), ("runs", "list")], ids=lambda w: " ".join(w[:2])
 )
-def test_a_selection_without_a_run_is_the_error_of_a_home_without_runs(
-    words: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_selection_without_a_run_is_the_error_of_a_home_without_runs(words, tmp_path):
     asked = [tmp_path / word if word.startswith("page.") else word for word in words]
     done = fedcache(*asked, "method:fed3r", "--json")
     assert done.code == 4

@@ -1,7 +1,5 @@
 """Differences over test rows: McNemar's test, hand-worked and as simulated; what is not paired is not tested."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +32,7 @@ def of_one(right: list[int], rows: list[int] | None = None) -> TestRows:
     )
 
 
-def test_mcnemar_by_hand() -> None:
+def test_mcnemar_by_hand():
     one, other = of_one([1, 1, 1, 1, 1, 0, 0, 1]), of_one([0, 0, 0, 0, 1, 0, 1, 1])
     found = row_difference(run({0: one}), run({0: other}), "accuracy", 0.95)
     assert found is not None
@@ -48,9 +46,7 @@ def test_mcnemar_by_hand() -> None:
 
 
 @pytest.mark.parametrize("throws", [0, 7, MOST_EXACT, MOST_EXACT + 1, 50_000])
-def test_the_sign_test_is_scipy_s_binomial_test_on_both_sides_of_where_it_is_added_up(
-    throws: int,
-) -> None:
+def test_the_sign_test_is_scipy_s_binomial_test_on_both_sides_of_where_it_is_added_up(throws):
     for gained in sorted({0, 1, throws // 3, throws // 2, throws - throws // 2, throws}):
         if gained <= throws:
             # scipy's underflows to 0 where 2^-n does
@@ -61,7 +57,7 @@ def test_the_sign_test_is_scipy_s_binomial_test_on_both_sides_of_where_it_is_add
             assert sign_test(throws - gained, gained) == sign_test(gained, throws - gained)
 
 
-def test_repeated_seeds_are_no_evidence_and_an_image_of_two_seeds_is_one_image() -> None:
+def test_repeated_seeds_are_no_evidence_and_an_image_of_two_seeds_is_one_image():
     one, other = of_one([1, 1, 1, 0, 1, 0]), of_one([0, 1, 0, 0, 1, 1])
     once = row_difference(run({0: one}), run({0: other}), "pooled", 0.95)
     thrice = row_difference(
@@ -83,12 +79,12 @@ def test_repeated_seeds_are_no_evidence_and_an_image_of_two_seeds_is_one_image()
     ],
     ids=["rows", "how often scored", "none", "kinds"],
 )
-def test_what_is_not_paired_is_not_tested(other: StoredRun, metric: str) -> None:
+def test_what_is_not_paired_is_not_tested(other, metric):
     assert row_difference(run({0: of_one([1, 0])}), other, metric, 0.95) is None
 
 
 @pytest.mark.slow
-def test_intervals_cover_and_the_test_keeps_its_level() -> None:
+def test_intervals_cover_and_the_test_keeps_its_level():
     """1,000 draws of 300 rows, each in the tests of 1 to 4 clients, where two models differ by 4 points or by none."""
     rng = np.random.default_rng(0)
     covered = rejected = alone = 0
@@ -118,13 +114,13 @@ def test_intervals_cover_and_the_test_keeps_its_level() -> None:
     assert 1000 - high <= rejected <= 1000 - low
 
 
-def test_a_comparison_has_both_spreads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comparison_has_both_spreads(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path))
     rng = np.random.default_rng(0)
     y = rng.integers(0, 4, 400)
     x = (np.eye(4, 8)[y] + 0.7 * rng.standard_normal((400, 8))).astype(np.float32)
     np.savez(tmp_path / "rows.npz", embeddings=x, labels=y)
-    ok("ingest", tmp_path / "rows.npz", "--name", "rows")
+    ok(f"ingest {tmp_path}/rows.npz --name rows")
     ok(
         "grid --method fed3r,fedncm,fedrep --store rows --scheme iid --clients 4 --rounds 2 --seeds 0",
     )
@@ -139,7 +135,7 @@ def test_a_comparison_has_both_spreads(tmp_path: Path, monkeypatch: pytest.Monke
     assert personal["test_rows"][1] < personal["mean"] < personal["test_rows"][2]
 
 
-def test_an_interval_is_of_the_seeds_that_are_compared() -> None:
+def test_an_interval_is_of_the_seeds_that_are_compared():
     both = run({0: of_one([1, 1, 1, 0]), 1: of_one([0, 0, 1, 0])}, "personalised")
     first = rows_of_run(both, "accuracy", 0.95, [0])
     assert first == rows_of_run(run({0: of_one([1, 1, 1, 0])}, "personalised"), "accuracy", 0.95)

@@ -1,7 +1,5 @@
 """The drawing of a partition: which dots, in which colour, how large, in which files."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tables of the page from runs written by hand: every cell, what it is sorted by, and which is the best."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +69,7 @@ def run(
     )
 
 
-def test_a_table_begins_with_method_accuracy_what_differs_and_the_cost() -> None:
+def test_a_table_begins_with_method_accuracy_what_differs_and_the_cost():
     entries = [
         run("a", 0.75, seconds=1234.5, hyperparameters={"lr": 0.1}),
         run("b", None, backbones=["x", "y"]),
@@ -96,7 +94,7 @@ def test_a_table_begins_with_method_accuracy_what_differs_and_the_cost() -> None
     assert [cell.text for cell in rows[0] if cell.best] == ["75.00", "40.00", "75.00"]
 
 
-def test_bold_is_what_validation_chose_and_never_the_highest_of_the_test() -> None:
+def test_bold_is_what_validation_chose_and_never_the_highest_of_the_test():
     entries = [
         run("b", 0.7, validation={"mean": 0.6, "per_client": []}),
         run("a", 0.75, validation={"mean": 0.5, "per_client": []}),
@@ -115,7 +113,7 @@ def section(number: int, entries: list[StoredRun], score: str | None = None) -> 
     )[1]
 
 
-def test_a_section_is_sorted_by_accuracy_and_says_what_it_is_of() -> None:
+def test_a_section_is_sorted_by_accuracy_and_says_what_it_is_of():
     entries = [run("low", 0.25), run("none", None), run("high", 0.5)]
     made = section(12, entries)
     assert made.points == [("high", 0.5), ("low", 0.25), ("none", None)]
@@ -127,13 +125,13 @@ def test_a_section_is_sorted_by_accuracy_and_says_what_it_is_of() -> None:
     assert [row[0].text for row in section(12, held).rows] == ["low", "high"]
 
 
-def test_the_data_of_a_figure_are_lines_of_six_digits() -> None:
+def test_the_data_of_a_figure_are_lines_of_six_digits():
     made = Plot("i", "", "", ("a", "=b"), [["x", 1.23456789], ["=1+1", None], ["y,z", 3]], "")
     assert _csv(made) == "a,'=b\nx,1.23457\n'=1+1,\n\"y,z\",3\n"
 
 
-def test_labels_are_the_shortest_that_tell_runs_apart() -> None:
-    def tried(method: str, name: str, **hyperparameters: object) -> StoredRun:
+def test_labels_are_the_shortest_that_tell_runs_apart():
+    def tried(method, name, **hyperparameters):
         return run(method, name=name, hyperparameters=hyperparameters)
 
     entries = [
@@ -150,8 +148,8 @@ def test_labels_are_the_shortest_that_tell_runs_apart() -> None:
     assert label_of(entries[3], ["method", "set.none"]) == "b"
 
 
-def test_settings_that_are_called_alike_are_told_apart_by_their_digests() -> None:
-    def dealt(digest: str, *more: str, name: str = "mine", scheme: str = "iid") -> StoredRun:
+def test_settings_that_are_called_alike_are_told_apart_by_their_digests():
+    def dealt(digest, *more, name="mine", scheme="iid"):
         part = {
             "scheme": scheme,
             "name": name,
@@ -180,13 +178,13 @@ def test_settings_that_are_called_alike_are_told_apart_by_their_digests() -> Non
     assert dealt("p", "q").setting != dealt("p", "q", scheme="shards").setting
 
 
-def test_a_run_is_named_by_its_folder_its_first_letters_or_its_own_files(tmp_path: Path) -> None:
+def test_a_run_is_named_by_its_folder_its_first_letters_or_its_own_files(tmp_path):
     for name in ("abc1", "abd2"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.toml").touch()
     (tmp_path / "abc1" / "notes.txt").touch()
 
-    def found(*asked: str | Path) -> list[str]:
+    def found(*asked):
         return [left.path.name for left in gather(list(asked), tmp_path).left_out]
 
     assert (

@@ -1,7 +1,5 @@
 """The command that makes a stored run again, from configurations written by hand, and the store of its rows."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -95,9 +93,7 @@ LAST = "--rounds 5 --seeds 0,1"
         ),
     ],
 )
-def test_the_command_of_a_run_word_for_word(
-    config: str, store: str, result: dict[str, Any], words: str, tmp_path: Path
-) -> None:
+def test_the_command_of_a_run_word_for_word(config, store, result, words, tmp_path):
     preset = "official" if "official" in config else "paper"
     entry = stored(tmp_path / "run", config, preset=preset, **result)
     if preset == "official":
@@ -105,9 +101,7 @@ def test_the_command_of_a_run_word_for_word(
     assert command_of(entry, store) == words
 
 
-def test_the_source_of_runs_is_the_store_the_partition_and_the_arrays_of_all_of_them(
-    tmp_path: Path,
-) -> None:
+def test_the_source_of_runs_is_the_store_the_partition_and_the_arrays_of_all_of_them(tmp_path):
     rng, y = np.random.default_rng(0), np.arange(40) % 2
     arrays = {
         name: rng.normal(size=(40, d)).astype(np.float32)
@@ -143,9 +137,7 @@ def test_the_source_of_runs_is_the_store_the_partition_and_the_arrays_of_all_of_
     assert kept.partition.digest == parts.digest
 
 
-def test_the_store_behind_a_run_is_found_in_its_home_among_damaged_and_other_ones(
-    own_home: Path,
-) -> None:
+def test_the_store_behind_a_run_is_found_in_its_home_among_damaged_and_other_ones(own_home):
     rows = {"a": np.ones((6, 3), np.float32)}
     meant, other = (
         fc.Store.from_arrays(rows, labels=labels, name=name)

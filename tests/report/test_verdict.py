@@ -1,7 +1,5 @@
 """What the first screen says, from runs written by hand: which, by how much, how sure, and at what cost."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any
@@ -51,7 +49,7 @@ def told(*entries: StoredRun, score: str = "own") -> Any:
     return verdict("here", [(e.method, e) for e in entries], score)
 
 
-def test_validation_chooses_though_another_is_higher_on_the_test_rows() -> None:
+def test_validation_chooses_though_another_is_higher_on_the_test_rows():
     chosen = run("chosen", 0.80, 0.82, 0.84, validation={"mean": 0.9})
     higher = run("higher", 0.83, 0.85, 0.88, validation={"mean": 0.8})
     said = told(higher, chosen)
@@ -59,12 +57,12 @@ def test_validation_chooses_though_another_is_higher_on_the_test_rows() -> None:
     assert said.word == "Contradicted"
 
 
-def test_without_validation_rows_it_says_that_it_is_by_test_rows() -> None:
+def test_without_validation_rows_it_says_that_it_is_by_test_rows():
     said = told(run("low", 0.5), run("high", 0.9))
     assert (said.word, said.chosen) == ("Sure", False)
 
 
-def test_a_lead_is_paired_over_seeds_and_else_over_test_rows() -> None:
+def test_a_lead_is_paired_over_seeds_and_else_over_test_rows():
     one, two = run("one", 0.80, 0.82, 0.87), run("two", 0.79, 0.80, 0.83)
     gap = lead(one, two, "own")
     found = stats.ttest_rel([0.80, 0.82, 0.87], [0.79, 0.80, 0.83]).confidence_interval(0.95)
@@ -84,8 +82,8 @@ def test_a_lead_is_paired_over_seeds_and_else_over_test_rows() -> None:
     assert lead(fixed, run("alone", 0.7, protocol="personalised"), "own") is None
 
 
-def test_a_lead_of_personal_models_is_paired_over_clients() -> None:
-    def personal(name: str, *clients: float) -> StoredRun:
+def test_a_lead_of_personal_models_is_paired_over_clients():
+    def personal(name, *clients):
         mean = sum(clients) / len(clients)
         accuracy = {
             "mean": mean,
@@ -105,7 +103,7 @@ def test_a_lead_of_personal_models_is_paired_over_clients() -> None:
     )
 
 
-def test_what_does_not_vary_has_an_interval_over_test_rows_and_no_spread_of_zero() -> None:
+def test_what_does_not_vary_has_an_interval_over_test_rows_and_no_spread_of_zero():
     fixed = uncertainty(run("fixed", 0.9, 0.9, 0.9), "own")
     assert fixed is not None
     assert (round(fixed.low, 4), round(fixed.high, 4), fixed.over) == (
@@ -119,7 +117,7 @@ def test_what_does_not_vary_has_an_interval_over_test_rows_and_no_spread_of_zero
     assert uncertainty(run("two", 0.8, 0.9), "own") is None, "of two seeds there is none"
 
 
-def test_rows_in_one_place_are_a_reference_and_not_what_to_take() -> None:
+def test_rows_in_one_place_are_a_reference_and_not_what_to_take():
     central, solo = (
         run("central", 0.99, up=0, down=0),
         run("solo", 0.7, up=0, down=0, protocol="personalised"),
@@ -131,14 +129,14 @@ def test_rows_in_one_place_are_a_reference_and_not_what_to_take() -> None:
     assert (alone.label, alone.word) == ("central", "Alone")
 
 
-def test_cost_is_of_one_client_and_one_seed_and_names_what_is_as_good_and_cheaper() -> None:
+def test_cost_is_of_one_client_and_one_seed_and_names_what_is_as_good_and_cheaper():
     dear = run("dear", 0.90, up=3_000_000, down=9000, seconds=300.0)
     assert sent_bytes(dear) == 1e6
     said = told(dear, run("cheap", 0.89, up=3000), run("poor", 0.2, up=3))
     assert said.word == "Not sure"
 
 
-def test_a_lead_over_the_second_alone_is_no_certainty_among_many() -> None:
+def test_a_lead_over_the_second_alone_is_no_certainty_among_many():
     """0.12 over 100 rows each has an interval above 0 alone and not among twenty."""
     best, second = run("best", 0.92), run("second", 0.82)
     assert told(best, second).word == "Sure"
@@ -146,7 +144,7 @@ def test_a_lead_over_the_second_alone_is_no_certainty_among_many() -> None:
     assert many.word == "Not sure"
 
 
-def test_equals_are_taken_as_in_a_grid_and_what_is_not_scored_comes_last() -> None:
+def test_equals_are_taken_as_in_a_grid_and_what_is_not_scored_comes_last():
     none = run("none", 0.5)
     none.result["accuracy"].update(mean=None, per_seed=[None])
     runs = [none, run("b", 0.9), run("a", 0.9)]
@@ -154,7 +152,7 @@ def test_equals_are_taken_as_in_a_grid_and_what_is_not_scored_comes_last() -> No
     assert told(*runs).word == "Level"
 
 
-def test_of_few_seeds_a_typical_spread_is_taken_and_rivals_that_diverge_hide_nothing() -> None:
+def test_of_few_seeds_a_typical_spread_is_taken_and_rivals_that_diverge_hide_nothing():
     best = run("best", 0.90, 0.91, 0.92)
     near = [run(f"near{i}", 0.85 + i / 1000, 0.86, 0.87 - i / 1000) for i in range(1, 20)]
     wild = [run(f"wild{i}", 0.1, 0.8, 0.4 + i / 100) for i in range(9)]

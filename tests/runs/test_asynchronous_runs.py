@@ -1,7 +1,5 @@
 """Asynchronous rounds and simulated time from the command line and from Python: identity, results, grids, refusals."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -10,24 +8,12 @@ import numpy as np
 import pytest
 from command import ok
 from failing_command import must_fail
-from homes import Once
 
 import fedcache as fc
 from fedcache.runs.directory import rounds_of
 
 M = 12
-WORDS = (
-    "--scheme",
-    "iid",
-    "--clients",
-    M,
-    "--rounds",
-    4,
-    "--participation",
-    6,
-    "--set",
-    "head=linear",
-)
+WORDS = f"--scheme iid --clients {M} --rounds 4 --participation 6 --set head=linear"
 
 
 def ingested(place: Path) -> Path:
@@ -37,12 +23,12 @@ def ingested(place: Path) -> Path:
     np.savez(
         place / "rows.npz", embeddings=x, labels=y, split=(np.arange(240) >= 180).astype(np.int8)
     )
-    ok("ingest", place / "rows.npz", "--name", "few")
+    ok(f"ingest {place}/rows.npz --name few")
     return place
 
 
 @pytest.fixture
-def store(once: Once) -> Path:
+def store(once):
     return once(ingested)
 
 
@@ -51,20 +37,11 @@ def result_of(path: str | Path) -> dict[str, Any]:
     return result
 
 
-def test_an_asynchronous_run_is_another_run_and_says_what_was_simulated(store: Path) -> None:
-    plain = ok("train", "--method", "fedavg", *WORDS)
+def test_an_asynchronous_run_is_another_run_and_says_what_was_simulated(store):
+    plain = ok(f"train --method fedavg {WORDS}")
     assert "timing" not in result_of(plain.data["path"])
     done = ok(
-        "train",
-        "--method",
-        "fedavg",
-        "--asynchronous",
-        3,
-        "--eval-every",
-        2,
-        "--seeds",
-        "0,1",
-        *WORDS,
+        f"train --method fedavg --asynchronous 3 --eval-every 2 --seeds 0,1 {WORDS}",
     )
     assert done.data["path"] != plain.data["path"]
     result = result_of(done.data["path"])
@@ -89,28 +66,17 @@ def test_an_asynchronous_run_is_another_run_and_says_what_was_simulated(store: P
 
 
 @pytest.mark.slow
-def test_the_configuration_of_an_asynchronous_run_runs_it_again(
-    store: Path, tmp_path: Path
-) -> None:
+def test_the_configuration_of_an_asynchronous_run_runs_it_again(store, tmp_path):
     slow = tmp_path / "slow.csv"
     slow.write_text("client,duration\n" + "".join(f"client-{i:02},{1 + i % 3}\n" for i in range(M)))
 
-    def train(file: Path) -> dict[str, Any]:
-        words = (
-            "--asynchronous",
-            2,
-            "--client-durations",
-            file,
-            "--server-step",
-            0.5,
-            "--staleness-power",
-            1,
-        )
-        data: dict[str, Any] = ok("train", "--method", "fedprox", *words, *WORDS).data
+    def train(file):
+        words = f"--asynchronous 2 --client-durations {file} --server-step 0.5 --staleness-power 1"
+        data: dict[str, Any] = ok(f"train --method fedprox {words} {WORDS}").data
         return data
 
     done = train(slow)
-    assert ok("train", "--config", Path(done["path"]) / "config.toml").data["reused"]
+    assert ok("train --config", Path(done["path"]) / "config.toml").data["reused"]
     moved = tmp_path / "moved.csv"
     moved.write_bytes(slow.read_bytes())
     assert train(moved)["reused"]
@@ -118,11 +84,11 @@ def test_the_configuration_of_an_asynchronous_run_runs_it_again(
     assert train(moved)["path"] != done["path"]
 
 
-def test_python_takes_the_same_words_and_tells_time_round_by_round(store: Path) -> None:
+def test_python_takes_the_same_words_and_tells_time_round_by_round(store):
     parts = fc.partition("few", "iid", clients=M)
     told: list[fc.Round] = []
 
-    def train(**how: Any) -> fc.Run:
+    def train(**how):
         return fc.train("fedrep", "few", parts, rounds=3, participation=4, **how)
 
     run = train(asynchronous=2, client_durations="rows", on_round=told.append)
@@ -136,24 +102,22 @@ def test_python_takes_the_same_words_and_tells_time_round_by_round(store: Path) 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--asynchronous", "0"), "--asynchronous"),
-        (("--asynchronous", "13"), f"{M} clients"),
-        (("--asynchronous", "2", "--server-step", "0"), "--server-step 0"),
-        (("--server-step", "0.5"), "--server-step"),
-        (("--asynchronous", "2", "--aggregate", "median"), "--aggregate"),
-        (("--asynchronous", "2", "--dp-clip", "1", "--dp-noise", "1"), "--dp-clip"),
-        (("--method", "central", "--client-durations", "equal"), "central"),
+        ("--asynchronous 0", "--asynchronous"),
+        ("--asynchronous 13", f"{M} clients"),
+        ("--asynchronous 2 --server-step 0", "--server-step 0"),
+        ("--server-step 0.5", "--server-step"),
+        ("--asynchronous 2 --aggregate median", "--aggregate"),
+        ("--asynchronous 2 --dp-clip 1 --dp-noise 1", "--dp-clip"),
+        ("--method central --client-durations equal", "central"),
     ],
 )
-def test_what_does_not_go_with_asynchronous_rounds_is_answered(
-    store: Path, words: tuple[str, ...], why: str
-) -> None:
-    must_fail(why, "train", "--method", "fedavg", *WORDS[:4], *words)
+def test_what_does_not_go_with_asynchronous_rounds_is_answered(store, words, why):
+    must_fail(why, f"train --method fedavg --scheme iid --clients {M} {words}")
 
 
 @pytest.mark.parametrize("method", ["scaffold", "fed3r", "solo", "central"])
-def test_methods_whose_uploads_cannot_wait_are_refused(store: Path, method: str) -> None:
+def test_methods_whose_uploads_cannot_wait_are_refused(store, method):
     must_fail(
-        method, "train", "--method", method, "--asynchronous", 2, "--scheme", "iid", "--clients", M
+        method, "train --method", method, "--asynchronous", 2, "--scheme", "iid", "--clients", M
     )
-    assert ok("methods", "info", method).data["asynchronous"] is False
+    assert ok("methods info", method).data["asynchronous"] is False

@@ -1,7 +1,5 @@
 """When an accuracy is no better than a guess, against numbers worked out by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -43,9 +41,7 @@ def result(
         (None, 0.1, 0.15),  # too many classes for a confusion matrix: 1 / C of 1,000 rows
     ],
 )
-def test_a_guess_is_the_largest_class_and_better_is_more_than_luck(
-    per_class: list[int] | None, level: float, least: float
-) -> None:
+def test_a_guess_is_the_largest_class_and_better_is_more_than_luck(per_class, level, least):
     found = at_chance(result(least - 1e-6, per_class))
     assert found is not None
     assert (found.level, found.least) == (pytest.approx(level), pytest.approx(least))
@@ -54,12 +50,12 @@ def test_a_guess_is_the_largest_class_and_better_is_more_than_luck(
     assert at_chance(result(0.0, per_class)) is not None
 
 
-def test_seeds_do_not_make_test_rows_of_one_row() -> None:
+def test_seeds_do_not_make_test_rows_of_one_row():
     one, three = (at_chance(result(0.1, [10] * 10, seeds=seeds)) for seeds in (1, 3))
     assert one == three
 
 
-def test_clients_that_are_tested_on_the_same_rows_make_no_more_rows() -> None:
+def test_clients_that_are_tested_on_the_same_rows_make_no_more_rows():
     """Ten clients, each on the same 1,000 rows of ten classes."""
     found = at_chance(result(0.1, [1000] * 10))
     assert found is not None
@@ -67,7 +63,7 @@ def test_clients_that_are_tested_on_the_same_rows_make_no_more_rows() -> None:
     assert found.least == at_chance(result(0.1, [100] * 10)).least  # type: ignore[union-attr]
 
 
-def test_what_was_not_scored_or_has_one_class_is_not_judged() -> None:
+def test_what_was_not_scored_or_has_one_class_is_not_judged():
     assert at_chance(result(None, [10, 10])) is None
     assert at_chance(result(1.0, [10, 0])) is None
     # better than chance would be above .9 + 2 sqrt(.9 .1 / 10) = 1.09

@@ -1,10 +1,5 @@
 """Partitions that a user brings: a dict, the client of each row, a function, a CSV."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from command import ok
@@ -18,7 +13,7 @@ ROWS = 40
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> fc.Store:
+def store(tmp_path):
     rng = np.random.default_rng(0)
     names = [f"{i:02d}.png" for i in range(ROWS)]
     split = ["test" if i % 5 == 4 else "train" for i in range(ROWS)]
@@ -32,9 +27,7 @@ def held(made: Partition) -> dict[str, tuple[list[int], list[int]]]:
     return {c.name: (c.train.tolist(), c.test.tolist()) for c in made.clients}
 
 
-def test_a_dict_gives_rows_and_clients_without_test_rows_share_the_test_split(
-    store: fc.Store,
-) -> None:
+def test_a_dict_gives_rows_and_clients_without_test_rows_share_the_test_split(store):
     mask = np.isin(np.arange(ROWS), (20, 21))
     made = fc.partition(
         store, {"north": [0, 3, 1], "south": {"train": [10, 11]}, "west": mask}, name="mine"
@@ -49,14 +42,14 @@ def test_a_dict_gives_rows_and_clients_without_test_rows_share_the_test_split(
     assert made.dropped == ROWS - 7 - len(common)
 
 
-def test_a_dict_may_give_every_client_its_own_test_rows(store: fc.Store) -> None:
+def test_a_dict_may_give_every_client_its_own_test_rows(store):
     made = fc.partition(store, {"north": ([0, 4, 9], [2]), "south": {"train": [3], "test": [6, 5]}})
     assert held(made) == {"north": ([0, 4, 9], [2]), "south": ([3], [5, 6])}
     assert made.test.tolist() == [2, 5, 6]
     assert any("2 rows of the test split" in note for note in made.notes)
 
 
-def test_rows_to_choose_by_may_be_given_or_taken(store: fc.Store) -> None:
+def test_rows_to_choose_by_may_be_given_or_taken(store):
     given = {
         "north": {"train": [0, 1], "validation": [4, 2]},
         "south": {"train": [3, 5], "validation": []},
@@ -81,14 +74,12 @@ def test_rows_to_choose_by_may_be_given_or_taken(store: fc.Store) -> None:
         ({"a": [0, 1]}, "split", "split validation"),
     ],
 )
-def test_rows_to_choose_by_that_cannot_be_are_refused(
-    store: fc.Store, given: dict[str, Any], validation: Any, said: str
-) -> None:
+def test_rows_to_choose_by_that_cannot_be_are_refused(store, given, validation, said):
     with pytest.raises(UsageError, match=said):
         fc.partition(store, given, validation=validation)
 
 
-def test_clients_without_a_name_get_one_that_is_free(store: fc.Store) -> None:
+def test_clients_without_a_name_get_one_that_is_free(store):
     fc.partition(store, ["a", "b"] * 20)
     other = fc.partition(store, ["a", "b", "c", "d"] * 10)
     free = f"natural-by-client-s0-{other.digest[:8]}"
@@ -102,7 +93,7 @@ def rows_of_first_client(made: Partition) -> list[int]:
     return sorted([*made.clients[0].train.tolist(), *made.clients[0].test.tolist()])
 
 
-def test_clients_are_in_the_order_of_names_or_named_by_an_index(tmp_path: Path) -> None:
+def test_clients_are_in_the_order_of_names_or_named_by_an_index(tmp_path):
     pd = pytest.importorskip("pandas")
     names = [f"n{i:02d}" for i in reversed(range(20))]  # as given; the store sorts them
     x = np.arange(20, dtype="f4")[:, None]
@@ -123,7 +114,7 @@ def test_clients_are_in_the_order_of_names_or_named_by_an_index(tmp_path: Path) 
             fc.partition(store, pd.Series(clients, index=index))
 
 
-def test_an_array_of_clients_is_a_column_of_the_data(store: fc.Store) -> None:
+def test_an_array_of_clients_is_a_column_of_the_data(store):
     ids = ["a" if i % 2 else "b" for i in range(ROWS)]
     ids[0] = ""
     made = fc.partition(store, ids)
@@ -134,13 +125,7 @@ def test_an_array_of_clients_is_a_column_of_the_data(store: fc.Store) -> None:
     assert by_function.digest == made.digest
 
 
-def test_a_client_called_minus_one_is_said_to_be_one(store: fc.Store) -> None:
-    made = fc.partition(store, np.where(np.arange(ROWS) < 10, -1, 7))
-    assert [c.name for c in made.clients] == ["-1", "7"]
-    assert any(note.startswith("-1 is the client of 10 rows") for note in made.notes)
-
-
-def test_clients_that_are_given_may_be_divided_again(store: fc.Store) -> None:
+def test_clients_that_are_given_may_be_divided_again(store):
     ids = ["n" if row % 2 else "s" for row in range(store.rows)]
     made = fc.partition(store, ids, inside="iid", clients=2)
     assert [c.name for c in made.clients] == [
@@ -151,17 +136,17 @@ def test_clients_that_are_given_may_be_divided_again(store: fc.Store) -> None:
     ]
 
 
-def test_a_csv_names_rows_and_clients_in_any_order(store: fc.Store, tmp_path: Path) -> None:
+def test_a_csv_names_rows_and_clients_in_any_order(store, tmp_path):
     lines = [f"{i:02d}.png,{'a' if i < 20 else 'b'}" for i in reversed(range(ROWS))]
     (tmp_path / "who.csv").write_text("name,client\n" + "\n".join(lines) + "\n")
-    made = ok("partition", "--from", tmp_path / "who.csv", "--store", store.path).data
+    made = ok(f"partition --from {tmp_path}/who.csv --store {store.path}").data
     assert [(c["name"], c["train"], c["test"]) for c in made["clients"]] == [
         ("a", 16, 4),
         ("b", 16, 4),
     ]
 
 
-def test_a_csv_may_say_the_split(store: fc.Store, tmp_path: Path) -> None:
+def test_a_csv_may_say_the_split(store, tmp_path):
     lines = ["00.png,a,train", "01.png,a,Test", "04.png,b,train", "09.png,b,test"]
     (tmp_path / "who.csv").write_text("name,client,split\n" + "\n".join(lines))
     made = fc.partition(store, tmp_path / "who.csv")
@@ -189,7 +174,7 @@ def test_a_csv_may_say_the_split(store: fc.Store, tmp_path: Path) -> None:
         ([0.5] * ROWS, "Floats"),
     ],
 )
-def test_what_is_no_partition_is_refused(store: fc.Store, clients: Any, said: str) -> None:
+def test_what_is_no_partition_is_refused(store, clients, said):
     with pytest.raises(UsageError, match=said):
         fc.partition(store, clients)
 
@@ -206,9 +191,7 @@ def test_what_is_no_partition_is_refused(store: fc.Store, clients: Any, said: st
         ("name,client,split\n00.png,a,train\n", "0 to test on"),
     ],
 )
-def test_a_wrong_csv_is_refused_with_its_line(
-    store: fc.Store, tmp_path: Path, text: str | None, said: str
-) -> None:
+def test_a_wrong_csv_is_refused_with_its_line(store, tmp_path, text, said):
     if text is not None:
         (tmp_path / "who.csv").write_text(text)
     with pytest.raises(UsageError, match=said):

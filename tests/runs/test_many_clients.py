@@ -1,16 +1,14 @@
 """A run of more clients than a result holds: their columns lie beside it, sealed, and are read from there."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from command import fedcache, ok
+from command import fedcache, ok, words_of
+from damage import flip_bit
 from failing_command import must_fail
-from homes import Once
 from made_path import place_of
 from pyarrow import parquet
 
@@ -35,18 +33,16 @@ def ingested(place: Path) -> Path:
         labels=y,
         split=(np.arange(2 * M) >= M + 100).astype(np.int8),
     )
-    ok("ingest", place / "rows.npz", "--name", "many")
+    ok(f"ingest {place}/rows.npz --name many")
     return place
 
 
 @pytest.fixture
-def store(once: Once) -> Path:
+def store(once):
     return once(ingested)
 
 
-def test_many_clients_without_pyarrow_are_refused_before_they_are_trained(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_many_clients_without_pyarrow_are_refused_before_they_are_trained(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     check_recordable(CLIENTS_IN_RESULT)
     with pytest.raises(MachineError, match="pyarrow") as refused:
@@ -55,19 +51,17 @@ def test_many_clients_without_pyarrow_are_refused_before_they_are_trained(
 
 
 @pytest.mark.slow
-def test_a_client_of_very_many_whose_model_was_not_saved_is_told_from_an_unknown_one(
-    store: Path,
-) -> None:
-    own = ("--set", "batch=1", "--set", "bn=false", "--save-clients", "client-0003")
-    run = ok("train", "--method", "fedrep", *WORDS, *own).data["path"]
+def test_a_client_of_very_many_whose_model_was_not_saved_is_told_from_an_unknown_one(store):
+    own = "--set batch=1 --set bn=false --save-clients client-0003"
+    run = ok("train --method fedrep", *WORDS, *words_of(own)).data["path"]
     for client, said in (("client-0004", "was not saved"), ("client-9999", "Unknown client")):
-        must_fail(said, "predict", run, "--store", "many", "--client", client)
+        must_fail(said, f"predict {run} --store many --client {client}")
 
 
 @pytest.mark.slow
 def test_models_that_do_not_fit_into_memory_are_refused_before_anything_is_trained(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    store, monkeypatch
+):
     words = (
         "--method",
         "perfedavg",
@@ -90,7 +84,7 @@ def test_models_that_do_not_fit_into_memory_are_refused_before_anything_is_train
 
 
 @pytest.mark.slow
-def test_many_clients_have_a_column_of_validation_accuracy(store: Path) -> None:
+def test_many_clients_have_a_column_of_validation_accuracy(store):
     words = (
         "--scheme",
         "iid",
@@ -104,11 +98,7 @@ def test_many_clients_have_a_column_of_validation_accuracy(store: Path) -> None:
         5,
     )
     done = ok(
-        "train",
-        "--method",
-        "fedrep",
-        "--seeds",
-        "0,1",
+        "train --method fedrep --seeds 0,1",
         *words,
         "--set",
         "batch=1",
@@ -127,15 +117,9 @@ def test_many_clients_have_a_column_of_validation_accuracy(store: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_result_of_many_clients_has_their_columns_in_a_file(store: Path, tmp_path: Path) -> None:
+def test_a_result_of_many_clients_has_their_columns_in_a_file(store, tmp_path):
     done = ok(
-        "train",
-        "--method",
-        "fedrep",
-        "--eval-clients",
-        300,
-        "--seeds",
-        "0,1",
+        "train --method fedrep --eval-clients 300 --seeds 0,1",
         *WORDS,
         "--set",
         "bn=false",
@@ -167,31 +151,23 @@ def test_a_result_of_many_clients_has_their_columns_in_a_file(store: Path, tmp_p
     # What reads clients reads them there.
     page = tmp_path / "page.html"
     ok(
-        "train",
-        "--method",
-        "solo",
-        "--eval-clients",
-        300,
-        "--seeds",
-        "0,1",
+        "train --method solo --eval-clients 300 --seeds 0,1",
         *WORDS,
         "--set",
         "bn=false",
     )
-    ok("report", "-o", page)
+    ok(f"report -o {page}")
     assert page.stat().st_size < 3_000_000
-    shown = fedcache("compare", "--over", "clients")
+    shown = fedcache("compare --over clients")
     assert shown.code == 0, shown.err
 
 
 @pytest.mark.slow
-def test_a_run_of_many_clients_is_taken_up_and_its_file_is_a_promise(store: Path) -> None:
+def test_a_run_of_many_clients_is_taken_up_and_its_file_is_a_promise(store):
     words = ("train", "--method", "fedavg", *WORDS)
     path = place_of(*words)
     assert ok(*words).data["reused"]
-    raw = bytearray((path / "clients.parquet").read_bytes())
-    raw[len(raw) // 2] ^= 1
-    (path / "clients.parquet").write_bytes(raw)
+    flip_bit(path / "clients.parquet")
     assert fedcache(*words).code == Exit.CORRUPT
     with pytest.raises(CorruptionError, match=r"clients\.parquet"):
         client_columns(json.loads((path / "result.json").read_text()), path)
@@ -206,20 +182,10 @@ def test_a_run_of_many_clients_is_taken_up_and_its_file_is_a_promise(store: Path
     assert np.isfinite(run.clients.accuracy).all()
 
 
-@pytest.mark.parametrize(
-    "words", [("--eval-clients", M + 1), ("--eval-clients", "some"), ("--participation", M + 1)]
-)
-def test_wrong_numbers_of_clients_are_refused_before_features_are_read(
-    store: Path, words: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(StoreRows, "read", lambda *_: pytest.fail("features were read"))
-    must_fail(str(words[0]), "train", "--method", "fedrep", *WORDS, *words)
-
-
 @pytest.mark.slow
 def test_who_takes_part_is_part_of_a_run_and_of_the_configuration_that_runs_it_again(
-    store: Path, tmp_path: Path
-) -> None:
+    store, tmp_path
+):
     trace = tmp_path / "trace.csv"
     trace.write_text("client,first,last\nclient-0003,1,1\nclient-0007,1,2\n")
     plain = ("train", "--method", "fedavg", *WORDS)
@@ -238,7 +204,7 @@ def test_who_takes_part_is_part_of_a_run_and_of_the_configuration_that_runs_it_a
     assert set(second) <= {7}
     said = json.loads((Path(path) / "result.json").read_text())["participants"]
     assert (said["client_sampling"], said["client_dropout"]) == ("weighted", 0.1)
-    assert ok("train", "--config", Path(path) / "config.toml").data["reused"]
+    assert ok("train --config", Path(path) / "config.toml").data["reused"]
     trace.write_text("client,first,last\nclient-0004,1,2\n")
     others = {ok(*words).data["path"], ok(*plain).data["path"]}
     assert len(others - {path}) == 2
@@ -255,37 +221,24 @@ def rounds_of(path: str) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (("--availability", "1.5"), "--availability 1.5"),
-        (("--client-clusters", M + 1), f"--client-clusters {M + 1}"),
-        (("--clusters-per-round", "2"), "--clusters-per-round"),
-        (("--client-clusters", "3", "--clusters-per-round", "4"), "3 clusters"),
-        (("--client-clusters", "3", "--dp-clip", "1", "--dp-noise", "1"), "--client-clusters"),
-        (("--method", "central", "--client-dropout", "0.1"), "central"),
+        (f"--method fedrep --eval-clients {M + 1}", "--eval-clients"),
+        ("--method fedrep --eval-clients some", "--eval-clients"),
+        (f"--method fedrep --participation {M + 1}", "--participation"),
+        ("--availability 1.5", "--availability 1.5"),
+        ("--clusters-per-round 2", "--clusters-per-round"),
+        ("--client-clusters 3 --clusters-per-round 4", "3 clusters"),
+        ("--client-clusters 3 --dp-clip 1 --dp-noise 1", "--client-clusters"),
     ],
 )
-def test_wrong_words_of_who_takes_part_are_answered(
-    store: Path, words: tuple[object, ...], named: str
-) -> None:
-    must_fail(named, "train", "--method", "fedavg", *WORDS, *words)
+def test_wrong_words_of_who_takes_part_are_answered_before_features_are_read(
+    store, words, named, monkeypatch
+):
+    monkeypatch.setattr(StoreRows, "read", lambda *_: pytest.fail("features were read"))
+    must_fail(named, "train --method fedavg", *WORDS, *words_of(words))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dropout", [(), ("--client-dropout", 0.5)])
-def test_the_standard_error_of_drawn_clients_is_shown_where_some_of_them_took_part(
-    store: Path, dropout: tuple[object, ...]
-) -> None:
-    words = (
-        "train",
-        "--method",
-        "solo",
-        *WORDS,
-        "--set",
-        "bn=false",
-        "--set",
-        "batch=1",
-        "--eval-clients",
-        300,
-    )
-    run = place_of(*words, *dropout).name
-    error = ok("runs", "show", run).data["figures"]["standard error of drawn clients"]
-    assert (error is None) if dropout else (0 < error < 0.1)
+@pytest.mark.parametrize(
+    "words", [f"--client-clusters {M + 1}", "--client-dropout 0.1 --method central"]
+)
+def test_who_takes_part_must_fit_the_method_and_the_clients(store, words):
+    must_fail(words.split()[-1], "train --method fedavg", *WORDS, *words_of(words))

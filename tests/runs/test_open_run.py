@@ -1,9 +1,5 @@
 """What is said and settled before a run is trained."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from arrays import ingested
 from command import ok
@@ -18,11 +14,9 @@ from command import ok
         (("fedavg", "--rounds", 1, "--participation", 2), [], []),
     ],
 )
-def test_what_the_paper_settles_is_said_unless_it_was_asked_for(
-    tmp_path: Path, words: tuple[object, ...], notes: list[str], warnings: list[str]
-) -> None:
+def test_what_the_paper_settles_is_said_unless_it_was_asked_for(tmp_path, words, notes, warnings):
     ingested(tmp_path)
-    done = ok("train", "--method", *words, "--scheme", "iid", "--clients", 3)
+    done = ok("train --method", *words, "--scheme", "iid", "--clients", 3)
     assert "dataset last extracted" in done.err
     said = [line for line in done.err.splitlines() if "paper (--" in line]
     assert [line.partition(":")[0] for line in said] == notes

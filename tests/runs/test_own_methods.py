@@ -1,12 +1,9 @@
 """A method in a file of the user's own: it trains by ``fc.train``, and every change of it is another run."""
 
-from __future__ import annotations
-
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,7 +42,7 @@ Write = Callable[..., Any]
 
 
 @pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+def write(tmp_path, monkeypatch):
     """Write both files and import the method's anew."""
     monkeypatch.syspath_prepend(str(tmp_path))
     # a file that changes within a second has a stale cache
@@ -65,13 +62,11 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
 
 
 @pytest.mark.slow
-def test_a_method_of_ones_own_trains_and_is_found_again(
-    tmp_path: Path, write: Write, own_home: Path
-) -> None:
+def test_a_method_of_ones_own_trains_and_is_found_again(tmp_path, write, own_home):
     store = ingested(tmp_path)
     parts = fc.partition(store, "iid", clients=3)
 
-    def train(method: fc.Method | str) -> fc.Run:
+    def train(method):
         return fc.train(method, store, parts, rounds=2)
 
     module = write()
@@ -84,13 +79,11 @@ def test_a_method_of_ones_own_trains_and_is_found_again(
     assert renamed.accuracy == known.accuracy
     assert renamed.path != known.path
     assert train(METHODS["fedavg"]).path == known.path, "the object that comes along is its name"
-    assert ok("gc", "--kind", "old-runs").data["garbage"] == []
+    assert ok("gc --kind old-runs").data["garbage"] == []
 
 
 @pytest.mark.slow
-def test_the_digest_changes_with_everything_that_is_bound(
-    write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_digest_changes_with_everything_that_is_bound(write, monkeypatch):
     module = write()
     plain = own_digest(module.METHOD)
     others = [
@@ -109,7 +102,7 @@ def test_the_digest_changes_with_everything_that_is_bound(
     assert own_digest(write(FILE + "# a remark\n").METHOD) != plain
 
 
-def test_the_digest_covers_the_file_of_a_bound_dataclass(tmp_path: Path, write: Write) -> None:
+def test_the_digest_covers_the_file_of_a_bound_dataclass(tmp_path, write):
     """The method's own file does not import it: what its methods compute would change unseen."""
     module, code = (
         write(),
@@ -128,7 +121,7 @@ def test_the_digest_covers_the_file_of_a_bound_dataclass(tmp_path: Path, write: 
     assert found[0] != found[1]
 
 
-def test_what_has_no_honest_digest_is_refused(tmp_path: Path, write: Write) -> None:
+def test_what_has_no_honest_digest_is_refused(tmp_path, write):
     module = write()
     typed: dict[str, Any] = {}
     exec(FILE, typed)  # as a notebook's cell does
@@ -148,9 +141,7 @@ def test_what_has_no_honest_digest_is_refused(tmp_path: Path, write: Write) -> N
     assert not (tmp_path / "home" / "runs").exists()
 
 
-def test_a_method_of_ones_own_is_a_point_of_a_grid_like_any_other(
-    tmp_path: Path, write: Write, own_home: Path
-) -> None:
+def test_a_method_of_ones_own_is_a_point_of_a_grid_like_any_other(tmp_path, write, own_home):
     store, module = ingested(tmp_path), write()
     parts = fc.partition(store, "iid", clients=3)
     done = fc.grid([module.METHOD, "fedavg"], store, parts, options={"rounds": 2}, lr=[0.1, 0.01])

@@ -1,12 +1,11 @@
 """Partitions on disk: files of arrays in stores and runs, and the JSON of earlier releases, which is read for ever."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command import fedcache, ok
+from damage import flip_bit
 
 import fedcache as fc
 from fedcache.errors import CorruptionError, Exit, UsageError
@@ -21,7 +20,7 @@ DIRICHLET = {"clients": 3, "alpha": 2.0}
 
 
 @pytest.fixture
-def store() -> fc.Store:
+def store():
     x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
     split = np.where(np.arange(60) < 45, "train", "test")
     return fc.Store.from_arrays(
@@ -41,9 +40,7 @@ def files_of(store: fc.Store) -> list[str]:
 
 
 @pytest.mark.parametrize("protocol", ["balanced", "matched"])
-def test_a_saved_partition_is_a_file_of_arrays_and_the_same_again_writes_nothing(
-    store: fc.Store, protocol: str
-) -> None:
+def test_a_saved_partition_is_a_file_of_arrays_and_the_same_again_writes_nothing(store, protocol):
     how = {**DIRICHLET, "test_protocol": protocol}
     made = make_partition(store, "dirichlet", name="p", **how)
     assert files_of(store) == ["p.partition"]
@@ -57,22 +54,22 @@ def test_a_saved_partition_is_a_file_of_arrays_and_the_same_again_writes_nothing
     assert verify(store.path).ok
 
 
-def test_json_of_an_earlier_release_is_read_by_everything(store: fc.Store, tmp_path: Path) -> None:
+def test_json_of_an_earlier_release_is_read_by_everything(store, tmp_path):
     made = as_json(store, "old")
     assert load_partition(store, "old").digest == made.digest
     assert store.partition("old") == made.to_payload()
     # and is left as it is
     assert make_partition(store, "dirichlet", name="old", **DIRICHLET).digest == made.digest
     assert files_of(store) == ["old.json"]
-    where = ("--store", store.path)
-    assert ok("inspect", store.path).data["partitions"] == ["old"]
-    run = ok("train", "--method", "fed3r", *where, "-p", "old").data
+    where = f"--store {store.path}"
+    assert ok(f"inspect {store.path}").data["partitions"] == ["old"]
+    run = ok(f"train --method fed3r {where} -p old").data
     assert run["partition"]["digest"] == made.digest
-    ok("shard", *where, "-p", "old", "--out", tmp_path / "sites")
-    ok("verify", store.path)
+    ok(f"shard {where} -p old --out {tmp_path}/sites")
+    ok(f"verify {store.path}")
     file = tmp_path / "old.json"
     file.write_bytes(canonical_json(made.to_payload()))
-    assert ok("train", "--method", "fed3r", *where, "-p", file).data["reused"]
+    assert ok(f"train --method fed3r {where} -p {file}").data["reused"]
     other = make_partition(store, "dirichlet", name="old", **DIRICHLET, seed=1, replace=True)
     assert files_of(store) == ["old.partition"]
     assert load_partition(fc.Store.open(store.path), "old").digest == other.digest
@@ -80,9 +77,7 @@ def test_json_of_an_earlier_release_is_read_by_everything(store: fc.Store, tmp_p
 
 
 @pytest.mark.parametrize("place", [0, 12, 300, -1, None])
-def test_a_damaged_or_missing_file_is_found_and_forgotten_by_repair(
-    store: fc.Store, place: int | None
-) -> None:
+def test_a_damaged_or_missing_file_is_found_and_forgotten_by_repair(store, place):
     make_partition(store, "dirichlet", name="p", **DIRICHLET)
     if place is None:
         (store.path / "partitions/p.partition").unlink()
@@ -90,37 +85,29 @@ def test_a_damaged_or_missing_file_is_found_and_forgotten_by_repair(
         damage(store, "p", place)
     with pytest.raises(CorruptionError):
         load_partition(store, "p")
-    assert (
-        fedcache("train", "--method", "fed3r", "--store", store.path, "-p", "p", "--json").code
-        == Exit.CORRUPT
-    )
+    assert fedcache(f"train --method fed3r --store {store.path} -p p --json").code == Exit.CORRUPT
     assert [p["file"] for p in verify(store.path).problems] == ["partitions/p.partition"]
     assert len(repair(store.path)) == 1
     assert fc.Store.open(store.path).partitions == []
 
 
 @pytest.mark.parametrize("name", ["mine.json", "mine.partition"])
-def test_a_partition_is_shared_as_a_file_of_either_form(
-    store: fc.Store, tmp_path: Path, name: str
-) -> None:
-    where = ("--store", store.path)
-    made = ok("partition", *where, "--scheme", "iid", "--clients", 3, "--out", tmp_path / name).data
+def test_a_partition_is_shared_as_a_file_of_either_form(store, tmp_path, name):
+    where = f"--store {store.path}"
+    made = ok(f"partition {where} --scheme iid --clients 3 --out", tmp_path / name).data
     raw = (tmp_path / name).read_bytes()
     assert raw.startswith(b"{" if name == "mine.json" else b"\x89FCARR1\n")
-    run = ok("train", "--method", "fed3r", *where, "-p", tmp_path / name).data
+    run = ok(f"train --method fed3r {where} -p", tmp_path / name).data
     assert run["partition"]["digest"] == made["digest"]
     (tmp_path / name).unlink()  # the run keeps the partition
-    assert ok("train", "--config", Path(run["path"]) / "config.toml").data["reused"]
+    assert ok("train --config", Path(run["path"]) / "config.toml").data["reused"]
     (tmp_path / name).write_bytes(raw[:-9])
     assert (
-        fedcache("train", "--method", "fed3r", *where, "-p", tmp_path / name, "--json").code
-        == Exit.CORRUPT
+        fedcache(f"train --method fed3r {where} -p", tmp_path / name, "--json").code == Exit.CORRUPT
     )
 
 
-def test_a_file_that_says_it_is_another_partition_is_refused(
-    store: fc.Store, tmp_path: Path
-) -> None:
+def test_a_file_that_says_it_is_another_partition_is_refused(store, tmp_path):
     one, other = (
         make_partition(store, "dirichlet", save=False, **DIRICHLET, seed=seed) for seed in (0, 1)
     )
@@ -128,22 +115,15 @@ def test_a_file_that_says_it_is_another_partition_is_refused(
     one.__dict__["digest"] = other.digest
     one.save(tmp_path / "p.partition")
     done = fedcache(
-        "train",
-        "--method",
-        "fed3r",
-        "--store",
-        store.path,
-        "-p",
-        tmp_path / "p.partition",
-        "--json",
+        f"train --method fed3r --store {store.path} -p {tmp_path}/p.partition --json",
     )
     assert done.code == Exit.CORRUPT
 
 
 @pytest.mark.slow
-def test_a_run_of_an_earlier_release_keeps_its_partition_as_json(store: fc.Store) -> None:
-    words = ("train", "--method", "fed3r", "--store", store.path, "--scheme", "iid", "--clients", 3)
-    path = Path(ok(*words).data["path"])
+def test_a_run_of_an_earlier_release_keeps_its_partition_as_json(store):
+    words = f"train --method fed3r --store {store.path} --scheme iid --clients 3"
+    path = Path(ok(words).data["path"])
     # The directory as an earlier release left it: the partition as JSON, named by configuration and result.
     new, old = path / "partition-0.partition", path / "partition-0.json"
     made = fc.Partition.load(new)
@@ -159,40 +139,36 @@ def test_a_run_of_an_earlier_release_keeps_its_partition_as_json(store: fc.Store
         {**result, "files": {**files, old.name: file_digest(old.name, old.read_bytes())}},
     )
 
-    assert ok("train", "--config", config).data["reused"]
+    assert ok(f"train --config {config}").data["reused"]
     (entry,) = gather([path], path.parent).entries
     rows = store_of_run([entry])
     assert not isinstance(rows, str)
     assert rows.partition.digest == made.digest
     old.write_bytes(old.read_bytes().replace(b"client-0", b"client-9"))
-    assert fedcache(*words, "--json").code == Exit.CORRUPT
+    assert fedcache(f"{words} --json").code == Exit.CORRUPT
 
 
-def test_verify_computes_the_digest_that_reading_a_store_believes(store: fc.Store) -> None:
+def test_verify_computes_the_digest_that_reading_a_store_believes(store):
     made = make_partition(store, "dirichlet", name="p", **DIRICHLET)
     other = make_partition(store, "dirichlet", save=False, **DIRICHLET, seed=1)
     other.__dict__["digest"] = made.digest
     store.put_partition("p", other.to_file())  # somebody who writes manifests, too
     assert load_partition(store, "p").digest == made.digest
-    done = fedcache("verify", store.path, "--json")
+    done = fedcache(f"verify {store.path} --json")
     assert done.code == Exit.CORRUPT
     assert [problem["file"] for problem in done.data["problems"]] == ["partitions/p.partition"]
 
 
 def damage(store: fc.Store, name: str, at: int) -> None:
     file = store.path / f"partitions/{name}.partition"
-    raw = bytearray(file.read_bytes())
-    raw[at] ^= 1
-    file.write_bytes(raw)
+    flip_bit(file, at)
 
 
 @pytest.mark.parametrize(
     ("at", "scheme"),
     [(-64, "--scheme dirichlet --clients 3 --alpha 2 --partition-seed 7"), (20, "--scheme SCHEME")],
 )
-def test_a_damaged_partition_is_made_again_by_the_command_that_its_error_names(
-    store: fc.Store, at: int, scheme: str
-) -> None:
+def test_a_damaged_partition_is_made_again_by_the_command_that_its_error_names(store, at, scheme):
     made = make_partition(store, "dirichlet", name="p", **DIRICHLET, seed=7)
     damage(store, "p", at)
     with pytest.raises(CorruptionError) as caught:

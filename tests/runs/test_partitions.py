@@ -1,7 +1,5 @@
 """What clients are dealt: arguments, defaults of the papers, labels, and in what single clients differ."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -56,16 +54,14 @@ def refused(call: Any, *args: Any, match: str, **options: Any) -> str:
         ("lda", {"gate": "Yes"}, {"gate": True}),
     ],
 )
-def test_words_become_what_the_scheme_declares(
-    scheme: str, given: dict[str, Any], typed: dict[str, Any]
-) -> None:
+def test_words_become_what_the_scheme_declares(scheme, given, typed):
     found = typed_arguments(scheme, given)
     assert found == typed
     assert {k: type(v) for k, v in found.items()} == {k: type(v) for k, v in typed.items()}
     refused(typed_arguments, f"{scheme}t", given, match=f"Did you mean '{scheme}'")
 
 
-def test_a_partition_is_saved_under_its_name_unless_that_is_not_wanted() -> None:
+def test_a_partition_is_saved_under_its_name_unless_that_is_not_wanted():
     place = store()
     make_partition(place, "iid", seed=3, clients="2")
     make_partition(place, "iid", clients=2, name="halves")
@@ -73,7 +69,7 @@ def test_a_partition_is_saved_under_its_name_unless_that_is_not_wanted() -> None
     assert sorted(place.partitions) == ["halves", "iid-m2-s3"]
 
 
-def test_a_partition_that_is_not_saved_is_refused_with_those_that_are(tmp_path: Path) -> None:
+def test_a_partition_that_is_not_saved_is_refused_with_those_that_are(tmp_path):
     place = store()
     assert "none" in refused(load_partition, place, "thirds", match="thirds")
     make_partition(place, "iid", clients=3, name="b")
@@ -86,7 +82,7 @@ def test_a_partition_that_is_not_saved_is_refused_with_those_that_are(tmp_path: 
 LABELS = np.where(np.arange(40) < 15, -1, np.arange(40) % 2)
 
 
-def test_rows_without_labels_are_refused_where_labels_are_read() -> None:
+def test_rows_without_labels_are_refused_where_labels_are_read():
     partly, none = store(LABELS, name="partly"), store(np.full(40, -1), name="none")
     fed3r = METHODS["fed3r"]
     need_labels(fed3r, partly, None)  # some rows have labels, and only those may be dealt
@@ -120,13 +116,7 @@ def test_rows_without_labels_are_refused_where_labels_are_read() -> None:
         ("fed3r", {"scheme": "iid", "options": {"clients": 4}}, (), ("iid", {"clients": 4}), []),
     ],
 )
-def test_a_scheme_and_its_clients_are_those_of_the_paper(
-    method: str,
-    config: dict[str, Any],
-    domain: tuple[str, ...],
-    chosen: tuple[str, dict[str, Any]],
-    notes: list[str],
-) -> None:
+def test_a_scheme_and_its_clients_are_those_of_the_paper(method, config, domain, chosen, notes):
     heard, place = Heard(), store(domains=np.where(np.arange(40) % 4 < 2, "ink", "pen"))
     assert (
         default_partition(METHODS[method], place, PartitionConfig(**config), domain, heard)
@@ -154,7 +144,7 @@ def dealt(
     return found, name, heard.notes
 
 
-def test_seeds_share_a_partition_unless_each_draws_its_own() -> None:
+def test_seeds_share_a_partition_unless_each_draws_its_own():
     shared, name, notes = dealt({}, PartitionConfig("iid", 2, seed=5))
     assert list(shared) == [4, 2]
     assert (shared[4].seed, shared[4] is shared[2], name) == (5, True, None)
@@ -167,7 +157,7 @@ def test_seeds_share_a_partition_unless_each_draws_its_own() -> None:
     refused(dealt, {"partition": "saved"}, PartitionConfig("iid"), match="--partition and --scheme")
 
 
-def test_only_what_the_paper_chose_is_scaled_down() -> None:
+def test_only_what_the_paper_chose_is_scaled_down():
     found, _, notes = dealt({}, PartitionConfig())  # 100 clients of 30 rows
     clients = len(found[4].clients)
     assert 0 < clients < 100
@@ -180,7 +170,7 @@ def test_only_what_the_paper_chose_is_scaled_down() -> None:
         refused(dealt, {}, asked, match="\\w")
 
 
-def test_a_name_of_other_rows_is_not_given_again_unless_that_is_said() -> None:
+def test_a_name_of_other_rows_is_not_given_again_unless_that_is_said():
     held = store()
     first = make_partition(held, "iid", clients=2, name="pp")
     # the same again
@@ -196,16 +186,14 @@ def test_a_name_of_other_rows_is_not_given_again_unless_that_is_said() -> None:
 
 
 @pytest.mark.slow
-def test_the_configuration_and_the_report_of_a_run_know_its_partition_by_its_rows(
-    tmp_path: Path,
-) -> None:
+def test_the_configuration_and_the_report_of_a_run_know_its_partition_by_its_rows(tmp_path):
     held = store()
     make_partition(held, "iid", clients=2, name="pp")
-    run = ok("train", "--store", held.path, "--method", "fedncm", "--partition", "pp").data
+    run = ok(f"train --store {held.path} --method fedncm --partition pp").data
     config = Path(run["path"]) / "config.toml"
-    assert ok("train", "--config", config).data["reused"]
+    assert ok(f"train --config {config}").data["reused"]
     make_partition(held, "iid", clients=3, name="pp", replace=True)
-    assert fedcache("train", "--config", config, "--json").code == Exit.STORE
+    assert fedcache(f"train --config {config} --json").code == Exit.STORE
     pinned = pinned_name("pp", run["partition"]["digests"][0])
     former = config.read_text().replace(pinned, "pp")  # as a former release wrote it
     for text in (config.read_text(), former):

@@ -1,17 +1,13 @@
 """Plug-ins: what an installed package or ``fc.register`` brings is used by name, and is part of a run's identity."""
 
-from __future__ import annotations
-
 import importlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from arrays import small_store
 from command import fedcache, ok
-from homes import Once
 from make_images import tree, write_directory
 from opened import open_dataset, peek
 
@@ -108,7 +104,7 @@ def install(place: Path, version: str = "1.2") -> Path:
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def site(tmp_path, monkeypatch):
     """A folder of ``sys.path`` with the package in it."""
     install(tmp_path / "site-packages")
     monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
@@ -124,17 +120,15 @@ def forget_modules() -> None:
 
 
 @pytest.fixture
-def store(once: Once) -> Path:
+def store(once):
     return once(small_store)
 
 
 def train(store: Path, *words: object) -> dict:
-    return ok("train", "--store", store, "--scheme", "iid", "--clients", 4, *words).data
+    return ok(f"train --store {store} --scheme iid --clients 4", *words).data
 
 
-def test_a_method_of_a_package_trains_by_its_name_and_is_shown_as_from_outside(
-    site: Path, store: Path
-) -> None:
+def test_a_method_of_a_package_trains_by_its_name_and_is_shown_as_from_outside(site, store):
     own = train(store, "--method", "fedncm")
     theirs = train(store, "--method", "outside-ncm")
     assert theirs["accuracy"] == own["accuracy"]
@@ -142,14 +136,14 @@ def test_a_method_of_a_package_trains_by_its_name_and_is_shown_as_from_outside(
         {"kind": "methods", "name": "outside-ncm", "package": "outside-pkg", "version": "1.2"}
     ]
     assert "plugins" not in own
-    listed = {m["name"]: m.get("origin") for m in ok("methods", "list").data["methods"]}
+    listed = {m["name"]: m.get("origin") for m in ok("methods list").data["methods"]}
     assert (listed["outside-ncm"], listed["fedncm"]) == ("outside-pkg 1.2", None)
-    assert ok("methods", "info", "outside-ncm").data["origin"] == "outside-pkg 1.2"
+    assert ok("methods info outside-ncm").data["origin"] == "outside-pkg 1.2"
     assert "outside-ncm" not in list(METHODS)  # nothing is imported to list fedcache's own
 
 
-def test_package_version_and_code_are_part_of_the_identity(site: Path) -> None:
-    def digest() -> str:
+def test_package_version_and_code_are_part_of_the_identity(site):
+    def digest():
         plugins._installed.cache_clear()
         forget_modules()
         importlib.invalidate_caches()
@@ -166,8 +160,8 @@ def test_package_version_and_code_are_part_of_the_identity(site: Path) -> None:
 
 @pytest.mark.slow
 def test_scheme_executor_aggregator_and_tracker_of_a_package_are_used_by_name(
-    site: Path, store: Path, tmp_path: Path
-) -> None:
+    site, store, tmp_path
+):
     plain = train(store, "--method", "fedavg", "--rounds", 2, "--execution", "sequential")
     loop = train(store, "--method", "fedavg", "--rounds", 2, "--execution", "outside-loop")
     assert (loop["accuracy"], loop["execution"]) == (plain["accuracy"], "outside-loop")
@@ -176,7 +170,7 @@ def test_scheme_executor_aggregator_and_tracker_of_a_package_are_used_by_name(
     assert robust["plugins"][0]["kind"] == "aggregators"
     train(store, "--method", "fedavg", "--rounds", 3, "--track", f"outside-log:{tmp_path / 'log'}")
     assert (tmp_path / "log" / "rounds.txt").read_text().split()[-1] == "3"
-    dealt = ok("partition", "--store", store, "--scheme", "outside-iid", "--clients", 3)
+    dealt = ok(f"partition --store {store} --scheme outside-iid --clients 3")
     assert dealt.data["scheme"] == "outside-iid"
     assert "outside-iid" not in list(SCHEMES)
     assert "outside-loop" not in executors()
@@ -185,28 +179,24 @@ def test_scheme_executor_aggregator_and_tracker_of_a_package_are_used_by_name(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--method", "outside-gone"), "outside_pkg.missing:METHOD"),
-        (("--method", "outside-odd"), "outside-pkg 1.2"),
-        (("--method", "outside-nmc"), "'outside-ncm'"),
-        (("--method", "fedavg", "--aggregate", "outside-wrong"), "(4, "),
-        (("--method", "fedavg", "--track", "outside-lg"), "'outside-log'"),
+        ("--method outside-gone", "outside_pkg.missing:METHOD"),
+        ("--method outside-odd", "outside-pkg 1.2"),
+        ("--method outside-nmc", "'outside-ncm'"),
+        ("--method fedavg --aggregate outside-wrong", "(4, "),
+        ("--method fedavg --track outside-lg", "'outside-log'"),
     ],
 )
-def test_what_is_broken_is_named_with_its_package(
-    site: Path, store: Path, words: tuple[str, ...], said: str
-) -> None:
-    done = fedcache(
-        "train", "--store", store, "--scheme", "iid", "--clients", 4, "--rounds", 1, *words
-    )
+def test_what_is_broken_is_named_with_its_package(site, store, words, said):
+    done = fedcache(f"train --store {store} --scheme iid --clients 4 --rounds 1 {words}")
     assert done.code != Exit.OK
     assert said in done.err
 
 
-def test_a_package_cannot_take_a_name_of_fedcaches_own(site: Path, store: Path) -> None:
+def test_a_package_cannot_take_a_name_of_fedcaches_own(site, store):
     assert METHODS["fedavg"].summary != "Class means, from another package."
 
 
-def test_a_kind_of_datasets_is_read_by_its_package(site: Path, tmp_path: Path) -> None:
+def test_a_kind_of_datasets_is_read_by_its_package(site, tmp_path):
     images = write_directory(
         tmp_path / "images", tree([f"{c}/{i}.png" for c in ("cat", "dog") for i in range(3)])
     )
@@ -220,8 +210,8 @@ def test_a_kind_of_datasets_is_read_by_its_package(site: Path, tmp_path: Path) -
         open_dataset("outside-nothing:x", memory=memory)
 
 
-def test_register_is_for_this_process_and_refuses_what_is_taken() -> None:
-    def halves(V: torch.Tensor) -> torch.Tensor:
+def test_register_is_for_this_process_and_refuses_what_is_taken():
+    def halves(V):
         return V.mean(0) / 2
 
     assert fc.register("aggregator", halves, "halves") == "halves"

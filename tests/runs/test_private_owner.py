@@ -1,32 +1,25 @@
 """A private run that is started several times at once: one training, one result, one entry in the ledger."""
 
-from __future__ import annotations
-
 import threading
-from pathlib import Path
 
 import pytest
 from command import fedcache
-from heard import Heard
-from homes import Once
 from private_starts import CONFIG, held_owner, home, ingested, started, until_all_wait
 
 from fedcache.config import Home
-from fedcache.errors import Exit, FedcacheError
-from fedcache.process import Stop
 from fedcache.runs.loop import train
 from fedcache.runs.privacy_ledger import read_releases
 from fedcache.runs.run import Run
 
 
 @pytest.fixture(autouse=True)
-def store(once: Once) -> Path:
+def store(once):
     pytest.importorskip("dp_accounting")
     return once(ingested)
 
 
 @pytest.mark.slow
-def test_others_wait_for_the_owner_of_a_private_run_and_return_its_result(tmp_path: Path) -> None:
+def test_others_wait_for_the_owner_of_a_private_run_and_return_its_result(tmp_path):
     owner = held_owner(tmp_path, 2)
     others = [started(tmp_path), started(tmp_path)]
     until_all_wait(tmp_path, others)
@@ -39,7 +32,7 @@ def test_others_wait_for_the_owner_of_a_private_run_and_return_its_result(tmp_pa
     assert train(CONFIG, Home(home())).reused
 
 
-def test_threads_of_one_process_share_one_training() -> None:
+def test_threads_of_one_process_share_one_training():
     runs: list[Run] = []
     threads = [
         threading.Thread(target=lambda: runs.append(train(CONFIG, Home(home())))) for _ in range(4)
@@ -53,30 +46,13 @@ def test_threads_of_one_process_share_one_training() -> None:
     assert sorted(r.seed for r in read_releases(home() / "privacy.jsonl")) == [0, 1]
 
 
-@pytest.mark.slow
-def test_a_process_that_waits_for_a_private_run_can_be_stopped(tmp_path: Path) -> None:
-    owner = held_owner(tmp_path, 1)
-    stop = Stop()
-    stop.ask()
-    heard = Heard()
-    with pytest.raises(FedcacheError) as stopped:
-        train(CONFIG, Home(home()), observer=heard, stop=stop)
-    (tmp_path / "go").touch()
-    owner.communicate(timeout=200)
-    assert stopped.value.code is Exit.INTERRUPTED
-    assert any("is being trained by another process" in note for note in heard.notes)
-    assert len(read_releases(home() / "privacy.jsonl")) == 2
-
-
-def test_a_private_run_that_is_made_again_and_killed_while_it_is_stored_is_not_damaged(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_private_run_that_is_made_again_and_killed_while_it_is_stored_is_not_damaged(monkeypatch):
     from fedcache.runs import directory
 
     class Killed(BaseException):
         pass
 
-    def killed(*_: object) -> None:
+    def killed(*_):
         raise Killed
 
     train(CONFIG, Home(home()))
@@ -89,4 +65,4 @@ def test_a_private_run_that_is_made_again_and_killed_while_it_is_stored_is_not_d
     assert not again.reused
     # its seeds had ended: no noise is drawn again
     assert len(read_releases(home() / "privacy.jsonl")) == spent == 4
-    assert fedcache("runs", "list").code == 0
+    assert fedcache("runs list").code == 0

@@ -1,13 +1,10 @@
 """Trackers of private runs: no library learns when a round ended, unless who took part is told anyway."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from homes import Once
 from private_starts import CONFIG, ingested
 
 from fedcache.config import Home, TrainConfig
@@ -19,7 +16,7 @@ from fedcache.runs.trackers.seeds import Figures, SeedTracker
 
 
 @pytest.fixture(autouse=True)
-def store(once: Once) -> Path:
+def store(once):
     pytest.importorskip("dp_accounting")
     return once(ingested)
 
@@ -30,7 +27,7 @@ class Record:
     def __init__(self) -> None:
         self.order: list[str] = []
 
-    def begin(self, _first: Round) -> Record:
+    def begin(self, _first: Round) -> "Record":
         return self
 
     def write(self, _round: Round) -> None:
@@ -65,17 +62,13 @@ def tracked(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", choose.TRACKERS)
-def test_a_tracker_is_told_of_a_private_run_when_all_its_rounds_have_ended(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_is_told_of_a_private_run_when_all_its_rounds_have_ended(name, monkeypatch):
     pytest.importorskip(name)
     order = tracked(name, CONFIG, monkeypatch)
     assert order == 8 * ["trained"] + 8 * ["tracked"]
 
 
-def test_a_private_run_that_is_stopped_is_tracked_when_it_stops(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_private_run_that_is_stopped_is_tracked_when_it_stops(monkeypatch):
     pytest.importorskip("tensorboard")
     assert tracked("tensorboard", CONFIG, monkeypatch, stop_after=3) == 3 * ["trained"] + 3 * [
         "tracked"
@@ -90,9 +83,7 @@ def test_a_private_run_that_is_stopped_is_tracked_when_it_stops(
         pytest.param({"dp_clip": None, "dp_noise": None, "dp_allow": None}, id="no noise"),
     ],
 )
-def test_other_runs_are_tracked_round_by_round(
-    config: dict[str, object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_runs_are_tracked_round_by_round(config, monkeypatch):
     pytest.importorskip("tensorboard")
     assert tracked("tensorboard", replace(CONFIG, **config), monkeypatch) == 8 * [
         "trained",
@@ -100,7 +91,7 @@ def test_other_runs_are_tracked_round_by_round(
     ]
 
 
-def test_all_events_of_a_private_run_in_tensorboard_have_one_time(tmp_path: Path) -> None:
+def test_all_events_of_a_private_run_in_tensorboard_have_one_time(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -1,12 +1,9 @@
 """A home on a read-only file system: nobody here writes, whatever locks others have left in it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture
-def read_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+def read_only(monkeypatch):
     """Files cannot be opened to be written, as on a read-only file system."""
     real = os.open
 
@@ -47,7 +44,7 @@ def held_elsewhere(path: Path) -> subprocess.Popen[bytes]:
     return process
 
 
-def test_a_lock_that_is_left_is_not_held(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_lock_that_is_left_is_not_held(tmp_path, request):
     (tmp_path / LOCK).touch()
     request.getfixturevalue("read_only")
     with pytest.raises(OSError, match="Read-only"):
@@ -57,9 +54,7 @@ def test_a_lock_that_is_left_is_not_held(tmp_path: Path, request: pytest.Fixture
     assert not is_running(tmp_path)
 
 
-def test_a_lock_that_a_process_with_write_access_holds_is_held(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_lock_that_a_process_with_write_access_holds_is_held(tmp_path, request):
     with held_elsewhere(tmp_path / LOCK) as process:
         request.getfixturevalue("read_only")
         assert is_held(tmp_path / LOCK)
@@ -68,7 +63,7 @@ def test_a_lock_that_a_process_with_write_access_holds_is_held(
     assert not is_held(tmp_path / LOCK)
 
 
-def test_a_read_only_home_has_no_writers(request: pytest.FixtureRequest) -> None:
+def test_a_read_only_home_has_no_writers(request):
     store = Home.from_environment().stores / "a-00000000.zarr"
     store.mkdir(parents=True)
     with lock_manifest(store):

@@ -1,7 +1,5 @@
 """Results of several seeds, summed up by hand, and what is said of uploads and of noise."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any
@@ -58,13 +56,13 @@ def seed(number: int, accuracies: tuple[float | None, ...], **changes: Any) -> S
     return SeedResult(**{**whole, **given})
 
 
-def test_mean_and_deviation_of_known_values_alone() -> None:
+def test_mean_and_deviation_of_known_values_alone():
     assert mean_std([1.0, 3.0]) == (2.0, math.sqrt(2.0))  # ddof 1
     assert mean_std([4.0]) == (4.0, None)
     assert mean_std([]) == mean_std([1.0, None]) == (None, None)
 
 
-def test_accuracy_is_taken_over_seeds_clients_domains_and_rounds() -> None:
+def test_accuracy_is_taken_over_seeds_clients_domains_and_rounds():
     first = seed(0, (None, 0.5, 0.7))
     second = seed(
         4,
@@ -87,7 +85,7 @@ def test_accuracy_is_taken_over_seeds_clients_domains_and_rounds() -> None:
     ]
 
 
-def test_traffic_is_summed_over_seeds_and_a_round_is_that_of_the_first() -> None:
+def test_traffic_is_summed_over_seeds_and_a_round_is_that_of_the_first():
     other = seed(1, (1.0,))
     other.traffic = {k: v + 1 for k, v in other.traffic.items()}
     other.per_round = {}
@@ -115,7 +113,7 @@ def timed(number: int, *rounds: tuple[list[str], float, float | None, int]) -> S
     return made
 
 
-def test_staleness_is_a_mean_over_updates_and_time_one_over_seeds() -> None:
+def test_staleness_is_a_mean_over_updates_and_time_one_over_seeds():
     first = timed(0, ([], 0.5, None, 0), (["p", "q", "p"], 2.0, 1.0, 3))
     second = timed(1, (["q"], 1.0, 5.0, 5), ([], 7.0, None, 0))
     rule = TimingRule(durations="equal", buffer=2, step=0.5, power=1.0)
@@ -138,7 +136,7 @@ def test_staleness_is_a_mean_over_updates_and_time_one_over_seeds() -> None:
 
 
 @pytest.mark.parametrize("clients", [["p", "q"], NumberedNames(2)], ids=["named", "numbered"])
-def test_a_seed_is_read_as_it_was_written_and_as_earlier_releases_wrote_it(clients: Any) -> None:
+def test_a_seed_is_read_as_it_was_written_and_as_earlier_releases_wrote_it(clients):
     written = seed(3, (None, 0.5), clients=clients, attackers=["q"], confusion=[[1, 0], [2, 3]])
     plain = json.loads(json.dumps(written.to_dict()))
     earlier = {

@@ -1,7 +1,5 @@
 """What a run reads of one store or of the stores of its clients, and what is said of it."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any
@@ -48,7 +46,7 @@ def prepared(
     return prepare_run(asked, row_source(asked, PartitionConfig("iid", 3), preparation)), heard
 
 
-def test_all_arrays_are_concatenated_as_far_as_they_have_views() -> None:
+def test_all_arrays_are_concatenated_as_far_as_they_have_views():
     place = store()
     inputs, heard = prepared(place, "fedavg")
     keys = list(place.arrays)
@@ -70,7 +68,7 @@ def test_all_arrays_are_concatenated_as_far_as_they_have_views() -> None:
     }
 
 
-def test_points_of_a_grid_read_features_draw_rows_and_warn_once() -> None:
+def test_points_of_a_grid_read_features_draw_rows_and_warn_once():
     place, cache = store(np.zeros(ROWS, int)), InputCache()
     first, heard = prepared(place, "fedavg", cache)
     assert len([warning for warning in heard.warnings if "(cat)" in warning]) == 1
@@ -93,7 +91,7 @@ def sites(place: fc.Store, folder: Path) -> Path:
     return folder
 
 
-def test_shards_do_not_go_where_others_are(tmp_path: Path) -> None:
+def test_shards_do_not_go_where_others_are(tmp_path):
     place, rows = store(), np.array([0, 1])
     folder = sites(place, tmp_path / "sites")
     assert sites(place, folder) == folder, "the same ones are there already"
@@ -108,7 +106,7 @@ def of_shards(folder: Path, method: str, **config: Any) -> RunInputs:
     return prepare_run(asked, row_source(asked, PartitionConfig(), preparation))
 
 
-def test_rows_that_several_client_stores_hold_are_read_once(tmp_path: Path) -> None:
+def test_rows_that_several_client_stores_hold_are_read_once(tmp_path):
     place = store(text={"a": np.eye(2, 3, dtype=np.float32)})
     inputs = of_shards(sites(place, tmp_path / "sites"), "fed3r", seeds="3,1", backbones=("a",))
     rows = [0, 1, 5, 7, 9, 14, 15, 16, 17, 18, 19]  # each once, in the parent's order
@@ -130,7 +128,7 @@ def test_rows_that_several_client_stores_hold_are_read_once(tmp_path: Path) -> N
     assert (inputs.dataset["digest"], inputs.dataset["rows"]) == (place.dataset["digest"], 17)
 
 
-def test_client_stores_bring_the_rows_to_choose_by(tmp_path: Path) -> None:
+def test_client_stores_bring_the_rows_to_choose_by(tmp_path):
     place, test = store(), np.arange(15, ROWS)
     held = [("p", np.array([1, 7]), test), ("q", np.array([0, 9, 14]), test)]
     write_shards(place, held, tmp_path / "sites", [np.array([5, 6]), None])
@@ -151,15 +149,13 @@ def test_client_stores_bring_the_rows_to_choose_by(tmp_path: Path) -> None:
         ("solo", {"client_set": {"dim": "3"}}),
     ],
 )
-def test_what_client_stores_cannot_serve_is_refused(
-    tmp_path: Path, method: str, config: dict[str, Any]
-) -> None:
+def test_what_client_stores_cannot_serve_is_refused(tmp_path, method, config):
     with pytest.raises(UsageError, match="--clients-from"):
         of_shards(sites(store(), tmp_path / "sites"), method, **config)
 
 
-def test_a_folder_without_client_stores_is_refused(tmp_path: Path) -> None:
-    def refused(said: str) -> None:
+def test_a_folder_without_client_stores_is_refused(tmp_path):
+    def refused(said):
         with pytest.raises(StoreError, match=said):
             open_clients(tmp_path / "sites")
 

@@ -1,7 +1,5 @@
 """What a resume reads: sealed for its run and seed; what is not whole, or another's, begins again with a warning."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -10,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from damage import flip_bit
 from draws import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,7 +55,7 @@ def checkpoint_of(run: RunDirectory, seed: int = 0) -> Path:
     return run.path / f"checkpoint-{seed}.safetensors"
 
 
-def test_a_checkpoint_is_given_back_as_it_was(tmp_path: Path) -> None:
+def test_a_checkpoint_is_given_back_as_it_was(tmp_path):
     run = directory(tmp_path)
     run.save_checkpoint(0, TENSORS, STATE)
     found, said = read(run)
@@ -68,15 +67,11 @@ def test_a_checkpoint_is_given_back_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.slow
 @examples(60, 2000)
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_a_flipped_bit_anywhere_in_a_checkpoint_is_found(
-    place: float, bit: int, tmp_path_factory: Any
-) -> None:
+def test_a_flipped_bit_anywhere_in_a_checkpoint_is_found(place, bit, tmp_path_factory):
     run = directory(tmp_path_factory.mktemp("flipped"))
     run.save_checkpoint(0, TENSORS, STATE)
     whole, _ = read(run)
-    raw = bytearray(checkpoint_of(run).read_bytes())
-    raw[int(place * len(raw))] ^= 1 << bit
-    checkpoint_of(run).write_bytes(raw)
+    flip_bit(checkpoint_of(run), place, bit=bit)
     found, said = read(run)
     assert found in (None, whole)  # the spaces that pad a header hold nothing
     assert found is not None or (
@@ -85,7 +80,7 @@ def test_a_flipped_bit_anywhere_in_a_checkpoint_is_found(
 
 
 @pytest.mark.parametrize(("old", "new"), [('"round": 4', '"round": 7'), ("[0, 2]", "[0, 1]")])
-def test_no_figure_of_a_checkpoint_changes_unseen(tmp_path: Path, old: str, new: str) -> None:
+def test_no_figure_of_a_checkpoint_changes_unseen(tmp_path, old, new):
     """The digest of the first release covered the tensors alone: round 4 became round 7, and the result was wrong."""
     run = directory(tmp_path)
     run.save_checkpoint(0, TENSORS, STATE)
@@ -101,7 +96,7 @@ def test_no_figure_of_a_checkpoint_changes_unseen(tmp_path: Path, old: str, new:
     assert len(said) == 1
 
 
-def test_a_restart_forgets_the_checkpoints_of_some_seeds(tmp_path: Path) -> None:
+def test_a_restart_forgets_the_checkpoints_of_some_seeds(tmp_path):
     run = directory(tmp_path)
     for seed in (0, 1, 2):
         run.save_seed(seed, {"accuracy": 0.5})
@@ -115,7 +110,7 @@ def test_a_restart_forgets_the_checkpoints_of_some_seeds(tmp_path: Path) -> None
     ]
 
 
-def test_a_checkpoint_of_another_seed_or_run_is_found(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_seed_or_run_is_found(tmp_path):
     run, other = directory(tmp_path), directory(tmp_path, "fedprox")
     for seed in (0, 1):
         run.save_checkpoint(seed, TENSORS, {**STATE, "round": seed})
@@ -129,7 +124,7 @@ def test_a_checkpoint_of_another_seed_or_run_is_found(tmp_path: Path) -> None:
     assert read(other, 0)[0] is not None
 
 
-def test_a_finished_seed_of_another_seed_or_run_is_found(tmp_path: Path) -> None:
+def test_a_finished_seed_of_another_seed_or_run_is_found(tmp_path):
     run, other, said = directory(tmp_path), directory(tmp_path, "fedprox"), []
     run.save_seed(0, {"accuracy": 0.9})
     run.save_seed(1, {"accuracy": 0.1})
@@ -142,7 +137,7 @@ def test_a_finished_seed_of_another_seed_or_run_is_found(tmp_path: Path) -> None
     assert len(said) == 2
 
 
-def test_measurements_of_another_run_are_not_shown(tmp_path: Path) -> None:
+def test_measurements_of_another_run_are_not_shown(tmp_path):
     run, other = directory(tmp_path), directory(tmp_path, "fedprox")
     results = [
         d.finish({"digest": d.identity.digest}, [], {"seconds": {"train": 1.5}})
@@ -155,7 +150,7 @@ def test_measurements_of_another_run_are_not_shown(tmp_path: Path) -> None:
     assert measured_of(run.path, results[0]) is None
 
 
-def test_a_run_with_a_damaged_checkpoint_begins_again_to_the_same_bits(shapes: Path) -> None:
+def test_a_run_with_a_damaged_checkpoint_begins_again_to_the_same_bits(shapes):
     home, dealt = Home(Path(os.environ["FEDCACHE_HOME"])), PartitionConfig("iid", 3)
     config = TrainConfig(method="fedavg", rounds=4, seeds="0")
     whole = loop.train(config, home, partition=dealt, runs=home.root / "whole")

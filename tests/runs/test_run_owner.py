@@ -1,14 +1,10 @@
 """A run that is started several times at once has one training, and its models are never replaced under a reader."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from heard import Heard
-from homes import Once
 from private_starts import home, ingested
 
 from fedcache.config import Home, TrainConfig
@@ -47,11 +43,11 @@ class Pause:
 
 
 @pytest.fixture(autouse=True)
-def store(once: Once) -> Path:
+def store(once):
     return once(ingested)
 
 
-def test_the_second_training_of_a_run_waits_and_returns_the_result_of_the_first() -> None:
+def test_the_second_training_of_a_run_waits_and_returns_the_result_of_the_first():
     pause = Pause()
     heard = Waiting()
     with ThreadPoolExecutor(2) as pool:
@@ -66,7 +62,7 @@ def test_the_second_training_of_a_run_waits_and_returns_the_result_of_the_first(
     assert runs[0].result == runs[1].result
 
 
-def test_a_training_that_waits_can_be_stopped() -> None:
+def test_a_training_that_waits_can_be_stopped():
     pause = Pause()
     stop = Stop()
     stop.ask()

@@ -1,23 +1,18 @@
 """What the parts of a run say and do where something is missing, damaged, of a device or of an earlier release."""
 
-from __future__ import annotations
-
 import os
 import pickle
-import random
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from fedcache.errors import CorruptionError, FedcacheError, MachineError, StoreError, UsageError
 from fedcache.federate.engine.client_data import Data
-from fedcache.federate.methods import METHODS
 from fedcache.runs import run_models
 from fedcache.runs.directory import (
     EXECUTIONS_OF_0_1,
@@ -30,7 +25,6 @@ from fedcache.runs.garbage import Garbage, remove
 from fedcache.runs.identity import Identity
 from fedcache.runs.row_sources import on_device
 from fedcache.runs.run import values_of
-from fedcache.store.own_code import ReachedCode
 
 
 def refused(kind: type[FedcacheError], match: str, call: Callable[[], Any]) -> str:
@@ -40,44 +34,14 @@ def refused(kind: type[FedcacheError], match: str, call: Callable[[], Any]) -> s
     return caught.value.hint
 
 
-def test_what_a_method_holds_is_described_so_that_other_values_differ() -> None:
-    code = ReachedCode("the method 'mine'")
-    x = np.array([[1.0, 2.0]], np.float32)
-    said = code.describe(torch.from_numpy(x))
-    assert said == code.describe(x) == code.describe(np.asfortranarray(x))
-    others = [
-        code.describe(t)
-        for t in (torch.ones(1, 2), torch.from_numpy(x.T), torch.from_numpy(x).double())
-    ]
-    assert len({str(d) for d in (said, *others)}) == 4
-    assert code.describe({"b", "a"}) == ["set", "'a'", "'b'"]
-    assert code.describe([1].count) != code.describe([2].count)
-    assert code.sources == {}
-    code.describe([METHODS["fedavg"].predict])
-    assert code.methods <= set(METHODS)
-    for bound, name in (
-        (object(), "object"),
-        (Odd().method, "Odd"),
-        (random.Random(0).random, "Random"),
-    ):
-        refused(UsageError, f"type {name}", lambda bound=bound: code.describe(bound))
-
-
-class Odd:
-    """An object with a method."""
-
-    def method(self) -> None:
-        """Nothing."""
-
-
-def test_a_damaged_run_crosses_a_process() -> None:
+def test_a_damaged_run_crosses_a_process():
     error = DamagedRunError(Path("runs/a/result.json"), "is gone")
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is DamagedRunError
     assert (again.code, again.message, again.hint) == (error.code, error.message, error.hint)
 
 
-def test_what_killed_writers_left_in_a_run_is_removed_when_it_is_old(tmp_path: Path) -> None:
+def test_what_killed_writers_left_in_a_run_is_removed_when_it_is_old(tmp_path):
     run = RunDirectory(tmp_path, Identity({"method": "fedavg"}, ["r"], "d", "p", "c"))
     run.begin({"method": "fedavg"}, {})
     old, new = run.path / ".a.partial", run.path / ".b.partial"
@@ -89,7 +53,7 @@ def test_what_killed_writers_left_in_a_run_is_removed_when_it_is_old(tmp_path: P
     assert new.exists()
 
 
-def test_a_result_of_an_earlier_release_names_its_execution_as_now(tmp_path: Path) -> None:
+def test_a_result_of_an_earlier_release_names_its_execution_as_now(tmp_path):
     path = tmp_path / "result.json"
     for former, now in (("gram", "gram"), *EXECUTIONS_OF_0_1.items()):
         write_result(path, {"method": "x", "lift": former})
@@ -97,7 +61,7 @@ def test_a_result_of_an_earlier_release_names_its_execution_as_now(tmp_path: Pat
         assert (found["execution"], "lift" in found) == (now, False)
 
 
-def test_what_cannot_be_deleted_is_named_with_what_is_gone(tmp_path: Path) -> None:
+def test_what_cannot_be_deleted_is_named_with_what_is_gone(tmp_path):
     garbage = [Garbage(tmp_path / name, "leftovers", "", 1) for name in ("a", "b")]
     (tmp_path / "a").touch()
     with pytest.MonkeyPatch.context() as patch:
@@ -116,15 +80,15 @@ def no_permission_for_b(path: Path, missing_ok: bool = False) -> None:
 
 
 @pytest.mark.parametrize("made", [[1, 2, None], [1.0, 0.5], ["1", "b"]], ids=str)
-def test_swept_words_are_numbers_where_all_are(made: list[Any]) -> None:
+def test_swept_words_are_numbers_where_all_are(made):
     found = values_of([None if value is None else str(value) for value in made])
     assert found == made
     assert [type(value) for value in found] == [type(value) for value in made]
 
 
-def test_all_tensors_go_to_the_device_that_trains() -> None:
+def test_all_tensors_go_to_the_device_that_trains():
     class Inputs(SimpleNamespace):
-        def with_data(self, data: Data) -> Any:
+        def with_data(self, data):
             return Inputs(data=data)
 
     x, y = torch.zeros(3, 1, 4), torch.zeros(3, dtype=torch.int64)
@@ -136,10 +100,8 @@ def test_all_tensors_go_to_the_device_that_trains() -> None:
     assert (moved.towers, moved.classes) == ("towers on meta", 2)
 
 
-def test_a_model_that_cannot_be_saved_costs_no_run_unless_it_was_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def nothing(*_: Any) -> None:
+def test_a_model_that_cannot_be_saved_costs_no_run_unless_it_was_asked_for(tmp_path, monkeypatch):
+    def nothing(*_):
         raise UsageError("predict gives 2 scores for 3 classes.", "Return scores [N, C].")
 
     monkeypatch.setattr(run_models, "facts_of", lambda *_: SimpleNamespace(personal=True))
@@ -148,7 +110,7 @@ def test_a_model_that_cannot_be_saved_costs_no_run_unless_it_was_asked_for(
     spec: Any = SimpleNamespace(trust=SimpleNamespace(protects=False))
     out: Any = SimpleNamespace(seed=0)
 
-    def save(clients: str | None) -> Any:
+    def save(clients):
         identity: Any = None
         kept: Any = SimpleNamespace(clients=clients)
         return run_models.save_seed(tmp_path, inputs, spec, identity, out, kept)
@@ -160,9 +122,7 @@ def test_a_model_that_cannot_be_saved_costs_no_run_unless_it_was_asked_for(
     refused(UsageError, "predict gives 2 scores", lambda: save("client-1"))
 
 
-def test_models_of_another_result_are_corruption(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models_of_another_result_are_corruption(tmp_path, monkeypatch):
     result = {"digest": "d" * 64, "seeds": [3, 4]}
     found = SimpleNamespace(
         content={"files": {"seed-3.safetensors": {"sha256": "0"}}, "result": "another"}

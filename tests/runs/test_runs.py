@@ -1,13 +1,12 @@
 """Stored results: every promise is verified before it is returned, and a damaged one says what to do."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
 import pytest
 from arrays import ingested
 from command import fedcache, ok
+from damage import flip_bit
 from failing_command import must_fail
 from made_path import place_of
 
@@ -15,20 +14,18 @@ import fedcache as fc
 from fedcache.runs import loop
 
 FILES = ("config.toml", "rounds.jsonl", "partition-0.partition", "partition-1.partition")
-IID = ("--scheme", "iid", "--clients", 3)
-FED3R = ("train", "--method", "fed3r", *IID)
-GRID = ("grid", "--method", "fedavg", "--sweep", "lr=0.1,0.01", *IID, "--rounds", 1)
+IID = "--scheme iid --clients 3"
+FED3R = f"train --method fed3r {IID}"
+GRID = f"grid --method fedavg --sweep lr=0.1,0.01 {IID} --rounds 1"
 
 
 @pytest.mark.parametrize(
     ("name", "harm"),
     [*((name, "other") for name in FILES), ("rounds.jsonl", "gone"), ("result.json", "other")],
 )
-def test_a_result_with_a_damaged_promise_is_not_returned(
-    shapes: Path, name: str, harm: str
-) -> None:
-    words = (*FED3R, "--seeds", "0,1", "--repartition")
-    first = ok(*words).data
+def test_a_result_with_a_damaged_promise_is_not_returned(shapes, name, harm):
+    words = f"{FED3R} --seeds 0,1 --repartition"
+    first = ok(words).data
     path = Path(first["path"]) / name
     before = path.read_bytes()
     if harm == "emptied":
@@ -37,59 +34,53 @@ def test_a_result_with_a_damaged_promise_is_not_returned(
         path.unlink()
     else:
         path.write_bytes(before.replace(b"fed3r", b"fed3q").replace(b"0", b"7", 1))
-    error = must_fail(str(path), *words, code=5)
+    error = must_fail(str(path), words, code=5)
     assert "--fresh" in error["hint"]
-    again = ok(*words, "--fresh").data
+    again = ok(words, "--fresh").data
     assert again["accuracy"] == first["accuracy"]
     assert path.read_bytes() == before
-    assert ok(*words).data["reused"]
+    assert ok(words).data["reused"]
 
 
-def test_a_repeated_command_prints_the_stored_result_and_checks_the_features_again(
-    shapes: Path,
-) -> None:
-    first = fedcache(*FED3R)
-    second = fedcache(*FED3R)
+def test_a_repeated_command_prints_the_stored_result_and_checks_the_features_again(shapes):
+    first = fedcache(FED3R)
+    second = fedcache(FED3R)
     assert (second.code, second.out) == (0, first.out)
     assert "The same run is there already" in second.err
     file = next(path for path in sorted((shapes / "features").rglob("*")) if path.is_file())
-    raw = bytearray(file.read_bytes())
-    raw[len(raw) // 2] ^= 1
-    file.write_bytes(raw)
-    assert fedcache(*FED3R).code == 5
+    flip_bit(file)
+    assert fedcache(FED3R).code == 5
 
 
 @pytest.mark.slow
-def test_damaged_measurements_are_a_warning_and_no_error(shapes: Path) -> None:
-    path = place_of(*FED3R) / "measured.json"
+def test_damaged_measurements_are_a_warning_and_no_error(shapes):
+    path = place_of(FED3R) / "measured.json"
     for content in (b"", b"[]", b'{"seconds": 1}'):
         path.write_bytes(content)
-        again = ok(*FED3R)
+        again = ok(FED3R)
         assert again.data["reused"]
         assert again.data["seconds"] == {}
         assert any("measured.json" in w for w in again.envelope["warnings"])
-    ok(*FED3R, "--fresh")
-    assert ok(*FED3R).envelope["warnings"] == []
+    ok(f"{FED3R} --fresh")
+    assert ok(FED3R).envelope["warnings"] == []
 
 
-def test_the_same_result_has_the_same_bits_wherever_store_and_runs_lie(
-    shapes: Path, tmp_path: Path
-) -> None:
+def test_the_same_result_has_the_same_bits_wherever_store_and_runs_lie(shapes, tmp_path):
     moved = shutil.copytree(shapes, tmp_path / "elsewhere" / "other.zarr")
     results = []
     for number, place in enumerate((shapes, moved)):
-        run = place_of(*FED3R, "--store", place, "--runs", tmp_path / f"runs{number}")
+        run = place_of(f"{FED3R} --store", place, "--runs", tmp_path / f"runs{number}")
         results.append((run / "result.json").read_bytes())
     assert results[0] == results[1]
     assert str(tmp_path).encode() not in results[0]
 
 
-def test_a_finished_seed_that_was_damaged_begins_again(shapes: Path) -> None:
-    path = place_of(*FED3R)
+def test_a_finished_seed_that_was_damaged_begins_again(shapes):
+    path = place_of(FED3R)
     before = (path / "result.json").read_bytes()
     (path / "result.json").unlink()
     (path / "seed-0.json").write_text("{}")
-    again = ok(*FED3R)
+    again = ok(FED3R)
     assert any(
         "seed-0.json" in w and "Seed 0 begins again." in w for w in again.envelope["warnings"]
     )
@@ -101,61 +92,59 @@ def test_a_finished_seed_that_was_damaged_begins_again(shapes: Path) -> None:
     ("old", "new"), [('method = "fed3r"', 'method = "fedncm"'), ("seed = 0", "seed = 1")]
 )
 def test_the_configuration_of_a_finished_run_is_not_followed_when_it_was_changed(
-    shapes: Path, old: str, new: str, tmp_path: Path
-) -> None:
-    path = place_of(*FED3R)
+    shapes, old, new, tmp_path
+):
+    path = place_of(FED3R)
     config = path / "config.toml"
     text = config.read_text()
     config.write_text(text.replace(old, new) if old in text else text.replace("lam", "lambda"))
-    must_fail(str(config), "train", "--config", config, code=5)
+    must_fail(str(config), f"train --config {config}", code=5)
     elsewhere = tmp_path / "config.toml"  # where it is the user's own
     shutil.copy(config, elsewhere)
-    assert fedcache("train", "--config", elsewhere, "--json").code in (0, 2)
+    assert fedcache(f"train --config {elsewhere} --json").code in (0, 2)
 
 
-def test_the_store_that_a_finished_run_names_is_not_changed_unseen(
-    shapes: Path, tmp_path: Path
-) -> None:
+def test_the_store_that_a_finished_run_names_is_not_changed_unseen(shapes, tmp_path):
     """Of the places in config.toml the result holds no digest: it has the same bits wherever its store lies."""
-    config = place_of(*FED3R) / "config.toml"
+    config = place_of(FED3R) / "config.toml"
     config.write_text(config.read_text().replace(str(shapes), str(ingested(tmp_path))))
-    assert fedcache("train", "--config", config, "--json").code == 5
+    assert fedcache(f"train --config {config} --json").code == 5
 
 
 @pytest.mark.slow
-def test_a_partition_of_another_run_is_found_in_an_unfinished_one(shapes: Path) -> None:
-    path = place_of(*FED3R)
-    other = place_of("train", "--method", "fed3r", "--scheme", "iid", "--clients", 2)
+def test_a_partition_of_another_run_is_found_in_an_unfinished_one(shapes):
+    path = place_of(FED3R)
+    other = place_of("train --method fed3r --scheme iid --clients 2")
     (path / "result.json").unlink()
     shutil.copy(other / "partition-0.partition", path)
-    assert fedcache("train", "--config", path / "config.toml", "--json").code == 5
-    assert not ok(*FED3R).data["reused"]
-    assert ok("train", "--config", path / "config.toml").data["reused"]
+    assert fedcache(f"train --config {path}/config.toml --json").code == 5
+    assert not ok(FED3R).data["reused"]
+    assert ok(f"train --config {path}/config.toml").data["reused"]
 
 
-def test_an_unfinished_run_without_its_configuration_is_still_listed(shapes: Path) -> None:
-    path = place_of(*FED3R)
+def test_an_unfinished_run_without_its_configuration_is_still_listed(shapes):
+    path = place_of(FED3R)
     (path / "result.json").unlink()
     (path / "config.toml").unlink()
-    (left,) = ok("runs", "list").data["left_out"]
+    (left,) = ok("runs list").data["left_out"]
     assert left["path"] == str(path)
     assert "config.toml" in left["why"]
 
 
-def test_a_result_in_the_directory_of_another_run_is_not_returned(shapes: Path) -> None:
-    path = place_of(*FED3R)
-    other = place_of("train", "--method", "fedncm", *IID)
+def test_a_result_in_the_directory_of_another_run_is_not_returned(shapes):
+    path = place_of(FED3R)
+    other = place_of(f"train --method fedncm {IID}")
     shutil.rmtree(path)
     shutil.copytree(other, path)
-    assert fedcache(*FED3R, "--json").code == 5
+    assert fedcache(f"{FED3R} --json").code == 5
 
 
 @pytest.mark.slow
-def test_a_grid_goes_round_a_damaged_point_and_says_so(shapes: Path) -> None:
-    points = ok(*GRID).data["points"]
+def test_a_grid_goes_round_a_damaged_point_and_says_so(shapes):
+    points = ok(GRID).data["points"]
     path = Path(points[0]["path"]) / "result.json"
     path.write_text("{}")
-    done = fedcache(*GRID, "--json")
+    done = fedcache(f"{GRID} --json")
     assert done.code == 5
     assert [p["sweep"] for p in done.data["points"]] == [points[1]["sweep"]]
     (damaged,) = done.data["damaged"]
@@ -165,18 +154,16 @@ def test_a_grid_goes_round_a_damaged_point_and_says_so(shapes: Path) -> None:
     with pytest.raises(fc.FedcacheError, match=r"result\.json"):
         fc.grid("fedavg", shapes, None, lr=[0.1, 0.01], options=given)
     (Path(points[1]["path"]) / "rounds.jsonl").write_text("")
-    assert fedcache(*GRID, "--json").code == 5
-    fresh = ok(*GRID, "--fresh").data
+    assert fedcache(f"{GRID} --json").code == 5
+    fresh = ok(f"{GRID} --fresh").data
     assert fresh["damaged"] == []
     assert [p["accuracy"] for p in fresh["points"]] == [p["accuracy"] for p in points]
-    assert ok(*GRID).data["reused"] == 2
+    assert ok(GRID).data["reused"] == 2
 
 
 @pytest.mark.parametrize(
     ("flag", "value", "expected"), [("--device", "gpu", "cuda"), ("--participation", "0", "10%")]
 )
-def test_a_wrong_value_is_refused_before_minutes_of_extraction(
-    monkeypatch: pytest.MonkeyPatch, flag: str, value: str, expected: str
-) -> None:
+def test_a_wrong_value_is_refused_before_minutes_of_extraction(monkeypatch, flag, value, expected):
     monkeypatch.setattr(loop, "row_source", lambda *_: pytest.fail("looked for a store first"))
-    must_fail(expected, "train", "--method", "fed3r", flag, value)
+    must_fail(expected, "train --method fed3r", flag, value)

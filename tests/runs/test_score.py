@@ -1,7 +1,5 @@
 """The one accuracy of a table: of new results, of earlier ones, and over test rows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -30,7 +28,7 @@ def result(accuracy: dict[str, Any], protocol: str = "global", **more: Any) -> d
     }
 
 
-def test_results_hold_both_scores_of_every_method() -> None:
+def test_results_hold_both_scores_of_every_method():
     for protocol in ("global", "personalised"):
         assert score_of(result(NEW, protocol), "client-mean") == Score((0.2, 0.4), 0.3)
         assert score_of(result(NEW, protocol), "pooled") == Score((0.6, 0.8), 0.7)
@@ -38,7 +36,7 @@ def test_results_hold_both_scores_of_every_method() -> None:
     assert score_of(result(NEW), "pooled").std == pytest.approx(0.2 / 2**0.5)
 
 
-def test_earlier_results_give_what_they_hold_or_imply() -> None:
+def test_earlier_results_give_what_they_hold_or_imply():
     personal = result(OWN, "personalised", confusion=[[3, 1], [0, 4]])
     assert score_of(personal, "client-mean") == Score((0.4, 0.6), 0.5)
     assert score_of(personal, "pooled") == Score((None, None), 7 / 8)
@@ -48,25 +46,25 @@ def test_earlier_results_give_what_they_hold_or_imply() -> None:
     assert score_of(result(alone), "client-mean") == Score((0.3,), 0.3)
 
 
-def test_a_table_of_both_kinds_is_scored_by_the_mean_over_clients_where_all_have_it() -> None:
+def test_a_table_of_both_kinds_is_scored_by_the_mean_over_clients_where_all_have_it():
     assert score_for([result(NEW), result(NEW)]) == "own"
     assert score_for([result(NEW), result(OWN, "personalised")]) == "client-mean"
     assert score_for([result({**OWN, "client_mean": 0.3}), result(OWN, "personalised")]) == "own"
 
 
 @pytest.mark.parametrize(("hits", "rows"), [(71, 100), (0, 7), (7, 7), (99_999, 100_000)])
-def test_wilson_is_what_scipy_computes(hits: int, rows: int) -> None:
+def test_wilson_is_what_scipy_computes(hits, rows):
     for level in (0.9, 0.95):
         found = stats.binomtest(hits, rows).proportion_ci(level, method="wilson")
         assert wilson(hits / rows, rows, level) == pytest.approx((found.low, found.high), abs=1e-12)
 
 
-def test_what_is_no_count_of_rows_has_no_interval() -> None:
+def test_what_is_no_count_of_rows_has_no_interval():
     assert wilson(0.715, 100) is None
     assert wilson(None, 100) is wilson(0.5, None) is None
 
 
-def test_what_does_not_vary_over_seeds_has_an_interval_over_test_rows_and_no_deviation() -> None:
+def test_what_does_not_vary_over_seeds_has_an_interval_over_test_rows_and_no_deviation():
     same = {"mean": 0.75, "std": 0.0, "per_seed": [0.75, 0.75], "client_mean": 0.75}
     told = result(same, confusion=[[30, 10], [10, 30]])
     assert rows_interval(told) == (40, *(wilson(0.75, 40) or ()))
@@ -76,7 +74,7 @@ def test_what_does_not_vary_over_seeds_has_an_interval_over_test_rows_and_no_dev
 
 
 @pytest.mark.parametrize("name", ["fedncm", "solo"])
-def test_pooled_counts_every_row_of_every_client(name: str) -> None:
+def test_pooled_counts_every_row_of_every_client(name):
     data, clients = federation(sizes=(20, 40, 33))
     found = go(name, {}, data, clients, rounds=1).evaluation
     rows = np.array([(data.y[c.test] >= 0).sum() for c in clients])

@@ -1,9 +1,6 @@
 """The seed is the unit that is stored: a run is the set of its seeds, and more seeds train the missing ones."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +10,6 @@ import numpy as np
 import pytest
 from command import ok
 from heard import Heard
-from homes import Once
 from private_starts import CONFIG as PRIVATE
 from private_starts import home, ingested
 
@@ -27,11 +23,11 @@ from fedcache.runs.loop import train
 from fedcache.runs.privacy_ledger import read_releases
 
 CONFIG = TrainConfig(method="fedavg", rounds=2, seeds="0-2")
-IID = ("--scheme", "iid", "--clients", 3, "--rounds", 2)
+IID = "--scheme iid --clients 3 --rounds 2"
 
 
 @pytest.fixture(autouse=True)
-def store(once: Once) -> Path:
+def store(once):
     return once(ingested)
 
 
@@ -65,14 +61,12 @@ def with_seeds(seeds: str, config: TrainConfig = CONFIG, **more: Any) -> Any:
 
 
 def listed() -> list[dict[str, Any]]:
-    entries: list[dict[str, Any]] = ok("runs", "list").data["entries"]
+    entries: list[dict[str, Any]] = ok("runs list").data["entries"]
     return entries
 
 
 @pytest.mark.parametrize("commands", [("0-2", "0-4"), ("4", "0,1", "3,2"), ("3,1", "0-4")])
-def test_seeds_that_are_added_give_the_same_bytes_as_all_at_once(
-    commands: Sequence[str], tmp_path: Path
-) -> None:
+def test_seeds_that_are_added_give_the_same_bytes_as_all_at_once(commands, tmp_path):
     hook = Trained()
     for seeds in commands:
         run = with_seeds(seeds, hooks=[hook])
@@ -89,7 +83,7 @@ def test_seeds_that_are_added_give_the_same_bytes_as_all_at_once(
     assert set(run.measured["per_seed"]) == set("01234")
 
 
-def test_fewer_seeds_return_the_run_of_all_seeds_and_say_so() -> None:
+def test_fewer_seeds_return_the_run_of_all_seeds_and_say_so():
     first = with_seeds("0-2")
     heard = Heard()
     again = with_seeds("1", observer=heard)
@@ -98,11 +92,11 @@ def test_fewer_seeds_return_the_run_of_all_seeds_and_say_so() -> None:
     assert any("also has seeds 0,2" in note for note in heard.notes)
 
 
-def test_train_with_more_seeds_is_one_row_everywhere() -> None:
-    ok("train", "fedavg", "--seeds", "0-2", *IID)
-    more = ok("train", "fedavg", "--seeds", "0-4", *IID)
+def test_train_with_more_seeds_is_one_row_everywhere():
+    ok(f"train fedavg --seeds 0-2 {IID}")
+    more = ok(f"train fedavg --seeds 0-4 {IID}")
     assert "holds seeds 0-2 already. This command trains seeds 3-4" in more.err
-    ok("train", "fed3r", *IID)
+    ok(f"train fed3r {IID}")
     (fedavg,) = [e for e in listed() if e["method"] == "fedavg"]
     assert fedavg["seeds"] == [0, 1, 2, 3, 4]
     values = more.data["accuracy"]["per_seed"]
@@ -112,46 +106,35 @@ def test_train_with_more_seeds_is_one_row_everywhere() -> None:
     assert len(made["blocks"]) == 5
 
 
-def test_a_grid_with_more_seeds_trains_those_that_are_missing() -> None:
+def test_a_grid_with_more_seeds_trains_those_that_are_missing():
     """A sweep is computed together; a configuration that was trained alone before stays one run."""
-    sweep = ("fedavg", *IID, "--sweep", "lr=0.01,0.1")
-    ok("train", "fedavg", "--seeds", "0", *IID, "--set", "lr=0.1")
-    ok("grid", *sweep, "--seeds", "0-2")
+    sweep = f"grid fedavg {IID} --sweep lr=0.01,0.1 --seeds"
+    ok(f"train fedavg --seeds 0 {IID} --set lr=0.1")
+    ok(sweep, "0-2")
     assert sorted(len(e["seeds"]) for e in listed()) == [3, 3]
     before = {p: p.read_bytes() for p in home().glob("runs/*/seed-*.json")}
-    more = ok("grid", *sweep, "--seeds", "0-4")
+    more = ok(sweep, "0-4")
     assert [len(e["seeds"]) for e in listed()] == [5, 5]
     assert all(path.read_bytes() == raw for path, raw in before.items())
     assert more.data["reused"] == 0
-    assert ok("grid", *sweep, "--seeds", "0-4").data["reused"] == 2
+    assert ok(sweep, "0-4").data["reused"] == 2
 
 
-def test_one_seed_and_then_a_grid_of_methods_is_one_row_per_method() -> None:
-    """use.md 2 a and b: nothing is tested against itself, and no seed is left out."""
-    ok("train", "fed3r", *IID)
-    grid = ok("grid", "fed3r,fedncm,fedavg", *IID, "--seeds", "0-2")
-    means = {p["method"]: p["accuracy"]["mean"] for p in grid.data["points"]}
-    (made,) = ok("compare").data["comparisons"]
-    assert sorted(t["name"] for t in made["treatments"]) == ["fed3r", "fedavg", "fedncm"]
-    assert {t["name"]: t["mean"] for t in made["treatments"]} == pytest.approx(means)
-    assert len(listed()) == 3
-
-
-def test_a_preset_of_the_same_hyperparameters_is_the_same_run() -> None:
-    first = ok("train", "fed3r", *IID)
-    again = ok("train", "fed3r", *IID, "--preset", "tuned")
+def test_a_preset_of_the_same_hyperparameters_is_the_same_run():
+    first = ok(f"train fed3r {IID}")
+    again = ok(f"train fed3r {IID} --preset tuned")
     assert again.data["reused"]
     assert again.data["path"] == first.data["path"]
 
 
-def test_a_run_that_is_stopped_between_seeds_resumes_with_the_seeds_that_are_missing() -> None:
+def test_a_run_that_is_stopped_between_seeds_resumes_with_the_seeds_that_are_missing():
     stop = Stop()
     before = with_seeds("0").result
     with pytest.raises(FedcacheError):
         with_seeds("0-3", hooks=[Trained(last=2, stop=stop)], stop=stop)
     (path,) = home().glob("runs/*/result.json")
     assert read_result(path) == before
-    assert ok("runs", "list").data["left_out"] == []
+    assert ok("runs list").data["left_out"] == []
     hook = Trained()
     run = with_seeds("0-3", hooks=[hook])
     assert run.result["seeds"] == [0, 1, 2, 3]
@@ -159,7 +142,7 @@ def test_a_run_that_is_stopped_between_seeds_resumes_with_the_seeds_that_are_mis
     assert 3 in hook.seeds
 
 
-def test_a_kill_before_the_new_result_is_written_loses_no_seed() -> None:
+def test_a_kill_before_the_new_result_is_written_loses_no_seed():
     run = with_seeds("0-2")
     (run.path / "result.json").unlink()
     hook = Trained()
@@ -167,7 +150,7 @@ def test_a_kill_before_the_new_result_is_written_loses_no_seed() -> None:
     assert hook.seeds == [3]
 
 
-def test_two_trainings_that_add_different_seeds_at_once_give_all_of_them() -> None:
+def test_two_trainings_that_add_different_seeds_at_once_give_all_of_them():
     with ThreadPoolExecutor(2) as pool:
         runs = list(pool.map(with_seeds, ("0,1", "2,3")))
     (path,) = home().glob("runs/*/result.json")
@@ -175,16 +158,16 @@ def test_two_trainings_that_add_different_seeds_at_once_give_all_of_them() -> No
     assert {len(run.result["seeds"]) for run in runs} == {2, 4}
 
 
-def test_fresh_trains_the_seeds_of_the_command_and_keeps_the_others() -> None:
+def test_fresh_trains_the_seeds_of_the_command_and_keeps_the_others():
     before = with_seeds("0-3")
     hook = Trained()
     again = with_seeds("1", fresh=True, hooks=[hook])
     assert hook.seeds == [1]
     assert again.result == before.result
-    assert ok("predict", again.path, "--store", "rows", "--seed", "3").code == 0
+    assert ok(f"predict {again.path} --store rows --seed 3").code == 0
 
 
-def test_a_private_seed_is_trained_and_counted_once() -> None:
+def test_a_private_seed_is_trained_and_counted_once():
     pytest.importorskip("dp_accounting")
     with_seeds("0,1", PRIVATE)
     hook = Trained()
@@ -199,10 +182,10 @@ def test_a_private_seed_is_trained_and_counted_once() -> None:
     assert at_once["composed"]["epsilon_pld"] > cost["composed"]["epsilon_pld"]
 
 
-def test_seeds_that_draw_their_own_partitions_keep_them() -> None:
-    words = ("fedavg", "--scheme", "dirichlet", "--clients", 3, "--rounds", 1, "--repartition")
-    ok("train", *words, "--seeds", "0,1")
-    more = ok("train", *words, "--seeds", "1,2")
+def test_seeds_that_draw_their_own_partitions_keep_them():
+    words = "fedavg --scheme dirichlet --clients 3 --rounds 1 --repartition"
+    ok(f"train {words} --seeds 0,1")
+    more = ok(f"train {words} --seeds 1,2")
     path = Path(more.data["path"])
     files = [Partition.load(path / f"partition-{seed}.partition").digest for seed in (0, 1, 2)]
     assert more.data["partition"]["digests"] == files
@@ -221,7 +204,7 @@ def as_an_earlier_version_stored(path: Path, name: str) -> Path:
     return other
 
 
-def test_results_of_earlier_versions_are_still_read() -> None:
+def test_results_of_earlier_versions_are_still_read():
     run = with_seeds("0-2")
     old = as_an_earlier_version_stored(run.path, "0123456789abcdef")
     more = with_seeds("0-4").accuracy["mean"]
@@ -229,7 +212,7 @@ def test_results_of_earlier_versions_are_still_read() -> None:
         old.name: [0, 1, 2],
         run.path.name: [0, 1, 2, 3, 4],
     }
-    shown = ok("runs", "show", old.name).data["figures"]["accuracy"]
+    shown = ok("runs show", old.name).data["figures"]["accuracy"]
     assert shown == pytest.approx(run.accuracy["mean"])
     train(replace(CONFIG, method="fedprox", seeds="0"), Home(home()))
     (made,) = ok("compare").data["comparisons"]

@@ -1,12 +1,9 @@
 """What a run is asked to do, once every default is in place."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from fedcache.config import PartitionConfig, TrainConfig
 from fedcache.errors import FedcacheError, UsageError
@@ -41,13 +38,11 @@ def refused(match: str, call: Any, *args: Any) -> None:
         ({"dp_allow": "rows, evaluation,rows"}, {"dp_allow": "evaluation,rows"}),
     ],
 )
-def test_options_of_one_meaning_have_one_spelling(
-    config: dict[str, Any], kept: dict[str, Any]
-) -> None:
+def test_options_of_one_meaning_have_one_spelling(config, kept):
     assert non_default_options(TrainConfig(**config)) == kept
 
 
-def test_seeds_are_a_list_of_at_most_ten_thousand_below_a_thousand_million() -> None:
+def test_seeds_are_a_list_of_at_most_ten_thousand_below_a_thousand_million():
     assert parse_seeds("7,0-2, 1") == (7, 0, 1, 2)
     assert parse_seeds("999999999") == (999_999_999,)
     for text in ("0-10000", "0-9999,10000", "", "1,,2", "3-1", "-1", "a", "1-", "1.5"):
@@ -68,19 +63,17 @@ def test_seeds_are_a_list_of_at_most_ten_thousand_below_a_thousand_million() -> 
         ("100%", 1.0),
     ],
 )
-def test_clients_a_round_are_a_number_or_a_share(
-    text: str | None, meant: int | float | None
-) -> None:
+def test_clients_a_round_are_a_number_or_a_share(text, meant):
     found = parse_participation(text)
     assert (found, type(found)) == (meant, type(meant))
 
 
 @pytest.mark.parametrize("text", ["0", "0.0", "1.1", "101%", "nan", "poisson"])
-def test_other_words_for_clients_a_round_are_refused(text: str) -> None:
+def test_other_words_for_clients_a_round_are_refused(text):
     refused(f"--participation {text} ", parse_participation, text)
 
 
-def test_no_more_clients_are_asked_for_than_there_are() -> None:
+def test_no_more_clients_are_asked_for_than_there_are():
     check_participation(TrainConfig(participation="3"), 3)
     check_participation(TrainConfig(participation="100%"), 3)
     refused("--participation 4", check_participation, TrainConfig(participation="4"), 3)
@@ -102,9 +95,7 @@ def test_no_more_clients_are_asked_for_than_there_are() -> None:
         ({"clients_from": "d", "store": "x"}, {}, "--clients-from"),
     ],
 )
-def test_options_of_which_one_would_be_ignored_are_refused(
-    config: dict[str, Any], partition: dict[str, Any], named: str | None
-) -> None:
+def test_options_of_which_one_would_be_ignored_are_refused(config, partition, named):
     asked = TrainConfig(method="fed3r", **config), PartitionConfig(**partition)
     if named is None:
         check_config(*asked)
@@ -112,35 +103,7 @@ def test_options_of_which_one_would_be_ignored_are_refused(
         refused(named, check_config, *asked)
 
 
-def test_every_default_of_the_paper_is_in_place() -> None:
-    plain, fedavg = TrainConfig(method="fedavg", seeds="3,1"), METHODS["fedavg"]
-    made = resolve_run(plain, fedavg, {"lr": 0.1, "auto": None}, ["a", "b"], 50)
-    assert (made.method, made.arrays, made.rounds, made.seeds) == (
-        "fedavg",
-        ("a", "b"),
-        100,
-        (3, 1),
-    )
-    assert (made.participation, made.participation_text) == (None, "all")
-    assert made.hyperparameters == {"auto": "auto", "lr": 0.1}
-    assert made.dtype is torch.float32
-    assert (made.execution, made.trust_options, made.privacy_cost(50)) == ("auto", {}, {})
-    assert made.to_identity() == {
-        "method": "fedavg",
-        "preset": "paper",
-        "backbones": ["a", "b"],
-        "domain": [],
-        "rounds": 100,
-        "participation": "all",
-        "eval_every": 0,
-        "execution": "auto",
-        "dtype": "float32",
-        "set": {"auto": "auto", "lr": 0.1},
-        "device": "",
-    }
-
-
-def test_what_an_ordinary_run_does_not_have_is_part_of_the_identity_of_another() -> None:
+def test_what_an_ordinary_run_does_not_have_is_part_of_the_identity_of_another():
     config = TrainConfig(
         method="fedavg",
         rounds=7,
@@ -187,8 +150,8 @@ def test_what_an_ordinary_run_does_not_have_is_part_of_the_identity_of_another()
     ],
 )
 def test_clients_a_round_are_the_papers_where_there_are_so_many(
-    method: str, preset: str, asked: str | None, clients: int, text: str
-) -> None:
+    method, preset, asked, clients, text
+):
     config = TrainConfig(method=method, preset=preset, participation=asked)
     assert resolve_run(config, METHODS[method], {}, [], clients).participation_text == text
     assert (
@@ -197,7 +160,7 @@ def test_clients_a_round_are_the_papers_where_there_are_so_many(
     )
 
 
-def test_a_schedule_lasts_as_long_as_the_run_unless_it_says_how_long() -> None:
+def test_a_schedule_lasts_as_long_as_the_run_unless_it_says_how_long():
     assert with_schedule_rounds({"sched_rounds": None, "lr": 1.0}, 9) == {
         "sched_rounds": 9,
         "lr": 1.0,
@@ -209,7 +172,7 @@ def test_a_schedule_lasts_as_long_as_the_run_unless_it_says_how_long() -> None:
     assert hyperparameters(method, replace(config, rounds=7))["sched_rounds"] == 7
 
 
-def test_a_private_run_has_no_batchnorm_unless_it_is_asked_for_by_name() -> None:
+def test_a_private_run_has_no_batchnorm_unless_it_is_asked_for_by_name():
     fedavg = METHODS["fedavg"]
     noisy, clipped = (
         {"dp_clip": 1.0, "dp_noise": 2.0, "dp_seed": 0},

@@ -1,7 +1,5 @@
 """Runs whose clients keep too much for memory: stopped, damaged and on a full disk, they end with the same bits."""
 
-from __future__ import annotations
-
 import os
 import resource
 from collections.abc import Iterator
@@ -21,7 +19,7 @@ CONFIG = TrainConfig(method="ditto", rounds=5, seeds="0", participation="2")
 
 
 @pytest.fixture
-def home(shapes: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+def home(shapes, monkeypatch):
     monkeypatch.setattr(memory_estimate, "STATES", 0)
     monkeypatch.setattr(loop, "CHECKPOINT_EVERY", -1.0)
     monkeypatch.setattr(loop, "CHECKPOINT_SHARE", 1e9)
@@ -50,9 +48,7 @@ def no_file_above(size: int) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_run_ends_with_the_same_bits_wherever_its_clients_are(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_ends_with_the_same_bits_wherever_its_clients_are(home, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(memory_estimate, "STATES", 1 << 30)
         plain = train(home, "plain", StopsAfter())

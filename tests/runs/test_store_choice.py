@@ -1,7 +1,5 @@
 """Which arrays of a store a run trains on, from stores of which only the list of arrays matters."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,12 +63,12 @@ SEVERAL = ("a@16", "b@32", "a@24/x", "c@8/1", "c@8/2", "pixels@32")
         (("c@8/2", "b@32", "b"), ["c@8/2", "b@32"]),
     ],
 )
-def test_backbones_are_named_by_name_size_or_key(names: tuple[str, ...], keys: list[str]) -> None:
+def test_backbones_are_named_by_name_size_or_key(names, keys):
     store = shelf(*SEVERAL) if names else shelf("a@16", "b@32", "pixels@8", "c@8/1")
     assert chosen_arrays(store, names) == keys
 
 
-def test_a_name_of_several_or_of_no_array_is_refused_with_those_there_are() -> None:
+def test_a_name_of_several_or_of_no_array_is_refused_with_those_there_are():
     store = shelf(*SEVERAL)
     for names in (["b", "a"], []):
         assert refused(UsageError, "'a' means 2", chosen_arrays, store, names).endswith(
@@ -81,7 +79,7 @@ def test_a_name_of_several_or_of_no_array_is_refused_with_those_there_are() -> N
     refused(StoreError, "'d@9'; it has a@16, b@32", chosen_arrays, store, ["d@9"])
 
 
-def test_a_sized_name_means_the_plain_array_and_views_are_named_by_their_key() -> None:
+def test_a_sized_name_means_the_plain_array_and_views_are_named_by_their_key():
     store = shelf("a@16/plain", "a@16/views", "a@24")
     views = store.arrays["a@16/views"]
     drawn = {**views.recipe, "views": 4, "decoder": "pillow"}
@@ -103,7 +101,7 @@ def told(method: str, store: Any, *names: str) -> tuple[list[str], list[str]]:
     return arrays_for(METHODS[method], METHODS[method].resolve(), store, names, heard), heard.notes
 
 
-def test_a_method_of_features_takes_all_arrays_and_says_so() -> None:
+def test_a_method_of_features_takes_all_arrays_and_says_so():
     store = shelf("a@16", "b@32", "pixels@8")
     keys, (note,) = told("fedavg", store)
     assert keys == ["a@16", "b@32"]
@@ -113,7 +111,7 @@ def test_a_method_of_features_takes_all_arrays_and_says_so() -> None:
 
 # text features, a text tower, an image tower too
 @pytest.mark.parametrize("method", ["clip-zs", "promptfl", "tpfl"])
-def test_a_method_with_text_takes_one_backbone(method: str) -> None:
+def test_a_method_with_text_takes_one_backbone(method):
     store = shelf("a@16", "glyph-clip@32", "clip-rn50@224", text=("glyph-clip", "clip-rn50"))
     keys, (note,) = told(method, store)
     assert keys == ["clip-rn50@224"]
@@ -127,7 +125,7 @@ def test_a_method_with_text_takes_one_backbone(method: str) -> None:
     refused(StoreError, r"s\.zarr has none", told, method, shelf("a", "b"))
 
 
-def test_every_client_store_must_have_the_same_arrays() -> None:
+def test_every_client_store_must_have_the_same_arrays():
     first, second = shelf("a@16", "b", text=("b",)), shelf("b", "a@16", name="t.zarr", text=("b",))
     assert common_arrays([first, second], TrainConfig(), False) == ["a@16", "b"]
     assert common_arrays([first, second], TrainConfig(backbones=("b",)), False) == ["b"]
@@ -136,7 +134,7 @@ def test_every_client_store_must_have_the_same_arrays() -> None:
         refused(StoreError, r"t\.zarr lacks b", common_arrays, [first, other], TrainConfig(), False)
 
 
-def test_an_encoder_is_trained_on_one_array_of_images() -> None:
+def test_an_encoder_is_trained_on_one_array_of_images():
     method = METHODS["fedavg-scratch"]
     store = shelf("a", "pixels@8", "pixels@16")
     assert image_array(method, store, ["pixels@16"]) == "pixels@16"
@@ -161,9 +159,7 @@ CLIPS, RESNETS = ("glyph-clip", "clip-rn50"), ("resnet18-birds", "resnet18-aircr
         ("none", False, "official", RESNETS, "sign"),
     ],
 )
-def test_what_is_done_to_features_follows_their_backbones(
-    value: str | None, requested: bool, preset: str, keys: tuple[str, ...], post: str
-) -> None:
+def test_what_is_done_to_features_follows_their_backbones(value, requested, preset, keys, post):
     heard, store = Heard(), shelf(*CLIPS, *RESNETS, "a", text=CLIPS)
     hp: dict[str, Any] = {} if value is None else {"feat_post": value}
     assert feat_post_for(hp, requested, preset, store, keys, heard) == post

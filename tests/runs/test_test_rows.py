@@ -1,12 +1,9 @@
 """What a result says of every test row: sums that are its accuracies, one file that is read whole or not at all."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import zipfile
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -55,9 +52,7 @@ def one_hot(guesses: np.ndarray) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 @given(scored(), st.booleans())
-def test_the_sums_over_rows_are_the_accuracies(
-    made: tuple[np.ndarray, ClientTable, np.ndarray], one: bool
-) -> None:
+def test_the_sums_over_rows_are_the_accuracies(made, one):
     labels, table, guesses = made
     if one:
         found = evaluate.evaluate_global(one_hot(guesses[0]), data(labels), table)
@@ -76,7 +71,7 @@ def test_the_sums_over_rows_are_the_accuracies(
     assert all(np.array_equal(getattr(again, n), getattr(rows, n)) for n in rows.to_dict())
 
 
-def test_rows_of_two_clients_by_hand() -> None:
+def test_rows_of_two_clients_by_hand():
     labels = np.array([0, 1, 2, -1])
     clients = [
         Client("a", np.arange(1), np.array([0, 1, 3])),
@@ -95,7 +90,7 @@ def test_rows_of_two_clients_by_hand() -> None:
     assert rows.weight.tolist() == [0.25, 0.5, 0.25]
 
 
-def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+def test_what_is_read_is_what_was_written(tmp_path):
     rng = np.random.default_rng(0)
     counts = [np.sort(rng.integers(0, 9, 5)), *rng.integers(0, 9, (2, 5))]
     seeds = {seed: TestRows(*counts, *rng.random((2, 5))) for seed in (0, 7)}
@@ -114,7 +109,7 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"\x93NUMPY\x02\x00" + bytes(70), b"\x93NUMPY\x01\x00\x04\x00{1}\n" + bytes(8)]
 )
-def test_a_file_of_other_arrays_is_damaged_and_no_bug(content: bytes, tmp_path: Path) -> None:
+def test_a_file_of_other_arrays_is_damaged_and_no_bug(content, tmp_path):
     """The digest is right, so what wrote it was no fedcache that this one reads."""
     with zipfile.ZipFile(tmp_path / ROWS_FILE, "w") as file:
         for name in ("rows", "right", "scored", "share", "weight"):
@@ -129,8 +124,8 @@ def test_a_file_of_other_arrays_is_damaged_and_no_bug(content: bytes, tmp_path: 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedrep", "fed3r"])
 def test_a_run_of_the_command_line_has_the_file_and_a_damaged_one_is_refused(
-    rows: Path, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
+    rows, monkeypatch, method
+):
     words = (
         "train",
         "--method",

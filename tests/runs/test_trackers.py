@@ -1,7 +1,5 @@
 """Trackers, each by the real library writing on this machine: every round once, all parameters, the final figures."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Iterator
@@ -25,7 +23,7 @@ from fedcache.runs.trackers.mlflow import MLflow, MLflowRun
 from fedcache.runs.trackers.tensorboard import EventFile
 from fedcache.runs.trackers.wandb import WandBRun
 
-TRAIN = ("train", "--method", "fedavg", "--scheme", "iid", "--clients", 3, "--participation", "all")
+TRAIN = "train --method fedavg --scheme iid --clients 3 --participation all"
 NAMES = ("mlflow", "wandb", "trackio", "tensorboard")
 
 
@@ -181,12 +179,12 @@ READ = {
 }
 
 
-def told(name: str, words: tuple[object, ...], place: Path, home: Path) -> Done:
+def told(name: str, line: str, place: Path, home: Path) -> Done:
     """The command line with a tracker; trackio reads its folder once in a process."""
-    every = (*words, "--track", f"{name}:{place}")
+    line = f"{line} --track {name}:{place}"
     if name != "trackio":
-        return ok(*every)
-    done = apart(*every, "--json", home=home)
+        return ok(line)
+    done = apart(line, "--json", home=home)
     assert done.code == 0, done.err + done.out
     return done
 
@@ -236,11 +234,11 @@ ALL = ["tensorboard", *(pytest.param(name, marks=SLOW) for name in ("mlflow", "w
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_round_parameter_and_final_figure_is_there_once_also_when_it_is_told_again(
-    tmp_path: Path, own_home: Path, name: str
-) -> None:
+    tmp_path, own_home, name
+):
     pytest.importorskip(name)
     ingested(tmp_path)
-    words = (*TRAIN, "--rounds", 4, "--seeds", "0-1", "--eval-every", 2)
+    words = f"{TRAIN} --rounds 4 --seeds 0-1 --eval-every 2"
     place = tmp_path / "tracked"
     first = told(name, words, place, own_home).data
     path = Path(first["path"])
@@ -253,7 +251,7 @@ def test_every_round_parameter_and_final_figure_is_there_once_also_when_it_is_to
             one = found[f"{path.name}-seed-{seed}"]
             is_that_of(one, path, seed)
             assert one.group == ("" if name == "tensorboard" else f"fedavg-{path.name}")
-    assert ok(*words).data["digest"] == first["digest"], "a tracker is no part of what a run is"
+    assert ok(words).data["digest"] == first["digest"], "a tracker is no part of what a run is"
 
 
 RESUMED = ["tensorboard", *(pytest.param(name, marks=SLOW) for name in ("mlflow", "wandb"))]
@@ -261,22 +259,14 @@ RESUMED = ["tensorboard", *(pytest.param(name, marks=SLOW) for name in ("mlflow"
 
 @pytest.mark.parametrize("name", RESUMED)
 def test_points_of_a_grid_are_a_group_also_beyond_the_seeds_that_are_written_at_a_time(
-    tmp_path: Path, own_home: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, own_home, name, monkeypatch
+):
     pytest.importorskip(name)
     monkeypatch.setattr(seeds, "OPEN", 1)
     ingested(tmp_path)
     grid = (
-        "grid",
-        *TRAIN[1:],
-        "--rounds",
-        2,
-        "--sweep",
-        "lr=0.1,0.05",
-        "--set",
-        "opt=sgd",
-        "--set",
-        "head=linear",
+        TRAIN.replace("train", "grid")
+        + " --rounds 2 --sweep lr=0.1,0.05 --set opt=sgd --set head=linear"
     )
     done = told(name, grid, tmp_path / "g", own_home).data
     found = READ[name](tmp_path / "g")
@@ -290,9 +280,7 @@ def test_points_of_a_grid_are_a_group_also_beyond_the_seeds_that_are_written_at_
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_a_run_that_is_resumed_or_begins_anew_is_tracked_once(
-    tmp_path: Path, own_home: Path, name: str
-) -> None:
+def test_a_run_that_is_resumed_or_begins_anew_is_tracked_once(tmp_path, own_home, name):
     pytest.importorskip(name)
     store = ingested(tmp_path)
     config = TrainConfig(
@@ -300,7 +288,7 @@ def test_a_run_that_is_resumed_or_begins_anew_is_tracked_once(
     )
     home = Home.from_environment()
 
-    def track(**more: Any) -> Tracked:
+    def track(**more):
         with choose.tracking(f"{name}:{tmp_path / 'r'}", home, None, None) as hooks:
             stops = (
                 pytest.raises(fc.FedcacheError, match="Stopped")
@@ -323,21 +311,19 @@ def test_a_run_that_is_resumed_or_begins_anew_is_tracked_once(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_not_installed_is_refused_before_any_work(
-    tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_what_is_not_installed_is_refused_before_any_work(tmp_path, own_home, monkeypatch, name):
     ingested(tmp_path)
     package = {"mlflow": "sqlalchemy"}.get(name, name)
     monkeypatch.setattr(
         choose, "find_spec", lambda asked: None if asked == package else find_spec(asked)
     )
-    done = fedcache(*TRAIN, "--track", name, "--json")
+    done = fedcache(f"{TRAIN} --track", name, "--json")
     assert done.code == 6
     assert done.envelope["error"]["hint"] == f"pip install 'fedcache[{name}]'"
     assert not (own_home / "runs").exists()
 
 
-def test_several_trackers_are_asked_for_at_once_and_none_twice(tmp_path: Path) -> None:
+def test_several_trackers_are_asked_for_at_once_and_none_twice(tmp_path):
     place = tmp_path / "place"
     with choose.tracking(
         [f"wandb:{place}", f"tensorboard:{place}"], Home(tmp_path), None, None
@@ -352,12 +338,12 @@ def test_several_trackers_are_asked_for_at_once_and_none_twice(tmp_path: Path) -
 
 
 def test_the_environment_of_a_library_says_where_and_what_the_option_says_goes_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     runs = tmp_path / "runs"
 
-    def uri(spec: str) -> str:
+    def uri(spec):
         made = choose.tracker(spec, runs)
         assert isinstance(made, MLflow)
         return made.uri
@@ -374,16 +360,16 @@ def test_the_environment_of_a_library_says_where_and_what_the_option_says_goes_b
     "kind", [EventFile, pytest.param(MLflowRun, marks=SLOW), pytest.param(WandBRun, marks=SLOW)]
 )
 def test_a_library_that_fails_is_one_warning_and_the_run_continues(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type, where: str
-) -> None:
-    def fails(*_: object) -> None:
+    tmp_path, monkeypatch, kind, where
+):
+    def fails(*_):
         raise RuntimeError("the tracker is down")
 
     name = {EventFile: "tensorboard", MLflowRun: "mlflow", WandBRun: "wandb"}[kind]
     pytest.importorskip(name)
     monkeypatch.setattr(kind, where, fails)
     ingested(tmp_path)
-    done = ok(*TRAIN, "--rounds", 2, "--track", f"{name}:{tmp_path / 'tracked'}")
+    done = ok(f"{TRAIN} --rounds 2 --track", f"{name}:{tmp_path / 'tracked'}")
     assert not done.data["reused"]
     (warning,) = done.envelope["warnings"]
     assert "the tracker is down" in warning

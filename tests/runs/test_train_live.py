@@ -1,20 +1,17 @@
 """Methods with live towers from the command line: which images, which weights, and what is refused."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command import fedcache, ok
-from homes import Once
 from pictures import folder
 
 from fedcache.store.store import Store
 
-SMALL = ("--batch", 4, "--chunk-rows", 8, "--workers", 0)
-IID = ("--scheme", "iid", "--clients", 2, "--participation", "all", "--rounds", 2)
+SMALL = "--batch 4 --chunk-rows 8 --workers 0"
+IID = "--scheme iid --clients 2 --participation all --rounds 2"
 ONE = ("--set", "epochs=1")  # each step runs a tower
 
 
@@ -22,67 +19,61 @@ def extracted(place: Path) -> Path:
     """Three classes with features and text features of glyph-clip, and no images yet."""
     images = folder(place / "shapes", train=8, test=4)
     return Path(
-        ok("extract", "--dataset", f"folder:{images}", "--backbones", "glyph-clip", *SMALL).data[
-            "path"
-        ]
+        ok(f"extract --dataset folder:{images} --backbones glyph-clip {SMALL}").data["path"]
     )
 
 
 @pytest.fixture
-def store(once: Once) -> Path:
+def store(once):
     return once(extracted)
 
 
-def refused(*words: object) -> tuple[int, str, str]:
-    error = (done := fedcache(*words, "--json")).envelope["error"]
+def refused(line: str) -> tuple[int, str, str]:
+    """Exit code, message and hint."""
+    error = (done := fedcache(f"{line} {IID} --json")).envelope["error"]
     return done.code, error["message"], error["hint"]
 
 
 @pytest.mark.slow
-def test_images_that_are_missing_come_by_the_command_that_is_named(store: Path) -> None:
-    code, message, hint = refused("train", "--method", "tpfl", *IID)
+def test_images_that_are_missing_come_by_the_command_that_is_named(store):
+    code, message, hint = refused("train --method tpfl")
     assert code == 4
     assert "it has none" in message
-    ok("extract", "--store", store, "--backbones", "pixels", "--recipe", "pixels:size=24", *SMALL)
-    assert "it has pixels@24" in refused("train", "--method", "tpfl", *IID)[1]
+    ok(f"extract --store {store} --backbones pixels --recipe pixels:size=24 {SMALL}")
+    assert "it has pixels@24" in refused("train --method tpfl")[1]
     ok(*shlex.split(hint)[1:])
-    done = ok("train", "--method", "tpfl", *IID, *ONE, "--backbones", "glyph-clip,pixels").data
+    done = ok(f"train --method tpfl {IID}", *ONE, "--backbones", "glyph-clip,pixels").data
     assert done["backbones"] == ["glyph-clip", "pixels"]
     assert done["fidelity"] == "exact"
     assert done["traffic"]["paper"]["per_client_round"]["up"] == 16 * 128 + 6 * 4 * (64 - 8)
-    again = ok("train", "--config", Path(done["path"]) / "config.toml").data
+    again = ok("train --config", Path(done["path"]) / "config.toml").data
     assert again["accuracy"] == done["accuracy"]
 
 
 @pytest.mark.slow
-def test_nothing_extracted_brings_tower_and_images(tmp_path: Path) -> None:
+def test_nothing_extracted_brings_tower_and_images(tmp_path):
     images = folder(tmp_path / "shapes", train=4, test=2)
-    code, _, hint = refused(
-        "train", "--method", "atpfl", "--dataset", f"folder:{images}", "--no-extract", *IID
-    )
+    code, _, hint = refused(f"train --method atpfl --dataset folder:{images} --no-extract")
     assert code == 4
     assert hint.endswith(
         "--backbones glyph-clip,pixels --recipe pixels:size=32 --recipe pixels:resize=squash"
     )
-    done = ok("train", "--method", "atpfl", "--dataset", f"folder:{images}", *IID, *ONE).data
+    done = ok(f"train --method atpfl --dataset folder:{images} {IID}", *ONE).data
     held = Store.open(next((tmp_path / "home" / "stores").glob("*.zarr")))
     assert {k.split("-")[0] for k in held.arrays} == {"glyph", "pixels"}
     assert done["backbones"] == ["glyph-clip", "pixels"]
 
 
-def test_a_prompt_of_the_templates_words_starts_at_zero_shot(store: Path) -> None:
-    zero = ok("train", "--method", "clip-zs", *IID[:4]).data["accuracy"]
-    words = ("--set", "ctx_init=words", "--set", "epochs=0")
-    assert (
-        ok("train", "--method", "promptfl", *IID, *words).data["accuracy"]["per_client"]
-        == zero["per_client"]
-    )
+def test_a_prompt_of_the_templates_words_starts_at_zero_shot(store):
+    zero = ok("train --method clip-zs --scheme iid --clients 2").data["accuracy"]
+    start = ok(f"train --method promptfl {IID} --set ctx_init=words --set epochs=0").data
+    assert start["accuracy"]["per_client"] == zero["per_client"]
 
 
 @pytest.mark.slow
-def test_methods_that_ask_the_text_tower_train_and_predict(store: Path) -> None:
+def test_methods_that_ask_the_text_tower_train_and_predict(store):
     for name, settings in (("tofa", ()), ("fedtpg", ONE), ("pfedprompt", ONE)):
-        done = ok("train", "--method", name, *IID, *settings).data
+        done = ok(f"train --method {name} {IID}", *settings).data
         assert done["accuracy"]["zero_shot"] is not None
         assert done["protocol"] == ("global" if name == "fedtpg" else "personalised")
         whose = () if name == "fedtpg" else ("--client", "client-1")
@@ -90,30 +81,30 @@ def test_methods_that_ask_the_text_tower_train_and_predict(store: Path) -> None:
         assert len(told["rows"]) > 0
 
 
-def test_prompts_that_do_not_fit_are_exit_2(store: Path) -> None:
+def test_prompts_that_do_not_fit_are_exit_2(store):
     longest = max(Store.open(store).samples.classes, key=len)
-    code, message, hint = refused("train", "--method", "promptfl", *IID, "--set", "n_ctx=46")
+    code, message, hint = refused("train --method promptfl --set n_ctx=46")
     assert code == 2
     assert repr(longest) in message
     assert f"n_ctx={48 - 2 - len(longest) - 1}" in hint  # the template ends with a full stop
 
 
-def test_features_of_other_weights_are_exit_6(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_of_other_weights_are_exit_6(store, monkeypatch):
     from fedcache.extract import backbones
 
     located = backbones.locate
 
-    def other(row: backbones.Backbone, **where: object) -> backbones.Weights:
+    def other(row, **where):
         found = located(row, **where)  # type: ignore[arg-type]
         return backbones.Weights(found.path, "f" * 64, found.origin)
 
     monkeypatch.setattr(backbones, "locate", other)
-    code, message, _ = refused("train", "--method", "promptfl", *IID)
+    code, message, _ = refused("train --method promptfl")
     assert code == 6
     assert "ffffffffffff" in message
 
 
-def test_live_features_are_the_cached_ones(store: Path) -> None:
+def test_live_features_are_the_cached_ones(store):
     # T-T2: against the float16 cache to 1e-3 in logits / 100.
     import torch
 
@@ -123,14 +114,8 @@ def test_live_features_are_the_cached_ones(store: Path) -> None:
     from fedcache.runs.store_choice import images_for
 
     ok(
-        "extract",
-        "--store",
-        store,
-        "--backbones",
-        "pixels",
-        "--recipe",
-        "pixels:size=32,pixels:resize=squash",
-        *SMALL,
+        f"extract --store {store} --backbones pixels "
+        f"--recipe pixels:size=32,pixels:resize=squash {SMALL}",
     )
     held = Store.open(store)
     key = next(k for k in held.arrays if k.startswith("glyph"))

@@ -1,7 +1,5 @@
 """Robust rules, attacks and privacy on the real command line: what the result says, and what is refused in words."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path
@@ -11,26 +9,17 @@ from command import fedcache, ok
 from failing_command import must_fail
 
 pytestmark = pytest.mark.usefixtures("shapes")
-WORDS = ("--scheme", "iid", "--clients", 5, "--rounds", 2, "--participation", "all")
+DEALT = "--scheme iid --clients 5"
+WORDS = f"{DEALT} --rounds 2 --participation all"
 
 
 @pytest.mark.slow
-def test_the_result_says_what_was_done_and_an_ordinary_one_does_not() -> None:
-    plain = ok("train", "--method", "fedavg", *WORDS).data
+def test_the_result_says_what_was_done_and_an_ordinary_one_does_not():
+    plain = ok(f"train --method fedavg {WORDS}").data
     assert "trust" not in plain
     done = ok(
-        "train",
-        "--method",
-        "fedavg",
-        *WORDS,
-        "--aggregate",
-        "median",
-        "--attack",
-        "sign-flip:0.2:10",
-        "--byzantine",
-        0.3,
-        "--seeds",
-        "0,1",
+        f"train --method fedavg {WORDS} --aggregate median --attack sign-flip:0.2:10 "
+        "--byzantine 0.3 --seeds 0,1",
     ).data
     trust = done["trust"]
     said = {"aggregate": "median", "attack": "sign-flip:0.2:10", "byzantine": 0.3}
@@ -38,28 +27,18 @@ def test_the_result_says_what_was_done_and_an_ordinary_one_does_not() -> None:
     assert [len(names) for names in trust["attackers"]] == [1, 1]
     assert done["digest"] != plain["digest"]
     assert done["diagnostics"]["rejected"] == 0.0
-    assert (
-        ok("train", "--config", Path(done["path"]) / "config.toml").data["digest"] == done["digest"]
-    )
+    assert ok("train --config", Path(done["path"]) / "config.toml").data["digest"] == done["digest"]
 
 
 @pytest.mark.slow
-def test_rules_are_swept_and_rejections_are_counted_and_named() -> None:
+def test_rules_are_swept_and_rejections_are_counted_and_named():
     done = ok(
-        "grid",
-        "--method",
-        "fedavg,fedproto",
-        *WORDS,
-        "--attack",
-        "nan:0.2",
-        "--on-bad-update",
-        "reject",
-        "--sweep",
-        "aggregate=mean,median,trimmed:0.2",
+        f"grid --method fedavg,fedproto {WORDS} --attack nan:0.2 --on-bad-update reject "
+        "--sweep aggregate=mean,median,trimmed:0.2",
     )
     assert [p["diagnostics"]["rejected"] for p in done.data["points"]] == [1.0] * 6
     assert any("is rejected: " in w for w in done.envelope["warnings"])
-    failed = fedcache("train", "--method", "fedavg", *WORDS, "--attack", "nan:0.2", "--json")
+    failed = fedcache(f"train --method fedavg {WORDS} --attack nan:0.2 --json")
     assert failed.code == 7
     assert "--on-bad-update reject" in failed.envelope["error"]["hint"]
 
@@ -67,39 +46,28 @@ def test_rules_are_swept_and_rejections_are_counted_and_named() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--aggregate", "medain"), "median"),
-        (("--aggregate", "krum", "--byzantine", "0.4"), "at least"),
-        (("--byzantine", "0.5"), "--byzantine"),
-        (("--max-row-norm", "5"), "--max-row-norm"),
-        (("--dp-clip", "1"), "--dp-noise"),
-        (("--dp-clip", "1", "--dp-noise", "0", "--aggregate", "median"), "--dp-clip"),
-        (("--method", "fedpcl", "--aggregate", "median"), "--aggregate"),
+        ("--aggregate medain", "median"),
+        ("--aggregate krum --byzantine 0.4", "at least"),
+        ("--byzantine 0.5", "--byzantine"),
+        ("--max-row-norm 5", "--max-row-norm"),
+        ("--dp-clip 1", "--dp-noise"),
+        ("--dp-clip 1 --dp-noise 0 --aggregate median", "--dp-clip"),
+        ("--method fedpcl --aggregate median", "--aggregate"),
     ],
 )
-def test_wrong_words_are_answered(words: tuple[str, ...], said: str) -> None:
-    must_fail(said, "train", "--method", "fedavg", *WORDS, *words)
+def test_wrong_words_are_answered(words, said):
+    must_fail(said, f"train --method fedavg {WORDS} {words}")
 
 
-def test_privacy_is_accounted_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = (
-        "train",
-        "--method",
-        "fedavg",
-        *WORDS,
-        "--dp-clip",
-        1,
-        "--dp-noise",
-        1,
-        "--dp-allow",
-        "evaluation",
-    )
+def test_privacy_is_accounted_or_refused(monkeypatch):
+    words = f"train --method fedavg {WORDS} --dp-clip 1 --dp-noise 1 --dp-allow evaluation"
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "dp_accounting", None)
-        missing = fedcache(*words, "--json")
+        missing = fedcache(words, "--json")
     assert missing.code == 6
     assert "fedcache[dp]" in missing.envelope["error"]["hint"]
     pytest.importorskip("dp_accounting")
-    told = ok(*words).data["trust"]["privacy"]
+    told = ok(words).data["trust"]["privacy"]
     assert (told["rounds"], told["share"]) == (2, 1.0)
     assert 0 < told["epsilon_pld"] <= told["epsilon_rdp"]
 
@@ -107,91 +75,52 @@ def test_privacy_is_accounted_or_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     "words",
     [
-        ("train", "--method", "fedavg", "--clients", 2, "--aggregate", "krum", "--dry-run"),
-        ("grid", "--method", "fedavg,fedpcl", "--clients", 5, "--aggregate", "median"),
-        ("grid", "--method", "fedavg", "--sweep", "clients=5,2", "--aggregate", "krum"),
+        "train --method fedavg --clients 2 --aggregate krum --dry-run",
+        "grid --method fedavg,fedpcl --clients 5 --aggregate median",
+        "grid --method fedavg --sweep clients=5,2 --aggregate krum",
     ],
 )
-def test_what_a_round_cannot_carry_is_refused_before_anything_is_trained(
-    words: tuple[object, ...],
-) -> None:
-    done = fedcache(*words, "--scheme", "iid", "--rounds", 2, "--participation", "all", "--json")
+def test_what_a_round_cannot_carry_is_refused_before_anything_is_trained(words):
+    done = fedcache(f"{words} --scheme iid --rounds 2 --participation all --json")
     assert done.code == 2
-    assert ok("runs", "list").data["entries"] == []
+    assert ok("runs list").data["entries"] == []
 
 
-def test_rejections_leave_fewer_liars_to_expect_and_name_the_round_when_too_few_are_left() -> None:
+def test_rejections_leave_fewer_liars_to_expect_and_name_the_round_when_too_few_are_left():
     words = (
-        "train",
-        "--method",
-        "fedavg",
-        "--scheme",
-        "iid",
-        "--clients",
-        10,
-        "--rounds",
-        2,
-        "--participation",
-        "all",
-        "--on-bad-update",
-        "reject",
+        "train --method fedavg --scheme iid --clients 10 --rounds 2 --participation all "
+        "--on-bad-update reject"
     )
-    kept = ok(*words, "--attack", "nan:0.2", "--aggregate", "multikrum:8")
+    kept = ok(f"{words} --attack nan:0.2 --aggregate multikrum:8")
     assert kept.data["trust"]["rejected"] == 4  # two clients in two rounds
-    lost = fedcache(*words, "--attack", "nan:0.8", "--aggregate", "krum", "--json")
+    lost = fedcache(f"{words} --attack nan:0.8 --aggregate krum --json")
     assert lost.code == 7
     message = lost.envelope["error"]["message"]
     assert message.startswith("Round 1: 2 uploads")
     assert message.count("'client-") == 5  # and no more, of ten thousand clients
 
 
-def test_classes_of_few_owners_are_named() -> None:
+def test_classes_of_few_owners_are_named():
     words = (
-        "train",
-        "--method",
-        "fedproto",
-        "--scheme",
-        "shards",
-        "--shards",
-        1,
-        "--clients",
-        6,
-        "--rounds",
-        1,
-        "--participation",
-        "all",
+        "train --method fedproto --scheme shards --shards 1 --clients 6 --rounds 1 "
+        "--participation all"
     )
-    told = ok(*words, "--aggregate", "median")
+    told = ok(f"{words} --aggregate median")
     assert any("so few owners" in w for w in told.envelope["warnings"])
-    must_fail("Round 1, class 0", *words, "--aggregate", "krum", code=7)
+    must_fail("Round 1, class 0", f"{words} --aggregate krum", code=7)
 
 
-def test_fedcgs_and_noisy_fed3r_stay_definite() -> None:
-    assert (
-        ok("train", "--method", "fedcgs", *WORDS[:4], "--aggregate", "median").data["accuracy"][
-            "mean"
-        ]
-        > 0
-    )
+def test_fedcgs_and_noisy_fed3r_stay_definite():
+    assert ok(f"train --method fedcgs {DEALT} --aggregate median").data["accuracy"]["mean"] > 0
     pytest.importorskip("dp_accounting")
     noisy = ok(
-        "train",
-        "--method",
-        "fed3r",
-        *WORDS[:4],
-        "--participation",
-        "all",
-        "--dp-clip",
-        1,
-        "--dp-noise",
-        1,
-        "--dp-allow",
-        "rows,evaluation",
+        f"train --method fed3r {DEALT} --participation all --dp-clip 1 --dp-noise 1 "
+        "--dp-allow rows,evaluation"
     )
     assert noisy.data["accuracy"]["mean"] is not None
 
 
-def test_the_example_gets_the_row_back(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_gets_the_row_back(capsys):
     runpy.run_path(
         str(Path(__file__).parents[2] / "examples" / "invert_head.py"), run_name="__main__"
     )

@@ -1,16 +1,11 @@
 """What the tests of stores share."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from toy_store import in_memory
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
+def place():
     """A folder in memory where the system has one."""
     with in_memory() as path:
         yield path

@@ -1,9 +1,6 @@
 """Stores among each other: which was extracted last, which are old, what killed processes left in them."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,7 @@ from fedcache.store.store import Store
 
 
 @pytest.fixture
-def home() -> Iterator[Home]:
+def home():
     with in_memory() as path:
         home = Home(path)
         home.stores.mkdir(parents=True)
@@ -43,7 +40,7 @@ def extracted(
     return store.path
 
 
-def test_the_store_extracted_last_is_found_by_the_histories_of_its_name(home: Home) -> None:
+def test_the_store_extracted_last_is_found_by_the_histories_of_its_name(home):
     first = extracted(home, "toy-a", 1.0, 5.0, 2.0)
     assert catalog.extracted_later(first) is None
     extracted(home, "toy-b", 5.0)
@@ -63,7 +60,7 @@ def test_the_store_extracted_last_is_found_by_the_histories_of_its_name(home: Ho
     assert catalog.extracted_later(home.stores / "nothing.zarr") is None
 
 
-def test_stores_of_a_home_are_listed_in_the_order_of_their_names(home: Home) -> None:
+def test_stores_of_a_home_are_listed_in_the_order_of_their_names(home):
     for name in "cab":
         extracted(home, name, finished=name != "b")
     (home.stores / ".hidden").mkdir()
@@ -75,7 +72,7 @@ def test_stores_of_a_home_are_listed_in_the_order_of_their_names(home: Home) -> 
     assert catalog.ingested_stores(home) == catalog.ingested_stores(nowhere) == {}
 
 
-def test_old_stores_are_all_but_the_newest_of_a_name_that_nobody_writes(home: Home) -> None:
+def test_old_stores_are_all_but_the_newest_of_a_name_that_nobody_writes(home):
     for changed, (name, slug) in enumerate(
         (("a", "toy"), ("c", "toy"), ("b", "toy"), ("d", "alone"))
     ):
@@ -91,9 +88,7 @@ def test_old_stores_are_all_but_the_newest_of_a_name_that_nobody_writes(home: Ho
         assert list(catalog.old_stores(home)) == [(home.stores / "c.zarr", why)]
 
 
-def test_what_killed_processes_left_in_stores_is_told_and_what_is_written_is_not(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_killed_processes_left_in_stores_is_told_and_what_is_written_is_not(home, monkeypatch):
     store = create(home.stores / "s.zarr")
     fill(store, KEYS[0])
     journal = store.path / f"journal-{KEYS[0]}.jsonl"
@@ -125,9 +120,7 @@ def test_what_killed_processes_left_in_stores_is_told_and_what_is_written_is_not
         assert list(catalog.leftovers_of_stores(home)) == []
 
 
-def test_every_journal_of_a_finished_array_goes_and_that_of_an_unfinished_one_stays(
-    home: Home,
-) -> None:
+def test_every_journal_of_a_finished_array_goes_and_that_of_an_unfinished_one_stays(home):
     store = create(home.stores / "s.zarr")
     for key in KEYS:
         fill(store, key)
@@ -144,7 +137,7 @@ def test_every_journal_of_a_finished_array_goes_and_that_of_an_unfinished_one_st
     assert [file.exists() for file in (left, note, begun)] == [False, False, True]
 
 
-def test_sizes_are_bytes_of_files_alone(tmp_path: Path) -> None:
+def test_sizes_are_bytes_of_files_alone(tmp_path):
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "one").write_bytes(bytes(5))
     (tmp_path / "a" / "b" / "two").write_bytes(bytes(7))
@@ -154,8 +147,8 @@ def test_sizes_are_bytes_of_files_alone(tmp_path: Path) -> None:
 
 
 def test_a_name_is_looked_for_here_then_in_the_home_then_among_ingested_ones(
-    home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    home, monkeypatch, tmp_path
+):
     monkeypatch.chdir(tmp_path)
     there = whole(home.stores / "s.zarr").path
     mine = Store.from_arrays({"x": np.eye(3)}, name="m i", path=home.stores / "m_i-1.zarr").path
@@ -173,8 +166,8 @@ def test_a_name_is_looked_for_here_then_in_the_home_then_among_ingested_ones(
 
 
 def test_a_folder_that_is_no_store_does_not_hide_the_ingested_dataset_of_its_name(
-    home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    home, monkeypatch, tmp_path
+):
     monkeypatch.chdir(tmp_path)
     mine = Store.from_arrays({"x": np.eye(3)}, name="train", path=home.stores / "train-1.zarr").path
     (tmp_path / "train").mkdir()

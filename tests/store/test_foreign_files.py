@@ -1,10 +1,7 @@
 """One dataset as other programs write it: the same rows, labels and clients, or lines that convert it."""
 
-from __future__ import annotations
-
 import json
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -128,8 +125,8 @@ def clip_retrieval(root: Path) -> Path:
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_a_dataset_of_another_program_has_the_same_rows_labels_and_clients(
-    tmp_path: Path, write: Callable[[Path], Path], clients: bool
-) -> None:
+    tmp_path, write, clients
+):
     found = open_any(write(tmp_path), ColumnChoice())
     assert rows_of(found, clients=clients) == expected(clients=clients)
 
@@ -193,9 +190,7 @@ REFUSED = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("write", REFUSED, ids=lambda write: write.__name__)
-def test_a_file_that_is_not_read_is_refused_with_lines_that_convert_it(
-    tmp_path: Path, write: Callable[[Path], Path]
-) -> None:
+def test_a_file_that_is_not_read_is_refused_with_lines_that_convert_it(tmp_path, write):
     file = write(tmp_path)
     with pytest.raises(UsageError) as caught:
         open_any(file, ColumnChoice())
@@ -209,7 +204,7 @@ def test_a_file_that_is_not_read_is_refused_with_lines_that_convert_it(
         assert np.bincount(found.splits).tolist() == [12, 12]
 
 
-def test_images_of_clients_are_converted_for_the_encoders(tmp_path: Path) -> None:
+def test_images_of_clients_are_converted_for_the_encoders(tmp_path):
     pixels = np.random.default_rng(1).random((N, 28, 28)).astype("f4")
     path = tmp_path / "emnist.h5"
     with h5py.File(path, "w") as file:
@@ -232,7 +227,7 @@ def test_images_of_clients_are_converted_for_the_encoders(tmp_path: Path) -> Non
     }
 
 
-def test_texts_of_leaf_are_read_as_texts(tmp_path: Path) -> None:
+def test_texts_of_leaf_are_read_as_texts(tmp_path):
     users = {
         u: {"x": [f"text {i}" for i in rows], "y": Y[rows].tolist()} for u, rows in EACH.items()
     }
@@ -246,14 +241,14 @@ def test_texts_of_leaf_are_read_as_texts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["pkl", "xyz", "json", "jsonl", "pt"])
-def test_files_that_say_nothing_are_refused_in_words(tmp_path: Path, ending: str) -> None:
+def test_files_that_say_nothing_are_refused_in_words(tmp_path, ending):
     path = tmp_path / f"x.{ending}"
     path.write_bytes(b"\x00\x01 nothing")
-    said = fedcache("ingest", path, "--name", "x")
+    said = fedcache(f"ingest {path} --name x")
     assert said.code == 2
     assert "Did you mean" not in said.err
 
 
-def test_a_folder_that_no_program_wrote_is_refused_with_what_to_give(tmp_path: Path) -> None:
+def test_a_folder_that_no_program_wrote_is_refused_with_what_to_give(tmp_path):
     np.save(tmp_path / "a.npy", X)
     refused(lambda: open_any(tmp_path, ColumnChoice()), f"fedcache ingest {tmp_path / 'a.npy'}")

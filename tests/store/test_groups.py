@@ -1,11 +1,10 @@
 """Groups: columns that sort the rows, kept beside the arrays."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 import pytest
+from damage import flip_bit
 from refusal import refused
 
 from fedcache.errors import Exit
@@ -24,7 +23,7 @@ def store_at(path: Path) -> Store:
     )
 
 
-def test_a_store_keeps_groups_and_their_change_is_told(tmp_path: Path) -> None:
+def test_a_store_keeps_groups_and_their_change_is_told(tmp_path):
     store = store_at(tmp_path / "s.zarr")
     digest = store.dataset["digest"]
     site = Group.of(["x", "", "y"] * 4)
@@ -43,7 +42,7 @@ def test_a_store_keeps_groups_and_their_change_is_told(tmp_path: Path) -> None:
     assert (report.problems, report.notes) == ([], [])
 
 
-def test_refusals_name_what_is_there(tmp_path: Path) -> None:
+def test_refusals_name_what_is_there(tmp_path):
     store = store_at(tmp_path / "s.zarr")
     refused(lambda: store.group("hospital"), "domain, class")
     put_groups(store, {"hospital id": Group.of(["a"] * N)})
@@ -55,13 +54,11 @@ def test_refusals_name_what_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [3, -1])
-def test_a_flipped_bit_is_found_and_repair_forgets_the_group(tmp_path: Path, at: int) -> None:
+def test_a_flipped_bit_is_found_and_repair_forgets_the_group(tmp_path, at):
     store = store_at(tmp_path / "s.zarr")
     put_groups(store, {"site": Group.of(["x", "y"] * 6)})
     file = store.path / "groups" / "site.group"
-    raw = bytearray(file.read_bytes())
-    raw[at] ^= 1
-    file.write_bytes(raw)
+    flip_bit(file, at)
     refused(lambda: Store.open(store.path).group("site"), code=Exit.CORRUPT)
     assert [p["file"] for p in verify(store.path).problems] == ["groups/site.group"]
     repair(store.path)
@@ -70,7 +67,7 @@ def test_a_flipped_bit_is_found_and_repair_forgets_the_group(tmp_path: Path, at:
     assert verify(store.path).problems == []
 
 
-def test_a_group_that_is_not_of_these_rows_is_damaged(tmp_path: Path) -> None:
+def test_a_group_that_is_not_of_these_rows_is_damaged(tmp_path):
     store, other = store_at(tmp_path / "s.zarr"), tmp_path / "other.zarr"
     put_groups(store, {"site": Group.of(["x"] * N)})
     small = Store.from_arrays({"a": np.ones((2, 3), "f4")}, labels=[0, 1], path=other)
@@ -81,7 +78,7 @@ def test_a_group_that_is_not_of_these_rows_is_damaged(tmp_path: Path) -> None:
     refused(lambda: store.group("site"), "2 codes for 12 rows", code=Exit.CORRUPT)
 
 
-def test_shards_carry_the_values_of_their_rows(tmp_path: Path) -> None:
+def test_shards_carry_the_values_of_their_rows(tmp_path):
     store = store_at(tmp_path / "s.zarr")
     put_groups(store, {"site": Group.of(np.arange(N) // 4)})
     (path,) = write_shards(store, [("c", np.array([1, 5]), np.array([9]))], tmp_path / "out")
@@ -89,7 +86,7 @@ def test_shards_carry_the_values_of_their_rows(tmp_path: Path) -> None:
     assert [group.words[c] for c in group.codes] == ["0", "1", "2"]
 
 
-def test_groups_of_joined_datasets_share_their_words() -> None:
+def test_groups_of_joined_datasets_share_their_words():
     first, second = (
         {"site": Group.of(["b", "a"])},
         {"site": Group.of(["c", "", "a"]), "day": Group.of([1, 2, 3])},

@@ -1,7 +1,5 @@
 """Your own embeddings, as a user brings them: a test set, a name, the next command, and stores by name."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from command import Done, fedcache, ok
+from command import Done, fedcache, ok, words_of
 from federation import small
 from toy_store import create
 
@@ -28,7 +26,7 @@ FEATURES = (
 ).astype("f4")
 SPLIT = (np.arange(ROWS) % 6 == 0).astype(np.int64)
 TEXT = np.eye(4, dtype=np.float32)[:3]
-IID = ("--scheme", "iid", "--clients", 3)
+IID = "--scheme iid --clients 3"
 
 
 def npz(path: Path, **columns: Any) -> Path:
@@ -38,7 +36,7 @@ def npz(path: Path, **columns: Any) -> Path:
 
 
 @pytest.fixture
-def labelled(tmp_path: Path) -> Path:
+def labelled(tmp_path):
     return npz(tmp_path / "labelled.npz", X=FEATURES, labels=LABELS)
 
 
@@ -57,15 +55,13 @@ def run_line(line: str, *more: object) -> Done:
     return ok(*words, *more)
 
 
-def test_without_a_split_a_fifth_of_each_class_is_held_out_and_the_printed_command_trains(
-    tmp_path: Path,
-) -> None:
+def test_without_a_split_a_fifth_of_each_class_is_held_out_and_the_printed_command_trains(tmp_path):
     words = np.array([b"cat", b"dog", b"eel"])
     file = npz(tmp_path / "E.NPZ", embeddings=FEATURES.astype(np.float64), labels=words[LABELS])
-    said = fedcache("ingest", file, "--name", "mine")
+    said = fedcache(f"ingest {file} --name mine")
     assert said.out.count(HELD_OUT) == 1
     assert run_line(said.out.splitlines()[-1], "--rounds", 2).data["dataset"]["slug"] == "mine"
-    store = Store.open(ok("inspect", "--dataset", "mine").data["path"])
+    store = Store.open(ok("inspect --dataset mine").data["path"])
     s = store.samples
     assert (store.dataset["held_out"], s.classes) == (HELD_OUT, ("cat", "dog", "eel"))
     for label in range(3):
@@ -75,28 +71,28 @@ def test_without_a_split_a_fifth_of_each_class_is_held_out_and_the_printed_comma
         assert set(by_uid[:4]) == set(of_class[s.split[of_class] == 1])
 
 
-def test_a_method_that_reads_labels_says_how_to_add_them(tmp_path: Path) -> None:
+def test_a_method_that_reads_labels_says_how_to_add_them(tmp_path):
     file = npz(tmp_path / "e.npz", X=FEATURES)
     place = ("--store", tmp_path / "own place.zarr")
-    made = ok("ingest", file, "--name", "bare", *place).data
+    made = ok(f"ingest {file} --name bare", *place).data
     with_labels = npz(tmp_path / "with.npz", X=FEATURES, labels=LABELS)
-    for words in ((), IID):
-        said = failed(fedcache("train", "--method", "fedavg", *words, *place, "--json"), 2)
+    for words in ((), words_of(IID)):
+        said = failed(fedcache("train --method fedavg", *words, *place, "--json"), 2)
         assert made["next"] in said
     run_line(made["next"].replace("FILE", str(with_labels)))
-    assert ok("train", "--method", "fed3r", *IID, *place).data["accuracy"]["mean"] > 0.5
+    assert ok(f"train --method fed3r {IID}", *place).data["accuracy"]["mean"] > 0.5
 
 
-def test_labels_of_some_rows_are_enough_where_rows_are_dealt_by_class(tmp_path: Path) -> None:
+def test_labels_of_some_rows_are_enough_where_rows_are_dealt_by_class(tmp_path):
     file = npz(tmp_path / "e.npz", X=FEATURES, y=np.where(np.arange(ROWS) % 2, LABELS, -1))
-    following = ok("ingest", file, "--name", "half", "--no-label", "-1").data["next"]
+    following = ok(f"ingest {file} --name half --no-label -1").data["next"]
     assert run_line(following, "--rounds", 2).data["accuracy"]["mean"] is not None
-    said = failed(fedcache("train", "--method", "fedavg", *IID, "--json"), 2)
+    said = failed(fedcache(f"train --method fedavg {IID} --json"), 2)
     assert "--scheme dirichlet" in said
 
 
 @pytest.mark.slow
-def test_methods_without_labels_train_on_text_features_and_invent_no_score(tmp_path: Path) -> None:
+def test_methods_without_labels_train_on_text_features_and_invent_no_score(tmp_path):
     free = [name for name, method in METHODS.items() if not method.needs & {"labels", "pixels"}]
     assert free
     labels = np.where(SPLIT == 1, LABELS, -1)
@@ -107,21 +103,31 @@ def test_methods_without_labels_train_on_text_features_and_invent_no_score(tmp_p
         "tested",
     )
     unknown = npz(tmp_path / "u.npz", **{"features/clip": FEATURES, "text/clip": TEXT})
-    following = ok("ingest", unknown, "--name", "unknown").data["next"]
+    following = ok(f"ingest {unknown} --name unknown").data["next"]
     assert run_line(following).data["accuracy"]["mean"] is None
     for name in free:
         sizes = [word for k, v in small(name).items() for word in ("--set", f"{k}={v}")]
-        words = ("train", "--method", name, *IID, "--rounds", 2, "--participation", "all", *sizes)
+        words = (
+            "train",
+            "--method",
+            name,
+            *words_of(IID),
+            "--rounds",
+            2,
+            "--participation",
+            "all",
+            *sizes,
+        )
         scored = ok(*words, "--dataset", "tested").data["accuracy"]["mean"]
         # A probe needs labelled training rows.
         assert (scored is not None and scored > 0.5) == ("text" in METHODS[name].needs)
         blind = ok(*words, "--dataset", "unknown").data["accuracy"]
         assert (blind["mean"], blind["client_mean"], blind["per_domain"]) == (None, None, {})
     ok("ingest", npz(tmp_path / "n.npz", X=FEATURES, y=LABELS), "--name", "no-text")
-    assert "text/NAME" in failed(fedcache("train", "--method", "clip-zs", "--json"), 4)
+    assert "text/NAME" in failed(fedcache("train --method clip-zs --json"), 4)
 
 
-def test_rows_without_a_label_are_not_scored() -> None:
+def test_rows_without_a_label_are_not_scored():
     # rows 0, 1, 3 have labels 0, 1, 1 and are predicted 0, 0, 1: client a has 1 of 2, client b 1 of 1, in all 2 of 3
     x = torch.eye(2, dtype=torch.float64)[[0, 0, 1, 1]][:, None]
     data = Data(x, torch.tensor([0, 1, -1, 1]), classes=2)
@@ -139,90 +145,82 @@ def test_rows_without_a_label_are_not_scored() -> None:
     assert found.global_accuracy == pytest.approx(2 / 3)
 
 
-def test_a_name_that_is_a_dataset_of_its_own_is_told_apart(labelled: Path) -> None:
-    following = ok("ingest", labelled, "--name", "digits").data["next"]
+def test_a_name_that_is_a_dataset_of_its_own_is_told_apart(labelled):
+    following = ok(f"ingest {labelled} --name digits").data["next"]
     assert "ingested:digits" in following
     assert run_line(following, "--rounds", 2).data["dataset"]["rows"] == ROWS
 
 
-def test_the_same_file_again_is_there_already_and_another_is_refused(
-    labelled: Path, tmp_path: Path
-) -> None:
-    first = ok("ingest", labelled, "--name", "mine").data["path"]
-    ok("partition", *IID, "--name", "mine-too")
+def test_the_same_file_again_is_there_already_and_another_is_refused(labelled, tmp_path):
+    first = ok(f"ingest {labelled} --name mine").data["path"]
+    ok(f"partition {IID} --name mine-too")
     before = {f: f.stat().st_mtime_ns for f in Path(first).rglob("*") if f.is_file()}
     for file in (labelled, shutil.copy(labelled, tmp_path / "copy.npz")):
-        assert ok("ingest", file, "--name", "mine").data["path"] == first
+        assert ok(f"ingest {file} --name mine").data["path"] == first
     other = npz(tmp_path / "other.npz", X=FEATURES[:30], y=LABELS[:30])
-    said = failed(fedcache("ingest", other, "--name", "mine", "--json"), 2)
+    said = failed(fedcache(f"ingest {other} --name mine --json"), 2)
     assert before == {f: f.stat().st_mtime_ns for f in Path(first).rglob("*") if f.is_file()}
     assert run_line(said.split("partitions:  ")[1]).data["images"] == 30
     assert [e["images"] for e in ok("ls").data["entries"]] == [30]
     assert not Path(first).exists()
 
 
-def test_a_store_of_one_s_own_is_replaced_in_place_and_one_of_images_never(
-    labelled: Path, tmp_path: Path
-) -> None:
+def test_a_store_of_one_s_own_is_replaced_in_place_and_one_of_images_never(labelled, tmp_path):
     place = tmp_path / "mine.zarr"
-    ok("ingest", labelled, "--name", "mine", "--store", place)
+    ok(f"ingest {labelled} --name mine --store {place}")
     other = npz(tmp_path / "other.npz", X=FEATURES[:30], y=LABELS[:30])
-    assert "--store" in failed(
-        fedcache("ingest", other, "--name", "mine", "--store", place, "--json"), 2
-    )
-    assert ok("ingest", other, "--name", "mine", "--store", place, "--replace").data["images"] == 30
-    assert ok("verify", place).data["ok"]
+    assert "--store" in failed(fedcache(f"ingest {other} --name mine --store {place} --json"), 2)
+    assert ok(f"ingest {other} --name mine --store {place} --replace").data["images"] == 30
+    assert ok(f"verify {place}").data["ok"]
     assert not list(tmp_path.glob(".*"))
     images = create(tmp_path / "images.zarr").path
-    failed(fedcache("ingest", other, "--name", "mine", "--store", images, "--replace", "--json"), 4)
+    failed(fedcache(f"ingest {other} --name mine --store {images} --replace --json"), 4)
     assert Store.open(images).dataset["slug"] == "toy"
 
 
-def test_a_store_that_lost_its_manifest_is_damage_and_other_places_are_not(
-    labelled: Path, tmp_path: Path
-) -> None:
-    made = Path(ok("ingest", labelled, "--name", "mine").data["path"])
+def test_a_store_that_lost_its_manifest_is_damage_and_other_places_are_not(labelled, tmp_path):
+    made = Path(ok(f"ingest {labelled} --name mine").data["path"])
     (made / "manifest.json").unlink()
     for command in ("inspect", "verify", "repair"):
-        assert f"mv {made} {made}.damaged" in failed(fedcache(command, made, "--json"), 5)
-    failed(fedcache("train", "--method", "fedavg", "--store", made, "--json"), 5)
-    failed(fedcache("ingest", labelled, "--name", "mine", "--json"), 5)
+        assert f"mv {made} {made}.damaged" in failed(fedcache(f"{command} {made} --json"), 5)
+    failed(fedcache(f"train --method fedavg --store {made} --json"), 5)
+    failed(fedcache(f"ingest {labelled} --name mine --json"), 5)
     assert "manifest.json" in ok("ls").data["entries"][0]["problem"]
     shutil.rmtree(made / "samples")
-    failed(fedcache("inspect", made, "--json"), 5)  # its zarr.json still says what it was
-    failed(fedcache("inspect", tmp_path, "--json"), 4)
-    failed(fedcache("inspect", labelled, "--json"), 4)
+    failed(fedcache(f"inspect {made} --json"), 5)  # its zarr.json still says what it was
+    failed(fedcache(f"inspect {tmp_path} --json"), 4)
+    failed(fedcache(f"inspect {labelled} --json"), 4)
 
 
 def test_names_that_ls_prints_are_stores_and_datasets_of_every_command(
-    labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = Path(ok("ingest", labelled, "--name", "mine").data["path"])
+    labelled, tmp_path, monkeypatch
+):
+    made = Path(ok(f"ingest {labelled} --name mine").data["path"])
     # the one last used
     ok("ingest", npz(tmp_path / "o.npz", X=-FEATURES, y=LABELS), "--name", "other")
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     for on in (("--store", made.stem), ("--dataset", "ingested:mine")):
-        assert ok("export", "out.npz", *on).data["rows"] == ROWS
-        parts = ok("partition", *IID, *on).data
+        assert ok("export out.npz", *on).data["rows"] == ROWS
+        parts = ok(f"partition {IID}", *on).data
         assert parts["store"] == str(made)
         run = ("--method", "fed3r", "--partition", parts["name"], *on)
         assert ok("train", *run).data["dataset"]["slug"] == "mine"
     assert ok("grid", *run, "--sweep", "rounds=1").data["points"][0]["dataset"]["slug"] == "mine"
-    assert len(ok("shard", "--partition", parts["name"], "--out", "sites", *on).data["stores"]) == 3
+    assert len(ok("shard --partition", parts["name"], "--out", "sites", *on).data["stores"]) == 3
     for words in ((made.name,), (made.stem,), ("--dataset", "mine")):
         for command in ("inspect", "verify", "repair"):
             assert ok(command, *words).data["path"] == str(made)
-    assert [e["path"] for e in ok("ls", "--dataset", "mine").data["entries"]] == [str(made)]
+    assert [e["path"] for e in ok("ls --dataset mine").data["entries"]] == [str(made)]
 
 
-def test_an_interrupted_ingest_goes_on(labelled: Path) -> None:
-    made = Path(ok("ingest", labelled, "--name", "mine").data["path"])
+def test_an_interrupted_ingest_goes_on(labelled):
+    made = Path(ok(f"ingest {labelled} --name mine").data["path"])
     chunk = next(made.glob("features/*/c/0/0/0"))
     chunk.write_bytes(chunk.read_bytes()[:-1])
-    ok("repair", "mine")
-    assert ok("inspect", "mine").data["arrays"] == []
-    again = fedcache("ingest", labelled, "--name", "mine", "--json")
+    ok("repair mine")
+    assert ok("inspect mine").data["arrays"] == []
+    again = fedcache(f"ingest {labelled} --name mine --json")
     assert "there already" not in again.err
-    assert ok("verify", "mine").data["ok"]
-    assert len(ok("inspect", "mine").data["arrays"]) == 1
+    assert ok("verify mine").data["ok"]
+    assert len(ok("inspect mine").data["arrays"]) == 1

@@ -1,7 +1,5 @@
 """Ingest reads a file block by block: the same store as of the whole file, in the memory of one block."""
 
-from __future__ import annotations
-
 import hashlib
 import tracemalloc
 from contextlib import suppress
@@ -13,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from damage import flip_bit
 from draws import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,7 +57,7 @@ def write(path: Path, x: np.ndarray, **columns: np.ndarray) -> Path:
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_blocks_are_the_rows_in_order(tmp_path: Path, ending: str) -> None:
+def test_blocks_are_the_rows_in_order(tmp_path, ending):
     x = values(ROWS, 6)
     rows = open_embeddings(write(tmp_path / f"e.{ending}", x)).features["e"]
     assert isinstance(rows, FileRows)
@@ -69,7 +68,7 @@ def test_blocks_are_the_rows_in_order(tmp_path: Path, ending: str) -> None:
     assert np.array_equal(rows.whole()[:, 0], x)
 
 
-def test_a_large_array_has_few_chunk_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_array_has_few_chunk_files(tmp_path, monkeypatch):
     monkeypatch.setattr(contents, "LARGE", 10_000)
     monkeypatch.setattr(contents, "CHUNK_BYTES", 13_000)
     file = write(tmp_path / "e.npz", values(2500, 6), labels=np.arange(2500) % 3)
@@ -81,7 +80,7 @@ def test_a_large_array_has_few_chunk_files(tmp_path: Path, monkeypatch: pytest.M
 
 
 @given(rows=st.integers(1, 10**9), row_bytes=st.integers(2, 10**5))
-def test_chunks_of_a_large_array_are_as_large_as_they_may_be(rows: int, row_bytes: int) -> None:
+def test_chunks_of_a_large_array_are_as_large_as_they_may_be(rows, row_bytes):
     size = chunk_rows_for(rows, row_bytes)
     if rows * row_bytes <= contents.LARGE:
         assert size == 512
@@ -90,7 +89,7 @@ def test_chunks_of_a_large_array_are_as_large_as_they_may_be(rows: int, row_byte
         assert 2 * size * row_bytes > contents.CHUNK_BYTES
 
 
-def test_a_row_is_named_by_its_values_and_an_array_by_all_of_them(tmp_path: Path) -> None:
+def test_a_row_is_named_by_its_values_and_an_array_by_all_of_them(tmp_path):
     x, z = values(ROWS, 2, 6), values(ROWS, 3, dtype="float64")
     np.savez(tmp_path / "e.npz", **{"features/b": x, "features/a": z})
     content = arrange(open_embeddings(tmp_path / "e.npz"), "e")
@@ -106,10 +105,10 @@ def test_a_row_is_named_by_its_values_and_an_array_by_all_of_them(tmp_path: Path
     }
 
 
-def test_rows_in_another_order_are_the_same_store(tmp_path: Path) -> None:
+def test_rows_in_another_order_are_the_same_store(tmp_path):
     order = np.random.default_rng(1).permutation(ROWS)
 
-    def arranged(name: str, rows: np.ndarray) -> contents.Content:
+    def arranged(name, rows):
         columns = {
             "labels": np.arange(ROWS) % 5,
             "name": np.array([f"{i:05}" for i in range(ROWS)]),
@@ -130,9 +129,7 @@ def test_rows_in_another_order_are_the_same_store(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "ending", ["npy", *(pytest.param(e, marks=pytest.mark.full) for e in ENDINGS if e != "npy")]
 )
-def test_a_file_needs_the_memory_of_one_block(
-    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_needs_the_memory_of_one_block(tmp_path, ending, monkeypatch):
     monkeypatch.setattr(contents, "LARGE", 1 << 20)
     monkeypatch.setattr(contents, "CHUNK_BYTES", 1 << 20)
     file = write(tmp_path / f"e.{ending}", values(32_000, 256))  # 16 MB
@@ -146,7 +143,7 @@ def test_a_file_needs_the_memory_of_one_block(
     assert peak < 6 * (1 << 20) + columns, f"{peak / 2**20:.1f} MiB"
 
 
-def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path):
     file = write(tmp_path / "e.npy", values(ROWS, 6))
     content = arrange(open_embeddings(file), "e")
     write(file, -values(ROWS, 6))
@@ -156,18 +153,14 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None
     assert np.array_equal(store.reader(*store.arrays).all()[:, 0], values(ROWS, 6))
 
 
-def test_a_zip_whose_sum_is_wrong_is_refused(tmp_path: Path) -> None:
+def test_a_zip_whose_sum_is_wrong_is_refused(tmp_path):
     file = tmp_path / "e.npz"
     np.savez(file, features=values(ROWS, 6))
-    raw = bytearray(file.read_bytes())
-    raw[5000] ^= 1
-    file.write_bytes(raw)
+    flip_bit(file, 5000)
     refused(lambda: arrange(open_embeddings(file), "e"), "Bad CRC", str(file))
 
 
-def test_an_array_that_was_begun_with_other_chunks_is_begun_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_array_that_was_begun_with_other_chunks_is_begun_again(tmp_path, monkeypatch):
     content = arrange(open_embeddings(write(tmp_path / "e.npy", values(ROWS, 6))), "e")
     ((key, array),) = content.arrays.items()
     store = Store.create(tmp_path / "s.zarr", content.samples, dataset=content.dataset)
@@ -189,7 +182,7 @@ def test_an_array_that_was_begun_with_other_chunks_is_begun_again(
     st.lists(st.text(max_size=4), max_size=9)
     | st.lists(st.sampled_from(["ab", "cd", "é", "0\0"]), max_size=9)
 )
-def test_strings_come_back(words: list[str]) -> None:
+def test_strings_come_back(words):
     raw = encode_strings(words)
     assert decode_strings(raw) == tuple(words)
     for broken in (raw[:-1], raw + b"x", raw[4:]):
@@ -205,13 +198,13 @@ def test_strings_come_back(words: list[str]) -> None:
         elements=st.floats(allow_nan=True, allow_infinity=True, width=16),
     )
 )
-def test_finite_is_what_numpy_says(x: np.ndarray) -> None:
+def test_finite_is_what_numpy_says(x):
     assert all_finite(x) == bool(np.isfinite(x).all())
 
 
 @examples(30, 100)
 @given(st.data())
-def test_the_held_out_fifth_has_the_smallest_uids(data: st.DataObject) -> None:
+def test_the_held_out_fifth_has_the_smallest_uids(data):
     n = data.draw(st.integers(0, 40))
     label = np.array(data.draw(st.lists(st.integers(-1, 2), min_size=n, max_size=n)), np.int32)
     domain = np.array(data.draw(st.lists(st.integers(0, 1), min_size=n, max_size=n)), np.int16)

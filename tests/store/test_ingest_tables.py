@@ -1,7 +1,5 @@
 """Tables as other programs write them: wide parquet and CSV, lists in texts, feather, and rows that are not finite."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import shlex
@@ -65,7 +63,7 @@ def write(path: Path, rows: pa.Table) -> Path:
 @pytest.mark.parametrize(
     ("prefix", "ending"), [("f", "parquet"), ("f", "csv"), ("", "csv"), ("x[", "csv")]
 )
-def test_one_column_per_dimension_is_a_matrix(tmp_path: Path, ending: str, prefix: str) -> None:
+def test_one_column_per_dimension_is_a_matrix(tmp_path, ending, prefix):
     found = read_embeddings(write(tmp_path / f"wide.{ending}", table(prefix)))
     assert np.array_equal(found.features["wide"][:, 0].astype("f4"), X)
     assert found.labels.tolist() == LABELS.tolist()
@@ -73,7 +71,7 @@ def test_one_column_per_dimension_is_a_matrix(tmp_path: Path, ending: str, prefi
     assert any(f"{prefix}0 .. {prefix}4" in note for note in found.notes)
 
 
-def test_the_same_table_in_every_format_is_the_same_store(tmp_path: Path) -> None:
+def test_the_same_table_in_every_format_is_the_same_store(tmp_path):
     rows = table(
         visit=[float(i % 3) if i % 5 else None for i in range(N)],
         day=pa.array([19000] * N, pa.date32()),
@@ -86,9 +84,7 @@ def test_the_same_table_in_every_format_is_the_same_store(tmp_path: Path) -> Non
         assert all(content.groups[name].equals(group) for name, group in made[0].groups.items())
 
 
-def test_numbers_in_names_are_in_the_order_of_numbers_and_from_where_they_begin(
-    tmp_path: Path,
-) -> None:
+def test_numbers_in_names_are_in_the_order_of_numbers_and_from_where_they_begin(tmp_path):
     wide = {
         f"pixel_{i:03}": np.full(N, i) for i in (3, 12, *range(4, 12))
     }  # integers, from 3 to 12
@@ -97,9 +93,7 @@ def test_numbers_in_names_are_in_the_order_of_numbers_and_from_where_they_begin(
 
 
 @pytest.mark.parametrize("ending", ["parquet", "csv"])
-def test_which_columns_are_features_is_asked_where_several_may_be(
-    tmp_path: Path, ending: str
-) -> None:
+def test_which_columns_are_features_is_asked_where_several_may_be(tmp_path, ending):
     file = write(tmp_path / f"t.{ending}", table("a", b0=X[:, 0], b1=X[:, 1], y0=LABELS, y1=LABELS))
     refused(lambda: open_embeddings(file), "a0 .. a4, b0 .. b1")
     for asked in ("b", "b1"):
@@ -124,7 +118,7 @@ def test_which_columns_are_features_is_asked_where_several_may_be(
         ("csv", lambda row: f" {row} "),
     ],
 )
-def test_lists_in_texts_are_features(tmp_path: Path, ending: str, show: Any) -> None:
+def test_lists_in_texts_are_features(tmp_path, ending, show):
     texts = [show(row) for row in X.astype(float).round(3).tolist()]
     texts[4] = ""
     rows = pa.table({"embedding": texts, "label": LABELS})
@@ -145,9 +139,7 @@ def test_lists_in_texts_are_features(tmp_path: Path, ending: str, show: Any) -> 
         ["[" * 5000, "[1]"],
     ],
 )
-def test_texts_that_are_no_lists_of_one_length_are_refused(
-    tmp_path: Path, texts: list[str]
-) -> None:
+def test_texts_that_are_no_lists_of_one_length_are_refused(tmp_path, texts):
     file = write(tmp_path / "l.csv", pa.table({"embedding": texts, "label": [0, 1]}))
     refused(lambda: read_embeddings(file), str(file))
 
@@ -156,7 +148,7 @@ WRITTEN = ["", *shlex.split("0 1 -7 2.0 1.0 -0.0 NA nan x true 1e3 1000 007 +1 -
 
 
 @given(st.lists(st.sampled_from(WRITTEN), min_size=1))
-def test_two_words_of_a_csv_never_become_one_number(words: list[str]) -> None:
+def test_two_words_of_a_csv_never_become_one_number(words):
     typed = Words.of(words).typed()
     known = {word for word in words if word.lower() not in ("", "na", "nan")}
     if isinstance(typed, Words):
@@ -171,7 +163,7 @@ def test_two_words_of_a_csv_never_become_one_number(words: list[str]) -> None:
         assert isinstance(typed, np.ndarray)
 
 
-def test_a_csv_of_excel_and_pandas_is_read(tmp_path: Path) -> None:
+def test_a_csv_of_excel_and_pandas_is_read(tmp_path):
     file = tmp_path / "e.csv"
     ids = (2**60, 2**60 + 1)  # which a float would make one of
     file.write_text(
@@ -194,7 +186,7 @@ def test_a_csv_of_excel_and_pandas_is_read(tmp_path: Path) -> None:
     assert large.values() == [str(2**54), None, None]
 
 
-def test_an_empty_cell_of_a_feature_is_nan(tmp_path: Path) -> None:
+def test_an_empty_cell_of_a_feature_is_nan(tmp_path):
     cells = ["", "NA", "nan", "None", "?", "null"]
     rows = "".join(f"{cell},4,1\n" for cell in cells)
     (tmp_path / "c.csv").write_text(f"f0,f1,label\n1,2,0\n{rows}")
@@ -215,9 +207,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("why", HOSTILE)
-def test_a_csv_that_cannot_be_read_is_refused_in_words(
-    tmp_path: Path, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_csv_that_cannot_be_read_is_refused_in_words(tmp_path, why, monkeypatch):
     monkeypatch.setattr(tables, "TEXT_BLOCK", 48)
     for name, raw in (("h.csv", HOSTILE[why]), ("h.csv.gz", gzip.compress(HOSTILE[why]))):
         file = tmp_path / name
@@ -226,7 +216,7 @@ def test_a_csv_that_cannot_be_read_is_refused_in_words(
 
 
 @pytest.mark.parametrize("ending", ["parquet", "feather", "csv.gz"])
-def test_a_torn_or_foreign_table_is_refused_in_words(tmp_path: Path, ending: str) -> None:
+def test_a_torn_or_foreign_table_is_refused_in_words(tmp_path, ending):
     file = write(tmp_path / f"t.{ending}", table())
     torn = file.read_bytes()[:-20]
     for bad in (b"PK\x03\x04", b"ARROW1\0\0" + b"\xff" * 64, b"hello, world\n" * 9, torn):
@@ -236,9 +226,7 @@ def test_a_torn_or_foreign_table_is_refused_in_words(tmp_path: Path, ending: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["parquet", "csv"])
-def test_a_wide_table_needs_the_memory_of_one_block(
-    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wide_table_needs_the_memory_of_one_block(tmp_path, ending, monkeypatch):
     monkeypatch.setattr(contents, "LARGE", 1 << 18)
     monkeypatch.setattr(contents, "CHUNK_BYTES", 1 << 18)
     monkeypatch.setattr(tables, "TEXT_BLOCK", 1 << 18)
@@ -268,9 +256,7 @@ def test_a_wide_table_needs_the_memory_of_one_block(
 
 
 @pytest.mark.parametrize("ending", ["csv", "npz"])
-def test_rows_that_are_not_finite_are_named_and_left_out_when_asked(
-    tmp_path: Path, ending: str
-) -> None:
+def test_rows_that_are_not_finite_are_named_and_left_out_when_asked(tmp_path, ending):
     bad = X.copy()
     bad[3, 1] = np.nan
     bad[8] = np.inf
@@ -297,10 +283,10 @@ def test_rows_that_are_not_finite_are_named_and_left_out_when_asked(
     assert np.array_equal(store.reader(*store.arrays).rows(good)[:, 0], X[good])
     assert not (store.samples.split[[3, 8, 29]] == 1).any()  # none is a test row
     assert verify(store.path).ok
-    assert "nothing to do" in fedcache("ingest", file, "--name", "dirty", "--drop-nan").err
+    assert "nothing to do" in fedcache(f"ingest {file} --name dirty --drop-nan").err
 
 
-def test_a_row_that_one_backbone_lacks_keeps_the_features_of_the_others(tmp_path: Path) -> None:
+def test_a_row_that_one_backbone_lacks_keeps_the_features_of_the_others(tmp_path):
     a, b = X.copy(), X.astype("f2")
     a[2], b[4, 0] = np.nan, np.inf
     names = [f"{N - i:02}" for i in range(N)]  # against the order of the rows
@@ -317,7 +303,7 @@ def test_a_row_that_one_backbone_lacks_keeps_the_features_of_the_others(tmp_path
         Store.from_arrays({"a": np.full((3, 2), np.nan)}, drop_nan=True, path=tmp_path / "t.zarr")
 
 
-def test_empty_lists_are_rows_that_are_not_finite(tmp_path: Path) -> None:
+def test_empty_lists_are_rows_that_are_not_finite(tmp_path):
     lists = pa.array([[1.0, 2.0], None, [3.0, None], [5.0, 6.0]], pa.list_(pa.float32()))
     fixed = pa.array([None, [1.0, 2.0], [3.0, 4.0], None], pa.list_(pa.float32(), 2))
     pq.write_table(pa.table({"features/a": lists, "features/b": fixed}), tmp_path / "e.parquet")
@@ -338,9 +324,7 @@ ALMOST = {
 
 
 @pytest.mark.parametrize(("why", "place"), [("'oops'", 0), ("'1,5'", 3), ("is empty", D - 1)])
-def test_the_column_that_keeps_others_from_being_features_is_named(
-    tmp_path: Path, why: str, place: int
-) -> None:
+def test_the_column_that_keeps_others_from_being_features_is_named(tmp_path, why, place):
     lines = [";".join([*(f"f{i}" for i in range(D)), "label"])]
     for row in range(N):
         cells = [f"{v:.3f}" for v in X[row]]
@@ -386,9 +370,7 @@ def digest(path: Path) -> str:
         ("\t", "utf-16-be", "", ".csv.gz"),
     ],
 )
-def test_a_csv_means_the_same_however_it_is_written(
-    tmp_path: Path, separator: str, encoding: str, first: str, ending: str
-) -> None:
+def test_a_csv_means_the_same_however_it_is_written(tmp_path, separator, encoding, first, ending):
     plain = tmp_path / "plain.csv"
     plain.write_text(in_dialect(","), "utf-8")
     mark = "\ufeff" if encoding == "utf-16-be" else ""
@@ -399,9 +381,7 @@ def test_a_csv_means_the_same_however_it_is_written(
 
 
 @pytest.mark.parametrize("ending", [".csv", ".csv.gz"])
-def test_another_encoding_is_refused_with_the_lines_that_convert_it(
-    tmp_path: Path, ending: str
-) -> None:
+def test_another_encoding_is_refused_with_the_lines_that_convert_it(tmp_path, ending):
     plain = tmp_path / "plain.csv"
     plain.write_text(in_dialect(";"), "utf-8")
     raw = in_dialect(";").encode("cp1252")

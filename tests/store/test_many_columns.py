@@ -1,7 +1,5 @@
 """Tables with tens of thousands of columns: the cost grows with the columns, and messages stay short."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -70,10 +68,8 @@ def lines_run(work: Callable[[], Any]) -> int:
 @pytest.mark.parametrize(
     ("ending", "spelt"), [("csv", "f{}"), ("parquet", "f{}"), ("feather", "f{}x")]
 )
-def test_four_times_the_columns_run_four_times_the_lines(
-    tmp_path: Path, ending: str, spelt: str
-) -> None:
-    def read(columns: int) -> Callable[[], Any]:
+def test_four_times_the_columns_run_four_times_the_lines(tmp_path, ending, spelt):
+    def read(columns):
         file = wide(
             tmp_path / f"{columns}.{ending}",
             [*(spelt.format(i) for i in range(columns)), "v0", "v1"],
@@ -90,8 +86,8 @@ def test_four_times_the_columns_run_four_times_the_lines(
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
 def test_dimensions_with_names_of_their_own_are_numbered_by_the_lines_of_the_message(
-    tmp_path: Path, ending: str
-) -> None:
+    tmp_path, ending
+):
     genes = [f"GENE{i}{'ABC'[i % 3]}" for i in range(2000)]
     with pytest.raises(UsageError) as refused:
         open_embeddings(wide(tmp_path / f"genes.{ending}", genes))
@@ -104,7 +100,7 @@ def test_dimensions_with_names_of_their_own_are_numbered_by_the_lines_of_the_mes
 
 
 @pytest.mark.slow
-def test_messages_name_some_columns_and_how_many_more(tmp_path: Path) -> None:
+def test_messages_name_some_columns_and_how_many_more(tmp_path):
     file = tmp_path / "words.csv"
     names = [f"question{i}x" for i in range(5000)]
     file.write_text(",".join(names) + "\n" + ",".join(["yes"] * 5000) + "\n")

@@ -1,7 +1,5 @@
 """Files of ``-o``: a killed process leaves nothing where files need no name, and elsewhere what ``gc`` names."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -44,7 +42,7 @@ def need_files_without_names(folder: Path) -> None:
 
 
 @pytest.fixture
-def out(tmp_path: Path, own_home: Path) -> Path:
+def out(tmp_path, own_home):
     """An output that a process was writing when it was killed, on a system where every file has a name."""
     path = tmp_path / "there" / "p[1].csv"
     path.parent.mkdir()
@@ -54,9 +52,7 @@ def out(tmp_path: Path, own_home: Path) -> Path:
 
 
 @pytest.mark.parametrize("earlier", [True, False], ids=["over an earlier file", "a new file"])
-def test_a_killed_process_leaves_nothing_beside_its_output(
-    tmp_path: Path, own_home: Path, earlier: bool
-) -> None:
+def test_a_killed_process_leaves_nothing_beside_its_output(tmp_path, own_home, earlier):
     path = tmp_path / "there" / "p.csv"
     path.parent.mkdir()
     need_files_without_names(path.parent)
@@ -68,9 +64,7 @@ def test_a_killed_process_leaves_nothing_beside_its_output(
     assert [p.read_bytes() for p in path.parent.iterdir()] == [b"whole"]
 
 
-def test_an_output_takes_the_place_of_a_link_and_leaves_the_file_behind_it(
-    tmp_path: Path, own_home: Path
-) -> None:
+def test_an_output_takes_the_place_of_a_link_and_leaves_the_file_behind_it(tmp_path, own_home):
     (tmp_path / "kept.csv").write_text("mine")
     for name, target in (("p.csv", "kept.csv"), ("q.csv", "nowhere.csv")):
         (tmp_path / name).symlink_to(tmp_path / target)
@@ -81,35 +75,31 @@ def test_an_output_takes_the_place_of_a_link_and_leaves_the_file_behind_it(
     assert (tmp_path / "kept.csv").read_text() == "mine"
 
 
-def test_a_folder_in_the_place_of_an_output_stays_and_nothing_is_left(
-    tmp_path: Path, own_home: Path
-) -> None:
+def test_a_folder_in_the_place_of_an_output_stays_and_nothing_is_left(tmp_path, own_home):
     (tmp_path / "there" / "p.csv").mkdir(parents=True)
     with pytest.raises(OSError, match=r"p\.csv"):
         write_output(tmp_path / "there" / "p.csv", b"whole")
     assert [p.name for p in (tmp_path / "there").iterdir()] == ["p.csv"]
 
 
-def test_the_next_command_removes_what_a_killed_one_left(out: Path) -> None:
+def test_the_next_command_removes_what_a_killed_one_left(out):
     write_output(out, b"whole")
     assert [p.name for p in out.parent.iterdir()] == [out.name]
     assert out.read_bytes() == b"whole"
 
 
-def test_gc_names_what_a_killed_command_left_outside_the_home_and_removes_it(
-    out: Path, own_home: Path
-) -> None:
+def test_gc_names_what_a_killed_command_left_outside_the_home_and_removes_it(out, own_home):
     other = out.with_name(f".other.csv.{2**22 + 1}-00000000.partial")  # of no fedcache of this home
     other.touch()
     (left,) = out.parent.glob(".p*.partial")
     named = {Path(g["path"]): g["why"] for g in ok("gc").data["garbage"]}
     assert named[left] == "a killed process was writing an output"
-    ok("gc", "--delete")
+    ok("gc --delete")
     assert list(out.parent.iterdir()) == [other]
     assert list((own_home / NOTES).iterdir()) == []
 
 
-def test_an_output_that_is_being_written_is_left_alone(tmp_path: Path, own_home: Path) -> None:
+def test_an_output_that_is_being_written_is_left_alone(tmp_path, own_home):
     own_home.mkdir(exist_ok=True)
     path = tmp_path / "p.csv"
     with output_file(path) as first:
@@ -122,7 +112,7 @@ def test_an_output_that_is_being_written_is_left_alone(tmp_path: Path, own_home:
     assert list((own_home / NOTES).iterdir()) == []
 
 
-def test_a_note_can_name_no_file_but_a_partial_one(tmp_path: Path, own_home: Path) -> None:
+def test_a_note_can_name_no_file_but_a_partial_one(tmp_path, own_home):
     from fedcache.store.outputs import WHAT
     from fedcache.store.sealed import write_sealed
 
@@ -130,13 +120,11 @@ def test_a_note_can_name_no_file_but_a_partial_one(tmp_path: Path, own_home: Pat
     kept = tmp_path / "kept.csv"
     kept.write_text("mine")
     write_sealed(own_home / NOTES / "a.json", WHAT, {"path": str(kept), "pid": 2**22 + 1})
-    ok("gc", "--delete")
+    ok("gc --delete")
     assert kept.read_text() == "mine"
 
 
-def test_outputs_are_written_where_the_home_cannot_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outputs_are_written_where_the_home_cannot_be(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path / "home"))
     (tmp_path / "home").write_text("a file where the home would be")
     write_output(tmp_path / "p.csv", b"whole")

@@ -1,11 +1,8 @@
 """Sealed files: given back as they were, or refused in words; never another's, and never a number that was changed."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -45,7 +42,7 @@ values = st.recursive(
     content=values,
     kinds=st.none() | st.lists(st.tuples(shapes, st.sampled_from(DTYPES)), max_size=3),
 )
-def test_what_is_sealed_is_given_back(content: Any, kinds: Any, tmp_path_factory: Any) -> None:
+def test_what_is_sealed_is_given_back(content, kinds, tmp_path_factory):
     folder = tmp_path_factory.mktemp("sealed")
     tensors = (
         None
@@ -64,7 +61,7 @@ def test_what_is_sealed_is_given_back(content: Any, kinds: Any, tmp_path_factory
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.safetensors"])
-def test_a_file_that_is_another_than_its_name_says_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_file_that_is_another_than_its_name_says_is_refused(tmp_path, name):
     path = tmp_path / name
     assert read_sealed(path, WHAT) is None
     write_sealed(path, WHAT, 1, {"w": torch.ones(2)} if path.suffix == ".safetensors" else None)
@@ -74,7 +71,7 @@ def test_a_file_that_is_another_than_its_name_says_is_refused(tmp_path: Path, na
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.safetensors"])
-def test_what_is_no_sealed_file_is_refused_in_words(tmp_path: Path, name: str) -> None:
+def test_what_is_no_sealed_file_is_refused_in_words(tmp_path, name):
     path = tmp_path / name
     write_sealed(path, WHAT, [1.5], {"w": torch.ones(2)} if path.suffix == ".safetensors" else None)
     raw = path.read_bytes()
@@ -103,7 +100,7 @@ def test_what_is_no_sealed_file_is_refused_in_words(tmp_path: Path, name: str) -
         read_sealed(path, WHAT)
 
 
-def test_a_changed_tensor_is_found(tmp_path: Path) -> None:
+def test_a_changed_tensor_is_found(tmp_path):
     path = tmp_path / "a.safetensors"
     write_sealed(path, WHAT, None, {"w": torch.ones(2)})
     raw = path.read_bytes()
@@ -112,7 +109,7 @@ def test_a_changed_tensor_is_found(tmp_path: Path) -> None:
         read_sealed(path, WHAT)
 
 
-def test_a_number_whose_stride_is_not_one_is_sealed_as_any_other(tmp_path: Path) -> None:
+def test_a_number_whose_stride_is_not_one_is_sealed_as_any_other(tmp_path):
     """As the offset of a head for one class, a column of a matrix."""
     path, column = tmp_path / "a.safetensors", torch.arange(8.0).view(1, 8)[:, 3]
     assert (column.stride(), column.is_contiguous()) == ((8,), True)
@@ -122,17 +119,15 @@ def test_a_number_whose_stride_is_not_one_is_sealed_as_any_other(tmp_path: Path)
     assert path.read_bytes() == (tmp_path / "plain.safetensors").read_bytes()
 
 
-def test_files_with_tensors_are_called_so(tmp_path: Path) -> None:
+def test_files_with_tensors_are_called_so(tmp_path):
     for name, tensors in (("a.json", {}), ("a.safetensors", None)):
         with pytest.raises(ValueError, match="hold tensors"):
             write_sealed(tmp_path / name, WHAT, 1, tensors)
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.safetensors"])
-def test_a_file_that_is_removed_while_it_is_read_is_not_there(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def there_and_gone(path: Path) -> bool:
+def test_a_file_that_is_removed_while_it_is_read_is_not_there(name, tmp_path, monkeypatch):
+    def there_and_gone(path):
         path.unlink()
         return True
 

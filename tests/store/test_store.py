@@ -1,9 +1,5 @@
 """The store's promises: whole or refused, the same bytes however interrupted, and damage is never read as numbers."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -27,7 +23,7 @@ from fedcache.store.store import Store
 from fedcache.store.verify import verify
 
 
-def test_the_place_and_the_hour_leave_no_trace_and_stores_are_private(place: Path) -> None:
+def test_the_place_and_the_hour_leave_no_trace_and_stores_are_private(place):
     (place / "deeper").mkdir()
     one = whole(place / "a.zarr").path
     assert content(one) == content(whole(place / "deeper" / "b.zarr").path)
@@ -36,9 +32,7 @@ def test_the_place_and_the_hour_leave_no_trace_and_stores_are_private(place: Pat
 
 @pytest.mark.parametrize("budget", ["1G", "0"], ids=["in memory", "mapped"])
 @given(index=st.lists(st.integers(0, ROWS - 1), max_size=40))
-def test_gathered_rows_are_those_asked_for(
-    tmp_path_factory: pytest.TempPathFactory, budget: str, index: list[int]
-) -> None:
+def test_gathered_rows_are_those_asked_for(tmp_path_factory, budget, index):
     path = tmp_path_factory.getbasetemp() / "gather.zarr"
     store = Store.open(path) if path.exists() else whole(path)
     with pytest.MonkeyPatch.context() as patch:
@@ -52,7 +46,7 @@ def test_gathered_rows_are_those_asked_for(
 
 
 @pytest.mark.parametrize("damage", ["gone", "shorter", "longer", "zero", "another chunk"])
-def test_a_damaged_chunk_is_refused_by_readers(place: Path, damage: str) -> None:
+def test_a_damaged_chunk_is_refused_by_readers(place, damage):
     path = whole(place / "s.zarr").path
     file = path / "features" / KEYS[0] / "c/1/0/0"
     raw = file.read_bytes()
@@ -68,7 +62,7 @@ def test_a_damaged_chunk_is_refused_by_readers(place: Path, damage: str) -> None
     assert not verify(path).ok
 
 
-def test_swapped_manifests_of_two_stores_are_found(place: Path) -> None:
+def test_swapped_manifests_of_two_stores_are_found(place):
     one = whole(place / "a.zarr")
     other = create(place / "b.zarr")
     with writer(other, KEYS[0]) as w:
@@ -80,7 +74,7 @@ def test_swapped_manifests_of_two_stores_are_found(place: Path) -> None:
     refused(Store.open(other.path).reader(KEYS[0]).all, code=Exit.CORRUPT)
 
 
-def test_an_unfinished_array_is_refused_and_resumed(place: Path) -> None:
+def test_an_unfinished_array_is_refused_and_resumed(place):
     expected = content(whole(place / "whole.zarr").path)
     store = create(place / "s.zarr")
     fill(store, KEYS[0], chunks=2)
@@ -92,7 +86,7 @@ def test_an_unfinished_array_is_refused_and_resumed(place: Path) -> None:
     assert content(store.path) == expected
 
 
-def test_a_chunk_the_journal_vouches_for_is_kept_only_if_its_file_agrees(place: Path) -> None:
+def test_a_chunk_the_journal_vouches_for_is_kept_only_if_its_file_agrees(place):
     store = create(place / "s.zarr")
     fill(store, KEYS[0], chunks=3)
     file = store.path / "features" / KEYS[0] / "c/1/0/0"
@@ -101,7 +95,7 @@ def test_a_chunk_the_journal_vouches_for_is_kept_only_if_its_file_agrees(place: 
         assert w.kept == [0, 2]
 
 
-def test_another_how_is_refused_until_fresh(place: Path) -> None:
+def test_another_how_is_refused_until_fresh(place):
     store = create(place / "s.zarr")
     fill(store, KEYS[0], chunks=2)
     other = writer(store, KEYS[0], how={"batch": 8})
@@ -113,7 +107,7 @@ def test_another_how_is_refused_until_fresh(place: Path) -> None:
         assert not [file for file in chunks.rglob("*") if file.is_file()]
 
 
-def test_non_finite_rows_are_refused_with_their_numbers(place: Path) -> None:
+def test_non_finite_rows_are_refused_with_their_numbers(place):
     x = np.ones((CHUNK, 1, 3), np.float32)
     with writer(create(place / "s.zarr"), KEYS[0]) as w:
         x[1] = np.inf
@@ -122,7 +116,7 @@ def test_non_finite_rows_are_refused_with_their_numbers(place: Path) -> None:
         refused(lambda: w.write(1, x), "float16", code=Exit.CORRUPT)
 
 
-def test_shards_hold_the_parents_bytes(place: Path) -> None:
+def test_shards_hold_the_parents_bytes(place):
     store = whole(place / "s.zarr")
     (entry,) = store.texts["a"]
     store.put_text(

@@ -1,11 +1,8 @@
 """``verify`` finds a flipped bit in any file of a store, and after ``repair`` only what was damaged is made again."""
 
-from __future__ import annotations
-
 import os
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +18,7 @@ from fedcache.store.verify import repair, verify
 
 
 @pytest.mark.slow
-def test_a_flipped_bit_is_found_in_every_file_also_of_journals_and_history(place: Path) -> None:
+def test_a_flipped_bit_is_found_in_every_file_also_of_journals_and_history(place):
     path = with_history_and_an_array_in_flight(place / "s.zarr").path
     assert verify(path).problems == []
     draw = random.Random(7)
@@ -39,7 +36,7 @@ def test_a_flipped_bit_is_found_in_every_file_also_of_journals_and_history(place
 
 
 @pytest.mark.parametrize("kind", ["shorter", "longer", "zero", "gone"])
-def test_every_file_that_is_cut_grown_zeroed_or_deleted_is_found(place: Path, kind: str) -> None:
+def test_every_file_that_is_cut_grown_zeroed_or_deleted_is_found(place, kind):
     path = with_history_and_an_array_in_flight(place / "s.zarr").path
     optional = {"history.jsonl", f"journal-{KEYS[1]}.jsonl"}
     for file in files_of(path):
@@ -59,7 +56,7 @@ def test_every_file_that_is_cut_grown_zeroed_or_deleted_is_found(place: Path, ki
     assert verify(path).problems == []
 
 
-def test_what_is_not_of_the_store_is_a_note(place: Path) -> None:
+def test_what_is_not_of_the_store_is_a_note(place):
     path = whole(place / "s.zarr").path
     (path / "features" / "README").write_text("mine")
     report = verify(path)
@@ -68,7 +65,7 @@ def test_what_is_not_of_the_store_is_a_note(place: Path) -> None:
     assert "features/README" in note
 
 
-def test_the_report_counts_every_byte_once(place: Path) -> None:
+def test_the_report_counts_every_byte_once(place):
     path = with_history_and_an_array_in_flight(place / "s.zarr").path
     report = verify(path)
     files = files_of(path)
@@ -76,7 +73,7 @@ def test_the_report_counts_every_byte_once(place: Path) -> None:
     assert report.bytes == sum(f.stat().st_size for f in files)
 
 
-def test_a_repaired_array_computes_only_its_damaged_chunks_again(place: Path) -> None:
+def test_a_repaired_array_computes_only_its_damaged_chunks_again(place):
     store = whole(place / "s.zarr")
     expected = content(store.path)
     chunk = store.path / "features" / KEYS[0] / "c/2/0/0"
@@ -96,9 +93,7 @@ def test_a_repaired_array_computes_only_its_damaged_chunks_again(place: Path) ->
     assert content(store.path) == expected
 
 
-def test_a_store_whose_parts_are_all_damaged_is_whole_after_repair_and_extraction(
-    place: Path,
-) -> None:
+def test_a_store_whose_parts_are_all_damaged_is_whole_after_repair_and_extraction(place):
     expected = content(whole(place / "whole.zarr").path)
     path = whole(place / "s.zarr").path
     Store.open(path).append_history({"event": "one"})
@@ -123,9 +118,7 @@ def test_a_store_whose_parts_are_all_damaged_is_whole_after_repair_and_extractio
     assert content(whole(path).path) == expected
 
 
-def test_of_the_text_features_of_a_backbone_only_the_damaged_ones_are_forgotten(
-    place: Path,
-) -> None:
+def test_of_the_text_features_of_a_backbone_only_the_damaged_ones_are_forgotten(place):
     store = whole(place / "s.zarr")
     (damaged,) = store.texts["a"]
     kept = np.eye(3, 3, 1, dtype=np.float32)
@@ -138,7 +131,7 @@ def test_of_the_text_features_of_a_backbone_only_the_damaged_ones_are_forgotten(
     assert verify(store.path).problems == []
 
 
-def test_a_list_of_bad_images_with_the_right_digest_and_other_words_is_damaged(place: Path) -> None:
+def test_a_list_of_bad_images_with_the_right_digest_and_other_words_is_damaged(place):
     store = whole(place / "s.zarr")
     before = read_manifest(store.path)
     for line in (b"no json", b'{"row":1}', b'{"row":"x","name":"a","reason":"b"}', b"[" * 100_000):
@@ -147,7 +140,7 @@ def test_a_list_of_bad_images_with_the_right_digest_and_other_words_is_damaged(p
         refused(lambda manifest=manifest: read_quarantine(store.path, manifest), code=Exit.CORRUPT)
 
 
-def test_what_cannot_be_made_again_is_still_named_after_repair(place: Path) -> None:
+def test_what_cannot_be_made_again_is_still_named_after_repair(place):
     path = whole(place / "s.zarr").path
     names = {"samples/label/c/0", "samples/name/c/0", "quarantine.jsonl"}
     for name in names:
@@ -156,7 +149,7 @@ def test_what_cannot_be_made_again_is_still_named_after_repair(place: Path) -> N
     assert names <= {p["file"] for p in verify(path).problems}
 
 
-def test_repair_refuses_an_array_that_is_being_written(place: Path) -> None:
+def test_repair_refuses_an_array_that_is_being_written(place):
     store = create(place / "s.zarr")
     fill(store, KEYS[0], chunks=2)
     with writer(store, KEYS[0]) as w:
@@ -164,7 +157,7 @@ def test_repair_refuses_an_array_that_is_being_written(place: Path) -> None:
         refused(lambda: repair(store.path), KEYS[0], code=Exit.STORE)
 
 
-def test_a_torn_line_of_the_history_is_cut_off_by_the_next_event(place: Path) -> None:
+def test_a_torn_line_of_the_history_is_cut_off_by_the_next_event(place):
     store = create(place / "s.zarr")
     store.append_history({"event": "one"})
     with (store.path / "history.jsonl").open("ab") as file:
@@ -178,7 +171,7 @@ def test_a_torn_line_of_the_history_is_cut_off_by_the_next_event(place: Path) ->
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
 @pytest.mark.parametrize("name", ["manifest.json", f"features/{KEYS[0]}/c/0/0/0"])
-def test_a_pipe_in_the_place_of_a_file_is_damage_and_blocks_nobody(place: Path, name: str) -> None:
+def test_a_pipe_in_the_place_of_a_file_is_damage_and_blocks_nobody(place, name):
     path = whole(place / "s.zarr").path
     (path / name).unlink()
     os.mkfifo(path / name)

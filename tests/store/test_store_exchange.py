@@ -1,7 +1,5 @@
 """Embeddings go out of a store and back in unchanged, and files that could run something or lie are refused."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json
@@ -9,7 +7,7 @@ import pickle
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import h5py
 import numpy as np
@@ -23,7 +21,7 @@ from toy_store import KEYS, whole
 
 from fedcache.errors import Exit
 from fedcache.store import export as export_file
-from fedcache.store.content import Content, arrange
+from fedcache.store.content import arrange
 from fedcache.store.export import export
 from fedcache.store.store import Store
 from fedcache.store.verify import verify
@@ -32,9 +30,7 @@ ENDINGS = ("npz", "h5", "parquet", "safetensors")
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_all_that_a_store_says_of_its_rows_goes_out_and_comes_back(
-    tmp_path: Path, ending: str
-) -> None:
+def test_all_that_a_store_says_of_its_rows_goes_out_and_comes_back(tmp_path, ending):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(12, 4)).astype("f4")
     x[2] = np.nan
@@ -79,7 +75,7 @@ def test_all_that_a_store_says_of_its_rows_goes_out_and_comes_back(
     assert close(back.text(key), store.text("net"), 1)
 
 
-def test_a_parquet_file_shows_words_to_other_programs(tmp_path: Path) -> None:
+def test_a_parquet_file_shows_words_to_other_programs(tmp_path):
     given = {
         "labels": [1, 0, -1],
         "classes": ["zebra", "ant"],
@@ -95,9 +91,7 @@ def test_a_parquet_file_shows_words_to_other_programs(tmp_path: Path) -> None:
     assert table["split"] == ["train", "test", "validation"]
 
 
-def test_a_parquet_file_has_no_place_for_very_many_classes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_parquet_file_has_no_place_for_very_many_classes(tmp_path, monkeypatch):
     monkeypatch.setattr(export_file, "MOST_TEXT", 40)
     store = Store.from_arrays({"net": np.eye(4)}, text={"net": np.eye(4)}, path=tmp_path / "s.zarr")
     refused(lambda: export(store, tmp_path / "e.parquet", list(store.arrays)), "safetensors")
@@ -105,7 +99,7 @@ def test_a_parquet_file_has_no_place_for_very_many_classes(
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_views_keep_their_axis(tmp_path: Path, ending: str) -> None:
+def test_views_keep_their_axis(tmp_path, ending):
     x = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
     np.savez(tmp_path / "v.npz", **{"features/net": x})
     store = Store.from_content(
@@ -116,7 +110,7 @@ def test_views_keep_their_axis(tmp_path: Path, ending: str) -> None:
     assert np.array_equal(read_embeddings(tmp_path / f"w.{ending}").features[key], x)
 
 
-def test_the_order_of_a_files_keys_is_no_content(tmp_path: Path) -> None:
+def test_the_order_of_a_files_keys_is_no_content(tmp_path):
     rng = np.random.default_rng(0)
     given = {
         "features/b": rng.normal(size=(6, 3)),
@@ -125,7 +119,7 @@ def test_the_order_of_a_files_keys_is_no_content(tmp_path: Path) -> None:
     }
     given |= {"text/b": rng.normal(size=(2, 3)), "text/a": rng.normal(size=(2, 2))}
 
-    def arranged(columns: dict[str, Any]) -> Content:
+    def arranged(columns):
         np.savez(tmp_path / "e.npz", **columns)
         return arrange(read_embeddings(tmp_path / "e.npz"), "mine")
 
@@ -142,9 +136,7 @@ def test_the_order_of_a_files_keys_is_no_content(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [np.inf, 1e39], ids=["not finite", "not float32"])
-def test_rows_that_are_not_finite_are_named_by_their_place_in_the_file(
-    tmp_path: Path, value: float
-) -> None:
+def test_rows_that_are_not_finite_are_named_by_their_place_in_the_file(tmp_path, value):
     x = np.ones((5, 2))
     x[3, 1] = value
     np.savez(tmp_path / "x.npz", X=x, name=np.array(["e", "d", "c", "b", "a"]))
@@ -255,9 +247,7 @@ HOSTILE: list[tuple[str, Callable[[Path], None]]] = [
 
 
 @pytest.mark.parametrize(("ending", "make"), HOSTILE, ids=[make.__name__ for _, make in HOSTILE])
-def test_hostile_and_broken_files_are_refused_in_words(
-    tmp_path: Path, ending: str, make: Callable[[Path], None]
-) -> None:
+def test_hostile_and_broken_files_are_refused_in_words(tmp_path, ending, make):
     file = tmp_path / f"bad.{ending}"
     make(file)
     refused(lambda: read_embeddings(file), str(file))
@@ -281,15 +271,13 @@ ONES = np.ones((3, 2))
         ({"X": ONES, "y": np.arange(3), "text/other": ONES}, "text/c"),
     ],
 )
-def test_columns_that_do_not_fit_each_other_are_named(
-    tmp_path: Path, columns: dict[str, Any], named: str
-) -> None:
+def test_columns_that_do_not_fit_each_other_are_named(tmp_path, columns, named):
     np.savez(tmp_path / "c.npz", **columns)
     refused(lambda: read_embeddings(tmp_path / "c.npz"), named)
 
 
-def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(file: BinaryIO, *_: Any) -> None:
+def test_a_full_disk_leaves_no_half_file(tmp_path, monkeypatch):
+    def full(file, *_):
         file.write(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -299,10 +287,10 @@ def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.Mon
     assert sorted(p.name for p in tmp_path.iterdir()) == ["s.zarr"]
 
 
-def test_domains_of_every_row_are_the_domain_of_every_row(tmp_path: Path) -> None:
+def test_domains_of_every_row_are_the_domain_of_every_row(tmp_path):
     file = tmp_path / "rows.npz"
 
-    def read(**columns: Any) -> Any:
+    def read(**columns):
         np.savez(
             file,
             features=np.eye(3),

@@ -1,7 +1,5 @@
 """Power cuts and full disks at every write, fsync and rename; and the window in which a commit replaces sidecars."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource
@@ -79,7 +77,7 @@ class Torn:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.file, name)
 
-    def __enter__(self) -> Torn:
+    def __enter__(self) -> "Torn":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -88,8 +86,8 @@ class Torn:
 
 @pytest.mark.slow
 def test_after_a_failure_at_any_point_reads_are_right_and_the_next_run_ends_the_same(
-    place: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
-) -> None:
+    place, monkeypatch, record_property
+):
     expected = content(whole(place / "whole.zarr").path)
     faults = Faults(monkeypatch)
     failures, codes = 0, set()
@@ -117,9 +115,7 @@ def test_after_a_failure_at_any_point_reads_are_right_and_the_next_run_ends_the_
     assert codes == {Exit.ENVIRONMENT}
 
 
-def test_a_full_disk_says_what_it_needs_and_what_is_free(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_says_what_it_needs_and_what_is_free(place, monkeypatch):
     store = create(place / "s.zarr")
     with writer(store, KEYS[0]) as w:
         write(w, 0, KEYS[0])
@@ -132,7 +128,7 @@ def test_a_full_disk_says_what_it_needs_and_what_is_free(
         assert w.kept == [0, 1]
 
 
-def test_an_error_of_the_system_names_the_file_that_was_to_be_written(place: Path) -> None:
+def test_an_error_of_the_system_names_the_file_that_was_to_be_written(place):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
     try:
@@ -175,8 +171,8 @@ STEPS = {"ok": 1, "quarantine": 2, "zarr.json": 3, "manifest": 4}
 
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 def test_between_the_steps_of_a_commit_readers_are_right_and_another_array_may_commit(
-    place: Path, monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
+    place, monkeypatch, step
+):
     expected = content(whole(place / "whole.zarr").path)
     store = create(place / "s.zarr")
     early = Store.open(store.path)
@@ -196,9 +192,7 @@ def test_between_the_steps_of_a_commit_readers_are_right_and_another_array_may_c
     )
 
 
-def test_an_array_that_died_in_its_commit_may_be_discarded(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_array_that_died_in_its_commit_may_be_discarded(place, monkeypatch):
     expected = content(whole(place / "whole.zarr").path)
     store = create(place / "s.zarr")
     assert crash_in_commit(store, KEYS[0], monkeypatch, STEPS["manifest"])
@@ -208,7 +202,7 @@ def test_an_array_that_died_in_its_commit_may_be_discarded(
     assert content(whole(store.path).path) == expected
 
 
-def test_ok_without_a_commit_that_vouches_is_refused(place: Path) -> None:
+def test_ok_without_a_commit_that_vouches_is_refused(place):
     store = whole(place / "s.zarr")
     file = store.path / "samples/ok/c/0"
     raw = bytearray(file.read_bytes())
@@ -219,7 +213,7 @@ def test_ok_without_a_commit_that_vouches_is_refused(place: Path) -> None:
     assert [p["file"] for p in verify(store.path).problems] == ["samples/ok/c/0"]
 
 
-def test_a_killed_creator_leaves_nothing_behind(place: Path) -> None:
+def test_a_killed_creator_leaves_nothing_behind(place):
     dead = place / ".s.zarr.999999999-a.partial"  # above the largest pid of any system
     (dead / "samples").mkdir(parents=True)
     other = place / f".s.zarr.{os.getppid()}-b.partial"  # somebody is at work there
@@ -229,16 +223,14 @@ def test_a_killed_creator_leaves_nothing_behind(place: Path) -> None:
     assert other.exists()
 
 
-def test_a_partition_whose_name_is_no_file_name_is_refused(place: Path) -> None:
+def test_a_partition_whose_name_is_no_file_name_is_refused(place):
     store = create(place / "s.zarr")
     for name in ("../out", ".hidden", "a/b", ""):
         refused(lambda name=name: store.put_partition(name, {"clients": []}), "partition")
     assert store.partitions == []
 
 
-def test_every_new_directory_is_durable_before_what_lies_below_it(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_new_directory_is_durable_before_what_lies_below_it(place, monkeypatch):
     synced: list[Path] = []
     monkeypatch.setattr(chunks, "fsync_directory", synced.append)
     chunks.make_directories(place / "a" / "b" / "c")
@@ -247,7 +239,7 @@ def test_every_new_directory_is_durable_before_what_lies_below_it(
     assert len(synced) == 3, "nothing was new"
 
 
-def test_a_chunk_that_is_written_twice_counts_once_with_its_last_bad_rows(place: Path) -> None:
+def test_a_chunk_that_is_written_twice_counts_once_with_its_last_bad_rows(place):
     store = create(place / "s.zarr")
     with writer(store, KEYS[0]) as w:
         x = np.ones((4, 1, 3), np.float16)
@@ -262,7 +254,7 @@ def test_a_chunk_that_is_written_twice_counts_once_with_its_last_bad_rows(place:
     assert journal.read_journal(journal.journal_path(store.path, KEYS[0])).bad == {}
 
 
-def test_an_array_whose_journal_lost_its_first_line_is_begun_anew_and_kept(place: Path) -> None:
+def test_an_array_whose_journal_lost_its_first_line_is_begun_anew_and_kept(place):
     store = create(place / "s.zarr")
     fill(store, KEYS[0], chunks=2)
     path = journal.journal_path(store.path, KEYS[0])
@@ -296,9 +288,7 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_name_after(place, 
     assert (renamed, folder) == ("renamed", place.resolve().name)
 
 
-def test_the_next_change_removes_what_killed_writers_left_and_no_file_of_another(
-    place: Path,
-) -> None:
+def test_the_next_change_removes_what_killed_writers_left_and_no_file_of_another(place):
     store = whole(place / "s.zarr")
     mine = (".manifest.json.1-a.partial", "partitions/.p.json.1-a.partial", "text/a/.b.1-a.partial")
     others = (".journal-a.jsonl.1-a.partial", ".history.jsonl.1-a.partial", "text/a/b.partial")

@@ -1,10 +1,7 @@
 """Files of a store that somebody made up: whatever they say, only errors of ours come out."""
 
-from __future__ import annotations
-
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +31,7 @@ JSON = st.recursive(
 
 
 @pytest.fixture(scope="module")
-def store() -> Iterator[Store]:
+def store():
     with in_memory() as path:
         made = whole(path / "s.zarr")
         fill_flight(made)
@@ -96,9 +93,7 @@ def replaced(value: Any, at: tuple[Any, ...], new: Any) -> Any:
 @pytest.mark.slow
 @given(data=st.data(), new=JSON | st.just(1 << 39) | st.just("../../etc"))
 @examples(150, 600)
-def test_a_manifest_with_any_field_replaced_and_a_digest_that_fits(
-    store: Store, data: Any, new: Any
-) -> None:
+def test_a_manifest_with_any_field_replaced_and_a_digest_that_fits(store, data, new):
     file = store.path / "manifest.json"
     raw = file.read_bytes()
     manifest = parse_signed(raw)
@@ -121,9 +116,7 @@ def test_a_manifest_with_any_field_replaced_and_a_digest_that_fits(
         (("texts", "a", 0, "shape"), [3, 4, 1]),
     ],
 )
-def test_a_field_of_a_manifest_that_no_writer_writes_is_refused(
-    at: tuple[Any, ...], value: Any
-) -> None:
+def test_a_field_of_a_manifest_that_no_writer_writes_is_refused(at, value):
     with in_memory() as place:
         file = whole(place / "s.zarr").path / "manifest.json"
         file.write_bytes(to_signed(replaced(parse_signed(file.read_bytes()), at, value)))
@@ -131,7 +124,7 @@ def test_a_field_of_a_manifest_that_no_writer_writes_is_refused(
 
 
 @pytest.mark.parametrize("raw", [b"{", b"[" * 10**5, b"\xff", b"[1]"])
-def test_a_partition_of_other_bytes_and_a_digest_that_fits(raw: bytes) -> None:
+def test_a_partition_of_other_bytes_and_a_digest_that_fits(raw):
     with in_memory() as place:
         path = whole(place / "s.zarr").path
         (path / "partitions/p.json").write_bytes(raw)
@@ -148,7 +141,7 @@ def test_a_partition_of_other_bytes_and_a_digest_that_fits(raw: bytes) -> None:
     | JSON.map(lambda v: json.dumps(v).encode())
 )
 @examples(150, 300)
-def test_a_manifest_of_any_bytes(store: Store, raw: bytes) -> None:
+def test_a_manifest_of_any_bytes(store, raw):
     file = store.path / "manifest.json"
     kept = file.read_bytes()
     try:
@@ -161,9 +154,7 @@ def test_a_manifest_of_any_bytes(store: Store, raw: bytes) -> None:
 @pytest.mark.slow
 @given(data=st.data(), new=JSON, line=st.integers(0, 2))
 @examples(80, 400)
-def test_a_journal_with_any_field_replaced_and_digests_that_fit(
-    store: Store, data: Any, new: Any, line: int
-) -> None:
+def test_a_journal_with_any_field_replaced_and_digests_that_fit(store, data, new, line):
     file = store.path / "journal-c-0.jsonl"
     raw = file.read_bytes()
     lines = raw.splitlines(keepends=True)
@@ -185,9 +176,7 @@ def test_a_journal_with_any_field_replaced_and_digests_that_fit(
     which=st.sampled_from(["journal-c-0.jsonl", "partitions/p.json", "history.jsonl"]),
 )
 @examples(75, 300)
-def test_journals_partitions_and_histories_of_any_bytes(
-    store: Store, raw: bytes, which: str
-) -> None:
+def test_journals_partitions_and_histories_of_any_bytes(store, raw, which):
     store.append_history({"event": "x"})
     file = store.path / which
     kept = file.read_bytes()
@@ -203,7 +192,7 @@ def test_journals_partitions_and_histories_of_any_bytes(
         file.write_bytes(kept)
 
 
-def test_deep_nesting_is_damage_not_a_crash(tmp_path: Path) -> None:
+def test_deep_nesting_is_damage_not_a_crash(tmp_path):
     store = create(tmp_path / "s.zarr")
     (store.path / "manifest.json").write_bytes(
         signed(b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
@@ -211,7 +200,7 @@ def test_deep_nesting_is_damage_not_a_crash(tmp_path: Path) -> None:
     refused(lambda: Store.open(store.path), code=Exit.CORRUPT)
 
 
-def test_an_array_larger_than_memory_is_refused_before_memory_is_asked_for(tmp_path: Path) -> None:
+def test_an_array_larger_than_memory_is_refused_before_memory_is_asked_for(tmp_path):
     store = create(tmp_path / "s.zarr")
     fill(store, KEYS[0])
     file = store.path / "manifest.json"
@@ -225,7 +214,7 @@ def test_an_array_larger_than_memory_is_refused_before_memory_is_asked_for(tmp_p
     )
 
 
-def test_a_newer_format_is_named(tmp_path: Path) -> None:
+def test_a_newer_format_is_named(tmp_path):
     store = create(tmp_path / "s.zarr")
     file = store.path / "manifest.json"
     file.write_bytes(to_signed({**parse_signed(file.read_bytes()), "format": 2}))
@@ -235,7 +224,7 @@ def test_a_newer_format_is_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 @given(body=st.dictionaries(st.text(max_size=5), JSON, min_size=1, max_size=5))
 @examples(100, 200)
-def test_signed_json_comes_back_and_every_other_spelling_is_refused(body: dict[str, Any]) -> None:
+def test_signed_json_comes_back_and_every_other_spelling_is_refused(body):
     raw = to_signed(body)
     assert parse_signed(raw) == body
     for at in range(0, len(raw), 7):
@@ -243,7 +232,7 @@ def test_signed_json_comes_back_and_every_other_spelling_is_refused(body: dict[s
             parse_signed(raw[:at] + bytes([raw[at] ^ 0x20]) + raw[at + 1 :])
 
 
-def test_another_spelling_is_refused_although_its_digest_fits() -> None:
+def test_another_spelling_is_refused_although_its_digest_fits():
     assert to_signed({"a": 1}) == signed(b'{"a":1}')
     for text in (
         b'{"a": 1}',

@@ -1,15 +1,13 @@
 """What is read into memory, what stays mapped, and that both are the same numbers, verified."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+from damage import flip_bit
 from refusal import refused
 from toy_store import KEYS, ROWS, values, whole
 
@@ -44,16 +42,15 @@ def old_prepare(
 @pytest.mark.parametrize("budget", ["1G", "0"])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_flipped_bit_is_found_by_every_way_of_reading_and_the_first_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: str, threads: int
-) -> None:
+    tmp_path, monkeypatch, budget, threads
+):
     monkeypatch.setenv("FEDCACHE_MEMORY", budget)
     monkeypatch.setattr(reading, "threads_for", lambda parts: min(threads, parts))
     path = whole(tmp_path / "s.zarr").path
     for chunk in (3, 1):
         file = path / "features" / KEYS[0] / f"c/{chunk}/0/0"
-        raw = bytearray(file.read_bytes())
-        raw[-5 if chunk == 3 else 2] ^= 4  # in the last chunk beyond the end of the rows
-        file.write_bytes(raw)
+        # in the last chunk beyond the end of the rows
+        flip_bit(file, -5 if chunk == 3 else 2, bit=2)
     ways = (
         lambda r: r.all(),
         lambda r: r.rows(np.array([0, 13, 5])),
@@ -68,9 +65,7 @@ def test_a_flipped_bit_is_found_by_every_way_of_reading_and_the_first_is_named(
 
 
 @pytest.mark.parametrize("post", ["none", "l2", "l2_concat", "sign", "standardize"])
-def test_features_beyond_the_budget_are_mapped_and_the_same_to_the_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, post: str
-) -> None:
+def test_features_beyond_the_budget_are_mapped_and_the_same_to_the_bit(tmp_path, monkeypatch, post):
     store = whole(tmp_path / "s.zarr")
     train = np.array([0, 2, 3, 5, 8, 11])
     expected = old_prepare([values(k) for k in KEYS], post, train)
@@ -85,12 +80,10 @@ def test_features_beyond_the_budget_are_mapped_and_the_same_to_the_bit(
     assert arrays.numpy().tobytes() == expected.tobytes()
 
 
-def test_a_full_disk_is_an_error_before_anything_is_mapped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_an_error_before_anything_is_mapped(tmp_path, monkeypatch):
     import errno
 
-    def full(*_: object) -> None:
+    def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
@@ -100,7 +93,7 @@ def test_a_full_disk_is_an_error_before_anything_is_mapped(
     refused(no_room, "needs 48 bytes", code=Exit.ENVIRONMENT)
 
 
-def test_the_budget_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_budget_can_be_set(monkeypatch):
     monkeypatch.delenv("FEDCACHE_MEMORY", raising=False)
     assert 0 < memory_limit() < psutil.virtual_memory().available
     for asked, known in (
@@ -133,13 +126,7 @@ def test_the_budget_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
         ),  # an old Linux
     ],
 )
-def test_the_budget_is_half_of_what_is_free(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    meminfo: str,
-    group: tuple[int | str, int] | None,
-    left: int,
-) -> None:
+def test_the_budget_is_half_of_what_is_free(tmp_path, monkeypatch, meminfo, group, left):
     monkeypatch.delenv("FEDCACHE_MEMORY", raising=False)
     monkeypatch.setattr(limit, "Path", lambda path: tmp_path / str(path).lstrip("/"))
     (tmp_path / "proc").mkdir()
@@ -152,14 +139,12 @@ def test_the_budget_is_half_of_what_is_free(
 
 
 @pytest.mark.parametrize("budget", ["1G", "0"])
-def test_a_chunk_is_verified_once_whichever_way_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: str
-) -> None:
+def test_a_chunk_is_verified_once_whichever_way_it_is_read(tmp_path, monkeypatch, budget):
     monkeypatch.setenv("FEDCACHE_MEMORY", budget)
     verified: list[str] = []
     real = reading.verify_payload
 
-    def counted(payload: Any, tail: bytes, crc: int, place: Path, what: str) -> None:
+    def counted(payload, tail, crc, place, what):
         verified.append(what)
         real(payload, tail, crc, place, what)
 
@@ -175,7 +160,7 @@ def test_a_chunk_is_verified_once_whichever_way_it_is_read(
     assert sorted(verified) == [f"chunk {i} of {KEYS[0]}" for i in range(4)]
 
 
-def test_rows_of_another_store_are_refused(tmp_path: Path) -> None:
+def test_rows_of_another_store_are_refused(tmp_path):
     reader = whole(tmp_path / "s.zarr").reader(KEYS[0])
     for rows in ([-1, 3], [ROWS], [0, 99]):
         refused(lambda rows=rows: reader.rows(np.array(rows)), KEYS[0], str(ROWS), code=Exit.STORE)

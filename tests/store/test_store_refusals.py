@@ -1,12 +1,9 @@
 """What the files of a store answer when they are missing, torn, of others or in the way."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,14 +44,12 @@ def fails(error: BaseException) -> Callable[..., Any]:
         (OverflowError(), True),
     ],
 )
-def test_a_process_lives_unless_the_system_knows_none(
-    error: Any, lives: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_lives_unless_the_system_knows_none(error, lives, monkeypatch):
     monkeypatch.setattr(lock.os, "kill", fails(error) if error else lambda pid, signal: None)
     assert lock.is_alive(7) is lives
 
 
-def test_the_holder_of_a_lock_is_named_where_it_is_known(place: Path) -> None:
+def test_the_holder_of_a_lock_is_named_where_it_is_known(place):
     path = place / "x.lock"
     unknown = lock.lock_holder(path)
     path.with_suffix(".json").write_text('{"pid": 7, "host": "a"}')
@@ -64,7 +59,7 @@ def test_the_holder_of_a_lock_is_named_where_it_is_known(place: Path) -> None:
         assert lock.lock_holder(path) == unknown
 
 
-def test_a_lock_tidies_up_after_killed_holders_and_says_where_it_cannot_be(place: Path) -> None:
+def test_a_lock_tidies_up_after_killed_holders_and_says_where_it_cannot_be(place):
     path = place / "locks" / "x.lock"
     path.parent.mkdir()
     left, other = path.parent / ".x.json.7.partial", path.parent / ".y.json.7.partial"
@@ -82,9 +77,7 @@ def test_a_lock_tidies_up_after_killed_holders_and_says_where_it_cannot_be(place
         pass
 
 
-def test_a_manifest_that_is_no_file_is_corrupt_and_one_that_appears_is_read(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_manifest_that_is_no_file_is_corrupt_and_one_that_appears_is_read(place, monkeypatch):
     path = whole(place / "s.zarr").path
     answers = iter([fails(FileNotFoundError()), manifest.read_whole])
     monkeypatch.setattr(manifest, "read_whole", lambda file: next(answers)(file))
@@ -94,7 +87,7 @@ def test_a_manifest_that_is_no_file_is_corrupt_and_one_that_appears_is_read(
     refused(CorruptionError, path / "manifest.json", lambda: manifest.read_manifest(path))
 
 
-def test_a_store_without_features_says_so() -> None:
+def test_a_store_without_features_says_so():
     images = SimpleNamespace(dtype="uint8")
     for held in ({}, {"pixels-0": images}):
         refused(
@@ -105,7 +98,7 @@ def test_a_store_without_features_says_so() -> None:
     ) == ["a"]  # type: ignore[dict-item]
 
 
-def test_columns_that_do_not_fit_are_refused() -> None:
+def test_columns_that_do_not_fit_are_refused():
     assert samples().checked().label.dtype == np.int32
     for changed, named in (
         ({"label": np.zeros(3)}, "14 rows"),
@@ -118,9 +111,7 @@ def test_columns_that_do_not_fit_are_refused() -> None:
         refused(UsageError, named, lambda changed=changed: replace(samples(), **changed).checked())
 
 
-def test_a_chunk_that_is_missing_or_ends_while_it_is_read_is_corrupt(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_chunk_that_is_missing_or_ends_while_it_is_read_is_corrupt(place, monkeypatch):
     path = place / "c"
     out = np.empty(8, np.uint8)
     refused(CorruptionError, path, lambda: chunks.map_file(path, 8, "chunk 0"))
@@ -135,7 +126,7 @@ def test_a_chunk_that_is_missing_or_ends_while_it_is_read_is_corrupt(
     refused(CorruptionError, path, lambda: chunks.map_file(path, 8, "chunk 0"))
 
 
-def test_text_features_that_are_zero_or_not_finite_are_named(place: Path) -> None:
+def test_text_features_that_are_zero_or_not_finite_are_named(place):
     for row, value in ((1, 0.0), (2, np.nan), (0, np.inf)):
         text = np.ones((3, 4), np.float32)
         text[row] = value
@@ -148,7 +139,7 @@ def test_text_features_that_are_zero_or_not_finite_are_named(place: Path) -> Non
         refused(CorruptionError, f"row {row} of text", lambda: read_embeddings(place / "x.npz"))
 
 
-def test_a_list_of_unreadable_rows_that_is_no_file_is_corrupt(place: Path) -> None:
+def test_a_list_of_unreadable_rows_that_is_no_file_is_corrupt(place):
     path = whole(place / "s.zarr").path
     known = manifest.read_manifest(path)
     listed = path / "quarantine.jsonl"
@@ -158,13 +149,13 @@ def test_a_list_of_unreadable_rows_that_is_no_file_is_corrupt(place: Path) -> No
     refused(CorruptionError, listed, lambda: read_quarantine(path, known))
 
 
-def test_an_export_has_a_known_ending_and_a_folder(place: Path) -> None:
+def test_an_export_has_a_known_ending_and_a_folder(place):
     store = whole(place / "s.zarr")
     refused(UsageError, "'.csv'", lambda: export(store, place / "x.csv", KEYS))
     refused(UsageError, place / "no", lambda: export(store, place / "no" / "x.npz", KEYS))
 
 
-def test_features_have_names_that_a_folder_can_have(tmp_path: Path) -> None:
+def test_features_have_names_that_a_folder_can_have(tmp_path):
     for key in ("..", "-x", "x" * 120):
         given = {key: np.eye(3)}
         refused(
@@ -172,9 +163,7 @@ def test_features_have_names_that_a_folder_can_have(tmp_path: Path) -> None:
         )
 
 
-def test_names_that_are_none_or_too_few_are_corruption(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_that_are_none_or_too_few_are_corruption(place, monkeypatch):
     path = whole(place / "s.zarr").path
     known = manifest.read_manifest(path)
     for answer in (lambda raw: ["a"] * 13, fails(ValueError("torn"))):

@@ -26,6 +26,15 @@ def with_history_and_an_array_in_flight(path: Path) -> Store:
     return store
 
 
+def flip_bit(file: Path, at: float = 0.5, bit: int = 0) -> None:
+    """Change one bit of a file, in byte number ``at``; a fraction is a share of the length."""
+    raw = bytearray(file.read_bytes())
+    if isinstance(at, float):
+        at = int(at * len(raw))
+    raw[at] ^= 1 << bit
+    file.write_bytes(raw)
+
+
 def flip(file: Path, draw: random.Random) -> bytes:
     raw = file.read_bytes()
     at = draw.randrange(len(raw))

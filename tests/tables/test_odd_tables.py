@@ -1,13 +1,11 @@
 """Tables that are written in an odd way: what is refused says what to do, and what it says to do works."""
 
-from __future__ import annotations
-
 import io
 import json
 import re
 import shlex
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -78,9 +76,7 @@ def refusal(door: str, folder: Path, columns: Columns, choice: ColumnChoice | No
         {"Domain": [1, 2, 3], "DOMAIN": [1, 2, 3]},
     ],
 )
-def test_every_option_of_a_refusal_is_one_of_the_command_that_reads_the_table(
-    tmp_path: Path, columns: Columns
-) -> None:
+def test_every_option_of_a_refusal_is_one_of_the_command_that_reads_the_table(tmp_path, columns):
     table = {"label": TWO, **{name: column(*values) for name, values in columns.items()}}
     for door, (kind, _) in DOORS.items():
         said = refusal(door, tmp_path, table)
@@ -91,7 +87,7 @@ def test_every_option_of_a_refusal_is_one_of_the_command_that_reads_the_table(
             assert 0.25 not in values or f": {name} holds floats that are not whole" in said, door
 
 
-def test_the_column_of_the_split_and_of_the_domain_are_options_of_extract(tmp_path: Path) -> None:
+def test_the_column_of_the_split_and_of_the_domain_are_options_of_extract(tmp_path):
     columns = {
         "label": TWO,
         "split": column("a", "b"),
@@ -112,15 +108,13 @@ def test_the_column_of_the_split_and_of_the_domain_are_options_of_extract(tmp_pa
 
 @pytest.mark.parametrize("write", [write_npz, write_h5])
 @pytest.mark.parametrize("name", ["y", "label", "diagnosis"])
-def test_labels_without_a_split_in_their_name_stop_every_door(
-    tmp_path: Path, write: Callable[..., None], name: str
-) -> None:
+def test_labels_without_a_split_in_their_name_stop_every_door(tmp_path, write, name):
     for kind, content, array in OF_ARRAYS:
         path = tmp_path / f"file{kind}.{'h5' if write is write_h5 else 'npz'}"
         arrays = {f"{content}_train": array[:16], f"{content}_test": array[16:]}
         write(path, arrays, {name: TWO})
 
-        def read(choice: ColumnChoice, kind: str = kind, path: Path = path) -> Read:
+        def read(choice, kind=kind, path=path):
             return read_file(kind, path, choice)
 
         refused(
@@ -140,7 +134,7 @@ def test_labels_without_a_split_in_their_name_stop_every_door(
         assert read(ColumnChoice(label=name)).classes == ("0", "1")
 
 
-def test_features_of_another_name_with_a_split_in_it_are_suggested_whole(tmp_path: Path) -> None:
+def test_features_of_another_name_with_a_split_in_it_are_suggested_whole(tmp_path):
     arrays = {"train_images": FEATURES[:16], "val_images": FEATURES[16:]}
     write_npz(tmp_path / "f.npz", arrays, {"train_labels": TWO[:16], "val_labels": TWO[16:]})
     words = ("ingest", tmp_path / "f.npz", "--name", "mine")
@@ -149,7 +143,7 @@ def test_features_of_another_name_with_a_split_in_it_are_suggested_whole(tmp_pat
     assert (np.bincount(samples.split).tolist(), samples.classes) == ([16, 8], ("0", "1"))
 
 
-def test_the_column_of_one_split_is_not_taken_for_all_rows(tmp_path: Path) -> None:
+def test_the_column_of_one_split_is_not_taken_for_all_rows(tmp_path):
     arrays = {"train_scans": FEATURES[:16], "val_scans": FEATURES[16:], "y": TWO[:16]}
     write_npz(tmp_path / "f.npz", arrays, {})
     said = ("val_scans would be left out", " scans takes the rows of all splits")
@@ -161,7 +155,7 @@ def test_the_column_of_one_split_is_not_taken_for_all_rows(tmp_path: Path) -> No
     )
 
 
-def test_a_matrix_of_another_name_is_suggested(tmp_path: Path) -> None:
+def test_a_matrix_of_another_name_is_suggested(tmp_path):
     for name in ("clip vit", "a,b", 'the "best"'):
         write_npz(tmp_path / "f.npz", {name: FEATURES}, {"y": TWO})
         words = ("ingest", tmp_path / "f.npz", "--name", "mine", "--replace")
@@ -177,7 +171,7 @@ def test_a_matrix_of_another_name_is_suggested(tmp_path: Path) -> None:
     )
 )
 @example(["a,b", '"q"', 'the "best"', "it's"])
-def test_a_list_of_words_is_read_as_it_is_written(words: list[str]) -> None:
+def test_a_list_of_words_is_read_as_it_is_written(words):
     assert listed(in_a_list(words)) == [word.strip() for word in words]
 
 
@@ -206,12 +200,12 @@ def of_shard(path: Path, choice: ColumnChoice | None = None) -> Read:
     return of_dataset(f"webdataset:{path}", choice or ColumnChoice())
 
 
-def test_of_two_columns_of_labels_every_door_takes_the_same(tmp_path: Path) -> None:
+def test_of_two_columns_of_labels_every_door_takes_the_same(tmp_path):
     columns: Columns = {"cls": column("x", "y", "z"), "label": column("q", "w")}
     assert all_doors(tmp_path, columns).classes == ("q", "w")
 
 
-def test_texts_that_differ_in_every_sample_are_no_labels(tmp_path: Path) -> None:
+def test_texts_that_differ_in_every_sample_are_no_labels(tmp_path):
     captions = [f"a photo of {row}" for row in range(ROWS)]
     path = shard(tmp_path / "b.tar", txt=captions, json=[{"breed": "a"}, {"breed": "b"}])
     beside = of_shard(path)
@@ -225,7 +219,7 @@ def test_texts_that_differ_in_every_sample_are_no_labels(tmp_path: Path) -> None
     assert of_shard(shard(tmp_path / "d.tar", txt=["a cat", "a dog"])).classes == ("a cat", "a dog")
 
 
-def test_no_part_of_a_sample_is_dropped_without_a_word(tmp_path: Path) -> None:
+def test_no_part_of_a_sample_is_dropped_without_a_word(tmp_path):
     both = of_shard(
         shard(tmp_path / "a.tar", cls=["0", "1"], json=[{"cls": "a", "site": "x"}, {"cls": "b"}])
     )
@@ -246,9 +240,7 @@ def test_no_part_of_a_sample_is_dropped_without_a_word(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words", [("train", "test"), ("Training", "t10k"), ("data/train", "data/test")]
 )
-def test_folders_of_all_samples_that_are_named_like_splits_are_the_splits(
-    tmp_path: Path, words: tuple[str, str]
-) -> None:
+def test_folders_of_all_samples_that_are_named_like_splits_are_the_splits(tmp_path, words):
     split = [0] * 16 + [1] * 8
     keys = [f"{words[split[row]]}/{key}" for row, key in enumerate(KEYS)]
     path = shard(tmp_path / "s.tar", keys, cls=["0", "1"])
@@ -271,7 +263,7 @@ def test_folders_of_all_samples_that_are_named_like_splits_are_the_splits(
 @pytest.mark.parametrize(
     "ids", [[2**63, 2**64 - 1], [2**63 - 1, 2**63 + 1], [10**20 + 1, 10**20, 5], [-(10**19), 7]]
 )
-def test_integers_of_any_size_are_the_classes_that_they_are(tmp_path: Path, ids: list[int]) -> None:
+def test_integers_of_any_size_are_the_classes_that_they_are(tmp_path, ids):
     label = column(*ids)
     columns: Columns = {"label": label, "site": label}
     for row, png in enumerate(PNGS):
@@ -303,7 +295,7 @@ def test_integers_of_any_size_are_the_classes_that_they_are(tmp_path: Path, ids:
         assert read.groups["site"] == [str(value) for value in label]
 
 
-def test_large_floats_of_json_are_no_integers(tmp_path: Path) -> None:
+def test_large_floats_of_json_are_no_integers(tmp_path):
     rows = [
         {"embedding": FEATURES[row].tolist(), "label": [1e20, 1.5e20][row % 2]}
         for row in range(ROWS)
@@ -333,7 +325,7 @@ ODD_NAMES = [
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)
-def test_a_suggested_column_of_any_name_can_be_pasted(tmp_path: Path, name: str) -> None:
+def test_a_suggested_column_of_any_name_can_be_pasted(tmp_path, name):
     folder = tmp_path / "my tables"
     folder.mkdir()
     file = folder / f"i{name}.npz"
@@ -355,7 +347,7 @@ def test_a_suggested_column_of_any_name_can_be_pasted(tmp_path: Path, name: str)
 
 
 @pytest.mark.parametrize("name", ODD_NAMES[:-1])  # no group is called -x
-def test_a_suggested_group_of_any_name_can_be_pasted(tmp_path: Path, name: str) -> None:
+def test_a_suggested_group_of_any_name_can_be_pasted(tmp_path, name):
     write_npz(tmp_path / "e.npz", {"X": FEATURES}, {"label": TWO, name: TEXTS})
     words = ("ingest", tmp_path / "e.npz", "--name", "mine")
     suggested, _, _ = fedcache(*words).err.split("; ", 1)[1].partition(" keeps it")
@@ -363,13 +355,13 @@ def test_a_suggested_group_of_any_name_can_be_pasted(tmp_path: Path, name: str) 
     assert ok(*words, *shlex.split(suggested), "--replace").data["groups"]
 
 
-def test_the_columns_of_a_spec_stay_when_labels_are_suggested(tmp_path: Path) -> None:
+def test_the_columns_of_a_spec_stay_when_labels_are_suggested(tmp_path):
     write_npz(tmp_path / "i.npz", {"a": IMAGES, "b": IMAGES[::-1]}, {"diagnosis": column("a", "b")})
     spec = f"arrays:{tmp_path / 'i.npz'}?images=b"
     assert f"{spec}&label=diagnosis" in fedcache(*extraction(spec)).err
 
 
-def test_each_of_several_datasets_names_its_own_labels(tmp_path: Path) -> None:
+def test_each_of_several_datasets_names_its_own_labels(tmp_path):
     write_npz(tmp_path / "a.npz", {"images": IMAGES}, {"diagnosis": column("a", "b")})
     write_npz(tmp_path / "b.npz", {"images": IMAGES[::-1]}, {"my grade": column("a", "b")})
     said = fedcache(*extraction(f"one=arrays:{tmp_path / 'a.npz'},two=arrays:{tmp_path / 'b.npz'}"))
@@ -383,7 +375,7 @@ def test_each_of_several_datasets_names_its_own_labels(tmp_path: Path) -> None:
 # Class names
 
 
-def test_every_door_says_which_class_names_were_there_twice(tmp_path: Path) -> None:
+def test_every_door_says_which_class_names_were_there_twice(tmp_path):
     path = tmp_path / "f.npz"
     for names, twice in ((["a", "a", "b"], True), (["a #0", "a #1", "b"], False)):
         write_npz(
@@ -400,7 +392,7 @@ def test_every_door_says_which_class_names_were_there_twice(tmp_path: Path) -> N
 # Equal tables are refused in equal words
 
 
-def test_a_list_for_each_row_gets_the_hint_of_one_hot_labels(tmp_path: Path) -> None:
+def test_a_list_for_each_row_gets_the_hint_of_one_hot_labels(tmp_path):
     one_hot = np.eye(3, dtype=int)[column(0, 1, 2)].tolist()
     for door in (
         "ingest npz",
@@ -414,7 +406,7 @@ def test_a_list_for_each_row_gets_the_hint_of_one_hot_labels(tmp_path: Path) -> 
         assert "labels.argmax(1)" in refusal(door, tmp_path, {"label": one_hot}), door
 
 
-def test_a_number_alone_is_one_value_through_every_door_of_arrays(tmp_path: Path) -> None:
+def test_a_number_alone_is_one_value_through_every_door_of_arrays(tmp_path):
     for ending, write in (("npz", write_npz), ("h5", write_h5)):
         for kind, content, array in OF_ARRAYS:
             path = tmp_path / f"{kind}e.{ending}"
@@ -423,9 +415,7 @@ def test_a_number_alone_is_one_value_through_every_door_of_arrays(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["class_to_idx", "config", "data"])
-def test_a_dict_beside_the_rows_of_an_npz_is_not_used_and_the_rows_are(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_dict_beside_the_rows_of_an_npz_is_not_used_and_the_rows_are(tmp_path, name):
     path = tmp_path / "e.npz"
     for kind, content, array in OF_ARRAYS:
         write_npz(path, {name: np.array({"a": 0}), content: array}, {"label": TWO})
@@ -435,7 +425,7 @@ def test_a_dict_beside_the_rows_of_an_npz_is_not_used_and_the_rows_are(
         refused(lambda kind=kind: read_file(kind, path), "is a pickle", "allow_pickle=True")
 
 
-def test_two_arrays_that_may_be_the_rows_are_named(tmp_path: Path) -> None:
+def test_two_arrays_that_may_be_the_rows_are_named(tmp_path):
     write_npz(tmp_path / "f.npz", {"features": FEATURES, "images": IMAGES}, {"label": TWO})
     said = (
         "several columns that may be rows",
@@ -446,7 +436,7 @@ def test_two_arrays_that_may_be_the_rows_are_named(tmp_path: Path) -> None:
     refused(lambda: of_dataset(f"rows:{tmp_path / 'f.npz'}", ColumnChoice()), *said)
 
 
-def test_a_list_of_columns_with_a_line_break_outside_of_quotes_is_refused() -> None:
+def test_a_list_of_columns_with_a_line_break_outside_of_quotes_is_refused():
     with pytest.raises(UsageError):
         listed("site\nward")
     assert listed('"site\nward",clinic') == ["site\nward", "clinic"]

@@ -1,7 +1,5 @@
 """``fedcache ui``: the real command is started, asked and ended; what is missing is a sentence."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -18,7 +16,7 @@ from fedcache.ui.server import open_in_browser, open_socket
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path, number: int) -> None:
+def test_the_command_serves_until_it_is_told_to_end(tmp_path, number):
     with served(tmp_path / "home") as (address, process):
         assert address.startswith("http://127.0.0.1:")
         with urllib.request.urlopen(address, timeout=200) as answer:
@@ -36,21 +34,19 @@ def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path, number: int)
     assert not (tmp_path / "home").exists()
 
 
-def test_wrong_words_are_refused_with_the_next_command(tmp_path: Path) -> None:
-    done = fedcache("ui", "--home", tmp_path / "none", "--json")
+def test_wrong_words_are_refused_with_the_next_command(tmp_path):
+    done = fedcache(f"ui --home {tmp_path}/none --json")
     assert done.code == 2
     assert "no directory" in done.envelope["error"]["message"]
-    assert fedcache("ui", "--port", "99999").code == 2
+    assert fedcache("ui --port 99999").code == 2
     with open_socket(0) as taken:
         taken.listen(1)
-        done = fedcache("ui", "--no-open", "--port", taken.getsockname()[1], "--json")
+        done = fedcache("ui --no-open --port", taken.getsockname()[1], "--json")
     assert done.code == 6
     assert "--port 0" in done.envelope["error"]["hint"]
 
 
-def test_the_browser_is_led_to_the_address_by_a_file_that_others_cannot_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_browser_is_led_to_the_address_by_a_file_that_others_cannot_read(tmp_path, monkeypatch):
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", lambda url: bool(opened.append(url)) or True)
     assert open_in_browser("http://127.0.0.1:1/secret/", tmp_path)
@@ -63,9 +59,7 @@ def test_the_browser_is_led_to_the_address_by_a_file_that_others_cannot_read(
 
 
 @pytest.mark.slow
-def test_the_overview_of_a_home_needs_no_torch_and_other_commands_nothing_of_the_page(
-    tmp_path: Path,
-) -> None:
+def test_the_overview_of_a_home_needs_no_torch_and_other_commands_nothing_of_the_page(tmp_path):
     code = (
         "import sys\n"
         "sys.path[:0] = ['tests/support']\n"
@@ -86,10 +80,8 @@ def test_the_overview_of_a_home_needs_no_torch_and_other_commands_nothing_of_the
     assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
 
 
-def test_without_the_extra_the_command_that_installs_it_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_the_extra_the_command_that_installs_it_is_named(monkeypatch):
     monkeypatch.setattr("fedcache.commands.ui.find_spec", lambda _name: None)
-    done = fedcache("ui", "--json")
+    done = fedcache("ui --json")
     assert done.code == 6
     assert done.envelope["error"]["hint"] == "pip install 'fedcache[ui]'"

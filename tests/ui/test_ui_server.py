@@ -1,19 +1,16 @@
 """What the page's server lets in, and what it answers of homes as they come: empty, whole, damaged, at work."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shlex
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote, unquote, unquote_plus
 
 import pytest
-from command import ok
+from command import ok, words_of
 from pictures import folder
 from ui_client import Client
 
@@ -24,37 +21,29 @@ from fedcache.store.lock import this_process
 from fedcache.store.sealed import first_of, read_sealed_lines, write_sealed, write_sealed_lines
 from fedcache.ui import index
 
-IID = ("--scheme", "iid", "--clients", 4)
+IID = "--scheme iid --clients 4"
 
 
 def trained(place: Path) -> Path:
     """A home with one store, two finished runs of one setting, and a grid of two points."""
     images = folder(place / "shapes", train=12, test=4)
     ok(
-        "extract",
-        "--dataset",
-        f"folder:{images}",
-        "--backbones",
-        "random-projection",
-        "--size",
-        8,
-        "--workers",
-        0,
+        f"extract --dataset folder:{images} --backbones random-projection --size 8 --workers 0",
     )
-    words = (*IID, "--rounds", 3, "--eval-every", 1, "--set", "batch=4", "--seeds", "0,1")
-    made = ok("train", "--method", "fedavg", *words).data
-    ok("train", "--method", "fed3r", *IID, "--seeds", "0,1")
-    ok("grid", "--method", "fedprox", *words, "--sweep", "mu=0.1,1")
+    words = (*words_of(IID), "--rounds", 3, "--eval-every", 1, "--set", "batch=4", "--seeds", "0,1")
+    made = ok("train --method fedavg", *words).data
+    ok(f"train --method fed3r {IID} --seeds 0,1")
+    ok("grid --method fedprox", *words, "--sweep", "mu=0.1,1")
     return Path(made["path"])
 
 
 @pytest.fixture
-def run(once: Callable[[Callable[[Path], Path]], Path]) -> Path:
+def run(once):
     return once(trained)
 
 
 @pytest.fixture
-def client(run: Path, own_home: Path) -> Client:
+def client(run, own_home):
     made = Client(own_home)
     made.read()
     return made
@@ -90,7 +79,7 @@ def in_progress(run: Path, name: str, *, rounds: int = 3) -> Path:
 
 
 @pytest.mark.slow
-def test_only_who_knows_the_token_on_this_machine_is_answered(client: Client) -> None:
+def test_only_who_knows_the_token_on_this_machine_is_answered(client):
     assert client.ask("/").code == 200
     for token in ("", "T0ken", "t0ken%00"):
         assert client.ask("/runs", token=token).code == 403, token
@@ -104,7 +93,7 @@ def test_only_who_knows_the_token_on_this_machine_is_answered(client: Client) ->
         assert client.ask("/runs", method=method).code == 405
 
 
-def test_every_answer_forbids_other_sources_frames_and_keeping(client: Client, run: Path) -> None:
+def test_every_answer_forbids_other_sources_frames_and_keeping(client, run):
     for path in (
         "/",
         "/static/ui.css",
@@ -124,7 +113,7 @@ def test_every_answer_forbids_other_sources_frames_and_keeping(client: Client, r
         assert not {"set-cookie", "access-control-allow-origin"} & head.keys()
 
 
-def test_no_path_leads_out_of_the_home(client: Client, own_home: Path) -> None:
+def test_no_path_leads_out_of_the_home(client, own_home):
     (own_home.parent / "secret.txt").write_text("secret")
     for path in (
         "/static/../server.py",
@@ -142,7 +131,7 @@ def test_no_path_leads_out_of_the_home(client: Client, own_home: Path) -> None:
             assert b"secret" not in found.body
 
 
-def test_an_empty_home_and_one_that_is_not_there_are_answered(tmp_path: Path) -> None:
+def test_an_empty_home_and_one_that_is_not_there_are_answered(tmp_path):
     for place in (tmp_path, tmp_path / "none"):
         client = Client(place)
         assert client.read() == []
@@ -152,9 +141,7 @@ def test_an_empty_home_and_one_that_is_not_there_are_answered(tmp_path: Path) ->
     assert not (tmp_path / "none").exists(), "who only reads makes nothing"
 
 
-def test_a_page_shows_the_figures_of_a_result_and_commands_that_work(
-    client: Client, run: Path
-) -> None:
+def test_a_page_shows_the_figures_of_a_result_and_commands_that_work(client, run):
     result = read_result(run / "result.json")
     accuracy = result["accuracy"]
     page = client.ask(f"/run?name={run.name}")
@@ -167,9 +154,7 @@ def test_a_page_shows_the_figures_of_a_result_and_commands_that_work(
     assert ok(*shlex.split(measure[1])).data
 
 
-def test_names_of_a_dataset_are_text_on_every_page(
-    client: Client, run: Path, own_home: Path
-) -> None:
+def test_names_of_a_dataset_are_text_on_every_page(client, run, own_home):
     facts = client.pages.runs.facts(run.name)
     assert facts is not None
     facts["dataset"] = facts["settings"]["lr"] = "<script>alert(1)</script>"
@@ -179,13 +164,11 @@ def test_names_of_a_dataset_are_text_on_every_page(
         assert b"&lt;script&gt;" in body
 
 
-def test_runs_are_filtered_by_words_and_state_and_sorted_by_each_column(
-    client: Client, run: Path
-) -> None:
+def test_runs_are_filtered_by_words_and_state_and_sorted_by_each_column(client, run):
     left = in_progress(run, "a" * 16)
     every = {r["name"]: r for r in client.read()}
 
-    def names(words: str) -> list[str]:
+    def names(words):
         return re.findall(r'href="run\?name=(\w+)"', client.ask(f"/runs?{words}").body.decode())
 
     assert names("state=stopped") == [left.name]
@@ -203,9 +186,7 @@ def test_runs_are_filtered_by_words_and_state_and_sorted_by_each_column(
     assert "no order by settings" in refused.body.decode()
 
 
-def test_a_grid_at_work_shows_the_run_of_a_point_that_has_not_ended(
-    client: Client, run: Path, own_home: Path
-) -> None:
+def test_a_grid_at_work_shows_the_run_of_a_point_that_has_not_ended(client, run, own_home):
     (line,) = client.pages.grids.lines()
     ended = line["points"]
     path = own_home / "grids" / f"{line['name']}.jsonl"
@@ -229,9 +210,7 @@ def test_a_grid_at_work_shows_the_run_of_a_point_that_has_not_ended(
     assert "about 8 s left" in page.words
 
 
-def test_a_run_at_work_is_read_from_its_checkpoint_and_one_that_was_killed_is_stopped(
-    client: Client, run: Path
-) -> None:
+def test_a_run_at_work_is_read_from_its_checkpoint_and_one_that_was_killed_is_stopped(client, run):
     version = client.pages.version
     left = in_progress(run, "a" * 16)
     with owning([left], Silent(), Stop()):
@@ -252,7 +231,7 @@ def test_a_run_at_work_is_read_from_its_checkpoint_and_one_that_was_killed_is_st
 
 
 @pytest.mark.parametrize("what", ["result", "rounds", "config", "checkpoint"])
-def test_a_damaged_run_is_named_and_hides_no_other(client: Client, run: Path, what: str) -> None:
+def test_a_damaged_run_is_named_and_hides_no_other(client, run, what):
     count = len(client.read())
     left = in_progress(run, "c" * 16)
     if what in ("result", "rounds"):
@@ -280,7 +259,7 @@ def test_a_damaged_run_is_named_and_hides_no_other(client: Client, run: Path, wh
         assert "rounds.jsonl" in page.words
 
 
-def test_a_comparison_is_that_of_the_command_line(client: Client) -> None:
+def test_a_comparison_is_that_of_the_command_line(client):
     names = sorted(r["name"] for r in client.read() if r["method"] in ("fedavg", "fed3r"))
     page = client.ask(f"/compare?runs={','.join(names)}")
     command = re.search("fedcache (compare .*?) Copy", page.words)
@@ -294,9 +273,7 @@ def test_a_comparison_is_that_of_the_command_line(client: Client) -> None:
 
 
 @pytest.mark.slow
-def test_a_report_is_written_beside_the_server_and_is_that_of_the_command_line(
-    client: Client, tmp_path: Path
-) -> None:
+def test_a_report_is_written_beside_the_server_and_is_that_of_the_command_line(client, tmp_path):
     names = [r["name"] for r in client.read()]
     path = f"/report?runs={','.join(names)}"
     assert "is being written" in client.ask(path).words
@@ -313,7 +290,7 @@ def test_a_report_is_written_beside_the_server_and_is_that_of_the_command_line(
     assert same, "pytest would compare half a megabyte line by line"
 
 
-def test_a_store_is_described_and_its_images_come_when_they_are_asked_for(client: Client) -> None:
+def test_a_store_is_described_and_its_images_come_when_they_are_asked_for(client):
     (line,) = client.pages.stores.lines()
     told = ok("inspect", line["name"]).data
     page = client.ask(f"/store?name={line['name']}")
@@ -327,8 +304,8 @@ def test_a_store_is_described_and_its_images_come_when_they_are_asked_for(client
 
 @pytest.mark.slow
 def test_a_look_at_ten_thousand_runs_asks_for_a_share_of_their_times_and_reads_none(
-    own_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    own_home, monkeypatch
+):
     """After the first reading a look takes as many operations as there are changes, and a thirtieth of the runs."""
     count = 10_000
     for i in range(count):
@@ -358,9 +335,7 @@ def test_a_look_at_ten_thousand_runs_asks_for_a_share_of_their_times_and_reads_n
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes on this system")
 @pytest.mark.timeout(60)  # a page that opens a pipe waits for ever
-def test_a_pipe_in_the_place_of_any_file_hides_and_hinders_nothing(
-    client: Client, run: Path, own_home: Path
-) -> None:
+def test_a_pipe_in_the_place_of_any_file_hides_and_hinders_nothing(client, run, own_home):
     names = [
         "result.json",
         "config.toml",

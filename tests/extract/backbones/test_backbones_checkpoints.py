@@ -1,7 +1,5 @@
 """Checkpoints are read as data: never run, never half loaded, and refused with the way on."""
 
-from __future__ import annotations
-
 import argparse
 import collections
 import io

@@ -1,7 +1,5 @@
 """Loaded backbones compute what their authors' code computes, from files in the authors' layouts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

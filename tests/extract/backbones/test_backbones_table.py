@@ -1,7 +1,5 @@
 """The table agrees with the libraries whose weights it names."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess
@@ -12,9 +10,8 @@ import pytest
 from refusal import refused
 
 from fedcache.errors import FedcacheError
-from fedcache.extract.backbones import BACKBONES, load, locate, lookup
+from fedcache.extract.backbones import BACKBONES, load, lookup
 from fedcache.extract.backbones.backbone import Weights
-from fedcache.extract.digests import DigestMemory
 from fedcache.extract.recipe import VERSION
 from fedcache.store.sealed import read_sealed, write_sealed
 
@@ -171,20 +168,3 @@ def test_a_model_of_one_size_refuses_another_before_it_reads_a_file():
         other = row.recipe.override({"size": "96"})
         with pytest.raises(FedcacheError, match=f"{row.recipe.size} px"):
             load(row, Weights(Path("/nowhere"), "", ""), other)
-
-
-def test_known_says_what_is_ready_and_how_to_get_the_rest(tmp_path):
-    from fedcache.extract.backbones import known
-
-    entries = {
-        e["name"]: e
-        for e in known(given={}, home=tmp_path, memory=DigestMemory(tmp_path / "d"), offline=True)
-    }
-    assert list(entries) == list(BACKBONES)
-    assert entries["efficientnet-lite0"]["ready"]
-    assert entries["pixels"]["ready"]
-    assert not entries["clip-rn50"]["ready"]
-    assert "fedcache backbones pull clip-rn50" in entries["clip-rn50"]["hint"]
-    assert all(e["ready"] or e["hint"] for e in entries.values())
-    located = locate(lookup("cnn2"), given={}, home=tmp_path, memory=DigestMemory(tmp_path / "d"))
-    assert entries["cnn2"]["sha256"] == located.sha256 == "seed:0"

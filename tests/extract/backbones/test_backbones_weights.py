@@ -1,7 +1,5 @@
 """Weights are found where they are said to be looked for, in that order, and nothing is believed unhashed."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from pathlib import Path
@@ -195,23 +193,6 @@ def test_the_caches_are_where_the_libraries_say(monkeypatch):
     assert str(library_caches().torch) == torch.hub.get_dir()
     monkeypatch.delenv("TORCH_HOME")
     assert str(library_caches().torch) == torch.hub.get_dir()
-
-
-@pytest.mark.slow
-def test_an_import_is_checked_converted_and_found(find, own_home, tmp_path):
-    state = resnet18_metadataset()
-    path = import_weights(
-        save_metadataset(tmp_path / "model_best.pth.tar", state), RESNET, own_home
-    )
-    assert path == own_home / "weights" / f"{RESNET}.safetensors"
-    found = find(RESNET)
-    assert found.path == path
-    from safetensors.torch import load_file
-
-    kept = load_file(path)
-    assert kept.keys() == state.keys()
-    assert all(torch.equal(kept[key], state[key]) for key in state)
-    load(lookup(RESNET), found, lookup(RESNET).recipe)
 
 
 @pytest.mark.slow

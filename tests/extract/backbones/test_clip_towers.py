@@ -1,7 +1,5 @@
 """Live towers give what the extraction gave, with a gradient to their inputs and none to their weights."""
 
-from __future__ import annotations
-
 import hashlib
 from functools import cache
 from pathlib import Path

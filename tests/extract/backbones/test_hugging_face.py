@@ -1,7 +1,5 @@
 """Folders of transformers' models are backbones: their features, their preprocessing, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -37,7 +35,7 @@ IMAGES = torch.randint(
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def saved(tmp_path_factory):
     root = tmp_path_factory.mktemp("hf")
     return {kind: tiny_hf.folder(root / kind, kind) for kind in ("vit", "clip", "resnet", "bert")}
 
@@ -109,7 +107,7 @@ def test_a_bfloat16_checkpoint_is_computed_in_float32(saved, tmp_path):
 def test_features_that_depend_on_the_batch_are_refused(saved, monkeypatch):
     plain = transformers.ViTModel.forward
 
-    def centred(self: Any, *given: Any, **words: Any) -> Any:
+    def centred(self, *given, **words):
         out = plain(self, *given, **words)
         out.last_hidden_state = out.last_hidden_state - out.last_hidden_state.mean(0)
         return out
@@ -275,7 +273,7 @@ def test_pulling_asks_for_the_files_that_count_and_nothing_else(saved, monkeypat
 
     class Hub:
         @staticmethod
-        def snapshot_download(repository: str, **words: Any) -> str:
+        def snapshot_download(repository, **words):
             asked.update(words, repository=repository)
             return str(saved["vit"])
 

@@ -1,7 +1,5 @@
 """An ONNX file is a backbone: what it computes, what it cannot say, and what is refused in a sentence."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Any
@@ -206,7 +204,7 @@ def test_names_without_a_file_are_a_sentence(tmp_path):
 
 
 def test_without_onnxruntime_the_extra_is_named(tmp_path, monkeypatch):
-    def absent(package: str) -> Any:
+    def absent(package):
         raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
     path = encoder(tmp_path / "a.onnx")

@@ -1,10 +1,8 @@
 """The user's own torch modules are backbones: the features are the module's, and another module is another array."""
 
-from __future__ import annotations
-
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +76,7 @@ NUMBER = 5
 
 
 @pytest.fixture
-def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def nets(tmp_path, monkeypatch):
     """A module of the user's and its helper in the working directory; the names are the test's own."""
     place = tmp_path / "code"
     place.mkdir()
@@ -165,7 +163,7 @@ def test_a_transform_makes_the_input(nets, tmp_path):
     flat(tmp_path / "flat")
     seen: list[tuple[str, tuple[int, int]]] = []
 
-    def transform(image: Image.Image) -> torch.Tensor:
+    def transform(image):
         seen.append((image.mode, image.size))
         return torch.from_numpy(np.asarray(image).astype(np.float32)).permute(2, 0, 1)
 
@@ -203,7 +201,7 @@ def test_tokens_and_maps_are_averaged_and_the_recipe_says_so(nets, tokens):
     class Places(nn.Module):
         size = 8
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             places = torch.arange(float(np.prod(tokens[1:]))).reshape(tokens[1:])
             both = (
                 torch.stack([places, places])
@@ -237,7 +235,7 @@ def hook(module: Any, inputs: Any, output: Any) -> Any:
 
 
 def test_what_changes_features_changes_the_digest():
-    def digest(module: nn.Module) -> str:
+    def digest(module):
         return digest_of_module(
             "m", own_module.OwnModule(module, None, 8, (0, 0, 0), (1, 1, 1), 2, 2)
         )
@@ -255,7 +253,7 @@ def test_a_changed_line_or_helper_is_another_array(nets, tmp_path):
     name = f"module:{nets}:build"
     note_named(name)
 
-    def digest() -> str:
+    def digest():
         for one in (nets, f"{nets}_helper"):
             sys.modules.pop(one, None)
         importlib.invalidate_caches()

@@ -1,7 +1,5 @@
 """What a module holds tells it apart: objects, bound methods, closures, and classes that no file tells."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import sys
@@ -176,7 +174,7 @@ def test_what_a_module_holds_is_in_its_digest():
 
 def test_methods_of_parts_are_told_by_the_parts():
     class Two(nn.Module):
-        def __init__(self, first: bool) -> None:
+        def __init__(self, first):
             super().__init__()
             self.a, self.b = nn.ReLU(), nn.ReLU()
             self.used = self.a.forward if first else self.b.forward
@@ -236,7 +234,7 @@ def test_what_cannot_be_told_is_refused():
 def test_functions_in_transforms_are_told():
     from torchvision import transforms as tv
 
-    def scaled(v: float) -> Callable[[Any], Any]:
+    def scaled(v):
         return lambda image: image * v
 
     for made in (

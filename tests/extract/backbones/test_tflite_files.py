@@ -1,7 +1,5 @@
 """A TFLite file is a backbone, whole or cut before its classifier; the three MobileNets are where their files are."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Archives are untrusted: hostile ones are refused whole, damage costs one image, and nothing is ever extracted."""
 
-from __future__ import annotations
-
 import os
 import stat
 import struct

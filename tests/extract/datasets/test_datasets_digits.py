@@ -1,7 +1,5 @@
 """The offline bundle: what is in it, that it is the same everywhere, and that it is made of what it says."""
 
-from __future__ import annotations
-
 import importlib.util
 import pickle
 import subprocess

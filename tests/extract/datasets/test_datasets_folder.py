@@ -1,12 +1,8 @@
 """Folders of images: one dataset however it is packed, read as its folders say, with nothing lost in silence."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import pickle
-import subprocess
-import sys
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 
@@ -424,18 +420,6 @@ def test_a_finished_dataset_is_recognised_without_reading_an_image(tmp_path, mon
     os.utime(changed, ns=(stamp, stamp))
     assert peek(spec) is None
     assert open_dataset(spec).digest == data.digest
-
-
-@pytest.mark.slow
-def test_importing_datasets_imports_no_torch():
-    program = (
-        "import sys, fedcache.extract.datasets, fedcache.extract.images;"
-        "print({'torch', 'torchvision', 'sklearn', 'matplotlib', 'mlxtend'} & set(sys.modules))"
-    )
-    out = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert out.stdout.strip() == "set()"
 
 
 # ---- CSV

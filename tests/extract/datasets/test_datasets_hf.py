@@ -1,7 +1,5 @@
 """Hugging Face datasets from files that the tests write: parquet, save_to_disk, and what is said without a network."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import shlex
@@ -81,7 +79,7 @@ def check(data: Any) -> None:
         assert data.label[row] == i % 3
 
 
-def test_shards_of_parquet_are_one_dataset_with_the_splits_of_their_names(tmp_path) -> None:
+def test_shards_of_parquet_are_one_dataset_with_the_splits_of_their_names(tmp_path):
     root = two_splits(tmp_path / "mine")
     data = opened(root)
     check(data)
@@ -91,7 +89,7 @@ def test_shards_of_parquet_are_one_dataset_with_the_splits_of_their_names(tmp_pa
     assert peek(f"hf:{root}") == ("mine", data.digest)
 
 
-def test_save_to_disk_and_parquet_are_one_dataset(tmp_path) -> None:
+def test_save_to_disk_and_parquet_are_one_dataset(tmp_path):
     root = two_splits(tmp_path / "mine")
     save(tmp_path / "saved" / "train", table(range(30)))
     save(tmp_path / "saved" / "test", table(range(30, 40)))
@@ -103,15 +101,13 @@ def test_save_to_disk_and_parquet_are_one_dataset(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("rows", [3, 40, 1000])
-def test_rows_are_those_of_the_file_in_any_order_and_row_groups_of_any_size(tmp_path, rows) -> None:
+def test_rows_are_those_of_the_file_in_any_order_and_row_groups_of_any_size(tmp_path, rows):
     data = opened(write(tmp_path / "a.parquet", table(range(100)), rows))
     order = np.random.default_rng(rows).permutation(100)
     assert all(data.source.read(int(row)) == PNG[row] for row in [*order, *range(100)])
 
 
-def test_a_row_group_is_read_once_in_small_batches_when_rows_come_in_order(
-    tmp_path, monkeypatch
-) -> None:
+def test_a_row_group_is_read_once_in_small_batches_when_rows_come_in_order(tmp_path, monkeypatch):
     data = opened(write(tmp_path / "a.parquet", table(range(100)), 1000))
     source = pickle.loads(pickle.dumps(data.source))
     asked = []
@@ -126,7 +122,7 @@ def test_a_row_group_is_read_once_in_small_batches_when_rows_come_in_order(
     assert asked == [(32, {"row_groups": [0], "columns": ["image"]})]
 
 
-def test_arrow_files_left_by_a_map_are_not_rows_and_picked_rows_are_refused(tmp_path) -> None:
+def test_arrow_files_left_by_a_map_are_not_rows_and_picked_rows_are_refused(tmp_path):
     folder = save(tmp_path / "saved", table(range(30)))
     with (
         pa.OSFile(str(folder / "other.arrow"), "wb") as file,
@@ -139,7 +135,7 @@ def test_arrow_files_left_by_a_map_are_not_rows_and_picked_rows_are_refused(tmp_
     refused(lambda: opened(folder), "flatten_indices")
 
 
-def test_the_names_of_class_labels_are_those_of_groups_too(tmp_path) -> None:
+def test_the_names_of_class_labels_are_those_of_groups_too(tmp_path):
     features = {**FEATURES, "coarse": {"_type": "ClassLabel", "names": ["thing", "animal"]}}
     path = write(
         tmp_path / "a.parquet",
@@ -149,7 +145,7 @@ def test_the_names_of_class_labels_are_those_of_groups_too(tmp_path) -> None:
     assert opened(path, "?label=coarse").classes == ("thing", "animal")
 
 
-def test_columns_of_plain_bytes_without_metadata_are_read(tmp_path) -> None:
+def test_columns_of_plain_bytes_without_metadata_are_read(tmp_path):
     plain = pa.table(
         {"jpg": pa.array(PNG[:20], pa.large_binary()), "y": ["dog", None, "cat", "dog"] * 5}
     )
@@ -161,7 +157,7 @@ def test_columns_of_plain_bytes_without_metadata_are_read(tmp_path) -> None:
     refused(lambda: opened(path, "?images=y"), "'y'")
 
 
-def test_several_classes_and_configurations_are_refused_by_name(tmp_path) -> None:
+def test_several_classes_and_configurations_are_refused_by_name(tmp_path):
     for name in ("fine_grained", "coarse_grained"):
         for split in ("train", "test"):
             write(tmp_path / "two" / name / split / "0000.parquet", table(range(9)))
@@ -179,7 +175,7 @@ def test_several_classes_and_configurations_are_refused_by_name(tmp_path) -> Non
     refused(lambda: opened(write(tmp_path / "b.parquet", several)), "kind, sort", "--label-key")
 
 
-def test_files_of_no_known_split_are_left_out_and_named(tmp_path) -> None:
+def test_files_of_no_known_split_are_left_out_and_named(tmp_path):
     root = two_splits(tmp_path / "mine")
     write(root / "data" / "unsupervised-00000.parquet", table(range(9)))
     data = opened(root)
@@ -189,7 +185,7 @@ def test_files_of_no_known_split_are_left_out_and_named(tmp_path) -> None:
     )
 
 
-def test_rows_without_bytes_and_damaged_pages_are_bad_images(tmp_path) -> None:
+def test_rows_without_bytes_and_damaged_pages_are_bad_images(tmp_path):
     lost = [{"bytes": None if i == 3 else PNG[i], "path": "/etc/passwd"} for i in range(20)]
     data = opened(
         write(tmp_path / "a.parquet", table(range(20)).set_column(0, "image", pa.array(lost))),
@@ -217,7 +213,7 @@ def readable(data: Any, row: int) -> bool:
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
-def test_cut_and_foreign_files_end_with_one_sentence(tmp_path, name) -> None:
+def test_cut_and_foreign_files_end_with_one_sentence(tmp_path, name):
     place = tmp_path / name
     if name == "a.arrow":
         save(tmp_path, table(range(20)), name)
@@ -239,7 +235,7 @@ def test_cut_and_foreign_files_end_with_one_sentence(tmp_path, name) -> None:
             opened(place)
 
 
-def test_offsets_that_lead_out_of_the_file_are_refused(tmp_path) -> None:
+def test_offsets_that_lead_out_of_the_file_are_refused(tmp_path):
     held = table(range(4))
     inside = held["image"].chunk(0).field("bytes")
     offsets = np.frombuffer(inside.buffers()[1], np.int32)[:5].copy()
@@ -262,7 +258,7 @@ def test_offsets_that_lead_out_of_the_file_are_refused(tmp_path) -> None:
         opened(tmp_path / "led")
 
 
-def test_what_is_not_there_says_what_brings_it(tmp_path) -> None:
+def test_what_is_not_there_says_what_brings_it(tmp_path):
     spec = "hf:ylecun/mnist"
     refused(
         lambda: open_dataset(spec, data=tmp_path),
@@ -279,7 +275,7 @@ def test_what_is_not_there_says_what_brings_it(tmp_path) -> None:
 
 def test_nothing_is_fetched_unless_pull_is_asked_and_no_network_is_said(
     tmp_path, monkeypatch, no_network
-) -> None:
+):
     done = fedcache("extract --dataset hf:ylecun/mnist --backbones pixels")
     assert (done.code, no_network) == (Exit.ENVIRONMENT, [])
     pull_it = ("datasets", "pull", "hf:ylecun/mnist")
@@ -297,16 +293,16 @@ def test_nothing_is_fetched_unless_pull_is_asked_and_no_network_is_said(
     refused(lambda: pull("hf:../x", data=tmp_path), "no name of a dataset")
 
 
-def test_pull_takes_the_parquet_files_that_the_library_finds(tmp_path, monkeypatch) -> None:
+def test_pull_takes_the_parquet_files_that_the_library_finds(tmp_path, monkeypatch):
     import huggingface_hub
 
     asked: list[Any] = []
 
-    def dataset_info(api: Any, name: str, revision: str, files_metadata: bool) -> Any:
+    def dataset_info(api, name, revision, files_metadata):
         file = SimpleNamespace(rfilename="default/train/0.parquet", size=3_000_000)
         return SimpleNamespace(sha="abc", siblings=[] if revision == "main" else [file])
 
-    def snapshot(name: str, **how: Any) -> None:
+    def snapshot(name, **how):
         asked.append((name, how["revision"], how["allow_patterns"]))
         two_splits(how["local_dir"])
 

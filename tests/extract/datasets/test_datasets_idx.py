@@ -1,7 +1,5 @@
 """IDX files under the names of MNIST, EMNIST, KMNIST and QMNIST, written by the tests byte by byte."""
 
-from __future__ import annotations
-
 import gzip
 import struct
 from pathlib import Path
@@ -59,7 +57,7 @@ def check(folder: Path) -> None:
         ("x_train-", "x_test-", ""),
     ],
 )
-def test_pairs_under_their_published_names_are_read(tmp_path, train, test, ending) -> None:
+def test_pairs_under_their_published_names_are_read(tmp_path, train, test, ending):
     for begin, images in ((train, TRAIN), (test, TEST)):
         write(
             tmp_path / "raw",
@@ -70,7 +68,7 @@ def test_pairs_under_their_published_names_are_read(tmp_path, train, test, endin
     check(tmp_path / "raw")
 
 
-def test_a_dot_in_the_name_and_both_packed_and_unpacked_files_are_read_once(tmp_path) -> None:
+def test_a_dot_in_the_name_and_both_packed_and_unpacked_files_are_read_once(tmp_path):
     for begin, images in (("train-", TRAIN), ("t10k-", TEST)):
         write(tmp_path / "raw", f"{begin}images.idx3-ubyte", images, f"{begin}labels.idx1-ubyte")
         write(
@@ -79,7 +77,7 @@ def test_a_dot_in_the_name_and_both_packed_and_unpacked_files_are_read_once(tmp_
     check(tmp_path / "raw")
 
 
-def test_writers_of_qmnist_are_a_group(tmp_path) -> None:
+def test_writers_of_qmnist_are_a_group(tmp_path):
     table = np.stack(
         [np.arange(30) % 10, np.zeros(30), np.arange(30) // 3, *[np.arange(30)] * 5], 1
     )
@@ -98,7 +96,7 @@ def test_writers_of_qmnist_are_a_group(tmp_path) -> None:
     assert data.names[0] == "train/0000000"
 
 
-def test_one_file_a_test_set_alone_and_images_without_labels(tmp_path) -> None:
+def test_one_file_a_test_set_alone_and_images_without_labels(tmp_path):
     file = write(tmp_path / "raw", "t10k-images-idx3-ubyte", TEST, "t10k-labels-idx1-ubyte")
     for place in (file, tmp_path / "raw"):
         data = open_dataset(f"idx:{place}")
@@ -113,7 +111,7 @@ def test_one_file_a_test_set_alone_and_images_without_labels(tmp_path) -> None:
     )
 
 
-def test_of_several_datasets_in_a_folder_the_beginning_of_the_names_chooses(tmp_path) -> None:
+def test_of_several_datasets_in_a_folder_the_beginning_of_the_names_chooses(tmp_path):
     raw = tmp_path / "raw"
     for name in ("digits", "letters"):
         write(
@@ -133,7 +131,7 @@ def test_of_several_datasets_in_a_folder_the_beginning_of_the_names_chooses(tmp_
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
-def test_cut_long_and_foreign_files_are_refused(tmp_path, ending) -> None:
+def test_cut_long_and_foreign_files_are_refused(tmp_path, ending):
     pack = gzip.compress if ending else bytes
     names = (f"train-images-idx3-ubyte{ending}", f"train-labels-idx1-ubyte{ending}")
     file = write(tmp_path / "raw", names[0], TRAIN, names[1])
@@ -150,7 +148,7 @@ def test_cut_long_and_foreign_files_are_refused(tmp_path, ending) -> None:
 
 @settings(max_examples=40)
 @given(raw=st.binary(max_size=80), packed=st.booleans())
-def test_any_bytes_end_with_one_sentence(tmp_path_factory, raw, packed) -> None:
+def test_any_bytes_end_with_one_sentence(tmp_path_factory, raw, packed):
     folder = tmp_path_factory.mktemp("any")
     file = folder / f"train-images-idx3-ubyte{'.gz' if packed else ''}"
     file.write_bytes(gzip.compress(raw) if packed else raw)
@@ -158,7 +156,7 @@ def test_any_bytes_end_with_one_sentence(tmp_path_factory, raw, packed) -> None:
         open_dataset(f"idx:{folder}", memory=DigestMemory(folder / "digests"))
 
 
-def test_a_link_out_of_the_folder_is_left_out(tmp_path) -> None:
+def test_a_link_out_of_the_folder_is_left_out(tmp_path):
     write(tmp_path / "else", "train-images-idx3-ubyte", TRAIN)
     raw = tmp_path / "raw"
     raw.mkdir()
@@ -173,7 +171,7 @@ def test_a_link_out_of_the_folder_is_left_out(tmp_path) -> None:
     assert open_dataset(f"idx:{tmp_path / 'half'}").classes == ()
 
 
-def test_idx_files_and_the_same_rows_in_a_keras_file_are_one_dataset(tmp_path) -> None:
+def test_idx_files_and_the_same_rows_in_a_keras_file_are_one_dataset(tmp_path):
     for begin, images in (("train-", TRAIN), ("t10k-", TEST)):
         write(tmp_path / "raw", f"{begin}images-idx3-ubyte", images, f"{begin}labels-idx1-ubyte")
     labels = np.arange(30) % 10

@@ -1,7 +1,5 @@
 """Images that a program holds: every kind of image gives the pixels of its PNG file, and nothing is guessed."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any
@@ -38,14 +36,14 @@ def loaded(items: Any):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_of_an_image_has_the_pixels_and_digest_of_the_array(form: str) -> None:
+def test_every_form_of_an_image_has_the_pixels_and_digest_of_the_array(form):
     data = loaded([(FORMS[form](image), label) for image, label in zip(RGB, LABELS, strict=True)])
     assert all(np.array_equal(data.source.read(row), RGB[row]) for row in range(12))
     assert data.digest == loaded(list(zip(RGB, LABELS, strict=True))).digest
     assert (data.label.tolist(), data.classes) == (LABELS, ("0", "1", "2"))
 
 
-def test_labels_may_be_words_tensors_or_none() -> None:
+def test_labels_may_be_words_tensors_or_none():
     data = loaded([(RGB[0], "dog"), (RGB[1], None), (RGB[2], "cat")])
     assert (data.classes, data.label.tolist()) == (("cat", "dog"), [1, -1, 0])
     data = loaded(TensorDataset(torch.from_numpy(RGB), torch.tensor(LABELS)))
@@ -55,7 +53,7 @@ def test_labels_may_be_words_tensors_or_none() -> None:
     refused(lambda: loaded([(RGB[0], [1, 2])]), "item 0")
 
 
-def test_dictionaries_have_columns_and_splits() -> None:
+def test_dictionaries_have_columns_and_splits():
     items = [
         {"img": RGB[i], "fine_label": LABELS[i], "writer": i // 6, "box": [1]} for i in range(12)
     ]
@@ -85,7 +83,7 @@ class Held(TorchDataset):
         return Image.fromarray(image), LABELS[row]
 
 
-def test_a_torch_dataset_has_its_class_names_and_random_pixels_are_refused() -> None:
+def test_a_torch_dataset_has_its_class_names_and_random_pixels_are_refused():
     assert loaded(Held()).classes == Held.classes
     refused(lambda: loaded(Held(shift=True)), "views=2")
 
@@ -102,13 +100,13 @@ def test_a_torch_dataset_has_its_class_names_and_random_pixels_are_refused() -> 
         (DataLoader(TensorDataset(torch.from_numpy(RGB))), ["DataLoader", ".dataset"]),
     ],
 )
-def test_what_is_no_image_is_refused_by_row(items: Any, words: list[str]) -> None:
+def test_what_is_no_image_is_refused_by_row(items, words):
     refused(lambda: loaded(items), *words)
 
 
-def test_what_a_dataset_raises_is_told_with_the_row() -> None:
+def test_what_a_dataset_raises_is_told_with_the_row():
     class Broken(Held):
-        def __getitem__(self, row: int) -> Any:
+        def __getitem__(self, row):
             raise (
                 KeyError("lost")
                 if row == 5
@@ -120,7 +118,7 @@ def test_what_a_dataset_raises_is_told_with_the_row() -> None:
     refused(lambda: loaded(Broken()), "Item 0", "ValueError: early")
 
 
-def test_a_pillow_image_that_cannot_be_read_is_quarantined(tmp_path: Path) -> None:
+def test_a_pillow_image_that_cannot_be_read_is_quarantined(tmp_path):
     cut = Image.open(
         io.BytesIO(
             encoded(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))[:2000]
@@ -130,7 +128,7 @@ def test_a_pillow_image_that_cannot_be_read_is_quarantined(tmp_path: Path) -> No
     assert len({uid.tobytes() for uid in data.uid}) == 2
 
 
-def test_a_list_is_extracted_once_and_resumed_by_content() -> None:
+def test_a_list_is_extracted_once_and_resumed_by_content():
     items = [(Image.fromarray(image), label) for image, label in zip(RGB, LABELS, strict=True)]
     how = {"size": 16, "batch": 4}
     store = fc.extract(items, "random-projection", **how)
@@ -142,12 +140,12 @@ def test_a_list_is_extracted_once_and_resumed_by_content() -> None:
     assert (store.path / "history.jsonl").read_bytes() == before  # nothing was computed
     assert fc.train("fed3r", store, fc.partition(store, "iid", clients=2)).accuracy["mean"] >= 0
     assert len(fc.extract(items, "random-projection", **how, limit=5).samples.name) == 5
-    done = fedcache("extract", "--backbones", "pixels", "--size", 8)
+    done = fedcache("extract --backbones pixels --size 8")
     assert done.code == Exit.USAGE
     assert "images that a program held" in done.err
 
 
-def test_options_of_files_and_workers_that_cannot_have_the_images_are_refused() -> None:
+def test_options_of_files_and_workers_that_cannot_have_the_images_are_refused():
     items = [(RGB[0], 0), (RGB[1], 1)]
     refused(lambda: fc.extract(items, "pixels", size=8, label_key="y"), "label_key")
     refused(lambda: fc.extract(items, "pixels", size=8, layout="class"), "layout")

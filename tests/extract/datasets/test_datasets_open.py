@@ -1,7 +1,5 @@
 """Specs: one dataset or several as domains, and what is said when a spec makes no sense."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Downloads of the papers' datasets, from a server on this machine: resumed, checked, unpacked, or refused."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import http.server

@@ -1,9 +1,6 @@
 """``rows:FILE``: rows of numbers come as they are, in every format, and what is no number is refused."""
 
-from __future__ import annotations
-
 import pickle
-from typing import Any
 
 import h5py
 import numpy as np
@@ -68,7 +65,7 @@ def test_a_row_that_is_not_finite_is_a_bad_one(tmp_path):
         np.asfortranarray(np.arange(6.0).reshape(3, 2)),
     ],
 )
-def test_what_is_no_row_of_numbers_is_refused(tmp_path, values: Any):
+def test_what_is_no_row_of_numbers_is_refused(tmp_path, values):
     np.savez(tmp_path / "x.npz", rows=values)
     with pytest.raises(FedcacheError, match="rows") as caught:
         open_dataset(f"rows:{tmp_path / 'x.npz'}")

@@ -1,13 +1,10 @@
 """``texts:FILE``: which column is what, dirty cells, rows without a text, and files that are none."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import os
 import pickle
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -32,7 +29,7 @@ Bread,,train,,0.5
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Path:
+def table(tmp_path):
     path = tmp_path / "day.csv"
     path.write_text(CSV, encoding="utf-8")
     return path

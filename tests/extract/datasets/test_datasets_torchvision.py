@@ -1,7 +1,5 @@
 """torchvision's datasets, written by the tests in their true layouts: all splits, torchvision's labels, no download."""
 
-from __future__ import annotations
-
 import bz2
 import hashlib
 import os

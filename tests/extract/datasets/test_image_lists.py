@@ -1,7 +1,5 @@
 """Lists of images and ImageFolders of other programs: one dataset, however it is written down."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -53,7 +51,7 @@ PLAIN = ("path", "label", "split", "client")
 
 
 @pytest.fixture
-def plain(tmp_path: Path) -> set[tuple[Any, ...]]:
+def plain(tmp_path):
     root = images(tmp_path / "plain")
     (root / "list.csv").write_text(csv_text(PLAIN))
     return facts(open_dataset(f"folder:{root / 'list.csv'}"))
@@ -79,22 +77,20 @@ def plain(tmp_path: Path) -> set[tuple[Any, ...]]:
         ),
     ],
 )
-def test_a_list_of_images_means_the_same_however_it_is_written(
-    tmp_path: Path, plain: set[tuple[Any, ...]], name: str, raw: bytes
-) -> None:
+def test_a_list_of_images_means_the_same_however_it_is_written(tmp_path, plain, name, raw):
     root = images(tmp_path / "set")
     (root / name).write_bytes(raw)
     assert facts(open_dataset(f"folder:{root / name}")) == plain
 
 
-def test_the_column_of_paths_has_a_usual_name(tmp_path: Path, plain: set[tuple[Any, ...]]) -> None:
+def test_the_column_of_paths_has_a_usual_name(tmp_path, plain):
     root = images(tmp_path / "set")
     for name in ("image", "file_name", "FileName", "image_path", "file", "img", "id"):
         (root / "list.csv").write_text(csv_text((name, *PLAIN[1:])))
         assert facts(open_dataset(f"folder:{root / 'list.csv'}")) == plain
 
 
-def test_the_mapping_of_fedscale_is_a_list(tmp_path: Path) -> None:
+def test_the_mapping_of_fedscale_is_a_list(tmp_path):
     root = images(tmp_path / "set")
     lines = ["client_id, sample_path, label_name, label_id"]
     lines += [f"{client}, {path}, {word}, {WORDS.index(word)}" for path, word, _, client in ROWS]
@@ -104,7 +100,7 @@ def test_the_mapping_of_fedscale_is_a_list(tmp_path: Path) -> None:
     assert data.groups["client_id"].words == ("u0", "u1", "u2", "u3", "u4")
 
 
-def test_paths_of_a_drive_are_refused(tmp_path: Path) -> None:
+def test_paths_of_a_drive_are_refused(tmp_path):
     root = images(tmp_path / "set")
     (root / "list.csv").write_text("path,label\nC:\\data\\a.png,cat\nC:\\data\\b.png,dog\n")
     with pytest.raises(UsageError, match="relative") as refused:
@@ -147,12 +143,8 @@ def image_folder(root: Path, *, tables: str, ending: str) -> dict[str, bytes]:
     [("top", "csv", "pets/"), ("each", "csv", ""), ("each", "jsonl", "pets/")],
 )
 def test_an_image_folder_of_hugging_face_is_read_from_its_tables(
-    tmp_path: Path,
-    plain: set[tuple[Any, ...]],
-    tables: str,
-    ending: str,
-    top: str,
-) -> None:
+    tmp_path, plain, tables, ending, top
+):
     files = {
         top + name: raw
         for name, raw in image_folder(tmp_path, tables=tables, ending=ending).items()
@@ -170,7 +162,7 @@ def test_an_image_folder_of_hugging_face_is_read_from_its_tables(
     assert found[0].names[0].startswith("test/")
 
 
-def test_images_and_rows_without_each_other_are_counted(tmp_path: Path) -> None:
+def test_images_and_rows_without_each_other_are_counted(tmp_path):
     files = image_folder(tmp_path, tables="top", ending="csv")
     files["train/unlisted.png"] = png(99)
     files["metadata.csv"] += b"\ntrain/gone.png,cat,u0"
@@ -180,7 +172,7 @@ def test_images_and_rows_without_each_other_are_counted(tmp_path: Path) -> None:
     assert "1 listed and not there" in data.reading
 
 
-def test_classes_are_folders_where_the_tables_have_none(tmp_path: Path) -> None:
+def test_classes_are_folders_where_the_tables_have_none(tmp_path):
     files = {
         f"{split}/{word}/{Path(path).name}": png(i) for i, (path, word, split, _) in enumerate(ROWS)
     }
@@ -200,9 +192,7 @@ def test_classes_are_folders_where_the_tables_have_none(tmp_path: Path) -> None:
     upper=st.booleans(),
     depth=st.integers(1, 2),
 )
-def test_folders_that_are_all_named_like_splits_are_never_classes(
-    names: set[str], upper: bool, depth: int
-) -> None:
+def test_folders_that_are_all_named_like_splits_are_never_classes(names, upper, depth):
     spelt = [name.upper() if upper else name for name in sorted(names)]
     files = [f"{'/'.join([name] * depth)}/{i}.png" for name in spelt for i in range(3)]
     with pytest.raises(FedcacheError, match="named like splits") as refused:
@@ -210,7 +200,7 @@ def test_folders_that_are_all_named_like_splits_are_never_classes(
     assert "metadata.csv" in refused.value.hint
 
 
-def test_a_split_beside_other_names_is_no_class_either() -> None:
+def test_a_split_beside_other_names_is_no_class_either():
     files = [f"{name}/{i}.png" for name in ("train", "test", "unlabeled") for i in range(3)]
     with pytest.raises(FedcacheError, match="named like splits"):
         infer(files, None, where="pets")
@@ -226,9 +216,7 @@ def test_a_split_beside_other_names_is_no_class_either() -> None:
 
 
 @pytest.mark.parametrize(("ending", "kind"), [("jp2", "JPEG2000"), ("", "PNG")])
-def test_images_in_other_formats_are_refused_with_lines_that_convert_them(
-    tmp_path: Path, ending: str, kind: str
-) -> None:
+def test_images_in_other_formats_are_refused_with_lines_that_convert_them(tmp_path, ending, kind):
     root = tmp_path / "photos"
     dot = f".{ending}" if ending else ""
     files = {

@@ -1,9 +1,6 @@
 """The same images have the same features and uids in whatever form they come."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,6 @@ from make_images import encoded, pixels, write_directory, write_tar
 from PIL import Image
 
 import fedcache as fc
-from fedcache.store.store import Store
 
 PICTURES = np.stack([pixels(i) for i in range(12)])
 PNG = [encoded(picture) for picture in PICTURES]
@@ -47,10 +43,8 @@ def as_list(root: Path) -> Any:
 
 
 @pytest.mark.parametrize("write", [as_arrays, as_parquet, as_shards, as_list])
-def test_equal_images_have_equal_features(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], Any]
-) -> None:
-    def extracted(dataset: Any, home: str) -> Store:
+def test_equal_images_have_equal_features(tmp_path, monkeypatch, write):
+    def extracted(dataset, home):
         monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path / home))  # where nothing can be taken over
         return fc.extract(dataset, ["random-projection", "pixels"], size=16, workers=0, batch=4)
 

@@ -1,7 +1,5 @@
 """Pickles of plain data: what numpy and Python write comes back, and nothing else is ever called."""
 
-from __future__ import annotations
-
 import os
 import pickle
 
