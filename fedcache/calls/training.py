@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedcache.calls.stores import opened
+from fedcache.calls.stores import keep_partition, opened
 from fedcache.config import Home, SaveModels, TrainConfig, resolve
 from fedcache.errors import Exit, FedcacheError, UsageError, shell_word
 from fedcache.federate.engine.method import Method
@@ -36,7 +36,8 @@ def train_config(
     settings: Mapping[str, Any] | None,
     given: Mapping[str, Any],
 ) -> TrainConfig:
-    """The configuration of ``train``; a partition that the store does not hold is saved in it."""
+    """The configuration of ``train``; a partition that the store does not hold is saved in it, or in the home where the
+    store is published."""
     chosen = (seeds,) if isinstance(seeds, int) else tuple(seeds)
     if not chosen:
         raise UsageError("seeds is empty.", "For example seeds=range(3)")
@@ -53,7 +54,7 @@ def train_config(
     if store is None or isinstance(store, str | Path):
         path = store
     else:
-        path = store.path
+        path = store.place
     flags: dict[str, Any] = {
         **given,
         "seeds": ",".join(map(str, chosen)),
@@ -67,7 +68,10 @@ def train_config(
         name = parts.default_name()
         if name not in held.partitions or held.partition(name).get("digest") != parts.digest:
             name = f"{name}-{parts.digest[:8]}"
-            held.put_partition(name, parts.to_file())
+            if held.address is None:
+                held.put_partition(name, parts.to_file())
+            else:
+                name = str(keep_partition(Home.from_environment(), parts))
         flags["partition"] = name
     return resolve(TrainConfig, flags, {}, "train()")
 

@@ -254,7 +254,7 @@ def rows_wanted(
     if wanted.embeddings is not None:
         return rows_of_file(Path(wanted.embeddings), split, predictor)
     if wanted.store is not None:
-        store = need_store(home, path=Path(wanted.store))
+        store = need_store(home, path=wanted.store)
     else:
         store = store_with_features(predictor.members[0], asked, config, home, observer, stop)
     return rows_of_store(store, split, predictor.classes)

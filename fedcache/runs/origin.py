@@ -22,7 +22,7 @@ def store_behind(run: Path, result: Mapping[str, Any]) -> Store | None:
     beside = run.parent.parent / "stores"
     slug = f"*-{digest[:8]}.zarr"
     for path in (
-        *([Path(named)] if named else []),
+        *([named] if named else []),
         *sorted(beside.glob(slug)),
         *sorted(beside.glob("*.zarr")),
     ):

@@ -164,7 +164,12 @@ def need_scheme(scheme: str | None, arguments: Mapping[str, Any]) -> tuple[str, 
 
 
 def save_partition(store: Store, made: Partition, name: str, *, replace: bool = False) -> None:
-    """Keep a partition in its store. Raises UsageError for a name that other rows have, unless they are replaced."""
+    """Keep a partition in its store; a published store keeps none.
+
+    Raises UsageError for a name that other rows have, unless they are replaced.
+    """
+    if store.address is not None:
+        return
     if not replace and name in store.partitions:
         try:
             digest = store.partition(name).get("digest")

@@ -242,7 +242,7 @@ def predict_rows(
             predictor, named, config, home, observer, stop, top=rows.top, weights=weights
         )
     if rows.store is not None:
-        store = need_store(home, path=Path(rows.store))
+        store = need_store(home, path=rows.store)
         wanted = rows_of_split(store, None if rows.split == "all" else rows.split)
         return each_counted(
             predict_store(predictor, store, wanted, top=rows.top), len(wanted), observer, stop
@@ -352,7 +352,7 @@ def personalise_run(
         observer: told the rounds.
         stop: honoured before each round.
     """
-    store = need_store(home, path=Path(str(wanted.store)))
+    store = need_store(home, path=wanted.store)
     name = wanted.name or str(store.dataset.get("shard", {}).get("client", store.path.stem))
     if wanted.out is None and (Path(name).name != name or len(name) > LONGEST_NAME):
         raise UsageError(

@@ -394,7 +394,7 @@ def find_or_extract(
     """
     path = locate_store(
         home,
-        path=Path(train.store) if train.store else None,
+        path=train.store,
         dataset=train.dataset,
         observer=observer,
     )

@@ -436,11 +436,7 @@ class ArrayWriter:
             # 1. Rows that could not be read, in samples/ok and the list of them.
             self._quarantine(manifest)
             # 2. The description that makes the folder an array to any Zarr reader.
-            attributes = {
-                "name": self.recipe.get("backbone", self.key),
-                "recipe": digest_of(self.recipe),
-            }
-            dimensions = ("row", *(f"{axis}_{self.key}" for axis in AXES[len(self.shape)]))
+            attributes, dimensions = description(self.key, self.recipe, len(self.shape))
             metadata = files.array_metadata(
                 self.shape, self.dtype, self.chunk_rows, attributes, dimensions
             )
@@ -472,6 +468,14 @@ class ArrayWriter:
         # Announced first: until the manifest is replaced, this line vouches for the two files written next.
         self.journal.announce(commit_of(manifest, union))
         replace_sidecars(self.store.path, manifest, union)
+
+
+def description(
+    key: str, recipe: Mapping[str, Any], axes: int
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Attributes of a feature array for other Zarr readers, and the names of its axes."""
+    attributes = {"name": recipe.get("backbone", key), "recipe": digest_of(dict(recipe))}
+    return attributes, ("row", *(f"{axis}_{key}" for axis in AXES[axes]))
 
 
 # A new store on disk: the rows and nothing else.
