@@ -26,6 +26,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from fedcache.config import refuse_remote
 from fedcache.errors import MachineError, UsageError
 from fedcache.parsing import parse_json
 
@@ -169,8 +170,10 @@ def _filled(
 ) -> Iterator[BinaryIO]:
     """A file to write; when the block ends, its content is on the disk and ``put`` gives it its place.
 
-    An error of the system names ``path``, and that of a full disk is FullDiskError.
+    An error of the system names ``path``, and that of a full disk is FullDiskError. Raises UsageError for a path that
+    was an address: ``s3://bucket/x`` would make a folder named ``s3:``.
     """
+    refuse_remote(path, str(path))
     written = 0
     try:
         with opened() as file:
