@@ -30,6 +30,12 @@ TIMEOUTS = {"connect_timeout": "10s", "read_timeout": "30s", "timeout": "10m"}
 """To connect, for the next bytes of a body, and for one object or range."""
 
 
+CREDENTIALS = (
+    "Check the credentials in the environment: for s3:// AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION, or "
+    "AWS_SKIP_SIGNATURE=true for a public bucket."
+)
+
+
 class ByteSource(Protocol):
     """The objects of one store.
 
@@ -149,8 +155,8 @@ class RemoteSource:
                 self._store = stores.from_url(self.place, **settings)
         except Exception as error:
             raise UsageError(
-                f"{self.place} is no address of a store ({reason(error)}).",
-                "For example s3://bucket/digits or https://host/digits",
+                f"{self.place} cannot be opened ({reason(error)}).",
+                f"Addresses look like s3://bucket/digits or https://host/digits. {CREDENTIALS}",
             ) from error
         self._lock = threading.Lock()
         self._ranges = True  # until the server refuses one
@@ -228,8 +234,7 @@ class RemoteSource:
                 if _is_refusal(error):
                     raise StoreError(
                         f"{self.place} does not allow access to {name} ({why}).",
-                        "Check the credentials in the environment: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for "
-                        "s3://, or AWS_SKIP_SIGNATURE=true for a public bucket.",
+                        CREDENTIALS,
                     ) from error
                 if wait is None or not _may_pass(error):
                     raise MachineError(

@@ -101,15 +101,19 @@ def published_manifest(source: ByteSource) -> tuple[bytes, Manifest]:
         what = f"{source.place} holds no store: there is no {NAME}."
         if source.size(MARK) is not None:
             what = f"{source.place} is a publication that was not completed."
-        raise StoreError(
-            what, f"To publish a store there:  fedcache publish STORE {shell_word(source.place)}"
-        ) from error
+        raise StoreError(what, publish_again(source)) from error
     try:
         return raw, parse_manifest(raw, source.place)
     except CorruptionError as error:
-        raise CorruptionError(
-            error.message, f"Publish it again:  fedcache publish STORE {shell_word(source.place)}"
-        ) from error
+        raise CorruptionError(error.message, publish_again(source)) from error
+
+
+def publish_again(source: ByteSource) -> str:
+    """The command that publishes a store to a source; of a web address the place behind it is not known."""
+    target = shell_word(source.place)
+    if source.place.startswith(("http://", "https://")):
+        target = "FOLDER_OR_BUCKET"
+    return f"To publish a store there:  fedcache publish STORE {target}"
 
 
 def checked_chunk(
@@ -156,8 +160,7 @@ def checked_file(source: ByteSource, name: str, digest: str) -> bytes:
 def _other_bytes(source: ByteSource, what: str) -> FedcacheError:
     return CorruptionError(
         f"{source.place}: {what}.",
-        "Run the same command again, in case it is being published anew at this moment. Otherwise publish it again:  "
-        f"fedcache publish STORE {shell_word(source.place)}",
+        f"Run the same command again, in case it is being published at this moment. {publish_again(source)}",
     )
 
 

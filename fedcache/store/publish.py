@@ -199,7 +199,7 @@ def _publication(store: Store, card: str, zarr: Any, *, anonymous_names: bool) -
 
 
 def _metadata(store: Store, shards: Mapping[str, int], zarr: Any) -> dict[str, bytes]:
-    """Every ``zarr.json``; that of the root also holds all others, which is what Zarr calls consolidated."""
+    """Every ``zarr.json``, those of groups with consolidated metadata, as Zarr calls it."""
     held = store.manifest
     found = sidecars_of(held)
     for key, info in held.arrays.items():
@@ -207,18 +207,30 @@ def _metadata(store: Store, shards: Mapping[str, int], zarr: Any) -> dict[str, b
     for slug, entries in held.texts.items():
         backbone = str(entries[-1]["meta"].get("backbone", slug))
         found |= text_sidecars(slug, backbone, entries)
-    nodes = {
-        name.removesuffix(f"/{ROOT}"): json.loads(raw)
-        for name, raw in found.items()
-        if name != ROOT
-    }
-    root = json.loads(found[ROOT])
-    root["consolidated_metadata"] = {
-        "kind": "inline",
-        "must_understand": False,
-        "metadata": nodes,
-    }
-    return {**found, ROOT: canonical_json(root)}
+    nodes = {name.removesuffix(ROOT): json.loads(raw) for name, raw in found.items()}
+    return {f"{folder}{ROOT}": _consolidated(folder, nodes) for folder in nodes}
+
+
+def _consolidated(folder: str, nodes: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """``zarr.json`` of a node; that of a group also holds those of all nodes in it.
+
+    Args:
+        folder: of the node, with ``/`` at its end; "" for the root.
+        nodes: by folder.
+    """
+    node = dict(nodes[folder])
+    if node["node_type"] == "group":
+        inside = {
+            name.removeprefix(folder).rstrip("/"): inner
+            for name, inner in nodes.items()
+            if name.startswith(folder) and name != folder
+        }
+        node["consolidated_metadata"] = {
+            "kind": "inline",
+            "must_understand": False,
+            "metadata": inside,
+        }
+    return canonical_json(node)
 
 
 def _array(
