@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Mapping, ValuesView
 from dataclasses import Field, dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from fedcache.errors import UsageError, unknown
 from fedcache.option_info import (
@@ -393,7 +393,7 @@ _REMOTE_TEXT = re.compile(r"(?:^|[=:,])([A-Za-z][A-Za-z0-9+.-]+)://")
 _REMOTE_PATH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # a Path has lost one of the two slashes
 
 
-def is_store_address(value: object) -> bool:
+def is_store_address(value: object) -> TypeGuard[str]:
     """Whether a text is the address of a published store.
 
     >>> is_store_address("s3://bucket/digits"), is_store_address("stores/digits.zarr")

@@ -105,7 +105,7 @@ def _names(store: Store, *, anonymous_names: bool) -> list[str]:
         folders = {name.rpartition("/")[0] for name in store.samples.name}
         lines = [
             f"Names of rows are those of the original data: {store.rows:,} names in {len(folders):,} folders. File "
-            "names can be names of people. `fedcache publish --anonymous-names` replaces them by numbers."
+            "names can be names of people. `fedcache publish STORE FOLDER --anonymous-names` replaces them by numbers."
         ]
     if store.groups:
         lines.append(

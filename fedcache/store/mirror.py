@@ -58,7 +58,7 @@ def local_place(place: Path | str) -> Path:
         without the extra ``remote``, the network or room on the disk.
     """
     if is_store_address(place):
-        return _mirrored(str(place).rstrip("/"))
+        return _mirrored(place.rstrip("/"))
     path = Path(place)
     if (path / MARK).exists():
         return _mirrored(str(path.resolve()))
@@ -110,10 +110,11 @@ def published_manifest(source: ByteSource) -> tuple[bytes, Manifest]:
 
 def publish_again(source: ByteSource) -> str:
     """The command that publishes a store to a source; of a web address the place behind it is not known."""
-    target = shell_word(source.place)
     if source.place.startswith(("http://", "https://")):
-        target = "FOLDER_OR_BUCKET"
-    return f"To publish a store there:  fedcache publish STORE {target}"
+        return (
+            "To publish a store to the folder or bucket behind it:  fedcache publish STORE FOLDER"
+        )
+    return f"To publish a store there:  fedcache publish STORE {shell_word(source.place)}"
 
 
 def checked_chunk(

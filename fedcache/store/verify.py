@@ -58,10 +58,12 @@ class VerifyReport:
     @property
     def advice(self) -> str:
         """The command that goes on where something is wrong."""
-        place = shell_word(self.path)
         if self.published:
-            return f"fedcache publish STORE {place}   publishes it again."
-        return f"fedcache repair {place}   drops what is damaged; the extract command then makes only that again."
+            return "Publish it again:  fedcache publish STORE FOLDER"
+        return (
+            f"fedcache repair {shell_word(self.path)}   drops what is damaged; the extract command then makes only "
+            "that again."
+        )
 
     @property
     def ok(self) -> bool:

@@ -1,0 +1,152 @@
+"""Runs on a published store: the same results to the bit from a folder, a web server and a bucket."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zarr
+from command import fedcache, ok
+from web_server import web_server
+
+from fedcache.errors import Exit, StoreError
+from fedcache.progress import Silent
+from fedcache.store import byte_source, publish
+from fedcache.store.store import Store
+from fedcache.store.verify import verify
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+METHODS = ("fedavg --rounds 3", "fed3r", "fedncm")
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of an empty bucket on this machine."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    _, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    # Of moto alone: it forgets no bucket between servers of one process.
+    name = f"bucket-{os.urandom(4).hex()}"
+    made = urllib.request.Request(f"http://127.0.0.1:{port}/{name}", method="PUT")
+    with urllib.request.urlopen(made):
+        pass
+    yield f"s3://{name}"
+    server.stop()
+
+
+@pytest.fixture
+def digits() -> Path:
+    """The store of some digits, by an encoder with text features."""
+    return Path(ok("extract --dataset digits --backbones glyph-clip --limit 400").data["path"])
+
+
+def results(store: object, runs: Path) -> list[dict[str, Any]]:
+    """What three methods give on a store, without where it is and how long it took."""
+    found = []
+    runs.mkdir()
+    for method in METHODS:
+        data = ok(f"train {method} --clients 4 --store", store, "--runs", runs, "--no-extract").data
+        assert data["stored"] is False
+        found.append({key: data[key] for key in ("digest", "accuracy", "seeds") if key in data})
+    return found
+
+
+def models(runs: Path) -> dict[str, bytes]:
+    return {f.name + f.parent.parent.name: f.read_bytes() for f in runs.rglob("*.safetensors")}
+
+
+def test_three_methods_give_equal_results_wherever_the_store_is(
+    digits: Path, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish, "SHARD_BYTES", 1 << 17)
+    monkeypatch.setattr(byte_source, "WAITS", (0.01,) * 5)
+    here = results(digits, tmp_path / "here")
+    folder = tmp_path / "web" / "digits"
+    ok("publish", digits, folder)
+    ok("publish", digits, f"{bucket}/a/digits")
+    assert ok("verify", f"{bucket}/a/digits").data["ok"] is True
+    assert results(folder, tmp_path / "folder") == here
+    assert results(f"{bucket}/a/digits", tmp_path / "bucket") == here
+    with web_server(folder.parent) as server:
+        server.fail_every = 3
+        assert results(f"{server.address}/digits", tmp_path / "web-runs") == here
+    for other in ("folder", "bucket", "web-runs"):
+        assert models(tmp_path / other) == models(tmp_path / "here")
+
+
+def test_a_bucket_refuses_in_one_sentence(bucket: str, digits: Path) -> None:
+    done = fedcache("inspect", f"{bucket}/nothing")
+    assert (done.code, "holds no store" in done.err) == (Exit.STORE, True)
+    other = Store.from_arrays({"mine": [[1.0], [2.0]]}, labels=[0, 1])
+    publish.publish(other, f"{bucket}/x", "", Silent())
+    with pytest.raises(StoreError, match="a publication of another dataset"):
+        publish.publish(Store.open(digits), f"{bucket}/x", "", Silent())
+
+
+def test_evaluation_and_prediction_read_a_published_store(digits: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "web" / "digits"
+    ok("publish", digits, folder)
+    run = ok("train fedncm --clients 4 --store", digits).data["path"]
+    with web_server(folder.parent) as server:
+        address = f"{server.address}/digits"
+        for line in ("predict", "evaluate"):
+            there = ok(line, run, "--store", address).data
+            here = ok(line, run, "--store", digits).data
+            for told in (there, here):
+                told.pop("runs", None)
+            assert there == here
+        grid = ok("grid fedncm --sweep shots=1,2 --scheme few-shot --clients 4 --store", address)
+        assert grid.code == 0
+        told = ok("export", tmp_path / "rows.npz", "--store", address)
+        assert told.data["rows"] == 400
+
+
+def test_a_killed_publish_leaves_no_store_and_is_completed(digits: Path, tmp_path: Path) -> None:
+    """SIGKILL at random moments; the same command then completes the same bytes."""
+    code = "import sys\nfrom fedcache.store import publish\npublish.SHARD_BYTES = 1 << 14\nfrom fedcache.cli import main\nmain(sys.argv[1:])\n"
+    command = [sys.executable, "-c", code, "publish", str(digits)]
+    began = time.perf_counter()
+    subprocess.run([*command, str(tmp_path / "whole")], check=True, capture_output=True)
+    spent = time.perf_counter() - began
+    whole = contents(tmp_path / "whole")
+    draw = random.Random(0)
+    target = tmp_path / "killed"
+    kills = 0
+    for _ in range(12):
+        run = subprocess.Popen(
+            [*command, str(target)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        time.sleep(spent * draw.uniform(0.4, 1.0))
+        if run.poll() is None:
+            run.send_signal(signal.SIGKILL)
+            kills += 1
+        run.wait()
+        if (target / "manifest.json").exists():
+            assert verify(Store.open(target).path).ok
+            break
+        with pytest.raises(StoreError):
+            Store.open(target)
+    assert kills
+    subprocess.run([*command, str(target)], check=True, capture_output=True)
+    assert contents(target) == whole
+    assert zarr.open_group(str(target), mode="r")["samples/label"].shape == (400,)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
