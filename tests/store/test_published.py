@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -424,3 +426,36 @@ def test_the_home_of_a_mirror_is_private(published: Path, own_home: Path) -> Non
     path = Store.open(published).path
     assert path.parent == Home.from_environment().root / FOLDER
     assert path.stat().st_mode & 0o077 == 0
+
+
+class Absent:
+    """Finds no library of the extra, as on a machine without it."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name.partition(".")[0] in ("obstore", "zarr"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def test_without_the_extra_the_command_that_installs_it_is_named(
+    toy: Store, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("obstore", "obstore.store", "zarr"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
+    for act in (
+        lambda: Store.open("s3://bucket/digits"),
+        lambda: publish.publish(toy, str(place / "x"), "", Silent()),
+    ):
+        with pytest.raises(FedcacheError) as caught:
+            act()
+        assert caught.value.code == Exit.ENVIRONMENT
+        assert caught.value.hint == "pip install 'fedcache[remote]'"
+
+
+@pytest.mark.slow
+def test_opening_a_local_store_imports_no_library_of_the_extra(toy: Store) -> None:
+    code = (
+        f"import sys, fedcache as fc; fc.Store.open({str(toy.path)!r}).reader({KEYS[0]!r}).all();"
+        "assert not {'obstore', 'zarr', 'torch'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
