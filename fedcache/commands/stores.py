@@ -408,7 +408,7 @@ def gc(
     """List what nothing will read again; --delete removes it.
 
     Leftovers are files of killed processes and files that no manifest knows; given-up are idle runs without a
-    result and unfinished arrays;
+    result, unfinished arrays and idle copies of published stores;
     old-runs are results of other code; old-stores hold what a dataset of the same name no longer is; models are the
     trained heads of finished runs, whose results stay.
 

@@ -409,6 +409,11 @@ def write_shards(
     """
     if out:
         target = Path(out)
+    elif store.address is not None:
+        raise UsageError(
+            f"{store.address} is a published store, next to which nothing is written.",
+            "Name a folder:  --out DIR",
+        )
     else:
         target = store.path.with_name(f"{store.path.stem}-{name or partition.default_name()}")
     observer.note(f"Writing {len(partition.clients)} client stores to {target}.")

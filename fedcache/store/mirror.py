@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -90,7 +91,19 @@ def _mirrored(place: str) -> Path:
             _bring_small_files(source, path, manifest)
             write_sealed(path / ORIGIN, WHAT, {"place": place})
             write_atomic(path / NAME, raw)
+        os.utime(path / ORIGIN)  # opened last now
     return path
+
+
+def idle_mirrors(home: Home, idle_days: float) -> Iterator[tuple[Path, str]]:
+    """(folder, why) of the mirrors that nobody has opened for so many days."""
+    for path in sorted((home.root / FOLDER).glob("*.zarr")):
+        opened = path / ORIGIN
+        if not opened.exists():
+            opened = path
+        days = (time.time() - opened.stat().st_mtime) / 86_400
+        if days >= idle_days:
+            yield path, f"a copy of a published store, which nobody has opened for {days:,.0f} days"
 
 
 def published_manifest(source: ByteSource) -> tuple[bytes, Manifest]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ import fedcache as fc
 from fedcache.config import Home
 from fedcache.errors import CorruptionError, Exit, FedcacheError, StoreError, UsageError
 from fedcache.progress import Silent
+from fedcache.runs.garbage import find_garbage
 from fedcache.store import byte_source, publish
 from fedcache.store.byte_source import FolderSource
 from fedcache.store.chunks import chunk_path
@@ -355,6 +357,7 @@ def test_a_store_of_a_gigabyte_has_at_most_fifty_files() -> None:
     assert shards + fixed <= 50
 
 
+@pytest.mark.slow
 def test_zarr_finds_every_array_in_one_request(toy: Store, server: WebServer) -> None:
     found = zarr.open_group(f"{server.address}/toy", mode="r")
     assert sorted(name for name, _ in found["features"].arrays()) == list(KEYS)
@@ -420,6 +423,18 @@ def test_two_objects_never_take_the_place_of_each_other(place: Path) -> None:
     assert [p.name for p in (place / "s" / "a").iterdir()] == ["b"]
     with pytest.raises(FileNotFoundError):
         source.get("a/b/c")
+
+
+def test_gc_finds_mirrors_that_nobody_opens(published: Path, own_home: Path) -> None:
+    path = Store.open(published).path
+    assert [g.path for g in find_garbage(Home(own_home), ("given-up",), idle_days=1)] == []
+    os.utime(path / "origin.json", (0, 0))
+    left = path / ".0.999999999-ab.partial"
+    left.write_bytes(b"x")
+    found = find_garbage(Home(own_home), ("leftovers", "given-up"), idle_days=1)
+    assert {g.path for g in found} == {path, left}
+    Store.open(published)  # opened again, it stays
+    assert [g.path for g in find_garbage(Home(own_home), ("given-up",), idle_days=1)] == []
 
 
 def test_the_home_of_a_mirror_is_private(published: Path, own_home: Path) -> None:
