@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from fedcache.config import is_store_address
 from fedcache.errors import MachineError, StoreError, UsageError
@@ -139,8 +139,13 @@ class RemoteSource:
     Settings of a bucket (keys, region, endpoint) are those of the usual environment variables, ``AWS_*`` for S3.
     """
 
+    _process: ClassVar[int] = 0  # that first made one, and whose threads send the requests
+
     def __init__(self, address: str) -> None:
         self.place = address.rstrip("/")
+        if not RemoteSource._process:
+            RemoteSource._process = os.getpid()
+        self._need_own_threads()
         stores = needed_library("obstore.store", self.place, "remote")
         scheme = self.place.partition("://")[0]
         settings: dict[str, Any] = {
@@ -164,6 +169,14 @@ class RemoteSource:
             "",
             b"",
         )  # the object read last, where there are no ranges
+
+    def _need_own_threads(self) -> None:
+        """Refuse to send requests from a forked process, where they would never end. Raises MachineError."""
+        if RemoteSource._process != os.getpid():
+            raise MachineError(
+                f"{self.place} cannot be read in a forked process.",
+                'Start processes by spawning: DataLoader(..., multiprocessing_context="spawn")',
+            )
 
     def get(self, name: str) -> bytes:
         """See ``ByteSource``."""
@@ -224,6 +237,7 @@ class RemoteSource:
     def _tried(self, name: str, call: Callable[[], T]) -> T:
         """The result of a call, tried again after errors that may pass. Raises FileNotFoundError; StoreError;
         MachineError."""
+        self._need_own_threads()
         for wait in (*WAITS, None):
             try:
                 return call()

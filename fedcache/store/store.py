@@ -487,12 +487,19 @@ class Store:
     ) -> Dataset[tuple[Tensor, int]]:
         """The rows of ``Xy`` as a ``torch.utils.data.Dataset`` that reads each row when it is asked for.
 
-        It can be handed to the workers of a ``DataLoader``, also spawned ones. Arguments and errors as of ``Xy``.
+        It can be handed to the workers of a ``DataLoader``, also spawned ones. Features of a published store are
+        fetched now, unless ``FEDCACHE_REMOTE_CACHE`` is too small for them; then workers must be spawned. Arguments
+        and errors as of ``Xy``.
         """
         from fedcache.store.torch_dataset import FeatureRows  # a class of torch's: imports torch
 
         keys = select_arrays(self.arrays, backbones, self.path.name)
         rows = select_rows(self.samples, split)
+        for key in keys:
+            # Workers are often forked, and a forked process can fetch nothing.
+            mirror = self.reader(key).mirror
+            if mirror is not None:
+                mirror.bring_all(key)
         return FeatureRows(
             self.path.resolve(), keys, rows, self.samples.label[rows].astype("int64")
         )

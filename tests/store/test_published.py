@@ -23,7 +23,7 @@ from fedcache.errors import CorruptionError, Exit, FedcacheError, StoreError, Us
 from fedcache.progress import Silent
 from fedcache.runs.garbage import find_garbage
 from fedcache.store import byte_source, publish
-from fedcache.store.byte_source import FolderSource
+from fedcache.store.byte_source import FolderSource, RemoteSource
 from fedcache.store.chunks import chunk_path
 from fedcache.store.mirror import FOLDER, Mirror, local_place
 from fedcache.store.store import Store, put_groups
@@ -441,6 +441,20 @@ def test_the_home_of_a_mirror_is_private(published: Path, own_home: Path) -> Non
     path = Store.open(published).path
     assert path.parent == Home.from_environment().root / FOLDER
     assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_forked_process_fetches_nothing(
+    toy: Store, server: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.open(f"{server.address}/toy")
+    rows = store.torch_dataset(KEYS[0], split=None)
+    asked = len(server.asked)
+    monkeypatch.setattr(RemoteSource, "_process", 1)  # as in a child of the process that opened it
+    read = [rows[number][0].numpy() for number in range(len(rows))]
+    assert np.array_equal(read, toy.Xy(KEYS[0], split=None)[0])
+    assert len(server.asked) == asked
+    with pytest.raises(FedcacheError, match="forked process"):
+        store.reader(KEYS[1]).chunk(0)
 
 
 class Absent:
