@@ -426,7 +426,7 @@ def refuse_remote(value: object, name: str, *, remote: bool = False) -> None:
         found = _REMOTE_TEXT.search(value)
     if found is None:
         return
-    if remote:
+    if remote and isinstance(value, str):
         known = ", ".join(f"{scheme}://" for scheme in STORE_SCHEMES)
         raise UsageError(
             f"{name}: fedcache reads no store from {found[1]}://.",
@@ -434,7 +434,7 @@ def refuse_remote(value: object, name: str, *, remote: bool = False) -> None:
         )
     raise UsageError(
         f"{name}: {found[1]}:// is an address, and a local path is needed here.",
-        "Copy or mount what it names, and give the local path. Published stores alone can be read from an address.",
+        "Copy or mount what it names, and give the local path. Only published stores can be read from an address, which is given as text.",
     )
 
 

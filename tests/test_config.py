@@ -209,6 +209,8 @@ def test_methods_of_objects_take_no_address_for_a_local_path(
         fc.Store.from_arrays(features, labels=[0, 1, 0, 1], path="s3://bucket/x.zarr")
     with pytest.raises(UsageError, match="ftp://"):
         fc.Store.open("ftp://host/x.zarr")
+    with pytest.raises(UsageError, match=r"s3:// is an address"):
+        fc.Store.open(Path("s3://bucket/x.zarr"))
     with pytest.raises(UsageError, match="s3://"):
         write_output(Path("s3://bucket/model.safetensors"), b"x")
     assert sorted(tmp_path.iterdir()) == before

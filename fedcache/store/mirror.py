@@ -82,7 +82,7 @@ def _mirrored(place: str) -> Path:
     source = open_source(place)
     raw, manifest = published_manifest(source)
     version = digest_of([place, sha256_hex(raw)])[:16]
-    path = home.root / FOLDER / f"{slug_of(manifest.dataset['slug'])}-{version}.zarr"
+    path = home.root / FOLDER / f"{slug_of(manifest.dataset['slug'])[:80]}-{version}.zarr"
     with explain_disk_errors(path, 0):
         if not (path / NAME).exists():
             make_private(home.root)

@@ -75,7 +75,7 @@ class Reader:
         self.info = info
         self.mirror = mirror
         self._row_bytes = array_bytes(info.shape[1:], info.dtype)
-        self._mapped: dict[int, tuple[NDArray[np.uint8], NDArray[Any]]] = {}
+        self._mapped: dict[int, NDArray[Any]] = {}
         self._verified: set[int] = set()
         self._held: NDArray[Any] | None = (
             None  # [N, V, D]; rows of the chunks that are `_present` are read
@@ -94,9 +94,10 @@ class Reader:
 
     def chunk(self, number: int) -> NDArray[Any]:
         """Rows of a chunk below N, mapped read-only. Raises CorruptionError, for a wrong size, checksum or place."""
-        if number not in self._mapped or number not in self._verified:
-            self.use_file(number, lambda place: self._map(number, place))
-        return self._mapped[number][1]
+        found = self._mapped.get(number)
+        if found is None:
+            found = self.use_file(number, lambda place: self._map(number, place))
+        return found
 
     def use_file(self, number: int, use: Callable[[Path], T]) -> T:
         """What ``use`` makes of a chunk's file. Of a mirror it is brought where it is missing, and again where ``use``
@@ -248,8 +249,8 @@ class Reader:
         """What messages call a chunk."""
         return f"chunk {number} of {self.key}"
 
-    def _map(self, number: int, place: Path) -> None:
-        """Have a chunk file's bytes mapped, verified, and over the same memory its rows below N."""
+    def _map(self, number: int, place: Path) -> NDArray[Any]:
+        """A chunk's rows below N, over the mapped bytes of its file, which are verified."""
         what = self.chunk_name(number)
         raw = map_file(place, self.info.chunk_bytes, what)
         if number not in self._verified:
@@ -259,7 +260,8 @@ class Reader:
         values = raw[: self._length(number) * self._row_bytes].view(self.dtype.newbyteorder("<"))
         if len(self._mapped) >= MAPS:
             del self._mapped[next(iter(self._mapped))]
-        self._mapped[number] = raw, values.reshape(-1, *self.shape[1:])
+        found = self._mapped[number] = values.reshape(-1, *self.shape[1:])
+        return found
 
 
 # All rows of an array as one numpy array, without copying them: its chunk files mapped side by side in memory.
