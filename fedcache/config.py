@@ -434,8 +434,8 @@ def refuse_remote(value: object, name: str, *, remote: bool = False) -> None:
         )
     raise UsageError(
         f"{name}: {found[1]}:// is an address, and a local path is needed here.",
-        "Copy or mount what it names, and give the local path. Only published stores can be read from an address, which "
-        "is given as text.",
+        "Copy or mount what it names, and give the local path. Only published stores can be read from an address, "
+        "which is given as text.",
     )
 
 
