@@ -245,6 +245,13 @@ def test_publishing_again_writes_no_shard_again(toy: Store, published: Path) -> 
     )
 
 
+def test_a_publication_of_a_publication_is_equal(
+    server: WebServer, place: Path, published: Path
+) -> None:
+    publish.publish(Store.open(f"{server.address}/toy"), str(place / "b"), "# Toy\n", Silent())
+    assert contents(place / "b") == contents(published)
+
+
 def test_a_changed_store_takes_the_place_of_its_publication(toy: Store, published: Path) -> None:
     before = Store.open(published)
     first = {f: f.stat().st_mtime_ns for f in published.rglob("features/*/c/*/0/0")}
