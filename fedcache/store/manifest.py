@@ -674,6 +674,15 @@ def no_text_features(store: Path, backbone: str) -> FedcacheError:
     )
 
 
+def nothing_is_added(place: Path | str) -> FedcacheError:
+    """The error for a change of a published store."""
+    return StoreError(
+        f"{place} is a published store, to which nothing is added.",
+        "Change the store it was published from; then  fedcache publish STORE "
+        f"{shell_word(place)}   publishes it anew.",
+    )
+
+
 def check_name(what: str, name: str) -> None:
     """Refuse what cannot be the name of a file. Raises UsageError."""
     if not SAFE.fullmatch(name):

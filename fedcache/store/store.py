@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.config import refuse_remote
-from fedcache.errors import CorruptionError, FedcacheError, StoreError, UsageError, shell_word
+from fedcache.errors import CorruptionError, FedcacheError, UsageError
 from fedcache.notebooks import html_table
 from fedcache.parsing import slug_of
 from fedcache.progress import Observer, Silent
@@ -37,6 +37,7 @@ from fedcache.store.manifest import (
     forgotten_arrays,
     is_written,
     no_text_features,
+    nothing_is_added,
     partition_parts,
     partition_words,
     read_manifest,
@@ -218,11 +219,7 @@ class Store:
     def need_writable(self) -> None:
         """Refuse to change a published store. Raises StoreError."""
         if self.address is not None:
-            raise StoreError(
-                f"{self.address} is a published store, to which nothing is added.",
-                "Change the store it was published from; then  fedcache publish STORE "
-                f"{shell_word(self.address)}   publishes it anew.",
-            )
+            raise nothing_is_added(self.address)
 
     def refresh(self) -> None:
         """Read the manifest again."""

@@ -42,6 +42,7 @@ from fedcache.store.manifest import (
     column_shape,
     commit_of,
     journal_header,
+    nothing_is_added,
     read_manifest,
     read_quarantine,
     replace_sidecars,
@@ -517,6 +518,8 @@ def create_store(
 def _same(path: Path, dataset: Mapping[str, Any]) -> Manifest:
     """The manifest of a store that is there, when it is of this dataset."""
     found = read_manifest(path)
+    if found.shards:
+        raise nothing_is_added(path)
     if found.dataset["digest"] != dataset["digest"]:
         there, wanted = (
             "{slug} with digest {digest:.12}".format(**one) for one in (found.dataset, dataset)

@@ -228,6 +228,7 @@ def test_nothing_is_added_to_a_published_store(published: Path) -> None:
             "c", shape=(14, 1, 3), dtype="float16", chunk_rows=4, recipe={}, how={}
         ),
         lambda: repair(store.path),
+        lambda: Store.create(published, store.samples, dataset=store.dataset),
     ]
     for change in changes:
         with pytest.raises(StoreError, match="published store"):
