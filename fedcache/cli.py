@@ -169,6 +169,12 @@ COMMANDS = (
         "Write features, labels, domains, splits, groups and text features of readable rows to one file.",
     ),
     CommandEntry(
+        "publish",
+        "exchange",
+        STORES,
+        "Publish a store as a few large files that fedcache, zarr and xarray read over a network.",
+    ),
+    CommandEntry(
         "doctor",
         "doctor",
         HELP,

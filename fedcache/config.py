@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Mapping, ValuesView
 from dataclasses import Field, dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from fedcache.errors import UsageError, unknown
 from fedcache.option_info import (
@@ -197,9 +197,10 @@ class TrainConfig:
     dataset: str | None = option(None, DATASET, DATA, short="-d", said="that of the store")
     store: str | None = option(
         None,
-        "Store directory, or a name of `fedcache ls`.",
+        "Store directory, a name of `fedcache ls`, or the address of a published store.",
         DATA,
         path=True,
+        remote=True,
         said="the last one extracted",
     )
     backbones: tuple[str, ...] = option((), BACKBONES, DATA, short="-b", said="all of the store")
@@ -391,21 +392,36 @@ SECTIONS: dict[str, type] = {
 ADDRESSES = ("track", "mirror", "superlink", "ray_address")
 """Arguments that may hold an address with a scheme: a tracking server, a mirror of a download, a server, a cluster."""
 
+STORE_SCHEMES = ("s3", "gs", "az", "abfs", "abfss", "https", "http")
+"""Addresses under which a published store can be read; ``fedcache publish`` writes to all but the last two."""
+
 # One letter before the colon is a drive of Windows.
 _REMOTE_TEXT = re.compile(r"(?:^|[=:,])([A-Za-z][A-Za-z0-9+.-]+)://")
 _REMOTE_PATH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # a Path has lost one of the two slashes
 
 
-def refuse_remote(value: object, name: str) -> None:
+def is_store_address(value: object) -> TypeGuard[str]:
+    """Whether a text is the address of a published store.
+
+    >>> is_store_address("s3://bucket/digits"), is_store_address("stores/digits.zarr")
+    (True, False)
+    """
+    return isinstance(value, str) and value.startswith(tuple(f"{s}://" for s in STORE_SCHEMES))
+
+
+def refuse_remote(value: object, name: str, *, remote: bool = False) -> None:
     """Refuse an address such as ``s3://bucket/x``, which would be taken for a local folder named ``s3:``.
 
     Args:
         value: a text, a path, a list or mapping of them; anything else passes.
         name: of the option, argument or variable, for the message.
+        remote: whether the value may be the address of a published store.
 
     Raises:
         UsageError, for an address within the text.
     """
+    if remote and is_store_address(value):
+        return
     # Containers are looked through; other values are no address.
     items = value
     if isinstance(value, Mapping):
@@ -418,11 +434,19 @@ def refuse_remote(value: object, name: str) -> None:
         found = _REMOTE_PATH.match(str(value))
     elif isinstance(value, str):
         found = _REMOTE_TEXT.search(value)
-    if found is not None:
+    if found is None:
+        return
+    if remote and isinstance(value, str):
+        known = ", ".join(f"{scheme}://" for scheme in STORE_SCHEMES)
         raise UsageError(
-            f"{name}: {found[1]}:// is an address, and fedcache reads and writes local paths only.",
-            "Copy or mount what it names, and give the local path.",
+            f"{name}: fedcache reads no store from {found[1]}://.",
+            f"Give a local path, or an address that begins with one of {known}",
         )
+    raise UsageError(
+        f"{name}: {found[1]}:// is an address, and a local path is needed here.",
+        "Copy or mount what it names, and give the local path. Only published stores can be read from an address, "
+        "which is given as text.",
+    )
 
 
 @dataclass(frozen=True)
@@ -558,8 +582,9 @@ def resolve(
             typed = {**values.get(key, {}), **typed}
         values[key] = typed
     for name, value in values.items():
-        refuse_remote(value, name)
-        least = by_name[name].metadata["option"].minimum
+        info = by_name[name].metadata["option"]
+        refuse_remote(value, name, remote=info.remote)
+        least = info.minimum
         if least is not None and isinstance(value, int | float) and value < least:
             raise UsageError(
                 f"{name} is {value}, expected at least {least}.", f"For example {name}={least}"

@@ -30,6 +30,7 @@ class OptionInfo:
         minimum: the smallest number it takes.
         default: in words, where the field's default does not say it.
         path: whether it is a path, for completion.
+        remote: whether it may also be the address of a published store.
         split: whether one use of a ``key=value`` option may hold several pairs, comma-separated.
         once: whether a key that comes twice is refused.
         whole: whether each use is one value, commas and all.
@@ -44,6 +45,7 @@ class OptionInfo:
     minimum: int | None = None
     default: str = ""
     path: bool = False
+    remote: bool = False
     split: bool = False
     once: bool = False
     whole: bool = False

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import typer
 from command import fedcache
 
 import fedcache as fc
+from fedcache.cli import app
 from fedcache.config import (
+    ADDRESSES,
     ExtractConfig,
     Home,
     PartitionConfig,
@@ -18,6 +24,7 @@ from fedcache.config import (
     resolve,
 )
 from fedcache.errors import Exit, UsageError, memory_error
+from fedcache.store.outputs import write_output
 
 
 def test_flags_are_laid_over_a_section_and_what_is_empty_was_not_given():
@@ -110,27 +117,107 @@ REMOTE = [
         "s3://bucket/y.zarr",
     ],
     ["extract", "--dataset", "folder:s3://bucket/x", "--backbones", "glyph-clip"],
+    ["extract", "--dataset", "webdataset:https://h/x-{000..009}.tar", "--backbones", "glyph-clip"],
     ["extract", "--config", "gs://bucket/fedcache.toml"],
     ["ingest", "hf://owner/name", "--name", "mine"],
+    ["ingest", "features.npz", "--name", "mine", "--store", "https://host/mine"],
+    ["export", "s3://bucket/features.npz"],
     ["train", "fed3r", "--track", "tensorboard:s3://bucket/x"],
+    ["train", "fed3r", "--store", "ftp://host/digits"],
+    ["predict", "3f9c", "--store", "file:///digits"],
+    ["publish", "digits", "ftp://host/digits"],
+    ["publish", "digits", "https://host/digits"],
+    ["shard", "-p", "iid", "--out", "s3://bucket/shards"],
     ["runs", "list", "--runs", "abfss://container/x"],
 ]
 
 
-def test_an_address_is_no_local_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("words", REMOTE, ids=" ".join)
+def test_an_address_is_no_local_path(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.iterdir())
-    for words in REMOTE:
-        answer = fedcache(*words)
-        assert answer.code == 2, words
-        assert "://" in answer.err
+    answer = fedcache(*words)
+    assert answer.code == 2, words
+    assert "://" in answer.err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def commands_of(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """(words, command) of every command below a group."""
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands_of(inner, (*words, name))
+    if not hasattr(command, "commands"):
+        yield words, command
+
+
+COMMANDS = {
+    words: found
+    for name, loaded in typer.main.get_command(app).load_all().items()  # type: ignore[attr-defined]
+    for words, found in commands_of(loaded, (name,))
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_option_with_a_text_refuses_addresses_that_it_cannot_use(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    address = "ftp://host/x"
+    params = COMMANDS[words].params
+    for chosen in params:
+        if chosen.name in ADDRESSES or chosen.type_descriptor.annotation not in (str, Path):
+            continue
+        line: list[str] = []
+        for p in params:
+            if p is chosen or p.required:
+                line += [word for word in p.opts[:1] if word.startswith("-")]
+                line.append(address if p is chosen else "1")
+        answer = fedcache(*words, *line)
+        assert (answer.code, "ftp://" in answer.err) == (2, True), (line, answer.err)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+KEYWORDS = [
+    (name, keyword.name)
+    for name in fc.__all__
+    if hasattr(getattr(fc, name), "__wrapped__")
+    for keyword in inspect.signature(getattr(fc, name)).parameters.values()
+    if keyword.name not in ADDRESSES and keyword.kind is not keyword.VAR_KEYWORD
+]
+
+
+def test_every_keyword_of_the_python_api_refuses_addresses_that_it_cannot_use() -> None:
+    assert len(KEYWORDS) > 100
+    for name, keyword in KEYWORDS:
+        with pytest.raises(UsageError, match="ftp://"):
+            getattr(fc, name)(**{keyword: "ftp://host/x"})
+
+
+def test_methods_of_objects_take_no_address_for_a_local_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    features = {"mine": np.ones((4, 2), np.float32)}
+    with pytest.raises(UsageError, match="s3://"):
+        fc.Store.from_arrays(features, labels=[0, 1, 0, 1], path="s3://bucket/x.zarr")
+    with pytest.raises(UsageError, match="ftp://"):
+        fc.Store.open("ftp://host/x.zarr")
+    with pytest.raises(UsageError, match=r"s3:// is an address"):
+        fc.Store.open(Path("s3://bucket/x.zarr"))
+    with pytest.raises(UsageError, match="s3://"):
+        write_output(Path("s3://bucket/model.safetensors"), b"x")
     assert sorted(tmp_path.iterdir()) == before
 
 
 def test_an_address_is_no_home_and_no_value_of_a_configuration(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("fedcache.toml").write_text('[train]\nstore = "s3://bucket/x"\n', encoding="utf-8")
-    assert "store: s3://" in fedcache("train fed3r").err
+    Path("fedcache.toml").write_text('[train]\nstore = "ftp://host/x"\n', encoding="utf-8")
+    assert "store: fedcache reads no store from ftp://" in fedcache("train fed3r").err
     Path("fedcache.toml").unlink()
     with pytest.raises(UsageError, match="s3://"):
         fc.extract("digits", backbones=["glyph-clip"], store="s3://bucket/x")

@@ -497,6 +497,7 @@ def commands() -> dict[str, str]:
         "| `FEDCACHE_HOME` | where stores, runs, weights and data lie; default: the user's data directory |",
         "| `FEDCACHE_OFFLINE` | `1` forbids downloads |",
         "| `FEDCACHE_MEMORY` | how much memory features may take before they are mapped from a file: `8G` |",
+        "| `FEDCACHE_REMOTE_CACHE` | how much disk chunks of published stores may take: `20G` |",
     ]
     for panel in dict.fromkeys(c.panel for c in found):
         rows = [(f"[{c.name}]({c.file})", _first(c.told[0])) for c in found if c.panel == panel]

@@ -52,7 +52,7 @@ def names_checked(function: Callable[P, R]) -> Callable[P, R]:
         bound = signature.bind_partial(*args, **given).arguments
         for name, value in bound.items():
             if name not in ADDRESSES:
-                refuse_remote(value, name)
+                refuse_remote(value, name, remote=name == "store")
         # The backbones among the arguments are backbones that the user named: their code may be called.
         for words in (bound, bound.get("options") or {}):
             note_named([words.get("backbones"), words.get("client_backbones")])

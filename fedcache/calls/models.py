@@ -63,7 +63,7 @@ def path_of(store: Store | str | Path | None) -> str | None:
             "model.scores(X) takes features in memory.",
         )
     if isinstance(store, Store):
-        return str(store.path)
+        return store.place
     if store is None:
         return None
     return str(store)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.calls.backbones import backbone_names
-from fedcache.config import ExtractConfig, Home, resolve
+from fedcache.config import ExtractConfig, Home, refuse_remote, resolve
 from fedcache.errors import UsageError
 from fedcache.extract.extract_dataset import extract as extract_dataset
 from fedcache.extract.planning.find_store import need_store
@@ -16,6 +16,7 @@ from fedcache.extract.planning.parts import join as join_parts
 from fedcache.federate.partition.partition import Partition
 from fedcache.progress import Observer, Silent
 from fedcache.runs.partitions import given_partition, is_given, make_partition, write_shards
+from fedcache.store.files import make_private
 from fedcache.store.store import Store
 from fedcache.tables.roles import ColumnChoice
 
@@ -24,10 +25,7 @@ def opened(store: Store | str | Path | None) -> Store:
     """A store, also by its path; None is the one last used."""
     if store is not None and not isinstance(store, str | Path):
         return store
-    path = None
-    if store is not None:
-        path = Path(store)
-    return need_store(Home.from_environment(), path=path)
+    return need_store(Home.from_environment(), path=store)
 
 
 def extract(given: Mapping[str, Any], store: str | Path | None, observer: Observer | None) -> Store:
@@ -38,6 +36,7 @@ def extract(given: Mapping[str, Any], store: str | Path | None, observer: Observ
     else:
         named = dict(given)
     # A dataset is a spec, or the images themselves.
+    refuse_remote(store, "store")
     if isinstance(named.get("dataset"), str):
         images = None
     else:
@@ -66,6 +65,7 @@ def ingest(
 
     Raises UsageError for columns that are no words, beside what ``ingest_file`` raises.
     """
+    refuse_remote(store, "store")
     features, label, split, row_name, domain, groups, no_label, unlabelled = keys
     for key in (label, split, row_name, domain):
         if key is not None and not isinstance(key, str):
@@ -128,13 +128,26 @@ def _names(given: str | Sequence[str]) -> tuple[str, ...]:
 def partition(
     store: Store | str | Path | None, scheme: object, seed: int, name: str | None, /, **options: Any
 ) -> Partition:
-    """A partition by a scheme or of clients that are given, saved in the store; ``options`` are those of the scheme."""
+    """A partition by a scheme or of clients that are given, saved in the store unless it is published.
+
+    ``options`` are those of the scheme.
+    """
     made = opened(store)
     if is_given(scheme):
         return given_partition(made, scheme, seed=seed, name=name, **options)
     if scheme is not None:
         scheme = str(scheme)
     return make_partition(made, scheme, seed=seed, name=name, **options)
+
+
+def keep_partition(home: Home, parts: Partition) -> Path:
+    """The file of a partition of a published store, which takes no partitions itself: ``partitions/`` of the home."""
+    file = home.root / "partitions" / f"{parts.default_name()}-{parts.digest[:16]}.partition"
+    if not file.exists():
+        make_private(home.root)
+        make_private(file.parent)
+        parts.save(file)
+    return file
 
 
 def shard(store: Store | str | Path | None, parts: Partition, out: str | Path | None) -> Path:

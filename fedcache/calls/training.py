@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedcache.calls.stores import opened
+from fedcache.calls.stores import keep_partition, opened
 from fedcache.config import Home, SaveModels, TrainConfig, resolve
 from fedcache.errors import Exit, FedcacheError, UsageError, shell_word
 from fedcache.federate.engine.method import Method
@@ -36,7 +36,10 @@ def train_config(
     settings: Mapping[str, Any] | None,
     given: Mapping[str, Any],
 ) -> TrainConfig:
-    """The configuration of ``train``; a partition that the store does not hold is saved in it."""
+    """The configuration of ``train``.
+
+    A partition that the store does not hold is saved in it, or in the home where the store is published.
+    """
     # Objects of Python become the words of a configuration, as the command line has them.
     if isinstance(seeds, int):
         seeds = (seeds,)
@@ -53,15 +56,15 @@ def train_config(
             f"settings is {settings!r}, expected names and values.",
             "For example settings={'lr': 0.1}",
         )
-    if store is not None and not isinstance(store, str | Path):
-        store = store.path
     flags: dict[str, Any] = {
         **given,
         "seeds": ",".join(map(str, chosen)),
         "set": dict(settings or {}),
     }
-    if store is not None:
+    if isinstance(store, str | Path):
         flags["store"] = str(store)
+    elif store is not None:
+        flags["store"] = store.place
     if isinstance(parts, str):
         flags["partition"] = parts
     elif parts is not None:
@@ -71,7 +74,10 @@ def train_config(
         if name not in held.partitions or held.partition(name).get("digest") != parts.digest:
             digest = parts.digest[:8]
             name = f"{name}-{digest}"
-            held.put_partition(name, parts.to_file())
+            if held.address is None:
+                held.put_partition(name, parts.to_file())
+            else:
+                name = str(keep_partition(Home.from_environment(), parts))
         flags["partition"] = name
     return resolve(TrainConfig, flags, {}, "train()")
 

@@ -1,4 +1,4 @@
-"""Features to and from other programs: ``ingest`` and ``export``."""
+"""Features to and from other programs and people: ``ingest``, ``export`` and ``publish``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import Annotated
 
 import typer
 
+from fedcache.commands.complete import OF_FIELDS
 from fedcache.commands.options import (
+    REMOTE,
     Backbones,
     Dataset,
     Given,
     StoreDir,
+    StorePlace,
     command,
     configured,
     pick,
@@ -19,11 +22,15 @@ from fedcache.commands.options import (
 )
 from fedcache.commands.output import CommandResult, TerminalObserver
 from fedcache.config import Home
-from fedcache.errors import UsageError
+from fedcache.errors import UsageError, shell_word
 from fedcache.extract.planning.find_store import need_store
 from fedcache.extract.planning.ingest import describe_ingested, ingest_file
+from fedcache.progress import byte_size
+from fedcache.report.store_card import store_card
 from fedcache.runs.store_choice import chosen_arrays
 from fedcache.store.export import export as write_file
+from fedcache.store.publish import check_target
+from fedcache.store.publish import publish as publish_store
 from fedcache.tables.roles import ColumnChoice
 
 
@@ -106,7 +113,7 @@ def export(
     named: Annotated[
         Path | None, typer.Option("--out", "-o", help="The same, as other commands take it.")
     ] = None,
-    store: StoreDir = None,
+    store: StorePlace = None,
     dataset: Dataset = None,
     backbones: Backbones = None,
 ) -> CommandResult:
@@ -128,3 +135,47 @@ def export(
     return CommandResult(
         {"path": str(out), "rows": rows, "arrays": keys}, [f"{rows:,} rows of {arrays}: {out}"]
     )
+
+
+@command("publish")
+def publish(
+    observer: TerminalObserver,
+    store: Annotated[
+        str,
+        typer.Argument(
+            help="A store, its name, or the address of a published store.",
+            autocompletion=OF_FIELDS["store"],
+        ),
+        REMOTE,
+    ],
+    target: Annotated[
+        str,
+        typer.Argument(help="A folder, or a bucket and prefix: s3://, gs:// or az://."),
+        REMOTE,
+    ],
+    anonymous_names: Annotated[
+        bool,
+        typer.Option(
+            "--anonymous-names",
+            help="Replace the names of rows by numbers: file names can be names of people.",
+        ),
+    ] = False,
+) -> CommandResult:
+    """Publish a store as a few large files that fedcache, zarr and xarray read over a network.
+
+    Run the same command again to complete a publication that was interrupted, or to publish a store that has changed.
+    Names of rows, classes and groups are published with the features, unless --anonymous-names replaces those of rows.
+
+    Example: fedcache publish digits-1a2b3c4d.zarr s3://bucket/digits
+    """
+    place = check_target(target)
+    home = Home.from_environment()
+    opened = need_store(home, path=store)
+    card = store_card(opened, home, anonymous_names=anonymous_names)
+    made = publish_store(opened, place, card, observer, anonymous_names=anonymous_names)
+    lines = [
+        f"{opened.rows:,} rows of {', '.join(opened.arrays)}: {made.files:,} files, {byte_size(made.bytes)}, of which "
+        f"{made.written:,} files were written now.",
+        f"fedcache inspect {shell_word(made.place)}",
+    ]
+    return CommandResult(made.to_dict(), lines)

@@ -193,9 +193,21 @@ Dataset = Annotated[
         autocompletion=complete_datasets,
     ),
 ]
+REMOTE = "may be the address of a published store"
+"""In the annotation of a parameter of a command that reads a store."""
+
 StoreDir = Annotated[
     Path | None,
+    typer.Option(
+        "--store",
+        help="Store directory, or a name of `fedcache ls`.",
+        autocompletion=OF_FIELDS["store"],
+    ),
+]
+StorePlace = Annotated[
+    str | None,
     typer.Option("--store", help=help_of(TrainConfig, "store"), autocompletion=OF_FIELDS["store"]),
+    REMOTE,
 ]
 Backbones = Annotated[
     list[str] | None,
@@ -257,6 +269,8 @@ def command(
         ]
 
         spelled = {p.name: _spelled(p) for p in (*own, *generated)}
+        remote = {p.name for p in own if REMOTE in p.annotation.__metadata__}
+        remote |= {item.name for item in items if item.metadata["option"].remote}
 
         def called(**values: Any) -> None:
             given = {p.name: values.pop(p.name) for p in generated}
@@ -268,7 +282,7 @@ def command(
             def call(observer: TerminalObserver) -> CommandResult:
                 for key, value in {**values, **given}.items():
                     if key not in ADDRESSES:
-                        refuse_remote(value, spelled[key])
+                        refuse_remote(value, spelled[key], remote=key in remote)
                 known = {**values, "given": given, "observer": observer, "as_json": as_json}
                 return function(**{key: value for key, value in known.items() if key in accepted})
 
@@ -352,7 +366,8 @@ def parameter(item: Field[Any]) -> inspect.Parameter:
 def value_type(item: Field[Any]) -> Any:
     """The type that typer reads for a field: a list of texts for a tuple or a mapping."""
     declared = str(item.type).removesuffix(" | None")
-    if item.metadata["option"].path:
+    info: OptionInfo = item.metadata["option"]
+    if info.path and not info.remote:
         return Path | None
     if declared == "bool":
         return bool

@@ -13,7 +13,7 @@ from fedcache.commands.options import (
     Dataset,
     Given,
     SchemeArguments,
-    StoreDir,
+    StorePlace,
     command,
     partition_config,
     pick,
@@ -70,7 +70,7 @@ def partition(
         ),
     ] = None,
     dataset: Dataset = None,
-    store: StoreDir = None,
+    store: StorePlace = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -105,6 +105,11 @@ def partition(
     if clients_csv is None:
         need_scheme(resolved.scheme, arguments)  # before a store is looked for
     opened = need_store(Home.from_environment(), path=store, dataset=dataset, observer=observer)
+    if opened.address is not None and out is None:
+        raise UsageError(
+            f"{opened.address} is a published store, which keeps no partition.",
+            "Name a file for it:  -o FILE.partition",
+        )
     say_if_many(opened.rows, observer)
     how: dict[str, Any] = {"seed": resolved.seed, "name": name, "replace": replace, **arguments}
     with hints_name_the_store(dataset=dataset, store=store):
@@ -113,6 +118,8 @@ def partition(
         else:
             made = make_partition(opened, resolved.scheme, **how)
     saved = name or made.default_name()
+    if opened.address is not None:
+        saved = str(out)
     columns = columns_of(opened)
     if out is not None:
         made.save(out)
@@ -144,7 +151,7 @@ def partition(
         "digest": made.digest,
         "dropped": made.dropped,
         "notes": list(made.notes),
-        "store": str(opened.path),
+        "store": opened.place,
         "clients": described,
         "clients_left_out": clients - len(rows),
     }
@@ -197,7 +204,7 @@ def shard(
         ),
     ] = None,
     dataset: Dataset = None,
-    store: StoreDir = None,
+    store: StorePlace = None,
 ) -> CommandResult:
     """Write one ordinary store per client, so that each can live on its own machine.
 

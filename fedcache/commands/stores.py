@@ -6,12 +6,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import compress
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.options import Dataset, StoreDir, command, split_list
+from fedcache.commands.complete import OF_FIELDS
+from fedcache.commands.options import REMOTE, Dataset, StorePlace, command, split_list
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError, UsageError, unknown
@@ -189,12 +189,17 @@ FIRST = 20
 """Rows without features that ``inspect`` shows one by one; the file it names and ``--json`` have all."""
 
 Where = Annotated[
-    Path | None,
-    typer.Argument(help="A store or its name; default the one last used.", show_default=False),
+    str | None,
+    typer.Argument(
+        help="A store, its name, or the address of a published store; default the one last used.",
+        show_default=False,
+        autocompletion=OF_FIELDS["store"],
+    ),
+    REMOTE,
 ]
 
 
-def one_store(store: Path | None, named: Path | None) -> Path | None:
+def one_store(store: str | None, named: str | None) -> str | None:
     """The store that was given as an argument, or by ``--store`` as of other commands. Raises UsageError for both."""
     if store is not None and named is not None:
         raise UsageError(f"{store} and --store {named} are both given.", "Leave one of them out.")
@@ -203,7 +208,10 @@ def one_store(store: Path | None, named: Path | None) -> Path | None:
 
 @command("inspect")
 def inspect(
-    observer: TerminalObserver, store: Where = None, named: StoreDir = None, dataset: Dataset = None
+    observer: TerminalObserver,
+    store: Where = None,
+    named: StorePlace = None,
+    dataset: Dataset = None,
 ) -> CommandResult:
     """Show what a store holds: dataset, recipes, how they were computed, unfinished arrays.
 
@@ -245,7 +253,7 @@ def inspect(
     unfinished = [u for u in opened.unfinished() if u["name"] not in infos]
     counts = _group_counts(opened, observer)
     data = {
-        "path": str(opened.path),
+        "path": opened.place,
         "dataset": opened.dataset,
         "images": opened.rows - vanished,
         "ok": opened.rows_ok,
@@ -271,7 +279,7 @@ def inspect(
     rows = opened.rows - vanished
     slug = opened.dataset["slug"]
     lines = [
-        str(opened.path),
+        opened.place,
         f"dataset     {slug}  {opened.dataset['digest']}",
         f"{holds:<12}{opened.rows_ok:,} readable of {rows:,}; {of_splits}",
     ]
@@ -382,7 +390,10 @@ def text_of(store: Store) -> list[str]:
 
 @command("verify")
 def verify(
-    observer: TerminalObserver, store: Where = None, named: StoreDir = None, dataset: Dataset = None
+    observer: TerminalObserver,
+    store: Where = None,
+    named: StorePlace = None,
+    dataset: Dataset = None,
 ) -> CommandResult:
     """Read every byte of a store and compare it with the manifest.
 
@@ -408,7 +419,10 @@ def _exit_of(report: VerifyReport) -> Exit:
 
 @command("repair")
 def repair(
-    observer: TerminalObserver, store: Where = None, named: StoreDir = None, dataset: Dataset = None
+    observer: TerminalObserver,
+    store: Where = None,
+    named: StorePlace = None,
+    dataset: Dataset = None,
 ) -> CommandResult:
     """Drop what is damaged and can be made again; the extract command then computes only that.
 
@@ -445,7 +459,7 @@ def gc(
     """List what nothing will read again; --delete removes it.
 
     Leftovers are files of killed processes and files that no manifest knows; given-up are idle runs without a
-    result and unfinished arrays;
+    result, unfinished arrays and idle copies of published stores;
     old-runs are results of other code; old-stores hold what a dataset of the same name no longer is; models are the
     trained heads of finished runs, whose results stay.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
 from fedcache.config import Home, TrainConfig
@@ -33,10 +31,7 @@ def every_value(
     A value with less than ``min_rows`` rows is not held out, which the observer is told. Raises UsageError for a column
     with one such value, or with more than ``MOST``; StoreError where nothing is extracted.
     """
-    path = None
-    if config.store is not None:
-        path = Path(config.store)
-    store = need_store(home, path=path, dataset=config.dataset)
+    store = need_store(home, path=config.store, dataset=config.dataset)
     column = column_of(store, by)
     words: tuple[str, ...] = column.words
     if by == "domain" and config.domain:

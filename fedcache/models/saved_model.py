@@ -726,6 +726,7 @@ class PredictOptions:
         "Rows of a store, by directory or a name of `fedcache ls`.",
         ROWS,
         path=True,
+        remote=True,
         said="none",
     )
     split: str = option(
@@ -759,6 +760,7 @@ class EvaluateOptions:
         "Rows of a store, by directory or a name of `fedcache ls`.",
         ROWS,
         path=True,
+        remote=True,
         said="none",
     )
     embeddings: str | None = option(
@@ -793,6 +795,7 @@ class PersonaliseOptions:
         "The new client's rows: a store, by directory or a name of `fedcache ls`.",
         ROWS,
         path=True,
+        remote=True,
         said="none; name one",
     )
     name: str | None = option(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,8 @@ from typing import Any
 import scipy
 
 from fedcache.config import Home
-from fedcache.errors import FedcacheError, UsageError
-from fedcache.extract.backbones import lookup_recorded
-from fedcache.extract.inputs import IMAGES, reads_of
-from fedcache.extract.recipe import Recipe
+from fedcache.errors import UsageError
+from fedcache.extract.inputs import IMAGES
 from fedcache.federate.methods import METHODS
 from fedcache.models.export.program import (
     BATCH,
@@ -34,6 +31,7 @@ from fedcache.models.saved_model import ExportOptions, ModelOptions, SavedModel
 from fedcache.progress import Observer
 from fedcache.report.methods import Sizes
 from fedcache.report.methods.facts import leaving, rows_in_models
+from fedcache.report.store_card import backbone_lines
 from fedcache.runs.directory import read_result
 from fedcache.runs.predict_run import (
     check_saved,
@@ -75,7 +73,7 @@ def model_card(
     parts = {
         "Trained on": [
             *_data(saved, result),
-            *_backbones(saved, home),
+            *backbone_lines(zip(saved.facts.keys, saved.facts.recipes, strict=False), home),
             f"Features: feat_post {facts.feat_post}, computed with in {facts.dtype}.",
             _temperature(predictor),
         ],
@@ -173,33 +171,6 @@ def _words(value: object) -> str:
     if isinstance(value, list | tuple):
         return " ".join(map(str, value))
     return str(value)
-
-
-def _backbones(saved: SavedModel, home: Home) -> list[str]:
-    """Each recipe on a line, with the licence of its weights."""
-    lines = []
-    for key, facts in zip(saved.facts.keys, saved.facts.recipes, strict=False):
-        if "size" not in facts:  # embeddings of the user
-            name = facts.get("backbone", key)
-            lines.append(f"Embeddings {name}, made elsewhere; licence of the weights: not known.")
-            continue
-        recipe = Recipe.from_dict(facts)
-        licence = ""
-        with suppress(FedcacheError):  # a backbone of another installation
-            licence = lookup_recorded(recipe, home=home.root).licence
-        kind = reads_of(recipe)
-        side = f"{kind} as they are"
-        if recipe.size and kind == IMAGES:
-            side = f"{recipe.size} px {recipe.resize}, {recipe.interpolation}"
-        elif recipe.size:
-            side = f"{recipe.size} tokens of a text"
-        weights = recipe.weights or "not known"
-        digest = recipe.digest[:16]
-        lines.append(
-            f"Backbone {recipe.backbone}, weights {weights}, {side}, recipe {digest}; licence of the weights: "
-            f"{licence or 'not known'}."
-        )
-    return lines
 
 
 def accuracy_lines(

@@ -295,7 +295,7 @@ def labelled_rows(
     if request.embeddings is not None:
         return rows_of_file(Path(request.embeddings), split, predictor)
     if request.store is not None:
-        store = need_store(home, path=Path(request.store))
+        store = need_store(home, path=request.store)
     else:
         store = store_with_features(predictor.members[0], options, config, home, observer, stop)
     return rows_of_store(store, split, predictor.classes)

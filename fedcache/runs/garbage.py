@@ -27,6 +27,7 @@ from fedcache.store.catalog import (
     size_of,
 )
 from fedcache.store.lock import is_alive
+from fedcache.store.mirror import FOLDER, idle_mirrors
 from fedcache.store.outputs import leftover_outputs
 
 IDLE_DAYS = 7.0
@@ -59,9 +60,10 @@ def find_garbage(
     """Files that can be deleted, largest first; nothing is changed.
 
     leftovers are temporary files of killed processes and files in a store that neither its manifest nor a journal
-    knows; given-up are runs without a result and unfinished arrays that nothing has touched for ``idle_days``; old-runs
-    are results of other code than this, which no command finds again; old-stores hold content that a dataset of the
-    same name no longer has; models are those of every finished run, whose results stay.
+    knows; given-up are runs without a result, unfinished arrays and copies of published stores that nothing has
+    touched for ``idle_days``; old-runs are results of other code than this, which no command finds again; old-stores
+    hold content that a dataset of the same name no longer has; models are those of every finished run, whose results
+    stay.
     A store that is being written is left alone, and so is a damaged one.
     """
     found: dict[Path, Garbage] = {}
@@ -111,7 +113,10 @@ def _leftovers(home: Home) -> Iterator[tuple[Path, str]]:
         home.root / "scratch",
     )
     deep = (
-        *(home.root / name for name in ("recipes", "weights", "flower", ROUNDS)),
+        *(
+            home.root / name
+            for name in ("recipes", "weights", "flower", "partitions", FOLDER, ROUNDS)
+        ),
         *home.runs.glob(f"*/{MODELS}"),
     )
     written = (*(f.glob(PARTIAL) for f in flat), *(f.rglob(PARTIAL) for f in deep))
@@ -138,6 +143,7 @@ def _given_up(home: Home, idle_days: float) -> Iterator[tuple[Path, str]]:
         if days >= idle_days:
             yield run, f"it has no result and was left {days:,.0f} days ago"
     yield from given_up_arrays(home, idle_days)
+    yield from idle_mirrors(home, idle_days)
 
 
 def _models(home: Home) -> Iterator[tuple[Path, str]]:

@@ -19,9 +19,12 @@ def store_behind(run: Path, result: Mapping[str, Any]) -> Store | None:
     named = train_table(run).get("store")
     beside = run.parent.parent / "stores"
     # Stores of this dataset by name first: opening every store of a large home takes time.
-    candidates = [*sorted(beside.glob(f"*-{digest[:8]}.zarr")), *sorted(beside.glob("*.zarr"))]
+    candidates: list[Path | str] = [
+        *sorted(beside.glob(f"*-{digest[:8]}.zarr")),
+        *sorted(beside.glob("*.zarr")),
+    ]
     if named:
-        candidates.insert(0, Path(named))
+        candidates.insert(0, named)
     for path in candidates:
         try:
             store = Store.open(path)

@@ -165,7 +165,12 @@ def need_scheme(scheme: str | None, arguments: Mapping[str, Any]) -> tuple[str, 
 
 
 def save_partition(store: Store, made: Partition, name: str, *, replace: bool = False) -> None:
-    """Keep a partition in its store. Raises UsageError for a name that other rows have, unless they are replaced."""
+    """Keep a partition in its store; a published store keeps none.
+
+    Raises UsageError for a name that other rows have, unless they are replaced.
+    """
+    if store.address is not None:
+        return
     if not replace and name in store.partitions:
         try:
             digest = store.partition(name).get("digest")
@@ -414,6 +419,11 @@ def write_shards(
     """
     if out:
         target = Path(out)
+    elif store.address is not None:
+        raise UsageError(
+            f"{store.address} is a published store, next to which nothing is written.",
+            "Name a folder:  --out DIR",
+        )
     else:
         name = name or partition.default_name()
         target = store.path.with_name(f"{store.path.stem}-{name}")

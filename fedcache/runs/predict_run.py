@@ -259,7 +259,7 @@ def predict_rows(
             predictor, named, config, home, observer, stop, top=rows.top, weights=weights
         )
     if rows.store is not None:
-        store = need_store(home, path=Path(rows.store))
+        store = need_store(home, path=rows.store)
         split = None
         if rows.split != "all":
             split = rows.split
@@ -372,7 +372,7 @@ def personalise_run(
         observer: receives the rounds.
         stop: honoured before each round.
     """
-    store = need_store(home, path=Path(str(request.store)))
+    store = need_store(home, path=request.store)
     name = request.name or str(store.dataset.get("shard", {}).get("client", store.path.stem))
     if request.out is None and (Path(name).name != name or len(name) > LONGEST_NAME):
         raise UsageError(

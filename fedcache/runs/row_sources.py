@@ -307,7 +307,8 @@ class StoreRows:
         named = self.config.store or self.config.dataset
         if named:
             return found
-        return {"store": str(self.store.path.resolve()), **found}
+        place = self.store.address or str(self.store.path.resolve())
+        return {"store": place, **found}
 
 
 def _held(store: Store) -> dict[str, str]:

@@ -409,10 +409,7 @@ def find_or_extract(
     completed, one it does not need is left out with a warning. Raises StoreError, with the command, for what is missing
     and may not be extracted; as ``extract``.
     """
-    named = None
-    if train.store:
-        named = Path(train.store)
-    path = locate_store(home, path=named, dataset=train.dataset, observer=observer)
+    path = locate_store(home, path=train.store, dataset=train.dataset, observer=observer)
     store = None
     if path is not None:
         store = Store.open(path)

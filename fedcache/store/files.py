@@ -26,6 +26,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from fedcache.config import refuse_remote
 from fedcache.errors import MachineError, UsageError
 from fedcache.parsing import parse_json
 
@@ -169,8 +170,10 @@ def _filled(
 ) -> Iterator[BinaryIO]:
     """A file to write; when the block ends, its content is on the disk and ``put`` gives it its place.
 
-    An error of the system names ``path``, and that of a full disk is FullDiskError.
+    An error of the system names ``path``, and that of a full disk is FullDiskError. Raises UsageError for a path that
+    was an address: ``s3://bucket/x`` would make a folder named ``s3:``.
     """
+    refuse_remote(path, str(path))
     written = 0
     try:
         with opened() as file:
@@ -423,11 +426,8 @@ def full_disk(error: OSError, place: Path | None = None, needed: int = 0) -> Mac
 
 def _free_words(place: Path | None) -> str:
     """How much a disk has left, as the end of a sentence; "" where the system does not say."""
-    parent = (place or Path()).absolute()
     try:
-        while not parent.exists():
-            parent = parent.parent
-        free = shutil.disk_usage(parent).free
+        free = disk_free(place or Path())
     except OSError:
         return ""
     # A file that fits by its own bytes may need more: its folder grows, and disks give out whole blocks.
@@ -436,23 +436,37 @@ def _free_words(place: Path | None) -> str:
     return " and none is free"
 
 
+def disk_free(place: Path) -> int:
+    """Free bytes of the disk that a path is on, or would be. Raises OSError where the system does not say."""
+    parent = place.absolute()
+    while not parent.exists():
+        parent = parent.parent
+    return shutil.disk_usage(parent).free
+
+
 def memory_limit() -> int:
     """Bytes one set of features may take: ``FEDCACHE_MEMORY`` (``8G``, ``500M``, bytes), else half of what is free.
 
     Free is the least of what the system and the process's control group have left. Raises UsageError, for a
     ``FEDCACHE_MEMORY`` that is no size.
     """
-    asked = os.environ.get("FEDCACHE_MEMORY", "").strip()
+    asked = size_in_environment("FEDCACHE_MEMORY")
+    if asked is not None:
+        return asked
+    left = [n for n in (_system(), _group()) if n is not None]
+    if left:
+        return int(SHARE * min(left))
+    return UNKNOWN
+
+
+def size_in_environment(name: str) -> int | None:
+    """Bytes that a variable asks for, as ``8G``, ``500M`` or a number; None where it is not set. Raises UsageError."""
+    asked = os.environ.get(name, "").strip()
     if not asked:
-        left = [n for n in (_system(), _group()) if n is not None]
-        if left:
-            return int(SHARE * min(left))
-        return UNKNOWN
+        return None
     size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", asked.lower())
     if size is None:
-        raise UsageError(
-            f"FEDCACHE_MEMORY is {asked!r}, which is no size.", "For example 8G or 500M."
-        )
+        raise UsageError(f"{name} is {asked!r}, which is no size.", "For example 8G or 500M.")
     return int(float(size[1]) * _UNITS[size[2]])
 
 

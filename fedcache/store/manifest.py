@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -47,6 +47,8 @@ from fedcache.store.own_names import bare_name
 from fedcache.store.part import PART, part_of
 
 FORMAT = 1
+PUBLISHED = 2
+"""The format of a published store: FORMAT.md, "Published stores"."""
 NAME = "manifest.json"
 COLUMNS = {"uid": "uint8", "label": "int32", "domain": "int16", "split": "uint8", "ok": "uint8"}
 HEX64 = re.compile(r"[0-9a-f]{64}")
@@ -112,6 +114,8 @@ class Manifest:
     texts: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     # sha256 of every sidecar by its path in the store
     files: dict[str, str] = field(default_factory=dict)
+    # of a published store the chunks in each shard file, per array; {} where every chunk is a file
+    shards: dict[str, int] = field(default_factory=dict)
 
     @property
     def partitions(self) -> list[str]:
@@ -124,7 +128,12 @@ class Manifest:
     def to_bytes(self) -> bytes:
         """Canonical JSON that ends with its own digest."""
         arrays = {key: vars(info) for key, info in self.arrays.items()}
-        return to_signed({"format": FORMAT, **vars(self), "arrays": arrays})
+        content = {"format": FORMAT, **vars(self), "arrays": arrays}
+        if self.shards:
+            content["format"] = PUBLISHED
+        else:
+            del content["shards"]
+        return to_signed(content)
 
     def write(self, store: Path) -> None:
         """Replace the store's manifest, whole or not at all."""
@@ -156,14 +165,19 @@ def read_manifest(store: Path) -> Manifest:
         raise StoreError(f"{store} {what}.", f"{made}:  {command}") from error
     except OSError as error:
         raise _corrupt(store, f"cannot be read ({error.strerror})") from error
+    return parse_manifest(raw, store)
+
+
+def parse_manifest(raw: bytes, store: Path | str) -> Manifest:
+    """The manifest in the bytes of its file; ``store`` is for messages. Raises StoreError, CorruptionError."""
     try:
         data = parse_signed(raw)
     except ValueError as error:
         raise _corrupt(store, str(error)) from error
     version = data.get("format")
-    if version != FORMAT:
+    if version not in (FORMAT, PUBLISHED):
         raise StoreError(
-            f"{store} has format {version}, this fedcache reads {FORMAT}.",
+            f"{store} has format {version}, this fedcache reads {FORMAT} and {PUBLISHED}.",
             "Upgrade fedcache to read it.",
         )
     try:
@@ -205,6 +219,10 @@ def _parse(data: dict[str, Any]) -> Manifest:
         slug: [_text_features(slug, e) for e in _sequence(v)]
         for slug, v in _mapping(data["texts"]).items()
     }
+    arrays = {key: _array(key, item, rows) for key, item in _mapping(data["arrays"]).items()}
+    shards = {key: _count(n) for key, n in _mapping(data.get("shards", {})).items()}
+    if data["format"] == PUBLISHED and (shards.keys() != arrays.keys() or 0 in shards.values()):
+        raise ValueError("the shards are not those of the arrays")
     return Manifest(
         dataset=_mapping(data["dataset"]),
         rows=rows,
@@ -212,9 +230,10 @@ def _parse(data: dict[str, Any]) -> Manifest:
         classes=tuple(_text(v) for v in _sequence(data["classes"])),
         domains=tuple(_text(v) for v in _sequence(data["domains"])),
         samples=samples,
-        arrays={key: _array(key, item, rows) for key, item in _mapping(data["arrays"]).items()},
+        arrays=arrays,
         texts=texts,
         files=files,
+        shards=shards,
     )
 
 
@@ -260,12 +279,35 @@ _sequence = partial(_typed, kind=list, called="a list")
 _mapping = partial(_typed, kind=dict, called="an object")
 
 
-def _corrupt(store: Path, why: str) -> FedcacheError:
+def _corrupt(store: Path | str, why: str) -> FedcacheError:
     return CorruptionError(
-        f"{store / NAME} {why}.",
+        f"{store}/{NAME} {why}.",
         "Nothing else says what is whole, so `fedcache repair` cannot make it. Restore the file from a copy, or:  "
         f"mv {shell_word(store)} {shell_word(f'{store}.damaged')}   and run the command that made this store again.",
     )
+
+
+def chunk_files(path: Path, listed: Manifest) -> Iterator[tuple[Path, int, int | None, str]]:
+    """(file, crc32c, bytes, what) of every chunk file of the manifest but ``samples/ok``, which may be in flight."""
+    for key, dtype in COLUMNS.items():
+        shape = column_shape(key, max(1, listed.rows))
+        if key != "ok":
+            place = files.chunk_path(path / "samples" / key, 0, len(shape))
+            yield place, listed.samples[key], files.array_bytes(shape, dtype), f"samples/{key}"
+    yield (
+        files.chunk_path(path / "samples" / "name", 0, 1),
+        listed.samples["name"],
+        None,
+        "samples/name",
+    )
+    for key, info in listed.arrays.items():
+        for number, crc in enumerate(info.chunks):
+            place = files.chunk_path(path / "features" / key, number, len(info.shape))
+            yield place, crc, info.chunk_bytes, f"chunk {number} of {key}"
+    for slug, entries in listed.texts.items():
+        for entry in entries:
+            place, size = text_file(path, slug, entry)
+            yield place, entry["crc"], size, f"text features of {slug}"
 
 
 def names_of(key: str, info: ArrayInfo) -> tuple[str, str, str]:
@@ -605,19 +647,30 @@ def write_text(
     crc = files.write_chunk_file(
         files.chunk_path(store / "text" / slug / name, 0, 2), values, rows, "float32"
     )
-    attributes = {"templates": list(templates)}
-    dimensions = (f"class_{name}", f"feature_{name}")
-    for relative, raw in (
-        (f"text/{slug}/zarr.json", files.group_metadata({"backbone": backbone})),
-        (
-            f"text/{slug}/{name}/zarr.json",
-            files.array_metadata(values.shape, "float32", rows, attributes, dimensions),
-        ),
-    ):
+    listed = {**entry, "id": name, "shape": list(values.shape), "crc": crc}
+    for relative, raw in text_sidecars(slug, backbone, [listed]).items():
         write_atomic(store / relative, raw)
         manifest.files[relative] = sha256_hex(raw)
     kept = [e for e in manifest.texts.get(slug, []) if e["id"] != name]
-    manifest.texts[slug] = [*kept, {**entry, "id": name, "shape": list(values.shape), "crc": crc}]
+    manifest.texts[slug] = [*kept, listed]
+
+
+def text_sidecars(
+    slug: str, backbone: str, entries: Sequence[Mapping[str, Any]]
+) -> dict[str, bytes]:
+    """``zarr.json`` of a backbone's group of text features and of the arrays in it, by path."""
+    found = {f"text/{slug}/zarr.json": files.group_metadata({"backbone": backbone})}
+    for entry in entries:
+        name = entry["id"]
+        shape = entry["shape"]
+        found[f"text/{slug}/{name}/zarr.json"] = files.array_metadata(
+            shape,
+            "float32",
+            max(1, shape[0]),
+            {"templates": list(entry["templates"])},
+            (f"class_{name}", f"feature_{name}"),
+        )
+    return found
 
 
 def no_text_features(store: Path, backbone: str) -> FedcacheError:
@@ -626,6 +679,15 @@ def no_text_features(store: Path, backbone: str) -> FedcacheError:
         f"{store.name} has no text features of {backbone}.",
         f"fedcache extract --store {shell_word(store)} --backbones {shell_word(backbone)}, "
         "with --dataset and the options it was begun with",
+    )
+
+
+def nothing_is_added(place: Path | str) -> FedcacheError:
+    """The error for a change of a published store."""
+    return StoreError(
+        f"{place} is a published store, to which nothing is added.",
+        "Change the store it was published from; then  fedcache publish STORE "
+        f"{shell_word(place)}   publishes it anew.",
     )
 
 

@@ -12,17 +12,18 @@ import math
 import mmap
 import os
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.errors import FedcacheError, StoreError
+from fedcache.errors import CorruptionError, FedcacheError, StoreError
 from fedcache.store.chunks import (
     CRC_BYTES,
     array_bytes,
@@ -37,6 +38,9 @@ from fedcache.store.chunks import (
 from fedcache.store.files import at_once, memory_limit, threads_for
 from fedcache.store.journal import unfinished_arrays
 from fedcache.store.manifest import ArrayInfo, Manifest
+from fedcache.store.mirror import FETCHERS, Mirror, origin_of
+
+T = TypeVar("T")
 
 MAPS = 128
 """Chunks of an array mapped at a time. Each costs a file descriptor, and systems allow as few as 256."""
@@ -55,18 +59,23 @@ def open_reader(store: Path, manifest: Manifest, key: str) -> Reader:
             f"{key} in {store} is {what}; complete arrays: {complete}.",
             "Run the `fedcache extract` command that makes it; it resumes where it stopped.",
         )
-    return Reader(store / "features" / key, key, info)
+    place = origin_of(store)
+    mirror = None
+    if place is not None:
+        mirror = Mirror(store, place, manifest)
+    return Reader(store / "features" / key, key, info, mirror)
 
 
 class Reader:
-    """One complete feature array; ``key`` is for messages."""
+    """One complete feature array; ``mirror`` brings the chunk files of a published store."""
 
-    def __init__(self, path: Path, key: str, info: ArrayInfo) -> None:
+    def __init__(self, path: Path, key: str, info: ArrayInfo, mirror: Mirror | None = None) -> None:
         self.path = path
         self.key = key
         self.info = info
+        self.mirror = mirror
         self._row_bytes = array_bytes(info.shape[1:], info.dtype)
-        self._mapped: dict[int, tuple[NDArray[np.uint8], NDArray[Any]]] = {}
+        self._mapped: dict[int, NDArray[Any]] = {}
         self._verified: set[int] = set()
         self._held: NDArray[Any] | None = (
             None  # [N, V, D]; rows of the chunks that are `_present` are read
@@ -85,15 +94,26 @@ class Reader:
 
     def chunk(self, number: int) -> NDArray[Any]:
         """Rows of a chunk below N, mapped read-only. Raises CorruptionError, for a wrong size, checksum or place."""
-        raw, values = self._map(number)
-        if number not in self._verified:
-            crc = self.info.chunks[number]
-            tail = raw[-CRC_BYTES:].tobytes()
-            verify_payload(
-                raw[:-CRC_BYTES], tail, crc, self.chunk_file(number), self.chunk_name(number)
-            )
-            self._verified.add(number)
-        return values
+        found = self._mapped.get(number)
+        if found is None:
+            found = self.use_file(number, lambda place: self._map(number, place))
+        return found
+
+    def use_file(self, number: int, use: Callable[[Path], T]) -> T:
+        """What ``use`` makes of a chunk's file. Of a mirror it is brought where it is missing, and again where ``use``
+        finds it damaged: another process may have made room, or the disk have changed it."""
+        place = self.chunk_file(number)
+        if self.mirror is None:
+            return use(place)
+        for again in (True, True, False):
+            self.mirror.bring(self.key, number)
+            try:
+                return use(place)
+            except CorruptionError:
+                if not again:
+                    raise
+                place.unlink(missing_ok=True)
+        raise AssertionError("the last attempt returns or raises")
 
     def blocks(self) -> Iterator[tuple[int, NDArray[Any]]]:
         """(first row, rows) of every chunk in order, mapped."""
@@ -103,8 +123,10 @@ class Reader:
     def all(self) -> NDArray[Any]:
         """Every row, [N, V, D], in memory. Raises CorruptionError, when a chunk's size, checksum or place is wrong."""
         # before memory is asked for: a manifest may claim any shape
+        if self.mirror is not None and self.info.chunks:
+            self.chunk(0)
         for number in range(len(self.info.chunks)):
-            if number not in self._verified:
+            if self.mirror is None and number not in self._verified:
                 place = self.chunk_file(number)
                 what = self.chunk_name(number)
                 try:
@@ -191,7 +213,9 @@ class Reader:
                     errors[turn] = error
 
         threads = threads_for(len(todo))
-        if threads == 1:
+        if self.mirror is not None:
+            threads = min(FETCHERS, len(todo))
+        if threads <= 1:
             work()
         else:
             with ThreadPoolExecutor(threads) as pool:
@@ -203,13 +227,16 @@ class Reader:
         """Read a chunk to its place; read and not copied from a map, whose every page would have to be set up first."""
         start = number * self.info.chunk_rows * self._row_bytes
         part = flat[start : start + self._length(number) * self._row_bytes]
-        place = self.chunk_file(number)
         what = self.chunk_name(number)
-        rest = read_file(place, part, self.info.chunk_bytes, what)
-        if number not in self._verified:
-            # Of what was read, which is in the processor's cache now.
-            verify_payload(part, rest, self.info.chunks[number], place, what)
-            self._verified.add(number)
+
+        def read(place: Path) -> None:
+            rest = read_file(place, part, self.info.chunk_bytes, what)
+            if number not in self._verified:
+                # Of what was read, which is in the processor's cache now.
+                verify_payload(part, rest, self.info.chunks[number], place, what)
+                self._verified.add(number)
+
+        self.use_file(number, read)
 
     def _length(self, number: int) -> int:
         return min(self.info.chunk_rows, self.shape[0] - number * self.info.chunk_rows)
@@ -222,17 +249,18 @@ class Reader:
         """What messages call a chunk."""
         return f"chunk {number} of {self.key}"
 
-    def _map(self, number: int) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-        """A chunk file's bytes and, over the same memory, its rows below N."""
-        found = self._mapped.get(number)
-        if found is None:
-            raw = map_file(self.chunk_file(number), self.info.chunk_bytes, self.chunk_name(number))
-            values = raw[: self._length(number) * self._row_bytes].view(
-                self.dtype.newbyteorder("<")
-            )
-            if len(self._mapped) >= MAPS:
-                del self._mapped[next(iter(self._mapped))]
-            found = self._mapped[number] = raw, values.reshape(-1, *self.shape[1:])
+    def _map(self, number: int, place: Path) -> NDArray[Any]:
+        """A chunk's rows below N, over the mapped bytes of its file, which are verified."""
+        what = self.chunk_name(number)
+        raw = map_file(place, self.info.chunk_bytes, what)
+        if number not in self._verified:
+            tail = raw[-CRC_BYTES:].tobytes()
+            verify_payload(raw[:-CRC_BYTES], tail, self.info.chunks[number], place, what)
+            self._verified.add(number)
+        values = raw[: self._length(number) * self._row_bytes].view(self.dtype.newbyteorder("<"))
+        if len(self._mapped) >= MAPS:
+            del self._mapped[next(iter(self._mapped))]
+        found = self._mapped[number] = values.reshape(-1, *self.shape[1:])
         return found
 
 
@@ -276,6 +304,8 @@ def map_rows(reader: Reader) -> MappedRows | None:
     size = reader.info.chunk_bytes
     if LIBC is None or not count or not size or size % mmap.PAGESIZE or count > MOST_CHUNKS:
         return None
+    if reader.mirror is not None and not reader.mirror.bring_all(reader.key):
+        return None
     # Room that no other map takes; nothing can be read of it yet.
     address = LIBC.mmap(None, count * size, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     if address in (None, _FAILED):
@@ -283,7 +313,8 @@ def map_rows(reader: Reader) -> MappedRows | None:
     memory = (ctypes.c_ubyte * (count * size)).from_address(address)
     weakref.finalize(memory, LIBC.munmap, address, count * size)
     for number in range(count):
-        if not _map_chunk(LIBC, reader, number, address + number * size):
+        put = partial(_map_chunk, LIBC, reader, number, address + number * size)
+        if not reader.use_file(number, put):
             return None
     raw = np.ctypeslib.as_array(memory)[: math.prod(reader.shape) * reader.dtype.itemsize]
     values = raw.view(reader.dtype.newbyteorder("<")).reshape(reader.shape)
@@ -299,9 +330,8 @@ def mapped_bytes(at_most: int) -> int:
     return shared * mmap.PAGESIZE
 
 
-def _map_chunk(libc: ctypes.CDLL, reader: Reader, number: int, address: int) -> bool:
+def _map_chunk(libc: ctypes.CDLL, reader: Reader, number: int, address: int, place: Path) -> bool:
     """Map the rows of a chunk file to an address, verified; False where the system refuses."""
-    place = reader.chunk_file(number)
     what = reader.chunk_name(number)
     size = reader.info.chunk_bytes
     try:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcache.config import refuse_remote
 from fedcache.errors import CorruptionError, FedcacheError, UsageError
 from fedcache.notebooks import html_table
 from fedcache.parsing import slug_of
@@ -36,6 +37,7 @@ from fedcache.store.manifest import (
     forgotten_arrays,
     is_written,
     no_text_features,
+    nothing_is_added,
     partition_parts,
     partition_words,
     read_manifest,
@@ -46,6 +48,7 @@ from fedcache.store.manifest import (
     write_partition,
     write_text,
 )
+from fedcache.store.mirror import local_place, origin_of
 from fedcache.store.part import PART, no_store, part_of
 from fedcache.store.reader import Reader, open_reader
 from fedcache.store.samples import (
@@ -78,15 +81,21 @@ class Store:
 
     def __repr__(self) -> str:
         arrays = ", ".join(sorted(self.arrays)) or "no features yet"
-        return f"Store({self.dataset['slug']}: {self.rows_ok:,} of {self.rows:,} images, {arrays}, {self.path})"
+        return f"Store({self.dataset['slug']}: {self.rows_ok:,} of {self.rows:,} images, {arrays}, {self.place})"
 
     @classmethod
     def open(cls, path: Path | str, *, part: bool = False) -> Store:
-        """Open a store; also part i of n of one where ``part`` says so.
+        """Open a store, also one that was published: a folder, or an address such as ``https://host/digits``.
 
-        Raises StoreError when there is none; CorruptionError when its manifest is damaged, or older than the store.
+        Part i of n of a store is opened where ``part`` says so.
+
+        Of a published store, the home keeps what is read (``path`` lies there), and nothing can be written to it.
+
+        Raises StoreError when there is none; CorruptionError when its manifest is damaged, or older than the store;
+        UsageError for another address; MachineError without the extra ``remote``, or without network.
         """
-        place = Path(path)
+        refuse_remote(path, "path", remote=True)
+        place = local_place(path)
         manifest = read_manifest(place)
         if PART in manifest.dataset and not part:
             raise no_store(place, manifest.dataset)
@@ -159,6 +168,7 @@ class Store:
         Groups take the place of those of their names. ``observer`` is told how far it is. Raises FedcacheError, as
         ``create``; CorruptionError, for values that are not finite.
         """
+        refuse_remote(path, "path")
         path.parent.mkdir(parents=True, exist_ok=True)
         store = cls.create(path, content.samples, dataset=content.dataset, reasons=content.reasons)
         put_groups(store, content.groups)
@@ -200,6 +210,21 @@ class Store:
         damaged.
         """
         return cls(path, create_store(path, samples, dict(dataset), reasons or {}))
+
+    @cached_property
+    def address(self) -> str | None:
+        """Where a published store is: its address or folder; None for any other store."""
+        return origin_of(self.path)
+
+    @property
+    def place(self) -> str:
+        """The address or path by which ``open`` finds the store again."""
+        return self.address or str(self.path)
+
+    def need_writable(self) -> None:
+        """Refuse to change a published store. Raises StoreError."""
+        if self.address is not None:
+            raise nothing_is_added(self.address)
 
     def refresh(self) -> None:
         """Read the manifest again."""
@@ -315,6 +340,7 @@ class Store:
     ) -> ArrayWriter:
         """The one writer of an array; see ``ArrayWriter``. Use it in a ``with`` block."""
         check_name("array", key)
+        self.need_writable()
         return ArrayWriter(
             self,
             key,
@@ -393,7 +419,11 @@ class Store:
 
     @contextmanager
     def edit(self) -> Iterator[Manifest]:
-        """The manifest as it is now, to change under its lock; written when the block ends well."""
+        """The manifest as it is now, to change under its lock; written when the block ends well.
+
+        Raises StoreError for a published store.
+        """
+        self.need_writable()
         with lock_manifest(self.path):
             manifest = read_manifest(self.path)
             remove_partial_files(self.path)
@@ -464,12 +494,19 @@ class Store:
     ) -> Dataset[tuple[Tensor, int]]:
         """The rows of ``Xy`` as a ``torch.utils.data.Dataset`` that reads each row when it is asked for.
 
-        It can be handed to the workers of a ``DataLoader``, also spawned ones. Arguments and errors as of ``Xy``.
+        It can be handed to the workers of a ``DataLoader``, also spawned ones. Features of a published store are
+        fetched now, unless ``FEDCACHE_REMOTE_CACHE`` is too small for them; then workers must be spawned. Arguments
+        and errors as of ``Xy``.
         """
         from fedcache.store.torch_dataset import FeatureRows  # a class of torch's: imports torch
 
         keys = select_arrays(self.arrays, backbones, self.path.name)
         rows = select_rows(self.samples, split)
+        for key in keys:
+            # Workers are often forked, and a forked process can fetch nothing.
+            mirror = self.reader(key).mirror
+            if mirror is not None:
+                mirror.bring_all(key)
         return FeatureRows(
             self.path.resolve(), keys, rows, self.samples.label[rows].astype("int64")
         )
@@ -482,7 +519,7 @@ class Store:
         """What the manifest says, plain JSON values; rows and features are not among them."""
         m = self._manifest
         return {
-            "path": str(self.path),
+            "path": self.place,
             "dataset": dict(m.dataset),
             "rows": m.rows,
             "ok": m.rows_ok,
@@ -503,7 +540,8 @@ class Store:
         return html_table(title, ("array", "backbone", "shape", "dtype"), rows)
 
     def append_history(self, event: Mapping[str, Any]) -> None:
-        """Note what was measured; the one file of a store with times in it."""
+        """Note what was measured; the one file of a store with times in it. Raises StoreError for a published store."""
+        self.need_writable()
         with hold_lock(
             self.path / "locks" / "history.lock", f"the history of {self.path}", wait=True
         ):

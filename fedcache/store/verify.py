@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedcache.errors import FedcacheError, shell_word
+from fedcache.errors import CorruptionError, FedcacheError, shell_word
 from fedcache.store import chunks as files
+from fedcache.store.byte_source import ByteSource, open_source
 from fedcache.store.files import (
     explain_disk_errors,
     file_sha256,
@@ -20,17 +21,22 @@ from fedcache.store.files import (
 from fedcache.store.journal import chunk_line, header_line, journal_path, journals
 from fedcache.store.lock import hold_lock, lock_manifest
 from fedcache.store.manifest import (
-    COLUMNS,
     HISTORY,
     NAME,
     QUARANTINE,
     Manifest,
-    column_shape,
+    chunk_files,
     journal_header,
     read_history,
     read_manifest,
     read_quarantine,
-    text_file,
+)
+from fedcache.store.mirror import (
+    array_chunk,
+    checked_chunk,
+    checked_file,
+    published_manifest,
+    small_chunks,
 )
 from fedcache.store.part import part_of
 from fedcache.store.store import Store
@@ -41,13 +47,24 @@ from fedcache.store.writer import sidecars_of
 class VerifyReport:
     """What ``verify`` found."""
 
-    path: Path  # of the store
+    path: str  # of the store, or its address
     # {file, what} for everything that is not what the manifest says
     problems: list[dict[str, str]] = field(default_factory=list)
     # unfinished arrays and files the manifest does not know
     notes: list[str] = field(default_factory=list)
     checked: int = 0  # files read
     bytes: int = 0  # read
+    published: bool = False
+
+    @property
+    def advice(self) -> str:
+        """The command that goes on where something is wrong."""
+        if self.published:
+            return "Publish it again:  fedcache publish STORE FOLDER"
+        return (
+            f"fedcache repair {shell_word(self.path)}   drops what is damaged; the extract command then makes only "
+            "that again."
+        )
 
     @property
     def ok(self) -> bool:
@@ -57,7 +74,7 @@ class VerifyReport:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
-            "path": str(self.path),
+            "path": self.path,
             "ok": self.ok,
             "problems": self.problems,
             "notes": self.notes,
@@ -72,16 +89,16 @@ class VerifyReport:
         shown = ["  {file}: {what}".format(**problem) for problem in self.problems]
         if self.problems:
             found = f"{len(self.problems)} problems."
-            shown.append(
-                f"fedcache repair {shell_word(self.path)}   drops what is damaged; the extract command then makes only "
-                "that again."
-            )
+            shown.append(self.advice)
         head = f"{self.path}: {self.checked:,} files, {megabytes:,.1f} MB read; {found}"
         return [head, *shown, *(f"  note: {note}" for note in self.notes)]
 
     def add(self, place: Path, what: str) -> None:
         """Note a problem with a file."""
-        self.problems.append({"file": str(place.relative_to(self.path)), "what": what})
+        name = str(place)
+        if place.is_relative_to(self.path):
+            name = str(place.relative_to(self.path))
+        self.problems.append({"file": name, "what": what})
 
     def check(self, place: Path, read: Callable[[], object]) -> None:
         """Count a file, and note a problem where ``read`` says that it is damaged."""
@@ -104,7 +121,9 @@ def verify(path: Path) -> VerifyReport:
     Raises StoreError when there is no store; CorruptionError when its manifest is damaged.
     """
     store = Store.open(path, part=True)
-    report = VerifyReport(path)
+    if store.address is not None:
+        return _verify_published(open_source(store.address))
+    report = VerifyReport(str(path))
     for place, crc, size, what in chunk_files(store.path, store.manifest):
         report.check(place, partial(files.read_checked, place, crc, what, size=size))
     report.read(path / NAME)
@@ -125,6 +144,29 @@ def verify(path: Path) -> VerifyReport:
     report.notes += [
         f"{file.relative_to(path)} is not part of the store" for file in leftover_files(store)
     ]
+    return report
+
+
+def _verify_published(source: ByteSource) -> VerifyReport:
+    """Read every object of a published store from where it is; nothing is taken from its mirror."""
+    raw, manifest = published_manifest(source)
+    report = VerifyReport(source.place, checked=1, bytes=len(raw), published=True)
+
+    def check(name: str, read: Callable[[], bytes]) -> None:
+        report.checked += 1
+        try:
+            report.bytes += len(read())
+        except CorruptionError as error:
+            report.add(Path(name), error.message)
+
+    for name, crc, size in small_chunks(manifest):
+        check(name, partial(checked_chunk, source, name, crc, size))
+    for name, digest in sorted(manifest.files.items()):
+        check(name, partial(checked_file, source, name, digest))
+    for key, info in manifest.arrays.items():
+        for number in range(len(info.chunks)):
+            name = f"features/{key}, chunk {number}"
+            check(name, partial(array_chunk, source, manifest, key, number))
     return report
 
 
@@ -193,29 +235,6 @@ def _check_journals(store: Store, report: VerifyReport) -> None:
         )
 
 
-def chunk_files(path: Path, listed: Manifest) -> Iterator[tuple[Path, int, int | None, str]]:
-    """(file, crc32c, bytes, what) of every chunk file of the manifest but ``samples/ok``, which may be in flight."""
-    for key, dtype in COLUMNS.items():
-        shape = column_shape(key, max(1, listed.rows))
-        if key != "ok":
-            place = files.chunk_path(path / "samples" / key, 0, len(shape))
-            yield place, listed.samples[key], files.array_bytes(shape, dtype), f"samples/{key}"
-    yield (
-        files.chunk_path(path / "samples" / "name", 0, 1),
-        listed.samples["name"],
-        None,
-        "samples/name",
-    )
-    for key, info in listed.arrays.items():
-        for number, crc in enumerate(info.chunks):
-            place = files.chunk_path(path / "features" / key, number, len(info.shape))
-            yield place, crc, info.chunk_bytes, f"chunk {number} of {key}"
-    for slug, entries in listed.texts.items():
-        for entry in entries:
-            place, size = text_file(path, slug, entry)
-            yield place, entry["crc"], size, f"text features of {slug}"
-
-
 FORGOTTEN = {
     "partitions": "make the partition again",
     "groups": "ingest or extract brings the column again",
@@ -235,6 +254,7 @@ def repair(path: Path) -> list[str]:
         StoreError, also while an array to repair is being written; CorruptionError, for the manifest or the list of
             unreadable images; MachineError.
     """
+    Store.open(path).need_writable()
     problems = sorted({problem["file"] for problem in verify(path).problems})
     done = []
     for key in sorted(

@@ -42,6 +42,7 @@ from fedcache.store.manifest import (
     column_shape,
     commit_of,
     journal_header,
+    nothing_is_added,
     read_manifest,
     read_quarantine,
     replace_sidecars,
@@ -447,11 +448,7 @@ class ArrayWriter:
             # 1. Rows that could not be read, in samples/ok and the list of them.
             self._quarantine(manifest)
             # 2. The description that makes the folder an array to any Zarr reader.
-            attributes = {
-                "name": self.recipe.get("backbone", self.key),
-                "recipe": digest_of(self.recipe),
-            }
-            dimensions = ("row", *(f"{axis}_{self.key}" for axis in AXES[len(self.shape)]))
+            attributes, dimensions = description(self.key, self.recipe, len(self.shape))
             metadata = files.array_metadata(
                 self.shape, self.dtype, self.chunk_rows, attributes, dimensions
             )
@@ -483,6 +480,14 @@ class ArrayWriter:
         # Announced first: until the manifest is replaced, this line vouches for the two files written next.
         self.journal.announce(commit_of(manifest, union))
         replace_sidecars(self.store.path, manifest, union)
+
+
+def description(
+    key: str, recipe: Mapping[str, Any], axes: int
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Attributes of a feature array for other Zarr readers, and the names of its axes."""
+    attributes = {"name": recipe.get("backbone", key), "recipe": digest_of(dict(recipe))}
+    return attributes, ("row", *(f"{axis}_{key}" for axis in AXES[axes]))
 
 
 # A new store on disk: the rows and nothing else.
@@ -524,6 +529,8 @@ def create_store(
 def _same(path: Path, dataset: Mapping[str, Any]) -> Manifest:
     """The manifest of a store that is there, when it is of this dataset."""
     found = read_manifest(path)
+    if found.shards:
+        raise nothing_is_added(path)
     if found.dataset["digest"] != dataset["digest"]:
         there, wanted = (
             "{slug} with digest {digest:.12}".format(**one) for one in (found.dataset, dataset)

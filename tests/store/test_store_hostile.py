@@ -217,8 +217,8 @@ def test_an_array_larger_than_memory_is_refused_before_memory_is_asked_for(tmp_p
 def test_a_newer_format_is_named(tmp_path):
     store = create(tmp_path / "s.zarr")
     file = store.path / "manifest.json"
-    file.write_bytes(to_signed({**parse_signed(file.read_bytes()), "format": 2}))
-    refused(lambda: Store.open(store.path), "format 2", code=Exit.STORE)
+    file.write_bytes(to_signed({**parse_signed(file.read_bytes()), "format": 3}))
+    refused(lambda: Store.open(store.path), "format 3", code=Exit.STORE)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.config import ExtractConfig, Home, resolve
+from fedcache.config import ExtractConfig, Home, is_store_address, resolve
 from fedcache.errors import (
     FedcacheError,
     MachineError,
@@ -46,6 +46,7 @@ from fedcache.store.catalog import (
 )
 from fedcache.store.groups import group_digests
 from fedcache.store.journal import journals
+from fedcache.store.mirror import local_place
 from fedcache.store.own_names import bare_name
 from fedcache.store.part import part_of
 from fedcache.store.samples import INGESTED
@@ -56,13 +57,14 @@ from fedcache.tables.groups import Group
 def locate_store(
     home: Home,
     *,
-    path: Path | None = None,
+    path: Path | str | None = None,
     dataset: str | None = None,
     observer: Observer | None = None,
 ) -> Path | None:
     """``--store``, else the store of ``--dataset``, else the one last used; None when there is none yet.
 
-    A damaged store can be named too. A dataset's store is found from its remembered digest, so no image is read; an
+    Of a published store it is the folder of the home that holds what was read. A damaged store can be named too.
+    A dataset's store is found from its remembered digest, so no image is read; an
     ingested one by its name, with or without ``ingested:``. Where another dataset of the same content has put its
     groups there, those of the one that is meant are put in their place.
 
@@ -73,7 +75,10 @@ def locate_store(
             "A store and --dataset are both given. A store holds its dataset.",
             "Leave one of them out.",
         )
+    if is_store_address(path):
+        return local_place(path)
     if path is not None:
+        path = Path(path)
         place = resolve_path(home, path, to_read=True)
         if not place.exists():
             message = f"There is no store {path}, here or under {home.stores}."
@@ -85,7 +90,7 @@ def locate_store(
                 "fedcache ls   lists them. A new one:  "
                 "fedcache extract --dataset digits --backbones efficientnet-lite0",
             )
-        return place
+        return local_place(place)
     if dataset is not None:
         if (part := limited_store(home, dataset)) is not None:
             return part
@@ -134,7 +139,7 @@ def _places_of(home: Home, dataset: str) -> Iterator[tuple[Path, Context]]:
 def need_path(
     home: Home,
     *,
-    path: Path | None = None,
+    path: Path | str | None = None,
     dataset: str | None = None,
     observer: Observer | None = None,
 ) -> Path:
@@ -214,7 +219,7 @@ def no_store_remembered(home: Home) -> FedcacheError | None:
 def need_store(
     home: Home,
     *,
-    path: Path | None = None,
+    path: Path | str | None = None,
     dataset: str | None = None,
     observer: Observer | None = None,
     part: bool = False,

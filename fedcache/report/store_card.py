@@ -1,0 +1,140 @@
+"""The card of a published store: what it holds, what made it, and what its rows may tell of people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from fedcache.config import Home
+from fedcache.errors import FedcacheError
+from fedcache.extract.backbones import lookup_recorded
+from fedcache.extract.inputs import IMAGES, held_by, reads_of
+from fedcache.extract.recipe import Recipe
+from fedcache.store.manifest import VANISHED
+from fedcache.store.samples import SPLITS
+from fedcache.store.store import Store
+from fedcache.tables.words import some_names
+
+SHOWN = 20
+"""Classes, domains, groups and partitions that are named."""
+
+READ_IT = """```python
+import fedcache as fc
+
+store = fc.Store.open("ADDRESS")  # of this folder: s3://, gs://, az://, https:// or a local path
+X, y = store.Xy()
+```
+
+It is a Zarr group with consolidated metadata, so zarr and xarray read it too:
+
+```python
+import zarr
+
+group = zarr.open_group("ADDRESS", mode="r")
+features = group["features/{key}"]  # rows x views x width
+```"""
+
+
+def store_card(store: Store, home: Home, *, anonymous_names: bool = False) -> str:
+    """Markdown for people who find the publication of a store."""
+    name = store.dataset["slug"]
+    parts = {
+        "Reading it": [READ_IT.replace("{key}", next(iter(store.arrays)))],
+        "Rows": _rows(store),
+        "Features": _features(store, home),
+        "What the names reveal": _names(store, anonymous_names=anonymous_names),
+        "Privacy": [
+            "Features are personal data where the originals are. Models can reconstruct much of an image or a text "
+            "from its features.",
+            "The column `uid` holds half of the sha256 of each original file. Anyone who has a file can tell whether "
+            "it is among the rows.",
+            "Labels, domains and groups of rows are readable by everyone who can read this folder.",
+        ],
+    }
+    lines = [f"# {name}: features of frozen models", "", "Published with `fedcache publish`."]
+    for title, sentences in parts.items():
+        lines += ["", f"## {title}", "", *sentences]
+    return "\n".join(lines) + "\n"
+
+
+def _rows(store: Store) -> list[str]:
+    """How many rows there are, of which splits, classes and domains."""
+    samples = store.samples
+    holds = held_by(info.recipe for info in store.arrays.values())
+    gone = int(store.vanished().sum())
+    readable = samples.ok == 1
+    lines = [f"- {store.rows - gone:,} {holds}, of which {store.rows_ok:,} are readable"]
+    if gone:
+        lines.append(f"- {gone:,} further rows: each {VANISHED}")
+    splits = [
+        f"{int((readable & (samples.split == code)).sum()):,} {split}"
+        for code, split in enumerate(SPLITS)
+    ]
+    lines.append(f"- splits: {', '.join(splits)}")
+    counts = np.bincount(
+        samples.label[readable & (samples.label >= 0)], minlength=len(samples.classes)
+    )
+    classes = [f"{word} ({count:,})" for word, count in zip(samples.classes, counts, strict=True)]
+    lines.append(f"- {len(classes):,} classes: {some_names(classes, SHOWN)}")
+    lines.append(f"- {len(samples.domains):,} domains: {some_names(samples.domains, SHOWN)}")
+    for title, named in (("groups", store.groups), ("partitions", store.partitions)):
+        if named:
+            lines.append(f"- {title}: {some_names(named, SHOWN)}")
+    return lines
+
+
+def _features(store: Store, home: Home) -> list[str]:
+    """What made each array, and its shape."""
+    recipes = [(key, info.recipe) for key, info in store.arrays.items()]
+    lines = []
+    described = backbone_lines(recipes, home)
+    for (key, info), made in zip(store.arrays.items(), described, strict=True):
+        shape = " x ".join(f"{n:,}" for n in info.shape)
+        lines.append(f"- `{key}`, {shape} {info.dtype}. {made}")
+    return lines
+
+
+def _names(store: Store, *, anonymous_names: bool) -> list[str]:
+    """What can be learnt from the words of the store."""
+    if anonymous_names:
+        lines = ["Names of rows were replaced by numbers (`--anonymous-names`)."]
+    else:
+        folders = {name.rpartition("/")[0] for name in store.samples.name}
+        lines = [
+            f"Names of rows are those of the original data: {store.rows:,} names in {len(folders):,} folders. File "
+            "names can be names of people. `fedcache publish STORE FOLDER --anonymous-names` replaces them by numbers."
+        ]
+    if store.groups:
+        lines.append(
+            f"Groups keep their words: {some_names(store.groups, SHOWN)}. Words of a group, and the client names of "
+            "partitions that were made from it, can name people or places."
+        )
+    return lines
+
+
+def backbone_lines(recipes: Iterable[tuple[str, Mapping[str, Any]]], home: Home) -> list[str]:
+    """Each recipe of the named arrays on a line, with the licence of its weights."""
+    lines = []
+    for key, facts in recipes:
+        if "size" not in facts:  # embeddings of somebody's own
+            name = facts.get("backbone", key)
+            lines.append(f"Embeddings {name}, made elsewhere; licence of the weights: not known.")
+            continue
+        recipe = Recipe.from_dict(facts)
+        licence = ""
+        with suppress(FedcacheError):  # a backbone of another installation
+            licence = lookup_recorded(recipe, home=home.root).licence
+        kind = reads_of(recipe)
+        side = f"{kind} as they are"
+        if recipe.size and kind == IMAGES:
+            side = f"{recipe.size} px {recipe.resize}, {recipe.interpolation}"
+        elif recipe.size:
+            side = f"{recipe.size} tokens of a text"
+        lines.append(
+            f"Backbone {recipe.backbone}, weights {recipe.weights or 'not known'}, {side}, recipe "
+            f"{recipe.digest[:16]}; licence of the weights: {licence or 'not known'}."
+        )
+    return lines

@@ -1,0 +1,306 @@
+"""Byte sources: the files of a store in a folder, in a bucket or behind a web server.
+
+A source reads and writes whole objects, and reads ranges of them, by their names in the store. It lists nothing, since
+the manifest of a store names every object and its checksum. So a plain web server is enough to read one.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from fedcache.config import is_store_address
+from fedcache.errors import MachineError, StoreError, UsageError
+from fedcache.optional import needed_library, reason
+from fedcache.store.chunks import make_directories
+from fedcache.store.files import Buffer, at_once, explain_disk_errors, size_of, write_atomic
+
+T = TypeVar("T")
+
+WAITS = (0.1, 0.3, 1.0, 2.0, 4.0)
+"""Seconds before each further attempt, of which a random share is waited."""
+
+TIMEOUTS = {"connect_timeout": "10s", "read_timeout": "30s", "timeout": "10m"}
+"""To connect, for the next bytes of a body, and for one object or range."""
+
+
+CREDENTIALS = (
+    "Check the credentials in the environment: for s3:// AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION, or "
+    "AWS_SKIP_SIGNATURE=true for a public bucket."
+)
+
+
+class ByteSource(Protocol):
+    """The objects of one store.
+
+    Names have ``/`` between their parts. Of an object that is not there, ``get`` and ``get_range`` raise
+    FileNotFoundError and ``size`` is None. Everything else that goes wrong is a FedcacheError.
+    """
+
+    place: str  # as a user writes it: a folder or an address
+
+    def get(self, name: str) -> bytes:
+        """A whole object."""
+
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        """``length`` bytes from ``start``; fewer where the object ends before."""
+
+    def size(self, name: str) -> int | None:
+        """Bytes of an object; None where there is none."""
+
+    def put(self, name: str, *parts: Buffer) -> None:
+        """Write an object, whole or not at all."""
+
+    def put_if_absent(self, name: str, *parts: Buffer) -> bool:
+        """Write an object unless there is one; returns whether it was written."""
+
+
+def open_source(place: str) -> ByteSource:
+    """The source of a folder or an address. Raises MachineError without the extra ``remote``; UsageError."""
+    if is_store_address(place):
+        return RemoteSource(place)
+    return FolderSource(Path(place))
+
+
+class FolderSource:
+    """A folder of this machine. Every object is a file, on the disk before the call returns."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.place = str(folder)
+
+    def get(self, name: str) -> bytes:
+        """See ``ByteSource``."""
+        return self._read(name, lambda file: file.read())
+
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        """See ``ByteSource``."""
+
+        def read(file: Any) -> bytes:
+            file.seek(start)
+            return bytes(file.read(length))
+
+        return self._read(name, read)
+
+    def _read(self, name: str, read: Callable[[Any], bytes]) -> bytes:
+        path = self.folder / name
+        try:
+            with open(path, "rb", buffering=0, opener=at_once) as file:
+                return read(file) or b""
+        except NotADirectoryError as error:
+            raise FileNotFoundError(str(path)) from error
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise MachineError(
+                f"{path} cannot be read: {error.strerror or error}.",
+                "Check its permissions and the disk.",
+            ) from error
+
+    def size(self, name: str) -> int | None:
+        """See ``ByteSource``."""
+        path = self.folder / name
+        if path.is_file():
+            return path.stat().st_size
+        return None
+
+    def put(self, name: str, *parts: Buffer) -> None:
+        """See ``ByteSource``."""
+        path = self.folder / name
+        with explain_disk_errors(path, size_of(parts)):
+            make_directories(path.parent)
+            write_atomic(path, *parts)
+
+    def put_if_absent(self, name: str, *parts: Buffer) -> bool:
+        """See ``ByteSource``."""
+        path = self.folder / name
+        own = f"{name}.{os.getpid()}-{os.urandom(4).hex()}.partial"
+        self.put(own, *parts)
+        try:
+            # Unlike a rename, a link takes no other file's place.
+            os.link(self.folder / own, path)
+        except FileExistsError:
+            return False
+        finally:
+            (self.folder / own).unlink(missing_ok=True)
+        return True
+
+
+class RemoteSource:
+    """A bucket (S3, Google Cloud, Azure) or a web server, through obstore.
+
+    Requests that fail by an error of the server or the network, or whose body ends early, are tried again a few times.
+    Settings of a bucket (keys, region, endpoint) are those of the usual environment variables, ``AWS_*`` for S3.
+    """
+
+    _process: ClassVar[int] = 0  # that first made one, and whose threads send the requests
+
+    def __init__(self, address: str) -> None:
+        self.place = address.rstrip("/")
+        if not RemoteSource._process:
+            RemoteSource._process = os.getpid()
+        self._need_own_threads()
+        stores = needed_library("obstore.store", self.place, "remote")
+        scheme = self.place.partition("://")[0]
+        settings: dict[str, Any] = {
+            # Attempts are counted and explained here.
+            "retry_config": {"max_retries": 0},
+            "client_options": {**TIMEOUTS, "allow_http": _allows_http(scheme)},
+        }
+        try:
+            if scheme in ("http", "https"):
+                self._store = stores.HTTPStore.from_url(self.place, **settings)
+            else:
+                self._store = stores.from_url(self.place, **settings)
+        except Exception as error:
+            raise UsageError(
+                f"{self.place} cannot be opened ({reason(error)}).",
+                f"Addresses look like s3://bucket/digits or https://host/digits. {CREDENTIALS}",
+            ) from error
+        self._lock = threading.Lock()
+        self._ranges = True  # until the server refuses one
+        self._whole: tuple[str, bytes] = (
+            "",
+            b"",
+        )  # the object read last, where there are no ranges
+
+    def _need_own_threads(self) -> None:
+        """Refuse to send requests from a forked process, where they would never end. Raises MachineError."""
+        if RemoteSource._process != os.getpid():
+            raise MachineError(
+                f"{self.place} cannot be read in a forked process.",
+                'Start processes by spawning: DataLoader(..., multiprocessing_context="spawn")',
+            )
+
+    def get(self, name: str) -> bytes:
+        """See ``ByteSource``."""
+        return self._tried(name, lambda: bytes(self._store.get(name).bytes()))
+
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        """See ``ByteSource``. Of a server without ranges the whole object is read, once for its neighbours too."""
+
+        def read() -> bytes | None:
+            try:
+                found = bytes(self._store.get_range(name, start=start, length=length))
+            except Exception as error:
+                if _has_no_ranges(error):
+                    return None
+                raise
+            if len(found) != length:
+                raise ConnectionError(f"{len(found):,} of {length:,} bytes came")
+            return found
+
+        if self._ranges:
+            found = self._tried(name, read)
+            if found is not None:
+                return found
+            self._ranges = False
+        with self._lock:
+            if self._whole[0] != name:
+                self._whole = (name, self.get(name))
+            return self._whole[1][start : start + length]
+
+    def size(self, name: str) -> int | None:
+        """See ``ByteSource``."""
+        try:
+            return int(self._tried(name, lambda: self._store.head(name)["size"]))
+        except FileNotFoundError:
+            return None
+
+    def put(self, name: str, *parts: Buffer) -> None:
+        """See ``ByteSource``."""
+        raw = b"".join(parts)
+        self._tried(name, lambda: self._store.put(name, raw))
+
+    def put_if_absent(self, name: str, *parts: Buffer) -> bool:
+        """See ``ByteSource``."""
+        raw = b"".join(parts)
+
+        def write() -> bool:
+            try:
+                self._store.put(name, raw, mode="create")
+            except Exception as error:
+                if type(error).__name__ in ("AlreadyExistsError", "PreconditionError"):
+                    return False
+                raise
+            return True
+
+        # An attempt that was cut off may have written it.
+        return self._tried(name, write) or self.get(name) == raw
+
+    def _tried(self, name: str, call: Callable[[], T]) -> T:
+        """The result of a call, tried again after errors that may pass. Raises FileNotFoundError; StoreError;
+        MachineError."""
+        self._need_own_threads()
+        for wait in (*WAITS, None):
+            try:
+                return call()
+            except FileNotFoundError:
+                raise
+            except Exception as error:
+                why = _in_words(error)
+                if _is_refusal(error):
+                    raise StoreError(
+                        f"{self.place} does not allow access to {name} ({why}).",
+                        CREDENTIALS,
+                    ) from error
+                if wait is None or not _may_pass(error):
+                    raise MachineError(
+                        f"{self.place} gave no {name} ({why}).",
+                        "Check the address and the network, then run the same command again.",
+                    ) from error
+            time.sleep(wait * random.uniform(0.5, 1.0))
+        raise AssertionError("the last attempt returns or raises")
+
+
+def _allows_http(scheme: str) -> bool:
+    """Whether requests may go over plain HTTP: where the address or an S3 endpoint of the environment says so."""
+    endpoints = (os.environ.get("AWS_ENDPOINT_URL", ""), os.environ.get("AWS_ENDPOINT", ""))
+    return scheme == "http" or any(place.startswith("http://") for place in endpoints)
+
+
+def _status(error: Exception) -> int:
+    """The HTTP status in an error's text; 0 where there is none."""
+    found = re.search(r"\bstatus(?: code)?:? (\d{3})\b", str(error))
+    return int(found[1]) if found else 0
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the server refuses these credentials, or asks for some."""
+    refused = type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError")
+    return refused or _status(error) in (401, 403)
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether the same request may succeed a moment later."""
+    status = _status(error)
+    return not 400 <= status < 500 or status in (408, 425, 429)
+
+
+def _has_no_ranges(error: Exception) -> bool:
+    """Whether a server answered a request for a range with the whole object."""
+    return type(error).__name__ == "NotSupportedError"
+
+
+def _in_words(error: Exception) -> str:
+    """What went wrong, without addresses and the source lines that obstore prints."""
+    text = str(error)
+    status = _status(error)
+    if status:
+        return f"status {status}"
+    for words in (
+        "Connection refused",
+        "timed out",
+        "dns error",
+        "end of file",
+        "connection closed",
+    ):
+        if words.lower() in text.lower():
+            return words.lower()
+    return reason(error)[:200]

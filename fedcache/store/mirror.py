@@ -1,0 +1,313 @@
+"""Mirrors: what was read of a published store, kept in the home like a local store.
+
+A mirror is a folder ``remote/NAME.zarr`` of the home. It has the manifest of the published store, its columns, text
+features, partitions and groups, and the chunk files that were read so far, each where a local store has it. So whatever
+reads a local store reads a mirror; only ``reader`` asks for chunk files that are not there yet. ``origin.json`` says
+where the published store is. The name covers the manifest, so a store that is published again has another mirror.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from fedcache.config import Home, is_store_address
+from fedcache.errors import CorruptionError, FedcacheError, MachineError, StoreError, shell_word
+from fedcache.parsing import slug_of
+from fedcache.store.byte_source import ByteSource, open_source
+from fedcache.store.chunks import CRC_BYTES, checksum, chunk_path
+from fedcache.store.files import (
+    digest_of,
+    disk_free,
+    explain_disk_errors,
+    make_private,
+    sha256_hex,
+    size_in_environment,
+    write_atomic,
+)
+from fedcache.store.manifest import NAME, Manifest, chunk_files, parse_manifest
+from fedcache.store.sealed import read_sealed, write_sealed
+
+FOLDER = "remote"
+"""Of the home: the mirrors."""
+
+ORIGIN = "origin.json"
+WHAT = {"kind": "origin of a mirror"}
+
+MARK = "publication.json"
+"""The first object of a published store: whose it is."""
+
+FETCHERS = 8
+"""Requests under way at once."""
+
+KEPT = 16
+"""Chunk files read last that stay, however little room there is: at least those that requests under way bring."""
+
+
+def local_place(place: Path | str) -> Path:
+    """The folder in which a store can be read: of a published store, also one in a local folder, its mirror.
+
+    The manifest is read anew, and what else is missing except chunks of features.
+
+    Raises:
+        StoreError where no published store is, or access is denied; CorruptionError for a damaged one; MachineError
+        without the extra ``remote``, the network or room on the disk.
+    """
+    if is_store_address(place):
+        return _mirrored(place.rstrip("/"))
+    path = Path(place)
+    if (path / MARK).exists():
+        return _mirrored(str(path.resolve()))
+    return path
+
+
+def origin_of(path: Path) -> str | None:
+    """Address or folder of the published store of a mirror; None for any other store."""
+    origin = read_sealed(path / ORIGIN, WHAT)
+    if origin is None:
+        return None
+    return str(origin.content["place"])
+
+
+def _mirrored(place: str) -> Path:
+    """The mirror of the store that is published at a place, made or found."""
+    home = Home.from_environment()
+    if home.offline and is_store_address(place):
+        raise MachineError(f"{place} is not read: downloads are off.", "unset FEDCACHE_OFFLINE")
+    source = open_source(place)
+    raw, manifest = published_manifest(source)
+    version = digest_of([place, sha256_hex(raw)])[:16]
+    path = home.root / FOLDER / f"{slug_of(manifest.dataset['slug'])[:80]}-{version}.zarr"
+    with explain_disk_errors(path, 0):
+        if not (path / NAME).exists():
+            make_private(home.root)
+            make_private(path.parent)
+            make_private(path)
+            _bring_small_files(source, path, manifest)
+            write_sealed(path / ORIGIN, WHAT, {"place": place})
+            write_atomic(path / NAME, raw)
+        os.utime(path / ORIGIN)  # opened last now
+    return path
+
+
+def idle_mirrors(home: Home, idle_days: float) -> Iterator[tuple[Path, str]]:
+    """(folder, why) of the mirrors that nobody has opened for so many days."""
+    for path in sorted((home.root / FOLDER).glob("*.zarr")):
+        opened = path / ORIGIN
+        if not opened.exists():
+            opened = path
+        days = (time.time() - opened.stat().st_mtime) / 86_400
+        if days >= idle_days:
+            yield path, f"a copy of a published store, which nobody has opened for {days:,.0f} days"
+
+
+def published_manifest(source: ByteSource) -> tuple[bytes, Manifest]:
+    """The manifest at a source, its bytes and what they say. Raises StoreError where there is none; CorruptionError."""
+    try:
+        raw = source.get(NAME)
+    except FileNotFoundError as error:
+        what = f"{source.place} holds no store: there is no {NAME}."
+        if source.size(MARK) is not None:
+            what = f"{source.place} is a publication that was not completed."
+        raise StoreError(what, publish_again(source)) from error
+    try:
+        return raw, parse_manifest(raw, source.place)
+    except CorruptionError as error:
+        raise CorruptionError(error.message, publish_again(source)) from error
+
+
+def publish_again(source: ByteSource) -> str:
+    """The command that publishes a store to a source; of a web address the place behind it is not known."""
+    if source.place.startswith(("http://", "https://")):
+        return (
+            "To publish a store to the folder or bucket behind it:  fedcache publish STORE FOLDER"
+        )
+    return f"To publish a store there:  fedcache publish STORE {shell_word(source.place)}"
+
+
+def checked_chunk(
+    source: ByteSource, name: str, crc: int, size: int | None = None, start: int | None = None
+) -> bytes:
+    """A chunk with its checksum, which must be ``crc``, from a source.
+
+    Args:
+        source: of the store.
+        name: of the object.
+        crc: crc32c that the manifest lists.
+        size: bytes of the chunk without its checksum; None where that is not known.
+        start: of the chunk within a shard; None for an object of its own.
+
+    Raises:
+        CorruptionError, when it is missing or another one; as the source.
+    """
+    try:
+        if start is None:
+            raw = source.get(name)
+        else:
+            assert size is not None
+            raw = source.get_range(name, start, size + CRC_BYTES)
+    except FileNotFoundError as error:
+        raise _other_bytes(source, f"{name} is missing") from error
+    tail = crc.to_bytes(CRC_BYTES, "little")
+    whole = size is None or len(raw) == size + CRC_BYTES
+    if not whole or raw[-CRC_BYTES:] != tail or checksum(raw[:-CRC_BYTES]) != crc:
+        raise _other_bytes(source, f"{name} does not have the checksum of the manifest")
+    return raw
+
+
+def checked_file(source: ByteSource, name: str, digest: str) -> bytes:
+    """A file of the manifest, which must have its sha256, from a source. Raises CorruptionError; as the source."""
+    try:
+        raw = source.get(name)
+    except FileNotFoundError as error:
+        raise _other_bytes(source, f"{name} is missing") from error
+    if sha256_hex(raw) != digest:
+        raise _other_bytes(source, f"{name} does not have the sha256 of the manifest")
+    return raw
+
+
+def _other_bytes(source: ByteSource, what: str) -> FedcacheError:
+    return CorruptionError(
+        f"{source.place}: {what}.",
+        f"Run the same command again, in case it is being published at this moment. {publish_again(source)}",
+    )
+
+
+def array_chunk(source: ByteSource, manifest: Manifest, key: str, number: int) -> bytes:
+    """A chunk of a feature array with its checksum, from a source. Raises as ``checked_chunk``."""
+    info = manifest.arrays[key]
+    folder = Path("features") / key
+    axes = len(info.shape)
+    crc = info.chunks[number]
+    size = info.chunk_bytes
+    if key not in manifest.shards:
+        return checked_chunk(source, chunk_path(folder, number, axes).as_posix(), crc, size)
+    shard, place = divmod(number, manifest.shards[key])
+    name = chunk_path(folder, shard, axes).as_posix()
+    return checked_chunk(source, name, crc, size, place * (size + CRC_BYTES))
+
+
+def small_chunks(manifest: Manifest) -> Iterator[tuple[str, int, int | None]]:
+    """(name, crc32c, bytes) of every chunk that is an object of its own: columns and text features."""
+    for place, crc, size, _ in chunk_files(Path(), manifest):
+        if place.parts[0] != "features":
+            yield place.as_posix(), crc, size
+    ok = chunk_path(Path("samples/ok"), 0, 1)
+    yield ok.as_posix(), manifest.samples["ok"], max(1, manifest.rows)
+
+
+def _bring_small_files(source: ByteSource, path: Path, manifest: Manifest) -> None:
+    """Everything of a store but features and the ``zarr.json`` files, which only other readers need."""
+
+    def chunk(wanted: tuple[str, int, int | None]) -> None:
+        name, crc, size = wanted
+        _write(path / name, checked_chunk(source, name, crc, size))
+
+    def file(wanted: tuple[str, str]) -> None:
+        name, digest = wanted
+        _write(path / name, checked_file(source, name, digest))
+
+    files = [(n, digest) for n, digest in manifest.files.items() if not n.endswith("zarr.json")]
+    with ThreadPoolExecutor(FETCHERS) as pool:
+        list(pool.map(chunk, small_chunks(manifest)))
+        list(pool.map(file, files))
+
+
+def _write(path: Path, raw: bytes) -> None:
+    """Write a file of a mirror, whole or not at all. It is not forced to the disk: whoever reads it compares it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.partial")
+    try:
+        temporary.write_bytes(raw)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+class Mirror:
+    """The mirror at ``path`` of the store that is published at ``place``."""
+
+    def __init__(self, path: Path, place: str, manifest: Manifest) -> None:
+        self.path = path
+        self.place = place
+        self.manifest = manifest
+        self.room = Room(path.parent)
+        self._source: ByteSource | None = None
+
+    def bring(self, key: str, number: int) -> None:
+        """Have the file of a chunk in the mirror. Raises as ``checked_chunk``, or MachineError for a full disk."""
+        info = self.manifest.arrays[key]
+        file = chunk_path(self.path / "features" / key, number, len(info.shape))
+        with suppress(OSError):
+            os.utime(file)  # read last now
+            return
+        if self._source is None:
+            self._source = open_source(self.place)
+        raw = array_chunk(self._source, self.manifest, key, number)
+        self.room.take(len(raw))
+        with explain_disk_errors(file, len(raw)):
+            _write(file, raw)
+
+    def bring_all(self, key: str) -> bool:
+        """Have all chunks of an array in the mirror at once; False where there is no room for them."""
+        info = self.manifest.arrays[key]
+        if info.chunk_bytes * len(info.chunks) > self.room.limit():
+            return False
+        with ThreadPoolExecutor(FETCHERS) as pool:
+            list(pool.map(lambda number: self.bring(key, number), range(len(info.chunks))))
+        return True
+
+
+class Room:
+    """The room that chunk files of mirrors may take together: ``FEDCACHE_REMOTE_CACHE``, else half of the free disk.
+
+    Files that were read longest ago make room for new ones, whichever store they are of and whichever process brought
+    them. A process that still needs one brings it again.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._lock = threading.Lock()
+        self._written = 0  # bytes since files were counted last
+        self._limit: int | None = None
+
+    def limit(self) -> int:
+        """Bytes. Raises UsageError for a ``FEDCACHE_REMOTE_CACHE`` that is no size."""
+        if self._limit is None:
+            asked = size_in_environment("FEDCACHE_REMOTE_CACHE")
+            if asked is None:
+                held = sum(size for _, size, _ in self._files())
+                asked = (disk_free(self.root) + held) // 2
+            self._limit = asked
+        return self._limit
+
+    def take(self, size: int) -> None:
+        """Make room for a file of so many bytes."""
+        limit = self.limit()
+        with self._lock:
+            # Files are counted after every sixteenth of the room, so it may be exceeded by as much.
+            counted = self._written > 0
+            self._written += size
+            if counted and self._written < limit // 16:
+                return
+            self._written = size
+            files = sorted(self._files())
+            excess = size + sum(size for _, size, _ in files) - limit
+            for _, freed, file in files[:-KEPT]:
+                if excess <= 0:
+                    break
+                file.unlink(missing_ok=True)
+                excess -= freed
+
+    def _files(self) -> Iterator[tuple[float, int, Path]]:
+        """(when it was read, bytes, file) of the chunk files of all mirrors."""
+        for file in self.root.glob("*.zarr/features/*/c/**/*"):
+            with suppress(OSError):  # another process may have removed it
+                state = file.stat()
+                if file.is_file() and not file.name.startswith("."):
+                    yield state.st_mtime, state.st_size, file

@@ -1,0 +1,360 @@
+"""Publishing a store: few large files in a folder or a bucket, which fedcache, zarr and xarray read over a network.
+
+Features are written by zarr, as shards of many chunks each. The chunks inside are the chunk files of the store, byte
+for byte, so that one range of a shard is one chunk and has the checksum in the manifest. The root ``zarr.json`` holds
+the metadata of all arrays, since a web server lists nothing.
+
+The order of the writes is the promise. First ``publication.json`` says whose place this is; then come chunks, then
+metadata, and the manifest last. Without the manifest nothing is read as a store, and a later call continues.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcache.config import is_store_address, refuse_remote
+from fedcache.errors import InternalError, StoreError, UsageError, shell_word
+from fedcache.optional import needed_library
+from fedcache.progress import Observer
+from fedcache.store.byte_source import ByteSource, open_source
+from fedcache.store.chunks import (
+    CRC_BYTES,
+    checksum,
+    chunk_path,
+    encode_strings,
+    fill_of,
+    read_checked,
+)
+from fedcache.store.files import canonical_json, parse_signed, sha256_hex, to_signed
+from fedcache.store.lock import is_alive, writer_of
+from fedcache.store.manifest import (
+    NAME,
+    QUARANTINE,
+    ArrayInfo,
+    Manifest,
+    lines_of,
+    read_quarantine,
+    read_sidecar,
+    text_sidecars,
+)
+from fedcache.store.mirror import FETCHERS, MARK, published_manifest, small_chunks
+from fedcache.store.reader import Reader
+from fedcache.store.store import Store
+from fedcache.store.writer import description, sidecars_of
+
+SHARD_BYTES = 128 << 20
+"""Of the chunks in a shard file: 8 files per GiB of features. A shard is made in memory."""
+
+CARD = "README.md"
+ROOT = "zarr.json"
+_OURS = (NAME, ROOT, CARD)
+
+
+@dataclass(frozen=True)
+class Published:
+    """What was published where."""
+
+    place: str  # folder or address
+    files: int  # of the publication
+    bytes: int  # of these files
+    written: int  # files that this call wrote; the others were there
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return vars(self)
+
+
+@dataclass(frozen=True)
+class _Publication:
+    """The files of a publication but its shards, all small, and the manifest that speaks of everything."""
+
+    manifest: Manifest
+    files: Mapping[str, bytes]  # by name, in the order of writing; the manifest is not among them
+
+    @property
+    def raw(self) -> bytes:
+        """The manifest's bytes."""
+        return self.manifest.to_bytes()
+
+
+def anonymous(rows: int) -> list[str]:
+    """Names of rows that say nothing but their order, which is that of the store.
+
+    >>> anonymous(11)[:2]
+    ['00', '01']
+    """
+    width = len(str(max(0, rows - 1)))
+    return [f"{row:0{width}d}" for row in range(rows)]
+
+
+def check_target(target: str) -> str:
+    """Where to publish, as it is kept. Raises UsageError for an address to which nothing can be written."""
+    refuse_remote(target, "TARGET", remote=True)
+    if target.startswith(("http://", "https://")):
+        raise UsageError(
+            f"{target} is a web address, to which fedcache cannot write.",
+            "Publish to a folder or a bucket that the web server serves:  fedcache publish STORE FOLDER",
+        )
+    if is_store_address(target):
+        return target.rstrip("/")
+    return str(Path(target).resolve())
+
+
+def publish(
+    store: Store, target: str, card: str, observer: Observer, *, anonymous_names: bool = False
+) -> Published:
+    """Publish the complete arrays of a store with its columns, text features, partitions and groups.
+
+    A publication of the same store that is there is completed, or replaced where the store has changed since.
+
+    Args:
+        store: it must hold features.
+        target: a folder, or the address of a bucket with a prefix.
+        card: text of ``README.md``.
+        observer: is told how many files are done.
+        anonymous_names: whether names of rows become numbers.
+
+    Raises:
+        StoreError for a store without features, a place where something else is, or refused credentials; UsageError for
+        an address that cannot be written; CorruptionError for a damaged store; MachineError without the extra
+        ``remote``, or where writing fails.
+    """
+    place = check_target(target)
+    if not store.arrays or not store.rows:
+        raise StoreError(
+            f"{store.place} holds no features to publish.",
+            "fedcache extract --dataset digits --backbones efficientnet-lite0",
+        )
+    zarr = needed_library("zarr", "publish", "remote")
+    source = open_source(place)
+    made = _publication(store, card, zarr, anonymous_names=anonymous_names)
+    whole = _claim(source, store, made.raw)
+    same = _unchanged(source, made.manifest)
+    shards = list(_shards(made.manifest))
+    total = len(shards) + len(made.files) + 1
+    written = 0
+    size = sum(map(len, made.files.values())) + len(made.raw)
+    observer.start("publishing", total, "files")
+    try:
+        for key, shard, length in shards:
+            name = chunk_path(Path("features") / key, shard, len(store.arrays[key].shape))
+            size += length
+            there = whole or key in same
+            if not there or source.size(name.as_posix()) != length:
+                raw = _shard(zarr, store.reader(key), shard, made.manifest.shards[key])
+                source.put(name.as_posix(), raw)
+                written += 1
+            observer.advance(1)
+        # The root lets zarr find arrays, so it comes when all of them are there.
+        small = {name: raw for name, raw in made.files.items() if name != ROOT}
+        with ThreadPoolExecutor(FETCHERS) as pool:
+            list(pool.map(lambda name: source.put(name, small[name]), small))
+        source.put(ROOT, made.files[ROOT])
+        source.put(NAME, made.raw)
+        observer.advance(len(made.files) + 1)
+    finally:
+        observer.stop()
+    return Published(place, total + 1, size, written + len(made.files) + 1)
+
+
+def _publication(store: Store, card: str, zarr: Any, *, anonymous_names: bool) -> _Publication:
+    """Everything but features. Raises CorruptionError for damaged columns, texts, partitions or groups."""
+    path = store.path
+    held = store.manifest
+    bad = read_quarantine(path, held)
+    small = {
+        name: read_checked(path / name, crc, name, size=size)
+        for name, crc, size in small_chunks(held)
+    }
+    samples = dict(held.samples)
+    if anonymous_names:
+        names = anonymous(held.rows)
+        raw = encode_strings(names)
+        samples["name"] = checksum(raw)
+        small[chunk_path(Path("samples/name"), 0, 1).as_posix()] = raw
+        bad = {row: (names[row], why) for row, (_, why) in bad.items()}
+    files = {name: raw + checksum(raw).to_bytes(CRC_BYTES, "little") for name, raw in small.items()}
+    for name in held.files:
+        if name.startswith(("partitions/", "groups/")):
+            files[name] = bytes(read_sidecar(path, held, name, name))
+    if bad:
+        files[QUARANTINE] = lines_of(bad)
+    shards = {
+        key: max(1, SHARD_BYTES // (info.chunk_bytes + CRC_BYTES))
+        for key, info in held.arrays.items()
+    }
+    described = _metadata(store, shards, zarr)
+    files |= described
+    digests = {name: sha256_hex(raw) for name, raw in files.items() if name not in small}
+    manifest = replace(held, samples=samples, files=digests, shards=shards)
+    files[CARD] = card.encode()
+    return _Publication(manifest, files)
+
+
+def _metadata(store: Store, shards: Mapping[str, int], zarr: Any) -> dict[str, bytes]:
+    """Every ``zarr.json``, those of groups with consolidated metadata, as Zarr calls it."""
+    held = store.manifest
+    found = sidecars_of(held)
+    for key, info in held.arrays.items():
+        found[f"features/{key}/{ROOT}"] = _array(zarr, key, info, shards[key])[0]
+    for slug, entries in held.texts.items():
+        backbone = str(entries[-1]["meta"].get("backbone", slug))
+        found |= text_sidecars(slug, backbone, entries)
+    nodes = {name.removesuffix(ROOT): json.loads(raw) for name, raw in found.items()}
+    return {f"{folder}{ROOT}": _consolidated(folder, nodes) for folder in nodes}
+
+
+def _consolidated(folder: str, nodes: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """``zarr.json`` of a node; that of a group also holds those of all nodes in it.
+
+    Args:
+        folder: of the node, with ``/`` at its end; "" for the root.
+        nodes: by folder.
+    """
+    node = dict(nodes[folder])
+    if node["node_type"] == "group":
+        inside = {
+            name.removeprefix(folder).rstrip("/"): inner
+            for name, inner in nodes.items()
+            if name.startswith(folder) and name != folder
+        }
+        node["consolidated_metadata"] = {
+            "kind": "inline",
+            "must_understand": False,
+            "metadata": inside,
+        }
+    return canonical_json(node)
+
+
+def _array(
+    zarr: Any, key: str, info: ArrayInfo, per_shard: int
+) -> tuple[bytes, Any, dict[str, Any]]:
+    """A feature array as zarr writes it, in memory: its metadata, the array, and the objects that come of it."""
+    codecs = needed_library("zarr.codecs", "publish", "remote")
+    objects: dict[str, Any] = {}
+    attributes, dimensions = description(key, info.recipe, len(info.shape))
+    endian = "little" if np.dtype(info.dtype).itemsize > 1 else None
+    array = zarr.create_array(
+        store=zarr.storage.MemoryStore(objects),
+        shape=info.shape,
+        dtype=info.dtype,
+        chunks=(info.chunk_rows, *info.shape[1:]),
+        shards=(info.chunk_rows * per_shard, *info.shape[1:]),
+        filters=None,
+        serializer=codecs.BytesCodec(endian=endian),
+        compressors=[codecs.Crc32cCodec()],
+        fill_value=fill_of(info.dtype),
+        attributes=attributes,
+        dimension_names=dimensions,
+        # A chunk of unreadable images holds the fill value alone, and is a chunk all the same.
+        config={"write_empty_chunks": True},
+        zarr_format=3,
+    )
+    return canonical_json(json.loads(objects[ROOT].to_bytes())), array, objects
+
+
+def _shards(manifest: Manifest) -> Iterator[tuple[str, int, int]]:
+    """(key, number, bytes) of every shard file: its chunks, and an index with a checksum."""
+    for key, info in manifest.arrays.items():
+        per_shard = manifest.shards[key]
+        count = len(info.chunks)
+        for shard in range(-(-count // per_shard)):
+            inside = min(per_shard, count - shard * per_shard)
+            index = 16 * per_shard + CRC_BYTES
+            yield key, shard, inside * (info.chunk_bytes + CRC_BYTES) + index
+
+
+def _shard(zarr: Any, reader: Reader, shard: int, per_shard: int) -> bytes:
+    """A shard file, made by zarr. Raises InternalError where a chunk in it is not that of the manifest."""
+    info = reader.info
+    _, array, objects = _array(zarr, reader.key, info, per_shard)
+    numbers = range(shard * per_shard, min((shard + 1) * per_shard, len(info.chunks)))
+    first = numbers.start * info.chunk_rows
+    rows = np.concatenate([reader.chunk(number) for number in numbers])
+    array[first : first + len(rows)] = rows
+    raw: bytes = objects[chunk_path(Path(), shard, len(info.shape)).as_posix()].to_bytes()
+    size = info.chunk_bytes + CRC_BYTES
+    for place, number in enumerate(numbers):
+        chunk = raw[place * size : (place + 1) * size]
+        crc = info.chunks[number]
+        if checksum(chunk[:-CRC_BYTES]) != crc or chunk[-CRC_BYTES:] != crc.to_bytes(
+            CRC_BYTES, "little"
+        ):
+            raise InternalError(
+                f"zarr {zarr.__version__} does not put chunk {number} of {reader.key} where fedcache looks for it.",
+                "pip install 'zarr>=3.1,<3.2'",
+            )
+    return raw
+
+
+def _claim(source: ByteSource, store: Store, raw: bytes) -> bool:
+    """Take a place for the publication of a store, before anything else is written there.
+
+    Returns:
+        whether every whole file that is there already is one of this publication.
+
+    Raises:
+        StoreError for a place where something else is.
+    """
+    mine = {
+        "kind": "publication of a fedcache store",
+        "dataset": store.dataset["digest"],
+        "manifest": sha256_hex(raw),
+        "replaces": False,
+    }
+    _need_own_place(source)
+    if source.put_if_absent(MARK, to_signed(mine)):
+        return True
+    try:
+        there = parse_signed(source.get(MARK))
+    except ValueError as error:
+        raise _something_else(source, f"a {MARK} that {error}") from error
+    if there.get("kind") != mine["kind"] or there.get("dataset") != mine["dataset"]:
+        raise _something_else(source, "a publication of another dataset")
+    if there.get("manifest") == mine["manifest"]:
+        return not there["replaces"]
+    # Files of the earlier content have the same names, so from now on none of them is taken for one of this.
+    source.put(MARK, to_signed({**mine, "replaces": True}))
+    return False
+
+
+def _need_own_place(source: ByteSource) -> None:
+    """Refuse a place where there is something, and no publication; remove what killed publications left."""
+    folder = Path(source.place)
+    if not is_store_address(source.place) and folder.exists():
+        if not folder.is_dir():
+            raise _something_else(source, "a file")
+        for left in folder.rglob("*.partial"):
+            if writer_of(left) and not is_alive(writer_of(left)):
+                left.unlink(missing_ok=True)
+        others = [p.name for p in sorted(folder.iterdir()) if not p.name.endswith(".partial")]
+    else:
+        others = [name for name in _OURS if source.size(name) is not None]
+    if others and source.size(MARK) is None:
+        raise _something_else(source, others[0])
+
+
+def _something_else(source: ByteSource, what: str) -> StoreError:
+    return StoreError(
+        f"{source.place} holds {what}, and is no publication of this store.",
+        f"Name another place:  fedcache publish STORE {shell_word(source.place + '-published')}",
+    )
+
+
+def _unchanged(source: ByteSource, manifest: Manifest) -> set[str]:
+    """Arrays that an earlier, complete publication has with the same chunks at the same places."""
+    if source.size(NAME) is None:
+        return set()
+    _, there = published_manifest(source)
+    return {
+        key
+        for key, info in manifest.arrays.items()
+        if there.arrays.get(key) == info and there.shards.get(key) == manifest.shards[key]
+    }

@@ -1,0 +1,191 @@
+"""Runs on a published store: the same results to the bit from a folder, a web server and a bucket."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from command import fedcache, ok
+from homes import Once
+from web_server import web_server
+
+from fedcache.errors import Exit, StoreError
+from fedcache.progress import Silent
+from fedcache.store import byte_source, publish
+from fedcache.store.store import Store
+from fedcache.store.verify import verify
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+METHODS = ("fedavg --rounds 3", "fed3r", "fedncm")
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of an empty bucket on this machine."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    _, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    # Of moto alone: it forgets no bucket between servers of one process.
+    name = f"bucket-{os.urandom(4).hex()}"
+    made = urllib.request.Request(f"http://127.0.0.1:{port}/{name}", method="PUT")
+    with urllib.request.urlopen(made):
+        pass
+    yield f"s3://{name}"
+    server.stop()
+
+
+def some_digits(_folder: Path) -> Path:
+    """The store of some digits, by an encoder with text features."""
+    made = ok("extract --dataset digits --backbones glyph-clip --limit 400 --workers 0")
+    return Path(made.data["path"])
+
+
+@pytest.fixture
+def digits(once: Once) -> Path:
+    return once(some_digits)
+
+
+def results(store: object, runs: Path) -> list[dict[str, Any]]:
+    """What three methods give on a store, without where it is and how long it took."""
+    found = []
+    runs.mkdir()
+    for method in METHODS:
+        data = ok(f"train {method} --clients 4 --store", store, "--runs", runs, "--no-extract").data
+        found.append({key: data[key] for key in ("digest", "accuracy", "seeds")})
+    return found
+
+
+def models(runs: Path) -> dict[str, bytes]:
+    return {f.name + f.parent.parent.name: f.read_bytes() for f in runs.rglob("*.safetensors")}
+
+
+def test_three_methods_give_equal_results_wherever_the_store_is(
+    digits: Path, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish, "SHARD_BYTES", 1 << 17)
+    monkeypatch.setattr(byte_source, "WAITS", (0.01,) * 5)
+    here = results(digits, tmp_path / "here")
+    folder = tmp_path / "web" / "digits"
+    ok("publish", digits, folder)
+    ok("publish", digits, f"{bucket}/a/digits")
+    assert ok("verify", f"{bucket}/a/digits").data["ok"] is True
+    assert results(folder, tmp_path / "folder") == here
+    assert results(f"{bucket}/a/digits", tmp_path / "bucket") == here
+    with web_server(folder.parent) as server:
+        server.fail_every = 3
+        assert results(f"{server.address}/digits", tmp_path / "web-runs") == here
+    assert len(models(tmp_path / "here")) == len(METHODS)
+    for other in ("folder", "bucket", "web-runs"):
+        assert models(tmp_path / other) == models(tmp_path / "here")
+
+
+def test_a_bucket_refuses_in_one_sentence(bucket: str, digits: Path) -> None:
+    done = fedcache("inspect", f"{bucket}/nothing")
+    assert (done.code, "holds no store" in done.err) == (Exit.STORE, True)
+    other = Store.from_arrays({"mine": [[1.0], [2.0]]}, labels=[0, 1])
+    publish.publish(other, f"{bucket}/x", "", Silent())
+    with pytest.raises(StoreError, match="a publication of another dataset"):
+        publish.publish(Store.open(digits), f"{bucket}/x", "", Silent())
+
+
+def test_evaluation_and_prediction_read_a_published_store(digits: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "web" / "digits"
+    ok("publish", digits, folder)
+    run = ok("train fedncm --clients 4 --store", digits).data["path"]
+    with web_server(folder.parent) as server:
+        address = f"{server.address}/digits"
+        for line in ("predict", "evaluate"):
+            there = ok(line, run, "--store", address).data
+            here = ok(line, run, "--store", digits).data
+            for told in (there, here):
+                told.pop("runs", None)
+            assert there == here
+        grid = ok("grid fedncm --sweep shots=1,2 --scheme few-shot --clients 4 --store", address)
+        assert grid.code == 0
+        told = ok("export", tmp_path / "rows.npz", "--store", address)
+        assert told.data["rows"] == 400
+
+
+def test_a_killed_publish_leaves_no_store_and_is_completed(digits: Path, tmp_path: Path) -> None:
+    """SIGKILL after a random number of files; the same command then completes the same bytes."""
+    code = (
+        "import sys\nfrom fedcache.store import publish\npublish.SHARD_BYTES = 1 << 14\n"
+        "from fedcache.cli import main\nmain(sys.argv[1:])\n"
+    )
+    command = [sys.executable, "-c", code, "publish", str(digits)]
+    subprocess.run([*command, str(tmp_path / "whole")], check=True, capture_output=True)
+    whole = contents(tmp_path / "whole")
+    draw = random.Random(0)
+    kills = 0
+    for number in range(8):
+        target = tmp_path / f"killed-{number}"
+        wanted = draw.randrange(1, len(whole) - 4)
+        run = subprocess.Popen(
+            [*command, str(target)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        while run.poll() is None and len(list(target.rglob("*"))) < wanted:
+            time.sleep(0.001)
+        run.send_signal(signal.SIGKILL)
+        if run.wait() == -signal.SIGKILL:
+            kills += 1
+        if (target / "manifest.json").exists():
+            assert verify(Store.open(target).path).ok
+        elif target.exists():
+            with pytest.raises(StoreError):
+                Store.open(target)
+    assert kills
+    subprocess.run([*command, str(target)], check=True, capture_output=True)
+    assert contents(target) == whole
+    assert zarr.open_group(str(target), mode="r")["samples/label"].shape == (400,)
+
+
+READ = """
+import random, sys
+import numpy as np
+from fedcache.store import mirror
+from fedcache.store.store import Store
+mirror.KEPT = 2
+there, here = Store.open(sys.argv[1]), Store.open(sys.argv[2])
+key, = here.arrays
+rows = here.reader(key).all()
+size = here.arrays[key].chunk_rows
+for number in random.choices(range(len(here.arrays[key].chunks)), k=300):
+    found = Store.open(there.path).reader(key).chunk(number)
+    assert np.array_equal(found, rows[number * size : number * size + len(found)])
+"""
+
+
+def test_two_processes_share_the_room_of_mirrors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each removes chunks that the other is about to read, and both read what was published."""
+    x = np.random.default_rng(0).standard_normal((512 * 12, 8)).astype(np.float32)
+    store = Store.from_arrays({"mine": x}, labels=np.arange(len(x)) % 3)
+    publish.publish(store, str(tmp_path / "web" / "mine"), "", Silent())
+    monkeypatch.setenv("FEDCACHE_REMOTE_CACHE", str(4 * 512 * 8 * 4))
+    with web_server(tmp_path / "web") as server:
+        command = [sys.executable, "-c", READ, f"{server.address}/mine", str(store.path)]
+        readers = [subprocess.Popen(command) for _ in range(2)]
+        assert [reader.wait() for reader in readers] == [0, 0]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
