@@ -288,8 +288,8 @@ class Grid:
         accuracies ranks the rows.
         """
         # Values with a result come first, in the order of the sweep.
-        every = (*self.points, *self.damaged, *self.failed)
-        values = dict.fromkeys(p.sweep["hold_out"] for p in every if "hold_out" in p.sweep)
+        sweeps = [p.sweep for p in self.points] + [p.sweep for p in self.damaged + self.failed]
+        values = dict.fromkeys(sweep["hold_out"] for sweep in sweeps if "hold_out" in sweep)
         if not values:
             return []
         rows: dict[str, HeldOut] = {}

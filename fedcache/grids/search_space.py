@@ -96,8 +96,9 @@ class SearchPlan:
         lists: list[Sequence[str]] = []
         for values in self.space.values():
             if isinstance(values, Range):
-                values = [str(n) for n in range(int(values.low), int(values.high) + 1)]
-            lists.append(values)
+                lists.append([str(n) for n in range(int(values.low), int(values.high) + 1)])
+            else:
+                lists.append(values)
         for method, *words in itertools.product(self.methods, *lists):
             yield method, tuple(zip(self.space, words, strict=True))
 

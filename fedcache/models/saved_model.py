@@ -294,7 +294,7 @@ class SavedModel:
             return None
         if client is None and len(facts.saved) == 1:
             return next(iter(facts.saved.values()))
-        if client in facts.saved:
+        if client is not None and client in facts.saved:
             return facts.saved[client]
         hint = f"--client NAME, one of: {first_names(self.clients, 5)}"
         if client is None:

@@ -751,7 +751,7 @@ def _fitted(model: DeployedModel, centred: bool) -> LinearHead | None:
 
     b = scores(origin)[0]
     eye = torch.eye(D, dtype=torch.float64)
-    W = torch.cat([scores(rows) for rows in eye.split(UNIT_VECTORS)]) - b
+    W = torch.cat([scores(rows) for rows in torch.split(eye, UNIT_VECTORS)]) - b
     drawn = torch.randn(64, D, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for length in LENGTHS:
         x = drawn * length
