@@ -568,14 +568,15 @@ def measure(
     nll = float("nan")
     if known.any():
         nll = float(-log_p[known].mean())
+    classes = predictor.classes
     return Measures(
         all=right_rows(right),
         macro_f1=macro_f1(predicted[known], label, C),
         ece=calibration_error(sums),
         nll=nll,
-        by_class=class_measures(pairs, predictor.classes),
+        by_class=class_measures(pairs, classes),
         by_domain={rows.domains[d]: right_rows(right[domain == d]) for d in np.unique(domain)},
-        confusion=named_pairs(pairs, predictor.classes),
+        confusion=tuple((classes[i], classes[j], int(k)) for i, j, k in pairs),
         bins=mean_bins(sums),
         temperature=fitted,
         unscored=int((~known).sum()),
@@ -636,11 +637,6 @@ def right_rows(right: NDArray[np.bool_]) -> RightRows:
         return RightRows(n, hits)
     found = scipy.stats.binomtest(hits, n).proportion_ci(LEVEL, method="wilson")
     return RightRows(n, hits, (float(found.low), float(found.high)))
-
-
-def named_pairs(pairs: Counts, classes: Sequence[str]) -> tuple[tuple[str, str, int], ...]:
-    """Pairs [P, 3] of ``count_pairs`` with names in place of numbers."""
-    return tuple((classes[i], classes[j], int(k)) for i, j, k in pairs)
 
 
 def measure_clients(

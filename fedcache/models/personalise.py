@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcache.errors import FederatedRunError, StoreError, UsageError
-from fedcache.federate.engine.client_data import ClientData, FrozenEncoders, cut_out, stack_clients
+from fedcache.federate.engine.client_data import FrozenEncoders, cut_out, stack_clients
 from fedcache.federate.engine.context import Ctx
-from fedcache.federate.engine.deployed import DeployedModel, no_training_rows
+from fedcache.federate.engine.deployed import DeployedModel, missing_rows, no_training_rows
 from fedcache.federate.engine.local_training import batch_sizes
 from fedcache.federate.engine.method import Method, keep_down, less_training_state
 from fedcache.federate.engine.views import check_views
@@ -132,7 +132,12 @@ def personalise(
             state, _ = used.fit(down, state, data, at_round(ctx, number_of_round))
         deployed = down
         if used.deploy is not keep_down:
-            deployed = used.deploy(down, state, nobodys_rows(used.name), ctx)
+            # A probe would be trained on the labelled rows of all clients.
+            rows = missing_rows(
+                f"A model of {used.name} ends with a probe on the labelled rows of all clients, which are not here.",
+                "Train a run in which the new client takes part.",
+            )
+            deployed = used.deploy(down, state, rows, ctx)
         with torch.no_grad():
             part = used.personal_part(deployed, state, seen, ctx)
     except KeyError as error:
@@ -163,19 +168,3 @@ def personalise(
 def at_round(ctx: Ctx, number: int) -> Ctx:
     """The context of round ``number``, counted from 0, with the draws of that round."""
     return replace(ctx, round=number, rng=replace(ctx.rng, round=number))
-
-
-def nobodys_rows(method: str) -> ClientData:
-    """Stand-in for the labelled rows of all clients, which are not available: every attribute raises UsageError."""
-    return cast(ClientData, _NobodysRows(method))
-
-
-class _NobodysRows:
-    def __init__(self, method: str) -> None:
-        self._method = method
-
-    def __getattr__(self, name: str) -> Any:
-        raise UsageError(
-            f"A model of {self._method} ends with a probe on the labelled rows of all clients, which are not here.",
-            "Train a run in which the new client takes part.",
-        )

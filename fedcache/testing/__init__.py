@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -71,6 +71,8 @@ __all__ = [
     "statement_of",
 ]
 
+T = TypeVar("T")
+
 Exceptions = Mapping[str, str]
 """Name of a law that does not hold -> why it need not."""
 
@@ -92,7 +94,7 @@ def method_laws(
     Raises:
         UsageError for a method, a setting or a law that does not exist.
     """
-    tried = _method_of(method)
+    tried = _find(METHODS, method)
     tried.resolve("paper", settings or {})  # raises for a setting that is not legal
     checks = []
     for law in METHOD_LAWS.values():
@@ -124,16 +126,17 @@ def run_method(
         execution: how it is computed.
         how: other fields of ``fedcache.federate.engine.run.TrainingRun``.
     """
-    trial = Trial(_method_of(method), execution, dict(settings or {}))
+    trial = Trial(_find(METHODS, method), execution, dict(settings or {}))
     return trial.run(
         federation or make_federation(), rounds=rounds, participation=participation, **how
     )
 
 
-def _method_of(method: Method | str) -> Method:
-    if isinstance(method, str):
-        return METHODS[method]
-    return method
+def _find(known: Mapping[str, T], thing: T | str) -> T:
+    """The thing itself, or the installed one of that name."""
+    if isinstance(thing, str):
+        return known[thing]
+    return thing
 
 
 def _method_check(law: MethodLaw, trial: Trial) -> Check:
@@ -152,13 +155,8 @@ def partition_laws(
         exceptions: laws that need not hold, each with the reason.
         args: arguments of the scheme that are not at their defaults.
     """
-    if isinstance(scheme, str):
-        tried = SCHEMES[scheme]
-    else:
-        tried = scheme
-    return _checks(
-        f"The scheme {tried.name}", PARTITION_LAWS, Deal(tried, args, small_columns()), exceptions
-    )
+    deal = Deal(_find(SCHEMES, scheme), args, small_columns())
+    return _checks(f"The scheme {deal.scheme.name}", PARTITION_LAWS, deal, exceptions)
 
 
 def backbone_laws(

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from torch.nn.utils.rnn import pad_sequence
 
-from fedcache.errors import UsageError, unknown
+from fedcache.errors import UsageError
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.deployed import DeployedModel
 from fedcache.federate.partition.client_table import ClientRows, all_train_rows, train_sizes
@@ -423,9 +423,6 @@ class TrainingOutput:
 # reads none of them.
 
 
-FUSION_NORMS = ("column", "none")
-
-
 @dataclass(frozen=True)
 class Bound:
     """Theorem 4.1 of FedPCL: how far the expected loss may lie above the one that was measured."""
@@ -530,30 +527,25 @@ def flesd_exchange(
     return Exchange(public * width * rounds, public * (public - 1) // 2 * rounds, weights * average)
 
 
-def fusion_similarity(single: Tensor, fused: Tensor, owned: Tensor, norm: str = "column") -> Tensor:
+def fusion_similarity(single: Tensor, fused: Tensor, owned: Tensor) -> Tensor:
     """How near each backbone's prototypes are to those of all backbones together (A figure 3).
 
     s_ki is the mean over the classes client i owns of <C_i^(j) from backbone k alone, C_i^(j) from all>, of unit
     prototypes. It compares coordinates, so it means something only where the projections start from one basis;
-    ``report.figures.data.linear_cka`` does not need that. Raises FedcacheError, exit 2 for an unknown norm.
+    ``report.figures.data.linear_cka`` does not need that. Every client's column is divided by its sum: the paper says
+    only "normalized".
 
     Args:
         single: [K, M, C, P] prototypes of models on one backbone each.
         fused: [M, C, P] of the model on all of them.
         owned: bool [M, C].
-        norm: ``column`` divides every client's column by its sum; ``none`` leaves cosines (the paper says only
-            "normalized").
 
     Returns:
-        [K, M]; NaN for a client that owns no class, and by ``column`` where a column does not sum to more than 0.
+        [K, M]; NaN for a client that owns no class, and where a column does not sum to more than 0.
     """
-    if norm not in FUSION_NORMS:
-        raise unknown("fusion_norm", norm, FUSION_NORMS)
     # [K, M, C] cosines of unit prototypes, averaged over the classes that each client owns.
     cosine = (normalize(single, dim=-1) * normalize(fused, dim=-1)).sum(-1)
     mine = owned.to(cosine.dtype)
     s = (cosine * mine).sum(-1) / mine.sum(-1)
-    if norm == "none":
-        return s
     total = s.sum(0)
     return torch.where(total > 0, s / total, s.new_full((), math.nan))

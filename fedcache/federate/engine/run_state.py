@@ -180,20 +180,6 @@ def mean_training_length(x: Features, clients: Sequence[ClientRows], known: LruC
     return known.get(key, lambda: mean_length(x, rows), lambda _: rows.nbytes)
 
 
-def count_exchange(traffic: Traffic, clients: np.ndarray, totals: dict[str, int]) -> None:
-    """Add the traffic of the sums and the mean: one scalar each way for each of ``clients``.
-
-    Args:
-        traffic: of the run; its counts of single clients grow.
-        clients: int64 numbers of the clients that can train.
-        totals: of the round in which it is counted; they grow.
-    """
-    for way in ("up", "down"):
-        getattr(traffic, way)[clients] += 1
-        totals[way] += len(clients)
-        totals[f"{way}_bytes"] += SUM_BYTES * len(clients)
-
-
 NUMERICAL = (ArithmeticError, ValueError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]  # not in its __all__
 """Errors of a method's server step that come from the numbers in the uploads."""
 
@@ -774,7 +760,12 @@ class RunState:
         self.traffic.down[who] += counts["down"]
         totals = {name: int(of_clients.sum()) for name, of_clients in counts.items()}
         if (env.row_norm is not None or env.mean_rows is not None) and self.round == 0:
-            count_exchange(self.traffic, self.eligible, totals)
+            # Before the first round, each client that can train has sent a sum and received the mean.
+            clients = len(self.eligible)
+            for way in ("up", "down"):
+                getattr(self.traffic, way)[self.eligible] += 1
+                totals[way] += clients
+                totals[f"{way}_bytes"] += SUM_BYTES * clients
         receivers: int | None = len(who) - len(self.early)
         if receivers == len(ids):
             receivers = None

@@ -33,7 +33,7 @@ SMALL_HEAD = 64 << 10
 
 FEWEST = 4
 FEW = 8
-"""Clients with larger heads that gain more by shared dispatch than they lose in the cache, and those that gain most."""
+"""Clients with larger heads from which on shared dispatch gains more than the cache loses, and their best number."""
 
 
 class Batched(Executor):
@@ -67,7 +67,7 @@ class Batched(Executor):
     def plan(cls, method: Method, load: Load, chunk: int | None) -> ExecutionPlan:
         """As many clients and points as fit the cache."""
         load = points_together(method, load)
-        # Points only share dispatch, which larger heads have left behind: each is computed alone.
+        # Points share nothing but dispatch, which costs larger heads little: each point is computed alone.
         if load.points == 1 or (load.head_bytes > SMALL_HEAD and load.device == "cpu"):
             return ExecutionPlan(cls.name, min(load.clients, chunk or fits_cache(load)))
         budget = GPU_SET
@@ -201,7 +201,7 @@ def fits_cache(load: Load) -> int:
 
 
 def points_together(method: Method, load: Load) -> Load:
-    """The load of the points that can be one batch: closed forms look at their floats, so they go one after another."""
+    """The load of the points that can be one batch: one point for closed forms, which read their hyperparameters."""
     if not method.gradient or method.central or method.one_shot:
         return replace(load, points=1)
     return load

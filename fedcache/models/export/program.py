@@ -233,9 +233,7 @@ class ModelProgram:
         return sum(t.numel() * t.element_size() for t in held if isinstance(t, Tensor))
 
 
-def make_program(
-    predictor: Predictor, home: Home, given: Any = None, *, features: bool = False
-) -> ModelProgram:
+def make_program(predictor: Predictor, home: Home, given: Any = None) -> ModelProgram:
     """The whole model as a program that takes any number of rows.
 
     Raises UsageError for several seeds or a ``predict`` that torch.export cannot follow, MachineError for missing
@@ -245,14 +243,13 @@ def make_program(
         predictor: of one member, on the CPU.
         home: where weights are looked for.
         given: weights files by backbone.
-        features: read features in place of images, even if the backbones are known.
     """
     model = predictor.members[0]
     encoders: list[ModuleEncoder] = []
     reads: tuple[int, ...] = ()
     if model.facts.image is not None:
         inputs = _images_of_data(model)
-    elif features or not has_known_backbones(model):
+    elif not has_known_backbones(model):
         inputs = (
             ModelInput(
                 "features", "features", 1, model.facts.width, backbones=model.facts.backbones
