@@ -91,6 +91,7 @@ class GridPreset:
             ("partition", "options", partition),
         ):
             theirs = file.get(name, {})
+            # The file takes precedence, key by key.
             merged[name] = {**mine, **theirs}
             both = {**mine.get(inner, {}), **theirs.get(inner, {})}
             merged[name].pop(inner, None)

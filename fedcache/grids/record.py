@@ -110,6 +110,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
     start = lines[0]
     points = [(str(method), dict(sweep)) for method, sweep in start["points"]]
     ends: dict[int, dict[str, Any]] = {}
+    # Later lines replace earlier ones, as a resumed grid appends to the same record.
     over: dict[str, Any] = {}
     for line in lines[1:]:
         if "drawn" in line:

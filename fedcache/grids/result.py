@@ -335,12 +335,14 @@ class Grid:
         of_points = [*_spent_by(self.points), *self.without_result]
         retrained = _spent_by(self.retrained)
         made = []
+        # Releases of one dataset add up; those of different datasets do not.
         for kind in dict.fromkeys(s.kind for s in of_points):
             dataset, simulation = kind
             first = [s for s in of_points if s.kind == kind]
             again = [s for s in retrained if s.kind == kind]
             costs = [s.cost for s in (*first, *again)]
             spent = [Spent(c["noise"], counted_share(c), c["rounds"] * c["seeds"]) for c in costs]
+            # Epsilons are composed at one delta, the strictest of all.
             delta = min(c["delta"] for c in costs)
             unit = "row"
             if len({digest for s in first for digest in s.partitions}) == 1:

@@ -301,6 +301,7 @@ def train_points(
             f"--pruner {request.search.pruner} compares trials on the way, and rounds are scored at the end alone.",
             "For example --eval-every 5",
         )
+    # Two processes that extend the same search would draw the same trials.
     lock = FileLock(run.folder / ".lock")
     run.folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -350,6 +351,7 @@ class SearchRun(GridRun):
             self.observer.note("1 trial was there already.")
         elif stored:
             self.observer.note(f"{stored} trials were there already.")
+        # The sampler draws from earlier results, so trials after the first changed one are drawn again.
         for number in range(stored):
             if not self._read(trials.ended[number], trials):
                 self.observer.note(
@@ -424,6 +426,7 @@ class SearchRun(GridRun):
         try:
             run = self._train(number, watch, watch.halt)
         except FedcacheError as error:
+            # The pruner stops a run in the same way as the user does, so the two are told apart here.
             if watch.pruned is not None and watch.halt.own and not self.stop.requested:
                 self._pruned(number, watch.pruned, trial, trials)
             elif ends_one_point(error):

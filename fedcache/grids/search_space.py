@@ -124,6 +124,7 @@ def search_of(
     Raises UsageError for contradictory options; MachineError, with the command that installs it, without Optuna.
     """
     sampler = sampling.sampler
+    # Without a search, options and ranges of a search are mistakes.
     if not sampler.startswith("optuna"):
         options = {"--trials": sampling.trials is not None, "--pruner": sampling.pruner != "none"}
         for option, is_set in options.items():
@@ -159,6 +160,7 @@ def search_of(
             "--sampler optuna needs the package optuna, which is not installed.",
             "pip install 'fedcache[optuna]'",
         )
+    # A method that is named twice is searched once.
     distinct = tuple(dict.fromkeys(methods))
     search = SearchPlan(
         distinct,

@@ -81,6 +81,7 @@ def retrain(grid: GridRun, done: Grid) -> list[Point]:
     if request.save.which == "none":
         save = request.save
     for point in done.chosen():
+        # ``grid`` knows points by their number in the request.
         number = request.points.index((point.method, point.sweep))
         grid.observer.note(f"Training {point.words} again, on all training rows.")
         run = train_run(
@@ -264,12 +265,14 @@ class GridRun:
         except FedcacheError as error:
             if error.code is not Exit.FEDERATED:
                 raise
+            # All points of a group have the same inputs, so all of them fail.
             for n in group:
                 self.end_point(n, error)
             return
         sharing = ""
         if not request.exact:
             sharing = self._sharing(first, configs)
+        # Points that share work are trained together; the others one after another.
         if sharing:
             self.observer.note(f"{sharing} (--exact computes one by one).")
             points = [

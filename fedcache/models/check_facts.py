@@ -266,6 +266,7 @@ def check_tensors(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -
         tensors: by name.
         stacked: whether the file lists the number of every saved client, as format 2 does.
     """
+    # Standardised features need the mean and the scale of the training rows.
     expected = {"features/text"}
     if facts.feat_post == "standardize":
         scaling = ("features/mean", "features/scale")

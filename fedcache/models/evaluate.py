@@ -483,6 +483,7 @@ def matched(
         source: of the features.
     """
     label, domain = codes
+    # A row drops out for the first reason that applies: no features, no label, a class unknown to the model.
     labelled = readable & (label >= 0)
     truth = model_labels(label, names[0], classes)
     known = labelled & (truth >= 0)
@@ -677,11 +678,13 @@ def _added(a: Measures, b: Measures) -> Measures:
             predicted=old.predicted + c.predicted,
             right=old.right + c.right,
         )
+    # A domain or class may be missing in one of the two, which then counts as 0 rows.
     domains = dict(a.by_domain)
     for name, d in b.by_domain.items():
         domains[name] = _sum(domains.get(name, RightRows(0, 0)), d)
     pairs = Counter({(i, j): n for i, j, n in a.confusion})
     pairs.update({(i, j): n for i, j, n in b.confusion})
+    # Means of a bin are weighted by its rows in each of the two.
     bins = tuple(
         (n + m, (n * c + m * d) / max(1, n + m), (n * r + m * s) / max(1, n + m))
         for (n, c, r), (m, d, s) in zip(a.bins, b.bins, strict=True)

@@ -119,6 +119,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ``groups`` [N] names the client of each row; with None, ``scheme`` assigns the rows. Raises UsageError for a
         method that reads more than features, and as the engine; ValueError as any scikit-learn classifier.
         """
+        # scikit-learn expects arguments to be checked here and not in ``__init__``.
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
@@ -138,6 +139,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 )
         method = self._method()
         hp = method.resolve(self.preset, self.settings)
+        # Norms and counts of rows follow from the features; nothing else is available.
         more = ", ".join(sorted(method.reads(hp) - {"labels", "row norms", "row counts"}))
         if more:
             raise UsageError(
@@ -145,6 +147,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"fedcache.train({method.name!r}, store) of a store that has them.",
             )
         seed = self.random_state
+        # As in scikit-learn, ``random_state`` may also be None or a generator, from which the seed is drawn.
         if not isinstance(seed, int | np.integer):
             seed = check_random_state(seed).randint(2**31 - 1)
         if groups is None:
@@ -178,6 +181,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise UsageError(
                 f"{method.name} trained nothing that predicts.", "fedcache methods list"
             )
+        # predict_proba computes in float64, so the tensors are converted once.
         trained = found.model
         self.model_ = SavedModel(
             replace(trained.facts, dtype="float64"), in_double(trained.tensors)

@@ -173,11 +173,13 @@ class Model:
             parts = [np.asarray(a) for a in X]
         else:
             parts = [np.asarray(X)]
+        # One array with the features of all backbones side by side is cut into one for each.
         if len(parts) == 1 and parts[0].ndim == 2 and parts[0].shape[1] == facts.width:
             parts = np.split(parts[0], np.cumsum(facts.widths)[:-1], axis=1)
         fits = all(p.ndim == 2 and p.dtype.kind in "fiub" for p in parts)
         if not fits or tuple(p.shape[-1] for p in parts) != facts.widths:
             hint = f"store.Xy({list(facts.backbones)!r}) gives such features of a store."
+            # Two mistakes are common: a single row without its axis, and images in place of features.
             if parts[0].shape == (facts.width,):
                 hint = "model.scores(x[None])   of one row."
             elif parts[0].ndim in (3, 4) and parts[0].shape[-1] == 3:

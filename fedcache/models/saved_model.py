@@ -239,6 +239,7 @@ class SavedModel:
         facts = ModelFacts.from_dict(found.content)
         tensors = found.tensors
         stacked = found.content["format"] == FORMAT
+        # Files of format 1 hold the tensors of each client by themselves.
         if not stacked:
             try:
                 tensors = of_format_1(tensors)
@@ -292,6 +293,7 @@ class SavedModel:
                     "Leave --client out.",
                 )
             return None
+        # The file of a single client needs no name.
         if client is None and len(facts.saved) == 1:
             return next(iter(facts.saved.values()))
         if client is not None and client in facts.saved:
@@ -382,6 +384,7 @@ class SavedModel:
         if client is not None:
             name, number = client
             ids = (number,)
+        # A client may read some columns only and may have hyperparameters of its own.
         own = self.overrides(*ids)
         text = self.tensors.get("features/text")
         if text is not None:
@@ -482,6 +485,7 @@ def check_settings(method: Method, hp: Mapping[str, Any], protocol: str) -> None
             continue
         value = hp[h.name]
         try:
+            # A value that parsing would change was not written by a run.
             same = h.parse(value) == value
         except FedcacheError:
             same = False

@@ -80,8 +80,9 @@ def uploads_are_left_as_they_are(vote: Vote) -> None:
 
 
 def the_result_is_repeated(vote: Vote) -> None:
-    """Asked twice it gives the same bits: it draws nothing of its own."""
-    require(torch.equal(vote(uploads()), vote(uploads())), "asked twice it gives two results")
+    """Two calls on the same uploads give the same bits: the rule draws no random numbers of its own."""
+    same = torch.equal(vote(uploads()), vote(uploads()))
+    require(same, "two calls on the same uploads give two results")
 
 
 AGGREGATOR_LAWS: dict[str, Callable[[Vote], None]] = {

@@ -114,7 +114,7 @@ def a_grid_point_is_the_run_alone(trial: Trial) -> None:
 
 @law(*ALL)
 def the_same_seed_gives_the_same_bits(trial: Trial) -> None:
-    """A run asked for twice gives the same bits, in float32 too: all draws come from ``ctx.rng``."""
+    """Two runs with one seed give the same bits, in float32 too: all draws come from ``ctx.rng``."""
     pair = trial.federation(dtype=torch.float32)
     a, b = (trial.run(pair, dtype=torch.float32) for _ in range(2))
     _close(a, b, 0.0)
@@ -183,7 +183,7 @@ def a_resumed_run_has_the_same_bits(trial: Trial) -> None:
 
 @law(*STACKED)
 def executions_may_change_between_rounds(trial: Trial) -> None:
-    """A run that another execution goes on with ends where it would have ended."""
+    """A run that is continued by another execution gives the same result."""
     pair = trial.federation()
     whole = trial.run(pair)
     changes = [("sequential", trial.execution), (trial.execution, "sequential")]
@@ -264,7 +264,7 @@ def no_test_row_is_trained_on(trial: Trial) -> None:
 
 @law(*ALL, applies=lambda trial: "labels" not in trial.method.reads(trial.hp))
 def other_labels_change_nothing(trial: Trial) -> None:
-    """A method that declares no need of labels trains the same model under any labels."""
+    """A method that declares no need of labels trains the same model with any labels."""
     data, clients = trial.federation()
     g = torch.Generator().manual_seed(0)
     plain = trial.run((data, clients))

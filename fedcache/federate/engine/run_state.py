@@ -687,10 +687,10 @@ class RunState:
         """
         self.server = self.next_server(pooled, ids)
         self._tried = None
-        if not self.noticed and (said := self.method.notice(pooled, self.server_ctx(ids))):
+        if not self.noticed and (notice := self.method.notice(pooled, self.server_ctx(ids))):
             self.noticed = True
-            self.warnings.append(f"round {self.round + 1}: {said}")
-        # A one-shot method has nothing to send before its round; what is delivered is the model it made.
+            self.warnings.append(f"round {self.round + 1}: {notice}")
+        # A one-shot method has nothing to send before its round; it delivers the model that the round made.
         delivered = down
         if self.method.one_shot:
             delivered = self.down()
@@ -781,7 +781,7 @@ class RunState:
         if count is None:
             return sent, np.full(len(who), received)
         pairs = [count(env.width, env.classes, env.clients, self.hp)]
-        if self.own:  # clients that differ are asked one by one
+        if self.own:  # clients that differ are counted one by one
             ctxs = (self.ctx([client], 0) for client in who.tolist())
             pairs = [count(ctx.env.width, env.classes, env.clients, ctx.hp) for ctx in ctxs]
         # One pair for all, or a pair of each client.

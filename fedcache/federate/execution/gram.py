@@ -318,7 +318,7 @@ class Gram(Batched):
         for n in travels:
             # [G, U, D]: one axis of length 1, of points or of clients, becomes the axis of points
             number["down", n] = frame.add(down[n].reshape(-1, *down[n].shape[-2:]))
-        # as files bring names in another order, and sums would follow it
+        # Sorted, because a snapshot has names in another order, which would change the order of sums.
         for n, t in sorted(state.items()):
             if is_first(n):
                 full = t
@@ -331,7 +331,7 @@ class Gram(Batched):
         return held, {n: units.get(("down", n), t) for n, t in down.items()}
 
     def _resume_coordinates(self, frame: ChunkBases, order: Sequence[int], down: Tree) -> Tree:
-        """States whose maps never travel: coordinates over the bases their client entered with."""
+        """States whose maps stay with the clients: coordinates over the bases that each client entered with."""
         points = self.batch.points
         self._begin_new(order, down)
         kept = [[point.states.kept[c] for c in order] for point in points]
@@ -368,9 +368,8 @@ class Gram(Batched):
         points = self.batch.points
         entered = self.batch.enter(down, [c for c in order if c not in points[0].states])
         for c in order:
-            twins: dict[
-                tuple[SameObject, ...], KeptCoordinates
-            ] = {}  # what maps became that some point began with
+            # maps that a point began with -> their coordinates, for other points with the same maps
+            twins: dict[tuple[SameObject, ...], KeptCoordinates] = {}
             for g, point in enumerate(points):
                 if c in point.states.kept:
                     continue
@@ -392,7 +391,7 @@ class Gram(Batched):
         rest = {n: t for n, t in state.items() if n not in maps}
         for g, point in enumerate(batch.points):
             for j, c in enumerate(order):
-                # without the padding up to the longest client of the chunk
+                # Padding up to the longest client of the chunk is cut off.
                 R = len(point.states.kept[c].bases) + self.grams.n[c]
                 coords = {n: t[j, :R, :, g] for n, t in maps.items()}
                 point.states.write(c, split(batch.of_point(rest, g), j, batch.rows_of(c)), coords)

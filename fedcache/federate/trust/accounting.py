@@ -80,7 +80,7 @@ def epsilons(spent: Iterable[Spent], delta: float) -> dict[str, float | None]:
     require_accounting()
     together = tuple(sorted((noise, share, n) for (noise, share), n in rounds.items()))
     rdp, pld = _epsilons(together, delta)
-    found: dict[str, float | None] = {"epsilon_pld": pld, "epsilon_rdp": rdp}
+    found = {"epsilon_pld": pld, "epsilon_rdp": rdp}
     return {name: value if math.isfinite(value) else None for name, value in found.items()}
 
 

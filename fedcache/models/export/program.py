@@ -363,6 +363,7 @@ def without_unused(made: torch.export.ExportedProgram) -> torch.export.ExportedP
         node.name: node for node in made.graph.nodes if node.op == "placeholder" and not node.users
     }
     kept = []
+    # A weight is an input of the graph: it is unused if its placeholder has no users.
     for spec in signature.input_specs:
         node = unread.get(getattr(spec.arg, "name", ""))
         if spec.kind not in WEIGHTS or node is None:
@@ -475,6 +476,7 @@ def format_of(out: Path, requested: str | None) -> str:
         return endings[ending]
     if requested not in FORMATS:
         raise unknown("--format", requested, FORMATS)
+    # An ending that belongs to no format is accepted with any format.
     other = endings.get(ending, requested)
     if other != requested and not out.is_dir():
         writes = "a folder"
@@ -494,6 +496,7 @@ def check_place(out: Path, kind: str, force: bool) -> None:
     Raises StoreError for files that would be overwritten, UsageError for a folder in place of a file or a file in place
     of a folder, MachineError without the packages of ONNX.
     """
+    # The nearest existing folder: the others are made when the export is written.
     above = next(p for p in out.absolute().parents if p.exists())
     if not above.is_dir():
         raise UsageError(f"{above} is a file, and {out} would lie in it.", "Choose another -o.")

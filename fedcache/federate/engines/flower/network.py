@@ -215,6 +215,7 @@ def register(address: Address, publics: Sequence[Path]) -> None:
             timeout=300,
             check=False,
         )
+    # Flower reports a known key as a failure too, which is none here.
     failures = "; ".join(
         line
         for line in done.stdout.splitlines()
@@ -254,6 +255,7 @@ def run_app(
         )
         try:
             assert process.stdout is not None
+            # Lines with the mark are messages of fedcache; the others are Flower's log, kept for an error message.
             for line in process.stdout:
                 _, mark, words = line.rstrip("\n").partition(MARK)
                 if not mark:

@@ -111,6 +111,7 @@ def check_suited(method: Method, hp: Hp, config: TrainConfig) -> None:
             "and see in which rounds they are asked.",
             f"{simulation} --dp-clip 1 --dp-noise 1 --dp-seed 0   shows what noise costs",
         )
+    # Sampling and timing are options of a simulation; those at their defaults may stay.
     plain = TrainConfig()
     options = {}
     for name in (*SAMPLING_OPTIONS, *TIMING_OPTIONS):
@@ -321,6 +322,7 @@ def write_app(plan: Plan, path: Path) -> App:
             "Choose another place: fedcache flower app --out DIR",
         )
     name = f"fedcache-{plan.train.method}"[:32]
+    # Flower packs this folder and sends it to the sites, which import fedcache from their own installation.
     table = {
         "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
         "project": {

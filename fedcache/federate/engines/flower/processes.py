@@ -341,6 +341,7 @@ def make_keys(path: Path, sites: Sequence[str], hosts: Sequence[str]) -> Keys:
         make_private(folder)
     ca_key, ca = _authority(keys)
     certificate, private = keys.server
+    # A certificate is made for its addresses, so new addresses need a new one.
     if hosts or not certificate.exists():
         key = ec.generate_private_key(ec.SECP384R1())
         _write_private(private, key)

@@ -388,6 +388,7 @@ class Server:
         """Score jobs from the counts of all sites, with the figures of the in-process evaluation."""
         if not jobs:
             return
+        # Sites score all jobs in one message, and send counts only.
         downs = [job.run.down() for job in jobs]
         messages = {}
         for client, member in enumerate(self.sites.members):

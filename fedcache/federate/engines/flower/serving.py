@@ -62,6 +62,7 @@ def serve(
     """Run the SuperLink until ``stop`` is set. Raises UsageError, MachineError."""
     need_flower()
     folder = server_folder(port)
+    # Without keys, nothing is encrypted, so the server listens on this machine only.
     if keys is None:
         known = None
         where = host or HOST
@@ -117,6 +118,7 @@ def attend(
     key = None
     if keys is not None:
         ca, key = read_site_keys(keys)
+    # Without keys a site may only use a server on the same machine.
     address = Address.parse(superlink, ca)
     address.need_loopback(
         "Take --keys DIR, which `fedcache flower keys` made for this site on the server's machine."

@@ -81,6 +81,7 @@ class SiteModels:
             return
         down = run.down()
         arrays = [self.store.arrays[key] for key in self.keys]
+        # A site has one client, whose model is saved as in a run in one process, with the facts of this store.
         model = deployed_model(run, number, down)
         facts = ModelFacts(
             run=job,
@@ -311,6 +312,7 @@ class ShardSite:
                 if text is None:
                     return SiteMessage({}, [{}])
                 return SiteMessage({}, [{"text": torch.from_numpy(text)}])
+            # The store may have been extracted again since the run began.
             if list(message.words.get("recipes") or []) != request.recipes:
                 raise StoreError(
                     f"{self.path.name} holds features of another recipe than the run began with.",
@@ -396,6 +398,7 @@ class SiteRequest:
         text_digest = ""
         if text is not None:
             text_digest = sha256_hex(text.tobytes())
+        # A shard knows its number and the store it was cut from, so that the server can detect duplicates.
         shard = store.dataset.get("shard")
         number = None
         parent = ""

@@ -444,7 +444,7 @@ class Sites:
         self.missed: list[MissedSite] = []  # sites that were missing in some step
         self.joined: list[MissedSite] = []  # sites that came after the beginning
         self._request: dict[str, Any] = {}
-        self._met: set[int] = set()  # nodes that have reported facts, or are asked no more
+        self._met: set[int] = set()  # nodes that have reported facts, or get no more requests
         # node -> requests for its facts that it did not answer
         self._silent: Counter[int] = Counter()
 

@@ -338,6 +338,7 @@ class RayEngine:
 
         Raises MachineError for the cluster, inside the block.
         """
+        # Sums of floats depend on the number of threads, so a worker has as many as this process.
         threads = torch.get_num_threads()
         gpus = _gpus_for(config.device, [str(config.method)])
         task = ClientsTask(config, partition, home, repartition, threads)
