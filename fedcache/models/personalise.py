@@ -133,11 +133,11 @@ def personalise(
         deployed = down
         if used.deploy is not keep_down:
             # A probe would be trained on the labelled rows of all clients.
-            rows = missing_rows(
+            absent = missing_rows(
                 f"A model of {used.name} ends with a probe on the labelled rows of all clients, which are not here.",
                 "Train a run in which the new client takes part.",
             )
-            deployed = used.deploy(down, state, rows, ctx)
+            deployed = used.deploy(down, state, absent, ctx)
         with torch.no_grad():
             part = used.personal_part(deployed, state, seen, ctx)
     except KeyError as error:

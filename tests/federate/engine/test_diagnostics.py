@@ -117,7 +117,6 @@ def test_fusion_similarity_by_loops():
 def test_one_backbone_has_all_the_similarity():  # T-X8
     fused, owned = normal(4, 5, 6).abs(), torch.ones(4, 5, dtype=torch.bool)
     assert fusion_similarity(normal(1, 4, 5, 6, seed=1).abs(), fused, owned).tolist() == [[1.0] * 4]
-
     owned[2] = False
     assert fusion_similarity(fused[None], fused, owned).isnan().tolist() == [
         [False, False, True, False]
@@ -125,8 +124,6 @@ def test_one_backbone_has_all_the_similarity():  # T-X8
     assert fusion_similarity(-fused[None], fused, owned).isnan().all(), (
         "no share of a negative whole"
     )
-    with pytest.raises(FedcacheError, match="'column'"):
-        fusion_similarity(fused[None], fused, owned, "columns")
 
 
 def test_alignment_is_hsic_and_blind_to_rotation_and_scale():  # T-X8
