@@ -79,11 +79,6 @@ def values_of_place(sweep: Mapping[str, str], place: str) -> dict[str, str]:
     }
 
 
-def point_words(method: str, sweep: Mapping[str, str]) -> str:
-    """Method and swept values of a point: ``fedavg lr=0.1``."""
-    return " ".join([method, *(f"{k}={v}" for k, v in sweep.items())])
-
-
 def check_sweeps(methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]) -> None:
     """Refuse unknown keys, illegal values and repetitions. Raises UsageError."""
     for key, values in sweeps.items():

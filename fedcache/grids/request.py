@@ -14,12 +14,12 @@ from fedcache.federate.engine.method import clients_per_round
 from fedcache.federate.methods import find_method
 from fedcache.grids.points import (
     partition_of_point,
-    point_words,
     sampled,
     swept_schemes,
     typed_sweep_values,
     values_of_place,
 )
+from fedcache.grids.result import point_words
 from fedcache.grids.sampling import Sampling
 from fedcache.grids.search_space import MOST_CHECKED, SearchPlan, search_of
 from fedcache.grids.unused import drop_unread, points_that_differ, settings_for

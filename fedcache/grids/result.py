@@ -8,7 +8,6 @@ from typing import Any
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.trust.accounting import Spent, counted_share, epsilons
-from fedcache.grids.points import point_words
 from fedcache.notebooks import data_frame, html_table, percent
 from fedcache.runs.directory import DamagedRunError
 from fedcache.runs.run import Run, spread, values_of
@@ -26,6 +25,11 @@ from fedcache.runs.score import (
     score_of,
     tie_sentence,
 )
+
+
+def point_words(method: str, sweep: Mapping[str, str]) -> str:
+    """Method and swept values of a point: ``fedavg lr=0.1``."""
+    return " ".join([method, *(f"{k}={v}" for k, v in sweep.items())])
 
 
 @dataclass

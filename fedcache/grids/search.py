@@ -18,10 +18,9 @@ from filelock import FileLock, Timeout
 
 from fedcache.errors import CorruptionError, FedcacheError, StoreError, UsageError, shell_word
 from fedcache.grids import train_grid
-from fedcache.grids.points import point_words
 from fedcache.grids.record import GridRecord, damage_of
 from fedcache.grids.request import GridRequest
-from fedcache.grids.result import Grid, LostPoint, Point, PrunedPoint, ends_one_point
+from fedcache.grids.result import Grid, LostPoint, Point, PrunedPoint, ends_one_point, point_words
 from fedcache.grids.search_space import MOST_LISTED, PointKey, Range, SearchPlan
 from fedcache.grids.train_grid import GridEngine, GridRun, check_validation, retrain
 from fedcache.process import Stop

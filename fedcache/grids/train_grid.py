@@ -21,13 +21,13 @@ from fedcache.errors import Exit, FedcacheError, StoppedError, UsageError
 from fedcache.federate.execution.choose import find_executor
 from fedcache.federate.execution.grid_batch import GridCache
 from fedcache.federate.execution.memory_estimate import shares_uploads
-from fedcache.grids.points import point_groups, point_words
+from fedcache.grids.points import point_groups
 from fedcache.grids.record import GridRecord
 from fedcache.grids.request import GridRequest
 from fedcache.grids.request import (
     request_grid as request_grid,
 )  # exported: the first call of a grid
-from fedcache.grids.result import Grid, LostPoint, Point, Spending, ends_one_point
+from fedcache.grids.result import Grid, LostPoint, Point, Spending, ends_one_point, point_words
 from fedcache.process import Stop
 from fedcache.progress import EachOnce, Observer, Silent
 from fedcache.runs.directory import DamagedRunError
