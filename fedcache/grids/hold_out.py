@@ -12,10 +12,10 @@ from fedcache.store.store import column_of
 
 EACH = "each"
 MOST = 50
-"""Values of a column that are held out in turn without being named: each is a point of every method and setting."""
+"""Most values that ``each`` holds out: every value is one more point of every method and setting."""
 
 NAMED = 10
-"""Values that are named in a message."""
+"""Most values that a message names."""
 
 
 def every_value(
@@ -26,10 +26,10 @@ def every_value(
     min_rows: object = 1,
     observer: Observer | None = None,
 ) -> tuple[str, ...]:
-    """The values of a column of the store that is meant; of domains, those that are chosen.
+    """The values of a column of the run's store; for the column ``domain`` only the chosen domains.
 
-    A value with less than ``min_rows`` rows is not held out, which the observer is told. Raises UsageError for a column
-    with one such value, or with more than ``MOST``; StoreError where nothing is extracted.
+    A value with less than ``min_rows`` rows is not held out, and the observer gets a note. Raises UsageError for a
+    column with less than two values to hold out, or with more than ``MOST``; StoreError without an extracted store.
     """
     store = need_store(home, path=config.store, dataset=config.dataset)
     column = column_of(store, by)
@@ -41,34 +41,35 @@ def every_value(
             f"--hold-out each: the column {by} has one value, {', '.join(words)}, so nobody is left to train.",
             "Another column:  --by COLUMN   (`fedcache inspect` shows them)",
         )
-    # another value is refused when rows are dealt
-    if str(min_rows).isdigit() and (least := int(str(min_rows))) > 1:
+    # The partition refuses a ``min_rows`` that is no whole number.
+    least = 0
+    if str(min_rows).isdigit():
+        least = int(str(min_rows))
+    if least > 1:
         codes = column.codes[store.column("ok") == 1]
         counts = np.bincount(codes[codes >= 0], minlength=len(column.words))
         rows = dict(zip(column.words, counts.tolist(), strict=True))
-        words, small = (
-            tuple(w for w in words if (rows[w] >= least) is enough) for enough in (True, False)
-        )
+        every = words
+        words = tuple(word for word in every if rows[word] >= least)
         if len(words) < 2:
-            second = sorted((rows[word] for word in (*words, *small)), reverse=True)[1]
+            second = sorted((rows[word] for word in every), reverse=True)[1]
             raise UsageError(
                 f"--hold-out each: two values of {by} are needed that have {least:,} rows or more, and there are "
                 f"{len(words)}.",
                 f"--min-rows {second}",
             )
+        small = [word for word in every if rows[word] < least]
         if small and observer is not None:
-            more = ""
+            names = ", ".join(small[:NAMED])
             if len(small) > NAMED:
-                more = f" and {len(small) - NAMED:,} more"
-            observer.note(
-                f"Less than {least:,} rows, and so not held out: {', '.join(small[:NAMED])}{more}."
-            )
+                names += f" and {len(small) - NAMED:,} more"
+            observer.note(f"Less than {least:,} rows, and so not held out: {names}.")
     if len(words) > MOST:
         some = ",".join([word for word in words if "," not in word][:2]) or "VALUE,VALUE"
+        swept = shell_word(f"hold_out={some}")
         raise UsageError(
             f"--hold-out each: the column {by} has {len(words):,} values, and each would be held out in a run of its "
             f"own; more than {MOST} are not meant by a single word.",
-            "Name those that are to be held out in turn:  "
-            f"--by {shell_word(by)} --sweep {shell_word(f'hold_out={some}')}",
+            f"Name those that are to be held out in turn:  --by {shell_word(by)} --sweep {swept}",
         )
     return words

@@ -1,5 +1,6 @@
-"""The points of a grid: what the keys of ``--sweep`` mean, which points there are, and which are one program. Keys and
-values are looked at before anything runs.
+"""Points of a grid: the meaning of the keys of ``--sweep``, the list of points, and the groups that train together.
+
+Keys and values are checked before anything runs.
 """
 
 from __future__ import annotations
@@ -50,21 +51,25 @@ NUMBERS = (
     "server_step",
     "staleness_power",
 )
-"""Those of them whose values are numbers of at least 0."""
-PLACES = {"set": "the method's", "partition": "the scheme's"}
+"""Keys of the run whose values are numbers of at least 0."""
+WHOLE_NUMBERS = ("rounds", "max_rows_per_client", "dp_seed", "asynchronous")
+"""Keys of the run whose values are whole numbers."""
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """Where a key belongs and its name there: run | partition | set.
+    """The place of a key (run | partition | set) and its name there.
 
-    ``set.alpha`` is a hyperparameter and ``partition.alpha`` the scheme's, for names that both have.
+    ``set.alpha`` is a hyperparameter and ``partition.alpha`` an argument of the scheme, for names that both have.
     """
     place, dot, name = key.partition(".")
-    if dot and place in PLACES:
+    if dot and place in ("set", "partition"):
         return place, name
-    if (run := key.replace("-", "_")) in RUN_KEYS:  # also spelt as the option is
-        return "run", run
-    return "partition" if key in PARTITION_KEYS else "set", key
+    option = key.replace("-", "_")
+    if option in RUN_KEYS:
+        return "run", option
+    if key in PARTITION_KEYS:
+        return "partition", key
+    return "set", key
 
 
 def values_of_place(sweep: Mapping[str, str], place: str) -> dict[str, str]:
@@ -75,48 +80,48 @@ def values_of_place(sweep: Mapping[str, str], place: str) -> dict[str, str]:
 
 
 def check_sweeps(methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]) -> None:
-    """Refuse keys and values that cannot be. Raises UsageError."""
+    """Refuse unknown keys, illegal values and repetitions. Raises UsageError."""
     for key, values in sweeps.items():
         if key in ("seed", "seeds"):
+            seeds = ",".join(values) or "0,1,2"
             raise UsageError(
                 f"--sweep {key}: seeds are not swept, every point runs all of them.",
-                f"--seeds {','.join(values) or '0,1,2'} (with --repartition each of them draws its own partition)",
+                f"--seeds {seeds} (with --repartition each of them draws its own partition)",
             )
         if not values:
             raise UsageError(f"--sweep {key} has no values.", f"For example --sweep {key}=a,b")
     seen: dict[tuple[str, str], str] = {}
     for key, values in sweeps.items():
         where = split_key(key)
-        if (
-            where[0] == "set"
-            and (option := field_names(TrainConfig).get(key.replace("-", "_"))) is not None
-        ):
+        option = field_names(TrainConfig).get(key.replace("-", "_"))
+        if where[0] == "set" and option is not None:
+            flag = option.replace("_", "-")
             raise UsageError(
                 f"--sweep {key}: {option} is the same for all points.",
-                f"--{option.replace('_', '-')} VALUE beside the sweeps; in Python  options={{{option!r}: VALUE}}",
+                f"--{flag} VALUE beside the sweeps; in Python  options={{{option!r}: VALUE}}",
             )
         if where in seen:
             raise UsageError(
                 f"--sweep {seen[where]} and --sweep {key} are the same.", "Leave one of them out."
             )
         seen[where] = key
-        meanings: dict[Any, str] = {}  # -> as it is written first
-        repeated: list[tuple[str, str]] = []
+        # 0.1 and 1e-1 are two spellings of one value.
+        spellings: dict[Any, list[str]] = {}
         for value in values:
-            meant = tuple(_parsed_by(methods, key, value))
-            if meant in meanings:
-                repeated.append((meanings[meant], value))
-            meanings.setdefault(meant, value)
-        for first, value in repeated[:1]:
-            raise UsageError(
-                f"--sweep {key} names a value twice"
-                + ("." if first == value else f": {first} and {value}."),
-                f"--sweep {key}={','.join(meanings.values())}",
-            )
+            spellings.setdefault(tuple(_parsed_by(methods, key, value)), []).append(value)
+        for words in spellings.values():
+            if len(words) > 1:
+                which = "."
+                if words[0] != words[1]:
+                    which = f": {words[0]} and {words[1]}."
+                distinct = ",".join(same[0] for same in spellings.values())
+                raise UsageError(
+                    f"--sweep {key} names a value twice{which}", f"--sweep {key}={distinct}"
+                )
 
 
 def _parsed_by(methods: Sequence[str], key: str, value: str) -> list[tuple[str, Any]]:
-    """What a value is to each method, or to the run; a value that cannot be is refused here."""
+    """A value as each method parses it, or as the run does. Raises UsageError for an illegal value."""
     place, name = split_key(key)
     if place == "run":
         return [("", _run_value(name, value))]
@@ -139,9 +144,9 @@ def _number(key: str, value: str, kind: type, legal: str, low: float) -> Any:
     except ValueError:
         made = math.nan
     if not (made >= low and math.isfinite(made)):
+        example = max(1, int(low))
         raise UsageError(
-            f"--sweep {key}: {value!r} is not {legal}.",
-            f"For example --sweep {key}={max(1, int(low))},2",
+            f"--sweep {key}: {value!r} is not {legal}.", f"For example --sweep {key}={example},2"
         )
     return made
 
@@ -159,7 +164,7 @@ def _run_value(name: str, value: str) -> Any:
         return parse_attack(value)
     if name == "backbones":
         for one in value.split("+"):
-            # A name with the digest of its recipe is that of an array; the user's own are looked for in the store.
+            # Keys of stored arrays (name and digest) and the user's own backbones are looked up in the store later.
             if not re.fullmatch(r".+-[0-9a-f]+", one) and not one.startswith(PREFIXES):
                 lookup(one)
     if name in ("max_rows_per_client", "asynchronous"):
@@ -188,8 +193,7 @@ def typed_sweep_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises UsageError for a word that is no number where one is needed.
     """
-    whole = ("rounds", "max_rows_per_client", "dp_seed", "asynchronous")
-    numbers = {**dict.fromkeys(whole, int), **dict.fromkeys(NUMBERS, float)}
+    numbers = {**dict.fromkeys(WHOLE_NUMBERS, int), **dict.fromkeys(NUMBERS, float)}
     made: dict[str, Any] = {}
     for key, value in values.items():
         if key in numbers:
@@ -205,7 +209,7 @@ def typed_sweep_values(values: Mapping[str, Any]) -> dict[str, Any]:
 def sampled(
     sampler: str, points: Sequence[tuple[str, dict[str, str]]]
 ) -> list[tuple[str, dict[str, str]]]:
-    """The points that are run: all of them (``grid``), or N of them drawn without repeats (``random:N[:SEED]``).
+    """The points to train: all of them (``grid``), or N of them drawn without repeats (``random:N[:SEED]``).
 
     Raises UsageError.
     """
@@ -226,39 +230,31 @@ def combinations(
     sweeps: Mapping[str, Sequence[str]],
     lacking: Mapping[str, Sequence[str]] | None = None,
 ) -> list[tuple[str, dict[str, str]]]:
-    """Every (method, swept values), checked before anything runs: names, values, repeats. Raises UsageError.
+    """Every (method, swept values), after ``check_sweeps``, whose UsageError it raises.
 
-    ``lacking`` has the keys that some methods have not.
+    ``lacking`` maps a key to the methods that do not have it; their points are without that key.
     """
     check_sweeps(list(dict.fromkeys(methods)), sweeps)
     made = []
     for method in dict.fromkeys(methods):
-        mine = {
-            key: values
-            for key, values in sweeps.items()
-            if method not in (lacking or {}).get(key, ())
-        }
-        made += [
-            (method, dict(zip(mine, values, strict=True)))
-            for values in itertools.product(*mine.values())
-        ]
+        keys = [key for key in sweeps if method not in (lacking or {}).get(key, ())]
+        for values in itertools.product(*(sweeps[key] for key in keys)):
+            made.append((method, dict(zip(keys, values, strict=True))))
     return made
 
 
 def point_groups(todo: Sequence[tuple[str, dict[str, str]]]) -> list[list[int]]:
-    """Numbers of the points, those that differ in floats alone together, in the order of the product."""
+    """Numbers of the points in groups that differ only in float hyperparameters, in the order of the product."""
     groups: dict[Any, list[int]] = {}
     for number, (name, sweep) in enumerate(todo):
-        floats = {h.name for h in find_method(name).hparams if h.kind == "float"}
-        # A name that scheme and method both have is the scheme's unless it says otherwise: every point its own rows.
-        free = {k for k in sweep if split_key(k)[0] == "set" and split_key(k)[1] in floats}
-        rest: dict[str, str] = {k: v for k, v in sweep.items() if k not in free or v == "auto"}
+        floats = {("set", h.name) for h in find_method(name).hparams if h.kind == "float"}
+        rest = {k: v for k, v in sweep.items() if split_key(k) not in floats or v == "auto"}
         groups.setdefault((name, *sorted(rest.items())), []).append(number)
     return list(groups.values())
 
 
 def swept_schemes(points: Sequence[tuple[str, Mapping[str, str]]]) -> tuple[str, ...]:
-    """The partition schemes that points differ in; () where their scheme is not swept."""
+    """The swept partition schemes; () if the scheme is not swept."""
     named = (values_of_place(sweep, "partition").get("scheme") for _, sweep in points)
     return tuple(dict.fromkeys(scheme for scheme in named if scheme is not None))
 
@@ -268,19 +264,18 @@ def partition_of_point(
 ) -> PartitionConfig:
     """The partition of a point: the base with the swept scheme, clients and arguments.
 
-    Of ``schemes``, those that are swept, each takes the arguments of the base that it has; one that none of them has
-    stays, and is refused by the scheme.
+    If ``schemes`` are swept, an argument of the base goes only to the schemes that declare it. An argument that none of
+    them declares stays, so that the scheme refuses it.
     """
-    mine = values_of_place(sweep, "partition")
-    had = {name: {a.name for a in SCHEMES[name].arguments} for name in schemes}
-    elsewhere = set().union(*had.values()) - had.get(mine.get("scheme", ""), set())
-    kept = {k: v for k, v in base.options.items() if k not in elsewhere}
-    options: dict[str, Any] = {
-        **kept,
-        **{k: v for k, v in mine.items() if k not in ("scheme", "clients")},
-    }
-    # one value, whatever characters it has: as words it would be split at commas
+    mine: dict[str, Any] = {**values_of_place(sweep, "partition")}
+    scheme = mine.pop("scheme", base.scheme)
+    clients = base.clients
+    if "clients" in mine:
+        clients = int(mine.pop("clients"))
+    # A tuple of one value, because a word would be split at its commas.
     if "hold_out" in mine:
-        options["hold_out"] = (mine["hold_out"],)
-    clients = int(mine["clients"]) if "clients" in mine else base.clients
-    return PartitionConfig(mine.get("scheme", base.scheme), clients, base.seed, options)
+        mine["hold_out"] = (mine["hold_out"],)
+    declared = {name: {a.name for a in SCHEMES[name].arguments} for name in schemes}
+    elsewhere = set().union(*declared.values()) - declared.get(scheme, set())
+    kept = {k: v for k, v in base.options.items() if k not in elsewhere}
+    return PartitionConfig(scheme, clients, base.seed, {**kept, **mine})

@@ -1,7 +1,7 @@
-"""Ablations of the papers as grids that need no switches: ``fedcache grid --ready NAME``, one TOML file each.
+"""Presets: ablations of the papers as ready-made grids, ``fedcache grid --ready NAME``, one TOML file each.
 
 A file has ``title``, ``paper``, ``methods``, ``sweep`` (key -> values, as ``--sweep``), ``notes``, and the sections
-``[train]`` and ``[partition]`` of fedcache.toml. Whatever a user says besides takes their place.
+``[train]`` and ``[partition]`` of fedcache.toml. Options and the configuration file of a user override them.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from fedcache.federate.partition.partition import SCHEMES
 
 @dataclass(frozen=True)
 class GridPreset:
-    """A grid of the package."""
+    """A ready-made grid."""
 
     name: str  # after ``--ready``
-    title: str  # what it varies
-    paper: str  # where the ablation stands
+    title: str  # the varied settings in words
+    paper: str  # paper and place of the ablation
     methods: tuple[str, ...]  # names
-    sweep: Mapping[
-        str, tuple[str, ...]
-    ]  # hyperparameter, or argument of the run or partition -> values
-    notes: tuple[str, ...] = ()  # what to know before it runs
+    # hyperparameter, or argument of the run or partition -> values
+    sweep: Mapping[str, tuple[str, ...]]
+    notes: tuple[str, ...] = ()  # shown before it runs
     train: Mapping[str, Any] = field(default_factory=dict)  # ``[train]`` of fedcache.toml
     partition: Mapping[str, Any] = field(default_factory=dict)  # ``[partition]`` of fedcache.toml
 
@@ -53,23 +52,24 @@ class GridPreset:
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        """The partition schemes it names, or sweeps; () where each method takes its paper's."""
-        own = self.partition.get("scheme")
-        return tuple(self.sweep.get("scheme", () if own is None else (own,)))
+        """The partition schemes that it names or sweeps; () if each method takes the scheme of its paper."""
+        if "scheme" in self.sweep:
+            return tuple(self.sweep["scheme"])
+        return of_file({"partition": self.partition})
 
     def unused_arguments(self, schemes: Sequence[str]) -> tuple[str, ...]:
-        """Arguments of this grid's schemes that mean nothing to the ``schemes`` that are asked for instead."""
+        """Arguments of this grid's partition that do not apply to the ``schemes`` that a user requests instead."""
         if not schemes or not self.schemes:
             return ()
         known = {
             a.name for scheme in schemes if scheme in SCHEMES for a in SCHEMES[scheme].arguments
         }
-        other = not set(schemes) & set(self.schemes)  # then a name in common means nothing
-        clients = ("clients",) if "clients" in self.partition and "clients" not in known else ()
-        return (
-            *clients,
-            *(o for o in self.partition.get("options", {}) if other or o not in known),
-        )
+        # Options of another scheme do not apply, even if an option of the requested one has the same name.
+        other = not set(schemes) & set(self.schemes)
+        unused = [o for o in self.partition.get("options", {}) if other or o not in known]
+        if "clients" in self.partition and "clients" not in known:
+            unused.append("clients")
+        return tuple(unused)
 
     def merged_with(
         self, file: Mapping[str, Mapping[str, Any]], schemes: Sequence[str] = ()
@@ -78,18 +78,25 @@ class GridPreset:
 
         Args:
             file: sections.
-            schemes: asked for besides; others than this grid's leave the arguments of this grid's out.
+            schemes: schemes that a user requests; without one of this grid's, the arguments of its partition are
+                dropped.
         """
         merged = {name: dict(section) for name, section in file.items()}
         gone = self.unused_arguments(schemes or of_file(file))
-        partition = {k: v for k, v in self.partition.items() if k not in gone and k != "options"}
-        if options := {k: v for k, v in self.partition.get("options", {}).items() if k not in gone}:
-            partition["options"] = options
-        for name, inner, own in (("train", "set", self.train), ("partition", "options", partition)):
-            mine = own
+        options = {k: v for k, v in self.partition.get("options", {}).items() if k not in gone}
+        partition = {k: v for k, v in self.partition.items() if k not in gone}
+        partition["options"] = options
+        for name, inner, mine in (
+            ("train", "set", self.train),
+            ("partition", "options", partition),
+        ):
             theirs = file.get(name, {})
+            # The file takes precedence, key by key.
+            merged[name] = {**mine, **theirs}
             both = {**mine.get(inner, {}), **theirs.get(inner, {})}
-            merged[name] = {**mine, **theirs, **({inner: both} if both else {})}
+            merged[name].pop(inner, None)
+            if both:
+                merged[name][inner] = both
         return merged
 
 
@@ -114,7 +121,7 @@ def preset_names() -> tuple[str, ...]:
 def find_preset(name: str) -> GridPreset:
     """The ready grid of that name.
 
-    Raises UsageError with "did you mean" when there is none; InternalError when its file is wrong.
+    Raises UsageError with "did you mean" for an unknown name; InternalError for a wrong file.
     """
     if name not in preset_names():
         raise unknown(
@@ -129,9 +136,10 @@ def find_preset(name: str) -> GridPreset:
         raise InternalError(
             f"The ready grid {name}.toml has an unknown key {wrong[0]!r}.", "Please report it."
         )
-    sweep = {k: tuple(v) for k, v in data.pop("sweep").items()}
-    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-    return GridPreset(**{**plain, "name": name, "sweep": sweep})
+    data["sweep"] = {k: tuple(v) for k, v in data["sweep"].items()}
+    for key in ("methods", "notes"):
+        data[key] = tuple(data.get(key, ()))
+    return GridPreset(name=name, **data)
 
 
 def _folder() -> Any:

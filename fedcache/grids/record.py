@@ -1,8 +1,8 @@
-"""Record of a grid: its command, its points and how each ended, kept next to its runs.
+"""Record of a grid: its command, its points and how each ended, as a file in the fedcache home.
 
-One file of lines per grid under ``grids/`` of the home, named by a digest of what was asked, so that the same grid
-asked again takes the place of the record before. No result depends on it: where it cannot be written, the grid goes on.
-The points of a search are told as they are drawn.
+One file of lines per grid under ``grids/`` of the home. Its name is a digest of the request, so that the same grid
+overwrites its earlier record. No result depends on it: a grid continues if its record cannot be written. The points of
+a search are added as they are drawn.
 """
 
 from __future__ import annotations
@@ -21,34 +21,33 @@ from fedcache.store.files import digest_of, make_private
 from fedcache.store.lock import this_process
 from fedcache.store.sealed import SealedLines, first_of, read_sealed_lines, write_sealed_lines
 
-if TYPE_CHECKING:  # what reads a record imports no torch
+if TYPE_CHECKING:  # reading a record must not import torch
     from fedcache.grids.request import GridRequest
 
 FOLDER = "grids"
-"""Of the home: where the records are."""
+"""Folder of the records in the fedcache home."""
 
 
 class GridRecord:
-    """The record of a grid under way, a context: a line when it begins, one per point that ends, one at its end.
+    """Writer of the record of a running grid: a line at its start, one for each point that ends, one at its end.
 
     Args:
         request: the grid.
-        search: name of the search that it is, which has the same with more trials; None for a grid.
+        search: name of the search, which stays the same with more trials; None for a grid.
     """
 
     def __init__(self, request: GridRequest, search: str | None = None) -> None:
-        if search:
-            points = []
-        else:
+        points = []
+        if not search:
             points = [[method, dict(sweep)] for method, sweep in request.points]
-        # a home may be moved
+        # No path inside the home is recorded, because a home may be moved.
         elsewhere = ""
         if request.runs != request.home.runs:
             elsewhere = str(request.runs.resolve())
         command = command_of_grid(request)
-        what = [search or points, search or command, elsewhere]
-        self._file = request.home.root / FOLDER / f"{digest_of(what)[:16]}.jsonl"
-        told: dict[str, Any] = {
+        name = digest_of([search or points, search or command, elsewhere])[:16]
+        self._file = request.home.root / FOLDER / f"{name}.jsonl"
+        start: dict[str, Any] = {
             "process": this_process(),
             "started": time.time(),
             "command": command,
@@ -56,20 +55,21 @@ class GridRecord:
             "points": points,
         }
         if request.search is not None:
-            told["trials"] = int(min(request.search.trials, request.search.size))
+            start["trials"] = int(min(request.search.trials, request.search.size))
         self._lines: SealedLines | None = None
         with suppress(OSError):
             make_private(self._file.parent)
-            write_sealed_lines(self._file, [told], _first(self._file))
+            write_sealed_lines(self._file, [start], _first(self._file))
             self._lines = SealedLines(self._file, _first(self._file))
 
     def point_drawn(self, number: int, method: str, sweep: Mapping[str, str]) -> None:
-        """A search has drawn a point; one that had this number before is forgotten."""
+        """Record a point that a search has drawn; it replaces this and all later numbers of an earlier record."""
         self._append({"drawn": number, "method": method, "sweep": dict(sweep)})
 
     def point_ended(self, number: int, **how: str | int) -> None:
-        """A point has ended: ``run``, the name of its directory, with ``pruned``, the round after which it was; or
-        ``error``.
+        """Record the end of a point.
+
+        ``how`` is ``run``, the name of its directory, for a pruned one with ``pruned``, its last round; or ``error``.
         """
         self._append({"point": number, **how})
 
@@ -91,9 +91,10 @@ class GridRecord:
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """A record as one object: what its first line says, ``points`` (of a search those that are drawn, of ``trials``),
-    ``ends`` (point -> its line), and ``ended`` and ``error`` where the grid is over; None where there is no record.
-    A last line that is being written is left out. Raises CorruptionError for a damaged record.
+    """A record as one object; None without a record. Raises CorruptionError for a damaged one.
+
+    The object holds the facts of the first line, ``points`` (for a search those drawn so far, of ``trials``), ``ends``
+    (point -> its line), and for a grid that is over ``ended`` and ``error``. An incomplete last line is ignored.
     """
     if not path.exists():
         return None
@@ -102,14 +103,14 @@ def read_record(path: Path) -> dict[str, Any] | None:
         if not lines:
             raise ValueError("is damaged: it has no whole line")
     except (OSError, ValueError) as error:
-        why = error if isinstance(error, ValueError) else "cannot be read"
         raise CorruptionError(
-            f"{path} {why}. No run of the grid depends on it.",
+            f"{path} {damage_of(error)}. No run of the grid depends on it.",
             f"Remove it; the command of the grid writes it again:  rm {shell_word(path)}",
         ) from error
-    told = lines[0]
-    points = [(str(method), dict(sweep)) for method, sweep in told["points"]]
+    start = lines[0]
+    points = [(str(method), dict(sweep)) for method, sweep in start["points"]]
     ends: dict[int, dict[str, Any]] = {}
+    # Later lines replace earlier ones, as a resumed grid appends to the same record.
     over: dict[str, Any] = {}
     for line in lines[1:]:
         if "drawn" in line:
@@ -118,25 +119,35 @@ def read_record(path: Path) -> dict[str, Any] | None:
             ends[int(line["point"])] = line
         else:
             over = {key: line[key] for key in ("ended", "error") if key in line}
-    return {**told, "points": points, "ends": ends, **over}
+    return {**start, "points": points, "ends": ends, **over}
+
+
+def damage_of(error: Exception) -> str:
+    """The damage of a sealed file in words; a ValueError describes it."""
+    if isinstance(error, ValueError):
+        return str(error)
+    return "cannot be read"
 
 
 def _first(path: Path) -> bytes:
-    """What the first line of a record is sealed for."""
+    """Start of the chain of seals: it ties the lines to this record."""
     return first_of({"kind": "record of a grid", "grid": path.stem})
 
 
 def command_of_grid(request: GridRequest) -> str:
-    """One line for a shell: the methods, the sweeps, and every option that is not its default."""
+    """One line for a shell: the methods, the sweeps, and every option that is not at its default."""
     words = ["fedcache", "grid", "--method", ",".join(request.methods)]
     for key, values in request.sweeps.items():
-        words += ["--sweep", f"{key}={','.join(values)}"]
-    how = request.sampling
-    drawn = {
-        "--sampler": (how.sampler, "grid"),
-        "--trials": (how.trials, None),
-        "--pruner": (how.pruner, "none"),
-    }
+        words += ["--sweep", key + "=" + ",".join(values)]
+    sampling = request.sampling
+    words += _changed(
+        {
+            "--sampler": (sampling.sampler, "grid"),
+            "--trials": (sampling.trials, None),
+            "--pruner": (sampling.pruner, "none"),
+        }
+    )
+    words += option_words(request.config, without=("method",)) + option_words(request.partition)
     others = {
         "--repartition": (request.repartition, False),
         "--no-extract": (not request.extract, False),
@@ -147,13 +158,11 @@ def command_of_grid(request: GridRequest) -> str:
         "--save-clients": (request.save.clients, None),
         "--runs": (request.runs, request.home.runs),
     }
-    words += _changed(drawn)
-    words += option_words(request.config, without=("method",)) + option_words(request.partition)
     return shlex.join([*words, *_changed(others)])
 
 
 def _changed(options: Mapping[str, tuple[object, object]]) -> list[str]:
-    """The options whose value is not their default, as words: option -> value and default."""
+    """The words of the options that are not at their default; ``options`` gives (value, default) of each."""
     words = []
     for option, (value, default) in options.items():
         if value != default:
@@ -164,7 +173,7 @@ def _changed(options: Mapping[str, tuple[object, object]]) -> list[str]:
 
 
 def option_words(config: Any, without: Sequence[str] = ()) -> list[str]:
-    """The options of the command line that make a configuration, as words; what has its default is left out."""
+    """The words of a command line that make a configuration; options at their defaults are left out."""
     words: list[str] = []
     for item in fields(config):
         value = getattr(config, item.name)

@@ -1,4 +1,4 @@
-"""A grid that is asked for: its points, and what is checked before anything runs."""
+"""Request of a grid: its points and options, checked before anything runs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from fedcache.grids.points import (
     typed_sweep_values,
     values_of_place,
 )
+from fedcache.grids.result import point_words
 from fedcache.grids.sampling import Sampling
 from fedcache.grids.search_space import MOST_CHECKED, SearchPlan, search_of
-from fedcache.grids.unused import points_that_differ, refuse_unread, settings_for
+from fedcache.grids.unused import drop_unread, points_that_differ, settings_for
 from fedcache.runs.run_models import KeptModels
 from fedcache.runs.score import check_score
 from fedcache.runs.spec import (
@@ -34,33 +35,31 @@ from fedcache.runs.spec import (
 
 @dataclass(frozen=True)
 class GridRequest:
-    """A grid that is asked for."""
+    """A requested grid."""
 
     methods: tuple[str, ...]
-    sweeps: Mapping[str, Sequence[str]]  # key -> values, as they were asked for
+    sweeps: Mapping[str, Sequence[str]]  # key -> values, as the user wrote them
     sampling: Sampling
-    points: tuple[tuple[str, dict[str, str]], ...]  # every point's method and swept values
+    points: tuple[tuple[str, dict[str, str]], ...]  # method and swept values of every point
     config: TrainConfig  # of all points
-    partition: PartitionConfig  # of all points, before what is swept of it
-    home: Home  # where stores are
+    partition: PartitionConfig  # of all points, without its swept arguments
+    home: Home  # with the stores
     runs: Path  # directory of results
     repartition: bool = False  # every seed draws its own partition
     extract: bool = True  # whether to run the extraction that is missing
-    fresh: bool = False  # train points although their results are there
+    fresh: bool = False  # train again although a result is stored
     exact: bool = False  # whether every point is computed alone, with the bits of its single run
-    # of which points models are kept
+    # points whose models are kept
     save: SaveModels = field(default_factory=lambda: SaveModels("best"))
-    retrain: bool = False  # train what was chosen by validation again, on all training rows
-    search: SearchPlan | None = (
-        None  # how points are drawn one after another; ``points`` are then corners of its space
-    )
-    score: str | None = (
-        None  # what points are ranked by: client-mean or pooled; None as ``runs.score.score_for``
-    )
-    notes: tuple[str, ...] = ()  # what is to say before anything is trained
+    retrain: bool = False  # train the points chosen by validation again, on all training rows
+    # how points are drawn one after another; ``points`` are then corners of its space
+    search: SearchPlan | None = None
+    # points are ranked by client-mean or pooled accuracy; None as ``runs.score.score_for``
+    score: str | None = None
+    notes: tuple[str, ...] = ()  # sentences to show before anything is trained
 
     def config_of(self, number: int) -> TrainConfig:
-        """What ``train`` would be asked for a point."""
+        """The configuration with which ``train`` trains a point alone."""
         name, sweep = self.points[number]
         values: dict[str, Any] = dict(values_of_place(sweep, "run"))
         values |= typed_sweep_values(values)
@@ -74,23 +73,22 @@ class GridRequest:
         return replace(self.config, method=name, set=settings, **values)
 
     def partition_of(self, number: int) -> PartitionConfig:
-        """How the rows of a point are dealt."""
+        """The partition of a point."""
         return partition_of_point(
             self.partition, self.points[number][1], swept_schemes(self.points)
         )
 
     def words_of(self, number: int) -> str:
         """Method and swept values of a point: ``fedavg lr=0.1``."""
-        name, sweep = self.points[number]
-        return " ".join([name, *(f"{k}={v}" for k, v in sweep.items())])
+        return point_words(*self.points[number])
 
     def compared_by(self) -> str:
-        """The one score of all points: that which was asked for, else as ``runs.score.score_for`` of their results."""
+        """The one score of all points: the requested one, else as ``runs.score.score_for`` of their results."""
         if self.score is not None:
             return self.score
         kinds = set()
         for number, (name, _) in enumerate(self.points):
-            with suppress(FedcacheError):  # a point that cannot be ends when its turn comes
+            with suppress(FedcacheError):  # reported when that point is trained
                 method = find_method(name)
                 kinds.add(method.protocol(hyperparameters(method, self.config_of(number))))
         if len(kinds) < 2:
@@ -98,24 +96,23 @@ class GridRequest:
         return "client-mean"
 
     def check(self) -> None:
-        """Refuse what a point asks of uploads that its method or number of clients does not allow, before any is run.
+        """Check upload policy and timing of every point against its method and number of clients.
 
         Raises UsageError, naming the point.
         """
         for number, (name, _) in enumerate(self.points):
             config = self.config_of(number)
             clients = self.partition_of(number).clients
+            method = find_method(name)
             try:
-                trust = policy_from_config(config, find_method(name))
-                timing_from_config(config, find_method(name))
+                trust = policy_from_config(config, method)
+                timing_from_config(config, method)
                 if clients is not None and config.participation is not None:
-                    trust.check_round(
-                        clients_per_round(parse_participation(config.participation), clients)
-                    )
+                    participation = parse_participation(config.participation)
+                    trust.check_round(clients_per_round(participation, clients))
             except FedcacheError as error:
-                raise FedcacheError(
-                    error.code, f"{self.words_of(number)}: {error.message}", error.hint
-                ) from error
+                words = self.words_of(number)
+                raise FedcacheError(error.code, f"{words}: {error.message}", error.hint) from error
 
 
 def request_grid(
@@ -135,23 +132,27 @@ def request_grid(
     """The grid of every combination of methods and swept values, checked before anything runs. Raises UsageError.
 
     ``methods`` are names and ``sweeps`` key -> values, as ``--sweep``; ``sampler`` is ``grid``, ``random:N[:SEED]``
-    for N points drawn without repeats, or that of a search. The others are fields of ``GridRequest``.
+    for N points drawn without repeats, or the sampler of a search. The others are fields of ``GridRequest``.
     """
     check_score(fields.get("score"))
-    if isinstance(sampler, str):
-        sampling = Sampling(sampler)
+    sampling = sampler
+    if isinstance(sampling, str):
+        sampling = Sampling(sampling)
+    search = search_of(sampling, methods, sweeps)
+    notes: tuple[str, ...] = ()
+    if search is None:
+        every, notes = points_that_differ(methods, sweeps, config)
+        points = sampled(sampling.sampler, every)
     else:
-        sampling = sampler
-    fields["search"] = search = search_of(sampling, methods, sweeps)
-    every, notes = (search.corners(), ()) if search else points_that_differ(methods, sweeps, config)
-    if search is not None and len(every) < MOST_CHECKED:  # corners hold every value of a list
-        refuse_unread(every, config)
-    points = tuple(every if search else sampled(sampling.sampler, every))
+        points = search.corners()
+        # If all corners fit in, they hold every value of a list, so a key that none of them reads is never read.
+        if len(points) < MOST_CHECKED:
+            drop_unread(points, config)
     request = GridRequest(
         tuple(methods),
         sweeps,
         sampling,
-        points,
+        tuple(points),
         config,
         partition or PartitionConfig(),
         home,
@@ -159,9 +160,10 @@ def request_grid(
         repartition,
         extract,
         fresh,
+        search=search,
         notes=notes,
         **fields,
     )
-    KeptModels(request.save)
+    KeptModels(request.save)  # checks the options of saved models
     request.check()
     return request

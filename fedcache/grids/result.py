@@ -1,4 +1,4 @@
-"""Result of a grid: its points with their runs, the best of them, and the lost ones."""
+"""Result of a grid: its points with their runs, the best point, and the points without a result."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ from fedcache.runs.score import (
 )
 
 
+def point_words(method: str, sweep: Mapping[str, str]) -> str:
+    """Method and swept values of a point: ``fedavg lr=0.1``."""
+    return " ".join([method, *(f"{k}={v}" for k, v in sweep.items())])
+
+
 @dataclass
 class Point:
     """One combination: a method, the swept values, and its run over all seeds."""
@@ -40,12 +45,13 @@ class Point:
         return {"method": self.method, "sweep": self.sweep, **self.run.to_dict()}
 
     def __repr__(self) -> str:
-        return f"Point({self.words}: {spread(self.run.result['accuracy'])}, {self.run.path})"
+        accuracy = spread(self.run.result["accuracy"])
+        return f"Point({self.words}: {accuracy}, {self.run.path})"
 
     @property
     def words(self) -> str:
         """Method and swept values: ``fedavg lr=0.1``."""
-        return " ".join([self.method, *(f"{k}={v}" for k, v in self.sweep.items())])
+        return point_words(self.method, self.sweep)
 
 
 def ends_one_point(error: FedcacheError) -> bool:
@@ -54,12 +60,12 @@ def ends_one_point(error: FedcacheError) -> bool:
 
 
 def without_hold_out(sweep: Mapping[str, str]) -> dict[str, str]:
-    """The swept values of a point but for the value that is held out."""
+    """The swept values of a point without the held-out value."""
     return {key: value for key, value in sweep.items() if key != "hold_out"}
 
 
 def _mean(figures: Sequence[float | None], count: int) -> float | None:
-    """The mean of that many figures; None where one is missing."""
+    """The mean of ``count`` figures; None if one is missing."""
     known = [f for f in figures if f is not None]
     if known and len(known) == count:
         return sum(known) / len(known)
@@ -73,46 +79,49 @@ class HeldOut:
     method: str
     sweep: dict[str, str]  # without ``hold_out``
     accuracy: dict[str, float | None]  # by the value that was held out; mean over the seeds
-    mean: float | None  # over the values; None where one has no accuracy
-    validation: float | None = None  # mean over the values of the accuracy on the rows to choose by
-    rows: dict[str, int | None] = field(default_factory=dict)  # by the value: its test rows
+    mean: float | None  # over the values; None if one has no accuracy
+    validation: float | None = None  # mean over the values of the validation accuracy
+    rows: dict[str, int | None] = field(default_factory=dict)  # held-out value -> its test rows
 
     @property
     def words(self) -> str:
         """Method and swept values: ``fedavg lr=0.1``."""
-        return " ".join([self.method, *(f"{k}={v}" for k, v in self.sweep.items())])
+        return point_words(self.method, self.sweep)
 
 
 @dataclass
 class LostPoint:
-    """A point without a result: its stored run is damaged, or its training failed. What was found, and what to do."""
+    """A point without a result, because its stored run is damaged or its training failed."""
 
     method: str
     sweep: dict[str, str]
-    message: str
-    hint: str
+    message: str  # of the error
+    hint: str  # of the error
 
 
 @dataclass
 class PrunedPoint:
-    """A trial of a search that was stopped on its way, and so is never ranked."""
+    """A trial of a search that the pruner stopped early; it is not ranked."""
 
     method: str
     sweep: dict[str, str]
-    round: int  # after which it was stopped
-    rounds: int  # that it would have had
-    validation: float | None  # accuracy on the rows to choose by, at that round
-    path: str  # of its run, which ``fedcache train`` would go on with
+    round: int  # its last one
+    rounds: int  # of a whole trial
+    validation: float | None  # validation accuracy at its last round
+    path: str  # of its run, which ``fedcache train`` can continue
 
     @property
     def sentence(self) -> str:
-        """After which round, and at what accuracy."""
-        return f"Pruned after round {self.round} of {self.rounds} at {percent(self.validation)} % on validation rows"
+        """The last round, and the accuracy there."""
+        accuracy = percent(self.validation)
+        return (
+            f"Pruned after round {self.round} of {self.rounds} at {accuracy} % on validation rows"
+        )
 
 
 @dataclass(frozen=True)
 class Spending:
-    """What the noise of one run of a grid costs."""
+    """The privacy cost of one run of a grid."""
 
     dataset: str  # digest
     partitions: tuple[str, ...]  # digests, one for each seed
@@ -120,12 +129,12 @@ class Spending:
 
     @property
     def kind(self) -> tuple[str, bool]:
-        """The dataset, and whether the noise is a simulation: only costs of one kind add up."""
+        """The dataset, and whether the noise is simulated: only costs of one kind add up."""
         return self.dataset, bool(self.cost["simulation"])
 
     @classmethod
     def of_result(cls, result: Mapping[str, Any]) -> Spending | None:
-        """That of a stored run; None for a run without noise."""
+        """The cost of a stored run; None for a run without noise."""
         cost = result.get("trust", {}).get("privacy")
         if cost is None or not cost["noise"]:
             return None
@@ -138,53 +147,55 @@ class Spending:
 
 
 def _spent_by(points: Sequence[Point]) -> list[Spending]:
-    """What the noise of each point costs; points without noise are left out."""
+    """The privacy cost of each point; points without noise are left out."""
     found = (Spending.of_result(point.run.result) for point in points)
     return [spending for spending in found if spending is not None]
 
 
 @dataclass
 class Grid:
-    """All points of a grid, in the order of the product; damaged and failed ones are apart."""
+    """All points of a grid, in the order of the product; damaged and failed points are separate."""
 
-    points: list[Point]  # those with a result
-    damaged: list[LostPoint] = field(default_factory=list)  # those whose stored run is damaged
-    failed: list[LostPoint] = field(default_factory=list)  # those that could not be trained
-    # of the point that was chosen: trained again on all training rows, where that was asked for; of a grid that holds
-    # values out in turn, one for each of them
+    points: list[Point]  # with a result
+    damaged: list[LostPoint] = field(default_factory=list)  # their stored run is damaged
+    failed: list[LostPoint] = field(default_factory=list)  # their training failed
+    # with ``--retrain``: the chosen point, trained again on all training rows; one for each held-out value
     retrained: list[Point] = field(default_factory=list)
-    # of a search, those that were stopped on their way
+    # trials of a search that were stopped early
     pruned: list[PrunedPoint] = field(default_factory=list)
-    search: dict[str, Any] | None = (
-        None  # of a search: sampler, seed, pruner, counts of trials, and where they are
-    )
-    score: str | None = (
-        None  # client-mean | pooled: what points are ranked and shown by; None as ``scored_by`` says
-    )
-    # of points that were pruned, failed or are damaged
+    # of a search: sampler, seed, pruner, counts of trials, and the path of its study
+    search: dict[str, Any] | None = None
+    # points are ranked and shown by it: client-mean | pooled; None as ``scored_by``
+    score: str | None = None
+    # privacy cost of points that were pruned, failed or are damaged
     without_result: list[Spending] = field(default_factory=list)
 
     @property
     def code(self) -> Exit:
-        """CorruptionError when a stored run is damaged, else FederatedRunError when a point failed, else OK.
+        """CORRUPT if a stored run is damaged, else FEDERATED if a point failed, else OK.
 
-        Trials of a search may fail, as where a rate is too high: that is found out, and no error.
+        A failed trial of a search is no error: it tells the search that a value is too high, for example.
         """
-        failed = self.failed and not (self.search and self.points)
         if self.damaged:
             return Exit.CORRUPT
-        if failed:
+        if self.failed and not (self.search and self.points):
             return Exit.FEDERATED
         return Exit.OK
 
+    def need_points(self) -> None:
+        """Raise the errors of the lost points if no point has a result: CorruptionError or FederatedRunError."""
+        lost = [*self.damaged, *self.failed]
+        if lost and not self.points:
+            raise FedcacheError(self.code, "\n".join(p.message for p in lost), lost[0].hint)
+
     @property
     def reused(self) -> int:
-        """Points whose result was there already."""
+        """Number of points whose result was stored before."""
         return sum(p.run.reused for p in self.points)
 
     @property
     def scored_by(self) -> str:
-        """The one score of all points: that which was asked for, else as ``runs.score.score_for``."""
+        """The one score of all points: the requested one, else as ``runs.score.score_for``."""
         return self.score or score_for(p.run.result for p in self.points)
 
     def score_of(self, point: Point) -> Score:
@@ -192,16 +203,17 @@ class Grid:
         return score_of(point.run.result, self.scored_by)
 
     def std_of(self, point: Point) -> float | None:
-        """Its spread over seeds, ddof 1; None for one seed, and where every seed gives the same: that is no spread."""
-        found = self.score_of(point)
-        std: float | None
-        if self.scored_by == "own":
-            std = point.run.accuracy["std"]
-        else:
-            std = found.std
-        if len(set(found.per_seed)) == 1:
+        """Standard deviation over seeds, ddof 1; None for one seed, and if all seeds give the same accuracy."""
+        if len(set(self.score_of(point).per_seed)) == 1:
             return None
-        return std
+        return self._raw_std(point)
+
+    def _raw_std(self, point: Point) -> float | None:
+        """The stored deviation of the method's own score, or the one of ``scored_by``."""
+        if self.scored_by == "own":
+            std: float | None = point.run.result["accuracy"]["std"]
+            return std
+        return self.score_of(point).std
 
     @property
     def unchanging(self) -> list[str]:
@@ -210,27 +222,27 @@ class Grid:
 
     @property
     def by_validation(self) -> bool:
-        """Whether all points have rows to choose by."""
+        """Whether all points have validation rows."""
         return has_validation(p.run.result for p in self.points)
 
     @property
     def chosen_by(self) -> str:
-        """What ``best`` is, in words: chosen by validation accuracy, or what is no choice."""
+        """How ``best`` was selected, in words: by validation accuracy, or by test accuracy."""
         if self.by_validation:
             return BY_VALIDATION
         return NOT_A_CHOICE
 
     def best(self) -> Point:
-        """The point with the highest validation accuracy, without such rows test accuracy; of equals see ``ranked``.
+        """The point with the highest validation accuracy, or test accuracy without validation rows (see ``ranked``).
 
-        It was trained without the rows to choose by; the run on all rows is in ``retrained``, under ``--retrain``.
+        It was trained without the validation rows; with ``--retrain``, ``retrained`` has the run on all rows.
         """
         return self.ranked()[0]
 
     def ranked(self) -> list[Point]:
-        """The points by falling ``figure``; equal ones by method and settings, numbers ascending, then words.
+        """The points by falling ``figure``; ties by method and settings, numbers ascending, then words.
 
-        So the order in which values are swept decides nothing.
+        The order does not depend on the order in which values are swept.
         """
 
         def order(point: Point) -> tuple[float, Order, Order, str]:
@@ -244,93 +256,97 @@ class Grid:
 
     @property
     def tie(self) -> str | None:
-        """That several points, or settings of held-out values, have the highest figure, and which is taken; or None."""
-        if rows := self.held_out():
-            figures = [row.validation if self.by_validation else row.mean for row in rows]
+        """A sentence if several points, or rows of held-out values, share the highest figure; else None."""
+        rows = self.held_out()
+        if rows:
+            figures = [self._held_out_figure(row) for row in rows]
             return tie_sentence(figures, rows[0].words, "settings")
         ranked = self.ranked()
-        return tie_sentence(
-            [self.figure(p) for p in ranked], ranked[0].words if ranked else "", "points"
-        )
+        if not ranked:
+            return None
+        return tie_sentence([self.figure(p) for p in ranked], ranked[0].words, "points")
 
     def figure(self, point: Point) -> float | None:
-        """What the points of this grid are ranked by, mean over seeds: validation accuracy, or test accuracy."""
+        """The figure that ranks the points of this grid, mean over seeds: validation accuracy, or test accuracy."""
         if self.by_validation:
             return choice_value(point.run.result, self.scored_by)
         return self.score_of(point).mean
 
     def chosen(self) -> list[Point]:
-        """The points to train again: the best, or of a grid that holds values out those of the first setting."""
-        if not (rows := self.held_out()):
+        """The points to train again: the best one, or those of the best row of held-out values."""
+        rows = self.held_out()
+        if not rows:
             return [self.best()]
-        return [
-            p
-            for p in self.points
-            if (p.method, without_hold_out(p.sweep)) == (rows[0].method, rows[0].sweep)
-        ]
+        best = (rows[0].method, rows[0].sweep)
+        return [p for p in self.points if (p.method, without_hold_out(p.sweep)) == best]
+
+    def _held_out_figure(self, row: HeldOut) -> float | None:
+        if self.by_validation:
+            return row.validation
+        return row.mean
 
     def held_out(self) -> list[HeldOut]:
         """One row per setting of a grid that holds values out in turn, by falling mean; [] for any other grid.
 
-        A setting that lacks the run of a value has no mean. With rows to choose by, the mean is that of validation.
+        A setting without a run for one of the values has no mean. With validation rows, the mean of the validation
+        accuracies ranks the rows.
         """
-        values = list(
-            dict.fromkeys(p.sweep["hold_out"] for p in self.points if "hold_out" in p.sweep)
-        )
-        lost = {p.sweep["hold_out"] for p in (*self.damaged, *self.failed) if "hold_out" in p.sweep}
-        values += sorted(lost - set(values))
-        rows: dict[tuple[str, ...], HeldOut] = {}
-        chosen_by: dict[tuple[str, ...], list[float | None]] = {}
-        for point in self.points if values else ():
+        # Values with a result come first, in the order of the sweep.
+        sweeps = [p.sweep for p in self.points] + [p.sweep for p in self.damaged + self.failed]
+        values = dict.fromkeys(sweep["hold_out"] for sweep in sweeps if "hold_out" in sweep)
+        if not values:
+            return []
+        rows: dict[str, HeldOut] = {}
+        validation: dict[str, list[float | None]] = {}
+        for point in self.points:
+            value = point.sweep["hold_out"]
             rest = without_hold_out(point.sweep)
-            key = (point.method, *(f"{k}={v}" for k, v in rest.items()))
-            row = rows.setdefault(key, HeldOut(point.method, rest, {}, None))
-            row.accuracy[point.sweep["hold_out"]] = self.score_of(point).mean
-            row.rows[point.sweep["hold_out"]] = point.run.result["partition"].get("test_rows")
+            key = point_words(point.method, rest)
+            row = rows.setdefault(
+                key,
+                HeldOut(
+                    point.method, rest, dict.fromkeys(values), None, None, dict.fromkeys(values)
+                ),
+            )
+            row.accuracy[value] = self.score_of(point).mean
+            row.rows[value] = point.run.result["partition"].get("test_rows")
             if self.by_validation:
-                chosen_by.setdefault(key, []).append(self.figure(point))
+                validation.setdefault(key, []).append(self.figure(point))
         for key, row in rows.items():
-            row.accuracy = {value: row.accuracy.get(value) for value in values}
-            row.rows = {value: row.rows.get(value) for value in values}
             row.mean = _mean(list(row.accuracy.values()), len(values))
-            row.validation = _mean(chosen_by.get(key, []), len(values))
+            row.validation = _mean(validation.get(key, []), len(values))
 
         def order(row: HeldOut) -> tuple[float, str, Order]:
-            if self.by_validation:
-                figure = row.validation
-            else:
-                figure = row.mean
-            return (
-                -round(figure if figure is not None else -1.0, DIGITS),
-                row.method,
-                order_of_settings(row.sweep),
-            )
+            figure = self._held_out_figure(row)
+            if figure is None:
+                figure = -1.0
+            return -round(figure, DIGITS), row.method, order_of_settings(row.sweep)
 
         return sorted(rows.values(), key=order)
 
     def privacy(self) -> list[dict[str, Any]]:
-        """What all noise of this grid costs together, for each dataset; [] without noise.
+        """The composed privacy cost of this grid, for each dataset; [] without noise.
 
-        Every release about the dataset is composed: the points, those that were pruned or failed, all their seeds, and
-        the models that were trained again on all training rows. Real noise and simulations are told apart.
+        It covers every release about the dataset: all points, pruned and failed ones included, all their seeds, and the
+        models that were trained again on all training rows. Real noise and simulated noise are counted separately.
 
         Returns:
             for each dataset ``dataset`` (digest), ``points``, ``retrained``, ``seeds`` (of all of them), ``delta``,
-            ``simulation``, ``epsilon_pld``, ``epsilon_rdp`` and ``unit``: about whom epsilon speaks. That is ``client``
-            where all points have one partition: training again gives each of its clients the validation rows back, so
-            it stays the same client. It is ``row`` where the partition differs between points or seeds, as a row is
-            held by one client of each partition.
+            ``simulation``, ``epsilon_pld``, ``epsilon_rdp`` and ``unit``, the unit of privacy. It is ``client`` if all
+            points have one partition: training again adds validation rows to the same clients. It is ``row`` if the
+            partition differs between points or seeds, because each partition gives a row to another client.
         """
         of_points = [*_spent_by(self.points), *self.without_result]
         retrained = _spent_by(self.retrained)
         made = []
-        # Real noise and simulations of one dataset are two kinds.
+        # Releases of one dataset add up; those of different datasets do not.
         for kind in dict.fromkeys(s.kind for s in of_points):
             dataset, simulation = kind
             first = [s for s in of_points if s.kind == kind]
             again = [s for s in retrained if s.kind == kind]
             costs = [s.cost for s in (*first, *again)]
             spent = [Spent(c["noise"], counted_share(c), c["rounds"] * c["seeds"]) for c in costs]
+            # Epsilons are composed at one delta, the strictest of all.
             delta = min(c["delta"] for c in costs)
             unit = "row"
             if len({digest for s in first for digest in s.partitions}) == 1:
@@ -356,7 +372,8 @@ class Grid:
             "digest": best.run.result["digest"],
             "chosen_by": self.chosen_by,
         }
-        if tie := self.tie:
+        tie = self.tie
+        if tie:
             chosen["tie"] = tie
         data = {
             "points": [p.to_dict() for p in self.points],
@@ -366,7 +383,7 @@ class Grid:
             "best": chosen,
             "score": self.scored_by,
         }
-        # What only some grids have.
+        # Fields that only some grids have.
         more = {
             "unchanging": self.unchanging,
             "retrained": [p.to_dict() for p in self.retrained],
@@ -382,11 +399,11 @@ class Grid:
     def frame(self) -> Any:
         """pandas columns, one row per point: method, every swept value, accuracy (mean and std over seeds), bytes.
 
-        Accuracies, on test rows and on those to choose by, are by ``scored_by``.
+        Test and validation accuracies are by ``scored_by``.
 
         Raises MachineError without pandas.
         """
-        swept = list(dict.fromkeys(k for p in self.points for k in p.sweep))
+        swept = self._swept()
         results = [p.run.result for p in self.points]
         validation = {}
         if self.by_validation:
@@ -397,10 +414,7 @@ class Grid:
                 **{k: values_of([p.sweep.get(k) for p in self.points]) for k in swept},
                 **validation,
                 "accuracy": [self.score_of(p).mean for p in self.points],
-                "accuracy_std": [
-                    r["accuracy"]["std"] if self.scored_by == "own" else self.score_of(p).std
-                    for p, r in zip(self.points, results, strict=True)
-                ],
+                "accuracy_std": [self._raw_std(p) for p in self.points],
                 "worst10": [r["fairness"].get("worst10") for r in results],
                 "bytes_up": [r["traffic"]["exact"]["up_bytes"] for r in results],
                 "bytes_down": [r["traffic"]["exact"]["down_bytes"] for r in results],
@@ -417,48 +431,39 @@ class Grid:
         if not self.points:
             return f"Grid(0 points{without})"
         best = self.best()
-        many = f"{len(self.points)} point{'s' * (len(self.points) > 1)}"
+        many = f"{len(self.points)} points"
+        if len(self.points) == 1:
+            many = "1 point"
         figures = spread(best.run.result["accuracy"])
         if len(self.retrained) == 1:
             again = spread(self.retrained[0].run.result["accuracy"])
             figures += f"; trained again on all training rows: {again}"
-        return f"Grid({many}{without}, {self.chosen_by}: {best.words}, {figures})"
+        found = f"{best.words}, {figures}"
+        return f"Grid({many}{without}, {self.chosen_by}: {found})"
+
+    def _swept(self) -> list[str]:
+        """The swept keys of all points with a result."""
+        return list(dict.fromkeys(key for p in self.points for key in p.sweep))
 
     def _repr_html_(self) -> str:
-        swept = list(dict.fromkeys(k for p in self.points for k in p.sweep))
-        ranked = self.ranked()
-        validation = ("validation",) if self.by_validation else ()
-        rows = [
-            (
-                p.method,
-                *(p.sweep.get(k) for k in swept),
-                *(percent(self.figure(p)) for _ in validation),
-                percent(self.score_of(p).mean),
-                percent(self.std_of(p)),
-                f"{p.run.traffic.bytes_up:,}",
-            )
-            for p in ranked
-        ]
-        lost = [
-            (
-                f.method,
-                *(f.sweep.get(k) for k in swept),
-                *(None for _ in validation),
-                "no result",
-                None,
-                None,
-            )
-            for f in self.damaged + self.failed
-        ]
-        return html_table(
-            repr(self),
-            ("method", *swept, *validation, "accuracy", "std", "bytes up"),
-            [*rows, *lost],
-        )
+        swept = self._swept()
+        heads = ["method", *swept, "validation", "accuracy", "std", "bytes up"]
+        rows: list[list[Any]] = []
+        for p in self.ranked():
+            figures = (self.figure(p), self.score_of(p).mean, self.std_of(p))
+            values = [p.sweep.get(key) for key in swept]
+            rows.append([p.method, *values, *map(percent, figures), f"{p.run.traffic.bytes_up:,}"])
+        for lost in self.damaged + self.failed:
+            values = [lost.sweep.get(key) for key in swept]
+            rows.append([lost.method, *values, None, "no result", None, None])
+        if not self.by_validation:
+            for row in (heads, *rows):
+                del row[1 + len(swept)]
+        return html_table(repr(self), heads, rows)
 
 
 def without_effect(points: Sequence[tuple[str, Mapping[str, str], Mapping[str, Any]]]) -> list[str]:
-    """Swept keys whose values make no difference: all points that differ in such a key alone have equal figures.
+    """Swept keys without effect: points that differ only in such a key have equal figures.
 
     Args:
         points: method, swept values and result of each.

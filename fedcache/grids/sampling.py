@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SAMPLERS = ("tpe", "random", "gp")
+"""How a search draws points."""
 PRUNERS = ("none", "median", "asha")
+"""How a search stops trials early."""
 TRIALS = 40
-"""Of a search: how points are drawn, how trials are stopped on their way, and how many there are."""
+"""Default number of trials of a search."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the points of a grid are drawn, as it is asked for."""
+    """The options that say how the points of a grid are drawn."""
 
     sampler: str = "grid"  # grid, random:N[:SEED] or optuna[:SAMPLER[:SEED]]
     trials: int | None = None

@@ -1,7 +1,7 @@
-"""``grid --sampler optuna``: points one after another, each drawn from what those before it gave on validation rows.
+"""Search (``grid --sampler optuna``): points are drawn one after another, guided by earlier validation accuracies.
 
-A trial is a run trained alone, the very run that ``train`` gives; what is there is read. A search that was killed goes
-on with the trial it was in, from its checkpoint.
+A trial is a run trained alone, equal to the run of ``train``; stored trials are read. A search that was killed resumes
+its last trial from the checkpoint.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from filelock import FileLock, Timeout
 
 from fedcache.errors import CorruptionError, FedcacheError, StoreError, UsageError, shell_word
 from fedcache.grids import train_grid
-from fedcache.grids.record import GridRecord
+from fedcache.grids.record import GridRecord, damage_of
 from fedcache.grids.request import GridRequest
-from fedcache.grids.result import Grid, LostPoint, Point, PrunedPoint, ends_one_point
+from fedcache.grids.result import Grid, LostPoint, Point, PrunedPoint, ends_one_point, point_words
 from fedcache.grids.search_space import MOST_LISTED, PointKey, Range, SearchPlan
 from fedcache.grids.train_grid import GridEngine, GridRun, check_validation, retrain
 from fedcache.process import Stop
@@ -39,35 +39,36 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial, Trial
 
-# The trials of a search: sealed lines on disk, of which an Optuna study is built.
+# The trials of a search: sealed lines on disk, from which an Optuna study is built.
 #
-# Each point is drawn by a sampler of its own, seeded by the search's seed and the number of the
-# trial, from all trials before it. So what is drawn depends on nothing that a killed process took
-# with it.
+# Each point is drawn by a new sampler from all earlier trials. Its seed is made of the search's seed
+# and the number of the trial. So a resumed search draws the points that the killed one would have
+# drawn.
 
 
 NAME = "fedcache"
 METHOD = "method"
 TRIALS = "trials.jsonl"
-"""In the folder of a search: one sealed line for every trial that has ended. It is what a search reads again."""
+"""File of a search: one sealed line for every trial that has ended. A resumed search reads it."""
 JOURNAL = "study.journal"
-"""Alongside: the same trials for Optuna's own tools. It is written anew by every search, and never read."""
+"""File of a search with the same trials for Optuna's own tools. Every search rewrites it; fedcache never reads it."""
 ATTEMPTS = 20
-"""How often a trial is drawn again that was had before."""
+"""Draws of a trial before untried points are listed; a draw that repeats an earlier point is discarded."""
 
 REDUCTION = 3
+"""ASHA: one of this many trials continues after each rung."""
 STARTUP = 5
-"""ASHA: of how many trials the best goes on at each rung. Median: trials that are never stopped, to compare with."""
+"""Median pruner: number of first trials that are never stopped."""
 
 
 class Trials:
     """The trials of a search that have ended. Raises CorruptionError for a damaged file of trials.
 
     Args:
-        search: what is searched.
-        folder: of the files, which is made.
+        search: its space and options.
+        folder: of the files; it is created.
         eval_every: rounds between scores, the first rung of ASHA.
-        fresh: forget the trials that are there.
+        fresh: forget the stored trials.
     """
 
     def __init__(
@@ -88,16 +89,15 @@ class Trials:
             with quiet():
                 self.ended: list[FrozenTrial] = [self._trial(line) for line in self._kept]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            why = error if isinstance(error, ValueError) else "cannot be read"
             raise CorruptionError(
-                f"{self._file} {why}. Which trials this search has made is not known from it.",
+                f"{self._file} {damage_of(error)}. Which trials this search has made is not known from it.",
                 "Remove it and run the same command again: it draws the same trials, and returns the runs that are "
                 f"stored:  rm {shell_word(self._file)}",
             ) from error
         self._journal = self._new_journal()
 
     def ask(self) -> Trial | None:
-        """The next trial; None where every point of the space was had."""
+        """The next trial; None if every point of the space was tried."""
         import optuna
 
         taken = {self.point_of(t.params) for t in self.ended}
@@ -106,42 +106,40 @@ class Trials:
             return None
         with quiet():
             for attempt in range(ATTEMPTS):
-                trial = self._scratch(self._sampler(number, attempt)).ask(self._distributions)
+                trial = self._new_study(self._sampler(number, attempt)).ask(self._distributions)
                 if self.point_of(trial.params) not in taken:
                     return trial
-            study = self._scratch(optuna.samplers.RandomSampler(seed=self._seed(number, ATTEMPTS)))
-            if self.search.size <= MOST_LISTED:  # few are left: one of them
+            seed = self._seed(number, ATTEMPTS)
+            study = self._new_study(optuna.samplers.RandomSampler(seed=seed))
+            # Few untried points are left: take one of them.
+            if self.search.size <= MOST_LISTED:
                 left = [point for point in self.search.every_point() if point not in taken]
-                method, values = left[self._seed(number, ATTEMPTS) % len(left)]
+                method, values = left[seed % len(left)]
                 drawn: dict[str, Any] = {k: self._drawn(k, word) for k, word in values}
                 study.enqueue_trial({**drawn, METHOD: method})
             return study.ask(self._distributions)
 
     def end(self, trial: Trial, value: float | None, *, pruned: bool = False, **facts: Any) -> None:
-        """Keep a trial that has ended: finished with a value, pruned, or failed with neither."""
+        """Keep a trial that has ended: with a value if it finished, without one if it was pruned or failed."""
         from optuna.trial import TrialState
 
+        state = TrialState.COMPLETE
+        if pruned:
+            state = TrialState.PRUNED
+        elif value is None:
+            state = TrialState.FAIL
         with quiet():
             method, values = self.point_of(trial.params)
-            for key, fact in {
-                "point": " ".join([method, *(f"{k}={v}" for k, v in values)]),
-                **facts,
-            }.items():
+            trial.set_user_attr("point", point_words(method, dict(values)))
+            for key, fact in facts.items():
                 trial.set_user_attr(key, fact)
-            if pruned:
-                state = TrialState.PRUNED
-            else:
-                if value is None:
-                    state = TrialState.FAIL
-                else:
-                    state = TrialState.COMPLETE
-            frozen = trial.study.tell(trial, None if pruned else value, state=state)
+            frozen = trial.study.tell(trial, value, state=state)
             line = {
                 "state": state.name,
                 "value": frozen.value,
                 "params": frozen.params,
                 "facts": frozen.user_attrs,
-                "optuna": frozen.system_attrs,  # the rungs that a trial reached, which the ASHA pruner compares
+                "optuna": frozen.system_attrs,  # ASHA compares the rungs that trials reached
                 "scores": {
                     str(round_): score for round_, score in frozen.intermediate_values.items()
                 },
@@ -152,15 +150,15 @@ class Trials:
             self._journal.add_trial(self.ended[-1])
 
     def cut(self, number: int) -> None:
-        """Forget the trials from ``number`` on."""
-        self.ended = self.ended[:number]
-        self._kept = self._kept[:number]
+        """Forget trial ``number`` and all later ones."""
+        del self.ended[number:]
+        del self._kept[number:]
         write_sealed_lines(self._file, self._kept, self._first)
         self._lines = SealedLines(self._file, self._first)
         self._journal = self._new_journal()
 
     def _trial(self, line: Mapping[str, Any]) -> FrozenTrial:
-        """The trial of a sealed line, as Optuna has it."""
+        """The Optuna trial of a sealed line."""
         import optuna
         from optuna.trial import TrialState
 
@@ -189,7 +187,7 @@ class Trials:
         return str(ordered[drawn])
 
     def _drawn(self, key: str, word: str) -> int | str:
-        """The inverse of ``_word``, of values that can be listed."""
+        """The inverse of ``_word``, for values that can be listed."""
         ordered = self.search.ordered(key)
         if isinstance(self.search.space[key], Range):
             return int(word)
@@ -203,14 +201,11 @@ class Trials:
         if len(self.search.methods) > 1:
             yield METHOD, CategoricalDistribution(self.search.methods)
         for key, kind in self.search.space.items():
-            if not isinstance(kind, Range):
-                ordered = self.search.ordered(key)
-                yield (
-                    key,
-                    CategoricalDistribution(kind)
-                    if ordered is None
-                    else IntDistribution(0, len(ordered) - 1),
-                )
+            ordered = self.search.ordered(key)
+            if ordered is not None:
+                yield key, IntDistribution(0, len(ordered) - 1)
+            elif not isinstance(kind, Range):
+                yield key, CategoricalDistribution(kind)
             elif kind.whole:
                 yield key, IntDistribution(int(kind.low), int(kind.high), log=kind.log)
             else:
@@ -230,8 +225,8 @@ class Trials:
         sampler: BaseSampler = made[self.search.sampler](seed=self._seed(number, attempt))
         return sampler
 
-    def _scratch(self, sampler: BaseSampler) -> OptunaStudy:
-        """A study in memory that has the trials that have ended, for one trial more."""
+    def _new_study(self, sampler: BaseSampler) -> OptunaStudy:
+        """A study in memory with the trials that have ended, which draws one more."""
         import optuna
 
         pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
@@ -244,7 +239,7 @@ class Trials:
         return study
 
     def _new_journal(self) -> OptunaStudy:
-        """The journal for Optuna's own tools, written anew with the trials that have ended."""
+        """The journal for Optuna's own tools, rewritten with the trials that have ended."""
         import optuna
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
@@ -260,15 +255,13 @@ class Trials:
 def counts(trials: Sequence[FrozenTrial]) -> dict[str, int]:
     """How many trials have finished, were pruned, and failed."""
     states = [trial.state.name for trial in trials]
-    return {
-        word: states.count(name)
-        for word, name in (("finished", "COMPLETE"), ("pruned", "PRUNED"), ("failed", "FAIL"))
-    }
+    words = {"finished": "COMPLETE", "pruned": "PRUNED", "failed": "FAIL"}
+    return {word: states.count(name) for word, name in words.items()}
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without Optuna's own story and its warnings of what is new in it."""
+    """Silence Optuna's log and its warnings about experimental features."""
     import optuna
 
     before = optuna.logging.get_verbosity()
@@ -290,7 +283,7 @@ def train_points(
     hooks: Sequence[OnRound] = (),
     stop: Stop | None = None,
 ) -> Grid:
-    """Train every point of a grid, or search as the request asks. Raises as ``grid``, with the same arguments."""
+    """Train every point of a grid, or search if the request has a search. Arguments and errors as ``grid``."""
     if request.search is None:
         return train_grid.grid(
             request, jobs=jobs, engine=engine, observer=observer, hooks=hooks, stop=stop
@@ -307,6 +300,7 @@ def train_points(
             f"--pruner {request.search.pruner} compares trials on the way, and rounds are scored at the end alone.",
             "For example --eval-every 5",
         )
+    # Two processes that extend the same search would draw the same trials.
     lock = FileLock(run.folder / ".lock")
     run.folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -323,7 +317,7 @@ def train_points(
 
 
 class SearchRun(GridRun):
-    """A search under way; its points are those of the trials so far."""
+    """A running search; its points are the trials so far."""
 
     def __init__(
         self, request: GridRequest, search: SearchPlan, observer: Observer, stop: Stop
@@ -331,26 +325,32 @@ class SearchRun(GridRun):
         super().__init__(request, observer, stop)
         self.search = search
         self.total = search.trials
-        asked = (
+        # The number of trials is left out, so that a search with more trials extends the same one.
+        identity = (
             search.methods,
             dict(search.space),
             search.words,
             request.config,
             request.partition,
+            request.repartition,
         )
-        self.name = f"search-{sha256_hex(repr((*asked, request.repartition)).encode())[:12]}"
+        digest = sha256_hex(repr(identity).encode())
+        self.name = f"search-{digest[:12]}"
         self.folder = request.runs / self.name
         self.done = Grid([])
 
     def search_points(self) -> Grid:
-        """Read the trials that have ended, make the others, and say what came of all."""
+        """Read the trials that have ended, train the others, and return the result of all."""
         trials = Trials(
             self.search, self.folder, self.request.config.eval_every, fresh=self.request.fresh
         )
         self.request = replace(self.request, points=())
         stored = min(len(trials.ended), self.search.trials)
-        if stored:
-            self.observer.note(f"{stored} trial{'s were' if stored > 1 else ' was'} there already.")
+        if stored == 1:
+            self.observer.note("1 trial was there already.")
+        elif stored:
+            self.observer.note(f"{stored} trials were there already.")
+        # The sampler draws from earlier results, so trials after the first changed one are drawn again.
         for number in range(stored):
             if not self._read(trials.ended[number], trials):
                 self.observer.note(
@@ -376,26 +376,24 @@ class SearchRun(GridRun):
             **counts(had),
             "study": str(trials.path),
         }
-        if not done.points:
-            lost = [*done.damaged, *done.failed]
-            raise FedcacheError(done.code, "\n".join(p.message for p in lost), lost[0].hint)
+        done.need_points()
         done.without_result = self.spent_without_result()
         if self.request.retrain:
             done.retrained = retrain(self, done)
         return done
 
     def _add(self, trials: Trials, params: Mapping[str, Any]) -> tuple[int, str, dict[str, str]]:
-        """The point of a trial as the last one; its number, method and swept values."""
+        """Append the point of a trial; returns its number, method and swept values."""
         method, values = trials.point_of(dict(params))
-        point = (method, dict(values))
-        self.request = replace(self.request, points=(*self.request.points, point))
-        number = len(self.request.points) - 1
+        sweep = dict(values)
+        number = len(self.request.points)
+        self.request = replace(self.request, points=(*self.request.points, (method, sweep)))
         if self.record is not None:
-            self.record.point_drawn(number, *point)
-        return number, *point
+            self.record.point_drawn(number, method, sweep)
+        return number, method, sweep
 
     def _read(self, trial: FrozenTrial, trials: Trials) -> bool:
-        """Take a trial that has ended as it was; whether it is of the same data and code."""
+        """Add the result of a stored trial; returns whether it was made from the same data and code."""
         number, method, sweep = self._add(trials, trial.params)
         facts = trial.user_attrs
         words = self.request.words_of(number)
@@ -421,13 +419,13 @@ class SearchRun(GridRun):
     def _make(self, trial: Trial, trials: Trials) -> None:
         """Train a trial to its end, or until the pruner stops it."""
         number, method, sweep = self._add(trials, trial.params)
-        self.observer.note(
-            f"Trial {number + 1} of {self.search.trials}: {self.request.words_of(number)}"
-        )
+        words = self.request.words_of(number)
+        self.observer.note(f"Trial {number + 1} of {self.search.trials}: {words}")
         watch = Watched(self.observer, trial, EitherStop(self.stop))
         try:
             run = self._train(number, watch, watch.halt)
         except FedcacheError as error:
+            # The pruner stops a run in the same way as the user does, so the two are told apart here.
             if watch.pruned is not None and watch.halt.own and not self.stop.requested:
                 self._pruned(number, watch.pruned, trial, trials)
             elif ends_one_point(error):
@@ -458,7 +456,7 @@ class SearchRun(GridRun):
         self.done.points.append(Point(*self.request.points[number], run))
 
     def _recorded(self, number: int, **how: str | int) -> None:
-        """Tell the record, where there is one, how a trial without a result ended."""
+        """Write the end of a trial without a result into the record, if there is one."""
         if self.record is not None:
             self.record.point_ended(number, **how)
 
@@ -475,11 +473,12 @@ class SearchRun(GridRun):
         point = PrunedPoint(method, sweep, last.round, last.rounds, value, str(last.path))
         self.done.pruned.append(point)
         self._recorded(number, run=last.path.name, pruned=last.round)
-        self.observer.note(f"{point.sentence}: {self.request.words_of(number)}")
+        words = self.request.words_of(number)
+        self.observer.note(f"{point.sentence}: {words}")
 
 
 class EitherStop(Stop):
-    """A request to stop a trial: its own, or that of the whole search."""
+    """Request to stop a trial: its own, or the one of the whole search."""
 
     def __init__(self, whole: Stop) -> None:
         self.whole = whole
@@ -487,7 +486,7 @@ class EitherStop(Stop):
 
     @property
     def requested(self) -> bool:  # type: ignore[override]
-        """Whether either was asked for."""
+        """Whether the trial or the search should stop."""
         return self.own or self.whole.requested
 
     def ask(self) -> None:
@@ -496,7 +495,7 @@ class EitherStop(Stop):
 
 
 class PassedOn(Silent):
-    """An observer that passes on rounds and results, for hooks, and says nothing of a trial that was there."""
+    """Observer of a stored trial: passes on rounds and results, which hooks need, and drops messages."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -511,11 +510,11 @@ class PassedOn(Silent):
 
 
 class Watched(PassedOn):
-    """An observer that passes everything on, and reports the rounds of the first seed to the pruner.
+    """Observer of a trial: passes everything on, and reports the rounds of the first seed to the pruner.
 
     Attributes:
-        halt: with which the trial is stopped.
-        pruned: the round after which it is.
+        halt: stops the trial.
+        pruned: the round after which the pruner stopped it, or None.
     """
 
     def __init__(self, observer: Observer, trial: Trial, halt: EitherStop) -> None:
@@ -527,7 +526,7 @@ class Watched(PassedOn):
             setattr(self, passed_on, getattr(observer, passed_on))
 
     def told(self, round_: Round) -> None:
-        """Passed on; a round that was scored is compared with those of other trials."""
+        """Passed on; the pruner compares a scored round with those of other trials."""
         super().told(round_)
         value = round_.diagnostics.get(VALIDATION_ACCURACY)
         if value is None or round_.seed_number > 1 or self.pruned is not None:

@@ -11,17 +11,18 @@ from importlib.util import find_spec
 
 from fedcache.errors import MachineError, UsageError
 from fedcache.federate.methods import find_method
-from fedcache.grids.points import NUMBERS, check_sweeps, split_key
+from fedcache.grids.points import NUMBERS, WHOLE_NUMBERS, check_sweeps, split_key
 from fedcache.grids.sampling import PRUNERS, SAMPLERS, TRIALS, Sampling
 
 PointKey = tuple[str, tuple[tuple[str, str], ...]]
 """A method and its swept values, which tell points apart."""
 
-WHOLE_NUMBERS = ("rounds", "max_rows_per_client", "dp_seed", "asynchronous")
 DIGITS = 4
+"""Significant digits of a drawn number."""
 MOST_CHECKED = 200
+"""Points of a space that are checked before the search."""
 MOST_LISTED = 100_000
-"""Digits of a drawn number; corners of a space that are checked beforehand; points up to which a space is listed."""
+"""Largest space whose points are listed to find the last untried ones."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Range:
     whole: bool
 
     def word(self, value: float) -> str:
-        """A number of the range as it is swept: whole, or with four digits, so that a person can type it."""
+        """A number of the range as a swept value: whole, or with four digits, so that a person can type it."""
         if self.whole:
             return str(int(value))
         return repr(min(max(float(f"{value:.{DIGITS}g}"), self.low), self.high))
@@ -50,9 +51,7 @@ class SearchPlan:
     """A search: its space, and how points are drawn and stopped."""
 
     methods: tuple[str, ...]
-    space: Mapping[
-        str, tuple[str, ...] | Range
-    ]  # swept key -> values, of which one is taken, or numbers
+    space: Mapping[str, tuple[str, ...] | Range]  # swept key -> list of values, or range of numbers
     sampler: str = "tpe"  # of ``SAMPLERS``
     seed: int = 0
     pruner: str = "none"  # of ``PRUNERS``
@@ -61,23 +60,28 @@ class SearchPlan:
     @property
     def words(self) -> str:
         """Sampler, seed and pruner for a person."""
-        return f"{self.sampler}, seed {self.seed}" + (
-            "" if self.pruner == "none" else f", pruner {self.pruner}"
-        )
+        words = f"{self.sampler}, seed {self.seed}"
+        if self.pruner != "none":
+            words += f", pruner {self.pruner}"
+        return words
 
     @property
     def size(self) -> float:
-        """Points of the space; infinite where there are ranges of numbers that are not whole."""
-        sizes = [
-            (math.inf if not v.whole else v.high - v.low + 1) if isinstance(v, Range) else len(v)
-            for v in self.space.values()
-        ]
-        return math.prod([len(self.methods), *sizes])
+        """Number of points of the space; infinite with a range of numbers that are not whole."""
+        size: float = len(self.methods)
+        for values in self.space.values():
+            if not isinstance(values, Range):
+                size *= len(values)
+            elif values.whole:
+                size *= values.high - values.low + 1
+            else:
+                return math.inf
+        return size
 
     def ordered(self, key: str) -> tuple[str, ...] | None:
-        """Three or more numbers of a list by size: the next one is more alike than the others. None for other values.
+        """A list of three or more numbers in ascending order; None for other values.
 
-        What the sampler draws is the place among them.
+        The sampler draws a place in this order, so that it can learn from neighbouring values.
         """
         values = self.space[key]
         if isinstance(values, Range) or len(values) < 3:
@@ -88,49 +92,59 @@ class SearchPlan:
             return None
 
     def every_point(self) -> Iterator[PointKey]:
-        """All points of a space without ranges of numbers that are not whole."""
-        values = [
-            tuple(map(str, range(int(v.low), int(v.high) + 1))) if isinstance(v, Range) else v
-            for v in self.space.values()
-        ]
-        for method, *words in itertools.product(self.methods, *values):
+        """All points of a space whose ranges are of whole numbers."""
+        lists: list[Sequence[str]] = []
+        for values in self.space.values():
+            if isinstance(values, Range):
+                lists.append([str(n) for n in range(int(values.low), int(values.high) + 1)])
+            else:
+                lists.append(values)
+        for method, *words in itertools.product(self.methods, *lists):
             yield method, tuple(zip(self.space, words, strict=True))
 
+    @property
+    def listed(self) -> dict[str, tuple[str, ...]]:
+        """Swept key -> values that stand for the key in checks: the ends of a range, all values of a list."""
+        return {k: v.ends if isinstance(v, Range) else v for k, v in self.space.items()}
+
     def corners(self) -> list[tuple[str, dict[str, str]]]:
-        """Points by which the space is checked before anything is trained: of ranges the ends, of lists all values."""
-        ends = [v.ends if isinstance(v, Range) else v for v in self.space.values()]
-        every = itertools.islice(itertools.product(self.methods, *ends), MOST_CHECKED)
-        return [(method, dict(zip(self.space, words, strict=True))) for method, *words in every]
+        """At most ``MOST_CHECKED`` points that stand for the space in the checks before the search."""
+        every = itertools.product(self.methods, *self.listed.values())
+        return [
+            (method, dict(zip(self.space, words, strict=True)))
+            for method, *words in itertools.islice(every, MOST_CHECKED)
+        ]
 
 
 def search_of(
     sampling: Sampling, methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]
 ) -> SearchPlan | None:
-    """The search that is asked for; None for a grid whose points are known beforehand.
+    """The requested search; None for a grid whose points are known in advance.
 
-    Raises UsageError for what makes no sense; MachineError, with the line that installs it, where Optuna is missing.
+    Raises UsageError for contradictory options; MachineError, with the command that installs it, without Optuna.
     """
-    if not sampling.sampler.startswith("optuna"):
-        for option, given in (
-            ("--trials", sampling.trials is not None),
-            ("--pruner", sampling.pruner != "none"),
-        ):
-            if given:
+    sampler = sampling.sampler
+    # Without a search, options and ranges of a search are mistakes.
+    if not sampler.startswith("optuna"):
+        options = {"--trials": sampling.trials is not None, "--pruner": sampling.pruner != "none"}
+        for option, is_set in options.items():
+            if is_set:
                 raise UsageError(
-                    f"{option} is of a search, and the sampler is {sampling.sampler}.",
-                    "--sampler optuna",
+                    f"{option} is of a search, and the sampler is {sampler}.", "--sampler optuna"
                 )
         for key, values in sweeps.items():
             if any(_ends_of(value) for value in values):
+                words = ",".join(values)
                 raise UsageError(
-                    f"--sweep {key}={','.join(values)} is a range, and a grid has every value by itself.",
+                    f"--sweep {key}={words} is a range, and a grid has every value by itself.",
                     f"--sampler optuna searches it, optuna:random draws from it; or list values: --sweep {key}=a,b",
                 )
         return None
-    match = re.fullmatch(rf"optuna(?::({'|'.join(SAMPLERS)}))?(?::(\d{{1,9}}))?", sampling.sampler)
+    names = "|".join(SAMPLERS)
+    match = re.fullmatch(rf"optuna(?::({names}))?(?::(\d{{1,9}}))?", sampler)
     if match is None:
         raise UsageError(
-            f"--sampler {sampling.sampler} is not optuna[:{'|'.join(SAMPLERS)}[:SEED]].",
+            f"--sampler {sampler} is not optuna[:{names}[:SEED]].",
             "For example --sampler optuna:tpe:1",
         )
     if sampling.pruner not in PRUNERS:
@@ -146,21 +160,22 @@ def search_of(
             "--sampler optuna needs the package optuna, which is not installed.",
             "pip install 'fedcache[optuna]'",
         )
-    names = tuple(dict.fromkeys(methods))
-    space = {key: _dimension(names, key, tuple(values)) for key, values in sweeps.items()}
-    check_sweeps(names, {key: v.ends if isinstance(v, Range) else v for key, v in space.items()})
-    if not sweeps and len(names) == 1:
-        raise UsageError(
-            "--sampler optuna has nothing to search.", "For example --sweep lr=log:1e-4..1"
-        )
-    return SearchPlan(
-        names,
-        space,
+    # A method that is named twice is searched once.
+    distinct = tuple(dict.fromkeys(methods))
+    search = SearchPlan(
+        distinct,
+        {key: _dimension(distinct, key, tuple(values)) for key, values in sweeps.items()},
         match[1] or "tpe",
         int(match[2] or 0),
         sampling.pruner,
         sampling.trials or TRIALS,
     )
+    check_sweeps(distinct, search.listed)
+    if not sweeps and len(distinct) == 1:
+        raise UsageError(
+            "--sampler optuna has nothing to search.", "For example --sweep lr=log:1e-4..1"
+        )
+    return search
 
 
 def _dimension(
@@ -177,41 +192,43 @@ def _dimension(
         return values
     ends = found[0]
     if ends is None or len(values) > 1:
+        words = ",".join(values)
         raise UsageError(
-            f"--sweep {key}={','.join(values)} mixes a range with other values.",
-            "One range, or a list.",
+            f"--sweep {key}={words} mixes a range with other values.", "One range, or a list."
         )
     log, low, high = ends
-    if place == "run" and name in (*NUMBERS, "participation"):
-        kinds = {"float"}
-    else:
-        kinds = {"int"}
+    kinds = {"choice"}
     if place == "set":
         kinds = {find_method(method).hparam(name).kind for method in methods}
-    elif name not in (*NUMBERS, *WHOLE_NUMBERS, "participation"):
-        kinds = {"choice"}
+    elif name in (*NUMBERS, "participation"):
+        kinds = {"float"}
+    elif name in WHOLE_NUMBERS:
+        kinds = {"int"}
     if not kinds <= {"float", "int"}:
         raise UsageError(
             f"--sweep {key} has no range: its values are words.", f"List them: --sweep {key}=a,b"
         )
-    whole = "int" in kinds or (name == "participation" and low.is_integer() and high.is_integer())
-    if (
-        not low < high
-        or (log and low <= 0)
-        or (whole and not (low.is_integer() and high.is_integer()))
-    ):
+    whole_ends = low.is_integer() and high.is_integer()
+    # Participation is a number of clients (whole) or a share of them.
+    whole = "int" in kinds or (name == "participation" and whole_ends)
+    if not low < high or (log and low <= 0) or (whole and not whole_ends):
         what = "numbers"
+        example = "log:1e-4..1"
         if whole:
             what = "whole numbers"
+            example = "8..64"
+        order = "the lower first"
+        if log:
+            order += ", above 0"
         raise UsageError(
-            f"--sweep {key}={values[0]} is no range of {what}, the lower first{', above 0' * log}.",
-            f"For example --sweep {key}=" + ("8..64" if whole else "log:1e-4..1"),
+            f"--sweep {key}={values[0]} is no range of {what}, {order}.",
+            f"For example --sweep {key}={example}",
         )
     return Range(low, high, log, whole)
 
 
 def _ends_of(value: str) -> tuple[bool, float, float] | None:
-    """Whether a range is logarithmic, and its ends; None for a value that is none."""
+    """Whether a range is logarithmic, and its ends; None for a value that is no range."""
     match = re.fullmatch(r"(log:)?([^:]+?)\.\.([^:]+)", value)
     try:
         if match is None:

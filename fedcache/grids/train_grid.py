@@ -1,8 +1,8 @@
-"""``grid``: the product of methods, sweeps and seeds, each point a run.
+"""Training of a grid: the product of methods, sweeps and seeds, each point a run.
 
-Every point has its own digest, so a grid that was killed runs only what is missing, and a point that was trained alone
-before is not trained again. Points that differ in floats alone are trained together where an execution can; they equal
-their single runs up to rounding, and with ``exact`` bit for bit.
+Every point has its own digest. So a grid that was killed trains only the missing points, and a point that was trained
+alone before is not trained again. Points that differ only in floats are trained together if the execution supports it.
+They equal their single runs up to rounding, and with ``exact`` bit for bit.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from fedcache.federate.execution.memory_estimate import shares_uploads
 from fedcache.grids.points import point_groups
 from fedcache.grids.record import GridRecord
 from fedcache.grids.request import GridRequest
-from fedcache.grids.request import request_grid as request_grid  # with which a grid begins
-from fedcache.grids.result import Grid, LostPoint, Point, Spending, ends_one_point
+from fedcache.grids.request import (
+    request_grid as request_grid,
+)  # exported: the first call of a grid
+from fedcache.grids.result import Grid, LostPoint, Point, Spending, ends_one_point, point_words
 from fedcache.process import Stop
 from fedcache.progress import EachOnce, Observer, Silent
 from fedcache.runs.directory import DamagedRunError
@@ -48,27 +50,16 @@ from fedcache.runs.score import choice_value, has_validation
 from fedcache.runs.spec import check_config
 from fedcache.store.files import sha256_hex
 
-# ``grid --retrain``: what was chosen by validation is trained again on all training rows (FedPCL,
+# ``grid --retrain``: the point chosen by validation is trained again on all training rows (FedPCL,
 # appendix A.1.4).
 
 
-class EndedGrid(Protocol):
-    """What is needed of a grid; ``train_grid.GridRun`` is one."""
-
-    request: Any  # its ``GridRequest``
-    observer: Observer
-    stop: Stop
-
-    def prepare(self, number: int, *, whole: bool = False) -> RunInputs:
-        """The inputs of a point; with ``whole`` the rows to choose by are training rows."""
-
-
 def check_validation(
-    grid: EndedGrid, why: str = "--retrain trains what was chosen by validation"
+    grid: GridRun, why: str = "--retrain trains what was chosen by validation"
 ) -> None:
-    """Refuse a grid that has no rows to choose by, before any point is trained. Raises UsageError.
+    """Refuse a grid without validation rows, before any point is trained. Raises UsageError.
 
-    ``why`` is what they are needed for, in words.
+    ``why`` is the reason for which they are needed, in words.
     """
     partitions = grid.prepare(0).partitions.values()
     if any(partition.validation is None for partition in partitions):
@@ -78,38 +69,40 @@ def check_validation(
         )
 
 
-def retrain(grid: EndedGrid, done: Grid) -> list[Point]:
+def retrain(grid: GridRun, done: Grid) -> list[Point]:
     """The chosen points of a grid, trained on all training rows with all seeds.
 
-    The partition is that of the point with the validation rows among the training rows again, which is the one that is
-    made without any: a run on it that is there already is returned. Raises FedcacheError, as ``train``.
+    The validation rows return to the training rows, which gives the partition of a run without validation rows. If that
+    run is stored, it is returned. Raises FedcacheError, as ``train``.
     """
     request = grid.request
     made = []
-    which = SaveModels("none" if request.save.which == "none" else "all", request.save.clients)
+    save = SaveModels("all", request.save.clients)
+    if request.save.which == "none":
+        save = request.save
     for point in done.chosen():
+        # ``grid`` knows points by their number in the request.
         number = request.points.index((point.method, point.sweep))
-        grid.observer.note(f"Training {request.words_of(number)} again, on all training rows.")
-        config = request.config_of(number)
+        grid.observer.note(f"Training {point.words} again, on all training rows.")
         run = train_run(
             grid.prepare(number, whole=True),
-            config,
+            request.config_of(number),
             request.runs,
             fresh=request.fresh,
             observer=grid.observer,
             stop=grid.stop,
-            position=GridPosition(f"{request.words_of(number)}, on all rows"),
-            kept=KeptModels(which),
+            position=GridPosition(f"{point.words}, on all rows"),
+            kept=KeptModels(save),
         )
         made.append(Point(point.method, point.sweep, run))
     return made
 
 
 class GridEngine(Protocol):
-    """What computes the points of a grid elsewhere, to the bits they have here."""
+    """Engine that computes the points of a grid elsewhere, with the same bits."""
 
     def run_grid(self, grid: GridRun, jobs: int) -> None:
-        """Train every point and hand each to ``grid.end_point``; what is not handed over is trained here."""
+        """Train every point and pass each to ``grid.end_point``; points that are not passed are trained here."""
 
 
 def grid(
@@ -124,17 +117,16 @@ def grid(
     """Train every point.
 
     A point whose stored run is damaged, or whose training diverges, does not stop the others; it is in ``Grid.damaged``
-    or ``Grid.failed``. Raises FedcacheError, as ``train``; CorruptionError or FederatedRunError, when no point has a
+    or ``Grid.failed``. Raises FedcacheError, as ``train``; CorruptionError or FederatedRunError if no point has a
     result.
 
     Args:
         request: from ``request_grid``.
-        jobs: processes that train points alone, for what cannot be trained together; hooks are then told of a point's
-            rounds when it ends.
-        engine: computes the same points on a cluster, to the same bits.
-        observer: told the story; a sentence that holds for several points is said once.
+        jobs: processes, each of which trains one point at a time; hooks then get the rounds of a point when it ends.
+        engine: computes the same points on a cluster, with the same bits.
+        observer: gets the messages; a sentence that holds for several points is passed on once.
         hooks: as in ``train``.
-        stop: honoured between rounds; finished points are kept.
+        stop: checked between rounds; finished points are kept.
     """
     request = replace(request, exact=request.exact or jobs > 1)
     run = GridRun(request, EachOnce(with_hooks(observer, hooks)), stop or Stop())
@@ -159,29 +151,29 @@ def grid_plan(request: GridRequest, observer: Observer | None = None) -> dict[st
 
     Nothing is extracted or trained.
     """
-    # a trial like any
-    if request.search is None:
-        points = request.points
-    else:
-        points = request.points[:1]
+    points = request.points
+    if request.search is not None:
+        points = points[:1]  # the trials of a search have similar costs
     request = replace(request, points=points, extract=False, fresh=False)
     run = GridRun(request, EachOnce(observer or Silent()), Stop())
     run.note_points()
     plans = []
     for group in point_groups(request.points):
-        config = request.config_of(group[0])
+        together = len(group)
+        if request.exact:
+            together = 1
         inputs = run.prepare(group[0])
-        plans.append((inputs, inputs.resolve(config), 1 if request.exact else len(group)))
+        plans.append((inputs, inputs.resolve(request.config_of(group[0])), together))
     return forecast_programs(plans)
 
 
 class GridRun:
-    """A grid under way.
+    """A running grid.
 
     Attributes:
         ended: point -> its run or the error that ended it.
-        name: the same whenever the same grid is asked for; "" for one point.
-        total: points that there will be.
+        name: made of a digest of the request; "" for one point.
+        total: number of points when the grid has ended.
     """
 
     def __init__(self, request: GridRequest, observer: Observer, stop: Stop) -> None:
@@ -194,38 +186,36 @@ class GridRun:
         self._best = -1.0
         self.score = request.compared_by()
         self.total = len(request.points)
-        self._kept = KeptModels(request.save, None if self.score == "own" else self.score)
-        asked = repr(
-            (request.points, request.config, request.partition, request.repartition)
-        ).encode()
-        self.name = f"grid-{sha256_hex(asked)[:12]}" if len(request.points) > 1 else ""
-        self.record: GridRecord | None = None  # none of a plan
+        score: str | None = self.score
+        if score == "own":
+            score = None
+        self._kept = KeptModels(request.save, score)
+        self.name = ""
+        if len(request.points) > 1:
+            identity = (request.points, request.config, request.partition, request.repartition)
+            digest = sha256_hex(repr(identity).encode())
+            self.name = f"grid-{digest[:12]}"
+        self.record: GridRecord | None = None  # a plan has none
 
     def note_points(self) -> None:
-        """Say what of the sweeps does not reach every point."""
+        """Pass the notes of the request to the observer."""
         for note in self.request.notes:
             self.observer.note(note)
 
     def position_of(self, number: int) -> GridPosition:
-        """Where a point stands among all points now."""
+        """The name of a point and its place among all points, for progress messages."""
         points = self.request.points
         name, sweep = points[number]
-        many = len({method for method, _ in points}) > 1
-        if many or not sweep:
-            words = [name]
-        else:
-            words = []
-        return GridPosition(
-            " ".join([*words, *(f"{k}={v}" for k, v in sweep.items())]),
-            len(self.ended),
-            self.total,
-            self.name,
-        )
+        words = point_words(name, sweep)
+        # Without the method if all points have the same one.
+        if sweep and len({method for method, _ in points}) == 1:
+            words = words.removeprefix(f"{name} ")
+        return GridPosition(words, len(self.ended), self.total, self.name)
 
     def prepare_first(self) -> None:
-        """Extract what the first point needs and refuse a wrong option, before anything is trained elsewhere.
+        """Extract missing features of the first point and refuse wrong options, before an engine trains elsewhere.
 
-        Raises FedcacheError, as ``train``; not for an invalid federated run, which ends its point alone.
+        Raises FedcacheError, as ``train``; but not the error of a point that fails alone.
         """
         try:
             self.prepare(0)
@@ -234,9 +224,9 @@ class GridRun:
                 raise
 
     def prepare(self, number: int, *, whole: bool = False) -> RunInputs:
-        """The inputs of a point, which are those of every point of its group but for the hyperparameters.
+        """The inputs of a point; the other points of its group differ only in hyperparameters.
 
-        With ``whole`` the rows to choose by are training rows.
+        With ``whole`` the validation rows are training rows.
         """
         request = self.request
         config = request.config_of(number)
@@ -256,30 +246,34 @@ class GridRun:
         )
 
     def train(self, group: Sequence[int]) -> None:
-        """Train the points of a group, those that have not ended."""
+        """Train the points of a group that have not ended."""
         group = [n for n in group if n not in self.ended]
         if not group:
             return
         request = self.request
-        count = len(self.ended)
         configs = [request.config_of(n) for n in group]
-        swept = " ".join(f"{k}={v}" for k, v in request.points[group[0]][1].items())
-        many = ""
-        if len(group) > 1:
-            many = f" and {len(group) - 1} that differ in numbers"
-        self.observer.note(
-            f"Points {count + 1} to {count + len(group)} of {len(request.points)}: "
-            f"{configs[0].method} {swept}{many}"
-        )
+        name, sweep = request.points[group[0]]
+        words = point_words(name, sweep)
+        others = len(group) - 1
+        if others:
+            words += f" and {others} that differ in numbers"
+        first_number = len(self.ended) + 1
+        total = len(request.points)
+        self.observer.note(f"Points {first_number} to {first_number + others} of {total}: {words}")
         try:
             first = self.prepare(group[0])
         except FedcacheError as error:
             if error.code is not Exit.FEDERATED:
                 raise
+            # All points of a group have the same inputs, so all of them fail.
             for n in group:
                 self.end_point(n, error)
             return
-        if not request.exact and (sharing := self._sharing(first, configs)):
+        sharing = ""
+        if not request.exact:
+            sharing = self._sharing(first, configs)
+        # Points that share work are trained together; the others one after another.
+        if sharing:
             self.observer.note(f"{sharing} (--exact computes one by one).")
             points = [
                 PreparedPoint(first.with_settings_of(config), config, self.position_of(n))
@@ -316,7 +310,7 @@ class GridRun:
                 self.end_point(n, run)
 
     def _sharing(self, inputs: RunInputs, configs: Sequence[TrainConfig]) -> str:
-        """How points share work with each other or with points before them; "" when each is computed alone."""
+        """How points share work with each other or with earlier points, in words; "" if each is computed alone."""
         method = inputs.method
         if shares_uploads(method):
             every = [n for n, (name, _) in enumerate(self.request.points) if name == method.name]
@@ -329,41 +323,36 @@ class GridRun:
         )
         if execution.points == 1 or not find_executor(execution.name).joins_points:
             return ""
-        points = execution.points
-        clients = execution.chunk
-        return (
-            f"They are one program: {execution.name}, {points} points and {clients} clients at once"
-        )
+        size = f"{execution.points} points and {execution.chunk} clients at once"
+        return f"They are one program: {execution.name}, {size}"
 
     def end_point(self, number: int, out: Run | FedcacheError) -> None:
-        """A point has ended: keep it, and say when it is the best so far."""
+        """Keep a point that has ended, and note if it is the best so far."""
         self.ended[number] = out
-        if self.record is not None:
-            if isinstance(out, FedcacheError):
-                how = {"error": out.message}
-            else:
-                how = {"run": out.path.name}
-            self.record.point_ended(number, **how)
         if isinstance(out, FedcacheError):
+            if self.record is not None:
+                self.record.point_ended(number, error=out.message)
             self.observer.warn(out.message)
             return
+        if self.record is not None:
+            self.record.point_ended(number, run=out.path.name)
         self._kept.ended(out.path, out.result)
         mean = choice_value(out.result, self.score)
-        points = self.total
-        # Accuracies on values that are held out in turn are of different rows: none of them is the highest.
+        # Accuracies on different held-out values are not comparable, because their test rows differ.
         comparable = "hold_out" not in self.request.points[number][1]
-        if mean is not None and mean > self._best and points > 1 and comparable:
+        if mean is not None and mean > self._best and self.total > 1 and comparable:
             self._best = mean
             words = self.request.words_of(number)
             what = "test"
             if has_validation([out.result]):
                 what = "validation"
+            count = f"{len(self.ended)} of {self.total} points"
             self.observer.note(
-                f"Highest {what} accuracy so far, {len(self.ended)} of {points} points: {words}  {100 * mean:.2f} %"
+                f"Highest {what} accuracy so far, {count}: {words}  {100 * mean:.2f} %"
             )
 
     def spent_without_result(self) -> list[Spending]:
-        """What the noise of points that were pruned, failed or are damaged costs: rounds of them may have been told."""
+        """The privacy cost of points that were pruned, failed or are damaged: some of their rounds may be published."""
         found = []
         for number in range(len(self.request.points)):
             config = self.request.config_of(number)
@@ -372,7 +361,7 @@ class GridRun:
             try:
                 inputs = self.prepare(number)
                 spec = inputs.resolve(config)
-            except FedcacheError:  # it was refused before anything was drawn
+            except FedcacheError:  # refused before any noise was drawn
                 continue
             partitions = tuple(inputs.partitions[seed].digest for seed in spec.seeds)
             cost = spec.privacy_cost(len(inputs.clients))
@@ -380,31 +369,29 @@ class GridRun:
         return found
 
     def grid(self) -> Grid:
-        """What came of it. Raises CorruptionError or FederatedRunError, when no point has a result."""
+        """The result. Raises CorruptionError or FederatedRunError if no point has a result."""
         done = Grid([], score=self.request.score, without_result=self.spent_without_result())
         for number, (name, sweep) in enumerate(self.request.points):
             out = self.ended[number]
             if isinstance(out, Run):
                 done.points.append(Point(name, sweep, out))
+                continue
+            lost = LostPoint(name, sweep, out.message, out.hint)
+            if isinstance(out, DamagedRunError):
+                done.damaged.append(lost)
             else:
-                if isinstance(out, DamagedRunError):
-                    lost = done.damaged
-                else:
-                    lost = done.failed
-                lost.append(LostPoint(name, sweep, out.message, out.hint))
-        lost = [*done.damaged, *done.failed]
-        if lost and not done.points:
-            raise FedcacheError(done.code, "\n".join(p.message for p in lost), lost[0].hint)
+                done.failed.append(lost)
+        done.need_points()
         return done
 
 
 def train_in_processes(grid: GridRun, jobs: int) -> None:
-    """Train every point alone, ``jobs`` at once; each process computes with its share of the threads.
+    """Train every point alone, ``jobs`` at once; the processes share the threads equally.
 
     Raises FedcacheError, as ``train``; INTERRUPTED after a stop, with finished points kept.
     """
     numbers = list(range(len(grid.request.points)))
-    # The first point alone: what has to be extracted is extracted once, and a wrong option is one message.
+    # The first point is trained alone, so that features are extracted once and a wrong option gives one message.
     grid.train(numbers[:1])
     threads = max(1, torch.get_num_threads() // jobs)
     context = multiprocessing.get_context("spawn")
@@ -419,8 +406,9 @@ def train_in_processes(grid: GridRun, jobs: int) -> None:
                 done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
                 if grid.stop.requested:
                     pool.shutdown(wait=False, cancel_futures=True)
+                    ended = len(grid.ended)
                     raise StoppedError(
-                        f"Stopped on request after {len(grid.ended)} of {len(numbers)} points; they are kept.",
+                        f"Stopped on request after {ended} of {len(numbers)} points; they are kept.",
                         "Run the same command again to go on.",
                     )
                 for future in done:
@@ -439,7 +427,7 @@ def train_in_processes(grid: GridRun, jobs: int) -> None:
 
 
 def _set_up_process(threads: int) -> None:
-    """A worker: its threads, and no part in the keyboard's signals, which the parent answers."""
+    """Set the threads of a worker, and let it ignore Ctrl-C, which its parent handles."""
     torch.set_num_threads(threads)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 

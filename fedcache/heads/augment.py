@@ -138,7 +138,7 @@ def _windows(
 
 
 def _resized(x: Tensor, top: Tensor, left: Tensor, h: Tensor, w: Tensor) -> Tensor:
-    """The windows, bilinearly as large as the images again; a window knows nothing of what is beside it."""
+    """The windows, enlarged bilinearly to the size of the images; pixels beside a window are not read."""
     for axis, start, size in ((2, top, h), (3, left, w)):
         out = x.shape[axis]
         # Where the middle of each pixel of the view lies in the window, [B, out].

@@ -81,7 +81,9 @@ def affine(x: Tensor | GramBatch, W: Tensor, b: Tensor | None = None) -> Tensor:
         if b is not None and W.requires_grad and by_onednn(x, W):
             alone: Tensor = _Batched.apply(x[None], W[None], b[None])
             return alone[0]
-        if not _transposed(*W.shape):  # looks at no number of rows: an exported program takes any
+        if not _transposed(
+            *W.shape
+        ):  # independent of the number of rows, as an exported program takes any
             return torch.nn.functional.linear(x, W, b)
         flat = x.reshape(-1, x.shape[-1])
         if b is None:

@@ -32,12 +32,12 @@ def proto_contrast(u: Tensor, y: Tensor, candidate: Tensor, include: bool) -> Te
 
     Returns:
         one value per row, 0 where fewer than two classes have a prototype (there are no negatives). Where y itself
-        has none the value is finite and says nothing: leave such rows out.
+        has none the value is finite and meaningless: leave such rows out.
     """
     # Classes without a prototype get a logit that no softmax sees.
     own = y.unsqueeze(-1)
     masked = torch.where(candidate, u, u.new_full((), MASKED))
-    if include:  # one kernel; where y is no candidate the value says nothing either way
+    if include:  # one kernel; where y is no candidate the value is meaningless either way
         value = -log_softmax(masked).gather(-1, own).squeeze(-1)
     else:
         value = torch.logsumexp(masked.scatter(-1, own, MASKED), -1) - u.gather(-1, own).squeeze(-1)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 LEAST = 1 << 20
-"""Multiplications from which on oneDNN is asked; below, a call of it costs more than it saves."""
+"""Multiplications from which on oneDNN is used; below, a call of it costs more than it saves."""
 
 FEW = 16
 """Rows of a client from which on W x' is quicker than x W', where W has at least four times as many."""
@@ -44,9 +44,9 @@ def each_affine_by_onednn(x: Tensor, W: Tensor, b: Tensor) -> Tensor:
 
 
 def by_onednn(a: Tensor, b: Tensor) -> bool:
-    """Whether a b' is a product for oneDNN: it depends on shapes, dtype and the processor alone, never on a clock.
+    """Whether oneDNN computes a b'. It depends on shapes, dtype and the processor alone, never on measured times.
 
-    Both are matrices, or both M > 0 of them, of which each is asked about.
+    a and b are matrices, or M > 0 matrices each.
     """
     *lead, n, k = a.shape
     return (
@@ -87,7 +87,7 @@ def _onednn(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _dense(t: Tensor) -> Tensor:
-    """The matrix without gaps, by rows or by columns: other strides oneDNN multiplies by a loop, 1,000 times slower."""
+    """The matrix without gaps, by rows or by columns: oneDNN is 1,000 times slower with other strides."""
     if t.is_contiguous() or t.mT.is_contiguous():
         return t
     return t.contiguous()

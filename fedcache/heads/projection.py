@@ -130,7 +130,7 @@ def embed(head: Head, p: Tree, x: Tensor, w: Tensor | None = None) -> tuple[Tens
     updates: Tree = {}
     if head.bn:
         if w is None:
-            # An average of variances that somebody lies about may be negative; no variance is.
+            # A client may send a false variance, so that the average is negative.
             mean = p["P.mean"].unsqueeze(-2)
             var = p["P.var"].clamp_min(0.0).unsqueeze(-2)
         else:
@@ -156,7 +156,7 @@ def classify(head: Head, p: Tree, z: Tensor) -> Tensor:
 
 
 def finish(head: Head, u: Tensor) -> Tensor:
-    """What is done with the outputs [.., B, C] of the last linear map: ReLU and L2 if the head has them, the scale."""
+    """Logits from the outputs [.., B, C] of the last linear map: ReLU and L2 if the head has them, then the scale."""
     if head.relu_l2:
         u = normalize(torch.relu(u), dim=-1)
     if isinstance(head.scale, Tensor):

@@ -23,7 +23,7 @@ from fedcache.heads.products import onednn_works, times_transposed
 
 BLOCKS = 8
 NARROWEST = 64
-"""Products of columns, of which those below the diagonal are left out: at most so many, and none of fewer columns."""
+"""Most blocks of columns of a product, and the fewest columns of one; blocks below the diagonal are skipped."""
 
 SINGLE_ROWS = 1024
 """Rows of a product in float32."""
@@ -58,7 +58,7 @@ def gram(z: Tensor) -> Tensor:
     D = z.shape[-1]
     full = z.new_empty(*z.shape[:-2], D, D)
     for a, b in pairwise(_edges(D)):
-        # Rows a to b of Z'Z, from the diagonal on: what is left of it is never read.
+        # Rows a to b of Z'Z, from the diagonal on; numbers to the left of it are never read.
         torch.matmul(z[..., a:b].mT, z[..., a:], out=full[..., a:b, a:])
     return pack(full)
 
@@ -133,8 +133,8 @@ def _by_columns(each: Tensor) -> Iterator[Tensor]:
 def _by_halves(each: Tensor) -> Iterator[Tensor]:
     """As ``_by_columns``, by the BLAS routine that computes one triangle (ssyrk), on one thread.
 
-    It takes 0.9 of the time of products of columns. It is scipy's: on several threads these and torch's wait for one
-    another at full speed, and Fed3R of 10^7 x 256 took 44 s on two threads and 26 s on one.
+    It takes 0.9 of the time of products of columns. Its library, scipy's, and torch's have threads of their own, which
+    slow each other down: Fed3R of 10^7 x 256 took 44 s on two threads and 26 s on one.
     """
     from scipy.linalg.blas import ssyrk  # a tenth of a second to import
 
@@ -337,21 +337,20 @@ SPECTRUM = ("values", "vectors", "target", "largest", "variances")
 """Names of what ``spectrum`` returns."""
 
 
-def solve_spectrum(known: Tree, ridge: float, *, switch: str = "lam", unit: float = 1.0) -> Tensor:
+def solve_spectrum(known: Tree, ridge: float, *, switch: str = "lam") -> Tensor:
     """(A + ridge I)^-1 B in float64, equal to ``solve`` up to rounding.
 
     Args:
         known: from ``spectrum``.
         ridge: added to the diagonal.
         switch: as in ``solve``.
-        unit: as in ``solve``.
 
     Raises:
         FedcacheError: as ``solve``.
     """
     regular = known["values"] + ridge
     if not (regular > rounding(known["vectors"]) * (known["largest"] + ridge)).all():
-        raise _singular(known["variances"], known["largest"], ridge, switch, unit)
+        raise _singular(known["variances"], known["largest"], ridge, switch, 1.0)
     # (A + ridge I)^-1 B = V (values + ridge)^-1 V'B: one division and one product for each ridge.
     return known["vectors"] @ (known["target"] / regular.unsqueeze(-1))
 
@@ -381,7 +380,7 @@ DESTROYS = 0.1
 def _singular(
     variances: Tensor, size: Tensor, ridge: float, switch: str, unit: float
 ) -> FedcacheError:
-    """The error of a singular system; it names a ridge that works and leaves the model to the rows, if there is one.
+    """The error of a singular system. It names a ridge that works, if one is small beside the features' variances.
 
     Args:
         variances: [.., D] diagonal of the system without its ridge.

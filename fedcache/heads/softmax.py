@@ -1,7 +1,7 @@
 """Softmax over classes, computed along the axis of memory where it is quickest.
 
-torch's kernel for a last axis works on one row at a time: of fewer numbers than a vector register holds it fills a part
-of one register, and takes up to ten times as long as its kernel for any other axis, which works on many rows at once.
+torch's kernel for the last axis works on one row at a time. A row with fewer numbers than a vector register uses a part
+of one register, so it takes up to ten times as long as the kernel for other axes, which works on many rows at once.
 """
 
 from __future__ import annotations

@@ -1,18 +1,19 @@
 """Calibration: the temperature of a model's probabilities, fitted when its training ends.
 
-Scores of ridge regression lie between 0 and 1, and those of a nearest mean are distances, so their plain softmax says
-nothing about how often a prediction is right. The fitted temperature is the one at which the mean probability of the
-predicted classes is their accuracy (Clarte et al., "Expectation consistency for calibration of neural networks", UAI
-2023). The temperature of least NLL, which ``evaluate`` finds, is moved by single rows with extreme scores: variances
-near 0 give some, and the probabilities of all other rows are then nearly alike. The rows are those that the model has
-not seen:
+Scores of ridge regression lie between 0 and 1, and those of a nearest mean are distances, so their plain softmax does
+not tell how often a prediction is right. The fitted temperature makes the mean probability of the predicted classes
+equal to their accuracy (Clarte et al., "Expectation consistency for calibration of neural networks", UAI 2023). The
+temperature of least NLL, which ``evaluate`` finds, is not robust: single rows with extreme scores, as variances near 0
+give, can raise it until the probabilities of all other rows are nearly equal.
+
+The temperature is fitted on rows that the model was not trained on:
 
 - the validation rows of the partition, for every method with one model for all clients;
 - without validation rows, a fifth of every client's training rows, for methods in closed form. The method is trained
-  again without these rows, and the temperature of that model is taken. Methods that take gradient steps would need as
-  long again as the run did, so they have no temperature then.
+  again without these rows, and the model takes over the temperature of the second one. For methods that take gradient
+  steps this would double the time of the run, so they have no temperature.
 
-The rows are read where the run is simulated. A federation of sites keeps them apart, and has no temperature.
+Only simulated runs have a temperature, because fitting needs the rows of all clients in one place.
 """
 
 from __future__ import annotations
@@ -37,15 +38,16 @@ from fedcache.models.evaluate import COLDEST, HOTTEST, MOST_KEPT
 SHARE = 0.2
 """Share of every client's training rows that a second training leaves out."""
 LEAST_ROWS = 20
-"""Rows on which a temperature is fitted; fewer say too little."""
+"""Least rows to fit a temperature on."""
 DIGITS = 4
-"""Significant digits of a temperature: more would differ between processors."""
+"""Significant digits of a temperature; further digits differ between processors."""
 
 
 def temperature_of(spec: TrainingRun, out: TrainingOutput) -> float | None:
-    """The temperature of a model that has just been trained; None where none can be fitted.
+    """The temperature of a model that has just been trained, or None.
 
-    None for personal models, for private runs, whose epsilon does not cover it, and for runs without rows to fit it on.
+    None for personal models, for private runs, because their epsilon does not cover the fit, and for runs without
+    enough rows.
     """
     if out.protocol != "global" or spec.trust.privacy is not None:
         return None
@@ -60,25 +62,25 @@ def temperature_of(spec: TrainingRun, out: TrainingOutput) -> float | None:
         train, rows = _without_a_share(spec)
         without = ClientTable.dealt(names_of(spec.clients), train, np.empty(0, np.int64), None)
         return _fitted(spec, run(replace(spec, clients=without, eval_every=0), out.hp), rows)
-    except (UsageError, FederatedRunError):  # too few rows, or a method that fails with fewer
+    except (UsageError, FederatedRunError):  # too few rows, or a method that fails with so few
         return None
 
 
 def _without_a_share(spec: TrainingRun) -> tuple[RowLists, NDArray[np.int64]]:
-    """The training rows of every client less a share of each class, and the rows that are left out.
+    """The training rows of every client without a share of each class, and the rows of that share.
 
-    Raises UsageError where clients hold the same rows and one would have none left.
+    Raises UsageError if clients share rows and one of them would keep none.
     """
     train = RowLists.of([client.train for client in spec.clients])
     label = spec.data.y.cpu().numpy()
-    # Drawn, as neighbours in a store may be alike; the same for every seed.
+    # The share is drawn, because neighbouring rows of a store may be similar. It is equal for all seeds.
     order = np.random.default_rng(0).bytes(16 * len(label))
     kept, taken = hold_out(train, label, np.frombuffer(order, np.uint8).reshape(-1, 16), SHARE)
     return kept, taken.distinct
 
 
 def _fitted(spec: TrainingRun, out: TrainingOutput, rows: NDArray[np.int64]) -> float | None:
-    """The temperature of the one model of ``out`` on labelled rows it was not trained on."""
+    """The temperature of the one model of ``out`` on labelled rows that it was not trained on."""
     model = out.deployed(None)
     label = spec.data.y.cpu().numpy()
     rows = rows[label[rows] >= 0]
@@ -88,21 +90,20 @@ def _fitted(spec: TrainingRun, out: TrainingOutput, rows: NDArray[np.int64]) -> 
         return None
     scores = _scores(model, spec, rows)
     known = np.isfinite(scores.max(-1))
-    scores = scores[known]
-    label = label[rows[known]]
-    if len(label) < LEAST_ROWS:
+    if known.sum() < LEAST_ROWS:
         return None
-    value = consistent_temperature(scores, label)
+    value = consistent_temperature(scores[known], label[rows[known]])
     if value is None:
         return None
     return float(f"{value:.{DIGITS}g}")
 
 
 def consistent_temperature(scores: NDArray[np.float64], label: NDArray[np.int64]) -> float | None:
-    """The temperature at which the mean probability of the predicted classes is their accuracy.
+    """The temperature at which the mean probability of the predicted classes equals their accuracy.
 
-    The accuracy of n rows is taken to be (right + 1) / (n + 2), so rows that are all right ask for no temperature of 0.
-    The hottest temperature is taken where even that is too sure; None where the coldest is not sure enough.
+    The accuracy is estimated as (right + 1) / (n + 2), so that it is below 1 and the temperature above 0 if all rows
+    are right. Returns ``HOTTEST`` if the probabilities are too high even there, and None if they are too low at
+    ``COLDEST``.
 
     Args:
         scores: [n, C], finite in each row's highest.
@@ -131,11 +132,8 @@ def _scores(
     parts = []
     for start in range(0, len(rows), BLOCK):
         x = spec.data.x[torch.from_numpy(rows[start : start + BLOCK]).to(spec.data.x.device), 0]
+        if x.is_floating_point():
+            x = x.to(spec.dtype)
         with torch.no_grad():
-            parts.append(
-                model.scores(x.to(spec.dtype) if x.is_floating_point() else x)
-                .double()
-                .cpu()
-                .numpy()
-            )
+            parts.append(model.scores(x).double().cpu().numpy())
     return np.concatenate(parts)

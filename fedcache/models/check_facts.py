@@ -1,7 +1,7 @@
 """Checks of a model file: every fact by its type and range, then facts and tensors against one another.
 
-Anybody can seal a file, so the content of a sealed model is a claim of whoever made it. All of it is checked here,
-once, when the file is read. What passes is what the rest of the package relies on.
+A seal is a checksum that anybody can compute, so the content of a sealed model file cannot be trusted. All of it is
+checked here, once, when the file is read. The rest of the package relies on these checks.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from fedcache.models.client_stacks import PREFIX
 HINT = "Get the file again from whoever made it; fedcache never writes such a model."
 
 NEWEST = 999
-"""Formats beyond this one no later fedcache has."""
+"""Highest format number that a later fedcache may use."""
 
 LARGEST = 2**31
-"""Counts and numbers of clients and rounds."""
+"""Upper limit of counts and numbers of clients and rounds."""
 WIDEST = 2**20
-"""Features of a backbone."""
+"""Upper limit of features of a backbone."""
 TALLEST = 8192
-"""Pixels of a side of an image."""
+"""Upper limit of the height and width of an image, in pixels."""
 COLDEST = 1e-9
 HOTTEST = 1e9
-"""Temperatures that are taken: beyond them probabilities are 0 and 1, or all alike."""
+"""Lowest and highest temperature: beyond them probabilities are 0 and 1, or all equal."""
 
 
 @dataclass(frozen=True)
 class FactKind:
-    """What a fact may be."""
+    """The values that a fact may have."""
 
     allows: Callable[[Any], bool]
-    words: str  # what is expected, as a sentence says it
+    words: str  # the expected values, for an error message
 
 
 def refused(what: str) -> StoreError:
-    """The error of a model file that claims what no model is."""
+    """The error for a model file that fedcache cannot have written; ``what`` is wrong with it."""
     return StoreError(f"The model file is not one that fedcache writes: {what}.", HINT)
 
 
 def check_format(found: Any, current: int) -> None:
-    """Refuse a file of a later format, and what is none. Raises StoreError."""
+    """Refuse a format that is no number, or that a later fedcache wrote. Raises StoreError."""
     if type(found) is not int or not 1 <= found <= NEWEST:
         raise refused(f"its format is {_shown(found)}")
     if found > current:
@@ -71,7 +71,7 @@ def one_of(*words: str) -> FactKind:
 
 
 def or_none(kind: FactKind) -> FactKind:
-    """Another kind, or nothing."""
+    """A value of ``kind``, or None."""
     return FactKind(lambda v: v is None or kind.allows(v), f"{kind.words}, or null")
 
 
@@ -108,11 +108,9 @@ def _is_override(value: Any) -> bool:
     if not isinstance(value, Mapping) or set(value) != {"columns", "hp"}:
         return False
     columns = value["columns"]
-    if not list_of(list_of(whole(0, WIDEST))).allows(columns) or any(
-        len(pair) != 2 for pair in columns
-    ):
+    if not list_of(list_of(whole(0, WIDEST))).allows(columns):
         return False
-    return SETTINGS.allows(value["hp"])
+    return all(len(pair) == 2 for pair in columns) and SETTINGS.allows(value["hp"])
 
 
 def _is_temperature(value: Any) -> bool:
@@ -160,29 +158,28 @@ LATER: Mapping[str, Any] = {
     "computed": (),
     "temperature": None,
 }
-"""What files of earlier releases may lack, and what that means."""
+"""Facts that files of earlier releases may lack -> the value that is then taken."""
 
 
 def check_facts(facts: Mapping[str, Any]) -> None:
     """Refuse facts of wrong types and ranges, and facts that contradict one another. Raises StoreError."""
+    known = {**LATER, **facts}
     for name, kind in FACTS.items():
-        if name not in facts and name not in LATER:
+        if name not in known:
             raise refused(f"it does not say its {name}")
-        value = facts.get(name, LATER.get(name))
-        if not kind.allows(value):
-            raise refused(f"{name} is {_shown(value)}, expected {kind.words}")
-    known = {name: facts.get(name, LATER.get(name)) for name in FACTS}
+        if not kind.allows(known[name]):
+            raise refused(f"{name} is {_shown(known[name])}, expected {kind.words}")
     classes = known["classes"]
-    keys = known["keys"]
-    recipes = known["recipes"]
-    if not classes or len(set(classes)) < len(classes):
-        raise refused(f"its {len(classes)} classes are {len(set(classes))} different names")
-    if not keys or len(known["widths"]) not in (1, len(keys)):
-        raise refused(f"{len(keys)} keys have {len(known['widths'])} widths")
-    for name in ("recipes", "computed"):
-        if len(known[name]) not in (0, len(keys)):
-            raise refused(f"{len(keys)} keys have {len(known[name])} {name}")
-    for key, recipe in zip(keys, recipes, strict=False):
+    distinct = len(set(classes))
+    if not classes or distinct < len(classes):
+        raise refused(f"its {len(classes)} classes are {distinct} different names")
+    # One width may stand for all keys; recipes and computed facts are there for every key or for none.
+    count = len(known["keys"])
+    for name, legal in (("widths", (1, count)), ("recipes", (0, count)), ("computed", (0, count))):
+        found = len(known[name])
+        if not count or found not in legal:
+            raise refused(f"{count} keys have {found} {name}")
+    for key, recipe in zip(known["keys"], known["recipes"], strict=False):
         _check_recipe(key, recipe)
     for how in known["computed"]:
         _check_computed(how)
@@ -193,10 +190,11 @@ def check_facts(facts: Mapping[str, Any]) -> None:
 
 
 def _check_recipe(key: str, recipe: Mapping[str, Any]) -> None:
-    """Refuse a recipe that is none, or another than the one that the key of its array is made of."""
-    if not WORD.allows(recipe.get("backbone", "")):
-        raise refused(f"the backbone of {key} is {_shown(recipe['backbone'])}, expected a word")
-    if "size" not in recipe:  # embeddings that somebody else computed
+    """Refuse a recipe with unknown fields or values, and one that does not give the key of its array."""
+    name = recipe.get("backbone", "")
+    if not WORD.allows(name):
+        raise refused(f"the backbone of {key} is {_shown(name)}, expected a word")
+    if "size" not in recipe:  # ingested embeddings, whose recipe fedcache does not know
         return
     strange = sorted(set(recipe) - {f.name for f in fields(Recipe)})
     if strange:
@@ -210,9 +208,8 @@ def _check_recipe(key: str, recipe: Mapping[str, Any]) -> None:
             row.accepts(made)
             made.check_departures(row.recipe)
     except UsageError as error:
-        raise refused(
-            f"its recipe is none of {_shown(made.backbone)} ({error.message.rstrip('.')})"
-        ) from error
+        why = error.message.rstrip(".")
+        raise refused(f"its recipe is none of {_shown(made.backbone)} ({why})") from error
 
 
 def _check_computed(how: Mapping[str, Any]) -> None:
@@ -222,19 +219,22 @@ def _check_computed(how: Mapping[str, Any]) -> None:
         ("batch", whole(1, WIDEST)),
     ):
         if name in how and not kind.allows(how[name]):
-            raise refused(f"{name} of its features is {_shown(how[name])}, expected {kind.words}")
+            shown = _shown(how[name])
+            raise refused(f"{name} of its features is {shown}, expected {kind.words}")
 
 
 def _check_encoder(known: Mapping[str, Any]) -> None:
     encoder = known["encoder"]
-    names = known["names"]
     template = known["template"]
-    if names and len(names) != len(known["classes"]):
-        raise refused(f"{len(known['classes'])} classes have {len(names)} names for prompts")
+    recipes = known["recipes"]
+    classes = len(known["classes"])
+    names = len(known["names"])
+    if names not in (0, classes):
+        raise refused(f"{classes} classes have {names} names for prompts")
     if encoder is None:
         return
-    if encoder >= len(known["recipes"]) or "size" not in known["recipes"][encoder]:
-        raise refused(f"its encoder is recipe {encoder}, and it has {len(known['recipes'])}")
+    if encoder >= len(recipes) or "size" not in recipes[encoder]:
+        raise refused(f"its encoder is recipe {encoder}, and it has {len(recipes)}")
     if template is None or template.count("{}") != 1:
         raise refused(f"its prompt template is {_shown(template)}, expected one {{}} for the class")
 
@@ -245,17 +245,17 @@ def _check_clients(known: Mapping[str, Any]) -> None:
     if saved and known["protocol"] == "global":
         raise refused(f"it is one model for all, and has models of {len(saved)} clients")
     # A client that joined later has the number after the last one.
-    if len(set(saved.values())) < len(saved) or any(number > clients for number in saved.values()):
-        raise refused(
-            f"{len(saved)} saved clients of {clients} have the numbers {_shown(sorted(saved.values()))}"
-        )
+    numbers = sorted(saved.values())
+    if len(set(numbers)) < len(saved) or any(number > clients for number in numbers):
+        raise refused(f"{len(saved)} saved clients of {clients} have the numbers {_shown(numbers)}")
     width = sum(known["widths"])
     for number, own in known["overrides"].items():
-        # -1 stands for rows of which no client is named.
+        # Number -1 holds the settings for rows without a client.
         if number != "-1" and (not number.isdecimal() or int(number) > clients):
             raise refused(f"it has settings of client {_shown(number)} of {clients}")
         if any(not 0 <= start < stop <= width for start, stop in own["columns"]):
-            raise refused(f"client {number} reads columns {_shown(own['columns'])} of {width}")
+            columns = _shown(own["columns"])
+            raise refused(f"client {number} reads columns {columns} of {width}")
 
 
 def check_tensors(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -> None:
@@ -266,10 +266,12 @@ def check_tensors(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -
         tensors: by name.
         stacked: whether the file lists the number of every saved client, as format 2 does.
     """
-    wanted = {"features/text"}
+    # Standardised features need the mean and the scale of the training rows.
+    expected = {"features/text"}
     if facts.feat_post == "standardize":
-        wanted |= {"features/mean", "features/scale"}
-        for name in ("features/mean", "features/scale"):
+        scaling = ("features/mean", "features/scale")
+        expected |= {*scaling}
+        for name in scaling:
             t = tensors.get(name, torch.empty(0))
             if (
                 t.dtype != torch.float64
@@ -282,20 +284,20 @@ def check_tensors(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -
         if not bool((tensors["features/scale"] > 0).all()):
             raise refused("features/scale holds numbers that are not above 0")
     text = tensors.get("features/text")
+    classes = len(facts.classes)
     if text is not None and (
-        text.dim() != 2 or len(text) != len(facts.classes) or not text.is_floating_point()
+        text.dim() != 2 or len(text) != classes or not text.is_floating_point()
     ):
-        raise refused(
-            f"features/text is {list(text.shape)}, expected a row for each of {len(facts.classes)} classes"
-        )
+        shape = list(text.shape)
+        raise refused(f"features/text is {shape}, expected a row for each of {classes} classes")
     for name in tensors:
-        if not name.startswith(("server/", PREFIX)) and name not in wanted:
+        if not name.startswith(("server/", PREFIX)) and name not in expected:
             raise refused(f"it holds {_shown(name)}, which its facts do not tell of")
     _check_stacks(facts, tensors, stacked=stacked)
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
-    """Refuse a model whose numbers are not finite, from which a row got no score. Raises StoreError."""
+    """Refuse a model with a number that is not finite, which leaves rows without a score. Raises StoreError."""
     for name, t in tensors.items():
         if t.is_floating_point() and not bool(t.isfinite().all()):
             raise refused(f"{name} holds numbers that are not finite")
@@ -303,30 +305,35 @@ def check_finite(tensors: Mapping[str, Tensor]) -> None:
 
 def _check_stacks(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -> None:
     """Refuse stacks of clients' tensors that are not one row for each saved client."""
-    rows: dict[str, int] = {}
-    numbers: list[int] = []
+    rows: dict[str, int] = {}  # group -> its clients
+    listed: list[int] = []
     stacks = {name: t for name, t in tensors.items() if name.startswith(PREFIX)}
     for name, t in stacks.items():
         group, _, last = name.removeprefix(PREFIX).partition("/")
-        if last != "number" and not last.startswith(("down/", "own/")):
-            raise refused(f"it holds {_shown(name)}, which is nothing of a client")
         if last == "number":
             if t.dtype != torch.int64 or t.dim() != 1:
-                raise refused(
-                    f"{name} is {t.dtype} {list(t.shape)}, expected a list of whole numbers"
-                )
+                raise refused(f"{name} is {type_of(t)}, expected a list of whole numbers")
             rows[group] = len(t)
-            numbers += t.tolist()
+            listed += t.tolist()
+        elif not last.startswith(("down/", "own/")):
+            raise refused(f"it holds {_shown(name)}, which is nothing of a client")
     for name, t in stacks.items():
         group, _, last = name.removeprefix(PREFIX).partition("/")
         if last != "number" and (group not in rows or t.dim() < 1 or len(t) != rows[group]):
             raise refused(f"{name} is {list(t.shape)}, expected a row for each client of its group")
+    # Files of format 1 have no tensors for a client whose model equals the server's.
     saved = sorted(facts.saved.values())
-    listed = sorted(numbers)
+    listed.sort()
     if listed != saved and (stacked or not set(listed) <= set(saved)):
+        held = _shown(listed)
         raise refused(
-            f"it holds tensors of clients {_shown(listed)}, and says that clients {_shown(saved)} are saved"
+            f"it holds tensors of clients {held}, and says that clients {_shown(saved)} are saved"
         )
+
+
+def type_of(t: Any) -> str:
+    """Dtype and shape of a tensor or an array, for an error message."""
+    return f"{t.dtype} {list(t.shape)}"
 
 
 def _shown(value: Any) -> str:

@@ -1,12 +1,12 @@
-"""The models of many clients in a few tensors: those that are alike lie in one, with a row for each client.
+"""Stacks of clients' models: tensors of equal shape are stored as one tensor with a row for each client.
 
     clients/GROUP/number      [K] int64, the clients of a group, in the order in which they were added
-    clients/GROUP/down/NAME   [K, ...] what a client's model has in the place of the server's tensor of that name
-    clients/GROUP/own/NAME    [K, ...] what only a client's model has
+    clients/GROUP/down/NAME   [K, ...] tensors of clients' models that replace the server's tensor of that name
+    clients/GROUP/own/NAME    [K, ...] tensors that only clients' models have
 
-A group is all clients whose tensors have the same names, dtypes and shapes. Models of most methods are one group;
-where a client's model holds its rows, there is one for each number of rows. Files of format 1 had tensors of their own
-for every client, ``client/NUMBER/own/NAME``, of which a reader takes 50 us each: 10 s for 100,000 clients.
+A group is all clients whose tensors have the same names, dtypes and shapes. Most methods have one group; where a
+client's model holds its training rows, there is one group for each number of rows. Files of format 1 had separate
+tensors for every client, ``client/NUMBER/own/NAME``. Reading one takes 50 us, which is 10 s for 100,000 clients.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ PREFIX = "clients/"
 
 
 class ClientTensors:
-    """Clients' tensors, one client after another, to be stacked."""
+    """Builder of the stacks; clients are added one after another."""
 
     def __init__(self) -> None:
         # names, dtypes and shapes -> the clients that have them, and the rows of each name
         self._groups: dict[tuple[Any, ...], tuple[list[int], dict[str, list[Tensor]]]] = {}
 
     def add(self, number: int, tree: Tree) -> None:
-        """The tensors of a client, ``down/NAME`` and ``own/NAME`` of any shapes; they must not change any more."""
-        alike = tuple((name, t.dtype, tuple(t.shape)) for name, t in sorted(tree.items()))
-        numbers, rows = self._groups.setdefault(alike, ([], {name: [] for name in sorted(tree)}))
+        """The tensors of a client, ``down/NAME`` and ``own/NAME`` of any shapes; the caller must not change them."""
+        outline = tuple((name, t.dtype, tuple(t.shape)) for name, t in sorted(tree.items()))
+        numbers, rows = self._groups.setdefault(outline, ([], {name: [] for name in sorted(tree)}))
         numbers.append(number)
         for name, t in tree.items():
             rows[name].append(t)
 
     def stacked(self) -> Tree:
-        """All of them by their names in a file; the rows are given up."""
+        """All stacks by their names in a file; this empties the builder."""
         out: Tree = {}
         for group, (numbers, rows) in enumerate(self._groups.values()):
             out[f"{PREFIX}{group}/number"] = torch.tensor(numbers)
-            # Only one name has its rows twice in memory, and only while it is stacked.
+            # Rows are freed after each stack, so that memory holds the tensors of one name twice at most.
             while rows:
                 name, each = rows.popitem()
                 out[f"{PREFIX}{group}/{name}"] = torch.stack(each)
@@ -52,7 +52,7 @@ class ClientTensors:
 
 
 def of_format_1(tensors: Mapping[str, Tensor]) -> Tree:
-    """The tensors of a file of format 1 under the names of today; the same values."""
+    """The tensors of a file of format 1 under the names of format 2; the values are equal."""
     clients: dict[int, Tree] = {}
     out: Tree = {}
     for name, t in tensors.items():
@@ -69,14 +69,14 @@ def of_format_1(tensors: Mapping[str, Tensor]) -> Tree:
 
 @dataclass(frozen=True)
 class ClientStacks:
-    """Stacks as they are read: the tensors of one client at a time."""
+    """Stacks of a file, read client by client."""
 
     groups: dict[str, Tree]  # group -> ``down/NAME`` and ``own/NAME`` [K, ...]
     places: dict[int, tuple[str, int]]  # client's number -> its group and row
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> ClientStacks:
-        """Those among the tensors of a file."""
+        """The stacks among the tensors of a file."""
         groups: dict[str, Tree] = {}
         places: dict[int, tuple[str, int]] = {}
         for name, t in tensors.items():
@@ -89,12 +89,18 @@ class ClientStacks:
                 groups.setdefault(group, {})[last] = t
         return cls(groups, places)
 
+    def group_of(self, number: int | None) -> str:
+        """The group of a client; "" for one without tensors of its own."""
+        if number not in self.places:
+            return ""
+        return self.places[number][0]
+
     def tree(self, number: int | None, part: str) -> Tree:
         """Copies of a client's tensors in ``down`` or ``own`` by their names; {} for one that has none."""
         if number not in self.places:
             return {}
         group, row = self.places[number]
-        # A copy begins where torch aligns memory, as a row does not: sums of a model have one order wherever it lies.
+        # Copies are aligned in memory; rows are not, and alignment can change the order of torch's sums.
         return {
             name.removeprefix(f"{part}/"): t[row].clone()
             for name, t in self.groups.get(group, {}).items()

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fedcache.errors import StoreError, unknown
 from fedcache.federate.engine.outcome import macro_f1
 from fedcache.models.predictor import Predictor, array_keys
+from fedcache.models.saved_model import first_names
 from fedcache.models.sources import FileFeatures, features_of_file, rows_of_split
 from fedcache.notebooks import html_facts, percent
 from fedcache.store.reader import Reader
@@ -23,14 +24,13 @@ from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store
 from fedcache.tables.embeddings import open_embeddings
 
-# How right a model is about labelled rows, and how well its probabilities say so: plain figures,
-# without torch.
+# Accuracy and calibration figures of a model on labelled rows.
 
 
 BINS = 15
 """Equal-width bins of confidence: bin b of 1..15 holds ((b - 1) / 15, b / 15]."""
 LEVEL = 0.95
-"""Of the intervals."""
+"""Confidence level of the intervals."""
 
 Counts = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -38,7 +38,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class RightRows:
-    """A share of right rows. The interval is Wilson's; None where rows were predicted by several models."""
+    """How many rows are predicted right, with Wilson's interval; None where several models predict the rows."""
 
     rows: int  # that have a label and a prediction
     right: int
@@ -101,7 +101,7 @@ class Temperature:
 
 @dataclass(frozen=True)
 class Measures:
-    """What one model, or several on the same rows, made of labelled rows."""
+    """Figures of one model, or of several models on the same rows."""
 
     all: RightRows
     macro_f1: float  # a fraction
@@ -109,12 +109,10 @@ class Measures:
     nll: float  # nats per row; inf where a label has probability 0
     by_class: tuple[ClassMeasures, ...]  # of the classes among the labels
     by_domain: Mapping[str, RightRows]
-    confusion: tuple[
-        tuple[str, str, int], ...
-    ]  # (label, prediction, rows), of the pairs that occur
-    bins: tuple[
-        tuple[int, float, float], ...
-    ]  # rows, mean confidence and accuracy of each of ``BINS``; 0 without rows
+    # (label, prediction, rows), of the pairs that occur
+    confusion: tuple[tuple[str, str, int], ...]
+    # rows, mean confidence and accuracy of each of ``BINS``; 0 without rows
+    bins: tuple[tuple[int, float, float], ...]
     temperature: Temperature | None  # None for several models, and where no temperature helps
     unscored: int = 0  # rows without scores
 
@@ -128,7 +126,7 @@ class Measures:
             "by_domain": {name: d.to_dict() for name, d in self.by_domain.items()},
             "confusion": [list(pair) for pair in self.confusion],
             "reliability": [{"rows": n, "confidence": c, "accuracy": a} for n, c, a in self.bins],
-            "temperature": None if self.temperature is None else asdict(self.temperature),
+            "temperature": self.temperature and asdict(self.temperature),
         }
 
 
@@ -146,20 +144,25 @@ class ClientSpread:
     @property
     def std(self) -> float | None:
         """With ddof 1; None for one client."""
-        known = [v for v in self.clients.values() if v == v]
+        known = list(self._known.values())
         if len(known) > 1:
             return float(np.std(known, ddof=1))
         return None
 
     @property
     def least(self) -> tuple[str, float]:
-        """The client whose model is right least often."""
-        return min(((k, v) for k, v in self.clients.items() if v == v), key=lambda item: item[1])
+        """The client whose model has the lowest accuracy, and that accuracy."""
+        return min(self._known.items(), key=lambda item: item[1])
 
     @property
     def most(self) -> tuple[str, float]:
-        """The client whose model is right most often."""
-        return max(((k, v) for k, v in self.clients.items() if v == v), key=lambda item: item[1])
+        """The client whose model has the highest accuracy, and that accuracy."""
+        return max(self._known.items(), key=lambda item: item[1])
+
+    @property
+    def _known(self) -> dict[str, float]:
+        """The accuracies that are not NaN."""
+        return {name: value for name, value in self.clients.items() if value == value}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -174,7 +177,7 @@ class ClientSpread:
 
 @dataclass(frozen=True)
 class LeftOutRows:
-    """Rows that no score is counted of."""
+    """Counts of rows that are not scored, by reason."""
 
     unlabelled: int = 0
     unreadable: int = 0  # without features
@@ -182,30 +185,31 @@ class LeftOutRows:
     unknown: Mapping[str, int] = field(default_factory=dict)
 
     def sentences(self) -> list[str]:
-        """For a person."""
+        """One sentence for each reason that occurs."""
         made = []
         if self.unknown:
             few = ", ".join(f"{name} ({rows:,})" for name, rows in list(self.unknown.items())[:8])
-            if len(self.unknown) > 8:
-                few += f" and {len(self.unknown) - 8} more"
+            more = len(self.unknown) - 8
+            if more > 0:
+                few += f" and {more} more"
             rows = sum(self.unknown.values())
-            made.append(f"{_not_scored(rows, 'of classes that the model does not know')}: {few}.")
+            made.append(_not_scored(rows, "of classes that the model does not know", f": {few}"))
         if self.unlabelled:
-            made.append(f"{_not_scored(self.unlabelled, 'without a label')}.")
+            made.append(_not_scored(self.unlabelled, "without a label"))
         if self.unreadable:
-            made.append(f"{_not_scored(self.unreadable, 'without features that can be read')}.")
+            made.append(_not_scored(self.unreadable, "without features that can be read"))
         return made
 
 
-def _not_scored(rows: int, which: str) -> str:
+def _not_scored(rows: int, which: str, names: str = "") -> str:
     if rows == 1:
-        return f"1 row {which} is not scored"
-    return f"{rows:,} rows {which} are not scored"
+        return f"1 row {which} is not scored{names}."
+    return f"{rows:,} rows {which} are not scored{names}."
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """A row that a model takes for another class."""
+    """A row that a model assigns to a wrong class."""
 
     row: int  # of the store
     name: str  # of the image in its dataset
@@ -221,16 +225,16 @@ class Mistakes:
 
     store: Path
     most: tuple[Mistake, ...]  # the most confident first
-    wrong: int  # rows that were mistaken, each counted for every model that scored it
-    rows: int  # labelled rows that were scored, likewise
-    clients: int  # whose own models were asked; 0 for one model for all
+    wrong: int  # rows with a wrong prediction, each counted for every model that scored it
+    rows: int  # labelled rows that were scored, each counted for every model that scored it
+    clients: int  # clients whose own models scored rows; 0 for one model for all
 
 
 @dataclass(frozen=True, repr=False)
 class RunEvaluation:
-    """The model of a run on rows."""
+    """Figures of a run's model on labelled rows."""
 
-    run: str  # name of its directory, or of the model's file, after its directory's where it lies in one
+    run: str  # name of its directory, or of the model file with its directory in front
     digest: str
     method: str
     model: str  # which of its models, in words
@@ -238,17 +242,20 @@ class RunEvaluation:
     backbones: tuple[str, ...]
     seeds: tuple[int, ...]
     softmax_temperature: float  # scores were divided by it
-    rows: str  # what was evaluated on, in words
+    rows: str  # the evaluated rows, in words
     left_out: LeftOutRows
     measures: Measures
     clients: ClientSpread | None = None  # of models of several clients
-    mistakes: Mistakes | None = None  # the most confident ones, where they were asked for
+    mistakes: Mistakes | None = None  # the most confident ones, where these were requested
 
     @property
     def short_run(self) -> str:
-        """``run`` without the ending of a file, and of a name that is the digest the first letters."""
+        """``run`` without the suffix of a file; a part that is the digest is cut to eight letters."""
         words = self.run.removesuffix(".safetensors").split("/")
-        return "/".join(word[:8] if self.digest.startswith(word) else word for word in words)
+        for place, word in enumerate(words):
+            if self.digest.startswith(word):
+                words[place] = word[:8]
+        return "/".join(words)
 
     @property
     def label(self) -> str:
@@ -264,7 +271,12 @@ class RunEvaluation:
 
     def __repr__(self) -> str:
         shown = percent(self.accuracy) or "not scored"
-        return f"RunEvaluation({self.label}, {self.model}: {shown} of {self.measures.all.rows:,} rows, {self.rows})"
+        rows = f"{self.measures.all.rows:,} rows, {self.rows}"
+        return f"RunEvaluation({self._title}: {shown} of {rows})"
+
+    @property
+    def _title(self) -> str:
+        return f"{self.label}, {self.model}"
 
     def _repr_html_(self) -> str:
         m = self.measures
@@ -283,34 +295,36 @@ class RunEvaluation:
             "NLL": f"{m.nll:.4f}",
             "best temperature": temperature,
         }
-        return html_facts(f"{self.label}, {self.model}, on {self.rows}", facts)
+        return html_facts(f"{self._title}, on {self.rows}", facts)
 
     def sentences(self) -> list[str]:
-        """What the figures do not say by themselves, for a person."""
-        said = self.left_out.sentences()
+        """Remarks on the figures, one sentence each."""
+        notes = self.left_out.sentences()
         m = self.measures
         if m.unscored:
-            said.append(f"{m.unscored:,} rows got no score and are not counted.")
+            notes.append(f"{m.unscored:,} rows got no score and are not counted.")
         if self.clients is not None:
-            (low, least), (high, most) = self.clients.least, self.clients.most
-            said.append(
-                f"Figures are means over clients' models; the lowest accuracy is {100 * least:.2f} % ({low}), the "
-                f"highest {100 * most:.2f} % ({high})."
+            lowest, highest = (
+                f"{100 * accuracy:.2f} % ({name})"
+                for name, accuracy in (self.clients.least, self.clients.most)
+            )
+            notes.append(
+                f"Figures are means over clients' models; the lowest accuracy is {lowest}, the highest {highest}."
             )
         if m.nll == float("inf"):
-            said.append(
+            notes.append(
                 "NLL is inf: some of these rows are of classes to which a model gives the probability 0."
             )
         t = m.temperature
         if t is not None:
-            limit = ""
+            nll = f"the NLL ({t.nll:.4f})"
             if t.at_limit:
-                limit = ", the last that was tried"
-            said.append(
-                f"--temperature {t.value:.4g} minimises the NLL ({t.nll:.4f}){limit}; it was fitted on these "
-                f"{t.rows:,} rows, and is to be judged on others."
+                nll += ", the last that was tried"
+            notes.append(
+                f"--temperature {t.value:.4g} minimises {nll}; it was fitted on these {t.rows:,} rows, and is to be "
+                "judged on others."
             )
-        return said
+        return notes
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -320,7 +334,7 @@ class RunEvaluation:
             "backbones": list(self.backbones),
             "seeds": list(self.seeds),
             "left_out": asdict(self.left_out),
-            "clients": None if self.clients is None else self.clients.to_dict(),
+            "clients": self.clients and self.clients.to_dict(),
             "measures": self.measures.to_dict(),
         }
 
@@ -334,7 +348,7 @@ def calibration_error(bins: NDArray[Any]) -> float:
 
 
 def bin_sums(confidence: Floats, right: NDArray[np.bool_]) -> Floats:
-    """[BINS, 3]: rows, summed confidence and right rows of each bin, of n rows' confidence in [0, 1] and right."""
+    """Sums [BINS, 3] over the rows of each bin: rows, confidence, right rows; confidence [n] is in [0, 1]."""
     place = np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)
     columns = (None, confidence, right.astype(np.float64))
     return np.stack(
@@ -351,11 +365,10 @@ def mean_bins(sums: Floats) -> tuple[tuple[int, float, float], ...]:
 def class_measures(pairs: Counts, classes: Sequence[str]) -> tuple[ClassMeasures, ...]:
     """Of each class among the labels; ``pairs`` is [P, 3]: label, prediction, rows."""
     C = len(classes)
-    rows, predicted = (
-        np.bincount(pairs[:, side], pairs[:, 2], C).astype(np.int64) for side in (0, 1)
-    )
-    hit = pairs[pairs[:, 0] == pairs[:, 1]]
-    right = np.bincount(hit[:, 0], hit[:, 2], C).astype(np.int64)
+    label, prediction, count = pairs.T
+    rows = np.bincount(label, count, C)
+    predicted = np.bincount(prediction, count, C)
+    right = np.bincount(label, count * (label == prediction), C)
     return tuple(
         ClassMeasures(classes[c], int(rows[c]), int(predicted[c]), int(right[c]))
         for c in map(int, np.flatnonzero(rows))
@@ -371,16 +384,16 @@ def count_pairs(label: Counts, predicted: Counts, classes: int) -> Counts:
 MOST_KEPT = 64 << 20
 """Bytes of scores that are kept to fit a temperature; of more rows, every k-th counts."""
 NEVER = -1e20
-"""No class that a model may predict has a log-probability below it: scores in place of absent classes are -1e30 times
-what a method multiplies scores by (``heads.losses.MASKED``), and their probability is 0."""
+"""A lower log-probability is one of a class that the model never predicts, so its probability is 0. Such classes have
+the score -1e30 (``heads.losses.MASKED``) times the factor of the method."""
 COLDEST = 1e-6
 HOTTEST = 1e6
-"""Temperatures between which the best is looked for."""
+"""Lowest and highest temperature of the search for the best one."""
 
 
 @dataclass(frozen=True)
 class LabelledRows:
-    """Rows of known classes, and where their features are."""
+    """Rows of known classes, and the source of their features."""
 
     name: str  # in words
     rows: NDArray[np.int64]  # [n] of the store, or of the file
@@ -401,9 +414,9 @@ class LabelledRows:
 
 
 def rows_of_store(store: Store, split: str | None, classes: Sequence[str]) -> LabelledRows:
-    """The labelled rows of a store's split, None for all, with labels as numbers among a model's ``classes``.
+    """The labelled rows of a store's split (None for all rows), with labels as numbers among a model's ``classes``.
 
-    Raises UsageError for an unknown split, StoreError where there is none, or none of a class that the model knows.
+    Raises UsageError for an unknown split, StoreError for a split without rows of a class that the model knows.
     """
     s = store.samples
     rows = rows_of_split(store, split)
@@ -431,9 +444,10 @@ def rows_of_file(path: Path, split: str | None, predictor: Predictor) -> Labelle
     if split is not None:
         if split not in SPLITS:
             raise unknown("split", split, SPLITS)
-        if held.splits is None or not (held.splits == SPLITS.index(split)).any():
+        if held.splits is not None:
+            rows = np.flatnonzero(held.splits == SPLITS.index(split))
+        if held.splits is None or not len(rows):
             raise StoreError(f"{path} has no rows of split {split}.", "Leave --split out.")
-        rows = np.flatnonzero(held.splits == SPLITS.index(split))
     # A row has features where all of its arrays are finite.
     finite = [
         np.logical_and.reduce([np.isfinite(a).all(-1) for a in arrays])
@@ -455,9 +469,9 @@ def matched(
     classes: Sequence[str],
     source: Store | FileFeatures,
 ) -> LabelledRows:
-    """Rows whose class the model knows, found by its name; the others are counted.
+    """The rows whose class the model has under the same name; the other rows are counted by reason.
 
-    Raises StoreError, when there is none.
+    Raises StoreError when no row is left.
 
     Args:
         name: of the rows, in words.
@@ -469,24 +483,23 @@ def matched(
         source: of the features.
     """
     label, domain = codes
-    there = readable & (label >= 0)
+    # A row drops out for the first reason that applies: no features, no label, a class unknown to the model.
+    labelled = readable & (label >= 0)
     truth = model_labels(label, names[0], classes)
-    lost = Counter(names[0][k] for k in label[there & (truth < 0)])
-    left = LeftOutRows(
-        int((readable & (label < 0)).sum()), int((~readable).sum()), dict(sorted(lost.items()))
-    )
-    known = there & (truth >= 0)
-    if not there.any():
-        said = f"{name}: no row that can be read has a label. " + " ".join(left.sentences())
+    known = labelled & (truth >= 0)
+    lost = Counter(names[0][k] for k in label[labelled & ~known])
+    unlabelled = int((readable & ~labelled).sum())
+    left = LeftOutRows(unlabelled, int((~readable).sum()), dict(sorted(lost.items())))
+    reasons = " ".join(left.sentences())
+    if not labelled.any():
         raise StoreError(
-            said,
+            f"{name}: no row that can be read has a label. {reasons}",
             "A file has them as labels, label or y; `fedcache predict` says the classes of rows without.",
         )
     if not known.any():
-        own = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
+        own = first_names(classes, 5)
         raise StoreError(
-            f"{name}: no row has a label that the model knows; its classes are {own}. "
-            + " ".join(left.sentences()),
+            f"{name}: no row has a label that the model knows; its classes are {own}. {reasons}",
             "Give data with classes of these names.",
         )
     return LabelledRows(
@@ -499,6 +512,7 @@ def model_labels(
 ) -> NDArray[np.int64]:
     """Labels [n], numbers among ``names``, as numbers among a model's ``classes``; -1 for one that it does not know."""
     number = {c: i for i, c in enumerate(classes)}
+    # The last entry is for the label -1 of unlabelled rows.
     return np.array([number.get(c, -1) for c in names] + [-1], np.int64)[label]
 
 
@@ -509,19 +523,22 @@ def measure(
     fit: bool = True,
     done: Callable[[int], None] | None = None,
 ) -> Measures:
-    """What a model makes of labelled rows. Raises as ``Predictor.over_store``, and what ``done`` raises.
+    """The figures of a model on labelled rows. Raises as ``Predictor.over_store``, and as ``done``.
+
+    Memory holds the scores of one block of rows, and those of the sample that the temperature is fitted on.
 
     Args:
         predictor: the model.
-        rows: of which no more than a block's scores are held at once, and the sample that a temperature is fitted on.
+        rows: the labelled rows.
         fit: whether to find a temperature.
-        done: told how many more rows are scored.
+        done: called after every block with the number of its rows.
     """
     n = len(rows.rows)
     C = len(predictor.classes)
     predicted = np.full(n, -1)
     confidence = np.zeros(n)
     log_p = np.zeros(n)
+    # Every ``step``-th row is in the sample, so that its scores take at most ``MOST_KEPT`` bytes.
     step = max(1, -(-8 * n * C * len(predictor.members) // MOST_KEPT))
     kept: list[Floats] = []
     start = 0
@@ -529,33 +546,38 @@ def measure(
         part = slice(start, start + scores.shape[1])
         start = part.stop
         predicted[part] = predictor.predicted(scores)
-        told = np.where(predicted[part] < 0, 0, predicted[part])
         logs = log_probabilities(scores, predictor.softmax_temperature)
-        confidence[part] = np.exp(np.take_along_axis(logs, told[:, None], 1)[:, 0])
+        # Rows without a prediction (-1) get any confidence here; they are dropped below.
+        chosen = np.maximum(predicted[part], 0)
+        confidence[part] = np.exp(np.take_along_axis(logs, chosen[:, None], 1)[:, 0])
         log_p[part] = np.take_along_axis(logs, rows.label[part, None], 1)[:, 0]
         if fit:
-            # a view would hold the whole block
+            # A copy, because a view would keep the whole block in memory.
             kept.append(scores[:, -part.start % step :: step].copy())
         if done is not None:
             done(scores.shape[1])
     known = predicted >= 0
     label = rows.label[known]
-    right = predicted[known] == rows.label[known]
+    right = predicted[known] == label
     sums = bin_sums(confidence[known], right)
     pairs = count_pairs(label, predicted[known], C)
     domain = rows.domain[known]
-    sample = known[::step]
     fitted = None
     if fit:
+        sample = known[::step]
         fitted = fit_temperature(np.concatenate(kept, 1)[:, sample], rows.label[::step][sample])
+    nll = float("nan")
+    if known.any():
+        nll = float(-log_p[known].mean())
+    classes = predictor.classes
     return Measures(
         all=right_rows(right),
         macro_f1=macro_f1(predicted[known], label, C),
         ece=calibration_error(sums),
-        nll=float(-log_p[known].mean()) if known.any() else float("nan"),
-        by_class=class_measures(pairs, predictor.classes),
+        nll=nll,
+        by_class=class_measures(pairs, classes),
         by_domain={rows.domains[d]: right_rows(right[domain == d]) for d in np.unique(domain)},
-        confusion=named_pairs(pairs, predictor.classes),
+        confusion=tuple((classes[i], classes[j], int(k)) for i, j, k in pairs),
         bins=mean_bins(sums),
         temperature=fitted,
         unscored=int((~known).sum()),
@@ -569,7 +591,10 @@ def log_probabilities(scores: Floats, temperature: float) -> Floats:
     """
     each = torch.from_numpy(scores / temperature).log_softmax(-1)
     each.masked_fill_(each < NEVER, -torch.inf)
-    found: Floats = (each[0] if len(each) == 1 else each.logsumexp(0) - np.log(len(each))).numpy()
+    mean = each[0]
+    if len(each) > 1:
+        mean = each.logsumexp(0) - np.log(len(each))
+    found: Floats = mean.numpy()
     return found
 
 
@@ -589,7 +614,7 @@ def fit_temperature(scores: Floats, label: Counts) -> Temperature | None:
     high = np.log(HOTTEST)
     if not np.isfinite(nll(0.0)):
         return None
-    # A grid first: of an ensemble the NLL may have more than one valley, and at a cold end it is flat.
+    # A grid comes first, because an ensemble's NLL may have several minima and is flat at low temperatures.
     grid = np.linspace(low, high, 55)
     best = int(np.argmin([nll(t) for t in grid]))
     ends = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
@@ -605,25 +630,20 @@ def fit_temperature(scores: Floats, label: Counts) -> Temperature | None:
     )
 
 
-def right_rows(right: NDArray[np.bool_], *, alone: bool = True) -> RightRows:
-    """Of [n] rows; the interval is Wilson's (1927), which ``alone`` says there is."""
+def right_rows(right: NDArray[np.bool_]) -> RightRows:
+    """Count of [n] rows and of the right ones, with Wilson's interval (1927)."""
     n = len(right)
     hits = int(right.sum())
-    if not n or not alone:
+    if not n:
         return RightRows(n, hits)
     found = scipy.stats.binomtest(hits, n).proportion_ci(LEVEL, method="wilson")
     return RightRows(n, hits, (float(found.low), float(found.high)))
 
 
-def named_pairs(pairs: Counts, classes: Sequence[str]) -> tuple[tuple[str, str, int], ...]:
-    """Pairs [P, 3] with names."""
-    return tuple((classes[i], classes[j], int(k)) for i, j, k in pairs)
-
-
 def measure_clients(
     models: Iterable[tuple[str, Predictor]], rows: LabelledRows
 ) -> tuple[Measures, ClientSpread]:
-    """Every client's model on all rows: counts of all together, means of the rest, and the spread of accuracies."""
+    """Every client's model on all rows: summed counts, means of the other figures, and the spread of accuracies."""
     accuracy: dict[str, float] = {}
     means: list[tuple[float, float, float]] = []
     total: Measures | None = None
@@ -642,12 +662,13 @@ def measure_clients(
             "The run saved no client's model.", "Train again with --fresh --save-clients all"
         )
     f1, ece, nll = (float(np.nanmean(column)) for column in zip(*means, strict=True))
+    # Predictions of several models for one row are not independent, so there is no interval.
     together = replace(total, all=replace(total.all, interval=None), macro_f1=f1, ece=ece, nll=nll)
     return together, ClientSpread(accuracy)
 
 
 def _added(a: Measures, b: Measures) -> Measures:
-    """Counts of both."""
+    """Summed counts of two models on the same rows; the other figures are those of ``a``."""
     classes = {c.name: c for c in a.by_class}
     for c in b.by_class:
         old = classes.get(c.name, replace(c, rows=0, predicted=0, right=0))
@@ -657,11 +678,13 @@ def _added(a: Measures, b: Measures) -> Measures:
             predicted=old.predicted + c.predicted,
             right=old.right + c.right,
         )
+    # A domain or class may be missing in one of the two, which then counts as 0 rows.
     domains = dict(a.by_domain)
     for name, d in b.by_domain.items():
         domains[name] = _sum(domains.get(name, RightRows(0, 0)), d)
     pairs = Counter({(i, j): n for i, j, n in a.confusion})
     pairs.update({(i, j): n for i, j, n in b.confusion})
+    # Means of a bin are weighted by its rows in each of the two.
     bins = tuple(
         (n + m, (n * c + m * d) / max(1, n + m), (n * r + m * s) / max(1, n + m))
         for (n, c, r), (m, d, s) in zip(a.bins, b.bins, strict=True)
@@ -681,22 +704,22 @@ def _sum(a: RightRows, b: RightRows) -> RightRows:
     return RightRows(a.rows + b.rows, a.right + b.right)
 
 
-# What models get wrong and are most certain of: rows of a store, each scored by the model that its
-# holder uses.
+# The most confident mistakes on rows of a store, each row scored by the model of the client that
+# holds it.
 
 
 MOST = 24
 """Mistakes that are kept."""
 
 Deal = tuple[str | None, Predictor, NDArray[np.int64]]
-"""A client (None for the one model for all), its model, and the rows that it scores."""
+"""A client (None for the one model for all), its model, and the rows that the model scores."""
 
 BLOCK = 4096
 """Rows that are classified at once."""
 
 
 def find_mistakes(store: Store, deals: Iterable[Deal]) -> Mistakes:
-    """What models of one run get wrong with the highest probability; equal ones in the order of rows.
+    """The most confident mistakes of the models of one run, by falling probability, then by row.
 
     Rows without a label that the model knows, unreadable ones and those without a score are left out. Raises
     StoreError for a store that lacks what the models read.
@@ -706,36 +729,28 @@ def find_mistakes(store: Store, deals: Iterable[Deal]) -> Mistakes:
     rows_scored = wrong_rows = clients = 0
     readers: list[Reader] = []
     label = np.empty(0, np.int64)
-    for client, predictor, wanted in deals:
+    for client, predictor, held in deals:
         clients += client is not None
+        names = predictor.classes
+        # All models of a run read the same arrays and have the same classes.
         if not readers:
             readers = [store.reader(key) for key in array_keys(predictor.members[0], store)]
-            label = np.where(
-                s.ok == 1,
-                model_labels(np.asarray(s.label, np.int64), s.classes, predictor.classes),
-                -1,
-            )
-        rows = np.asarray(wanted, np.int64)
+            known = model_labels(np.asarray(s.label, np.int64), s.classes, names)
+            label = np.where(s.ok == 1, known, -1)
+        rows = np.asarray(held, np.int64)
         rows = rows[label[rows] >= 0]
         for start in range(0, len(rows), BLOCK):
             part = rows[start : start + BLOCK]
             scores = predictor.scores(*(reader.rows(part)[:, 0] for reader in readers))
             predicted = predictor.predicted(scores)
-            told = predictor.mean_probability(scores)[np.arange(len(part)), predicted]
+            confidence = predictor.mean_probability(scores)[np.arange(len(part)), predicted]
             wrong = np.flatnonzero((predicted >= 0) & (predicted != label[part]))
             rows_scored += int((predicted >= 0).sum())
             wrong_rows += len(wrong)
-            names = predictor.classes
-            best += [
-                Mistake(
-                    int(part[i]),
-                    s.name[part[i]],
-                    names[label[part[i]]],
-                    names[predicted[i]],
-                    float(told[i]),
-                    client,
-                )
-                for i in wrong[np.argsort(-told[wrong], kind="stable")[:MOST]]
-            ]
+            for i in wrong[np.argsort(-confidence[wrong], kind="stable")[:MOST]]:
+                row = int(part[i])
+                truth = names[label[row]]
+                found = names[predicted[i]]
+                best.append(Mistake(row, s.name[row], truth, found, float(confidence[i]), client))
             best = sorted(best, key=lambda m: (-m.probability, m.row))[:MOST]
     return Mistakes(store.path, tuple(best), wrong_rows, rows_scored, clients)

@@ -1,8 +1,8 @@
-"""A federated method as a scikit-learn classifier of features: in memory, without a store, a run or a file."""
+"""FedClassifier: a federated method as a scikit-learn classifier of features in memory, without a store or a run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,16 +25,16 @@ from fedcache.federate.partition.partition import SCHEMES, Columns
 from fedcache.federate.partition.scheme import Streams, make_pool
 from fedcache.models.calibrate import temperature_of
 from fedcache.models.predictor import Predictor, check_temperature
-from fedcache.models.saved_model import ModelFacts, SavedModel, collect
+from fedcache.models.saved_model import ModelFacts, SavedModel, collect, in_double
 from fedcache.torch_state import usual_torch_state
 
 Labels = NDArray[Any]
 DTYPES = ("float32", "float64")
 CLIENTS = 10
 LEAST_ROWS = 20
-"""Clients where nobody says how many, and the rows that each of them has at least."""
+"""Default number of clients; fewer where a client would have less than ``LEAST_ROWS`` rows."""
 MISSING = ("None", "nan", "NaT", "<NA>")
-"""How Python, numpy and pandas write a value that is not there."""
+"""Missing values as Python, numpy and pandas write them."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class _Client:
 
 
 class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A federated method that is trained on rows of features dealt to clients.
+    """A federated method that is trained on rows of features, which are assigned to simulated clients.
 
-    It works wherever a scikit-learn classifier does (``Pipeline``, ``cross_val_score``, ``GridSearchCV``). A pipeline
-    may hold ``StandardScaler`` and the like, which see all rows, as no client of a real federation could; ``settings``
-    has ``feat_post`` for what each client can do by itself.
+    It works wherever a scikit-learn classifier does (``Pipeline``, ``cross_val_score``, ``GridSearchCV``). Steps of a
+    pipeline such as ``StandardScaler`` see the rows of all clients, which is impossible in a real federation. Use
+    ``feat_post`` in ``settings`` for transformations that each client can compute by itself.
 
     >>> from sklearn.datasets import load_digits
     >>> from sklearn.model_selection import train_test_split
@@ -62,21 +62,22 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     0.99
 
     Args:
-        method: a name of ``fedcache methods list``, or a ``Method``. Refused are those that read text, images, stored
-            views or a public set.
-        settings: its hyperparameters, over those of ``preset``.
-        rounds: None for those of the method's paper.
+        method: a name of ``fedcache methods list``, or a ``Method``. Methods that read text, images, stored views or a
+            public set are refused.
+        settings: hyperparameters that replace those of ``preset``.
+        rounds: number of rounds; None for that of the method's paper.
         participation: clients a round: a number, a share, or None for all.
-        clients: how many there are, where ``fit`` is given no groups; no more than there are rows. None for 10, or for
+        clients: number of clients, at most one for each row; ignored if ``fit`` is given groups. None for 10, or for
             fewer where 10 would have less than 20 rows each.
-        scheme: how rows are dealt to them: iid, shards, dirichlet, lda, ...; ``scheme_options`` holds its arguments.
+        scheme: how rows are assigned to clients: iid, shards, dirichlet, lda, ...; ``scheme_options`` holds its
+            arguments.
         preset: ``paper``, ``official`` or ``tuned``.
-        temperature: by which scores are divided before the softmax of ``predict_proba``. None has ``fit`` find it: a
-            method in closed form is trained a second time on four fifths of the rows, and calibrated on the others.
+        temperature: scores are divided by it before the softmax of ``predict_proba``. With None, ``fit`` finds it: it
+            trains a method in closed form a second time on four fifths of the rows, and calibrates on the others.
             Methods that take gradient steps or train a model for each client keep 1, and are not calibrated.
-        dtype: in which it trains, ``float32`` or ``float64``. The model scores in float64, so that the scores of a row
-            do not depend on the other rows.
-        random_state: of every draw: a number, a ``RandomState``, or None for another one at every ``fit``.
+        dtype: precision of the training, ``float32`` or ``float64``. The model scores in float64, so that the scores of
+            a row do not depend on the other rows.
+        random_state: seed of every draw: a number, a ``RandomState``, or None for another one at every ``fit``.
 
     Attributes:
         classes_: [C] labels, sorted.
@@ -115,9 +116,10 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: Any, y: Any, groups: Any = None) -> FedClassifier:
         """Train on features X [N, D] with labels y [N].
 
-        ``groups`` [N] says which client holds each row; None deals them by ``scheme``. Raises UsageError for a method
-        that reads more than features, and as the engine; ValueError as any scikit-learn classifier.
+        ``groups`` [N] names the client of each row; with None, ``scheme`` assigns the rows. Raises UsageError for a
+        method that reads more than features, and as the engine; ValueError as any scikit-learn classifier.
         """
+        # scikit-learn expects arguments to be checked here and not in ``__init__``.
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
@@ -137,8 +139,15 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 )
         method = self._method()
         hp = method.resolve(self.preset, self.settings)
-        _check_reads_features(method, hp)
+        # Norms and counts of rows follow from the features; nothing else is available.
+        more = ", ".join(sorted(method.reads(hp) - {"labels", "row norms", "row counts"}))
+        if more:
+            raise UsageError(
+                f"{method.name} reads {more}, and FedClassifier has features and labels alone.",
+                f"fedcache.train({method.name!r}, store) of a store that has them.",
+            )
         seed = self.random_state
+        # As in scikit-learn, ``random_state`` may also be None or a generator, from which the seed is drawn.
         if not isinstance(seed, int | np.integer):
             seed = check_random_state(seed).randint(2**31 - 1)
         if groups is None:
@@ -172,13 +181,17 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise UsageError(
                 f"{method.name} trained nothing that predicts.", "fedcache methods list"
             )
-        self.model_ = _in_double(found.model)
+        # predict_proba computes in float64, so the tensors are converted once.
+        trained = found.model
+        self.model_ = SavedModel(
+            replace(trained.facts, dtype="float64"), in_double(trained.tensors)
+        )
         return self
 
     def decision_function(self, X: Any, groups: Any = None) -> NDArray[np.float64]:
-        """Scores [N, C], what the method maximises; for two classes [N], above 0 for the second.
+        """Scores [N, C], the highest for the predicted class; for two classes [N], above 0 for the second.
 
-        ``groups`` [N] names the client whose model scores each row, for a method that trains one for each.
+        ``groups`` [N] names the client whose model scores each row, for a method that trains a model for each client.
         """
         scores = self._scores(X, groups)
         if len(self.classes_) == 2:
@@ -189,7 +202,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_proba(self, X: Any, groups: Any = None) -> NDArray[np.float64]:
         """Softmax [N, C] of scores / temperature; ``groups`` as in ``decision_function``.
 
-        They are calibrated where ``temperature`` was given or ``model_.facts.temperature`` was fitted, and otherwise
+        They are calibrated if ``temperature`` was given or ``model_.facts.temperature`` was fitted. Otherwise they are
         scores that add up to 1.
         """
         scores = self._scores(X, groups)
@@ -213,18 +226,21 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self.method
 
     def _dealt(self, codes: NDArray[np.int64], seed: int) -> list[_Client]:
-        """Clients by the scheme. Raises UsageError for what it cannot deal."""
+        """Clients by the scheme. Raises UsageError for a scheme that cannot partition these rows."""
         if self.scheme not in SCHEMES:
             raise unknown("partition scheme", self.scheme, SCHEMES)
         how = SCHEMES[self.scheme]
         N = len(codes)
-        asked = min(CLIENTS, N // LEAST_ROWS) if self.clients is None else self.clients
-        values = how.resolve({"clients": max(1, min(asked, N)), **(self.scheme_options or {})})
-        whole = np.zeros(N, np.int64)
+        count = self.clients
+        if count is None:
+            count = min(CLIENTS, N // LEAST_ROWS)
+        values = how.resolve({"clients": max(1, min(count, N)), **(self.scheme_options or {})})
+        # All rows are readable training rows of one domain; only the labels differ.
+        zeros = np.zeros(N, np.int64)
         columns = Columns(
             codes,
-            whole,
-            whole,
+            zeros,
+            zeros,
             np.ones(N, np.uint8),
             np.zeros((N, 16), np.uint8),
             tuple(map(str, range(len(self.classes_)))),
@@ -278,16 +294,10 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return out
 
     def _by(self, model: SavedModel, client: str | None) -> Predictor:
-        own = self._method()
-        return Predictor((model,), client, method=None if METHODS.get(own.name) is own else own)
-
-
-def _in_double(model: SavedModel) -> SavedModel:
-    """The same model, which scores in float64."""
-    tensors = {
-        name: t.double() if t.is_floating_point() else t for name, t in model.tensors.items()
-    }
-    return SavedModel(replace(model.facts, dtype="float64"), tensors)
+        own: Method | None = self._method()
+        if own is not None and METHODS.get(own.name) is own:
+            own = None
+        return Predictor((model,), client, method=own)
 
 
 def _client(name: str, rows: NDArray[np.int64]) -> _Client:
@@ -295,7 +305,7 @@ def _client(name: str, rows: NDArray[np.int64]) -> _Client:
 
 
 def _names(groups: Any, X: NDArray[np.float64]) -> NDArray[Any]:
-    """The client of each row, [N] words. Raises UsageError for a row without one, as of a table with gaps."""
+    """The client of each row, [N] words. Raises UsageError for a row whose client is a missing value."""
     check_consistent_length(X, groups)
     words = [str(group) for group in groups]
     for row, (word, group) in enumerate(zip(words, groups, strict=True)):
@@ -315,13 +325,3 @@ def _grouped(groups: Any, X: NDArray[np.float64]) -> list[_Client]:
     return [
         _client(str(name), rows) for name, rows in zip(names, np.split(order, starts), strict=True)
     ]
-
-
-def _check_reads_features(method: Method, hp: Mapping[str, Any]) -> None:
-    """Refuse a method that reads more than features and labels; UsageError."""
-    more: Sequence[str] = sorted(method.reads(hp) - {"labels", "row norms", "row counts"})
-    if more:
-        raise UsageError(
-            f"{method.name} reads {', '.join(more)}, and FedClassifier has features and labels alone.",
-            f"fedcache.train({method.name!r}, store) of a store that has them.",
-        )

@@ -1,4 +1,4 @@
-"""The model of a finished run, as Python code uses it: images or features in, names, scores and embeddings out."""
+"""Model of a finished run for Python code: images or features in; class names, scores and embeddings out."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from fedcache.extract.embed_images import (
     texts_in_memory,
 )
 from fedcache.extract.inputs import TEXTS
-from fedcache.models.predictions import best_of
+from fedcache.models.check_facts import type_of
 from fedcache.models.predictor import Predictor
-from fedcache.models.saved_model import AS_BYTES, SavedModel
-from fedcache.models.sources import predict_images, reads_of_model
+from fedcache.models.saved_model import AS_BYTES, SavedModel, first_names
+from fedcache.models.sources import named_predictions, predict_images, reads_of_model
 from fedcache.notebooks import html_facts
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
 from fedcache.torch_state import usual_torch_state
 
 Features = Any
-"""Float features [N, D], those of several backbones side by side or as one array each; or, for a method that trains on
+"""Float features [N, D], with several backbones concatenated or as one array each; or, for a method that trains on
 images, uint8 [N, H, W, 3] of the size it was trained on."""
 
 
 @dataclass(frozen=True, repr=False)
 class Model:
-    """One trained model, or several seeds of it as an ensemble; it can be pickled, and so sent to other processes.
+    """One trained model, or an ensemble of several seeds; it can be pickled and sent to other processes.
 
         model = fc.train("fed3r", store, parts).model()
         model.predict(["cat.jpg", "photos/"])
@@ -45,7 +45,7 @@ class Model:
     Attributes:
         predictor: computes the scores.
         home: where the weights of backbones are looked for.
-        observer: told the story of images; silent by default.
+        observer: gets the messages about images; silent by default.
     """
 
     predictor: Predictor
@@ -53,7 +53,7 @@ class Model:
     observer: Observer = field(default_factory=Silent)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: whoever listens stays behind."""
+        """The pickled state, with a silent observer."""
         return {**self.__dict__, "observer": Silent()}
 
     @property
@@ -69,8 +69,8 @@ class Model:
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the model file, which ``fedcache.load_model`` and ``fedcache predict`` read; returns its path.
 
-        It holds the models of all clients that the run saved. Raises UsageError for an ensemble, a file that is there
-        already unless ``overwrite``; otherwise as ``SavedModel.save``.
+        It holds the models of all clients that the run saved. Raises UsageError for an ensemble, and for a file that
+        exists unless ``overwrite``; otherwise as ``SavedModel.save``.
         """
         model = self._alone("a file")
         if not overwrite and Path(path).exists():
@@ -84,15 +84,15 @@ class Model:
     def predict(self, images: Any, top: int | None = None) -> list[Any]:
         """The class of every image, or of every row of features.
 
-        Images go through the very backbones that the model was trained on, as ``fedcache predict`` does.
+        Images go through the same backbones that the model was trained on, as ``fedcache predict`` does.
 
         Args:
             images: a path or several (images, folders with all levels, .zip, .tar), Pillow images, arrays uint8
-                [N, H, W, 3] or [H, W, 3]; or features, floats [N, D]. Of a model of texts a text or several.
+                [N, H, W, 3] or [H, W, 3]; or features, floats [N, D]. For a model of texts, one text or several.
             top: how many classes to name; None for the best alone.
 
         Returns:
-            N names; with ``top`` N lists of (name, probability), the best first. What cannot be read is None, or [].
+            N names; with ``top`` N lists of (name, probability), the best first. An unreadable item is None, or [].
 
         Raises:
             UsageError for paths without images or arrays of another type; StoreError for another number of features,
@@ -105,101 +105,91 @@ class Model:
             named: NamedImages | None = texts_in_memory(images)
         else:
             named = _images(images)
-        wanted = top or 1
+        count = top or 1
         if named is None:
             scores = self.predictor.scores(*self._arrays(images))
             names = [str(i) for i in range(scores.shape[1])]
-            p = self.predictor.mean_probability(scores)
-            ranking = self.predictor.ranking(scores)
-            found = list(
-                best_of(
-                    names, self.classes, self.predictor.predicted(scores), p, ranking, wanted, {}
-                )
-            )
+            found = named_predictions(self.predictor, names, scores, count)
         else:
-            found = list(
-                predict_images(
-                    self.predictor,
-                    named,
-                    ExtractConfig(),
-                    self.home,
-                    self.observer,
-                    Stop(),
-                    top=wanted,
-                )
+            config = ExtractConfig()
+            found = predict_images(
+                self.predictor, named, config, self.home, self.observer, Stop(), top=count
             )
         if top is None:
-            return [row.classes[0] if row.classes else None for row in found]
+            return [next(iter(row.classes), None) for row in found]
         return [list(zip(row.classes, row.probabilities, strict=True)) for row in found]
 
     def scores(self, X: Features) -> NDArray[np.float64]:
-        """Scores float64 [N, C] of features: what the method's classifier maximises; [E, N, C] of an ensemble.
+        """Scores float64 [N, C] of features, of which the classifier takes the highest; [E, N, C] of an ensemble.
 
         Raises StoreError for another number of features than the model reads.
         """
-        found = self.predictor.scores(*self._arrays(X))
-        scores: NDArray[np.float64]
-        if len(found) == 1:
-            scores = found[0]
-        else:
-            scores = found
+        scores = self.predictor.scores(*self._arrays(X))
+        if len(scores) == 1:
+            return np.asarray(scores[0])
         return scores
 
     def probabilities(self, X: Features, temperature: float | None = None) -> NDArray[np.float64]:
         """Softmax of scores / temperature, float64 [N, C]; of an ensemble the mean. Raises as ``scores``.
 
-        None is the temperature that was fitted when the model was trained. Where none was fitted
-        (``model.predictor.calibrated`` is False) it is 1, and the numbers are no probabilities of being right.
+        None takes the temperature that was fitted when the model was trained. Where none was fitted
+        (``model.predictor.calibrated`` is False) it is 1, and the numbers are not calibrated.
         """
-        # The ready models stay with the predictor that has them; the copy only divides.
+        # The copy only divides by the temperature: its scores would load the models a second time.
         copy = replace(self.predictor, temperature=temperature)
         return copy.mean_probability(self.predictor.scores(*self._arrays(X)))
 
     def embed(self, X: Features) -> NDArray[np.float64]:
-        """What the classifier reads of features, float64 [N, d].
+        """Input of the classifier for these features, float64 [N, d].
 
-        That is the output of the trained projection or encoder, for a method that has one, else the features after
-        the run's ``feat_post``. Raises as ``scores``; UsageError for an ensemble.
+        For a method with a trained projection or encoder this is its output; for the others, the features after the
+        run's ``feat_post``. Raises as ``scores``; UsageError for an ensemble.
         """
         return self.predictor.embed(*self._arrays(X))
 
     def _alone(self, what: str) -> SavedModel:
-        members = self.predictor.members
-        if len(members) > 1:
+        count = len(self.predictor.members)
+        if count > 1:
             raise UsageError(
-                f"{what.capitalize()} is of one seed, and {len(members)} are loaded.", "seed=0"
+                f"{what.capitalize()} is of one seed, and {count} are loaded.", "seed=0"
             )
-        return members[0]
+        return self.predictor.members[0]
 
     def _arrays(self, X: Features) -> list[np.ndarray]:
+        """Features as one array for each backbone, [N, d] each; images as one array."""
         facts = self.predictor.members[0].facts
-        if isinstance(path := X[0] if isinstance(X, list | tuple) and X else X, str | Path):
+        several = isinstance(X, list | tuple)
+        first = X
+        if several and X:
+            first = X[0]
+        if isinstance(first, str | Path):
             raise UsageError(
-                f"{str(path)!r} is a path, and features are numbers.",
+                f"{str(first)!r} is a path, and features are numbers.",
                 "model.predict(paths) classifies images.",
             )
         if facts.image is not None:
             return [np.asarray(X)]
-        if not isinstance(X, list | tuple) or np.ndim(X[0]) < 2:
-            parts = [np.asarray(X)]
-        else:
+        if several and np.ndim(first) >= 2:
             parts = [np.asarray(a) for a in X]
+        else:
+            parts = [np.asarray(X)]
+        # One array with the features of all backbones side by side is cut into one for each.
         if len(parts) == 1 and parts[0].ndim == 2 and parts[0].shape[1] == facts.width:
             parts = np.split(parts[0], np.cumsum(facts.widths)[:-1], axis=1)
-        fits = tuple(p.shape[-1] if p.ndim == 2 else None for p in parts) == facts.widths
-        if not fits or any(p.dtype.kind not in "fiub" for p in parts):
+        fits = all(p.ndim == 2 and p.dtype.kind in "fiub" for p in parts)
+        if not fits or tuple(p.shape[-1] for p in parts) != facts.widths:
             hint = f"store.Xy({list(facts.backbones)!r}) gives such features of a store."
+            # Two mistakes are common: a single row without its axis, and images in place of features.
             if parts[0].shape == (facts.width,):
                 hint = "model.scores(x[None])   of one row."
             elif parts[0].ndim in (3, 4) and parts[0].shape[-1] == 3:
                 hint = AS_BYTES
-            found = " and ".join(
-                f"{p.dtype} {list(p.shape)}" if p.ndim else type(X).__name__ for p in parts
-            )
+            found = type(X).__name__
+            if parts[0].ndim:
+                found = " and ".join(map(type_of, parts))
+            reads = " + ".join(facts.backbones)
             raise StoreError(
-                f"The model reads features [N, {facts.width}] ({' + '.join(facts.backbones) or 'embeddings'}), found "
-                f"{found}.",
-                hint,
+                f"The model reads features [N, {facts.width}] ({reads}), found {found}.", hint
             )
         return parts
 
@@ -209,12 +199,12 @@ class Model:
         return {
             "method": f.method,
             "dataset": f.dataset,
-            "reads": " + ".join(f.backbones) or f"{f.width} features",
-            "classes": ", ".join(f.classes[:8]) + (", ..." if len(f.classes) > 8 else ""),
+            "reads": " + ".join(f.backbones),
+            "classes": first_names(f.classes, 8),
             "client": self.predictor.client,
             "seeds": ", ".join(str(m.facts.seed) for m in members),
             "run": f.run[:12],
-            "bytes": f"{sum(m.bytes for m in members):,}",
+            "bytes": format(sum(m.bytes for m in members), ","),
         }
 
     def __repr__(self) -> str:
@@ -222,40 +212,39 @@ class Model:
         whose = ""
         if known["client"] is not None:
             whose = f", client {known['client']}"
-        return (
-            f"Model({known['method']} on {known['dataset']}, {known['reads']}: {len(self.classes)} classes{whose}, "
-            f"seed {known['seeds']})"
-        )
+        what = "{method} on {dataset}, {reads}".format(**known)
+        return f"Model({what}: {len(self.classes)} classes{whose}, seed {known['seeds']})"
 
     def _repr_html_(self) -> str:
         return html_facts(repr(self), self._facts())
 
 
 def _are_texts(given: Any) -> bool:
-    """Whether these are words and not features."""
+    """Whether these are texts and not features."""
     return isinstance(given, str) or (
         isinstance(given, list | tuple) and bool(given) and isinstance(given[0], str)
     )
 
 
-def _images(found: Any) -> NamedImages | None:
-    """What a person means by images; None for features."""
-    if isinstance(found, str | Path):
-        return find_images([Path(found)])
-    if isinstance(found, np.ndarray):
-        if found.dtype != np.uint8:
+def _images(given: Any) -> NamedImages | None:
+    """Paths, arrays or Pillow images as images with names; None for features."""
+    if isinstance(given, str | Path):
+        return find_images([Path(given)])
+    if isinstance(given, np.ndarray):
+        if given.dtype != np.uint8:
             return None
-        return images_in_memory([found] if found.ndim == 3 and found.shape[2] == 3 else list(found))
-    if not isinstance(found, Sequence):
-        if hasattr(found, "__array__") and not hasattr(found, "getexif"):
+        if given.ndim == 3 and given.shape[2] == 3:
+            return images_in_memory([given])
+        return images_in_memory(list(given))
+    if not isinstance(given, Sequence):
+        # A tensor or a table converts to an array, and so does a Pillow image, which alone has ``getexif``.
+        if hasattr(given, "__array__") and not hasattr(given, "getexif"):
             return None
-        return images_in_memory([found])
-    if found and all(isinstance(one, str | Path) for one in found):
-        return find_images([Path(one) for one in found])
-    if found:
-        first = np.asarray(found[0])
-    else:
-        first = np.empty(0, np.uint8)
-    if (first.dtype == np.uint8 and first.ndim != 1) or not found:
-        return images_in_memory(found)
-    return None
+        return images_in_memory([given])
+    if given and all(isinstance(one, str | Path) for one in given):
+        return find_images([Path(one) for one in given])
+    if given:
+        first = np.asarray(given[0])
+        if first.dtype != np.uint8 or first.ndim == 1:
+            return None
+    return images_in_memory(given)

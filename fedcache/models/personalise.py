@@ -1,17 +1,17 @@
-"""The personal part of a personalised method for a client that was not there when the model was trained.
+"""Personalisation: a model for a client that took no part in the training.
 
-A new client receives what the server sent after the last round, and does with it what every client of the run did:
-``enter``, then ``fit`` in as many rounds as the run had, with the run's hyperparameters and the draws that a client of
-that name would have had; its uploads go nowhere. Methods whose personal part is a function of the broadcast and the
-client's rows (steps of adaptation, a cache, a ridge of its own) need no training. So a client of the run that is
-personalised from its own rows gets the very model it had, where that is such a function or nothing was ever received.
+A new client receives the broadcast that the server sent after the last round. It then runs the steps of every client:
+``enter``, then ``fit`` for as many rounds as the run had, with the run's hyperparameters and the draws of a client of
+that name. Its uploads are discarded. Some methods need no training, because their personal part is a function of the
+broadcast and the client's rows (steps of adaptation, a cache, a ridge of its own). For these, and for methods without
+a broadcast, personalising a client of the run from its own rows gives exactly the model that the run gave it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcache.errors import FederatedRunError, StoreError, UsageError
-from fedcache.federate.engine.client_data import ClientData, FrozenEncoders, cut_out, stack_clients
+from fedcache.federate.engine.client_data import FrozenEncoders, cut_out, stack_clients
 from fedcache.federate.engine.context import Ctx
-from fedcache.federate.engine.deployed import DeployedModel, no_training_rows
+from fedcache.federate.engine.deployed import DeployedModel, missing_rows, no_training_rows
 from fedcache.federate.engine.local_training import batch_sizes
 from fedcache.federate.engine.method import Method, keep_down, less_training_state
 from fedcache.federate.engine.views import check_views
@@ -32,7 +32,7 @@ from fedcache.models.saved_model import SavedModel, client_tensors, owned
 
 @dataclass(frozen=True)
 class NewClient:
-    """A client that was not there."""
+    """A client that took no part in the training."""
 
     name: str
     x: Tensor  # [N, V, D] features as the model reads them, or images uint8 [N, 1, H W 3]
@@ -41,7 +41,7 @@ class NewClient:
 
 
 def settled(model: SavedModel, method: Method, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The hyperparameters of the new client: the run's, then ``settings`` (words or typed values).
+    """The hyperparameters of the new client: ``settings`` (words or typed values), the others as in the run.
 
     Raises UsageError for a method that has no personal part under them, or learns from test rows; and as
     ``Method.hparam``.
@@ -49,14 +49,11 @@ def settled(model: SavedModel, method: Method, settings: Mapping[str, Any]) -> d
     facts = model.facts
     hp = {**facts.hp, **{k: method.hparam(k).parse(v) for k, v in settings.items()}}
     if "global" in (facts.protocol, method.protocol(hp)):
+        why = " with these settings."
+        if not facts.personal:
+            why = ": it trained one model for all clients, which a new one uses as it is."
         raise UsageError(
-            f"{facts.method} has no personal part"
-            + (
-                ": it trained one model for all clients, which a new one uses as it is."
-                if not facts.personal
-                else " with these settings."
-            ),
-            "fedcache predict RUN --store SHARD",
+            f"{facts.method} has no personal part{why}", "fedcache predict RUN --store SHARD"
         )
     if method.reads_test(hp):
         raise UsageError(
@@ -84,9 +81,9 @@ def personalise(
 ) -> SavedModel:
     """A model with the personal part of ``client`` alone.
 
-    Raises UsageError as ``settled``, for a method that needs other clients' rows, and for settings that do not fit what
-    the run's server sends; StoreError for a client without rows and a model that lacks what was sent; FederatedRunError
-    for training that diverges.
+    Raises UsageError as ``settled``, for a method that needs other clients' rows, and for settings that do not fit the
+    broadcast of the run's server; StoreError for a client without rows and a model that lacks tensors of the broadcast;
+    FederatedRunError for training that diverges.
 
     Args:
         model: of a run of a personalised method.
@@ -96,7 +93,7 @@ def personalise(
         method: one of the user's own.
         encoders: live ones, for a model that runs some.
         device: where it computes.
-        each_round: called before every round; what it raises ends the training.
+        each_round: called before every round; an exception from it ends the training.
     """
     facts = model.facts
     used = model.find_method(method)
@@ -106,15 +103,12 @@ def personalise(
         raise StoreError(
             f"{client.name} has no rows to learn from.", "Give a store with labelled training rows."
         )
-    if (
-        trains(used)
-        and used.gradient
-        and "batch" in hp
-        and not batch_sizes(min(n, 2 * int(hp["batch"])), hp)
-    ):
-        raise StoreError(
-            f"{client.name} has {n} rows, too few for one batch of {hp['batch']}.", "--set batch=1"
-        )
+    if trains(used) and used.gradient and "batch" in hp:
+        batch = int(hp["batch"])
+        if not batch_sizes(min(n, 2 * batch), hp):
+            raise StoreError(
+                f"{client.name} has {n} rows, too few for one batch of {batch}.", "--set batch=1"
+            )
     number = facts.saved.get(client.name, facts.clients)
     alone = replace(model, facts=replace(facts, hp=hp, overrides={}))
     ctx = alone.context((client.name, number), encoders=encoders, device=device)
@@ -125,19 +119,25 @@ def personalise(
     if "labels" in used.reads(hp):
         label = client.label.to(device)
     x = client.x.to(device)
-    (data,), seen = cut_out(x, label, [client.train]), stack_clients(x, label, [client.train], 0)
+    data = cut_out(x, label, [client.train])[0]
+    seen = stack_clients(x, label, [client.train], 0)
     if rounds is None:
-        count = facts.rounds
-    else:
-        count = rounds
+        rounds = facts.rounds
+    if not trains(used):
+        rounds = 0
     try:
         state = used.enter(down, data, ctx)
-        for number_of_round in range(count if trains(used) else 0):
+        for number_of_round in range(rounds):
             each_round()
             state, _ = used.fit(down, state, data, at_round(ctx, number_of_round))
         deployed = down
         if used.deploy is not keep_down:
-            deployed = used.deploy(down, state, nobodys_rows(used.name), ctx)
+            # A probe would be trained on the labelled rows of all clients.
+            absent = missing_rows(
+                f"A model of {used.name} ends with a probe on the labelled rows of all clients, which are not here.",
+                "Train a run in which the new client takes part.",
+            )
+            deployed = used.deploy(down, state, absent, ctx)
         with torch.no_grad():
             part = used.personal_part(deployed, state, seen, ctx)
     except KeyError as error:
@@ -148,9 +148,9 @@ def personalise(
     except RuntimeError as error:
         if not settings:
             raise
+        words = ", ".join(f"{k}={v}" for k, v in settings.items())
         raise UsageError(
-            f"{', '.join(f'{k}={v}' for k, v in settings.items())} does not fit what the run's server sends: {error}",
-            "Leave --set out.",
+            f"{words} does not fit what the run's server sends: {error}", "Leave --set out."
         ) from error
     made = DeployedModel(used, deployed, part, no_training_rows(used.name), ctx)
     own = owned(client_tensors(made, down))
@@ -166,21 +166,5 @@ def personalise(
 
 
 def at_round(ctx: Ctx, number: int) -> Ctx:
-    """The context of a round, from 0, with its draws."""
+    """The context of round ``number``, counted from 0, with the draws of that round."""
     return replace(ctx, round=number, rng=replace(ctx.rng, round=number))
-
-
-def nobodys_rows(method: str) -> ClientData:
-    """All clients' labelled rows, which are not here: whatever is asked of them raises UsageError."""
-    return cast(ClientData, _NobodysRows(method))
-
-
-class _NobodysRows:
-    def __init__(self, method: str) -> None:
-        self._method = method
-
-    def __getattr__(self, name: str) -> Any:
-        raise UsageError(
-            f"A model of {self._method} ends with a probe on the labelled rows of all clients, which are not here.",
-            "Train a run in which the new client takes part.",
-        )

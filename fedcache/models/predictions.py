@@ -1,4 +1,4 @@
-"""Predictions: the best classes of each row with their probabilities, as lines of a table in a file."""
+"""Predictions: the best classes of each row with their probabilities, and the files that hold them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ FORMATS = (".csv", ".jsonl", ".parquet")
 ROW_GROUP = 1 << 16
 """Rows of a .parquet file that are written at once."""
 NO_FEATURES = "its features are not all finite numbers"
-"""Why a row of a file has no class."""
+"""Reason for a row of a file without a class."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """One row."""
+    """The prediction for one row."""
 
     name: str  # of the image, or of the row
     classes: tuple[str, ...]  # the best ones, the best first; () for a row that could not be read
@@ -37,21 +37,16 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; ``top`` has the best classes with their probabilities."""
-        if self.reason:
-            return {
-                "name": self.name,
-                "class": None,
-                "probability": None,
-                "top": [],
-                "reason": self.reason,
-            }
         top = [[c, p] for c, p in zip(self.classes, self.probabilities, strict=True)]
+        best: list[Any] = [None, None]
+        if top:
+            best = top[0]
         return {
             "name": self.name,
-            "class": self.classes[0],
-            "probability": self.probabilities[0],
+            "class": best[0],
+            "probability": best[1],
             "top": top,
-            "reason": "",
+            "reason": self.reason,
         }
 
 
@@ -71,17 +66,16 @@ def best_of(
         classes: C names.
         predicted: [N], -1 for a row without scores.
         probability: [N, C].
-        ranking: [N, C], the higher the more probable, also of classes whose probability is rounded to 0.
-        top: how many, at least 1; no more than there are classes.
+        ranking: [N, C], higher numbers for more probable classes, also where probabilities are rounded to 0.
+        top: number of classes, from 1 to C.
         reasons: why a row has no scores, by its number.
     """
-    told = np.maximum(predicted, 0)[:, None]
-    # The predicted class first also where rounding makes another one as probable.
-    behind = np.array(-ranking)
-    np.put_along_axis(behind, told, -np.inf, 1)
-    order = told
+    order = np.maximum(predicted, 0)[:, None]
     if top > 1:
-        order = np.argsort(behind, 1, kind="stable")[:, :top]
+        # The predicted class comes first, even if rounding makes another one equally probable.
+        falling = np.array(-ranking)
+        np.put_along_axis(falling, order, -np.inf, 1)
+        order = np.argsort(falling, 1, kind="stable")[:, :top]
     chosen = order.tolist()
     shares = np.take_along_axis(probability, order, 1).tolist()
     for row, name in enumerate(names):
@@ -92,7 +86,7 @@ def best_of(
 
 
 def check_out(path: Path) -> None:
-    """Refuse, before anything is computed, an ending that no writer knows and a place to which none can write.
+    """Refuse an unknown file ending and a folder that cannot be written, before anything is computed.
 
     Raises UsageError.
     """
@@ -109,7 +103,8 @@ def check_out(path: Path) -> None:
 def write_predictions(path: Path, predictions: Iterable[Prediction], top: int) -> None:
     """Write rows as they come to a .csv, .jsonl or .parquet file, whole or not at all. Raises as ``check_out``.
 
-    In a .csv no name is a formula or commands a terminal (``sheet_cell``); the others hold names as they are.
+    Names in a .csv are escaped so that no program runs them as a formula (``sheet_cell``); the other files hold names
+    unchanged.
     """
     check_out(path)
     columns = list(_flat({"name": "", "top": [], "reason": ""}, top))
@@ -128,19 +123,18 @@ def write_predictions(path: Path, predictions: Iterable[Prediction], top: int) -
             writer.writerows(
                 [sheet_cell(v) for v in _flat(row.to_dict(), top).values()] for row in predictions
             )
-            text.detach()  # which leaves the file to whoever opened it, with all that was written
+            text.detach()  # flushes, and leaves the file open for ``output_file``
 
 
 def _write_parquet(
     file: BinaryIO, columns: Sequence[str], predictions: Iterable[Prediction], top: int
 ) -> None:
-    """Row group by row group."""
+    """Write row groups of at most ``ROW_GROUP`` rows."""
     import pyarrow as pa
     from pyarrow import parquet
 
-    schema = pa.schema(
-        [(c, pa.float64() if c.startswith("probability") else pa.string()) for c in columns]
-    )
+    types = {"probability": pa.float64()}
+    schema = pa.schema([(c, types.get(c.partition("_")[0], pa.string())) for c in columns])
     rest = iter(predictions)
     with parquet.ParquetWriter(file, schema) as writer:
         while group := [_flat(row.to_dict(), top) for row in islice(rest, ROW_GROUP)]:
@@ -150,13 +144,11 @@ def _write_parquet(
 def _flat(row: Mapping[str, Any], top: int) -> dict[str, Any]:
     """One column per rank: ``class``, ``probability``, ``class_2``, ..., ``reason``."""
     flat: dict[str, Any] = {"name": row["name"]}
-    for rank in range(top):
-        end = ""
-        if rank != 0:
-            end = f"_{rank + 1}"
-        if rank < len(row["top"]):
-            found = row["top"][rank]
-        else:
-            found = (None, None)
-        flat[f"class{end}"], flat[f"probability{end}"] = found
+    empty = [(None, None)] * (top - len(row["top"]))
+    for rank, (best, probability) in enumerate([*row["top"], *empty], 1):
+        end = f"_{rank}"
+        if rank == 1:
+            end = ""
+        flat[f"class{end}"] = best
+        flat[f"probability{end}"] = probability
     return {**flat, "reason": row["reason"]}

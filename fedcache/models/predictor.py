@@ -1,4 +1,4 @@
-"""Predictions of saved models: scores of rows, probabilities, and the images behind them."""
+"""Predictor: scores, probabilities and classes that a saved model gives for rows."""
 
 from __future__ import annotations
 
@@ -33,28 +33,27 @@ from fedcache.torch_state import usual_torch_state
 
 Rows = NDArray[Any]
 SHOWN = 20
-"""Letters of a recipe's value that an error shows."""
+"""Letters of a recipe's value in an error message."""
 
 
 @dataclass(frozen=True)
 class Predictor:
     """One saved model, or several seeds of it as an ensemble, on one device.
 
-    The scores of a method are what its paper's classifier maximises: logits, negative distances or similarities.
-    Probabilities are their softmax over classes after division by ``softmax_temperature``; an ensemble's are the means
-    of its members'.
+    The scores of a method are logits, negative distances or similarities; its classifier takes the class with the
+    highest one. Probabilities are their softmax over classes after division by ``softmax_temperature``; an ensemble's
+    are the means over its members.
     """
 
     members: tuple[SavedModel, ...]  # one per seed, of the same run
     client: str | None = None  # whose model; None for the one for all
-    temperature: float | None = (
-        None  # > 0; None for the one that was fitted when the model was trained
-    )
+    # > 0; None for the one that was fitted when the model was trained
+    temperature: float | None = None
     device: str = "cpu"
     method: Method | None = None  # a user's own
     # live ones, for methods that run some
     encoders: FrozenEncoders | None = field(default=None, repr=False)
-    one_for_all: bool = False  # the server's model of a method that trains personal ones beside it
+    one_for_all: bool = False  # the server's model of a method that also trains personal ones
 
     def __post_init__(self) -> None:
         if not self.members:
@@ -63,7 +62,7 @@ class Predictor:
             check_temperature(self.temperature)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: not the models that are ready to score, which hold functions and are made of the rest."""
+        """The pickled state: without ``deployed``, which holds functions and is made again from the other fields."""
         return {name: value for name, value in self.__dict__.items() if name != "deployed"}
 
     @property
@@ -73,14 +72,14 @@ class Predictor:
 
     @property
     def calibrated(self) -> bool:
-        """Whether a temperature was given or fitted, without which a softmax is no probability of being right."""
+        """Whether a temperature was given or fitted. Without one a softmax is not a calibrated probability."""
         return self.temperature is not None or all(
             m.facts.temperature is not None for m in self.members
         )
 
     @property
     def softmax_temperature(self) -> float:
-        """What scores are divided by: what was given, or fitted; of an ensemble the geometric mean; 1 without."""
+        """The given temperature, or the fitted one (geometric mean over an ensemble), or 1."""
         if self.temperature is not None:
             return self.temperature
         fitted = [m.facts.temperature or 1.0 for m in self.members]
@@ -89,7 +88,7 @@ class Predictor:
         return float(np.exp(np.log(fitted).mean()))
 
     def check_top(self, top: int, name: str = "--top") -> None:
-        """Refuse to name more classes for a row than there are, none, or a part of one. Raises UsageError."""
+        """Refuse a number of classes for each row that is not whole or not in 1 to C. Raises UsageError."""
         C = len(self.classes)
         if not isinstance(top, Integral) or not 1 <= top <= C:
             raise UsageError(
@@ -112,7 +111,7 @@ class Predictor:
         )
 
     def checked(self) -> Predictor:
-        """Itself, with every member's model made. Raises UsageError, StoreError, as ``SavedModel.deployed``."""
+        """Itself, after every member's model was built. Raises UsageError, StoreError, as ``SavedModel.deployed``."""
         _ = self.deployed
         return self
 
@@ -121,23 +120,21 @@ class Predictor:
         """Scores of stored features (one array [N, d] per backbone) or images.
 
         Returns:
-            float64 [E, N, C] for E members; NaN for a row with a feature that is missing or infinite, and for one whose
-            highest score is no finite number, of which nothing can be said.
+            float64 [E, N, C] for E members; NaN for a row with a missing or infinite feature, and for a row whose
+            highest score is not finite.
 
-        Raises StoreError where that is the fault of the model, whose own numbers are not finite.
+        Raises StoreError for a model that holds numbers that are not finite.
         """
         N = len(arrays[0])
         out = np.empty((len(self.members), N, len(self.classes)))
         for e, (member, model) in enumerate(zip(self.members, self.deployed, strict=True)):
-            for start in range(0, N, BLOCK):
-                x = member.read([a[start : start + BLOCK] for a in arrays], self.client).to(
-                    self.device
-                )
+            for part in _blocks(N):
+                x = member.read([a[part] for a in arrays], self.client).to(self.device)
                 with torch.no_grad():
-                    out[e, start : start + BLOCK] = model.scores(x).double().cpu().numpy()
-                scores = out[e, start : start + BLOCK]
+                    out[e, part] = model.scores(x).double().cpu().numpy()
+                scores = out[e, part]
                 lost = np.zeros(len(scores), bool)
-                # a missing row has no scores, whatever a method makes of NaN
+                # A method may turn NaN into a number, so rows with a missing feature are marked here.
                 if x.is_floating_point():
                     lost = torch.isnan(x).any(-1).cpu().numpy()
                 if not np.isfinite(scores[~lost].max(-1)).all():
@@ -148,17 +145,19 @@ class Predictor:
 
     @usual_torch_state()
     def embed(self, *arrays: Rows) -> NDArray[np.float64]:
-        """What the classifier of one model reads of rows, float64 [N, d]; NaN as ``scores``.
+        """Input of the classifier of one model for these rows, float64 [N, d]; NaN as ``scores``.
 
-        Raises UsageError for an ensemble, whose members have embeddings of their own.
+        Raises UsageError for an ensemble, because every member has its own embeddings.
         """
-        if len(self.members) > 1:
-            raise UsageError(
-                f"{len(self.members)} models have as many embeddings.", "Load one seed: seed=0"
-            )
-        (member,), (model,), parts = self.members, self.deployed, []
-        for start in range(0, max(1, len(arrays[0])), BLOCK):
-            x = member.read([a[start : start + BLOCK] for a in arrays], self.client).to(self.device)
+        count = len(self.members)
+        if count > 1:
+            raise UsageError(f"{count} models have as many embeddings.", "Load one seed: seed=0")
+        member = self.members[0]
+        model = self.deployed[0]
+        parts = []
+        # One block also for no rows, whose embeddings have a width too.
+        for part in _blocks(max(1, len(arrays[0]))):
+            x = member.read([a[part] for a in arrays], self.client).to(self.device)
             with torch.no_grad():
                 made = model.embed(x).double()
             if x.is_floating_point():
@@ -178,9 +177,9 @@ class Predictor:
         return found
 
     def ranking(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
-        """[E, N, C] scores -> [N, C], the higher the more probable: also where probabilities are too small to differ.
+        """[E, N, C] scores -> [N, C] numbers that rank the classes, also where probabilities are rounded to 0.
 
-        That is the scores of one model, and the log of an ensemble's probabilities.
+        These are the scores of one model, and the log-probabilities of an ensemble up to a constant.
         """
         if len(scores) == 1:
             return np.asarray(scores[0])
@@ -190,12 +189,11 @@ class Predictor:
 
     def predicted(self, scores: NDArray[np.float64]) -> NDArray[np.int64]:
         """[E, N, C] scores -> int64 [N]: the class of the highest score, or probability in an ensemble; -1 for NaN."""
-        if len(scores) == 1:
-            decided = scores[0]
-        else:
+        decided = scores[0]
+        if len(scores) > 1:
             decided = self.mean_probability(scores)
         lost = np.isnan(decided).any(-1)
-        return np.where(lost, -1, np.where(np.isnan(decided), -np.inf, decided).argmax(-1))
+        return np.where(lost, -1, decided.argmax(-1))
 
     def over_store(
         self, store: Store, rows: NDArray[np.int64] | None = None
@@ -204,19 +202,21 @@ class Predictor:
 
         Raises StoreError for a store that lacks one.
         """
-        keys = array_keys(self.members[0], store)
-        readers = [store.reader(key) for key in keys]
+        readers = [store.reader(key) for key in array_keys(self.members[0], store)]
         if rows is None:
-            wanted = np.arange(store.rows)
-        else:
-            wanted = np.asarray(rows, np.int64)
-        for start in range(0, len(wanted), BLOCK):
-            part = wanted[start : start + BLOCK]
+            rows = np.arange(store.rows)
+        for block in _blocks(len(rows)):
+            part = np.asarray(rows[block], np.int64)
             yield part, self.scores(*(reader.rows(part)[:, 0] for reader in readers))
 
 
+def _blocks(rows: int) -> Iterator[slice]:
+    """Slices of at most ``BLOCK`` rows that cover all rows."""
+    return (slice(start, start + BLOCK) for start in range(0, rows, BLOCK))
+
+
 def check_temperature(value: float) -> None:
-    """Refuse a temperature with which no probability can be told from 0, 1 or 1 / C. Raises UsageError."""
+    """Refuse a temperature at which all probabilities are rounded to 0, 1 or 1 / C. Raises UsageError."""
     if not isinstance(value, Real) or not COLDEST <= value <= HOTTEST:
         raise UsageError(
             f"The temperature is {value!r}, expected {COLDEST:g} to {HOTTEST:g}.", "For example 1.0"
@@ -224,62 +224,65 @@ def check_temperature(value: float) -> None:
 
 
 def array_keys(model: SavedModel, store: Store) -> list[str]:
-    """The arrays of a store that hold what a model reads: those of its recipes, with any number of views.
+    """The arrays of a store that a model reads: those of its recipes, with any number of views.
 
-    Raises StoreError, naming the backbone that lacks and the command that extracts it.
+    Raises StoreError, naming the missing backbone and the command that extracts its features.
     """
     found = []
-    for wanted, recipe in model.facts.inputs:
-        same = [key for key, a in store.arrays.items() if _same_value(a.recipe, recipe)]
+    for key, recipe in model.facts.inputs:
+        same = [
+            k for k, a in store.arrays.items() if _of_one_view(a.recipe) == _of_one_view(recipe)
+        ]
         if not same:
-            raise _lacks(store, wanted, recipe)
-        found.append(wanted if wanted in same else same[0])
+            raise _missing_array(store, key, recipe)
+        if key in same:
+            found.append(key)
+        else:
+            found.append(same[0])
     return found
 
 
-def _lacks(store: Store, wanted: str, recipe: Mapping[str, Any]) -> StoreError:
-    """The error of a store without the features of a recipe: in what those of the same backbone differ from it."""
-    name = str(recipe.get("backbone", wanted))
+def _missing_array(store: Store, key: str, recipe: Mapping[str, Any]) -> StoreError:
+    """The error for a store without the features of a recipe; it names what a similar array has instead."""
+    name = str(recipe.get("backbone", key))
     weights = str(recipe.get("weights", ""))
-    alike = [a.recipe for a in store.arrays.values() if a.recipe.get("backbone") == name]
-    apart = [
-        f"{key} {str(found.get(key))[:SHOWN]} in place of {str(recipe[key])[:SHOWN]}"
-        for found in alike[:1]
-        for key in sorted(recipe)
-        if found.get(key) != recipe[key] and key not in OF_VIEWS
-    ]
-    if apart:
-        has = f"its {name} has {', '.join(apart)}"
-    else:
-        has = f"it has {', '.join(store.arrays) or 'none'}"
+    similar = [a.recipe for a in store.arrays.values() if a.recipe.get("backbone") == name]
+    differences = []
+    for found in similar[:1]:
+        for field_, value in sorted(_of_one_view(recipe).items()):
+            if found.get(field_) != value:
+                other, own = (str(v)[:SHOWN] for v in (found.get(field_), value))
+                differences.append(f"{field_} {other} in place of {own}")
+    has = "it has " + (", ".join(store.arrays) or "none")
+    if differences:
+        has = f"its {name} has {', '.join(differences)}"
     message = f"{store.path.name} has no features of {name} as the model was trained on"
-    if "size" not in recipe:  # somebody's own embeddings
+    if "size" not in recipe:  # ingested embeddings
         return StoreError(f"{message}; {has}.", "Name a store that has them.")
-    message += f" (weights {weights[:12]})" if weights != "none" else ""
-    if name.startswith(MODULE):  # code, which no hint is worth running for
-        return StoreError(f"{message}; {has}.", more_features(store, name))
-    with suppress(FedcacheError):  # a backbone of another installation
-        made = Recipe.from_dict(recipe)
-        options = lookup_recorded(made).options_of(made)
-        return StoreError(f"{message}; {has}.", more_features(store, name, recipe=options))
-    return StoreError(
-        f"{message}; {has}.", f"fedcache backbones import FILE --as {shell_word(name)}"
-    )
+    if weights != "none":
+        message += f" (weights {weights[:12]})"
+    hint = f"fedcache backbones import FILE --as {shell_word(name)}"
+    if name.startswith(MODULE):  # looking it up would run the user's code for a hint
+        hint = more_features(store, name)
+    else:
+        with suppress(FedcacheError):  # a backbone that is not installed here
+            made = Recipe.from_dict(recipe)
+            options = lookup_recorded(made).options_of(made)
+            hint = more_features(store, name, recipe=options)
+    return StoreError(f"{message}; {has}.", hint)
 
 
-def _same_value(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether view 0 of two recipes is the same value."""
-    return {k: v for k, v in found.items() if k not in OF_VIEWS} == {
-        k: v for k, v in wanted.items() if k not in OF_VIEWS
-    }
+def _of_one_view(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a recipe that determine view 0."""
+    return {k: v for k, v in recipe.items() if k not in OF_VIEWS}
 
 
 def encoders_of(
     model: SavedModel, home: Home, given: Mapping[str, Path] | None = None
 ) -> FrozenEncoders | None:
-    """The live encoders of a model that runs some, with the weights that its recipe names; None for the others.
+    """The live encoders of a model that runs some, with the weights that its recipe names; None for other models.
 
-    Raises MachineError, as ``locate_recipe``; StoreError for a backbone that has none.
+    Raises MachineError, as ``locate_recipe``; StoreError for a backbone without live encoders.
     """
     if model.facts.encoder is None:
         return None
@@ -289,6 +292,5 @@ def encoders_of(
             item.backbone, item.weights, item.recipe, str(model.facts.template)
         )
     except UsageError as error:
-        raise refused(
-            f"its live encoders are {item.backbone.name}, which has none ({error.message})"
-        ) from error
+        name = item.backbone.name
+        raise refused(f"its live encoders are {name}, which has none ({error.message})") from error

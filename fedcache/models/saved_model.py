@@ -1,15 +1,15 @@
-"""A trained head as one file: the tensors that predict, and all that says how their input is made.
+"""Model file: the tensors of a trained head, and the facts about the model and its input.
 
 A sealed safetensors file (``store.sealed``) whose seal holds ``ModelFacts`` and whose tensors are
 
     features/text            [C, D] class text features, where the method reads some
     features/mean, scale     [D] float64, of ``feat_post=standardize``
     server/NAME              what all clients share
-    clients/GROUP/number     [K] int64, clients whose tensors are alike (``models.client_stacks``)
-    clients/GROUP/down/NAME  [K, ...] what their models have in the place of the server's tensor of that name
-    clients/GROUP/own/NAME   [K, ...] what only their models have: a personal head, prototypes, a cache of features
+    clients/GROUP/number     [K] int64, clients whose tensors have equal names and shapes (``models.client_stacks``)
+    clients/GROUP/down/NAME  [K, ...] tensors of their models that replace the server's tensor of that name
+    clients/GROUP/own/NAME   [K, ...] tensors of their models alone: a personal head, prototypes, a cache of features
 
-Nothing else is needed but the frozen backbones, whose recipes and weights' digests are among the facts.
+A prediction from images also needs the frozen backbones, whose recipes and digests of weights are among the facts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from fedcache.federate.engine.method import ClientOverrides, Method
 from fedcache.federate.engine.outcome import TrainingOutput
 from fedcache.federate.methods import METHODS, NAMES, find_method
 from fedcache.heads.linear import Tree
-from fedcache.models.check_facts import check_facts, check_format, check_tensors, refused
+from fedcache.models.check_facts import check_facts, check_format, check_tensors, refused, type_of
 from fedcache.models.client_stacks import ClientStacks, ClientTensors, of_format_1
 from fedcache.option_info import option
 from fedcache.optional import reason
@@ -51,19 +51,19 @@ from fedcache.store.outputs import write_output
 from fedcache.store.sealed import is_sealed, read_sealed, sealed_bytes
 
 FORMAT = 2
-"""Earlier ones are read too; of 1, tensors have other names (``client_stacks.of_format_1``)."""
+"""Files of format 1 are read too; their tensors have other names (``client_stacks.of_format_1``)."""
 KIND = {"kind": "model"}
 COMPUTED = ("device", "dtype", "batch")
-"""What a model keeps of how its features were computed: another value of these gives other last bits."""
+"""Facts about the computation of features that a model keeps, because they change the last bits of a feature."""
 AS_BYTES = (
     'Images have bytes; of values from 0 to 1:  model.predict((255 * images).astype("uint8"))'
 )
-"""What helps whoever gives images as floats."""
+"""Hint for images that are given as floats."""
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a saved model is, besides its tensors."""
+    """Description of a saved model: everything in its file except the tensors."""
 
     run: str  # digest of the run that made it
     seed: int  # of that run
@@ -79,18 +79,18 @@ class ModelFacts:
     recipes: tuple[Mapping[str, Any], ...]  # of these arrays
     widths: tuple[int, ...]  # features of each
     views: int  # stored views per row
-    feat_post: str  # what is done to features
+    feat_post: str  # transformation of the features before the method reads them
     clients: int  # of the partition
     saved: Mapping[str, int]  # name -> number of the clients whose models are in the file
     image: tuple[int, int] | None = None  # (H, W) of a model that reads images
     names: tuple[str, ...] = ()  # class names as prompts have them, of a model with live encoders
     template: str | None = None  # prompt template of live encoders
     encoder: int | None = None  # which of ``recipes`` the live encoders are
-    # in what single clients differ: number -> columns and hyperparameters
+    # number of a client -> columns and hyperparameters in which it differs from the others
     overrides: Mapping[int, ClientOverrides] = field(default_factory=dict)
-    # device, dtype and batch that each of these arrays was computed with, {} of ingested ones; () where nobody knows
+    # device, dtype and batch that computed each of the arrays, {} for ingested ones; () if unknown
     computed: tuple[Mapping[str, Any], ...] = ()
-    # by which scores are divided before the softmax, fitted when training ended (``models.calibrate``); None without
+    # scores are divided by it before the softmax; fitted at the end of training (``models.calibrate``), or None
     temperature: float | None = None
 
     @property
@@ -100,7 +100,7 @@ class ModelFacts:
 
     @property
     def inputs(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
-        """Key and recipe of each array that is read to predict: of a model that reads images that of the images."""
+        """Key and recipe of each array that a prediction reads: only the images, for a model that reads images."""
         every = tuple(zip(self.keys, self._known_recipes, strict=True))
         if self.image is None:
             return every
@@ -121,12 +121,12 @@ class ModelFacts:
 
     @property
     def _known_recipes(self) -> tuple[Mapping[str, Any], ...]:
-        """One for each key: {} where nobody knows it."""
+        """One for each key; {} if unknown."""
         return self.recipes or ({},) * len(self.keys)
 
     @property
     def backbones(self) -> tuple[str, ...]:
-        """Names, in the order in which features are concatenated; a key where nobody knows a recipe."""
+        """Names, in the order in which features are concatenated; the key where the recipe is unknown."""
         pairs = zip(self._known_recipes, self.keys, strict=True)
         return tuple(str(recipe.get("backbone", key)) for recipe, key in pairs)
 
@@ -141,20 +141,20 @@ class ModelFacts:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ModelFacts:
-        """The inverse of ``to_dict``. Raises StoreError for another format, and for facts of no model."""
+        """The inverse of ``to_dict``. Raises StoreError for another format, and for impossible facts."""
         if not isinstance(data, Mapping):
             raise refused("its facts are no object")
         values = dict(data)
-        found = values.pop("format", None)
+        check_format(values.pop("format", None), FORMAT)
         known = {f.name for f in fields(cls)}
-        check_format(found, FORMAT)
-        strange = sorted(map(str, set(values) - known))
+        strange = ", ".join(sorted(map(str, set(values) - known)))
         if strange:
-            raise refused(f"it has the facts {', '.join(strange)[:60]}, which no model has")
+            raise refused(f"it has the facts {strange[:60]}, which no model has")
         check_facts(values)
         for name in ("classes", "keys", "recipes", "widths", "names", "computed"):
             values[name] = tuple(values.get(name, ()))
-        values["image"] = None if values.get("image") is None else tuple(values["image"])
+        if values.get("image") is not None:
+            values["image"] = tuple(values["image"])
         values["overrides"] = {
             int(c): ClientOverrides(tuple((a, b) for a, b in o["columns"]), o["hp"])
             for c, o in values["overrides"].items()
@@ -163,7 +163,7 @@ class ModelFacts:
 
 
 def check_place(path: Path) -> None:
-    """Refuse a model file that does not end in .safetensors, or whose folder is not there. Raises UsageError."""
+    """Refuse a model file that does not end in .safetensors, or whose folder does not exist. Raises UsageError."""
     if path.suffix != ".safetensors":
         raise UsageError(
             f"{path} is no model file.",
@@ -174,8 +174,16 @@ def check_place(path: Path) -> None:
 
 
 def computed_as(how: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    """``ModelFacts.computed`` of arrays with these records of how they were computed."""
+    """``ModelFacts.computed`` of arrays with these records of their computation."""
     return tuple({name: record[name] for name in COMPUTED if name in record} for record in how)
+
+
+def first_names(names: Sequence[str], most: int) -> str:
+    """The first names as a list in words, with dots where there are more than ``most``."""
+    words = ", ".join(names[:most])
+    if len(names) > most:
+        words += ", ..."
+    return words
 
 
 @dataclass(frozen=True)
@@ -187,18 +195,18 @@ class SavedModel:
 
     @property
     def bytes(self) -> int:
-        """That the tensors take."""
+        """Size of the tensors."""
         return sum(t.numel() * t.element_size() for t in self.tensors.values())
 
     @property
     def clients(self) -> list[str]:
-        """Names of the clients whose models are there; [] for one model for all."""
+        """Names of the clients whose models are saved; [] for one model for all."""
         return list(self.facts.saved)
 
     def save(self, path: str | Path) -> None:
-        """Write the file, whole or not at all; the same model has the same bytes.
+        """Write the file atomically; equal models give equal bytes.
 
-        Raises UsageError, as ``check_place``; MachineError for a place where the system lets nothing be written.
+        Raises UsageError, as ``check_place``; MachineError for a path that cannot be written.
         """
         check_place(Path(path))
         raw = sealed_bytes(KIND, self.facts.to_dict(), self.tensors)
@@ -209,8 +217,8 @@ class SavedModel:
     def load(cls, path: Path) -> SavedModel:
         """Read a model file.
 
-        Raises StoreError for a file that is missing, of another format, or that claims what no model is;
-        CorruptionError for one that is not what was written.
+        Raises StoreError for a file that is missing, of another format, or with impossible content; CorruptionError
+        for a file whose bytes do not match its seal.
         """
         try:
             found = read_sealed(path, KIND)
@@ -231,6 +239,7 @@ class SavedModel:
         facts = ModelFacts.from_dict(found.content)
         tensors = found.tensors
         stacked = found.content["format"] == FORMAT
+        # Files of format 1 hold the tensors of each client by themselves.
         if not stacked:
             try:
                 tensors = of_format_1(tensors)
@@ -249,13 +258,13 @@ class SavedModel:
 
     @cached_property
     def client_stacks(self) -> ClientStacks:
-        """What clients' models have of their own; sorted out once, as all may be asked for one after another."""
+        """The clients' own tensors, indexed once because a caller may read all clients one after another."""
         return ClientStacks.of(self.tensors)
 
     def find_method(self, own: Method | None = None) -> Method:
         """The method that predicts: one of the package, or the user's ``own``.
 
-        Raises StoreError for a method that is not there, UsageError for another one than the model's.
+        Raises StoreError for a method that is not installed, UsageError if ``own`` is another method than the model's.
         """
         if own is not None:
             if own.name != self.facts.method:
@@ -273,8 +282,8 @@ class SavedModel:
     def number_of(self, client: str | None) -> int | None:
         """The number of a client by its name; None for the one model for all.
 
-        Raises UsageError for a client that is not saved, one of a run with a single model, or none where each has its
-        own.
+        Raises UsageError for a client that is not saved, for any client of a run with a single model, and for None
+        where each client has its own model.
         """
         facts = self.facts
         if not facts.personal:
@@ -284,29 +293,27 @@ class SavedModel:
                     "Leave --client out.",
                 )
             return None
+        # The file of a single client needs no name.
         if client is None and len(facts.saved) == 1:
             return next(iter(facts.saved.values()))
-        few = ", ".join(self.clients[:5]) + (", ..." if len(self.clients) > 5 else "")
+        if client is not None and client in facts.saved:
+            return facts.saved[client]
+        hint = f"--client NAME, one of: {first_names(self.clients, 5)}"
         if client is None:
-            raise UsageError(
-                f"{facts.method} trained a model for each client, and no client is named.",
-                f"--client NAME, one of: {few}"
-                if self.clients
-                else "Train with --save-clients all; none is saved.",
-            )
-        if client not in facts.saved:
             if not self.clients:
-                raise StoreError(
-                    f"The run saved no client's model ({facts.clients:,} clients).",
-                    f"Train again with --fresh --save-clients {client}",
-                )
-            near = closest(client, sorted(self.clients))
-            if near is None:
-                hint = f"--client NAME, one of: {few}"
-            else:
-                hint = f"--client {shell_word(near)}"
-            raise unknown("client", client, self.clients, hint=hint)
-        return facts.saved[client]
+                hint = "Train with --save-clients all; none is saved."
+            raise UsageError(
+                f"{facts.method} trained a model for each client, and no client is named.", hint
+            )
+        if not self.clients:
+            raise StoreError(
+                f"The run saved no client's model ({facts.clients:,} clients).",
+                f"Train again with --fresh --save-clients {client}",
+            )
+        near = closest(client, sorted(self.clients))
+        if near is not None:
+            hint = f"--client {shell_word(near)}"
+        raise unknown("client", client, self.clients, hint=hint)
 
     def deployed(
         self,
@@ -317,7 +324,7 @@ class SavedModel:
         device: str = "cpu",
         one_for_all: bool = False,
     ) -> DeployedModel:
-        """The model of a client, or the one for all, as it was scored when the run ended.
+        """The model of a client, or the one for all, as the end of the run scored it.
 
         Raises UsageError, StoreError, as ``number_of`` and ``find_method``; StoreError for hyperparameters and tensors
         with which the method of the package cannot score.
@@ -325,40 +332,35 @@ class SavedModel:
         Args:
             client: its name; None for the one model for all.
             method: one of the user's own.
-            encoders: live ones, for a model whose ``facts.encoder`` says which.
+            encoders: live ones, for a model with ``facts.encoder``.
             device: where it computes.
-            one_for_all: the server's model of a method that trains personal ones beside it.
+            one_for_all: the server's model of a method that also trains personal ones.
         """
-        facts = self.facts
         used = self.find_method(method)
-        if one_for_all:
-            number = None
-        else:
-            number = self.number_of(client)
-        # Where no client is named and one is there, it is that one's model.
         named = None
+        number = None
+        if not one_for_all:
+            number = self.number_of(client)
         if number is not None:
+            # Without a name it is the only client that is saved.
             named = (client or self.clients[0], number)
         ctx = self.context(named, encoders=encoders, device=device)
         down = self.tree("server/") | self.client_stacks.tree(number, "down")
         part = self.client_stacks.tree(number, "own")
         down, part = ({k: t.to(device) for k, t in tree.items()} for tree in (down, part))
         made = DeployedModel(used, down, part, no_training_rows(used.name), ctx)
-        # Clients of one group have tensors of the same names and shapes, so one of them is tried for all.
-        alike = (
-            one_for_all,
-            self.client_stacks.places.get(-1 if number is None else number, ("", 0))[0],
-        )
-        if method is None:  # clients of one group may have settings of their own
-            check_settings(used, ctx.hp, facts.protocol)
-        if method is None and alike not in self._tried:
-            _check_scores(made, needs_client=one_for_all and facts.personal)
-            self._tried.add(alike)
+        if method is None:
+            check_settings(used, ctx.hp, self.facts.protocol)
+            # Clients of one group have tensors of the same names and shapes, so one of them is checked for all.
+            group = self.client_stacks.group_of(number)
+            if (one_for_all, group) not in self._checked:
+                _check_scores(made, needs_client=one_for_all and self.facts.personal)
+                self._checked.add((one_for_all, group))
         return made
 
     @cached_property
-    def _tried(self) -> set[tuple[bool, str]]:
-        """Which models have scored a row."""
+    def _checked(self) -> set[tuple[bool, str]]:
+        """The models whose tensors were checked: ``one_for_all`` and the group of the client."""
         return set()
 
     def context(
@@ -376,15 +378,23 @@ class SavedModel:
             device: where it computes.
         """
         facts = self.facts
-        dtype = getattr(torch, self.facts.dtype)
-        name, ids = (SERVER, ()) if client is None else (client[0], (client[1],))
-        own = facts.overrides.get(-1 if client is None else client[1], ClientOverrides())
+        dtype = getattr(torch, facts.dtype)
+        name = SERVER
+        ids: tuple[int, ...] = ()
+        if client is not None:
+            name, number = client
+            ids = (number,)
+        # A client may read some columns only and may have hyperparameters of its own.
+        own = self.overrides(*ids)
+        text = self.tensors.get("features/text")
+        if text is not None:
+            text = text.to(device)
         env = RunConstants(
             classes=len(facts.classes),
-            width=sum(b - a for a, b in own.columns) if own.columns else facts.width,
+            width=sum(stop - start for start, stop in own.columns) or facts.width,
             views=facts.views,
             clients=facts.clients,
-            text=self._on(self.tensors.get("features/text"), device),
+            text=text,
             dtype=dtype,
             device=torch.device(device),
             names=facts.names,
@@ -394,11 +404,11 @@ class SavedModel:
         rng = ClientRng(facts.seed, facts.rounds, (name,), 0, dtype, torch.device(device))
         return Ctx((), {**facts.hp, **own.hp}, env, rng, ids, facts.rounds)
 
-    @staticmethod
-    def _on(t: Tensor | None, device: str) -> Tensor | None:
-        if t is None:
-            return None
-        return t.to(device)
+    def overrides(self, number: int | None = None) -> ClientOverrides:
+        """Columns and settings of a client; those of number -1 for a row without a client."""
+        if number is None:
+            number = -1
+        return self.facts.overrides.get(number, ClientOverrides())
 
     def read(self, arrays: Sequence[np.ndarray], client: str | None = None) -> Tensor:
         """Rows as the model reads them.
@@ -419,18 +429,18 @@ class SavedModel:
             return self._read_images(arrays[-1])
         found = tuple(a.shape[-1] for a in arrays)
         if found != facts.widths:
+            widths, wrong = (" + ".join(map(str, known)) for known in (facts.widths, found))
+            names = " + ".join(facts.backbones)
             raise StoreError(
-                f"The model reads {' + '.join(map(str, facts.widths))} features ({' + '.join(facts.backbones)}), "
-                f"found {' + '.join(map(str, found))}.",
+                f"The model reads {widths} features ({names}), found {wrong}.",
                 "Give features of the same backbones in the same order.",
             )
         whole = [_finite(np.asarray(a))[:, None] for a in arrays]
         x = prepare_features(whole, facts.feat_post, scaling=self.scaling)[0][:, 0]
-        if client is None and len(facts.saved) != 1:
-            number = None
-        else:
+        number = None
+        if client is not None or len(facts.saved) == 1:
             number = self.number_of(client)
-        own = facts.overrides.get(-1 if number is None else number, ClientOverrides())
+        own = self.overrides(number)
         if own.columns:
             x = torch.cat([x[:, a:b] for a, b in own.columns], -1)
         return x.to(getattr(torch, facts.dtype))
@@ -446,9 +456,11 @@ class SavedModel:
         H, W = self.facts.image or (0, 0)
         rows = np.asarray(images)
         if rows.shape[1:] != (H, W, 3) or rows.dtype != np.uint8:
+            hint = AS_BYTES
+            if rows.dtype == np.uint8:
+                hint = "Give images of that size."
             raise StoreError(
-                f"The model reads images uint8 [N, {H}, {W}, 3], found {rows.dtype} {list(rows.shape)}.",
-                "Give images of that size." if rows.dtype == np.uint8 else AS_BYTES,
+                f"The model reads images uint8 [N, {H}, {W}, 3], found {type_of(rows)}.", hint
             )
         return torch.from_numpy(np.ascontiguousarray(rows)).view(len(rows), H * W * 3)
 
@@ -459,7 +471,7 @@ class SavedModel:
 
 
 def _finite(features: np.ndarray) -> np.ndarray:
-    """Features with NaN in the place of what is infinite, in itself or as the float32 that models read."""
+    """Features with NaN in place of numbers that are infinite or too large for float32, which models read."""
     beyond = np.abs(features) > np.finfo(np.float32).max
     if beyond.any():
         return np.where(beyond, np.nan, features)
@@ -467,81 +479,78 @@ def _finite(features: np.ndarray) -> np.ndarray:
 
 
 def check_settings(method: Method, hp: Mapping[str, Any], protocol: str) -> None:
-    """Refuse hyperparameters that the method does not take, and another protocol than follows. Raises StoreError."""
-    declared = {h.name: h for h in method.hparams}
-    for name in hp.keys() & declared.keys():
-        value = hp[name]
+    """Refuse illegal hyperparameters, and a protocol that does not follow from them. Raises StoreError."""
+    for h in method.hparams:
+        if h.name not in hp:
+            continue
+        value = hp[h.name]
         try:
-            same = declared[name].parse(value) == value
+            # A value that parsing would change was not written by a run.
+            same = h.parse(value) == value
         except FedcacheError:
             same = False
         if not same:
-            raise refused(
-                f"{name} of {method.name} is {str(value)[:40]!r}, expected {declared[name].legal()}"
-            )
+            shown = repr(str(value)[:40])
+            raise refused(f"{h.name} of {method.name} is {shown}, expected {h.legal()}")
     try:
-        wanted = method.protocol(hp)
+        expected = method.protocol(hp)
     except (KeyError, TypeError) as error:
         raise refused(f"{method.name} lacks hyperparameters ({reason(error)})") from error
-    if protocol != wanted:
+    if protocol != expected:
         raise refused(
-            f"its protocol is {protocol}, and that of {method.name} with its settings is {wanted}"
+            f"its protocol is {protocol}, and that of {method.name} with its settings is {expected}"
         )
 
 
 def _check_scores(model: DeployedModel, *, needs_client: bool) -> None:
-    """Let a model score one row, so that tensors of other shapes than the method's are known before any answer.
+    """Score one row of zeros, so that tensors of wrong shapes are found before any prediction.
 
-    Raises StoreError where it cannot; UsageError for a server that has nothing that predicts by itself, if
-    ``needs_client``.
+    Raises StoreError for a model that cannot score; with ``needs_client`` UsageError for a server without a classifier.
     """
     env = model.ctx.env
+    name = model.method.name
     if env.image is None:
-        size = env.width
+        row = torch.zeros(1, env.width, dtype=env.dtype)
     else:
-        size = 3 * env.image[0] * env.image[1]
-    row = torch.zeros(1, size, dtype=env.dtype if env.image is None else torch.uint8)
+        height, width = env.image
+        row = torch.zeros(1, 3 * height * width, dtype=torch.uint8)
     try:
         with torch.no_grad():
             begun = model.method.broadcast(model.method.init(model.ctx), model.ctx)
             scores = model.scores(row.to(env.device))
     except (FedcacheError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # code of the package meets tensors of any shape, names and types
+    except (
+        Exception
+    ) as error:  # tensors of wrong shapes, names and types raise errors of many kinds
         if needs_client and isinstance(error, KeyError):
             raise UsageError(
-                f"{model.method.name} has no model for all: its server holds what clients share, and no classifier.",
+                f"{name} has no model for all: its server holds what clients share, and no classifier.",
                 "--client NAME takes the model of a client.",
             ) from None
-        raise refused(
-            f"{model.method.name} cannot score with its tensors ({reason(error)})"
-        ) from error
-    for name in begun.keys() & model.down.keys():
-        # A tensor of one number would be spread over all without an error.
-        found = model.down[name]
-        wanted = begun[name]
-        if found.shape != wanted.shape or found.dtype != wanted.dtype:
-            raise refused(
-                f"{name} of {model.method.name} is {found.dtype} {list(found.shape)}, expected {wanted.dtype} "
-                f"{list(wanted.shape)}"
-            )
+        raise refused(f"{name} cannot score with its tensors ({reason(error)})") from error
+    for tensor in begun.keys() & model.down.keys():
+        # A tensor with a single number would be broadcast without an error.
+        found = type_of(model.down[tensor])
+        expected = type_of(begun[tensor])
+        if found != expected:
+            raise refused(f"{tensor} of {name} is {found}, expected {expected}")
     if tuple(scores.shape) != (1, env.classes) or not scores.is_floating_point():
-        raise refused(
-            f"{model.method.name} scores {list(scores.shape[1:])} classes with its tensors, of {env.classes}"
-        )
+        shape = list(scores.shape[1:])
+        raise refused(f"{name} scores {shape} classes with its tensors, of {env.classes}")
 
 
-# What a run trained as one ``SavedModel``: the server's tensors, and the model of each client that
-# is to be saved.
+# From the output of a training to a ``SavedModel``: the server's tensors, and the models of the
+# clients that are to be saved.
 
 
 MOST_BYTES = 256 << 20
-"""Personal models of one seed that are saved without being asked for; ``--save-clients`` saves any."""
+"""Limit of the personal models of one seed that are saved by default; ``--save-clients`` saves more."""
 
 
 @dataclass(frozen=True)
 class Collected:
-    """A model, and what there is to say about it."""
+    """A model, and remarks on it."""
 
     model: SavedModel
     notes: tuple[str, ...]  # sentences
@@ -554,9 +563,9 @@ def collect(
     scaling: Scaling | None,
     clients: str | None = None,
 ) -> Collected | None:
-    """The models of a seed; None where the one model for all is not there.
+    """The models of a seed; None for a run of one model for all that ended without it.
 
-    Raises UsageError for a client in ``clients`` that the run has not.
+    Raises UsageError for a client in ``clients`` that the run does not have.
 
     Args:
         out: of the seed.
@@ -573,7 +582,6 @@ def collect(
             "features/mean": torch.from_numpy(scaling.mean),
             "features/scale": torch.from_numpy(scaling.scale),
         }
-    notes: list[str] = []
     if not facts.personal:
         one = out.deployed(None)
         if one is None:
@@ -582,9 +590,9 @@ def collect(
         tensors |= {f"server/{name}": t for name, t in one.down.items()}
         return Collected(SavedModel(facts, owned(tensors)), ())
     saved: dict[str, int] = {}
+    notes: tuple[str, ...] = ()
     rows = ClientTensors()
     shared = out.broadcast()
-    left_out = 0
     tensors = owned(tensors | {f"server/{name}": t for name, t in shared.items()})
     for number in chosen_clients(out.clients, clients):
         own = out.deployed(number)
@@ -594,70 +602,73 @@ def collect(
             check_saved(own, data)
         one_client = client_tensors(own, shared)
         size = sum(t.numel() * t.element_size() for t in one_client.values())
-        if clients is None and not saved and size * len(out.clients) > MOST_BYTES:
-            left_out = size * len(out.clients)
+        # The first client stands for all: models of most methods have one size.
+        whole = size * len(out.clients)
+        if clients is None and not saved and whole > MOST_BYTES:
+            notes = (
+                f"Models of {len(out.clients):,} clients would take {whole / 1e6:,.0f} MB and are not saved: "
+                "--fresh --save-clients all, or the names of some, saves them.",
+            )
             break
         saved[out.clients[number]] = number
         rows.add(number, owned(one_client))
-    if left_out:
-        notes.append(
-            f"Models of {len(out.clients):,} clients would take {left_out / 1e6:,.0f} MB and are not saved: "
-            "--fresh --save-clients all, or the names of some, saves them."
-        )
-    return Collected(
-        SavedModel(replace(facts, saved=saved), tensors | rows.stacked()), tuple(notes)
-    )
+    return Collected(SavedModel(replace(facts, saved=saved), tensors | rows.stacked()), notes)
 
 
 def client_tensors(model: DeployedModel, shared: Tree) -> Tree:
-    """What a client's model has in the place of what all share (``down/NAME``), and beside it (``own/NAME``)."""
+    """A client's tensors: ``down/NAME`` replaces a shared tensor, ``own/NAME`` is added to the shared ones."""
     own = {f"down/{k}": t for k, t in model.down.items() if t is not shared.get(k)}
     return own | {f"own/{k}": t for k, t in model.personal.items()}
 
 
-def chosen_clients(names: Sequence[str], asked: str | None) -> list[int]:
-    """The numbers of the clients that ``--save-clients`` names.
+def chosen_clients(names: Sequence[str], choice: str | None) -> list[int]:
+    """The numbers of the clients that ``--save-clients`` chooses.
 
     Raises UsageError for a name that no client has.
     """
-    if asked in (None, "all"):
+    if choice in (None, "all"):
         return list(range(len(names)))
-    if asked == "none":
+    if choice == "none":
         return []
     numbers = {name: i for i, name in enumerate(names)}
-    wanted = [part.strip() for part in str(asked).split(",") if part.strip()]
-    for name in wanted:
+    chosen = {part.strip() for part in str(choice).split(",")} - {""}
+    for name in chosen:
         if name not in numbers:
             raise unknown(
                 "client", name, list(numbers), hint="--save-clients all | none | NAME,NAME"
             )
-    return sorted({numbers[name] for name in wanted})
+    return sorted(numbers[name] for name in chosen)
 
 
 def check_saved(model: DeployedModel, data: Data) -> None:
-    """Refuse a user's own method whose ``predict`` reads what a file does not hold; UsageError says what to do."""
-    if model.method.name in NAMES and METHODS[model.method.name] is model.method:
-        return  # a test holds it for every method of the package
+    """Refuse a user's own method whose ``predict`` reads data that a model file does not hold. Raises UsageError."""
+    name = model.method.name
+    if name in NAMES and METHODS[name] is model.method:
+        return  # a test checks every method of the package
     x = data.x[:1, 0, : model.ctx.env.width]
     if x.is_floating_point():
         x = x.to(model.ctx.env.dtype)
-    apart = replace(model, data=no_training_rows(model.method.name))
+    apart = replace(model, data=no_training_rows(name))
     with torch.no_grad():
-        scores = apart.scores(x)
-    if scores.shape[-1] != data.classes:
+        found = apart.scores(x).shape[-1]
+    if found != data.classes:
         raise UsageError(
-            f"predict of {model.method.name} gives {scores.shape[-1]} scores for {data.classes} classes.",
+            f"predict of {name} gives {found} scores for {data.classes} classes.",
             "Return scores [N, C].",
         )
 
 
 def owned(tree: Tree) -> Tree:
-    """Copies on the CPU that share no memory with one another, as a file wants them."""
+    """Copies on the CPU that share no memory with one another, which safetensors requires."""
     return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tree.items()}
 
 
-# What may be asked of the model of a run, as options of ``predict``, ``evaluate`` and
-# ``export-model``.
+def in_double(tree: Mapping[str, Tensor]) -> Tree:
+    """The same tensors, with floats as float64."""
+    return {k: t.double() if t.is_floating_point() else t for k, t in tree.items()}
+
+
+# Options of ``predict``, ``evaluate``, ``export-model`` and ``personalise``.
 
 
 MODEL = "Model"
@@ -666,10 +677,10 @@ RESULT = "Result"
 """Panels of the help."""
 
 BATCH_OF_THE_RUN = "that of the run's features"
-"""The batch in which images are computed unless ``--batch`` says one, in words."""
+"""Default of ``--batch`` in words."""
 
 ONE_SEED = "A seed of the run."
-"""What ``--seed`` is to the commands that make one model of one."""
+"""Help of ``--seed`` for the commands that make one model of one seed."""
 
 
 @dataclass(frozen=True)
@@ -712,14 +723,14 @@ class ModelOptions:
     )
 
     def __post_init__(self) -> None:
-        # Python code may say client=0: a name as any other, which is found or refused with those that are there.
+        # Python code may pass client=0; names of clients are text.
         if self.client is not None:
             object.__setattr__(self, "client", str(self.client))
 
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """Which rows, and where what is said of them goes."""
+    """Which rows are predicted, and where the predictions go."""
 
     store: str | None = option(
         None,
@@ -752,7 +763,7 @@ class PredictOptions:
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """On which labelled rows models are evaluated, and where the figures go."""
+    """Which labelled rows models are evaluated on, and where the figures go."""
 
     dataset: str | None = option(None, DATASET, ROWS, short="-d", said="none")
     store: str | None = option(
@@ -788,7 +799,7 @@ class EvaluateOptions:
 
 @dataclass(frozen=True)
 class PersonaliseOptions:
-    """Whose model is made, of which rows, and where it goes."""
+    """The new client, its rows, and the file of its model."""
 
     store: str | None = option(
         None,

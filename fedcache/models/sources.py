@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,9 +39,9 @@ def read_recipes(model: SavedModel) -> list[Recipe]:
     Raises StoreError for a model of embeddings whose backbone fedcache does not know.
     """
     if not has_known_backbones(model):
+        names = " + ".join(model.facts.backbones)
         raise StoreError(
-            f"The model was trained on embeddings of {' + '.join(model.facts.backbones) or 'no known backbone'}, and "
-            "how they are made from images is not known here.",
+            f"The model was trained on embeddings of {names}, and how they are made from images is not known here.",
             "fedcache predict RUN --embeddings FILE   takes such embeddings.",
         )
     return [Recipe.from_dict(recipe) for _, recipe in model.facts.inputs]
@@ -53,7 +53,7 @@ def has_known_backbones(model: SavedModel) -> bool:
 
 
 def reads_of_model(model: SavedModel) -> str:
-    """What the backbones of a model read: images, texts or rows; images of one whose backbones are not known."""
+    """Whether the backbones of a model read images, texts or rows; images for a model without known backbones."""
     return held_by(recipe for _, recipe in model.facts.inputs)
 
 
@@ -67,10 +67,11 @@ def find_inputs(
     kind = reads_of_model(model)
     if kind == ROWS:
         names = model.facts.backbones
+        file = shell_word(paths[0])
+        backbones = shell_word(",".join(names))
         raise UsageError(
             f"The model reads rows of numbers through {' + '.join(names)}, which predict takes from a store.",
-            f"fedcache extract --dataset rows:{shell_word(paths[0])} --backbones {shell_word(','.join(names))}, "
-            "then  fedcache predict RUN --store STORE",
+            f"fedcache extract --dataset rows:{file} --backbones {backbones}, then  fedcache predict RUN --store STORE",
         )
     if kind == TEXTS:
         return find_texts(paths)
@@ -88,7 +89,7 @@ def predict_images(
     top: int,
     weights: Mapping[str, Path] | None = None,
 ) -> Iterator[Prediction]:
-    """Images, files or pixels in memory, in their order.
+    """Predictions for images, files or pixels in memory, in their order.
 
     Raises MachineError for weights that are not those of the model, StoppedError after a stop. ``top`` is the number of
     classes to name; ``weights`` are files by backbone.
@@ -108,30 +109,39 @@ def predict_images(
     )
     try:
         with embedded(images, planned, model.facts.inputs_computed, config, home, options) as store:
-            reasons = {int(entry["row"]): str(entry["reason"]) for entry in store.quarantined()}
-            for rows, scores in predictor.over_store(store):
-                yield from _named(
-                    predictor, [images.names[r] for r in rows], rows, scores, top, reasons
-                )
+            yield from _over_store(predictor, store, images.names, None, top)
     except StoppedError as error:
-        # an extraction would go on; what is made here is gone with its store
-        said = f"{error.message.partition(';')[0]}; predict keeps no part of an answer."
-        raise StoppedError(said, "Run the same command again: it begins anew.") from error
+        # The message of an extraction promises a resume, but the features here are deleted with their store.
+        stopped = error.message.partition(";")[0]
+        raise StoppedError(
+            f"{stopped}; predict keeps no part of an answer.",
+            "Run the same command again: it begins anew.",
+        ) from error
 
 
 def predict_store(
     predictor: Predictor, store: Store, rows: NDArray[np.int64], *, top: int
 ) -> Iterator[Prediction]:
-    """Rows of a store, int [n], in their order. Raises StoreError for a store without the model's arrays."""
+    """Predictions for rows of a store, int [n], in their order. Raises StoreError as ``Predictor.over_store``."""
+    return _over_store(predictor, store, store.samples.name, rows, top)
+
+
+def _over_store(
+    predictor: Predictor,
+    store: Store,
+    names: Sequence[str],
+    rows: NDArray[np.int64] | None,
+    top: int,
+) -> Iterator[Prediction]:
+    """Predictions for ``rows`` of a store, None for all, under ``names``, which are those of all its rows."""
     reasons = {int(entry["row"]): str(entry["reason"]) for entry in store.quarantined()}
     for part, scores in predictor.over_store(store, rows):
-        yield from _named(
-            predictor, [store.samples.name[r] for r in part], part, scores, top, reasons
-        )
+        lost = {i: reasons[row] for i, row in enumerate(part.tolist()) if row in reasons}
+        yield from named_predictions(predictor, [names[r] for r in part], scores, top, lost)
 
 
 def rows_of_split(store: Store, split: str | None) -> NDArray[np.int64]:
-    """The rows of a split, None is all, without those whose image has gone from the dataset.
+    """The rows of a split (None for all), without those whose image is no longer in the dataset.
 
     Raises UsageError for an unknown split, StoreError for an empty one.
     """
@@ -153,30 +163,24 @@ def predict_embeddings(
     features = features_of_file(predictor.members[0], held.features, path)
     start = 0
     for arrays in features.blocks():
-        rows = np.arange(start, start + len(arrays[0]))
-        start += len(rows)
-        yield from _named(
-            predictor,
-            held.names[start - len(rows) : start],
-            rows,
-            predictor.scores(*arrays),
-            top,
-            {},
-        )
+        end = start + len(arrays[0])
+        names = held.names[start:end]
+        yield from named_predictions(predictor, names, predictor.scores(*arrays), top)
+        start = end
 
 
-def _named(
+def named_predictions(
     predictor: Predictor,
     names: Sequence[str],
-    rows: NDArray[np.int64],
     scores: NDArray[np.float64],
     top: int,
-    reasons: Mapping[int, str],
+    reasons: Mapping[int, str] | None = None,
 ) -> Iterator[Prediction]:
-    lost = {i: reasons[int(row)] for i, row in enumerate(rows) if int(row) in reasons}
+    """Predictions for N rows with these names and scores [E, N, C], as ``best_of``."""
     predicted = predictor.predicted(scores)
     p = predictor.mean_probability(scores)
-    yield from best_of(names, predictor.classes, predicted, p, predictor.ranking(scores), top, lost)
+    ranking = predictor.ranking(scores)
+    return best_of(names, predictor.classes, predicted, p, ranking, top, reasons or {})
 
 
 BLOCK = 1 << 14
@@ -187,38 +191,41 @@ Rows = NDArray[Any]
 
 @dataclass(frozen=True)
 class FileFeatures:
-    """Features in the order of a model's backbones, which can be read as often as they are asked for.
+    """Features of a file in the order of a model's backbones, read block by block and as often as needed.
 
     >>> whole = np.arange(12.0).reshape(4, 1, 3)
     >>> [[a.shape for a in arrays] for arrays in FileFeatures((whole,), (2,)).of_rows(np.array([0, 3]))]
     [[(2, 2), (2, 1)]]
     """
 
-    columns: tuple[FileRows | Rows, ...]  # [N, V, d] each; view 0 is what a model reads
-    cuts: tuple[int, ...] = ()  # where the one matrix of all backbones is cut
+    columns: tuple[FileRows | Rows, ...]  # [N, V, d] each; a model reads view 0
+    cuts: tuple[int, ...] = ()  # columns at which one matrix of all backbones is split
 
     def blocks(self) -> Iterator[list[Rows]]:
         """[n, d] of each backbone, all rows in order. Raises UsageError for a damaged file."""
         for parts in zip(*(blocks_of(column, BLOCK) for column in self.columns), strict=True):
             first = [part[:, 0] for part in parts]
-            yield [*np.split(first[0], self.cuts, axis=-1)] if self.cuts else first
+            if self.cuts:
+                first = np.split(first[0], self.cuts, axis=-1)
+            yield first
 
     def of_rows(self, rows: NDArray[np.int64]) -> Iterator[list[Rows]]:
-        """The same of some rows, int [n] ascending; a block without any of them is passed over."""
+        """The same of some rows, int [n] ascending; blocks without any of them are skipped."""
         start = 0
         for arrays in self.blocks():
             end = start + len(arrays[0])
-            part = rows[slice(*np.searchsorted(rows, (start, end)))] - start
+            low, high = np.searchsorted(rows, (start, end))
+            part = rows[low:high] - start
             start = end
             if len(part):
                 yield [array[part] for array in arrays]
 
 
 def features_of_file(model: SavedModel, columns: Mapping[str, Any], path: Path) -> FileFeatures:
-    """The features that a model reads: one column per backbone, or one matrix of all of them side by side.
+    """The features that a model reads: one column per backbone, or one matrix with all of them concatenated.
 
     Args:
-        model: whose backbones say which and in which order.
+        model: its backbones give names and order of the columns.
         columns: [N, V, d] by name.
         path: of the file, for messages.
 
@@ -238,8 +245,13 @@ def features_of_file(model: SavedModel, columns: Mapping[str, Any], path: Path) 
             return FileFeatures((whole,), tuple(map(int, np.cumsum(facts.widths)[:-1])))
     if len(columns) == len(facts.widths):
         return FileFeatures(tuple(columns.values()))
+    found = _with_widths(columns, [column.shape[-1] for column in columns.values()])
+    reads = _with_widths(facts.backbones, facts.widths)
     raise StoreError(
-        f"{path} has features {', '.join(f'{n} [{v.shape[-1]}]' for n, v in columns.items())}, the model reads "
-        f"{', '.join(f'{n} [{w}]' for n, w in zip(facts.backbones or facts.keys, facts.widths, strict=True))}.",
+        f"{path} has features {found}, the model reads {reads}.",
         "Name the columns features/<backbone>, or give one matrix of all backbones side by side.",
     )
+
+
+def _with_widths(names: Iterable[str], widths: Iterable[int]) -> str:
+    return ", ".join(f"{name} [{width}]" for name, width in zip(names, widths, strict=True))

@@ -1,4 +1,4 @@
-"""The laws of fedcache, for methods, partition schemes, backbones, datasets, rules and executors that are yours.
+"""The laws of fedcache as tests, for your own methods, partition schemes, backbones, datasets, rules and executors.
 
 In a test of your package:
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -71,6 +71,8 @@ __all__ = [
     "statement_of",
 ]
 
+T = TypeVar("T")
+
 Exceptions = Mapping[str, str]
 """Name of a law that does not hold -> why it need not."""
 
@@ -92,11 +94,8 @@ def method_laws(
     Raises:
         UsageError for a method, a setting or a law that does not exist.
     """
-    if isinstance(method, str):
-        tried = METHODS[method]
-    else:
-        tried = method
-    tried.resolve("paper", settings or {})
+    tried = _find(METHODS, method)
+    tried.resolve("paper", settings or {})  # raises for a setting that is not legal
     checks = []
     for law in METHOD_LAWS.values():
         for execution in law.executions:
@@ -127,19 +126,23 @@ def run_method(
         execution: how it is computed.
         how: other fields of ``fedcache.federate.engine.run.TrainingRun``.
     """
-    trial = Trial(
-        METHODS[method] if isinstance(method, str) else method, execution, dict(settings or {})
-    )
+    trial = Trial(_find(METHODS, method), execution, dict(settings or {}))
     return trial.run(
         federation or make_federation(), rounds=rounds, participation=participation, **how
     )
 
 
+def _find(known: Mapping[str, T], thing: T | str) -> T:
+    """The thing itself, or the installed one of that name."""
+    if isinstance(thing, str):
+        return known[thing]
+    return thing
+
+
 def _method_check(law: MethodLaw, trial: Trial) -> Check:
-    subject = f"The method {trial.method.name} under {trial.execution} execution"
-    return Check(
-        subject, f"{law.name}[{trial.execution}]", law.statement, partial(law.holds, trial)
-    )
+    execution = trial.execution
+    subject = f"The method {trial.method.name} under {execution} execution"
+    return Check(subject, f"{law.name}[{execution}]", law.statement, partial(law.holds, trial))
 
 
 def partition_laws(
@@ -152,12 +155,8 @@ def partition_laws(
         exceptions: laws that need not hold, each with the reason.
         args: arguments of the scheme that are not at their defaults.
     """
-    deal = Deal(SCHEMES[scheme] if isinstance(scheme, str) else scheme, args, small_columns())
-    return less_exceptions(
-        [_check(f"The scheme {deal.scheme.name}", law, deal) for law in PARTITION_LAWS.values()],
-        exceptions,
-        PARTITION_LAWS,
-    )
+    deal = Deal(_find(SCHEMES, scheme), args, small_columns())
+    return _checks(f"The scheme {deal.scheme.name}", PARTITION_LAWS, deal, exceptions)
 
 
 def backbone_laws(
@@ -167,7 +166,7 @@ def backbone_laws(
     home: Path | None = None,
     exceptions: Exceptions | None = None,
 ) -> list[Check]:
-    """The laws of a backbone, on six images, texts or rows of noise, whichever it reads.
+    """The laws of a backbone, on six random images, texts or rows, whichever it reads.
 
     Args:
         name: of the table, of an entry point, or with a prefix: ``module:my_package.net:build``, ``onnx:FILE``.
@@ -181,11 +180,7 @@ def backbone_laws(
     else:
         place = Home(home)
     looked = Looked(name, dict(weights or {}), place)
-    return less_exceptions(
-        [_check(f"The backbone {name}", law, looked) for law in BACKBONE_LAWS.values()],
-        exceptions,
-        BACKBONE_LAWS,
-    )
+    return _checks(f"The backbone {name}", BACKBONE_LAWS, looked, exceptions)
 
 
 def dataset_laws(spec: str, *, exceptions: Exceptions | None = None) -> list[Check]:
@@ -195,11 +190,7 @@ def dataset_laws(spec: str, *, exceptions: Exceptions | None = None) -> list[Che
         spec: the dataset, as after ``--dataset``; a small one, as every law reads it anew.
         exceptions: laws that need not hold, each with the reason.
     """
-    return less_exceptions(
-        [_check(f"The dataset {spec}", law, spec) for law in DATASET_LAWS.values()],
-        exceptions,
-        DATASET_LAWS,
-    )
+    return _checks(f"The dataset {spec}", DATASET_LAWS, spec, exceptions)
 
 
 def aggregator_laws(
@@ -210,14 +201,13 @@ def aggregator_laws(
         called = rule
     else:
         called = getattr(rule, "__name__", "given")
-    checks = [_check(f"The rule {called}", law, Vote(rule)) for law in AGGREGATOR_LAWS.values()]
-    return less_exceptions(checks, exceptions, AGGREGATOR_LAWS)
+    return _checks(f"The rule {called}", AGGREGATOR_LAWS, Vote(rule), exceptions)
 
 
 def executor_laws(
     executor: type[Executor], methods: Sequence[str] = ("fedavg", "fed3r", "fedpcl")
 ) -> list[Check]:
-    """The laws of methods, of which an executor of one's own may break none."""
+    """The laws of methods, which must hold under an executor of one's own as well."""
     checks = []
     for name in methods:
         tried = METHODS[name]
@@ -235,8 +225,17 @@ def _with_executor(executor: type[Executor], law: MethodLaw, trial: Trial) -> No
         law.holds(trial)
 
 
-def _check(subject: str, law: Callable[[Any], None], thing: object) -> Check:
-    return Check(subject, law.__name__, statement_of(law), partial(law, thing))
+def _checks(
+    subject: str,
+    laws: Mapping[str, Callable[[Any], None]],
+    thing: object,
+    exceptions: Exceptions | None,
+) -> list[Check]:
+    """These laws on one thing, without the exceptions."""
+    checks = [
+        Check(subject, name, statement_of(law), partial(law, thing)) for name, law in laws.items()
+    ]
+    return less_exceptions(checks, exceptions, laws)
 
 
 def check_method(

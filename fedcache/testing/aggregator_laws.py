@@ -1,4 +1,4 @@
-"""The laws that every rule keeps which takes clients' uploads together, each client with one vote."""
+"""The laws of every rule that combines the uploads of clients into one, where each client has one vote."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ class Vote:
     rule: str | Callable[..., Tensor]
 
     def __call__(self, V: Tensor) -> Tensor:
-        """What the rule makes of the rows of V against two liars. Raises UsageError for anything but [d], finite."""
+        """Combine the rows of V, assuming two liars. Raises UsageError unless the result is [d] and finite."""
         if isinstance(self.rule, str):
             return parse_rule(self.rule)(V, LIARS)
+        # A function is tried as users would name it: as a plug-in, which is forgotten again.
         register("aggregator", self.rule, NAME)
         try:
             return parse_rule(NAME)(V, LIARS)
@@ -45,17 +46,18 @@ def uploads() -> Tensor:
 def agreement_is_returned(vote: Vote) -> None:
     """Where all clients send the same, that is the result."""
     V = uploads()[:1].expand(CLIENTS, NUMBERS).clone()
+    sent = V[0]
     found = vote(V)
-    require(
-        bool(torch.allclose(found, V[0], rtol=0.0, atol=1e-9)),
-        f"{found.tolist()} of rows {V[0].tolist()}",
-    )
+    same = torch.allclose(found, sent, rtol=0.0, atol=1e-9)
+    require(same, f"{found.tolist()} of rows {sent.tolist()}")
 
 
 def clients_have_no_order(vote: Vote) -> None:
     """Clients in another order give the same result."""
     V = uploads()
-    apart = float((vote(V) - vote(V[torch.tensor([4, 0, 8, 1, 7, 3, 2, 6, 5])])).abs().max())
+    shuffled = V[torch.tensor([4, 0, 8, 1, 7, 3, 2, 6, 5])]
+    # Sums in another order may differ in their last bits.
+    apart = float((vote(V) - vote(shuffled)).abs().max())
     require(apart < 1e-9, f"in another order the result differs by {apart:.1e}")
 
 
@@ -78,8 +80,9 @@ def uploads_are_left_as_they_are(vote: Vote) -> None:
 
 
 def the_result_is_repeated(vote: Vote) -> None:
-    """Asked twice it gives the same bits: it draws nothing of its own."""
-    require(torch.equal(vote(uploads()), vote(uploads())), "asked twice it gives two results")
+    """Two calls on the same uploads give the same bits: the rule draws no random numbers of its own."""
+    same = torch.equal(vote(uploads()), vote(uploads()))
+    require(same, "two calls on the same uploads give two results")
 
 
 AGGREGATOR_LAWS: dict[str, Callable[[Vote], None]] = {

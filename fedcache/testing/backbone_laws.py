@@ -1,6 +1,6 @@
-"""The laws that every backbone keeps, on noise of what it reads: images, texts or rows.
+"""The laws that every backbone keeps, on random images, texts or rows, whichever it reads.
 
-They run on the CPU with its own weights.
+They run on the CPU with the backbone's own weights.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class Looked:
     def load(self) -> FrozenEncoder:
         """A freshly loaded encoder. Raises as ``load``, MachineError without its weights."""
         row = self.row
-        given = {
-            **self.weights,
-            **({row.name: self.weights[self.name]} if self.name in self.weights else {}),
-        }
+        # Weights may be given under an alias; ``locate`` looks for them under the name in the table.
+        given = dict(self.weights)
+        if self.name in given:
+            given[row.name] = given[self.name]
         found = locate(
             row, given=given, home=self.home.root, memory=memory_of(self.home), offline=True
         )
@@ -78,12 +78,19 @@ class Looked:
             return [" ".join(g.choice(WORDS, 3 + i)) for i in range(ITEMS)]
         example = encoder.example.numpy()  # type: ignore[attr-defined]
         drawn = 100.0 * g.standard_normal((ITEMS, *example.shape))
-        return (np.abs(drawn) if example.dtype.kind == "u" else drawn).astype(example.dtype)
+        if example.dtype.kind == "u":  # unsigned
+            drawn = np.abs(drawn)
+        return drawn.astype(example.dtype)
 
 
 def features(encoder: FrozenEncoder, items: Any) -> Tensor:
-    """[B, D] of images, texts or rows; memory of its own."""
-    found: Tensor = encoder.image(items) if isinstance(items, Tensor) else encoder.items(items)[0]  # type: ignore[attr-defined]
+    """Features [B, D] of images, texts or rows, in memory of their own."""
+    found: Tensor
+    if isinstance(items, Tensor):
+        found = encoder.image(items)
+    else:
+        found = encoder.items(items)[0]  # type: ignore[attr-defined]
+    # An encoder may reuse its output for the next call.
     return found.clone()
 
 
@@ -91,11 +98,9 @@ def features_are_rows_of_its_width(backbone: Looked) -> None:
     """A batch gives one row of float32 numbers for each item, as many as the backbone says, all finite."""
     encoder = backbone.load()
     found = features(encoder, backbone.noise(encoder))
+    shape = tuple(found.shape)
     expected = (ITEMS, backbone.row.width)
-    require(
-        tuple(found.shape) == expected,
-        f"features of shape {tuple(found.shape)}, expected {expected}",
-    )
+    require(shape == expected, f"features of shape {shape}, expected {expected}")
     require(found.dtype == torch.float32, f"features are {found.dtype}")
     require(bool(found.isfinite().all()), "some features are not finite")
 
@@ -120,9 +125,9 @@ def an_item_does_not_see_its_batch(backbone: Looked) -> None:
     items = backbone.noise(encoder)
     together = features(encoder, items)
     alone = torch.cat([features(encoder, items[i : i + 1]) for i in range(ITEMS)])
-    apart = float(
-        (together - alone).norm(dim=1).max() / together.norm(dim=1).max().clamp(min=1e-12)
-    )
+    # A batch of another size may use another kernel, whose sums differ in their last bits.
+    norm = together.norm(dim=1).max().clamp(min=1e-12)
+    apart = float((together - alone).norm(dim=1).max() / norm)
     require(
         apart < CLOSE,
         f"features differ by {apart:.1e} of their norm, as with BatchNorm in training mode or padding that is read",
@@ -133,8 +138,9 @@ def items_are_told_apart(backbone: Looked) -> None:
     """Different items have different features."""
     encoder = backbone.load()
     found = features(encoder, backbone.noise(encoder))
-    nearest = torch.cdist(found, found) + torch.eye(ITEMS) * 1e9
-    require(float(nearest.min()) > 0.0, "two different items have the same features")
+    # The diagonal, each item's distance to itself, is moved out of the way of the minimum.
+    distances = torch.cdist(found, found) + torch.eye(ITEMS) * 1e9
+    require(float(distances.min()) > 0.0, "two different items have the same features")
 
 
 def the_items_are_left_as_they_are(backbone: Looked) -> None:

@@ -67,19 +67,19 @@ def a_second_reading_is_the_same_dataset(spec: str) -> None:
 def columns_have_a_value_for_every_row(spec: str) -> None:
     """Labels, domains and splits have one legal code for each row, and at least one row is for training."""
     found = open_dataset(spec)
-    for name, top in (("label", len(found.classes)), ("domain", len(found.domains)), ("split", 3)):
-        codes = getattr(found, name)
-        lowest = 0
-        if name == "label":
-            lowest = -1
+    rows = len(found)
+    # Each column with its least and its greatest code: -1 is the label of a row without one.
+    columns = (
+        ("label", found.label, -1, len(found.classes) - 1),
+        ("domain", found.domain, 0, len(found.domains) - 1),
+        ("split", found.split, 0, 2),
+    )
+    for name, codes, least, greatest in columns:
         require(
-            codes.shape == (len(found),),
-            f"{name} has shape {codes.shape}, and there are {len(found)} rows",
+            codes.shape == (rows,), f"{name} has shape {codes.shape}, and there are {rows} rows"
         )
-        require(
-            bool(((codes >= lowest) & (codes < top)).all()),
-            f"{name} has codes outside of {lowest} to {top - 1}",
-        )
+        legal = (codes >= least) & (codes <= greatest)
+        require(bool(legal.all()), f"{name} has codes outside of {least} to {greatest}")
     require(len(set(found.classes)) == len(found.classes), "two classes have one name")
     require(bool((found.split == TRAIN).any()), "no row is for training")
 
@@ -104,10 +104,9 @@ def rows_are_of_the_kind_that_it_holds(spec: str) -> None:
     if found.holds == IMAGES:
         item: Any = found.source.read(rows[0])
         pixels = isinstance(item, np.ndarray) and item.dtype == np.uint8 and item.ndim in (2, 3)
-        require(
-            isinstance(item, bytes) or pixels,
-            f"an image is a {type(item).__name__}, not bytes or uint8 pixels",
-        )
+        kind = type(item).__name__
+        legal = isinstance(item, bytes) or pixels
+        require(legal, f"an image is a {kind}, not bytes or uint8 pixels")
 
 
 def workers_read_the_same(spec: str) -> None:
@@ -115,6 +114,7 @@ def workers_read_the_same(spec: str) -> None:
     found = open_dataset(spec)
     rows = _some_rows(found)
     copy = pickle.loads(pickle.dumps(found.source))  # nosec B301
+    # Threads read the rows backwards, so that a source that remembers where it was gives itself away.
     with ThreadPoolExecutor(THREADS) as pool:
         again = list(pool.map(lambda row: _content(copy, int(row)), rows[::-1]))
     require(
@@ -127,6 +127,7 @@ def a_part_has_the_rows_of_the_whole(spec: str) -> None:
     """The rows that ``--limit`` keeps have the contents and labels that they have in the whole."""
     found = open_dataset(spec)
     part = found.part(max(1, len(found) // 2))
+    # The part may have its rows in any places: they are found in the whole by their names.
     place = {name: row for row, name in enumerate(found.names)}
     rows = np.array([place[name] for name in part.names])
     require(bool((part.uid == found.uid[rows]).all()), "a part has other contents than the whole")

@@ -1,7 +1,7 @@
 """The tiny federation that the laws run on, and a comparison of two runs that treats NaN as unequal.
 
-Four clients of 6, 11, 1 and 7 rows, 3 classes, 5 features: small enough for a law to take milliseconds, uneven enough
-to show a method that takes all clients for equal. The first client may be a public set.
+Four clients of 6, 11, 1 and 7 rows, 3 classes, 5 features: small, so that a law takes milliseconds, and uneven, so
+that a method that ignores the numbers of rows is found out. The first client may be a public set.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ def make_federation(
         rows = np.arange(start, start + n + tests)
         clients.append(TinyClient(f"client-{i}", rows[:n], rows[n:]))
         start += n + tests
+    # The noise is small beside the distance of two centres, so that the classes can be learnt.
     y = np.concatenate(labels)
     x = _unit(centres[y][:, None] + 0.4 * g.standard_normal((len(y), views, width)))
     text = _unit(centres + 0.3 * g.standard_normal(centres.shape))
@@ -75,7 +76,7 @@ def make_federation(
 
 
 def wide(seed: int = 0, **kwargs: Any) -> tuple[Data, list[TinyClient]]:
-    """The same with 40 features, more than twice the rows of any client: where ``gram`` serves all of them."""
+    """The same with 40 features, more than twice the rows of any client, so that ``gram`` serves all clients."""
     return make_federation(seed, **{"width": 40, **kwargs})
 
 
@@ -97,18 +98,20 @@ def gap(a: Tensor | Mapping[Any, Any], b: Tensor | Mapping[Any, Any]) -> float:
         return max((gap(a[k], b[k]) for k in a), default=0.0)
     if a.shape != b.shape:
         return math.inf
-    worst = 0.0
-    if a.numel():
-        worst = float((a.double() - b.double()).abs().max())
+    if not a.numel():
+        return 0.0
+    worst = float((a.double() - b.double()).abs().max())
+    # A NaN compares as neither larger nor smaller, and so would pass every bound.
     if math.isnan(worst):
         return math.inf
     return worst
 
 
 def difference(a: TrainingOutput, b: TrainingOutput) -> float:
-    """Largest difference of two runs: server, every client's state, accuracies."""
-    same = np.array_equal(a.client_accuracy, b.client_accuracy, equal_nan=True)
-    return max(gap(a.server, b.server), gap(a.states, b.states), 0.0 if same else math.inf)
+    """Largest difference of two runs in the server and every client's state; inf where accuracies differ."""
+    if not np.array_equal(a.client_accuracy, b.client_accuracy, equal_nan=True):
+        return math.inf
+    return max(gap(a.server, b.server), gap(a.states, b.states))
 
 
 def features_of(data: Data) -> Tensor:

@@ -40,23 +40,23 @@ class Check:
         try:
             self.attempt()
         except LawBroken as broken:
-            raise LawBroken(
-                f"{self.subject} breaks the law {self.name}: {self.statement}\nFound: {broken}."
-            ) from None
+            title = f"{self.subject} breaks the law {self.name}"
+            raise LawBroken(f"{title}: {self.statement}\nFound: {broken}.") from None
         except Exception as error:
+            # fedcache's own errors are sentences already; others say too little without their type.
             if isinstance(error, FedcacheError):
-                said = error.message
+                message = error.message
             else:
-                said = f"{type(error).__name__}: {error}"
-            raise LawBroken(
-                f"{self.subject} could not be tried on the law {self.name}: {self.statement}\nFound: {said}"
-            ) from error
+                kind = type(error).__name__
+                message = f"{kind}: {error}"
+            title = f"{self.subject} could not be tried on the law {self.name}"
+            raise LawBroken(f"{title}: {self.statement}\nFound: {message}") from error
 
 
 def less_exceptions(
     checks: Iterable[Check], exceptions: Mapping[str, str] | None, known: Iterable[str]
 ) -> list[Check]:
-    """The checks of all laws but those that are named, each with the reason.
+    """The checks without those of the laws in ``exceptions`` (name of the law -> why it need not hold).
 
     Raises UsageError, with "did you mean", for a law that does not exist, and ValueError for one without a reason.
     """
@@ -66,11 +66,12 @@ def less_exceptions(
             raise unknown("law", name, known)
         if not reason.strip():
             raise ValueError(f"The law {name} is left out without a reason.")
+    # The name of a check is that of its law, with the execution in brackets where there are several.
     return [check for check in checks if check.name.partition("[")[0] not in left_out]
 
 
 def check_all(checks: Iterable[Check]) -> list[str]:
-    """Try all of them, then say all that fail. Returns the names of the laws that hold; raises LawBroken."""
+    """Try every check, then report all that fail. Returns the names of the laws that hold; raises LawBroken."""
     names = []
     broken = []
     for check in checks:

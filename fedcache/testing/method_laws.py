@@ -1,7 +1,7 @@
 """The laws that every federated method keeps, whatever it computes; each is checked on the tiny federation.
 
 A law is a function of a ``Trial``, a method with settings under one execution. It returns when it holds and raises
-``LawBroken`` when it does not. A law that does not speak of a method (``applies``) is not tried on it.
+``LawBroken`` when it does not. ``applies`` says which trials a law is meant for.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from fedcache.testing.trial import Trial, spread
 ALL = ("sequential", "batched", "gram")
 STACKED = ("batched", "gram")
 LIVE = frozenset({"pixels", "text tower", "image tower"})
-"""What is read in place of features."""
+"""What methods may read in place of features."""
 
 PRIME_ROWS = (97, 89)
 """Training rows of clients that no other size of the tiny federation has."""
@@ -87,7 +87,7 @@ def executions_agree(trial: Trial) -> None:
 def chunks_change_nothing(trial: Trial) -> None:
     """How many clients are computed at once changes no figure."""
     pair = trial.with_views()
-    # of three clients one is left to a chunk of its own
+    # With chunks of two, the third client is computed alone.
     two, three = (trial.run(pair, chunk=k) for k in (2, 3))
     _close(two, three, trial.closeness_of_chunks)
 
@@ -114,7 +114,7 @@ def a_grid_point_is_the_run_alone(trial: Trial) -> None:
 
 @law(*ALL)
 def the_same_seed_gives_the_same_bits(trial: Trial) -> None:
-    """A run asked for twice gives the same bits, in float32 too: all draws come from ``ctx.rng``."""
+    """Two runs with one seed give the same bits, in float32 too: all draws come from ``ctx.rng``."""
     pair = trial.federation(dtype=torch.float32)
     a, b = (trial.run(pair, dtype=torch.float32) for _ in range(2))
     _close(a, b, 0.0)
@@ -173,7 +173,7 @@ def a_resumed_run_has_the_same_bits(trial: Trial) -> None:
     pair = trial.with_views()
     whole = trial.run(pair, on_round=lambda r, _m, _t, snap: saved.update({r: snap()}))
     for after, kept in saved.items():
-        # as it comes back from files
+        # A snapshot comes back from files: through safetensors and JSON.
         snap = Snapshot(load(save(kept.tensors)), json.loads(json.dumps(kept.meta)))
         resumed = trial.run(pair, state=snap)
         _same_run(whole, resumed, 0.0, f"resumed after round {after}, ")
@@ -183,7 +183,7 @@ def a_resumed_run_has_the_same_bits(trial: Trial) -> None:
 
 @law(*STACKED)
 def executions_may_change_between_rounds(trial: Trial) -> None:
-    """A run that another execution goes on with ends where it would have ended."""
+    """A run that is continued by another execution gives the same result."""
     pair = trial.federation()
     whole = trial.run(pair)
     changes = [("sequential", trial.execution), (trial.execution, "sequential")]
@@ -264,7 +264,7 @@ def no_test_row_is_trained_on(trial: Trial) -> None:
 
 @law(*ALL, applies=lambda trial: "labels" not in trial.method.reads(trial.hp))
 def other_labels_change_nothing(trial: Trial) -> None:
-    """A method that declares no need of labels trains the same model under any labels."""
+    """A method that declares no need of labels trains the same model with any labels."""
     data, clients = trial.federation()
     g = torch.Generator().manual_seed(0)
     plain = trial.run((data, clients))
@@ -283,7 +283,7 @@ def a_missing_row_is_never_read(trial: Trial) -> None:
     moved = [TinyClient(c.name, c.train + 1, c.test + 1) for c in clients]
 
     def watched(down: Any, state: Any, lanes: Any, ctx: Any) -> Any:
-        # whatever its weight
+        # Row 0 may not be padding either, even with weight 0, as 0 times NaN is NaN.
         require(lanes.cut or bool((lanes.rows > 0).all()), "padding is the missing row")
         require(
             bool(torch.isfinite(lanes.x[lanes.rows]).all()), "rows that are NaN are handed over"
@@ -315,7 +315,7 @@ def no_row_leaves_a_client(trial: Trial) -> None:
         # The first client may be a public set, whose rows everybody may see.
         own = x[np.concatenate([c.train for c in clients[1:]])].flatten(0, 1).double()
         for t in sent:
-            # perhaps a part of the rows, one below another
+            # An upload as wide as a row may hold rows, one below another.
             if t.dim() and t.shape[-1] == own.shape[-1]:
                 nearest = torch.cdist(t.reshape(-1, t.shape[-1]).double(), own).min()
                 require(
@@ -425,6 +425,7 @@ def all_rows_count_the_same(trial: Trial) -> None:
     So a client with twice the rows has twice the weight. A method in which every client counts as one, or whose loss
     is not a mean over rows, says so in its field ``uneven_rows``.
     """
+    # One step on all rows at once, without anything that would make it more than its gradient.
     words: dict[str, Value] = {
         "opt": "sgd",
         "lr": 0.05,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from fedcache.federate.partition.partition import SCHEMES, Partition, make
 from fedcache.federate.partition.scheme import VALIDATION, Columns, Scheme
 from fedcache.plugins import forget, register
 from fedcache.tables.groups import Group
-from fedcache.testing.law import require
+from fedcache.testing.law import LawBroken, require
 
 CLASSES = 4
 DOMAINS = 2
@@ -24,6 +24,7 @@ ROWS = 480
 def small_columns() -> Columns:
     """480 rows of 4 classes, 2 domains and 6 sites: a quarter are test rows, some for validation, some unreadable."""
     g = np.random.default_rng(0)
+    # The uid of a row is a digest of 16 bytes, as in a store.
     digests = b"".join(hashlib.sha256(b"%d" % i).digest()[:16] for i in range(ROWS))
     uid = np.frombuffer(digests, np.uint8).reshape(ROWS, 16)
     site = Group(g.integers(0, 6, ROWS).astype(np.int32), tuple(f"site {i}" for i in range(6)))
@@ -49,9 +50,10 @@ class Deal:
     columns: Columns
 
     def make(self, seed: int = 0) -> Partition:
-        """The partition of a seed, whether the scheme is fedcache's own, a plug-in, or known to nobody yet."""
+        """The partition of a seed, whether the scheme is fedcache's own, a plug-in, or not registered yet."""
         if self.scheme.name in SCHEMES and SCHEMES[self.scheme.name] is self.scheme:
             return make(self.scheme.name, self.columns, seed=seed, **self.args)
+        # ``make`` finds schemes by name, so one that is not registered is registered for this call.
         register("partition", self.scheme)
         try:
             return make(self.scheme.name, self.columns, seed=seed, **self.args)
@@ -62,10 +64,8 @@ class Deal:
 def no_row_is_trained_on_twice(deal: Deal) -> None:
     """Every row is a training row of at most one client."""
     rows = _trained(deal.make())
-    require(
-        len(np.unique(rows)) == len(rows),
-        f"{len(rows) - len(np.unique(rows))} rows have several clients",
-    )
+    repeated = len(rows) - len(np.unique(rows))
+    require(repeated == 0, f"{repeated} rows have several clients")
 
 
 def every_client_trains(deal: Deal) -> None:
@@ -109,7 +109,8 @@ def other_seeds_deal_other_rows(deal: Deal) -> None:
     held = {
         tuple(client.train.tobytes() for client in deal.make(seed).clients) for seed in range(3)
     }
-    require(len(held) == 3, f"three seeds give {len(held)} partitions")
+    count = len(held)
+    require(count == 3, f"three seeds give {count} partitions")
 
 
 def illegal_values_are_refused(deal: Deal) -> None:
@@ -118,14 +119,13 @@ def illegal_values_are_refused(deal: Deal) -> None:
         if argument.kind not in ("int", "float") or not np.isfinite(argument.low):
             continue
         wrong = argument.low - 1
+        setting = f"{argument.name}={wrong}"
         try:
-            Deal(deal.scheme, {**deal.args, argument.name: wrong}, deal.columns).make()
+            replace(deal, args={**deal.args, argument.name: wrong}).make()
         except FedcacheError as error:
-            require(bool(error.hint), f"the refusal of {argument.name}={wrong} has no hint")
+            require(bool(error.hint), f"the refusal of {setting} has no hint")
         else:
-            require(
-                False, f"{argument.name}={wrong} is taken, though {argument.low} is the least value"
-            )
+            raise LawBroken(f"{setting} is taken, though {argument.low} is the least value")
 
 
 PARTITION_LAWS: dict[str, Callable[[Deal], None]] = {

@@ -29,7 +29,7 @@ def as_images(x: Tensor) -> Tensor:
 
 
 class TinyText:
-    """Letters as tokens; the feature is a nonlinear map of the mean of all tokens up to END, order included."""
+    """Letters as tokens; the feature is a nonlinear map of the mean of all tokens and their places, up to END."""
 
     width = E
     context = L
@@ -56,6 +56,7 @@ class TinyText:
         """Unit features [B, D] of embeddings that end at these positions."""
         self.calls += 1
         upto = (torch.arange(L, device=end.device) <= end[:, None]).to(embeddings.dtype)
+        # Each place scales its token by other numbers, so that the order of letters matters.
         h = torch.tanh(embeddings.to(self.place.dtype) * (1.0 + self.place))
         mean = (h * upto[..., None]).sum(1) / upto.sum(1, keepdim=True)
         return normalize(torch.tanh(3.0 * mean) @ self.out, dim=-1)
@@ -85,7 +86,9 @@ class TinyImage:
 
     def encode(self, x: Tensor) -> Tensor:
         """Unit features [B, D] of normalised images."""
-        self.rows += 0 if torch.compiler.is_exporting() else len(x)
+        # While torch exports the model, the number of rows is a symbol that cannot be added up.
+        if not torch.compiler.is_exporting():
+            self.rows += len(x)
         flat = x.to(self.dtype).flatten(1)[:, :, None]
         h = torch.tanh((self.first * flat).sum(1))
         return normalize((self.second * h[:, :, None]).sum(1), dim=-1)

@@ -55,22 +55,29 @@ class Trial:
         # BatchNorm over a few pixels and Adam on dead units turn the last bits of a sum into visible ones.
         if "batched" not in self.method.executions:
             return 1e-4
-        return 1e-8 if has_batchnorm(self.hp) else 1e-10  # it divides by the spread of a few rows
+        if has_batchnorm(self.hp):  # it divides by the spread of a few rows
+            return 1e-8
+        return 1e-10
 
     @property
     def closeness_of_chunks(self) -> float:
-        """The same of one execution that takes more or fewer clients at once."""
+        """The same between runs of one execution that takes more or fewer clients at once."""
         if has_batchnorm(self.hp):
             return 1e-10
         return 1e-12
 
     def federation(self, **kwargs: Any) -> tuple[Data, list[TinyClient]]:
         """The tiny federation, with enough features for ``gram`` where that is the execution."""
-        return (wide if self.execution == "gram" else make_federation)(**kwargs)
+        if self.execution == "gram":
+            return wide(**kwargs)
+        return make_federation(**kwargs)
 
     def with_views(self) -> tuple[Data, list[TinyClient]]:
-        """The same with four stored views of a row, but for ``gram``, which serves one."""
-        return self.federation(views=1 if self.execution == "gram" else 4)
+        """The same with four stored views of a row, except for ``gram``, which serves one."""
+        views = 4
+        if self.execution == "gram":
+            views = 1
+        return self.federation(views=views)
 
     def run(
         self,
@@ -87,6 +94,7 @@ class Trial:
         how = {"rounds": 2, "participation": 3, "dtype": torch.float64, **how}
         data = fitted(method, pair[0])
         spec = TrainingRun(method, data, pair[1], execution=execution or self.execution, **how)
+        # A trial has one point, so its callback takes no number of a point.
         callbacks = RunCallbacks(on_round=on_round and (lambda _point, *rest: on_round(*rest)))
         return engine.run(spec, self.hp, state=state, callbacks=callbacks)
 
@@ -111,19 +119,20 @@ def trial_of(
     """The method under that execution, with SGD where ``gram`` needs it; None where the execution cannot serve it."""
     if execution not in method.executions:
         return None
-    words = {**small_settings(method), **(settings or {})}
+    given = dict(settings or {})
+    quick = small_settings(method)
     declared = {h.name: h for h in method.hparams}
+    # ``gram`` serves plain SGD only, whose learning rates are larger than those of Adam.
     if (
         execution == "gram"
         and "opt" in declared
-        and "opt" not in (settings or {})
+        and "opt" not in given
         and "sgd" in declared["opt"].choices
     ):
-        words |= {
-            "opt": "sgd",
-            **({"lr": 0.05} if "lr" in declared and "lr" not in (settings or {}) else {}),
-        }
-    trial = Trial(method, execution, words)
+        quick["opt"] = "sgd"
+        if "lr" in declared:
+            quick["lr"] = 0.05
+    trial = Trial(method, execution, {**quick, **given})
     refused = executors()[execution].serves(method, trial.hp, Load(head_bytes=0, clients=2))
     if refused:
         return None

@@ -19,7 +19,7 @@ BIG = {"rows": 40, "width": 700, "classes": 64}
 """1.8 million multiplications: enough for oneDNN."""
 
 
-def drawn(*shape, dtype = torch.float32):
+def drawn(*shape, dtype=torch.float32):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=dtype)
 
 

@@ -194,6 +194,6 @@ def test_clients_models_are_counted_together_and_their_accuracies_apart():
 
 def test_an_interval_is_of_the_rows_of_one_model():
     assert evaluate.right_rows(np.zeros(0, bool)) == RightRows(0, 0)
-    assert evaluate.right_rows(np.array([True, False]), alone=False) == RightRows(2, 1)
+
     found = evaluate.right_rows(np.array([True] * 8 + [False] * 2))
     assert found.interval == pytest.approx((0.4902, 0.9433), abs=1e-4)  # Wilson 1927, by hand

@@ -1,7 +1,7 @@
-"""Clients' data as a run sees them: rows of one feature matrix, never copies; and the frozen encoders of a run.
+"""Client data of a run: rows of one feature matrix without copies; and protocols of its frozen encoders.
 
-Encoders are two towers of one CLIP whose inputs take a gradient, whose weights do not. ``federate`` never loads a
-model; what satisfies these protocols arrives as an argument of ``engine.run``.
+The encoders are the two towers of a CLIP model. Gradients pass through them to their inputs; their weights do not
+change. ``federate`` never loads a model: the caller of ``engine.run`` passes the encoders.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from fedcache.federate.partition.client_table import ClientRows, all_train_rows
 from fedcache.store.files import explain_disk_errors, make_private, memory_limit
 from fedcache.store.reader import Reader, map_rows, mapped_bytes
 
-# What is made of stored features before a method reads them: backbones side by side, brought to
-# length or scale.
+# Preparation of stored features for a method: backbones are concatenated, and normalised or scaled.
 #
-# The one transformation that has numbers of its own, ``standardize``, keeps them as ``Scaling``: a
-# trained head reads new rows as it read the rows it was trained on.
+# ``standardize`` keeps its statistics as ``Scaling``, so that a trained head transforms new rows like
+# its training rows.
 
 
 FEAT_POSTS = ("none", "l2", "l2_concat", "sign", "standardize")
@@ -38,11 +37,11 @@ LONGEST_ROWS: Mapping[str, Callable[[Sequence[int]], float]] = {
     "l2_concat": lambda _widths: 1.0,
     "sign": lambda widths: math.sqrt(sum(widths)),
 }
-"""A ``feat_post`` that bounds the length of a row -> that bound, of the widths of the backbones."""
+"""``feat_post`` -> upper bound of the norm of a row, for the widths of the backbones."""
 
 
 def longest_row(feat_post: str, widths: Sequence[int]) -> float | None:
-    """Length that no row exceeds after ``feat_post``; None where it sets no bound."""
+    """Upper bound of the norm of a row after ``feat_post``; None without a bound."""
     bound = LONGEST_ROWS.get(feat_post)
     if bound is None:
         return None
@@ -50,12 +49,12 @@ def longest_row(feat_post: str, widths: Sequence[int]) -> float | None:
 
 
 STEP = 4096
-"""Rows that are worked on at a time: what is made of them on the way stays small."""
+"""Rows that are processed at once, so that temporary arrays stay small."""
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """What ``standardize`` subtracts from every feature and divides it by."""
+    """Statistics of ``standardize``: it subtracts ``mean`` from every feature and divides by ``scale``."""
 
     mean: NDArray[np.float64]  # [D]
     scale: NDArray[np.float64]  # [D]; 1 for a feature that is constant
@@ -64,7 +63,7 @@ class Scaling:
     def of(features: NDArray[np.float32], train: NDArray[np.int64]) -> Scaling:
         """Mean and standard deviation of view 0 of the ``train`` rows of features [N, V, D].
 
-        Features are taken as many at a time as the memory budget has room for; each one's sums are the same whichever.
+        The number of features that are processed at once depends on the memory budget, and does not change a result.
         """
         # As many columns at a time as fit into the memory budget in float64.
         D = features.shape[2]
@@ -87,7 +86,7 @@ class Scaling:
 
 
 class Blocks(Protocol):
-    """Features that come in blocks of rows, such as a store's array; ``store.reader.Reader`` is one."""
+    """Features that are read in blocks of rows, such as a store's array; ``store.reader.Reader`` is one."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -120,8 +119,8 @@ def prepare_features(
 ) -> tuple[Tensor, Scaling | None]:
     """Concatenate backbones and apply the ``feat_post`` of a run.
 
-    Raises FedcacheError, exit 2 for an unknown ``feat_post``, exit 4 when the arrays do not fit one another, exit 6
-    when the disk cannot hold what memory cannot.
+    Raises FedcacheError: exit 2 for an unknown ``feat_post``, exit 4 if the arrays differ in rows or views, exit 6 for
+    a full disk.
 
     Args:
         features: one [N, V, d_k] array per backbone, any float dtype; rows may be NaN where an image is missing.
@@ -130,23 +129,25 @@ def prepare_features(
             variance of every feature over view 0 of the ``train`` rows).
         train: int64 rows of the clients' training sets, needed by ``standardize``. Its mean and variance are
             statistics of all clients together, which no single client of a real federation could know.
-        scaling: what ``standardize`` found on other rows, in place of ``train``.
-        views: how many of each row's views to take; None takes all, and all backbones need the same number.
-        scratch: where a result beyond the memory limit is mapped from a file without a name, which goes with it; None
-            keeps any result in memory.
+        scaling: statistics of ``standardize`` from other rows, instead of ``train``.
+        views: number of views of each row to take; None takes all, and all backbones need the same number.
+        scratch: folder for a result beyond the memory limit, which is mapped from a temporary file; None keeps every
+            result in memory.
 
     Returns:
-        [N, V, D] float32, and what ``standardize`` used; None for the others.
+        [N, V, D] float32, and the statistics of ``standardize``; None for other ``feat_post``.
     """
     if feat_post not in FEAT_POSTS:
         raise unknown("feat_post", feat_post, FEAT_POSTS)
     shapes = {(f.shape[0], min(f.shape[1], views or f.shape[1])) for f in features}
     if len(shapes) != 1:
+        found = sorted(f.shape for f in features)
         raise StoreError(
-            f"The backbones hold different rows or views: {sorted(f.shape for f in features)}.",
+            f"The backbones hold different rows or views: {found}.",
             "Extract them for one store with the same number of views: see fedcache inspect.",
         )
-    (N, V), widths = next(iter(shapes)), [f.shape[2] for f in features]
+    N, V = shapes.pop()
+    widths = [f.shape[2] for f in features]
     out = _room((N, V, sum(widths)), scratch)
     # Each backbone's columns are filled block by block, so a stored array is never in memory twice.
     for start, part in zip(np.cumsum([0, *widths[:-1]]), features, strict=True):
@@ -182,16 +183,16 @@ def _blocks_of(part: np.ndarray | Blocks) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def _room(shape: tuple[int, ...], scratch: Path | None) -> np.ndarray:
-    """Room for float32 features: in memory, or beyond the budget in a file of ``scratch`` that has no name."""
+    """An array for float32 features: in memory, or beyond the budget in a temporary file of ``scratch``."""
     size = 4 * math.prod(shape)
     if scratch is None or size <= memory_limit():
         return np.empty(shape, np.float32)
     make_private(scratch)
-    # The file loses its name at once, so the system frees it when the last map of it is gone.
+    # The file has no name, so the system frees it with its last map.
     with explain_disk_errors(scratch, size), tempfile.TemporaryFile(dir=scratch) as file:
         file.truncate(size)
         if hasattr(os, "posix_fallocate"):
-            # a full disk is an error here, and later a signal
+            # Without this, a full disk would kill the process later, at a write to the map.
             os.posix_fallocate(file.fileno(), 0, size)
         return np.asarray(np.memmap(file, np.float32, "r+", shape=shape))
 
@@ -209,24 +210,23 @@ def _sign(rows: np.ndarray) -> None:
 
 
 ROW_POSTS = {"none": None, "l2": _unit, "l2_concat": _unit, "sign": _sign}
-"""What a ``feat_post`` does in place to float32 rows [.., D] of one backbone, each by itself; None for nothing."""
+"""``feat_post`` -> its function on float32 rows [.., D] of one backbone, in place and row by row; None for none."""
 
 
-# Features that stay in their files, in the dtype in which they are stored: rows are cast when they
-# are gathered.
+# Features that stay in their files, in the stored dtype; rows are cast when they are gathered.
 #
-# A cast of a row gives the same bits whichever rows are cast with it, so a run reads the same
-# numbers as of a float32 copy of the whole, and needs no room for one.
+# The cast of a row does not depend on other rows. So a run reads the same numbers as from a float32
+# copy of all features, without memory for one.
 
 
 RESIDENT = 768 << 20
-"""Bytes of mapped pages from which on they are given back; a file that is read again is read from the page cache."""
+"""Bytes of mapped pages above which they are released. Released pages are read again from the page cache."""
 
 IN_MEMORY = 256 << 20
-"""Bytes of float32 features that are read into memory all the same: a cast for every gather costs more than they do."""
+"""Bytes of float32 features up to which they are read into memory, because a cast at every gather takes longer."""
 
 AROUND = 2 << 20
-"""Bytes that the system may map around the one that is read: 64 KB on most, and up to a huge page of its cache."""
+"""Bytes that the system may map around a byte that is read: 64 KB on most systems, and up to a huge page."""
 
 
 @dataclass
@@ -236,16 +236,16 @@ class _Touched:
 
 @dataclass(frozen=True, eq=False)
 class StoredRows:
-    """[N, V, D] features as a run reads them, with what the engine asks of a tensor of them.
+    """[N, V, D] features in their files, with the part of the tensor interface that the engine uses.
 
-    Indexing by rows, views and columns gives a tensor of its own, in ``dtype``: ``rows[index, 0]``.
+    Indexing by rows, views and columns gives a new tensor in ``dtype``: ``rows[index, 0]``.
     """
 
     stored: Tensor  # [N, V, D] in the stored dtype, never written
-    dtype: torch.dtype = torch.float32  # of what is read
-    # what is made of float32 rows [.., D], in place, each row by itself; None for nothing
+    dtype: torch.dtype = torch.float32  # of the rows that are read
+    # transformation of float32 rows [.., D], in place and row by row; None for none
     post: Callable[[NDArray[np.float32]], Any] | None = None
-    release: Callable[[], None] | None = None  # gives back what was mapped of a file
+    release: Callable[[], None] | None = None  # releases the mapped pages of a file
     _touched: _Touched = field(default_factory=_Touched)
 
     @property
@@ -260,7 +260,7 @@ class StoredRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory of its own: none where the rows are mapped."""
+        """Bytes of memory: 0 for mapped rows."""
         if self.release is not None:
             return 0
         return self.stored.nbytes
@@ -269,7 +269,7 @@ class StoredRows:
         return len(self.stored)
 
     def is_floating_point(self) -> bool:
-        """As of a tensor of ``dtype``."""
+        """True, as for a tensor of ``dtype``."""
         return True
 
     def element_size(self) -> int:
@@ -283,17 +283,19 @@ class StoredRows:
         return replace(self, stored=self.stored.to(target), release=None)
 
     def new_empty(self, *size: int) -> Tensor:
-        """A tensor of what is read, without values."""
+        """An uninitialised tensor in the dtype of the rows that are read."""
         return torch.empty(*size, dtype=self.dtype, device=self.device)
 
     def __getitem__(self, key: Any) -> Tensor:
-        rows, *others = key if isinstance(key, tuple) else (key,)
-        # Rows and view first, whole rows through ``post``, columns last.
+        if not isinstance(key, tuple):
+            key = (key,)
+        rows, *others = key
+        # Rows and view first, then ``post`` on whole rows, then columns.
         if isinstance(rows, Tensor):
             read = self._read(self._gather(self.stored[(slice(None), *others[:1])], rows))
         else:
             read = self._read(self.stored[(rows, *others[:1])])
-        return read[(..., *others[1:])]  # columns of what was made of whole rows
+        return read[(..., *others[1:])]
 
     def take(self, index: Tensor) -> Tensor:
         """Rows ``index`` [K] of the matrix [N V, D], of which row n V + v is view v of row n; [K, D]."""
@@ -301,7 +303,8 @@ class StoredRows:
         return self._read(self._gather(self.stored.reshape(-1, D), index, V))
 
     def _read(self, rows: Tensor) -> Tensor:
-        read = rows.to(torch.float32, copy=self.post is not None)  # never write what is mapped
+        # ``post`` works in place, so it needs a copy of mapped rows.
+        read = rows.to(torch.float32, copy=self.post is not None)
         if self.post is not None:
             made = read.cpu()
             self.post(made.numpy())
@@ -309,13 +312,14 @@ class StoredRows:
         return read.to(self.dtype)
 
     def _gather(self, source: Tensor, index: Tensor, views: int = 1) -> Tensor:
-        """source[index] of the rows, or of the matrix of all views; mapped rows in parts, of which each may stay."""
+        """source[index] of the rows, or of the matrix of all views; mapped rows in parts of limited size."""
         if self.release is None or not len(index) or self.stored.nbytes <= RESIDENT:
             return source[index]
-        if (most := self._maps(index, views)) <= RESIDENT:
+        most = self._maps(index, views)
+        if most <= RESIDENT:
             self._touch(most)
             return source[index]
-        # Rows in the order of the file, in parts that each map no more than may stay; what a part mapped is given back.
+        # Rows are read in the order of the file, in parts that each map at most ``RESIDENT`` bytes.
         flat = index.flatten()
         out = source.new_empty((len(flat), *source.shape[1:]))
         for part in flat.argsort().tensor_split(-(-most // RESIDENT)):
@@ -325,18 +329,18 @@ class StoredRows:
         return out.reshape(*index.shape, *source.shape[1:])
 
     def _maps(self, index: Tensor, views: int) -> int:
-        """Bytes that a gather maps at most: what lies around each of its rows, and all from the first to the last."""
-        # Rows far apart cost what the system maps around each; rows close together cost what lies between them.
+        """Upper bound of the bytes that a gather maps."""
+        # The pages around each row, or everything from the first to the last row, whichever is less.
         size = self.stored[0].nbytes
         span = (int(index.max()) - int(index.min())) // views + 1
         return min(index.numel() * (size + AROUND), span * size + AROUND)
 
     def _touch(self, most: int) -> None:
-        """Count what a gather is about to map, and give back what is mapped when that may not stay."""
-        # The sum of upper bounds is cheap; the system is asked only when that is above the limit.
+        """Count the bytes that a gather will map, and release all mapped pages above the limit."""
+        # The sum of upper bounds is cheap. Only above the limit the system is asked for the true number, which is
+        # faster than releasing and mapping again.
         self._touched.nbytes += most
         if self._touched.nbytes > RESIDENT:
-            # That was the most it can be. Giving back and mapping again costs more than to ask what it is.
             self._touched.nbytes = mapped_bytes(self._touched.nbytes)
         if self._touched.nbytes > RESIDENT:
             self._touched.nbytes = most
@@ -345,15 +349,15 @@ class StoredRows:
 
 
 def stored_rows(readers: Sequence[Reader], feat_post: str) -> StoredRows | None:
-    """The features of an array where they need not be in memory: None for those that are small, or several arrays.
+    """The features of an array in its file; None if they must be or should be in memory.
 
     Args:
-        readers: one per backbone; side by side they are one matrix, which is in no file.
-        feat_post: what is done to features; ``standardize`` reads all rows before it can make one.
+        readers: one per backbone; several are concatenated, and that matrix is in no file.
+        feat_post: transformation of the features; ``standardize`` must read all rows before it can transform one.
 
-    Raises CorruptionError, when a chunk is damaged.
+    Raises CorruptionError for a damaged chunk.
     """
-    # What ``feat_post`` does must be a function of one row, which is then done again at every gather.
+    # ``feat_post`` must be a function of one row, because it is applied at every gather.
     if len(readers) != 1 or feat_post not in ROW_POSTS or len(readers[0].shape) != 3:
         return None
     if 4 * math.prod(readers[0].shape) <= min(IN_MEMORY, memory_limit()):
@@ -378,11 +382,11 @@ def take_rows(x: Features, index: Tensor) -> Tensor:
 
 
 ALIGNED = 64
-"""Bytes at which memory of its own starts, so that kernels give the same bits for rows cut out alone or together."""
+"""Alignment of each client's rows in bytes, with which kernels give the same bits for rows cut alone or together."""
 
 
 class TextTower(Protocol):
-    """A text encoder that reads token embeddings, so that some of them can be trained."""
+    """Text encoder of token embeddings, some of which can be trained."""
 
     @property
     def width(self) -> int:
@@ -400,7 +404,7 @@ class TextTower(Protocol):
 
 
 class ImageTower(Protocol):
-    """An image encoder that reads normalised images, so that something can be added to them."""
+    """Image encoder of normalised images, to which a trained prompt can be added."""
 
     def normalise(self, images: Tensor) -> Tensor:
         """uint8 [B, H, W, 3] -> normalised float [B, 3, H, W]."""
@@ -438,35 +442,35 @@ class FrozenEncoders(Protocol):
 
 @dataclass(frozen=True)
 class Data:
-    """What was extracted, for all clients."""
+    """Features and labels of all clients."""
 
-    x: Features  # [N, V, D] float32 features, all backbones concatenated; rows no client names are never read
+    x: Features  # [N, V, D] float32 features, all backbones concatenated; rows without a client are never read
     y: Tensor  # int64 [N] class indices
     classes: int  # C
     text: Tensor | None = None  # [C, D] unit class text features, or None
     widths: tuple[int, ...] = ()  # features of each backbone, in the order they were concatenated
     domain: Tensor | None = None  # int64 [N] domain of each row, or None
-    backbones: tuple[
-        str, ...
-    ] = ()  # names of those that made the features, in the same order; () where nobody knows
+    backbones: tuple[str, ...] = ()  # of the features, in the same order; () if unknown
     names: tuple[str, ...] = ()  # C class names, for methods with a text tower
-    image: tuple[int, int] | None = None  # (H, W) when ``x`` holds images, uint8 [N, 1, H * W * 3]
+    image: tuple[int, int] | None = None  # (H, W) if ``x`` holds images, uint8 [N, 1, H * W * 3]
     towers: FrozenEncoders | None = None  # live frozen encoders, or None
-    longest_row: float | None = (
-        None  # length that no row of ``x`` exceeds as it was made; None where nobody knows
-    )
+    longest_row: float | None = None  # upper bound of the norm of a row of ``x``; None if unknown
 
     def __post_init__(self) -> None:
         N, _, D = self.x.shape
         if self.text is not None and self.image is not None:
             D = self.text.shape[-1]  # the towers' width, not that of an image
-        wanted = {"y": (N,), "text": (self.classes, D), "domain": (N,)}
-        for name, want in wanted.items():
+        shapes = {"y": (N,), "text": (self.classes, D), "domain": (N,)}
+        for name, expected in shapes.items():
             t = getattr(self, name)
-            if t is not None and tuple(t.shape) != want:
+            if t is None:
+                continue
+            found = tuple(t.shape)
+            if found != expected:
+                features = tuple(self.x.shape)
                 raise StoreError(
-                    f"The features are {tuple(self.x.shape)} for {self.classes} classes, but {name} has shape "
-                    f"{tuple(t.shape)}, expected {want}.",
+                    f"The features are {features} for {self.classes} classes, but {name} has shape {found}, expected "
+                    f"{expected}.",
                     "Text features and image features must come from the same backbone: see fedcache inspect.",
                 )
 
@@ -484,15 +488,15 @@ class Data:
 
 @dataclass(frozen=True)
 class ClientData:
-    """The training rows of some clients; what a method's ``fit`` and ``enter`` receive."""
+    """The training rows of some clients, the input of a method's ``fit`` and ``enter``."""
 
     x: Features  # [N, V, D] features of the whole store
     y: Tensor | None  # int64 [N], or None for a method that must not read labels
-    # int64 [*lead, R] rows of the store; a client with fewer repeats its own first row, so padding never reads a row
-    # that it does not hold
+    # int64 [*lead, R] rows of the store; a client with fewer rows is padded with its own first row, so that no row of
+    # another client is read
     rows: Tensor
     n: tuple[int, ...]  # number of rows of each client
-    cut: bool = False  # whether ``x`` is that one client's rows and no others, in their order
+    cut: bool = False  # whether ``x`` holds only the rows of one client, in their order
 
     def take(self, i: Tensor, view: int | Tensor = 0) -> Tensor:
         """Features [*lead, B, D] at positions ``i`` [*lead, B] of each client; ``view`` one for all, or one per row."""
@@ -523,7 +527,7 @@ class ClientData:
         for start in range(0, R, size):
             part = slice(start, min(start + size, R))
             n = tuple(max(0, min(count - start, size)) for count in self.n)
-            # Rows that were cut out are all of one client: a block of them is a cut of its own.
+            # Cut rows belong to one client, and a block of them is cut again.
             if self.cut:
                 y = self.y
                 if y is not None:
@@ -565,7 +569,7 @@ class ClientData:
 
 
 class FeatureColumns:
-    """A feature matrix cut to the columns some clients have; each cut is made once, since clients gather from it."""
+    """A feature matrix cut to the columns of single clients; each cut is made once and shared."""
 
     def __init__(self, x: Features) -> None:
         self._x = x
@@ -574,7 +578,7 @@ class FeatureColumns:
     def cut(self, ranges: tuple[tuple[int, int], ...]) -> Features:
         """[N, V, D] -> [N, V, d] with the columns of ``ranges``, contiguous."""
         if ranges not in self._cuts:
-            # contiguous, so that a gather of rows reads each of them in one piece
+            # Contiguous, so that a gather reads each row in one piece.
             self._cuts[ranges] = torch.cat([self._x[:][..., a:b] for a, b in ranges], -1)
         return self._cuts[ranges]
 
@@ -585,7 +589,7 @@ class AllClients:
     name = "all"
 
     def __init__(self, clients: Sequence[ClientRows]) -> None:
-        # Sorted, so that neither the partition nor the order of its clients changes a centralised run.
+        # Sorted, so that a centralised run depends neither on the partition nor on the order of clients.
         self.train = np.sort(all_train_rows(clients))
         self.test = np.empty(0, np.int64)
 
@@ -594,7 +598,7 @@ def stack_clients(
     x: Features, y: Tensor | None, trains: Sequence[np.ndarray], axes: int
 ) -> ClientData:
     """The data of some clients with ``axes`` leading axes (0 for exactly one client)."""
-    # [M, R] row numbers; padding repeats the client's own first row, which weighs 0 wherever it is read.
+    # [M, R] row numbers, padded with the client's own first row, which has the weight 0.
     longest = max((len(t) for t in trains), default=0)
     rows = np.empty((len(trains), longest), np.int64)
     for out, train in zip(rows, trains, strict=True):
@@ -614,9 +618,9 @@ def with_axes(t: Tensor, axes: int) -> Tensor:
 
 
 def cut_out(x: Features, y: Tensor | None, trains: Sequence[np.ndarray]) -> list[ClientData]:
-    """The data of some clients, each alone without leading axes, in a copy that lies together in memory.
+    """The data of some clients, each alone without leading axes, as copies in one block of memory.
 
-    One block holds all of them: many, made when each is first asked for, would leave holes between temporaries.
+    Separate blocks, made on first access, would fragment the memory.
     """
     # Each client's part is rounded up to whole multiples of ``ALIGNED`` bytes.
     step = ALIGNED // x.element_size()

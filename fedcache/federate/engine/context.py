@@ -128,10 +128,10 @@ class ClientRng:
     round: int  # 0-based
     clients: tuple[str, ...]  # one name per place of the client axis
     axes: int  # number of leading axes (0, 1, 2); grid points share draws, so the grid axis has length 1
-    dtype: torch.dtype  # of floating-point draws as they are handed over
-    # where they are handed over; they are made on the CPU, so a device never changes them
+    dtype: torch.dtype  # of floating-point draws that are returned
+    # of the draws that are returned; they are made on the CPU, so a device never changes them
     device: torch.device
-    memo: LruCache | None = None  # of a grid, where points find what others have drawn
+    memo: LruCache | None = None  # of a grid, where points reuse what others have drawn
 
     def generator(self, purpose: str, client: int, *key: int) -> np.random.Generator:
         """This round's stream of one client."""
@@ -190,7 +190,7 @@ class ClientRng:
     def uniform(self, purpose: str, *, independent: bool) -> Callable[[tuple[int, ...]], Tensor]:
         """Draws of U[-1, 1) for initial weights: the same for all clients, or each client its own (D-11).
 
-        Points of a grid that are computed one by one begin alike: what one has drawn, the others find.
+        Points of a grid that are computed one by one begin with the same weights: they are drawn once and remembered.
         """
         if self.memo is not None and len(self.clients) == 1:
             return self._remembered(purpose, independent)
@@ -205,7 +205,7 @@ class ClientRng:
         return draw
 
     def _remembered(self, purpose: str, independent: bool) -> Callable[[tuple[int, ...]], Tensor]:
-        """The draws of ``uniform`` for one client. The stream runs on only as far as it is needed."""
+        """The draws of ``uniform`` for one client, from memory where another point has made them already."""
         memo = cast(LruCache, self.memo)
         key = (
             "init",
@@ -221,8 +221,8 @@ class ClientRng:
         behind: list[tuple[int, ...]] = []
 
         def draw(shape: tuple[int, ...]) -> Tensor:
-            # Shapes drawn so far are part of the key; a draw that is found leaves the stream behind, so the draws that
-            # were skipped are made first when one is not found.
+            # Shapes drawn so far are part of the key. A draw from memory does not advance the stream, so before a new
+            # draw is made, the draws that were skipped are made.
             shapes.append(shape)
             behind.append(shape)
 
@@ -251,12 +251,12 @@ class ClientRng:
         for i, (client, count) in enumerate(zip(self.clients, counts, strict=True)):
             source.manual_seed(key_hash(self.seed, purpose, self.round, client, *key) & 0xFFFFFFFF)
             # This client's part of the result; whole groups of 16 can be drawn in place.
-            wanted = count * width
-            own = flat.narrow(0, i * longest * width, wanted)
-            if wanted % 16 == 0:
+            numbers = count * width
+            own = flat.narrow(0, i * longest * width, numbers)
+            if numbers % 16 == 0:
                 own.normal_(generator=source)
             else:
-                own.copy_(torch.randn(-(-wanted // 16) * 16, generator=source)[:wanted])
+                own.copy_(torch.randn(-(-numbers // 16) * 16, generator=source)[:numbers])
         return with_axes(out.to(self.device, self.dtype), self.axes)
 
     def shared(self, purpose: str, draw: Callable[[np.random.Generator], np.ndarray]) -> Tensor:
@@ -269,7 +269,7 @@ class ClientRng:
 
 
 def _nothing() -> None:
-    """Nobody watches."""
+    """The watch of a run that nobody watches."""
 
 
 @dataclass(frozen=True)
@@ -299,7 +299,7 @@ class RunConstants:
 
 @dataclass(frozen=True)
 class Ctx:
-    """What a method's functions know besides their tensors."""
+    """What a method's functions are given besides their tensors."""
 
     lead: tuple[int, ...]  # the leading axes
     hp: Hp  # hyperparameters; a float swept over a grid is a tensor [G, 1]
@@ -373,19 +373,19 @@ def squared_distance(p: Tree, q: Tree, names: Sequence[str], ctx: Ctx) -> Tensor
     return total
 
 
-def narrow_clients(t: Tensor, count: int, ctx: Ctx, start: int = 0) -> Tensor:
-    """Clients [start, start + count) of the client axis; shared tensors stay shared."""
+def narrow_clients(t: Tensor, count: int, ctx: Ctx) -> Tensor:
+    """The first ``count`` clients of the client axis; shared tensors stay shared."""
     # A tensor that clients share has length 1 on their axis.
     axis = len(ctx.lead) - 1
     if axis < 0 or t.shape[axis] == 1 < ctx.lead[axis]:
         return t
-    return t.narrow(axis, start, count)
+    return t.narrow(axis, 0, count)
 
 
 def own(tree: Tree, ctx: Ctx) -> Tree:
     """Every tensor with full leading axes in memory of its own, to be updated in place.
 
-    They become row-major, but for a grid, whose tensors may have an order of their own (``heads.gram``).
+    They become row-major, except those of a grid, which may have another memory order (``heads.gram``).
     """
     core = len(ctx.lead)
     order = torch.contiguous_format

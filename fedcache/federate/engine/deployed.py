@@ -34,16 +34,21 @@ class DeployedModel:
 
 
 def no_training_rows(method: str) -> ClientData:
-    """The data of a model that was taken out of its run: whatever is asked of it raises UsageError."""
-    return cast(ClientData, _NoTrainingRows(method))
+    """The data of a model that was taken out of its run: reading any attribute raises UsageError."""
+    return missing_rows(
+        f"predict of {method} reads the client's training rows, which a saved model does not hold.",
+        "Let personal_part of the method return what predict needs of them.",
+    )
 
 
-class _NoTrainingRows:
-    def __init__(self, method: str) -> None:
-        self._method = method
+def missing_rows(message: str, hint: str) -> ClientData:
+    """Stand-in for rows that are not there: reading any attribute raises UsageError with this message."""
+    return cast(ClientData, _MissingRows(message, hint))
+
+
+class _MissingRows:
+    def __init__(self, *words: str) -> None:
+        self._words = words
 
     def __getattr__(self, name: str) -> Any:
-        raise UsageError(
-            f"predict of {self._method} reads the client's training rows, which a saved model does not hold.",
-            "Let personal_part of the method return what predict needs of them.",
-        )
+        raise UsageError(*self._words)

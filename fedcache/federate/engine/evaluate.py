@@ -16,6 +16,7 @@ from fedcache.federate.engine.method import keep_down
 from fedcache.federate.engine.outcome import MOST_CONFUSED, Evaluation, confusion, macro_f1
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution.cache import LruCache
+from fedcache.federate.execution.tensor_blocks import same_outline
 from fedcache.federate.partition.client_table import ClientRows, ClientTable
 from fedcache.federate.partition.row_lists import RowLists
 from fedcache.heads.linear import Tree
@@ -26,10 +27,10 @@ from fedcache.heads.linear import Tree
 def with_pooled(
     found: Evaluation, clients: ClientTable, data: Data, *, everywhere: bool = False
 ) -> Evaluation:
-    """With the accuracy over all labelled test rows of all clients that were scored.
+    """The evaluation with its accuracy over all labelled test rows of all clients that were scored.
 
-    A row that several clients are tested on counts for each, whether one model predicts it or those of the clients.
-    ``everywhere``: every client was scored on the union of the test rows. NaN where no client was scored.
+    A row that several clients are tested on counts once for each of them. ``everywhere``: every client was scored on
+    the union of the test rows. NaN where no client was scored.
     """
     accuracy = found.client_accuracy
     scored = ~np.isnan(accuracy)
@@ -62,7 +63,7 @@ TOGETHER = 4096
 """Scores of a row that are computed at once, of all models that are scored together."""
 
 CLIENTS = 256
-"""Clients whose models are looked at together; equal ones are scored once."""
+"""Most clients whose models are compared with each other, so that equal ones are scored once."""
 
 KEPT = 1 << 24
 """Predictions of personal models that an evaluation keeps, over all clients (256 MB with their rows)."""
@@ -129,13 +130,13 @@ class StackedModels:
 
 @dataclass(frozen=True)
 class PersonalModels:
-    """The models that clients deploy, as evaluation asks for them."""
+    """Functions that return the models that clients deploy."""
 
     of: Callable[[int], Scores | None]
-    """Of one client, by its number; None for a client that has nothing to deploy."""
+    """Number of a client -> its model; None for a client that has nothing to deploy."""
 
     together: Callable[[Sequence[int]], StackedModels | None] = lambda _clients: None
-    """Of several clients; None for models that cannot be stacked."""
+    """Numbers of several clients -> their models; None for models that cannot be stacked."""
 
 
 def evaluate_personal(
@@ -149,8 +150,8 @@ def evaluate_personal(
 ) -> Evaluation:
     """Client i's model on client i's test rows, or on all clients'.
 
-    Neighbours that are tested on the same rows are scored together, by one product with all their models; equal models,
-    as those of clients that never took part, are scored once.
+    Consecutive clients with the same test rows are scored together, by one product with all their models. Equal models,
+    such as those of clients that never took part, are scored once.
 
     Args:
         models: of the clients.
@@ -206,7 +207,7 @@ def _same_tests(table: ClientTable, chosen: Sequence[int], everywhere: bool) -> 
 
 
 class FreshModel:
-    """The model of a client that never took part, and what it predicts: the next block is likely to have it too."""
+    """The model of a client that never took part, with its predictions: often the next block has it too."""
 
     def __init__(self) -> None:
         self._tree: Tree = {}
@@ -220,7 +221,7 @@ class FreshModel:
         return None
 
     def keep(self, tree: Tree, rows: np.ndarray, predicted: np.ndarray) -> None:
-        """Remember another one in its place."""
+        """Replace the model and its predictions."""
         self._tree = tree
         self._rows = rows
         self._predicted = predicted
@@ -259,7 +260,7 @@ def equal_trees(a: Tree, b: Tree) -> bool:
 
 
 class Tally:
-    """What the models of single clients got right, added up client by client.
+    """The scores of the models of single clients, added up client by client.
 
     Predictions are kept while they are no more than ``KEPT``; counts of (label, prediction) are kept of any number.
     """
@@ -414,7 +415,7 @@ def models_together(
 ) -> StackedModels | None:
     """The different models of several clients, with a client axis; None where they cannot be stacked.
 
-    ``tests`` are the rows they will be scored on, of which a method may learn first.
+    ``tests`` are the rows they will be scored on; some methods (``reads_test``) learn from them before.
     """
     job.env.watch()
     method = job.method
@@ -425,7 +426,7 @@ def models_together(
     trees: list[Tree] = []
     first: list[int] = []  # a client that has each of them
     which = np.empty(len(clients), np.int64)
-    # the model of a client that never took part, which is likely to be that of the others
+    # number of the model of clients that never took part, which are likely to share one
     fresh = -1
     for place, client in enumerate(clients):
         tree = deployed_model(job, client, down, tests).personal
@@ -433,7 +434,7 @@ def models_together(
         if new and fresh >= 0 and equal_trees(tree, trees[fresh]):
             which[place] = fresh
             continue
-        if not tree or (trees and _outline(tree) != _outline(trees[0])):
+        if not tree or (trees and not same_outline(tree, trees[0])):
             return None
         which[place] = len(trees)
         if new:
@@ -459,12 +460,8 @@ def models_together(
     return StackedModels(scores, which, trees, fresh)
 
 
-def _outline(tree: Tree) -> dict[str, torch.Size]:
-    return {name: t.shape for name, t in tree.items()}
-
-
 def has_model(job: RunState, client: int) -> bool:
-    """Whether a client ever had anything to deploy: the public set has not, nor has a client without training rows."""
+    """Whether a client has a model: the public set and clients without training rows have none."""
     return bool(len(job.training_clients[client].train)) and client >= job.public
 
 
@@ -476,8 +473,8 @@ def deployed_model(
 ) -> DeployedModel:
     """What a run deploys now for one client with training rows, or (None) its one model.
 
-    ``down`` is what the server sends now, where the caller has it already; ``tests`` are the rows it is to be scored
-    on, of which a method may learn first: None for the test rows.
+    ``down`` is what the server sends now, where the caller has it already; ``tests`` are the rows it will be scored on,
+    from which some methods (``reads_test``) learn before: None for the test rows.
     """
     if down is None:
         down = job.down()
@@ -499,7 +496,7 @@ def deployed_model(
 
 
 def _deploy(job: RunState, down: Tree, state: Tree, client: int | None) -> Tree:
-    """What is scored: the broadcast, or what evaluation trains on it (a probe on all labelled rows)."""
+    """The tensors that are scored: the broadcast, or a probe that evaluation trains on all labelled rows."""
     if job.method.deploy is keep_down:
         return down
     ctx = job.server_ctx()
@@ -508,13 +505,13 @@ def _deploy(job: RunState, down: Tree, state: Tree, client: int | None) -> Tree:
     return job.method.deploy(down, state, job.labelled(client), ctx)
 
 
-# The accuracy that a method which starts from class texts has without any training.
+# The accuracy without any training, for methods that start from class texts.
 
 
 def zero_shot_accuracy(job: RunState, chosen: Sequence[int] | None = None) -> float | None:
     """Accuracy (a fraction) of the zero-shot classifier on the very rows that the method is scored on.
 
-    Of personal models' own test rows it is the mean over clients, as theirs is; else that of all test rows.
+    For personal models that are scored on their own test rows it is the mean over clients; else that of all test rows.
 
     Args:
         job: the run; its method says what zero-shot is.

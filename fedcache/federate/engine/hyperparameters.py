@@ -1,4 +1,4 @@
-"""The hyperparameters that a method declares, and the values that a word of the command line stands for."""
+"""Hyperparameters that a method declares, and the parsing of their values."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class HParam:
         return other
 
     def parse(self, value: Value) -> Value:
-        """The typed value of a word from the command line or a file; exit 2 when it is not legal."""
+        """The typed value of a word from the command line or a file. Raises UsageError for an illegal one."""
         if self.auto and (value is None or value == "auto"):
             return None
         read = self._read(value)
@@ -113,9 +113,11 @@ class HParam:
         raise self._refuse(value)
 
     def _refuse(self, value: Value) -> FedcacheError:
+        legal = self.legal()
+        default = self.show()
         return UsageError(
-            f"Hyperparameter {self.name!r} is {value!r}, expected {self.legal()}.",
-            f"Set it with --set {self.name}={self.show()}  ({self.help})",
+            f"Hyperparameter {self.name!r} is {value!r}, expected {legal}.",
+            f"Set it with --set {self.name}={default}  " + f"({self.help})",
         )
 
     def show(self, value: Value = None) -> str:

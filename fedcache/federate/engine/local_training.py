@@ -29,9 +29,9 @@ Batch = Tree
 
 @dataclass(frozen=True)
 class ClosedForm:
-    """A loss that is known by its gradients: (p, batch, down, ctx) -> one for each trained name.
+    """A loss that is given by its gradients: (p, batch, down, ctx) -> one for each trained name.
 
-    Where they are short to write they cost less than autograd's graph. What no gradient moves it updates in place.
+    Gradients in closed form cost less than autograd's graph. Buffers that no gradient moves are updated in place.
     """
 
     gradients: Callable[[Tree, Batch, Tree, Ctx], list[Tensor]]
@@ -75,8 +75,8 @@ def minibatches(
         ctx: reads ``batch``, ``drop_last``, and whether the model has BatchNorm.
         epoch: within the round.
         purpose: of the stream of permutations.
-        views: which stored view to read, of several each under a name of its own (``x``, ``x2``); None for the one that
-            ``train_view`` asks for.
+        views: which stored views to read; the first is ``x`` of the batch, the second ``x2``. None for the one that
+            ``train_view`` names.
 
     Yields:
         the number of clients that still have rows, always a prefix, and their batch.
@@ -142,9 +142,9 @@ def _cut(ctx: Ctx, count: int, start: int, width: int, t: Tensor, core: int = 0)
 
 
 def fold_batches(carry: Tree, batches: Iterator[tuple[int, Batch]], step: Step, ctx: Ctx) -> Tree:
-    """Fold ``step`` over batches. Clients whose batches are used up leave the carry and rest.
+    """Fold ``step`` over batches. A client whose batches are used up takes no more steps.
 
-    A batch of zero weight is not a rest: momentum, weight decay and Adam would still move the weights.
+    A batch of zero weight would not do instead: momentum, weight decay and Adam would still move the weights.
 
     Args:
         carry: tensors with full leading axes that the caller owns (``lanes.own``); updated in place.
@@ -181,7 +181,7 @@ def _write_back(full: Tree, view: Tree, now: Ctx) -> None:
 def grads(
     loss: Loss, names: Sequence[str], p: Tree, batch: Batch, down: Tree, ctx: Ctx
 ) -> tuple[list[Tensor], Tree]:
-    """Gradients of every client's loss, and the updates no gradient makes.
+    """Gradients of every client's loss, and the new values of tensors that no gradient moves.
 
     Clients share nothing, so the gradient of the summed loss is every client's gradient.
     """
@@ -242,15 +242,15 @@ def train(
         data: clients.
         ctx: clients' context.
         purpose: of the stream of permutations.
-        batches: (p, epoch) -> batches, when they are more than ``minibatches``.
+        batches: (p, epoch) -> batches, for a method that needs other ones than ``minibatches``.
 
     Returns:
         ``p`` after the last epoch, with the optimiser's state.
     """
     # Tensors of their own with full leading axes, which steps change in place.
-    wanted = opt_names(names, str(ctx.hp["opt"]))
+    optimiser = opt_names(names, str(ctx.hp["opt"]))
     carry = own(p, ctx)
-    if not all(n in p for n in wanted):
+    if not all(n in p for n in optimiser):
         carry = {**opt_init(carry, names, ctx), **carry}
     for epoch in range(epochs):
         if batches:
@@ -287,7 +287,7 @@ def local(
 
 
 def keep_optimiser(p: Tree, names: Sequence[str], ctx: Ctx) -> Tree:
-    """What ``enter`` adds for ``reset_opt=false``: optimiser state that survives the round (else nothing)."""
+    """Optimiser state that ``enter`` adds for ``reset_opt=false``, so that it survives the round; else nothing."""
     if ctx.hp["reset_opt"]:
         return {}
     return opt_init(p, names, ctx)

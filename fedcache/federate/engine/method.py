@@ -1,9 +1,8 @@
 """Method: data whose fields are pure functions, the hyperparameters those functions read, and how it declares
 what clients send and in what they may differ.
 
-A variant of a method is ``dataclasses.replace(method, ...)``. Nothing is a field that neither the engine nor the
-command line reads. Every upload of a run is compared with the declaration before it is aggregated
-(``federate.trust.update_validation``).
+A variant of a method is ``dataclasses.replace(method, ...)``. Every field is read by the engine or by the command line.
+Every upload of a run is compared with the declaration before it is aggregated (``federate.trust.update_validation``).
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class UploadTensor:
     statistic: Statistic | None = (
         None  # of which rows' statistic it is; None for anything else, such as weights
     )
-    # whether the server adds it to its tensor of the same name; what it puts in that one's place is no step
+    # whether the server adds it to its tensor of the same name, instead of replacing that tensor
     is_step: bool = False
 
     @staticmethod
@@ -395,7 +394,7 @@ class Method:
         return f"Method({self.name}: {self.summary} {self.paper})"
 
     def to_dict(self) -> dict[str, Any]:
-        """What is declared, plain JSON values; functions are not among it."""
+        """The declaration as plain JSON values, without its functions."""
         made: dict[str, Any] = {}
         for f in fields(self):
             value = getattr(self, f.name)
@@ -417,14 +416,14 @@ class Method:
         return self.needs_for(hp)
 
     def faithful(self, hp: Hp, views: int) -> str:
-        """``fidelity`` under these switches: what trains on stored augmentations is no better than cached_views."""
+        """``fidelity`` under these switches; training on stored augmentations is ``cached_views`` at best."""
         fidelity = self.fidelity(hp, views)
         if fidelity == "exact" and hp.get("train_view") == "aug":
             return "cached_views"
         return fidelity
 
     def cautions(self, hp: Hp) -> list[str]:
-        """What a run under these switches is warned of."""
+        """The warnings of a run under these switches."""
         found = list(self.caution(hp))
         if self.reads_test(hp):
             leak = (
@@ -470,7 +469,7 @@ class Method:
 
 @dataclass(frozen=True)
 class ClientOverrides:
-    """In what one client differs from the run's configuration."""
+    """How one client differs from the run's configuration."""
 
     # ranges [start, stop) of the concatenated features it has, in order; () for all
     columns: tuple[tuple[int, int], ...] = ()
@@ -480,14 +479,14 @@ class ClientOverrides:
 def check_mixed(
     method: Method, own: Mapping[int, ClientOverrides], width: int, clients: int
 ) -> None:
-    """Refuse differences the method cannot bear, and columns or clients that do not exist.
+    """Refuse differences that the method does not allow, and columns or clients that do not exist.
 
     Raises FedcacheError, exit 2.
     """
-    wanted = {name for o in own.values() for name in o.hp}
+    differing = {name for o in own.values() for name in o.hp}
     if any(o.columns for o in own.values()):
-        wanted.add("backbones")
-    refused = sorted(wanted - method.mixed)
+        differing.add("backbones")
+    refused = sorted(differing - method.mixed)
     if refused:
         allowed = ", ".join(sorted(method.mixed)) or "nothing"
         raise UsageError(

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from torch.nn.utils.rnn import pad_sequence
 
-from fedcache.errors import UsageError, unknown
+from fedcache.errors import UsageError
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.deployed import DeployedModel
 from fedcache.federate.partition.client_table import ClientRows, all_train_rows, train_sizes
@@ -133,7 +133,7 @@ TOGETHER = 64
 def self_training(
     server: Tree, states: Mapping[int, Tree], labels: Mapping[int, Tensor], ctx: Ctx
 ) -> dict[str, float]:
-    """What to watch in FST-CBDG, over the clients that took part so far.
+    """Diagnostics of FST-CBDG, over the clients that took part so far.
 
     Args:
         server: W [C, D].
@@ -153,7 +153,7 @@ def self_training(
     dealt = 0
     for start in range(0, len(order := sorted(states)), TOGETHER):
         some = order[start : start + TOGETHER]
-        # Clients' rows one after another for what is a mean over rows, padded side by side for what is of a client.
+        # Means over rows read the rows of all clients one after another; figures per client read padded rows.
         each = [states[client]["rows/q"] for client in some]
         q = torch.cat(each)
         right += int((q.argmax(-1) == torch.cat([labels[client] for client in some])).sum())
@@ -213,7 +213,7 @@ class Traffic:
         return cls(np.zeros(clients, np.int64), np.zeros(clients, np.int64))
 
     def __eq__(self, other: object) -> bool:
-        """Whether another counter says the same."""
+        """Whether another counter has the same counts."""
         return (
             isinstance(other, Traffic)
             and self.to_json() == other.to_json()
@@ -228,20 +228,30 @@ class Traffic:
         return {k: sum(getattr(r, k) for r in self.rounds) for k in keys}
 
     def per_client_round(self) -> dict[str, float]:
-        """The same by client and round: up by those that sent, down by those that the broadcast reached."""
-        sent = sum(r.clients for r in self.rounds)
-        got = sum(r.clients if r.receivers is None else r.receivers for r in self.rounds)
-        return {k: total / max(1, sent if "up" in k else got) for k, total in self.totals().items()}
+        """Totals per client and round: up per client that sent, down per client that got the broadcast."""
+        senders = sum(r.clients for r in self.rounds)
+        receivers = senders + sum(
+            r.receivers - r.clients for r in self.rounds if r.receivers is not None
+        )
+        means = {}
+        for key, total in self.totals().items():
+            count = receivers
+            if "up" in key:
+                count = senders
+            means[key] = total / max(1, count)
+        return means
 
     def idle_rounds(self) -> list[str]:
         """A sentence on the rounds in which no client sent anything."""
         idle = [number for number, r in enumerate(self.rounds, 1) if not r.clients]
         if not idle:
             return []
-        which = f"{len(idle):,} of {len(self.rounds):,} rounds (the first: round {idle[0]:,})"
-        if len(idle) == len(self.rounds):
-            which = f"all {len(idle):,} rounds"
-        if len(self.rounds) == 1:
+        count = len(idle)
+        total = len(self.rounds)
+        which = f"{count:,} of {total:,} rounds (the first: round {idle[0]:,})"
+        if count == total:
+            which = f"all {count:,} rounds"
+        if total == 1:
             which = "the only round"
         return [
             f"In {which} no client sent anything: none was drawn or available, or those that were dropped out."
@@ -263,7 +273,8 @@ class Traffic:
         """The counter that ``to_json`` wrote in a run of that many clients; earlier releases wrote all of them."""
         made = cls.none_of(clients)
         met = saved.get("clients", range(clients))
-        made.up[met], made.down[met] = saved["up"], saved["down"]
+        made.up[met] = saved["up"]
+        made.down[met] = saved["down"]
         made.rounds += [RoundTraffic(**r) for r in saved["rounds"]]
         return made
 
@@ -321,19 +332,18 @@ class Evaluation:
     headline: str = "mean"  # whether the accuracy of personal models is their mean or their minimum
     # int64 [C, C], rows of ``predictions`` by (label, predicted class); None above ``MOST_CONFUSED`` classes
     counts: np.ndarray | None = None
-    whole: bool = True  # False where predictions are too many to be kept: then ``rows`` and ``predictions`` are empty
+    whole: bool = True  # False if predictions are too many to keep; ``rows`` and ``predictions`` are then empty
     validation: Evaluation | None = (
-        None  # of the same models on the rows to choose by; None where there are none
+        None  # of the same models on the validation rows, if there are any
     )
-    # int64: of personal models, how many of ``rows`` each scored client has, in their order; None of one model
+    # int64: for personal models, the number of ``rows`` of each scored client, in order; None for one model
     sizes: np.ndarray | None = None
-    pooled: float | None = (
-        None  # over all rows of all clients, each scored by the client's model; None: not summed
-    )
+    # accuracy over all rows of all clients, each scored by its client's model; None if not computed
+    pooled: float | None = None
 
     @property
     def diagnostics(self) -> dict[str, float]:
-        """What a round says of it besides its accuracy."""
+        """Figures of a round besides its accuracy."""
         if self.validation is None:
             return {}
         return {VALIDATION_ACCURACY: self.validation.accuracy}
@@ -385,11 +395,11 @@ class TrainingOutput:
     predict: Callable[[Tensor], Tensor]
     """x [N, V, D] or [N, D] -> int64 [N]: the classes the global model predicts."""
     deployed: Callable[[int | None], DeployedModel | None]
-    """The model of a client by its number, or (None) the one for all; None for one that is not there."""
+    """The model of a client by its number, or (None) the one for all; None if there is no such model."""
     broadcast: Callable[[], Tree]
-    """What the server sends after the last round; the tensors that all clients' models share."""
-    # accuracy of the class texts that the method starts from, without training, on the same test rows; None where it
-    # starts from none, or the rows are at sites
+    """The broadcast after the last round: the tensors that all clients' models share."""
+    # accuracy of the method's initial class texts on the same test rows, without training; None for a method without
+    # class texts, and for real sites
     zero_shot: float | None = None
 
     @property
@@ -408,12 +418,9 @@ class TrainingOutput:
         return fairness(self.evaluation.client_accuracy)
 
 
-# Numbers that explain a result: a generalisation bound, what an exchange costs, how sure zero-shot
-# labels are, and how much each backbone says of what all of them say. Pure functions of arrays;
-# none is read by training.
-
-
-FUSION_NORMS = ("column", "none")
+# Figures that explain a result: a generalisation bound, the cost of an exchange, the certainty of
+# zero-shot labels, and the share of each backbone. They are pure functions of arrays, and training
+# reads none of them.
 
 
 @dataclass(frozen=True)
@@ -520,30 +527,25 @@ def flesd_exchange(
     return Exchange(public * width * rounds, public * (public - 1) // 2 * rounds, weights * average)
 
 
-def fusion_similarity(single: Tensor, fused: Tensor, owned: Tensor, norm: str = "column") -> Tensor:
+def fusion_similarity(single: Tensor, fused: Tensor, owned: Tensor) -> Tensor:
     """How near each backbone's prototypes are to those of all backbones together (A figure 3).
 
     s_ki is the mean over the classes client i owns of <C_i^(j) from backbone k alone, C_i^(j) from all>, of unit
     prototypes. It compares coordinates, so it means something only where the projections start from one basis;
-    ``report.figure_data.linear_cka`` does not need that. Raises FedcacheError, exit 2 for an unknown norm.
+    ``report.figure_data.linear_cka`` does not need that. Every client's column is divided by its sum: the paper says
+    only "normalized".
 
     Args:
         single: [K, M, C, P] prototypes of models on one backbone each.
         fused: [M, C, P] of the model on all of them.
         owned: bool [M, C].
-        norm: ``column`` divides every client's column by its sum; ``none`` leaves cosines (the paper says only
-            "normalized").
 
     Returns:
-        [K, M]; NaN for a client that owns no class, and by ``column`` where a column does not sum to more than 0.
+        [K, M]; NaN for a client that owns no class, and where a column does not sum to more than 0.
     """
-    if norm not in FUSION_NORMS:
-        raise unknown("fusion_norm", norm, FUSION_NORMS)
     # [K, M, C] cosines of unit prototypes, averaged over the classes that each client owns.
     cosine = (normalize(single, dim=-1) * normalize(fused, dim=-1)).sum(-1)
     mine = owned.to(cosine.dtype)
     s = (cosine * mine).sum(-1) / mine.sum(-1)
-    if norm == "none":
-        return s
     total = s.sum(0)
     return torch.where(total > 0, s / total, s.new_full((), math.nan))

@@ -1,4 +1,4 @@
-"""Run a method: what is asked, how it is computed, rounds, evaluation, records, and where a killed run goes on."""
+"""Run a method: the configuration, the choice of the execution, rounds, evaluation, records, and resumed runs."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class TrainingRun:
     execution: str = "auto"  # auto, or the name of an execution to force
     # clients that are computed at once, where the execution computes several; None lets the engine pick
     chunk: int | None = None
-    # points of the grid that those that are trained are of, for which it is chosen how they are computed: so those that
-    # a killed grid left are computed as all of them were; 0 for no more than are trained
+    # points of the whole grid, for which the execution is chosen, so that the rest of a killed grid is computed as the
+    # grid was begun; 0 for the points that are trained
     grid_points: int = 0
     sampling: SamplingRule = UNIFORM  # how the clients of a round are drawn
     timing: TimingRule | None = (
@@ -97,7 +97,7 @@ class TrainingRun:
 
 @dataclass(frozen=True)
 class RunCallbacks:
-    """Who is called while a run trains; None for nobody."""
+    """Functions that are called while a run trains; None for none."""
 
     # before every optimiser step; an INTERRUPTED that it raises ends the run inside a round
     before_step: Callable[[], None] | None = None
@@ -120,7 +120,7 @@ def run(
 ) -> TrainingOutput:
     """Train a method and score what it deploys.
 
-    Raises UsageError for what was asked for, StoreError for features that lack, FederatedRunError for a run that fails.
+    Raises UsageError for an illegal request, StoreError for missing features, FederatedRunError for a run that fails.
 
     Args:
         spec: the method, its clients, rounds and seed.
@@ -147,18 +147,18 @@ def run_points(
     cache: GridCache | None = None,
     tables: Sequence[Path] = (),
 ) -> list[TrainingOutput | FedcacheError]:
-    """Train the points of a grid that differ in floats alone, together where that pays.
+    """Train the points of a grid that differ in floats alone, together where that is faster.
 
-    Raises FedcacheError, as ``run``, for what concerns all points; BUG for points that differ in more than floats.
+    Raises FedcacheError, as ``run``, for an error of all points; InternalError where points differ in other values too.
 
     Args:
         spec: what all points have in common; they share its draws.
         hps: the hyperparameters of each point; those that are no floats are equal.
         states: a snapshot to go on from for each point, all of the same round.
         callbacks: called on the way.
-        cache: what other calls on the same data and clients have computed already.
-        tables: for each point a file for what its clients keep, where that is much; its outcome can then be read by
-            ``callbacks`` alone. () for memory, however much it is.
+        cache: results of other calls on the same data and clients.
+        tables: for each point a file for its clients' states, used where they are large; only ``callbacks`` can then
+            read the outcome, as the file is closed afterwards. () keeps them in memory, however large they are.
 
     Returns:
         For each point its outcome, or the error that ended it; the others go on.
@@ -199,7 +199,7 @@ def run_points(
         load = replace(load, points=max(spec.grid_points, len(jobs)))
         chosen = choose(method, hps[0], load, spec.execution, spec.chunk)
         if not jobs[0].trust.plain:
-            # what is done with uploads is done with those of one run
+            # Checks, attacks and privacy need the uploads of one run by themselves.
             chosen = replace(chosen, points=1)
         found: list[TrainingOutput | FedcacheError] = []
         for start in range(0, len(jobs), chosen.points):
@@ -219,17 +219,17 @@ def run_points(
 
 
 def _place_states(job: RunState, load: Load, chosen: ExecutionPlan, table: Path | None) -> None:
-    """Have what clients keep in the file, or in memory."""
-    # The choice may differ from that of a killed run, so what it kept is moved to the other place.
+    """Keep the clients' states in the file, or in memory."""
+    # The choice may differ from that of a killed run, whose states are then moved to the other place.
     if table is not None and states_in_file(load, chosen):
         if job.states.table is None:
             expected = load.kept_bytes() // load.points
             job.states.move(
                 StateTable(table, len(job.training_clients), job.env.device, expected=expected)
             )
-    elif (
-        left := job.states.table
-    ) is not None:  # as there was less memory for Gram matrices before
+        return
+    left = job.states.table
+    if left is not None:  # before, there was less memory for Gram matrices
         job.states.move({})
         left.close()
 
@@ -277,7 +277,7 @@ def plan(
 
 
 def structure(method: Method, hp: Mapping[str, Value]) -> tuple[tuple[str, Value], ...]:
-    """What points of one program have in common: every hyperparameter that is no float."""
+    """The hyperparameters that are equal in all points of one program: all but the floats."""
     floats = {h.name for h in method.hparams if h.kind == "float"}
     return tuple((k, v) for k, v in sorted(hp.items()) if k not in floats or v is None)
 
@@ -309,11 +309,11 @@ def _run(
         number = max(job.round for job in jobs)
         for g, (job, traffic) in enumerate(zip(jobs, traffics, strict=True)):
             job.round = (
-                number  # a point that failed goes along, as the first one samples and draws for all
+                number  # also of a point that failed, as the first one samples and draws for all
             )
             if traffic is None:
                 continue
-            found = scored[g] = None
+            scored[g] = None
             accuracy = None
             diagnostics: dict[str, float] = {}
             if job.round == spec.rounds or (
@@ -341,7 +341,7 @@ def _run(
         if callbacks.after_round is not None:
             callbacks.after_round(number)
     owned = classes_of_clients(jobs[0].data.y.cpu().numpy(), jobs[0].clients)
-    # of all points: they differ in floats alone
+    # The same for all points, which differ in floats alone.
     zero_shot = cache(lambda: zero_shot_accuracy(jobs[0], chosen))
 
     def ended(g: int, job: RunState) -> TrainingOutput | FedcacheError:
@@ -377,7 +377,7 @@ def _check(
         )
     names = names_of(clients)
     if isinstance(names, NumberedNames):
-        return  # a million of them are a rule
+        return  # numbered names differ by construction, and may be millions
     name, count = Counter(names).most_common(1)[0]
     if count > 1:
         raise FederatedRunError(
@@ -409,8 +409,8 @@ def _outcome(
         with torch.no_grad():
             return model.scores(rows.to(job.env.device, job.data.x.dtype)).argmax(-1)
 
-    broadcast = cache(job.down)  # one for all, so that what clients share is seen to be shared
-    # a probe is trained once for all who ask
+    broadcast = cache(job.down)  # made once, so that the models of all clients share its tensors
+    # made once, as it may train a probe
     one_for_all = cache(lambda: deployed_model(job, None, broadcast()))
 
     def deployed(client: int | None) -> DeployedModel | None:

@@ -1,7 +1,8 @@
-"""One run: its constants, its state between rounds, and the two ends of a round (an ``Executor`` is the middle).
+"""Run state: the constants of a run, its state between rounds, and the begin and end of a round.
 
-State between rounds is (round, server, states) and nothing else, so a run resumes bit for bit, and all executions share
-one format. ``fit`` never sees a test row, and a method that needs no labels is handed data that has none.
+An ``Executor`` trains the clients between begin and end. The state between rounds is (round, server, states) and
+nothing else, so a run resumes bit for bit, and all executions share one format. ``fit`` never sees a test row, and a
+method that needs no labels gets data without labels.
 """
 
 from __future__ import annotations
@@ -68,25 +69,24 @@ from fedcache.federate.trust.update_validation import (
 )
 from fedcache.heads.linear import Tree
 
-# Which clients of a run can train, and what a person is told of the others and of those that weigh
-# the most.
+# The clients of a run that can train, and warnings about the others and about those with most
+# weight.
 
 
 def eligible_clients(
     method: Method, hp: Hp, clients: Sequence[ClientRows], public: int, trust: TrustPolicy
 ) -> tuple[np.ndarray, list[str]]:
-    """Numbers (int64, ascending) of the clients with something to train on, and no more than is allowed; and warnings.
+    """Numbers (int64, ascending) of the clients with enough rows to train and not too many, and warnings.
 
-    The warnings of a private run name nobody.
-
-    Raises FederatedRunError, when no client is left, or the public set has no row.
+    The warnings of a private run name no client. Raises FederatedRunError if no client is left, or the public set has
+    no row.
 
     Args:
-        method: what they train.
+        method: of the run.
         hp: its hyperparameters.
         clients: all of them.
-        public: how many of the first hold what everybody reads, and rest.
-        trust: how many rows a client may have, and how much it may weigh.
+        public: number of first clients that hold the public set and do not train.
+        trust: limits of a client's rows and of its weight.
     """
     if public and not len(clients[0].train):
         raise FederatedRunError(
@@ -116,7 +116,8 @@ def eligible_clients(
         (large, f"have more rows than --max-rows-per-client {trust.max_rows}"),
     ):
         count = int(skipped.sum())
-        if count and trust.protects:  # who has how many rows is nothing that noise was added to
+        if count and trust.protects:
+            # Noise does not cover the clients' numbers of rows, so no client is named.
             warnings.append(
                 f"clients that {why} are skipped; who they are is not told, as this run is private"
             )
@@ -126,9 +127,12 @@ def eligible_clients(
                 listed += " .."
             warnings.append(f"{count} of {len(clients)} clients {why} and are skipped: {listed}")
     if not len(kept):
+        reasons = "; ".join(warnings)
+        hint = "Use fewer clients, more rows, or a smaller --set batch="
+        if normalised:
+            hint += "; or --set bn=false"
         raise FederatedRunError(
-            f"None of the {len(clients)} clients can train: {'; '.join(warnings)}.",
-            f"Use fewer clients, more rows, or a smaller --set batch={'; or --set bn=false' * normalised}.",
+            f"None of the {len(clients)} clients can train: {reasons}.", f"{hint}."
         )
     if trust.weighs_by_rows(method, hp):
         warnings += weight_warnings(names, kept, rows[kept].astype(np.float64), trust.max_share)
@@ -136,25 +140,23 @@ def eligible_clients(
 
 
 def _too_few(method: Method, hp: Hp, rows: np.ndarray) -> list[int]:
-    """The numbers of rows, of those that occur, that make no batch."""
+    """Those of the numbers of rows that make no batch."""
     if not method.gradient or "batch" not in hp:
         return []
-    # above there is a whole batch
+    # More than two batches of rows always make a whole batch.
     few = sorted_once(rows[rows <= 2 * cast(int, hp["batch"])]).tolist()
     return [n for n in few if not batch_sizes(n, hp)]
 
 
-# The mean length of all clients' training rows: the one number that a run asks of its clients
-# before the first round.
-#
-# Every client tells the sum of its rows' lengths beside their number, and is told the mean.
+# The mean length of all clients' training rows, which some methods need before the first round.
+# Every client sends the sum of its rows' lengths and their number, and gets the mean.
 
 
 STEP = 4096
 """Rows whose lengths are computed at once."""
 
 SUM_BYTES = 8
-"""Of the number that travels each way: sums are float64."""
+"""Bytes of the number that is sent each way, a float64."""
 
 
 def mean_length(x: Features, rows: np.ndarray) -> float:
@@ -170,36 +172,22 @@ def mean_length(x: Features, rows: np.ndarray) -> float:
 def mean_training_length(x: Features, clients: Sequence[ClientRows], known: LruCache) -> float:
     """``mean_length`` of all clients' training rows, computed once for the points of a grid that share ``known``.
 
-    Rows are taken in the order of the matrix, so the number does not depend on who holds which.
+    Rows are added in the order of the matrix, so the number does not depend on the partition.
     """
-    # Sorted rows are the key too: points of a grid with the same rows share the number.
+    # The sorted rows are part of the key, so that points of a grid with the same rows share the number.
     rows = np.sort(all_train_rows(clients))
     key = ("mean length", SameObject(x), rows.tobytes())
     return known.get(key, lambda: mean_length(x, rows), lambda _: rows.nbytes)
-
-
-def count_exchange(traffic: Traffic, clients: np.ndarray, totals: dict[str, int]) -> None:
-    """Add what telling the sums and the mean costs: one scalar each way for each of ``clients``.
-
-    Args:
-        traffic: of the run; its counts of single clients grow.
-        clients: int64 numbers of those that can train.
-        totals: of the round in which it is counted; they grow.
-    """
-    for way in ("up", "down"):
-        getattr(traffic, way)[clients] += 1
-        totals[way] += len(clients)
-        totals[f"{way}_bytes"] += SUM_BYTES * len(clients)
 
 
 NUMERICAL = (ArithmeticError, ValueError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]  # not in its __all__
 """Errors of a method's server step that come from the numbers in the uploads."""
 
 MOST_SUSPECTS = 32
-"""Uploads that are left out one by one, to find the one that the server cannot aggregate."""
+"""Most uploads that are left out one by one, to find the one that the server cannot aggregate."""
 
 DEALT_BYTES = 8 << 20
-"""Row numbers of chunks of clients that are kept for the next round."""
+"""Bytes of row numbers of chunks of clients that are kept for the next round."""
 
 
 class RunState:
@@ -225,9 +213,10 @@ class RunState:
         self.trust.check(method, hp)
         self.memo = memo
         self.cuts = memo or LruCache()
-        # Features in the dtype of the computation, cast once for the whole run.
-        as_is = data.x.dtype == dtype or data.image is not None  # images stay bytes
-        self.data = data if as_is else replace(data, x=data.x.to(dtype))
+        # Features are cast once for the whole run; images stay bytes.
+        self.data = data
+        if data.x.dtype != dtype and data.image is None:
+            self.data = replace(data, x=data.x.to(dtype))
         self.own = own or {}
         check_mixed(method, self.own, data.x.shape[2], len(clients))
         self.columns = FeatureColumns(self.data.x)
@@ -270,27 +259,32 @@ class RunState:
             names = self.client_names
             self.liars = self.trust.attack.attackers(names, seed)
             if not self.liars:
+                attack = self.trust.attack.text
                 self.warnings.append(
-                    f"--attack {self.trust.attack.text}: of {len(names)} clients that share is nobody, so nobody lies"
+                    f"--attack {attack}: of {len(names)} clients that share is nobody, so nobody lies"
                 )
-        self.labels = self._labels() if "labels" in method.reads(hp) else None
+        self.labels: Tensor | None = None
+        if "labels" in method.reads(hp):
+            self.labels = self._labels()
         self.rejected: list[RejectedUpload] = []
-        self.unprotected_classes = self.round = 0
-        self.keeps_uploads = not self.trust.plain  # a round's, so that one can be left out
-        self._tried: tuple[Tree, Tree] | None = (
-            None  # pooled uploads, and the server that they make
-        )
-        self.expected_clients = 0.0  # a round, on average
+        self.unprotected_classes = 0
+        self.round = 0
+        self.keeps_uploads = (
+            not self.trust.plain
+        )  # until the end of a round, so that one can be rejected
+        # pooled uploads, and the server after a step with them
+        self._tried: tuple[Tree, Tree] | None = None
+        self.expected_clients = 0.0  # mean number of clients in a round
         self.server: Tree = {}
         self.states = ClientStates()
         self.traffic = Traffic.none_of(len(clients))
-        self.met = np.zeros(len(self.training_clients), bool)  # who was sent anything
-        # that many first clients hold what everybody reads, and rest
+        self.met = np.zeros(len(self.training_clients), bool)  # clients that received a broadcast
+        # number of first clients that hold the public set and do not train
         self.public = int("public" in method.reads(hp))
         self.eligible = self._eligible()
         self.draw_by(UNIFORM)
         self.lost: list[int] = []  # clients of this round that get the broadcast and send nothing
-        # those that send in it and got their broadcast in an earlier one
+        # clients that send in this round and got their broadcast in an earlier one
         self.early: frozenset[int] = frozenset()
         self.train_bytes = (
             int(train_sizes(self.training_clients)[self.eligible].sum()) * self.data.x[:1].nbytes
@@ -303,7 +297,7 @@ class RunState:
         self.noticed = False  # whether the method has warned of a round
 
     def _labels(self) -> Tensor:
-        """What clients learn from: the data's labels, upside down on the rows of clients whose attack that is."""
+        """The labels that clients train on: those of the data, flipped on the rows of attackers by label-flip."""
         y = self.data.y.to(self.data.x.device)
         if self.trust.attack is None or self.trust.attack.name != "label-flip":
             return y
@@ -313,27 +307,27 @@ class RunState:
         return flipped_labels(y, rows, self.liars, self.data.classes)
 
     def _eligible(self) -> np.ndarray:
-        """int64, ascending: clients that can train; warnings tell of the others, and of those that weigh the most."""
-        kept, said = eligible_clients(
+        """int64, ascending: the clients that can train; adds the warnings of ``eligible_clients``."""
+        kept, warnings = eligible_clients(
             self.method, self.hp, self.training_clients, self.public, self.trust
         )
-        self.warnings += said
+        self.warnings += warnings
         return kept
 
     def start(self) -> None:
-        """The server's first tensors, after the switches are found to fit the data."""
+        """Check the hyperparameters against the data, and make the server's first tensors."""
         if "text" in self.method.reads(self.hp) and self.env.text is None:
             raise StoreError(
                 f"{self.method.name} needs class text features, but these features have none.",
                 "Use a backbone with a text tower, for example --backbones glyph-clip.",
             )
-        # Each of these is of the store or the device, so it is missing before any client is asked for anything.
-        here = {
+        # These depend on the store or the device, so they are checked before any client trains.
+        available = {
             "image tower": self.env.towers,
             "text tower": self.env.towers,
             "pixels": self.env.image,
         }
-        for need, found in here.items():
+        for need, found in available.items():
             if need in self.method.reads(self.hp) and found is None:
                 raise StoreError(
                     f"{self.method.name} needs {need}, and this run was given none.",
@@ -352,7 +346,9 @@ class RunState:
         )
         hp = self.hp
         env = self.env
-        if own := self.own.get(ids[0]):  # alone: a mixed run has no client axis
+        own = self.own.get(ids[0])
+        # A run whose clients differ computes them one by one.
+        if own:
             hp = {**hp, **own.hp}
             env = replace(env, width=self.columns.cut(own.columns).shape[-1])
             if self.public:
@@ -371,7 +367,7 @@ class RunState:
     def rows(
         self, ids: Sequence[int], axes: int, *, tests: Sequence[ClientRows] | None = None
     ) -> ClientData:
-        """The training rows of some clients, or their test rows in ``tests``; a round's chunks are remembered."""
+        """The training rows of some clients, or their test rows in ``tests``; chunks of clients are cached."""
         if axes and tests is None and not self.own:
             make = partial(self._rows, ids, axes)
             return self._dealt.get((axes, *ids), make, lambda made: made.rows.nbytes)
@@ -380,12 +376,15 @@ class RunState:
     def _rows(
         self, ids: Sequence[int], axes: int, tests: Sequence[ClientRows] | None = None
     ) -> ClientData:
-        parts = [self.training_clients[i].train if tests is None else tests[i].test for i in ids]
+        if tests is None:
+            parts = [self.training_clients[i].train for i in ids]
+        else:
+            parts = [tests[i].test for i in ids]
         rows = [np.asarray(part, np.int64) for part in parts]
         return stack_clients(self.features(ids[0]), self.labels, rows, axes)
 
     def cut(self, client: int) -> ClientData:
-        """The training rows of one client, lying together in memory where all clients' fit into what is remembered."""
+        """The training rows of one client, contiguous in memory if those of all clients fit into the cache."""
         train = self.training_clients[client].train
         if not len(train) or self.train_bytes > self.cuts.budget:
             return self.rows([client], 0)
@@ -417,7 +416,7 @@ class RunState:
         return stack_clients(self.features(client), self.data.y.to(self.data.x.device), [rows], 0)
 
     def down(self) -> Tree:
-        """What the server sends now."""
+        """The broadcast of this round."""
         return self.method.broadcast(self.server, self.server_ctx())
 
     def draw_by(self, rule: SamplingRule) -> None:
@@ -435,9 +434,9 @@ class RunState:
         return self.sampler.sample(self.round, participation)
 
     def expected_uploads(self) -> Uploads:
-        """What the method declares of an upload in this round; derived from a fit of noise where it declares nothing.
+        """The form of an upload in this round: declared by the method, or derived from a fit of noise.
 
-        Raises UsageError, when it can be neither read nor derived.
+        Raises UsageError if it is neither declared nor can be derived.
         """
         if self.method.uploads is not None:
             return self.method.uploads(self.server, self.server_ctx())
@@ -450,16 +449,14 @@ class RunState:
         )
 
     def update_validation(self) -> UpdateValidation:
-        """What every upload of this round must be."""
+        """The checks of the uploads of this round."""
         return UpdateValidation(self.expected_uploads(), self.round + 1, self.longest_row)
 
     @property
     def longest_row(self) -> float | None:
-        """Length that no training row exceeds, by ``--max-row-norm`` or as the features are made; None without."""
-        known = [
-            bound for bound in (self.trust.max_row_norm, self.data.longest_row) if bound is not None
-        ]
-        return min(known, default=None)
+        """Upper bound of the norm of a training row, from ``--max-row-norm`` or ``feat_post``; None without."""
+        bounds = (self.trust.max_row_norm, self.data.longest_row)
+        return min((bound for bound in bounds if bound is not None), default=None)
 
     @cached_property
     def client_names(self) -> Sequence[str]:
@@ -474,11 +471,11 @@ class RunState:
     def upload_pipeline(
         self, ids: Sequence[int], down: Tree, participation: Participation
     ) -> UploadPipeline:
-        """What takes the uploads of this round's clients."""
+        """The pipeline for the uploads of this round's clients."""
         possible = len(self.eligible)
         expected_rows = 0.0
         if self.trust.privacy is not None:
-            # Of all clients, where it is told or divides a noisy sum: how many can train has no noise.
+            # A private run counts all clients, because noise does not cover the number of eligible ones.
             possible = len(self.training_clients)
             expected_rows = float(self.client_rows[self.eligible].sum())
         self.expected_clients = self.sampler.share(participation) * possible
@@ -509,7 +506,7 @@ class RunState:
         )
 
     def upload_size(self, up: Tree) -> tuple[int, int]:
-        """(scalars, bytes of one) that an upload costs; one that will be rejected is counted number by number."""
+        """(scalars, bytes of one) of an upload; of one that will be rejected, all of its numbers."""
         try:
             return self.method.sent(up, self.server_ctx()), itemsize(up)
         except (KeyError, IndexError, RuntimeError, AttributeError):
@@ -521,12 +518,10 @@ class RunState:
             return sum(t.numel() for t in tensors.values()), itemsize(tensors)
 
     def pooled(self, pipeline: UploadPipeline, ids: Sequence[int]) -> Tree:
-        """What a pipeline has made of the uploads of the round; who was rejected is noted.
+        """The pooled upload of the round; rejected uploads and warnings are added to the run.
 
-        Where the server cannot aggregate what was pooled, and can without the upload of one client, that upload is
-        rejected.
-
-        Raises FederatedRunError for a malformed upload that is not to be left out.
+        If the server cannot aggregate the pooled upload, but can without the upload of one client, that upload is
+        rejected. Raises FederatedRunError for an invalid upload under ``--on-bad-update fail``.
         """
         pooled = pipeline.pooled()
         if isinstance(pipeline, BufferedUploads) and self.steps_at_once:
@@ -538,19 +533,18 @@ class RunState:
 
     @property
     def steps_at_once(self) -> bool:
-        """Whether what is pooled is all that the server's next step is made of."""
+        """Whether the server's next step uses one pooled upload alone."""
         return True
 
     def _aggregable(
         self, pipeline: BufferedUploads, pooled: Tree, ids: Sequence[int]
     ) -> tuple[BufferedUploads, Tree]:
-        """The round as the server can aggregate it: as it is, or without the upload of one client.
+        """The round in a form that the server can aggregate: unchanged, or without the upload of one client.
 
-        A client is also left out when its upload alone makes the model so large that no client can train from it.
-
-        Raises FederatedRunError, where leaving out one upload does not help; it names the suspects.
+        An upload is also left out if it alone makes the model so large that no client can train from it. Raises
+        FederatedRunError, naming the suspects, if leaving out one upload does not help.
         """
-        # The server's step is tried on what was pooled; only where that fails is anybody suspected.
+        # The server's step is tried first, and uploads are suspected only if it fails.
         rejected = {r.client for r in pipeline.rejected}
         ids = [c for c in ids if c not in rejected]
         failure = None
@@ -597,35 +591,37 @@ class RunState:
         raise FederatedRunError(f"{failure.message} {tried}", failure.hint) from failure
 
     def _too_large(self, made: Tree) -> dict[str, float]:
-        """Tensor of a new model -> its largest number, where clients cannot train from that number.
+        """Tensor of a new model -> its largest number, for tensors with a number too large for training.
 
-        Closed forms have no next round, and a simulated attack shows what becomes of the model.
+        Empty for closed forms, which have no next round, and for simulated attacks, whose effect is to be seen.
         """
         if not self.method.gradient or self.trust.attack is not None:
             return {}
         # Numbers so large that a step of gradient descent from them overflows.
-        sizes = {name: largest_number(t) for name, t in made.items() if t.is_floating_point()}
-        return {
-            name: size
-            for name, size in sizes.items()
-            if size > largest_to_train_from(made[name].dtype)
-        }
+        found = {}
+        for name, t in made.items():
+            if t.is_floating_point():
+                size = largest_number(t)
+                if size > largest_to_train_from(t.dtype):
+                    found[name] = size
+        return found
 
     def next_server(self, pooled: Tree, ids: Sequence[int]) -> Tree:
-        """What the server holds after a step with pooled uploads; nothing is changed yet.
+        """The server's tensors after a step with pooled uploads; the run is not changed.
 
-        Raises FederatedRunError, whatever numerical error the method meets, and for numbers that are not finite.
+        Raises FederatedRunError for a numerical error of the method, and for numbers that are not finite.
         """
         if self._tried is not None and self._tried[0] is pooled:
             return self._tried[1]
         try:
             merged = self.method.aggregate(self.server, pooled, self.server_ctx(ids))
         except NUMERICAL as error:
+            number = self.round + 1
             raise FederatedRunError(
-                f"Round {self.round + 1}: {self.method.name} cannot aggregate the uploads: {error}.",
+                f"Round {number}: {self.method.name} cannot aggregate the uploads: {error}.",
                 "Look at the clients, or leave out uploads with --on-bad-update reject.",
             ) from error
-        # In memory as in a file: strides pick GEMM kernels, and a resumed run must give the same bits.
+        # Contiguous as in a file: torch chooses kernels by strides, and a resumed run must give the same bits.
         made = {k: t.contiguous() for k, t in merged.items()}
         self.check_finite(made, (), 0)
         return made
@@ -639,7 +635,7 @@ class RunState:
         if state is None:
             state = self.method.enter(down, data, ctx)
         state, up = self.method.fit(down, state, data, ctx)
-        # An upload that is all there is will be looked at when it is handed over.
+        # An upload of a plain policy is validated when it is added to the pipeline.
         if self.trust.on_bad == "fail" and (state or not self.trust.plain):
             for tree in (up, state):
                 if not all_bounded(tree):
@@ -652,8 +648,8 @@ class RunState:
         """Refuse a result that is not finite. Raises FederatedRunError, naming tensor, round and client.
 
         Args:
-            tree: what was computed; what is no tensor is left to update validation.
-            ids: clients on the leading axis; () for the server's own.
+            tree: result of a computation; other objects are left to update validation.
+            ids: clients on the leading axis; () for the server's tensors.
             axes: 1 with a leading axis of clients, 0 for one client without.
         """
         if not isinstance(tree, dict):
@@ -661,8 +657,9 @@ class RunState:
         for name, t in tree.items():
             if not isinstance(t, Tensor) or not t.is_floating_point() or is_bounded(t):
                 continue
+            # A server's model may hold large finite numbers, such as the bias -1e30 of a class without rows.
             if not ids and bool(torch.isfinite(t).all()):
-                continue  # a server's model is added to nothing, and -1e30 is its bias of a class that nobody has
+                continue
             # [M, ..] or [1, ..]: the first client with a number that is not finite is named.
             of_clients = t.reshape(1, -1)
             if axes:
@@ -690,10 +687,10 @@ class RunState:
         """
         self.server = self.next_server(pooled, ids)
         self._tried = None
-        if not self.noticed and (said := self.method.notice(pooled, self.server_ctx(ids))):
+        if not self.noticed and (notice := self.method.notice(pooled, self.server_ctx(ids))):
             self.noticed = True
-            self.warnings.append(f"round {self.round + 1}: {said}")
-        # A one-shot method has nothing to send before its round; what is delivered is the model it made.
+            self.warnings.append(f"round {self.round + 1}: {notice}")
+        # A one-shot method has nothing to send before its round; it delivers the model that the round made.
         delivered = down
         if self.method.one_shot:
             delivered = self.down()
@@ -763,7 +760,12 @@ class RunState:
         self.traffic.down[who] += counts["down"]
         totals = {name: int(of_clients.sum()) for name, of_clients in counts.items()}
         if (env.row_norm is not None or env.mean_rows is not None) and self.round == 0:
-            count_exchange(self.traffic, self.eligible, totals)
+            # Before the first round, each client that can train has sent a sum and received the mean.
+            clients = len(self.eligible)
+            for way in ("up", "down"):
+                getattr(self.traffic, way)[self.eligible] += 1
+                totals[way] += clients
+                totals[f"{way}_bytes"] += SUM_BYTES * clients
         receivers: int | None = len(who) - len(self.early)
         if receivers == len(ids):
             receivers = None
@@ -779,7 +781,7 @@ class RunState:
         if count is None:
             return sent, np.full(len(who), received)
         pairs = [count(env.width, env.classes, env.clients, self.hp)]
-        if self.own:  # clients that differ are asked one by one
+        if self.own:  # clients that differ are counted one by one
             ctxs = (self.ctx([client], 0) for client in who.tolist())
             pairs = [count(ctx.env.width, env.classes, env.clients, ctx.hp) for ctx in ctxs]
         # One pair for all, or a pair of each client.

@@ -1,4 +1,4 @@
-"""Client sampling: the drawn clients among the available ones, without those that drop out."""
+"""Client sampling: clients that are drawn in a round among the available ones, without those that drop out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedcache.federate.partition.row_lists import NumberedNames, RowLists
 from fedcache.store.files import file_sha256, sha256_hex
 from fedcache.visible_text import visible
 
-# When clients are there: a trace that says for each client in which rounds.
+# Availability traces: the rounds in which each client is available.
 
 
 TRACE_COLUMNS = ("client", "first", "last")
@@ -27,7 +27,7 @@ TRACE_COLUMNS = ("client", "first", "last")
 
 @dataclass(frozen=True, eq=False)
 class AvailabilityTrace:
-    """In which rounds clients are there; one that has no line never is."""
+    """Rounds in which clients are available; a client without a line is never available."""
 
     clients: tuple[str, ...]  # of the lines; a client may have several
     first: np.ndarray  # int64, the first round of each line, from 1
@@ -35,12 +35,12 @@ class AvailabilityTrace:
     digest: str  # sha256 of the file
 
     def places(self, names: Sequence[str]) -> np.ndarray:
-        """int64: the number of each line's client. Raises UsageError for a client that the run has not."""
+        """int64: the number of each line's client. Raises UsageError for a client that the run does not have."""
         return numbers_of(self.clients, names, "--availability")
 
 
 def numbers_of(named: Sequence[str], names: Sequence[str], option: str) -> np.ndarray:
-    """int64: the numbers of clients that a file of ``option`` names. Raises UsageError for one that the run has not."""
+    """int64: the numbers of the clients named in a file of ``option``. Raises UsageError for an unknown client."""
     number = {name: i for i, name in enumerate(names)}
     missing = next((name for name in named if name not in number), None)
     if missing is not None:
@@ -54,7 +54,7 @@ def numbers_of(named: Sequence[str], names: Sequence[str], option: str) -> np.nd
 def read_trace(path: Path) -> AvailabilityTrace:
     """Read a CSV file with the columns ``client``, ``first`` and ``last``: rounds from 1, both included.
 
-    Raises UsageError, naming the line, for a file that is none.
+    Raises UsageError, naming the line, for any other file.
     """
     example = "A line for every client and time that it is there:  client,first,last  and then  client-0,1,20"
     here = f"--availability {path}"
@@ -78,7 +78,7 @@ def read_trace(path: Path) -> AvailabilityTrace:
 
 
 def number_in(text: str) -> float | None:
-    """The number that the value of an option is; None for one that is a file."""
+    """The value of an option as a number; None for the name of a file."""
     try:
         return float(text)
     except ValueError:
@@ -111,8 +111,8 @@ def lines_of_clients(
     return found, sha256_hex(raw)
 
 
-# Clusters of clients, of which a round draws some before it draws clients: dealt by the seed, or
-# named in a file.
+# Clusters of clients, drawn by the seed or named in a file. A round draws some clusters first, and
+# then clients of these.
 
 
 COLUMNS = ("client", "cluster")
@@ -120,27 +120,27 @@ COLUMNS = ("client", "cluster")
 
 @dataclass(frozen=True, eq=False)
 class ClusterRule:
-    """Which clients belong together, and how many of these clusters take part in a round."""
+    """Clusters of clients, and how many of them take part in a round."""
 
-    count: int  # clusters there are
+    count: int  # of clusters
     per_round: int = 1
-    named: tuple[str, ...] = ()  # clients of the file; () where the seed of the run deals them
-    # the cluster of each, from 0
+    named: tuple[str, ...] = ()  # clients of the file; () if the seed of the run draws the clusters
+    # the cluster of each of these, from 0
     given: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     digest: str = ""  # sha256 of the file; "" for none
 
     def words(self) -> dict[str, str | float]:
-        """All of it, as a run's identity and its result hold it."""
+        """The rule in the form of a run's identity and result."""
         which: str | int = self.count
         if self.digest:
             which = f"sha256:{self.digest}"
         return {"client_clusters": which, "clusters_per_round": self.per_round}
 
     def places(self, names: Sequence[str], by_name: np.ndarray, seed: int) -> RowLists:
-        """Each cluster's clients that can train, ascending; a cluster without one is left out.
+        """The clients of each cluster that can train, ascending; a cluster without one is left out.
 
-        Clients are dealt in the order of their names, all of them, so that clusters of a partition are the same for
-        every method and for every order of its clients. Their sizes differ by one at most.
+        All clients are assigned in the order of their names, so that the clusters of a partition are equal for every
+        method and every order of its clients. Their sizes differ by one at most.
 
         Args:
             names: of all M clients.
@@ -150,27 +150,30 @@ class ClusterRule:
         Returns:
             Places in ``by_name``.
 
-        Raises UsageError for more clusters than clients, and for a file that names a client that is not there, or lacks
-        one that can train.
+        Raises UsageError for more clusters than clients, and for a file that names an unknown client or lacks one that
+        can train.
         """
-        cluster = np.full(len(names), -1, np.int64)
+        clients = len(names)
+        cluster = np.full(clients, -1, np.int64)
         if self.digest:
             cluster[numbers_of(self.named, names, "--client-clusters")] = self.given
-        elif self.count > len(names):
-            why = f"--client-clusters {self.count}, but there are {len(names)} clients"
-            raise UsageError(f"{why}.", f"For example --client-clusters {max(1, len(names) // 10)}")
+        elif self.count > clients:
+            why = f"--client-clusters {self.count}, but there are {clients} clients"
+            example = max(1, clients // 10)
+            raise UsageError(f"{why}.", f"For example --client-clusters {example}")
         else:
             order = np.arange(len(names))
             if not isinstance(names, NumberedNames):
                 order = np.array(sorted(range(len(names)), key=names.__getitem__), np.int64)
             # A random permutation modulo the number of clusters: sizes differ by one at most.
             cluster[order] = generator(seed, "client-clusters").permutation(len(names)) % self.count
-        # A file must place every client that can train; of clusters only those with such a client count.
+        # A file must have a line for every client that can train.
         lacking = by_name[cluster[by_name] < 0]
         if len(lacking):
             name = visible(names[int(lacking[0])])
+            count = len(lacking)
             raise UsageError(
-                f"--client-clusters has no line of client {name!r}; {len(lacking)} of {len(names)} clients have none.",
+                f"--client-clusters has no line of client {name!r}; {count} of {clients} clients have none.",
                 "Every client that has training rows needs one:  client,cluster  and then  client-0,north",
             )
         _, of = np.unique(cluster[by_name], return_inverse=True)
@@ -178,9 +181,9 @@ class ClusterRule:
 
 
 def parse_clusters(clusters: str | None, per_round: int) -> ClusterRule | None:
-    """The rule of two options, of which ``clusters`` is a number or the path of a file; None for no clusters.
+    """The rule of two options, with ``clusters`` a number or the path of a file; None for no clusters.
 
-    Raises UsageError for values that cannot be, and for a file that is none.
+    Raises UsageError for illegal values and for a malformed file.
     """
     if clusters is None:
         if per_round != 1:
@@ -210,9 +213,10 @@ def parse_clusters(clusters: str | None, per_round: int) -> ClusterRule | None:
 
 @lru_cache(maxsize=1)
 def _read_clusters(path: Path, _digest: str) -> ClusterRule:
-    """The rule of a CSV file with the columns ``client`` and ``cluster``; clusters are numbered as names sort.
+    """The rule of a CSV file with the columns ``client`` and ``cluster``; clusters are numbered by sorted names.
 
-    A command parses its options several times, and a file of 10^6 clients takes seconds: the last content is kept.
+    The last file is cached by its digest, because a command parses its options several times, and a file of 10^6
+    clients takes seconds.
     """
     example = "A line for every client:  client,cluster  and then  client-0,north"
     here = f"--client-clusters {path}"
@@ -230,7 +234,7 @@ def _read_clusters(path: Path, _digest: str) -> ClusterRule:
 
 
 MANY = 1 << 16
-"""Clients from which on a round's are drawn one by one."""
+"""Number of clients from which on those of a round are drawn one by one."""
 
 Participation = int | float | None
 """Clients a round: None for all, an int for a number, a float for a share."""
@@ -238,20 +242,18 @@ Participation = int | float | None
 
 @dataclass(frozen=True)
 class SamplingRule:
-    """How the clients of a round are drawn; the default is so many of all, each as likely as the others."""
+    """How the clients of a round are drawn; by default a fixed number, uniformly."""
 
-    # uniform: so many, every set as likely; weighted: so many, one after the other, each as likely as it has rows among
-    # those that are left; poisson: each by itself, as likely as the share
+    # uniform: a fixed number, all sets equally likely; weighted: a fixed number, one after another, with probability
+    # proportional to rows among the remaining ones; poisson: each independently, with the share as probability
     how: str = "uniform"
-    available: float = 1.0  # as likely is a client there, in every round and by itself
-    trace: AvailabilityTrace | None = None  # when each client is there
-    dropout: float = 0.0  # as likely does a drawn client get the broadcast and send nothing
-    clusters: ClusterRule | None = (
-        None  # of which a round draws some first, and then clients of these
-    )
+    available: float = 1.0  # probability that a client is available in a round, independently
+    trace: AvailabilityTrace | None = None  # rounds in which each client is available
+    dropout: float = 0.0  # probability that a drawn client gets the broadcast and sends nothing
+    clusters: ClusterRule | None = None  # a round draws some of them first, then clients of these
 
     def words(self) -> dict[str, str | float]:
-        """What of it differs from the default, as a run's identity and its result hold it."""
+        """Settings that differ from the default, in the form of a run's identity and result."""
         words: dict[str, str | float] = {}
         if self.how != "uniform":
             words["client_sampling"] = self.how
@@ -278,7 +280,7 @@ def parse_sampling(
 ) -> SamplingRule:
     """The rule of five options: ``availability`` is a share or the path of a trace, ``clusters`` a number or a path.
 
-    Raises UsageError for values that cannot be, and for a file that is not of its kind.
+    Raises UsageError for illegal values and for a malformed file.
     """
     if how not in SAMPLING:
         raise unknown("--client-sampling", how, SAMPLING)
@@ -310,18 +312,18 @@ def from_everywhere(value: str | None) -> str | None:
 
 
 class ClientSampler:
-    """Draws the clients of every round, in client order and the same whenever they are asked for.
+    """Draws the clients of every round, in client order; repeated calls give the same clients.
 
-    It draws over sorted names, so the order of clients in a partition is free.
+    It draws over sorted names, so the order of clients in a partition does not matter.
 
     Args:
         names: of all M clients.
-        eligible: int64, ascending: numbers of those that can train.
+        eligible: int64, ascending: numbers of the clients that can train.
         seed: of the run.
         rows: float64 [M], training rows.
         rule: how they are drawn.
-        uniforms: (round, n) -> [n] numbers in [0, 1), where each client is drawn by itself, as the accounting of
-            privacy assumes; None for a run that follows the rule.
+        uniforms: for a private run, (round, n) -> [n] numbers in [0, 1): each client is drawn independently, as the
+            privacy accounting assumes; None for a run that follows the rule.
 
     Raises UsageError for a trace or clusters that the clients do not fit.
     """
@@ -344,7 +346,7 @@ class ClientSampler:
         self._lines: np.ndarray | None = None
         if rule.trace is not None:
             self._lines = rule.trace.places(names)
-        # the clusters of which a round draws some; None where it draws all
+        # The clusters of which a round draws some; None if it draws all of them.
         self._clusters: RowLists | None = None
         if rule.clusters is not None:
             clusters = rule.clusters.places(names, self.by_name, seed)
@@ -355,7 +357,7 @@ class ClientSampler:
 
     @cached_property
     def by_name(self) -> np.ndarray:
-        """int64: the clients that can train, sorted by name; numbered ones are already."""
+        """int64: the clients that can train, sorted by name."""
         if isinstance(self.names, NumberedNames):
             return self.eligible
         return np.array(sorted(self.eligible.tolist(), key=self.names.__getitem__), np.int64)
@@ -372,7 +374,7 @@ class ClientSampler:
         return self._last[1]
 
     def lost(self, round_: int, participation: Participation) -> list[int]:
-        """Those of them that send nothing, and keep what they held."""
+        """The drawn clients that drop out: they send nothing and keep their state."""
         if not self.rule.dropout:
             return []
         drawn = self.drawn(round_, participation)
@@ -381,21 +383,19 @@ class ClientSampler:
         return [c for c, taken in zip(drawn, gone, strict=True) if taken]
 
     def _draw(self, round_: int, participation: Participation) -> list[int]:
-        # Private runs draw each client by itself from a stream of their own, whatever the rule says.
+        # Private runs draw each client independently, and ignore the rule.
         if self._uniforms is not None:
-            return _ascending(
-                self.by_name[self._uniforms(round_, len(self.by_name)) < self.share(participation)]
-            )
+            uniforms = self._uniforms(round_, len(self.by_name))
+            return _ascending(self.by_name[uniforms < self.share(participation)])
         there = self._there(round_)
         if self.rule.how == "poisson":
             uniforms = generator(self.seed, "poisson", round_).random(len(there))
             return _ascending(there[uniforms < self.share(participation)])
-        return _ascending(
-            there[self._places(there, clients_per_round(participation, len(self.names)), round_)]
-        )
+        count = clients_per_round(participation, len(self.names))
+        return _ascending(there[self._places(there, count, round_)])
 
     def _places(self, there: np.ndarray, count: int, *key: int) -> np.ndarray:
-        """int64: the places of at most ``count`` of the clients that are there, drawn by the stream of a key."""
+        """int64: the places of at most ``count`` drawn clients among the available ones; ``key`` names the stream."""
         count = min(count, len(there))
         rng = generator(self.seed, "sampling", *key)
         if self.rule.how == "weighted" and self._rows is not None:
@@ -407,12 +407,12 @@ class ClientSampler:
     ) -> list[tuple[int, bool]]:
         """At most ``count`` clients that begin to train while others are busy, by name, and whether each drops out.
 
-        ``draw`` numbers the draws of one round; the first one, with nobody busy, is that of ``sample``.
+        ``draw`` numbers the draws of one round; the first one, without busy clients, is that of ``sample``.
         """
-        key: tuple[int, ...] = (round_,)  # the first draw is that of ``sample``
+        key: tuple[int, ...] = (round_,)
         if draw:
             key = (round_, draw)
-        # Drawing among all and rejecting who is busy costs no array of clients where most are free.
+        # If most clients are free, drawing among all and rejecting busy ones needs no array of all clients.
         there = self._there(round_)
         quick = busy and self._few(busy, count)
         if busy and not quick:
@@ -428,7 +428,7 @@ class ClientSampler:
         return list(zip(drawn, gone.tolist(), strict=True))
 
     def _few(self, busy: Sequence[int], count: int) -> bool:
-        """Whether most of those that could be drawn are free, so that a draw among all of them is free as a rule."""
+        """Whether most clients are free, so that a client drawn among all of them is usually free."""
         some = (
             self.rule.available < 1.0 or self.rule.trace is not None or self._clusters is not None
         )
@@ -438,45 +438,47 @@ class ClientSampler:
         return not weighted or bool(2 * self._rows[list(busy)].sum() <= self._heaped[-1])  # type: ignore[index]
 
     def _one_by_one(self, busy: Sequence[int], count: int, *key: int) -> np.ndarray:
-        """The places of as many free clients, drawn again where someone is busy: in no time that grows with clients."""
+        """The places of ``count`` free clients, with a new draw for each busy one; the time does not grow with M."""
         rng = generator(self.seed, "sampling", *key)
         taken = set(busy)
         places = list[int]()
         while len(places) < count:
-            # Weighted: a uniform number on the line of all rows falls into a client's piece as likely as it is long.
+            # Weighted: a uniform number on the line of all rows falls into a client's piece, in proportion to its rows.
             if self.rule.how == "weighted" and self._rows is not None:
                 place = int(np.searchsorted(self._heaped, rng.random() * self._heaped[-1], "right"))
             else:
                 place = int(rng.integers(len(self.by_name)))
-            if (client := int(self.by_name[place])) not in taken:
+            client = int(self.by_name[place])
+            if client not in taken:
                 taken.add(client)
                 places.append(place)
         return np.array(places, np.int64)
 
     @cached_property
     def _heaped(self) -> np.ndarray:
-        """float64: rows of the clients that can train, by name, each with those before it."""
+        """float64: cumulative sum of the rows of the clients that can train, by name."""
         assert self._rows is not None
         heaped: np.ndarray = np.cumsum(self._rows[self.by_name])
         return heaped
 
     def _there(self, round_: int) -> np.ndarray:
-        """int64, by name: the clients that can train and are there in a round."""
+        """int64, by name: the clients that can train and are available in a round."""
         there = self.by_name
         if self._clusters is not None:
             there = self._of_clusters(self._clusters, round_)
         if self.rule.available < 1.0:
             uniforms = generator(self.seed, "availability", round_).random(len(there))
             there = there[uniforms < self.rule.available]
-        if (trace := self.rule.trace) is not None and self._lines is not None:
-            # Clients of the lines that hold in this round; rounds of a trace count from 1.
+        trace = self.rule.trace
+        if trace is not None and self._lines is not None:
+            # Clients with a line that includes this round; rounds of a trace count from 1.
             known = np.zeros(len(self.names), bool)
             known[self._lines[(trace.first <= round_ + 1) & (round_ + 1 <= trace.last)]] = True
             there = there[known[there]]
         return there
 
     def _of_clusters(self, clusters: RowLists, round_: int) -> np.ndarray:
-        """int64, by name: the clients that can train of the clusters that a round draws, every set as likely."""
+        """int64, by name: the clients that can train in the clusters of a round, which are drawn uniformly."""
         drawn = without_replacement(
             generator(self.seed, "clusters", round_), len(clusters), self._per_round
         )
@@ -484,9 +486,9 @@ class ClientSampler:
         return there
 
     def planned(self, round_: int, participation: Participation) -> int:
-        """How many clients a round is planned to have; where clusters are drawn the most that one can, as sizes vary.
+        """The planned number of clients in a round; with drawn clusters the largest one, because their sizes vary.
 
-        So what is chosen by it is the same in a run that goes on in another round.
+        So an execution that is chosen by it stays the same in a resumed run.
         """
         if self._clusters is None:
             return max(1, len(self.sample(round_, participation)))
@@ -495,22 +497,26 @@ class ClientSampler:
         return min(most, clients_per_round(participation, len(self.names)))
 
     def warnings(self, participation: Participation) -> list[str]:
-        """What is said before the first round of too small a share, a trace of few clients, and too small clusters."""
+        """Warnings before the first round about a too small share, a trace of few clients, and too small clusters."""
         found = [*self._few_in_trace(), *self._small_clusters(participation)]
-        if isinstance(participation, float) and (share := participation * len(self.names)) < 0.5:
-            found.append(
-                f"a share of {participation:g} is {share:.2g} of {len(self.names):,} clients: a round has one"
-            )
+        if isinstance(participation, float):
+            clients = len(self.names)
+            share = participation * clients
+            if share < 0.5:
+                found.append(
+                    f"a share of {participation:g} is {share:.2g} of {clients:,} clients: a round has one"
+                )
         return found
 
     def _few_in_trace(self) -> list[str]:
         if self._lines is None:
             return []
         there = len(np.intersect1d(self._lines, self.eligible))
-        if there == len(self.eligible):
+        clients = len(self.eligible)
+        if there == clients:
             return []
         return [
-            f"the trace has lines of {there:,} of the {len(self.eligible):,} clients: all others are never there"
+            f"the trace has lines of {there:,} of the {clients:,} clients: all others are never there"
         ]
 
     def _small_clusters(self, participation: Participation) -> list[str]:
@@ -518,7 +524,8 @@ class ClientSampler:
             return []
         count = clients_per_round(participation, len(self.names))
         sizes = np.sort(self._clusters.sizes)
-        if (least := int(sizes[: self._per_round].sum())) >= count:
+        least = int(sizes[: self._per_round].sum())
+        if least >= count:
             return []
         those = f"{self._per_round} together have"
         if self._per_round == 1:
@@ -531,7 +538,7 @@ class ClientSampler:
         return clients_per_round(participation, len(self.names)) / len(self.names)
 
     def scored(self, share: Participation) -> list[int] | None:
-        """The clients whose personal models ``--eval-clients`` scores, the same in every round; None for all."""
+        """The clients whose personal models ``--eval-clients`` scores, equal in every round; None for all."""
         if share is None:
             return None
         count = clients_per_round(share, len(self.by_name))
@@ -540,10 +547,10 @@ class ClientSampler:
 
 
 def without_replacement(rng: np.random.Generator, population: int, count: int) -> np.ndarray:
-    """``count`` different numbers below ``population``, every set as likely as every other.
+    """``count`` different numbers below ``population``, all sets equally likely.
 
-    They are the first of a permutation; of ``MANY`` clients and more one would take longer than the round, and the
-    numbers are drawn one by one.
+    They are the first of a permutation. For ``MANY`` clients or more the numbers are drawn one by one, because a
+    permutation would take longer than the round.
     """
     if population < MANY:
         return rng.permutation(population)[:count]
@@ -554,9 +561,9 @@ def without_replacement(rng: np.random.Generator, population: int, count: int) -
 def weighted_without_replacement(
     rng: np.random.Generator, weights: np.ndarray, count: int
 ) -> np.ndarray:
-    """``count`` different places, drawn one after the other, each as likely as its weight among those that are left.
+    """``count`` different places, drawn one after another in proportion to the weights of the remaining ones.
 
-    The ``count`` smallest of exponential times with these rates have that law (Efraimidis and Spirakis, 2006).
+    The ``count`` smallest of exponential times with these rates have this distribution (Efraimidis and Spirakis, 2006).
     """
     # Exponential(w_i) times: the smallest is client i with probability w_i / sum w, and so on among the rest.
     times = rng.standard_exponential(len(weights)) / weights

@@ -1,10 +1,10 @@
 """Simulated time: durations of clients, and the updates in each step of an asynchronous server.
 
 The server follows FedBuff (Nguyen et al., "Federated learning with buffered asynchronous aggregation", AISTATS 2022,
-arXiv:2106.06639, algorithm 1): clients that are free are sampled and begin with the current model; an update that
-arrives goes into a buffer; when it holds K, the server takes a step and empties it. ``docs/design/asynchronous.md``
-says what of it is the paper's and what is a choice. Time has no unit, and nothing of it is measured: it is a sum of
-durations that are drawn or read, so it is the same on every machine.
+arXiv:2106.06639, algorithm 1): free clients are sampled and begin with the current model; an arriving update goes into
+a buffer; when the buffer holds K updates, the server takes a step and empties it. ``docs/design/asynchronous.md``
+separates the paper's rules from our choices. Time has no unit and is not measured: it is a sum of drawn or given
+durations, so it is equal on every machine.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ Durations = Callable[[Sequence[int], int], list[float]]
 
 @dataclass(frozen=True, eq=False)
 class TimingRule:
-    """How long clients take, and whether the server waits for them."""
+    """Durations of clients, and whether the server waits for them."""
 
     durations: str = (
         HALF_NORMAL  # a word of ``DURATIONS``, or ``sha256:`` and the digest of the file
     )
     named: tuple[str, ...] = ()  # clients of the file
-    given: tuple[float, ...] = ()  # how long each of them takes
+    given: tuple[float, ...] = ()  # duration of each of them
     buffer: int | None = (
-        None  # K, updates of a step of the server; None where a round waits for all its clients
+        None  # K, updates in a step of the server; None if it waits for all clients
     )
     step: float = 1.0  # eta_g, on the mean of the buffer
-    power: float = 0.5  # a in (1 + t)^-a, which an update t steps old is multiplied by
+    power: float = 0.5  # a in (1 + t)^-a, the factor of an update that is t steps old
 
     def words(self) -> dict[str, str | float]:
-        """All of it, as a run's identity and its result hold it."""
+        """The rule in the form of a run's identity and result."""
         asynchronous: dict[str, str | float] = {}
         if self.buffer is not None:
             asynchronous = {
@@ -96,8 +96,9 @@ class TimingRule:
         lacking = np.flatnonzero((fixed == 0) & (rows > 0))
         if len(lacking):
             name = visible(names[int(lacking[0])])
+            some = f"{len(lacking)} of {len(names)}"
             raise UsageError(
-                f"--client-durations has no line of client {name!r}; {len(lacking)} of {len(names)} clients have none.",
+                f"--client-durations has no line of client {name!r}; {some} clients have none.",
                 "Every client that has training rows needs one:  client,duration  and then  client-0,1.5",
             )
         return lambda clients, _round: fixed[list(clients)].tolist()
@@ -106,10 +107,10 @@ class TimingRule:
 def parse_timing(
     asynchronous: int | None, server_step: float, staleness_power: float, durations: str | None
 ) -> TimingRule | None:
-    """The rule of four options; None where no time is simulated.
+    """The rule of four options; None without simulated time.
 
-    Raises UsageError for values that cannot be, for a file that has no durations, and for options of an asynchronous
-    server without one.
+    Raises UsageError for illegal values, for a file without durations, and for options of an asynchronous server
+    without ``--asynchronous``.
     """
     if asynchronous is None:
         for option, value, usual in (
@@ -167,7 +168,7 @@ def _read_durations(path: Path) -> tuple[tuple[str, ...], tuple[float, ...], str
 
 
 def why_not_asynchronous(method: Method, hp: Hp) -> str | None:
-    """What keeps a server from mixing updates of models of different ages, in words; None where nothing does."""
+    """Why a server cannot mix updates of models of different ages, in words; None if it can."""
     if method.central:
         return "it trains on one set, and nothing is sent"
     if method.one_shot:
@@ -180,25 +181,25 @@ def why_not_asynchronous(method: Method, hp: Hp) -> str | None:
 
 
 class Underway(NamedTuple):
-    """A client in training; clients are ordered by when they end, and then by who began first."""
+    """A client in training; clients are ordered by their end, then by their begin."""
 
     end: float  # simulated time
-    order: int  # how many began before it
+    order: int  # number of clients that began before it
     client: int
-    version: int  # steps that the server had taken when it began
+    version: int  # steps of the server before it began
     drops: bool  # whether it sends nothing
 
 
 class Schedule:
     """Simulated time of one run, and the clients in training.
 
-    All that it says follows from the seed, so it is the same for every execution and for all points of a grid.
+    It depends only on the seed, so it is equal for every execution and for all points of a grid.
 
     Args:
-        rule: what is simulated.
-        sampler: who begins when someone else has ended.
-        concurrency: how many clients train at once.
-        durations: how long they take.
+        rule: durations and buffer.
+        sampler: draws the clients that begin.
+        concurrency: number of clients that train at the same time.
+        durations: of the clients.
     """
 
     def __init__(
@@ -219,29 +220,30 @@ class Schedule:
     def fill_buffer(self, round_: int) -> tuple[dict[int, int], list[int]]:
         """Let time pass until K updates have arrived since the last step.
 
-        Updates that arrive at one instant are taken in the order in which their clients began, and all of them before
-        anyone begins in their place. A client begins again only when the step with its last update is taken, so
-        no buffer has two updates of one client and no client begins twice with one model. Where nobody is left
-        who could still send, the step is taken with fewer updates.
+        Updates that arrive at the same time are taken in the order in which their clients began, and before new clients
+        begin. A client begins again only after the step with its last update. So a buffer has at most one update of a
+        client, and a client begins at most once with one model. If no client is left that could send an update, the
+        step is taken with fewer updates.
 
         Args:
-            round_: steps that the server has taken.
+            round_: number of steps that the server has taken.
 
         Returns:
-            client -> the version of the model that it began with, of the updates in the buffer; and the clients that
-            began since the last step.
+            client -> version of the model that it began with, for the updates in the buffer; and the clients that began
+            since the last step.
         """
         arrived: dict[int, int] = {}
         began: list[int] = []
         draws = 0
         while len(arrived) < (self.rule.buffer or 0):
-            # First everybody who has ended by now, then those who begin in their place, then time passes.
+            # First the clients that have ended, then those that begin in their place, then time passes.
             if self._heap and self._heap[0].end <= self.clock:
                 one = heapq.heappop(self._heap)
                 if not one.drops:
                     arrived[one.client] = one.version
                 continue
-            if free := self.concurrency - len(self._heap):
+            free = self.concurrency - len(self._heap)
+            if free:
                 busy = [*(one.client for one in self._heap), *arrived]
                 began += self._begin(self.sampler.begin(round_, draws, free, busy), round_)
                 draws += 1
@@ -261,11 +263,11 @@ class Schedule:
 
     @property
     def versions(self) -> set[int]:
-        """Of the models that clients in training began with."""
+        """Versions of the models that clients in training began with."""
         return {one.version for one in self._heap}
 
     def to_json(self) -> dict[str, Any]:
-        """What a run goes on from."""
+        """The state from which a run resumes."""
         return {
             "clock": self.clock,
             "begun": self._begun,
@@ -273,9 +275,10 @@ class Schedule:
         }
 
     def take_up(self, saved: dict[str, Any]) -> None:
-        """Go on from there; a sorted list is a heap."""
+        """Resume from the state of ``to_json``."""
         self.clock = float(saved["clock"])
         self._begun = int(saved["begun"])
+        # A sorted list is a heap.
         self._heap = [Underway(*one) for one in saved["underway"]]
 
 
@@ -283,21 +286,21 @@ class Schedule:
 # asynchronous server.
 #
 # A client's update is computed when it arrives, from the model that it began with and with the
-# draws of the round in which it began: nothing that happens meanwhile can change it, as a client
-# has one training at a time. So executions see groups of clients with one broadcast, as in any
-# round, and what they pool of each group is kept until the step.
+# draws of the round in which it began. This is equivalent to computing it earlier, because a client
+# trains once at a time. So an execution gets groups of clients with one broadcast, as in any round,
+# and the pooled upload of each group is kept until the step.
 
 
 STATISTICS = (".mean", ".var")
-"""How the names of BatchNorm's running statistics end."""
+"""Endings of the names of BatchNorm's running statistics."""
 
 NOT_YET = RoundTraffic(0, 0, 0, 0, 0, 0, 0)
-"""The traffic of a group of clients, which is counted with the step that their updates are part of."""
+"""Traffic of a group of clients, which is counted later, with the step of their updates."""
 
 
 @dataclass
 class _Group:
-    """Clients that began with one model, and what their uploads gave."""
+    """Clients that began with one model, and their pooled uploads."""
 
     version: int
     ids: Sequence[int]
@@ -306,13 +309,13 @@ class _Group:
 
 
 class TimedRun(RunState):
-    """One run between rounds, with the time it would take."""
+    """State of a run with simulated time."""
 
     rule: TimingRule
     schedule: Schedule
 
     def time_by(self, rule: TimingRule, participation: Participation) -> None:
-        """Simulate time by a rule, where so many clients train at once.
+        """Simulate time by a rule; ``participation`` clients train at the same time.
 
         Raises UsageError for durations that do not fit the clients.
         """
@@ -320,15 +323,12 @@ class TimedRun(RunState):
         durations = rule.of_clients(self.client_names, self.client_rows, self.seed)
         concurrency = clients_per_round(participation, len(self.client_names))
         self.schedule = Schedule(rule, self.sampler, concurrency, durations)
-        self.versions: dict[int, Tree] = {}  # steps of the server -> what it sent then
+        self.versions: dict[int, Tree] = {}  # steps of the server -> its broadcast after them
         self.staleness: list[int] = []  # of the updates of the last step
         self._groups: list[_Group] | None = None  # of a step that is being computed
 
     def start(self) -> None:
-        """The server's first tensors.
-
-        Raises UsageError, where updates of models of different ages cannot be mixed.
-        """
+        """Make the server's first tensors. Raises UsageError if updates of models of different ages cannot be mixed."""
         super().start()
         if self.rule.buffer is None:
             return
@@ -347,9 +347,9 @@ class TimedRun(RunState):
                 raise UsageError(f"{self.method.name} {why}.", "Leave it out.")
 
     def begin_step(self) -> dict[int, list[int]]:
-        """Let time pass until the buffer is full: version of the model -> clients whose updates are in it."""
+        """Let time pass until the buffer is full; returns version of the model -> clients in the buffer."""
         arrived, began = self.schedule.fill_buffer(self.round)
-        # Clients that began with the same model are computed together, whatever step their updates arrive in.
+        # Clients that began with the same model are computed together.
         groups: dict[int, list[int]] = {}
         for client, version in sorted(arrived.items()):
             groups.setdefault(version, []).append(client)
@@ -360,21 +360,22 @@ class TimedRun(RunState):
         return dict(sorted(groups.items()))
 
     def join_step(self, first: TimedRun) -> None:
-        """Take part in a step; points of a grid share time and clients with the first of them."""
+        """Take part in a step; points of a grid share time and clients with the first point."""
         self.staleness = first.staleness
         self.lost = first.lost
         self.early = first.early
-        self.versions[self.round], self._groups = self.down(), []
+        self.versions[self.round] = self.down()
+        self._groups = []
 
     @property
     def steps_at_once(self) -> bool:
-        """Not where a step is made of several groups."""
+        """False during a step, which is made of several groups."""
         return self._groups is None
 
     def finish(
         self, ids: Sequence[int], down: Tree, pooled: Tree, ups: Sequence[tuple[int, int]]
     ) -> RoundTraffic:
-        """The end of a round, or of one group of clients of a step: then it is kept until ``end_step``."""
+        """The end of a round; during a step, the group of clients is kept until ``end_step``."""
         if self._groups is None:
             return super().finish(ids, down, pooled, ups)
         self._groups.append(_Group(self.round, ids, pooled, ups))
@@ -403,17 +404,17 @@ class TimedRun(RunState):
     def _stepped(self, down: Tree, groups: Sequence[_Group]) -> Tree:
         """w + eta_g sum_i a_i s(t_i) (y_i - w_(r - t_i)), where a_i are the weights of the method's mean.
 
-        w is what the server sends now, y_i the upload of a client that began t_i steps ago, s(t) = (1 + t)^-a. Weights
-        are those of the buffer and add up to 1 before s, so stale updates make the step smaller. Statistics of
-        BatchNorm are measured and not trained: w goes towards them, with w in the place of w_(r - t_i), so that no
-        variance becomes negative.
+        w is the current broadcast, y_i the upload of a client that began t_i steps ago, and s(t) = (1 + t)^-a. The
+        weights sum to 1 over the buffer before they are multiplied by s, so stale updates make the step smaller.
+        Statistics of BatchNorm are measured and not trained. For them w replaces w_(r - t_i), so that no variance
+        becomes negative.
         """
         if self.rule.step == 1.0 and [group.version for group in groups] == [self.round]:
             return groups[0].pooled  # the same to the bit as in a round
         rule = UploadPool(self.method.pool(self.hp), 1).rule
         made = {}
         for name, t in groups[0].pooled.items():
-            # What each group weighs in the method's mean: its clients, or their rows.
+            # The weight of each group in the method's mean: its clients, or their rows.
             weights = [float(len(g.ids)) for g in groups]
             if rule(name) != "uniform":
                 weights = [float(self.client_rows[list(g.ids)].sum()) for g in groups]
@@ -422,7 +423,7 @@ class TimedRun(RunState):
                 base = self.versions[group.version]
                 if name.endswith(STATISTICS):
                     base = down
-                # The group's own mean step, in float64, aged by the steps that the server took meanwhile.
+                # The group's mean update in float64, reduced by its age in steps of the server.
                 update = group.pooled[name].double() - base[name].double()
                 stale = (1.0 + self.round - group.version) ** -self.rule.power
                 total.add_(update, alpha=self.rule.step * stale * weight / sum(weights))
@@ -430,7 +431,7 @@ class TimedRun(RunState):
         return made
 
     def timing(self) -> dict[str, float]:
-        """What is recorded of the last round: its end, and how old the updates of its step were."""
+        """Diagnostics of the last round: its end, and the age of the updates in its step."""
         found = {"simulated_time": self.schedule.clock}
         if self.staleness:
             found["staleness_mean"] = float(np.mean(self.staleness))
@@ -438,7 +439,7 @@ class TimedRun(RunState):
         return found
 
     def keep(self) -> tuple[Tree, dict[str, Any]]:
-        """Tensors and JSON that a snapshot has beside those of a run without time."""
+        """Tensors and JSON that a snapshot needs in addition to those of a run without simulated time."""
         tensors = {
             f"version/{v}/{name}": t
             for v, tree in self.versions.items()
@@ -447,7 +448,7 @@ class TimedRun(RunState):
         return tensors, {"timing": self.schedule.to_json()}
 
     def take_up(self, tensors: Tree, meta: dict[str, Any]) -> None:
-        """Go on from what ``keep`` gave."""
+        """Resume from the result of ``keep``."""
         self.schedule.take_up(meta["timing"])
         for key, t in tensors.items():
             if key.startswith("version/"):

@@ -1,4 +1,4 @@
-"""A run's state between rounds, taken out and put back, so that a killed run goes on bit for bit."""
+"""Snapshots of a run between rounds, from which a killed run resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedcache.heads.linear import Tree
 STATE_VERSION = 1
 
 NAMES = 1 << 12
-"""Names of clients that are written out at once."""
+"""Names of clients that are hashed at once."""
 
 
 def _meta(job: RunState) -> dict[str, Any]:
@@ -40,49 +40,55 @@ def _meta(job: RunState) -> dict[str, Any]:
 
 
 def digest_of_names(names: Sequence[str]) -> str:
-    """Number and digest of the clients' names, which key their draws: as long for a million as for ten."""
+    """Number and digest of the clients' names, which seed their draws; of constant length."""
     digest = hashlib.sha256()
     for start in range(0, len(names), NAMES):
         digest.update("".join(f"{name}\n" for name in names[start : start + NAMES]).encode())
-    return f"{len(names)} named {digest.hexdigest()[:16]}"
+    short = digest.hexdigest()[:16]
+    return f"{len(names)} named {short}"
 
 
 def _copy(t: Tensor) -> Tensor:
-    return t.clone(memory_format=torch.contiguous_format)  # files hold nothing else
+    return t.clone(memory_format=torch.contiguous_format)  # as files hold them
 
 
 def snapshot_of(job: RunState, records: list[RoundRecord]) -> Snapshot:
-    """The state between rounds, from which ``resume_job`` goes on bit for bit; it shares no memory with the run."""
+    """The state between rounds, from which ``resume_job`` resumes bit for bit; it shares no memory with the run."""
     tensors = {f"server/{k}": _copy(t) for k, t in job.server.items()}
     table = job.states.table
-    said = {**_meta(job), "records": [asdict(r) for r in records]}
+    meta = {**_meta(job), "records": [asdict(r) for r in records]}
     if isinstance(job, TimedRun):
         versions, timing = job.keep()
         tensors |= {name: _copy(t) for name, t in versions.items()}
-        said |= timing
-    # Clients in a file: their index stands for their tensors, which the file has by now.
+        meta |= timing
+    # If clients are in a file, the snapshot has the index of the file instead of their tensors.
     if table is not None:
         index, kinds = table.mark()
-        return Snapshot({**tensors, **index}, {**said, "entered": [], "table": kinds}, table.kept)
+        return Snapshot({**tensors, **index}, {**meta, "entered": [], "table": kinds}, table.kept)
     states = dict(job.states)
     for client in sorted(states):
         tensors |= {f"client/{client}/{k}": _copy(t) for k, t in states[client].items()}
-    return Snapshot({**tensors, **stored(job.states)}, {**said, "entered": sorted(states)})
+    return Snapshot({**tensors, **stored(job.states)}, {**meta, "entered": sorted(states)})
 
 
 def resume_job(job: RunState, state: Snapshot, table: Path | None = None) -> list[RoundRecord]:
-    """Put a run where a snapshot was taken; the records up to there. ``table`` is the file that clients may be in."""
+    """Set a run to the state of a snapshot; returns the records of its rounds.
+
+    ``table`` is the file with the clients' tensors, if they are in one. Raises FederatedRunError for the snapshot of
+    another run.
+    """
     expected = _meta(job)
     saved = dict(state.meta)
-    if isinstance(saved.get("clients"), list):  # as earlier releases wrote them
+    if isinstance(saved.get("clients"), list):  # earlier releases wrote all names
         saved["clients"] = digest_of_names(saved["clients"])
     for key in ("version", "method", "seed", "dtype", "clients"):
-        if saved.get(key) != expected[key]:
+        found = saved.get(key)
+        if found != expected[key]:
             raise FederatedRunError(
-                f"The saved state has {key} {saved.get(key)!r}, but the run has {expected[key]!r}.",
+                f"The saved state has {key} {found!r}, but the run has {expected[key]!r}.",
                 "Resume with the configuration that was saved, or start again without the saved state.",
             )
-    # Tensors are copied to the run's device: a snapshot shares no memory with the run that goes on from it.
+    # Tensors are copied to the run's device, so that the snapshot shares no memory with the run.
     server: Tree = {}
     states: dict[int, Tree] = {int(c): {} for c in state.meta["entered"]}
     for key, t in state.tensors.items():

@@ -1,7 +1,7 @@
-"""Stored views of a row: the plain image, or augmentations drawn anew in every epoch.
+"""Stored views of a row: the plain image, or augmentations drawn in every epoch.
 
-View 0 is the plain image and the only one that tests, scores and predictions read. Views 1 .. V-1 are augmentations
-that were stored when features were extracted; a method reads them where its hyperparameters ask for them.
+View 0 is the plain image; tests, scores and predictions read only this view. Views 1 .. V-1 are augmentations that were
+stored when features were extracted; a method reads them if its hyperparameters say so.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedcache.federate.engine.hyperparameters import Hp
 def training_views(
     data: ClientData, ctx: Ctx, epoch: int, purpose: str = "batch"
 ) -> tuple[int | Tensor, ...]:
-    """The view of each row that ``train_view`` asks for: the plain image, or an augmentation drawn for this epoch."""
+    """The view of each row by ``train_view``: the plain image, or an augmentation drawn for this epoch."""
     if ctx.hp.get("train_view", "center") == "center":
         return (0,)
     stream = "views"
@@ -27,13 +27,13 @@ def training_views(
 
 
 def check_views(hp: Hp, views: int) -> None:
-    """Refuse hyperparameters that read augmentations where ``views`` says that none is stored. Raises StoreError."""
-    asks = [f"{name}=aug" for name in ("train_view", "proto_view") if hp.get(name) == "aug"]
-    if asks and views == 1:
-        raise StoreError(
-            f"{asks[0]} trains on stored augmentations, but the features hold 1 view.",
-            f"Extract some, for example fedcache extract --views 4, or --set {asks[0].partition('=')[0]}=center.",
-        )
+    """Refuse hyperparameters that read augmentations if only one view is stored. Raises StoreError."""
+    for name in ("train_view", "proto_view"):
+        if hp.get(name) == "aug" and views == 1:
+            raise StoreError(
+                f"{name}=aug trains on stored augmentations, but the features hold 1 view.",
+                f"Extract some, for example fedcache extract --views 4, or --set {name}=center.",
+            )
 
 
 def drawn_views(

@@ -1,4 +1,4 @@
-"""``--engine``: on this machine as always, or on a Ray cluster whose nodes share the store's path."""
+"""Choice of the engine (``--engine``): this machine, or a Ray cluster whose nodes share the store's path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ENGINES = ("local", "ray")
 
 
 def engine_of(name: str, address: str | None) -> RayEngine | None:
-    """What ``--engine`` and ``--ray-address`` ask for; None is this machine without Ray.
+    """The engine of ``--engine`` and ``--ray-address``; None for this machine without Ray.
 
     Raises UsageError for an unknown engine, a wrong address, or an address without Ray; MachineError when Ray is not
     installed or the address does not answer.
@@ -31,6 +31,6 @@ def engine_of(name: str, address: str | None) -> RayEngine | None:
     cluster.need_ray()
     if address is not None:
         cluster.check_address(address)
-    from fedcache.federate.engines.ray.engine import RayEngine  # it trains grids, and imports torch
+    from fedcache.federate.engines.ray.engine import RayEngine  # imports torch
 
     return RayEngine(address)

@@ -33,7 +33,7 @@ SMALL_HEAD = 64 << 10
 
 FEWEST = 4
 FEW = 8
-"""Clients with larger heads that gain more by shared dispatch than they lose in the cache, and those that gain most."""
+"""Clients with larger heads from which on shared dispatch gains more than the cache loses, and their best number."""
 
 
 class Batched(Executor):
@@ -67,7 +67,7 @@ class Batched(Executor):
     def plan(cls, method: Method, load: Load, chunk: int | None) -> ExecutionPlan:
         """As many clients and points as fit the cache."""
         load = points_together(method, load)
-        # Points only share dispatch, which larger heads have left behind: each is computed alone.
+        # Points share nothing but dispatch, which costs larger heads little: each point is computed alone.
         if load.points == 1 or (load.head_bytes > SMALL_HEAD and load.device == "cpu"):
             return ExecutionPlan(cls.name, min(load.clients, chunk or fits_cache(load)))
         budget = GPU_SET
@@ -134,9 +134,9 @@ class Batched(Executor):
             self.note_sent(chunk, up, itemsize(up), sent)
 
     def sums_uploads(self, up: Tree, clients: int) -> bool:
-        """Whether what a chunk uploads is pooled by one sum over its clients: small uploads, and all on a GPU.
+        """Whether the uploads of a chunk are pooled by one sum over its clients: small uploads, and all on a GPU.
 
-        On a CPU a sum would first copy large ones. A client that sends nothing may be refused, so it comes alone.
+        On a CPU a sum would first copy large ones. Empty uploads are not summed, as each of them may be refused.
         """
         size = sum(t.nbytes for t in up.values())
         device = self.batch.points[0].env.device.type
@@ -149,7 +149,7 @@ class Batched(Executor):
         pipeline: UploadPipeline,
         each: Mapping[str, list[Tensor]] | None = None,
     ) -> None:
-        """Pool what a chunk uploads: by one sum over its clients what is summed, client by client what is stacked.
+        """Pool the uploads of a chunk: one sum over its clients for summed tensors, client by client for stacked ones.
 
         ``each`` has further tensors to stack, by client, with an axis of points of length 1 or more.
         """
@@ -165,7 +165,7 @@ class Batched(Executor):
                 factors[rule] = pipeline.factors(name, chunk)
             pipeline.add_sum(name, self.batch.weighted_sum(t, factors[rule]), t.dtype)
         if not stacked and not each:
-            pipeline.add_weights(chunk)  # sums do not say how many clients are in them
+            pipeline.add_weights(chunk)  # a sum does not contain the number of its clients
             return
         validated = self.batch.points[0].trust.plain  # else each upload is validated by itself
         for j, c in enumerate(chunk):
@@ -182,7 +182,7 @@ class Batched(Executor):
         shown: Tree | None = None,
     ) -> None:
         """Note what each client of a chunk sends: its part of ``up``, and ``shown``, which has no axis of clients."""
-        # then every client of the chunk sends the same
+        # If every scalar counts, all clients of the chunk send equally many.
         alike = self.batch.points[0].method.sent is numel
         for j, c in enumerate(chunk):
             if alike and j:
@@ -192,7 +192,7 @@ class Batched(Executor):
 
 
 def fits_cache(load: Load) -> int:
-    """Clients whose parameters fit the cache together; on a GPU, those that share what a launch costs."""
+    """Clients whose parameters fit the cache together; on a GPU, those that share the cost of one launch."""
     # weights, gradient, momentum and output of one client
     client = max(1, 4 * load.head_bytes)
     if load.device != "cpu":
@@ -201,7 +201,7 @@ def fits_cache(load: Load) -> int:
 
 
 def points_together(method: Method, load: Load) -> Load:
-    """The load of the points that can be one batch: closed forms look at their floats, so they go one after another."""
+    """The load of the points that can be one batch: one point for closed forms, which read their hyperparameters."""
     if not method.gradient or method.central or method.one_shot:
         return replace(load, points=1)
     return load

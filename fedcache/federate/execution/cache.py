@@ -1,4 +1,4 @@
-"""A bounded memory of what the runs of a grid would compute again: rows cut out for a client, first weights, orders."""
+"""A bounded memory for results that the runs of a grid share: rows cut out for a client, first weights, orders."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LruCache:
         self._kept: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], T], size: Callable[[T], int]) -> T:
-        """The value of ``key``, made when it is not there; ``size`` tells its bytes; too large ones are not kept."""
+        """The value of ``key``, made if it is not there; ``size`` returns its bytes. Too large values are not kept."""
         if key in self._kept:
             self._kept.move_to_end(key)
             value: T = self._kept[key][0]

@@ -72,9 +72,11 @@ def choose(
     refusals = {k: executor.serves(method, hp, load) for k, executor in known.items()}
     able = [k for k, why in refusals.items() if not why]
     if name != "auto" and name not in able:
+        why = refusals[name]
+        others = " | ".join(able)
         raise UsageError(
-            f"The execution {name!r} cannot serve {method.name}: {refusals[name]}.",
-            f"Use one that can: --execution {' | '.join(able)}",
+            f"The execution {name!r} cannot serve {method.name}: {why}.",
+            f"Use one that can: --execution {others}",
         )
     if chunk is not None and chunk < 1:
         raise UsageError(

@@ -44,7 +44,7 @@ class Executor(ABC):
 
     Args:
         batch: the points, before the first round that is computed here.
-        snapshots: what each point goes on from, None where it begins; for what an executor keeps in a form of its own.
+        snapshots: of each point that is resumed, None for the others; for executors that keep state in their own form.
     """
 
     name: ClassVar[str]
@@ -68,7 +68,7 @@ class Executor(ABC):
 
     @classmethod
     def plan(cls, method: Method, load: Load, chunk: int | None) -> ExecutionPlan:
-        """How many clients and points are computed at once; ``chunk`` is the number of clients that the user asks."""
+        """How many clients and points are computed at once; ``chunk`` is the number of clients that the user gave."""
         return ExecutionPlan(cls.name, 1)
 
     @abstractmethod
@@ -84,13 +84,13 @@ class Executor(ABC):
         """
 
     def train_round(self) -> list[RoundTraffic | None]:
-        """Sample, broadcast and compute one round; what ends a point is in ``batch.failed``, and the others go on."""
+        """Sample, broadcast and compute one round. A point's error is in ``batch.failed``, and the others go on."""
         points = self.batch.points
         ids = points[0].sample(self.batch.participation)
         for point in points[1:]:
             point.lost = points[0].lost
         downs = [point.down() for point in points]
-        # a private round is noise alone, and told all the same
+        # A private round without clients still adds noise and counts for epsilon, as its absence would tell something.
         if not ids and points[0].trust.privacy is None:
             traffics: list[RoundTraffic | None] = [None] * len(points)
             for g, point in enumerate(points):
@@ -118,7 +118,7 @@ class Sequential(Executor):
 
     @classmethod
     def cost(cls, method: Method, hp: Hp, load: Load) -> float:
-        """What the others are compared with."""
+        """The unit of cost."""
         return 1.0
 
     @classmethod
@@ -186,7 +186,7 @@ class Sequential(Executor):
 
 
 def fit_group(point: RunState, down: Tree, group: Sequence[int]) -> Tree:
-    """The upload of one client, or what several send in sum: that of all their rows as those of one client."""
+    """The upload of one client, or the sum of several: the upload of one client that has all their rows."""
     if len(group) == 1:
         return point.fit_one(down, group[0])
     point.env.watch()
@@ -196,11 +196,10 @@ def fit_group(point: RunState, down: Tree, group: Sequence[int]) -> Tree:
 
 
 def groups_of(point: RunState, ids: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Clients that are computed together: one each, or neighbours up to ``TOGETHER_ROWS`` where uploads add up.
+    """Groups of clients that are computed together: one each, or up to ``TOGETHER_ROWS`` rows where uploads add up.
 
-    The sums of a million clients cost what those of their rows do, and not a matrix for each; and the rows of several
-    are read in the order of the file. They are the sums of the uploads up to rounding, and what is told of traffic is
-    what each client would send.
+    So a million clients do not need a matrix each, and the rows of a group are read in the order of the file. The
+    result is the sum of the uploads up to rounding. Traffic is counted as if each client sent its own upload.
     """
     method = point.method
     adds_up = (
@@ -223,13 +222,13 @@ def groups_of(point: RunState, ids: Sequence[int]) -> Iterator[Sequence[int]]:
 
 
 def timed_round(executor: Executor) -> tuple[tuple[int, ...], list[RoundTraffic | None]]:
-    """One round of all points: the clients whose uploads it is made of, and the traffic of each point.
+    """One round of all points: the clients whose uploads are used, and the traffic of each point.
 
-    What ends a point is in ``batch.failed``, as after ``Executor.train_round``.
+    The error of a point is in ``batch.failed``, as after ``Executor.train_round``.
     """
     points = cast(Sequence[TimedRun], executor.batch.points)
     first = points[0]
-    round_ = points[0].round
+    round_ = first.round
     for point in points[1:]:
         point.schedule = first.schedule
     if first.rule.buffer is None:
@@ -242,10 +241,10 @@ def timed_round(executor: Executor) -> tuple[tuple[int, ...], list[RoundTraffic 
     groups = first.begin_step()
     for point in points[1:]:
         point.join_step(first)
-    # Clients that began with one model are one round of the executor: with its broadcast and that round's draws.
+    # Clients that began with the same model are computed as one round, with its broadcast and its draws.
     for version, ids in groups.items():
         for point in points:
-            point.round = version  # whose draws are made
+            point.round = version  # draws are keyed by the round
         executor.one_round(ids, [point.versions[version] for point in points])
     failed = executor.batch.failed
     traffics = [None] * len(points)

@@ -4,13 +4,13 @@ The first linear map of a head, W [U, D], is trained on a client's n rows X alon
 rows and of the weights it began with: W = c B + A' X. A step then costs n instead of D numbers an output, with the Gram
 matrix X X' computed once for the whole run (``heads.gram`` has the algebra).
 
-A method's ``fit`` is unchanged: it is handed coordinates under the names of the first map's tensors, and batches that
-are positions of rows; what it returns is turned back. The broadcast and the average are one matrix product each,
-and the points of a grid are columns of the same products.
+A method's ``fit`` is unchanged: it gets coordinates under the names of the first map's tensors, and batches that are
+positions of rows; the coordinates that it returns are turned back into maps. The broadcast and the average are one
+matrix product each, and the points of a grid are columns of the same products.
 
-Two ways, by what the server sends. If the map travels (fedavg), its tensors are bases anew in every round, and the
-pooled upload is turned back by one product. If it stays with the client (fedpcl), coordinates are kept from round to
-round over the bases that the client entered with; ``gram_states.ClientStates`` turns them back when they are read.
+There are two cases. If the server sends the map (fedavg), its tensors are new bases in every round, and the pooled
+upload is turned back by one product. If the map stays with the client (fedpcl), coordinates over the bases that the
+client entered with are kept from round to round; ``gram_states.ClientStates`` turns them back when they are read.
 
 Shapes: n rows of a client, D features, U outputs of the map, M clients of a chunk, G points of a grid, k bases.
 """
@@ -161,7 +161,7 @@ class Gram(Batched):
         self.grams = (batch.cache or GridCache()).grams(batch.points[0])
         for point, snapshot in zip(batch.points, snapshots, strict=False):
             restore(point.states, snapshot, self.grams)
-        self._begun = False  # whether what clients were begun with was given back
+        self._begun = False  # whether memory of the clients' first maps was returned to the system
 
     @classmethod
     def serves(cls, method: Method, hp: Hp, load: Load) -> str:
@@ -186,8 +186,8 @@ class Gram(Batched):
         if not method.gradient or method.central:
             return 4.0
         if load.device != "cpu" and load.points == 1:
-            return 2.0  # a GPU has the products in full for what coordinates cost; the points of a grid share more
-        # The points of a grid share the rows that are read, so nothing is thin there.
+            return 2.0  # on a GPU full products cost no more than coordinates, unless points of a grid share them
+        # The points of a grid share the rows that are read, so every client counts there.
         epochs = int(cast(int, hp.get("epochs") or 1))
         covered = int(load.dual_rows().sum())
         if load.points == 1:
@@ -196,7 +196,7 @@ class Gram(Batched):
         pays = 2 * covered >= int(load.rows.sum()) > 0 and TAKE_PART * load.participants >= len(
             load.rows
         )
-        # where coordinates do not fit, other executions keep what clients have in a file
+        # Coordinates must fit into memory; other executions can keep states in a file.
         free = free_memory(load.device)
         fits = load.gram_bytes() <= min(GRAM_BYTES, GRAM_SHARE * free) and load.kept_bytes() <= free
         if pays and fits:
@@ -235,7 +235,8 @@ class Gram(Batched):
                 few[start : start + self.batch.plan.chunk], down, pipeline, sent
             )
         if not self._begun and self.batch.points[0].states.kept:
-            return_freed_memory()  # most clients enter in the first round, by full maps between what stays of them
+            # Most clients enter in the first round. Their full maps lie between tensors that stay.
+            return_freed_memory()
             self._begun = True
 
     def _fit_in_coordinates(
@@ -296,7 +297,7 @@ class Gram(Batched):
                 pipeline.add_sum(name, batch.less_points(total), W.dtype)
         # All other tensors are as in the batched execution, summed over the chunk at once.
         self.pool_chunk(order, rest, pipeline, each)
-        # What travels is the map, whatever it was computed in; only its size is asked for.
+        # Traffic counts full maps, which are never made here: tensors without memory have their shape.
         core = (frame.seen[0].shape[2], self.grams.packed.shape[1])
         like = {
             n: t.new_empty((*t.shape[: batch.axes], *core), device="meta") for n, t in maps.items()
@@ -317,7 +318,7 @@ class Gram(Batched):
         for n in travels:
             # [G, U, D]: one axis of length 1, of points or of clients, becomes the axis of points
             number["down", n] = frame.add(down[n].reshape(-1, *down[n].shape[-2:]))
-        # as files bring names in another order, and sums would follow it
+        # Sorted, because a snapshot has names in another order, which would change the order of sums.
         for n, t in sorted(state.items()):
             if is_first(n):
                 full = t
@@ -330,7 +331,7 @@ class Gram(Batched):
         return held, {n: units.get(("down", n), t) for n, t in down.items()}
 
     def _resume_coordinates(self, frame: ChunkBases, order: Sequence[int], down: Tree) -> Tree:
-        """States whose maps never travel: coordinates over the bases their client entered with."""
+        """States whose maps stay with the clients: coordinates over the bases that each client entered with."""
         points = self.batch.points
         self._begin_new(order, down)
         kept = [[point.states.kept[c] for c in order] for point in points]
@@ -367,9 +368,8 @@ class Gram(Batched):
         points = self.batch.points
         entered = self.batch.enter(down, [c for c in order if c not in points[0].states])
         for c in order:
-            twins: dict[
-                tuple[SameObject, ...], KeptCoordinates
-            ] = {}  # what maps became that some point began with
+            # maps that a point began with -> their coordinates, for other points with the same maps
+            twins: dict[tuple[SameObject, ...], KeptCoordinates] = {}
             for g, point in enumerate(points):
                 if c in point.states.kept:
                     continue
@@ -391,7 +391,7 @@ class Gram(Batched):
         rest = {n: t for n, t in state.items() if n not in maps}
         for g, point in enumerate(batch.points):
             for j, c in enumerate(order):
-                # without the padding up to the longest client of the chunk
+                # Padding up to the longest client of the chunk is cut off.
                 R = len(point.states.kept[c].bases) + self.grams.n[c]
                 coords = {n: t[j, :R, :, g] for n, t in maps.items()}
                 point.states.write(c, split(batch.of_point(rest, g), j, batch.rows_of(c)), coords)

@@ -21,7 +21,7 @@ from fedcache.heads.gram import GramBatch
 from fedcache.heads.linear import Tree
 
 FIRST = ("W", "P.W")
-"""Names of the tensors that multiply features; what stands before a slash marks copies (``near/P.W``, ``opt/m/W``)."""
+"""Names of the tensors that multiply features. A prefix with a slash marks copies (``near/P.W``, ``opt/m/W``)."""
 
 
 def is_first(name: str) -> bool:
@@ -52,7 +52,7 @@ def primal(grams: GramMatrices, client: int, coords: Tensor, bases: Sequence[Ten
 
 @dataclass(frozen=True)
 class Chunk:
-    """What the clients of a chunk hold: stacked as ``fit`` returned it, and each client's part, views of it."""
+    """The states of a chunk's clients: stacked as ``fit`` returned them, and each client's part as views of that."""
 
     clients: tuple[int, ...]
     stacked: Tree  # [M, ..]
@@ -69,14 +69,14 @@ class Chunk:
 
 
 class ClientStates(MutableMapping[int, Tree]):
-    """What clients hold: tensors, of which some may be kept as coordinates and are turned back when read.
+    """The states of clients: tensors. Maps that are kept as coordinates are computed when they are read.
 
     They are in memory, or in a file (``move``).
     """
 
     def __init__(self) -> None:
         self._trees: MutableMapping[int, Tree] = {}
-        self._written: set[int] = set()  # clients whose tensors nobody else has
+        self._written: set[int] = set()  # clients whose tensors are used here alone
         self._chunk: Chunk | None = None  # newer than what ``_trees`` has of its clients
         self.blocks = TensorBlocks()
         self.kept: dict[int, KeptCoordinates] = {}
@@ -90,12 +90,12 @@ class ClientStates(MutableMapping[int, Tree]):
         return None
 
     def hold(self, chunk: Chunk) -> None:
-        """Hold a chunk as it is, until one of its clients is read or written.
+        """Keep a chunk stacked until one of its clients is read or written.
 
-        The next round may begin with it, which spares both copies, into the clients' own tensors and out of them.
+        The next round may begin with it, which saves copying it into the clients' own tensors and out of them.
         """
         if self._chunk is not None and self._chunk.clients == chunk.clients:
-            self._chunk = None  # what it had is older
+            self._chunk = None  # it is older
         self._settle()
         # Only clients that are known already and whose memory is the chunk's alone: then nothing else is kept alive.
         if (
@@ -116,7 +116,7 @@ class ClientStates(MutableMapping[int, Tree]):
     def _settle(self) -> None:
         """Give every client of the chunk its own tensors."""
         if self._chunk is not None:
-            # forgotten first, as ``write`` settles too
+            # Removed first, because ``write`` calls this function too.
             chunk = self._chunk
             self._chunk = None
             self._write_all(chunk)
@@ -134,7 +134,7 @@ class ClientStates(MutableMapping[int, Tree]):
         self._written.clear()
 
     def close(self) -> None:
-        """Let others use the file, if there is one; nothing can be read any more then."""
+        """Let other processes use the file, if there is one; the states cannot be read afterwards."""
         if self.table is not None:
             self.table.close()
 
@@ -157,7 +157,7 @@ class ClientStates(MutableMapping[int, Tree]):
     def scored(self, client: int, x: Features, rows: Tensor) -> tuple[Tree, GramBatch]:
         """A client's tensors with its maps as coordinates, and features x[rows] to multiply them with.
 
-        With few rows of its own that is less work than its maps in full, and points of a grid share the products.
+        For a client with few rows this is less work than with full maps, and points of a grid share the products.
         """
         kept = self.kept[client]
         grams = cast(GramMatrices, self.grams)
@@ -192,19 +192,19 @@ class ClientStates(MutableMapping[int, Tree]):
         return {**maps, **self._trees[client]}
 
     def keep(self, client: int, rest: Tree, kept: KeptCoordinates, grams: GramMatrices) -> None:
-        """Hold a client as a copy of its coordinates and of the rest; bases and their products as they are."""
+        """Keep a copy of a client's coordinates and of its other tensors; bases and their products are not copied."""
         self._settle()
         self._trees[client], self.grams = self.blocks.copy_tree(rest), grams
         self.kept[client] = replace(kept, coords=self.blocks.copy_tree(kept.coords))
         self._written.add(client)
 
     def write(self, client: int, tree: Tree, coords: Tree | None = None) -> None:
-        """Hold a copy of the tensors, and of the coordinates for a client that is kept in them.
+        """Keep a copy of the tensors, and of the coordinates for a client that is kept in them.
 
-        It takes the place of the one before where that has the same shapes.
+        The copy is written over the one before if the shapes are equal.
         """
         self._settle()
-        # Tensors that this class made itself may be written over; others may be shared.
+        # Tensors that this class made itself may be overwritten; others may be shared.
         mine = client in self._written
         if self.table is not None:
             self._trees[client] = tree
@@ -224,7 +224,7 @@ class ClientStates(MutableMapping[int, Tree]):
         """A copy, in the memory of ``into`` where that has the same names, shapes and dtypes."""
         if into is None:
             return self.blocks.copy_tree(tree)
-        # a block would keep its old place for as long as its neighbours
+        # Not into blocks: the memory of the old tensors there stays taken until all their neighbours are freed.
         if not same_outline(tree, into):
             return {k: t.clone(memory_format=torch.contiguous_format) for k, t in tree.items()}
         for k, t in tree.items():
@@ -244,7 +244,7 @@ class ClientStates(MutableMapping[int, Tree]):
         self._written.discard(client)
 
     def __contains__(self, client: object) -> bool:
-        return client in self._trees  # the mixin's would turn the client's maps back to look
+        return client in self._trees  # the mixin's would compute the client's maps
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._trees)
@@ -254,7 +254,7 @@ class ClientStates(MutableMapping[int, Tree]):
 
 
 def stored(states: ClientStates) -> Tree:
-    """What a snapshot holds besides plain tensors: coordinates and bases, so that a resumed run has the same bits."""
+    """Coordinates and bases, which a snapshot holds besides plain tensors, so that a resumed run has the same bits."""
     out: Tree = {}
     for client, kept in states.kept.items():
         out |= {f"coords/{client}/{name}": t.clone() for name, t in kept.coords.items()}
@@ -266,7 +266,7 @@ def stored(states: ClientStates) -> Tree:
 
 
 def restore(states: ClientStates, snapshot: Snapshot | None, grams: GramMatrices) -> None:
-    """Put the coordinates of a snapshot back, where the clients are still computed in them."""
+    """Load the coordinates of a snapshot, of clients that are still computed in them."""
     coords: dict[int, dict[str, Tensor]] = {}
     bases: dict[int, dict[int, Tensor]] = {}
     if snapshot is None:

@@ -1,4 +1,4 @@
-"""Points of a grid that run together, the bookkeeping that every execution with a client axis needs, what points share.
+"""Points of a grid that run together, and the bookkeeping that every execution with a client axis needs.
 
 A grid point is a run of its own (``RunState``): its server, states, traffic and records. Points differ in floats alone,
 so they sample the same clients and draw the same numbers; a chunk of clients of all points is one ``fit`` with the
@@ -36,10 +36,10 @@ Sent = list[tuple[int, int]]
 
 
 class GridCache:
-    """What runs on the same features have in common.
+    """Results that runs on the same features share.
 
-    Features in the dtype computed in, Gram matrices of clients, what one-shot methods without gradients pool, and a
-    memory of rows and draws.
+    Features in the dtype of the computation, Gram matrices of clients, pooled uploads of one-shot methods without
+    gradients, and a memory of rows and draws.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class GridCache:
         return self._cast[key]
 
     def grams(self, job: RunState) -> GramMatrices:
-        """Of the clients of a run that ``gram`` serves."""
+        """The Gram matrices of the clients that are computed in coordinates."""
         # Clients with more rows than half the features have larger Gram matrices than the work they save.
         width = job.data.x.shape[2]
         rows = {
@@ -73,10 +73,10 @@ class GridCache:
     def pooled(
         self, job: RunState, ids: Sequence[int], make: Callable[[], tuple[Tree, Sent]]
     ) -> tuple[Tree, Sent]:
-        """What the clients of a one-shot run pool, computed by ``make`` unless another run has pooled the same.
+        """The pooled upload of a one-shot run, computed by ``make`` unless another run has pooled the same.
 
-        Runs pool the same when they differ in nothing that ``fit`` reads. Where the method is ``additive``, clients do
-        not matter either, only all their rows: sums then differ from those of ``make`` by rounding.
+        Two runs pool the same if everything that ``fit`` reads is equal. For an ``additive`` method only the rows of
+        all clients together must be equal, not the clients: sums then differ from those of ``make`` by rounding.
 
         Returns:
             the pooled upload, not to be changed, and what each client sent.
@@ -120,7 +120,7 @@ class GridBatch:
         self.hp = stack_hp([point.hp for point in self.points], self.points[0])
 
     def by_rows(self, ids: Sequence[int]) -> list[int]:
-        """Clients by falling rows: those of a chunk that have no batch left are then a suffix, and little is padded."""
+        """Clients by falling rows, so that those without a batch left are the last of a chunk, and little is padded."""
         return sorted(ids, key=lambda c: (-self.rows_of(c), c))
 
     def rows_of(self, client: int) -> int:
@@ -160,9 +160,9 @@ class GridBatch:
         return {k: torch.stack([p[k] for p in points]) for k in points[0]}
 
     def enter(self, down: Tree, new: Sequence[int]) -> list[dict[int, Tree]]:
-        """What clients hold that take part for the first time, per point; ``new`` keeps the order of falling rows.
+        """The first states of clients that take part for the first time, per point; ``new`` is sorted by falling rows.
 
-        The tensors are views of those of all of them.
+        The tensors are views of one tensor of all these clients.
         """
         first = self.points[0]
         state: Tree = {}
@@ -181,7 +181,7 @@ class GridBatch:
     def store(self, order: Sequence[int], state: Tree, *, whole: bool = False) -> None:
         """Give every client of a chunk its own part of the states that ``fit`` returned.
 
-        Where the chunk is the ``whole`` round, the next may be of the same clients: it is held as it is.
+        A chunk that is the ``whole`` round is kept stacked, as the next round may be of the same clients.
         """
         if not state:
             return
@@ -249,8 +249,8 @@ class GridBatch:
     ) -> bool:
         """Validate what ``fit`` returned for a chunk of clients.
 
-        Raises FederatedRunError for a malformed upload that is not to be left out; a number that is not finite ends its
-        point alone.
+        Raises FederatedRunError for a malformed upload, unless the policy leaves it out; a number that is not finite
+        ends its point alone.
 
         Args:
             up: the uploads.

@@ -1,8 +1,8 @@
 """Memory estimate of a run: its sizes, its execution, the machine's memory, and the peak.
 
-The parts of the peak are those that grow: features, packed rows and Gram matrices, what clients keep, uploads under
-way, and a chunk's working set. What Python and torch take by themselves is not counted. Uploads are taken to be as
-large as the model, which no method exceeds by more than its counts.
+The estimate covers the parts that grow with a run: features, packed rows and Gram matrices, client states, uploads, and
+the working set of a chunk of clients. It does not cover Python and torch themselves. Uploads are assumed to be as large
+as the model, which no method exceeds by more than its counts.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from fedcache.federate.partition.client_table import train_sizes
 from fedcache.heads.linear import Tree
 
 WORKING_SET = 8 << 20
-"""Four copies of a chunk's parameters (weights, gradient, momentum, output) stay below this: they fit the cache."""
+"""Limit of four copies of a chunk's parameters (weights, gradient, momentum, output), so that they fit the cache."""
 
 LARGE_SET = 32 << 20
-"""The same for a few clients with larger heads: at worst in the cache that cores share, and still quicker together."""
+"""The limit for few clients with large heads, which may use the cache that cores share."""
 
 GPU_SET = 512 << 20
-"""The same on a GPU: what a launch of a kernel costs is shared by as many clients and points as there are."""
+"""The limit on a GPU, where more clients and points share the time of a kernel launch."""
 
 GRID_SET = 128 << 20
-"""The same for the points of a grid, whose shared rows pay for leaving the cache."""
+"""The limit for the points of a grid, where sharing rows saves more than the cache."""
 
 SKINNY = 15
 """Outputs per row whose work in ``batched`` equals the two thin products of a round in ``gram`` (measured on one core
 between 10 and 100 classes, 1 and 5 epochs and 50 to 500 rows of 1,024 features)."""
 
 STATES = 256 << 20
-"""Bytes that clients may keep in memory between rounds; above, they are in a file of the run's directory."""
+"""Bytes of client states in memory; larger ones are in a file of the run's directory."""
 
 SLACK = 16 << 20
-"""What allocators keep besides: seen with 1,000 and 10,000 clients, whatever the method."""
+"""Overhead of allocators, measured with 1,000 and 10,000 clients."""
 
 COPIES = 5
-"""Of what a server keeps of every client: as it was, as it is, as it is sent, and two where clients compare with it."""
+"""Copies of a server's tensors per client: old, new, broadcast, and two where clients compare with them."""
 
 SCORES = 4096
 """Rows scored at once in evaluation, as in ``evaluate.BLOCK``."""
@@ -59,14 +59,14 @@ SCORES = 4096
 
 @dataclass(frozen=True)
 class Load:
-    """What a run asks of the machine."""
+    """Sizes of a run that determine its memory."""
 
     head_bytes: int  # of the tensors one client trains
     clients: int  # sampled per round
     outputs: int = 0  # numbers that the first linear map gives for a row
     # training rows of every client that may take part
     rows: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    participants: int = 0  # how many of them ever will, at most
+    participants: int = 0  # upper bound of the clients that take part in some round
     width: int = 0  # D
     itemsize: int = 4  # bytes of a number
     views: int = 1  # stored of a row
@@ -75,9 +75,7 @@ class Load:
     server_bytes: int = 0  # of what the server holds
     state_bytes: int = 0  # that a client keeps between rounds
     feature_bytes: int = 0  # of all rows
-    broadcast_bytes: int = (
-        0  # of what a client is sent besides its first map, which losses are computed against
-    )
+    broadcast_bytes: int = 0  # of the broadcast without the first map; losses compare with it
     batch: int = 32  # rows of a step
     versions: int = 0  # older models of the server that clients in training began with
     mixed: bool = False  # whether clients differ in more than their rows (``client_overrides``)
@@ -85,17 +83,17 @@ class Load:
     device: str = "cpu"  # that computes: cpu | cuda
 
     def dual_rows(self) -> np.ndarray:
-        """Rows of the clients that ``gram`` can serve for less work: no more than half the features."""
+        """Rows of the clients for which ``gram`` needs less work: at most half as many as features."""
         few: np.ndarray = self.rows[2 * self.rows <= self.width]
         return few
 
     def worth(self, epochs: int) -> int:
-        """Rows of the clients for which ``gram`` is also faster than ``batched`` in about its work.
+        """Rows of the clients for which ``gram`` is faster than ``batched``.
 
-        Every round it multiplies all rows with the broadcast and with the result, which costs as much as some
-        ``SKINNY`` outputs do in an epoch; what it saves grows with outputs and epochs.
+        In every round ``gram`` multiplies all rows with the broadcast and with the result, which takes as long as
+        ``SKINNY`` outputs in an epoch of ``batched``. Its savings grow with outputs and epochs.
         """
-        # n^2 work for a row in coordinates against n D in full: equal where n is this share of D / 2.
+        # Training on n rows takes n^2 work in coordinates and n D in full; they are equal at this share of D / 2.
         work = self.outputs * max(1, epochs)
         most = self.width * work / (2.0 * (work + SKINNY))
         return int(self.rows[self.rows <= most].sum())
@@ -106,29 +104,31 @@ class Load:
         return int((n * n + n * self.width).sum()) * self.itemsize
 
     def kept_bytes(self) -> int:
-        """Bytes that all clients that will ever take part keep between rounds, for all points."""
+        """Bytes of the states of all participants between rounds, for all points."""
         return self.points * self.participants * self.state_bytes
 
 
 @dataclass(frozen=True)
 class ExecutionPlan:
-    """How a run is computed."""
+    """Execution of a run: the executor, and how many clients and points it computes at once."""
 
     name: str  # of the executor
-    chunk: int  # clients at once; 1 where they are computed one by one
+    chunk: int  # clients at once; 1 for one by one
     points: int = 1  # of a grid, at once
-    rest: int = 1  # under ``gram``, clients at once of those with too many rows, which are stacked
+    rest: int = (
+        1  # under ``gram``, clients at once among those with too many rows, which are stacked
+    )
 
 
 def states_in_file(load: Load, plan: ExecutionPlan) -> bool:
-    """Whether what clients keep is in a file; ``gram`` keeps coordinates, which are less, beside its packed rows."""
+    """Whether client states are in a file; ``gram`` keeps small coordinates in memory instead."""
     return plan.name != "gram" and load.kept_bytes() > STATES
 
 
 def free_memory(device: str = "cpu") -> int:
-    """Bytes of memory that can be had without swapping, as the system says; or of a GPU, as torch says."""
+    """Bytes of memory available without swapping, as the system reports it; for a GPU as torch reports it."""
     if device == "cuda":
-        # by torch, for tensors that are gone
+        # Memory that torch keeps after its tensors were freed.
         held = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         return int(torch.cuda.mem_get_info()[0]) + held
     try:
@@ -144,17 +144,18 @@ def free_memory(device: str = "cpu") -> int:
 
 
 def shares_uploads(method: Method) -> bool:
-    """Whether runs that differ in what the server alone reads have the same uploads, and can share them."""
+    """Whether runs that differ only in hyperparameters of the server have the same uploads, and can share them."""
     return method.one_shot and not method.gradient and not method.central
 
 
 def measure_load(jobs: Sequence[RunState], clients: int, rounds: int) -> Load:
-    """Sizes of the points of a grid; what one client holds besides its rows is what it keeps and what it is sent.
+    """Sizes of the points of a grid.
 
-    ``jobs`` are the points, started; ``clients`` are sampled in each of the ``rounds``.
+    ``jobs`` are the started points; ``clients`` are sampled in each of the ``rounds``. Besides its rows, a client holds
+    its state and the broadcast.
     """
     job = jobs[0]
-    # One client that enters shows what every client holds, as clients differ in rows alone.
+    # The first client shows the sizes of all, because clients differ only in rows.
     first = int(job.eligible[0])
     down = job.down()
     kept = job.method.enter(down, job.rows([first], 0), job.ctx([first], 0))
@@ -183,9 +184,9 @@ def measure_load(jobs: Sequence[RunState], clients: int, rounds: int) -> Load:
 
 
 def _versions(job: RunState, clients: int, rounds: int) -> int:
-    """How many models an asynchronous server keeps: of the steps that it takes while a client trains.
+    """Number of models that an asynchronous server keeps, one for each of its steps while a client trains.
 
-    A half-normal duration is above four times the mean once in 700, and slower clients hold one model each.
+    A half-normal duration exceeds four times the mean once in 700; slower clients hold one model each.
     """
     if not isinstance(job, TimedRun) or job.rule.buffer is None:
         return 0
@@ -193,14 +194,17 @@ def _versions(job: RunState, clients: int, rounds: int) -> int:
 
 
 def _upload_bytes(job: RunState, kept: Tree) -> int:
-    """Of one client. A server that stacks uploads has all clients' under the names of one's: a client's own tell."""
+    """Bytes of one client's upload, estimated by the server's tensors of the same names.
+
+    A server that stacks uploads holds those of all clients under these names, so the client's own tensors count then.
+    """
     total = 0
     for prefix, rule in job.method.pool(job.hp).items():
         named = {k: t for k, t in job.server.items() if k.startswith(prefix)}
         if rule == "stack":
             named = {k: t for k, t in kept.items() if k.startswith(prefix)} or named
         if not named:
-            return _bytes(job.server)  # names of its own, such as sums: as large as the model
+            return _bytes(job.server)  # other names, such as sums: assumed as large as the model
         total += _bytes(named)
     return total
 
@@ -211,13 +215,12 @@ def _bytes(tree: Tree) -> int:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Bytes at the peak, by what they are for."""
+    """Bytes at the peak, by use."""
 
-    features: int  # rows of all backbones, in the dtype computed in
+    features: int  # rows of all backbones, in the dtype of the computation
     grams: int  # packed rows and Gram matrices of ``gram``
-    # what clients keep between rounds, all that will ever take part, for all points; 0 where it is in a file
-    states: int
-    server: int  # what the server holds, sends and merges
+    states: int  # states of all participants, for all points; 0 if they are in a file
+    server: int  # the server's tensors, its broadcast and pooled uploads
     working: int  # a chunk of clients in training
     scoring: int  # a block of test rows
 
@@ -228,7 +231,7 @@ class Forecast:
 
     @property
     def above(self) -> int:
-        """All but the features."""
+        """All without the features."""
         return self.total - self.features
 
     def to_dict(self) -> dict[str, int]:
@@ -236,9 +239,13 @@ class Forecast:
         return {**self.__dict__, "total": self.total}
 
     def words(self) -> str:
-        """For a person."""
+        """The peak and its parts in MiB, in words."""
         parts = ", ".join(f"{k} {v / 2**20:,.0f}" for k, v in self.__dict__.items() if v >= 1 << 20)
-        return f"{self.total / 2**20:,.0f} MiB at the peak ({parts})"
+        return f"{_mib(self.total)} at the peak ({parts})"
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.0f} MiB"
 
 
 def forecast(
@@ -248,10 +255,10 @@ def forecast(
 
     Args:
         load: sizes.
-        plan: how it is computed.
-        opt: adam | sgd; what the optimiser keeps beside weights and gradient.
+        plan: its execution.
+        opt: adam | sgd; determines the optimiser's tensors.
         stacked: whether uploads are kept one by one until the round ends (``pool`` has a ``stack``).
-        closed: whether uploads are sums of products of features, D x D in float64, and not a model.
+        closed: whether uploads are sums of products of features, D x D in float64, instead of a model.
     """
     points = plan.points
     if plan.name == "sequential":
@@ -276,20 +283,20 @@ def forecast(
         working = copies * at_once * load.head_bytes + gathered
     working += SLACK
     if plan.name == "sequential":
-        # What the memory of cut rows keeps, or nothing where it has no room for all of them.
+        # Cut rows are cached if there is room for the rows of all clients.
         cut = int(load.rows.sum()) * load.views * row
         if cut > MEMO_BYTES:
             cut = 0
         working += cut
-        if load.points > 1:  # first weights too
+        if load.points > 1:  # initial weights are cached too
             working += min(MEMO_BYTES - cut, load.participants * load.head_bytes)
     uploads = plan.chunk
     if stacked:
         uploads = load.clients
-    # the upload of a chunk, its float64 sum, the server's own copy and what it sends
+    # The upload of a chunk, its float64 sum, the server's own copy and its broadcast.
     server = points * (load.upload_bytes * (uploads + 2) + load.server_bytes * (2 + load.versions))
     if closed:
-        # a client's, their sum, and the solver's two copies; sums that other points may want, and their eigenvalues
+        # A client's matrix, the sum, and the solver's two copies; for a grid also cached sums and their eigenvalues.
         matrices = 4
         if load.points > 1:
             matrices += POOLED + 1
@@ -310,7 +317,7 @@ def forecast(
 def refuse_too_much(
     found: Forecast, load: Load, plan: ExecutionPlan, free: int, *, loaded: bool
 ) -> None:
-    """Refuse a run that does not fit into free memory, with what would. Raises MachineError.
+    """Refuse a run that does not fit into free memory. Raises MachineError, with settings that would fit.
 
     ``free`` is in bytes; ``loaded`` says whether the features are in memory already.
     """
@@ -322,7 +329,8 @@ def refuse_too_much(
     where = ""
     if load.device != "cpu":
         where = " of the GPU"
-    problem = f"The run needs {found.words()}, and {free / 2**20:,.0f} MiB{where} are free."
+    peak = found.words()
+    problem = f"The run needs {peak}, and {_mib(free)}{where} are free."
     spare = free - (needed - found.working)
     if 2 * found.states > needed and needed - found.states <= free:
         hint = _fewer_participants(load, free - (needed - found.states), "a smaller head would fit")
@@ -336,7 +344,7 @@ def refuse_too_much(
 
 
 def refuse_large_server(job: RunState, free: int) -> None:
-    """Refuse a run whose server keeps more of all its clients than memory holds, before it makes room for it.
+    """Refuse a run whose server keeps more tensors of its clients than fit into memory, before it allocates them.
 
     Raises MachineError, with the number of clients that would fit into ``free`` bytes.
     """
@@ -348,21 +356,23 @@ def refuse_large_server(job: RunState, free: int) -> None:
     )
     if elsewhere or "stack" not in method.pool(job.hp).values():
         return
-    # What the server holds more with two clients than with one is what it keeps of each.
+    # The difference between two clients and one client is the size per client.
     one, two = (_bytes(method.init(replace(ctx, env=replace(ctx.env, clients=n)))) for n in (1, 2))
-    needed = COPIES * (two - one) * clients
+    each = COPIES * (two - one)
+    needed = each * clients
     if needed > free:
+        fit = free // each
         raise MachineError(
             f"The server of {method.name} keeps something of every client and sends it to all: of {clients:,} that is "
-            f"{needed / 2**20:,.0f} MiB, and {free / 2**20:,.0f} MiB are free.",
-            f"At most {free // (COPIES * (two - one)):,} clients fit: fedcache partition --clients N",
+            f"{_mib(needed)}, and {_mib(free)} are free.",
+            f"At most {fit:,} clients fit: fedcache partition --clients N",
         )
 
 
 def refuse_too_little_room(load: Load, plan: ExecutionPlan, place: Path) -> None:
-    """Refuse a run whose clients keep more than there is room for on the disk of ``place``, with what would fit.
+    """Refuse a run whose client states do not fit on the disk of ``place``. Raises MachineError.
 
-    What an earlier start of the run has written there counts as room. Raises MachineError.
+    Files that an earlier start of the run has written there count as free space.
     """
     if not states_in_file(load, plan):
         return
@@ -375,15 +385,15 @@ def refuse_too_little_room(load: Load, plan: ExecutionPlan, place: Path) -> None
     )
     if needed > free:
         raise MachineError(
-            f"{load.participants:,} clients take part and keep {needed / 2**20:,.0f} MiB between rounds, and "
-            f"{free / 2**20:,.0f} MiB are free in {place}.",
+            f"{load.participants:,} clients take part and keep {_mib(needed)} between rounds, and {_mib(free)} are "
+            f"free in {place}.",
             _fewer_participants(load, free, "--runs DIR is another disk"),
         )
 
 
 def _fewer_participants(load: Load, room: int, other: str) -> str:
-    """How many clients fit whose states may take ``room`` bytes, as options; ``other`` is said where none does."""
-    # Clients that take part are at most those of a round times rounds.
+    """The hint for states that may take ``room`` bytes: options for the clients that fit, or ``other`` if none does."""
+    # At most (clients per round) x (rounds) clients take part.
     fits = room // (load.points * load.state_bytes)
     if not fits:
         return f"Not one client fits: {other}."

@@ -1,12 +1,11 @@
 """State table: a file with one row for each client that took part, read and written one by one.
 
-For runs whose clients keep more than memory should hold. No row is written over that the last checkpoint refers to, so
-a checkpoint is an index of places and digests and costs what changed since the one before, and a killed run goes on to
-the same bits. Rows that no checkpoint refers to any more are used again: a file is at most twice as long as what
-clients keep.
+For runs whose clients keep more than memory should hold. Rows that the last checkpoint refers to are not overwritten.
+So a checkpoint is only an index of places and digests, and a killed run ends with the same bits when it is resumed.
+Rows that no checkpoint refers to any more are reused: a file is at most twice as long as the states of the clients.
 
-The file is read and written by position and not mapped into memory: a full disk is then an error that can be told,
-where a write into a map ends the process, and a tensor has memory of its own, as if it had never left it.
+The file is read and written by position and not mapped into memory: a full disk is then an error with a message, while
+a write into a map would end the process. Tensors that are read have memory of their own.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class StateTable(MutableMapping[int, Tree]):
     Raises StoreError while another process uses the file; MachineError where it cannot be written.
 
     Args:
-        path: of the file; what lies there is forgotten unless ``saved`` refers to it.
+        path: of the file; rows that are there already are overwritten unless ``saved`` refers to them.
         clients: of the run: numbers are below it.
         device: where tensors are read to.
         saved: a snapshot that ``mark`` has written into, to go on from.
@@ -86,10 +85,10 @@ class StateTable(MutableMapping[int, Tree]):
             self._number(kind)
         ids, rows = _index(saved)
         self._rows[ids] = rows
-        # Rows by place: the gaps between them are what the killed run had written since, and are free.
+        # Rows by place: the gaps between them were written after the checkpoint, and are free.
         for row in rows[np.argsort(rows["at"])]:
             size = _size(self._kinds[row["kind"] - 1])
-            if size:  # what lies between is free, as rows of the size of the one behind
+            if size:  # a gap is reused as rows of the size of the row behind it
                 self._free.setdefault(size, []).extend(
                     range(self._end, int(row["at"]) - size + 1, size)
                 )
@@ -118,7 +117,8 @@ class StateTable(MutableMapping[int, Tree]):
                 t.view(-1).view(torch.uint8).copy_(
                     torch.frombuffer(raw, dtype=torch.uint8, count=t.nbytes, offset=start)
                 )
-            tree[name], start = t.to(self._device), start + t.nbytes
+            tree[name] = t.to(self._device)
+            start += t.nbytes
         return tree
 
     def __setitem__(self, client: int, tree: Tree) -> None:
@@ -130,7 +130,7 @@ class StateTable(MutableMapping[int, Tree]):
         flat = (t.as_strided((t.numel(),), (1,)) for t in plain.values() if t.numel())
         raw = b"".join(t.view(torch.uint8).numpy().data for t in flat)
         number = self._number(kind)
-        # A row that no checkpoint refers to is written over; otherwise the client gets another place.
+        # A row that no checkpoint refers to is overwritten; otherwise the client gets another place.
         if client in self._new and self._rows["kind"][client] == number:
             at = int(self._rows["at"][client])
         else:
@@ -154,7 +154,7 @@ class StateTable(MutableMapping[int, Tree]):
         self._leave(client)
 
     def _leave(self, client: int) -> None:
-        """Give a client's row up: at once, or when the next checkpoint is there."""
+        """Free a client's row: at once, or after the next checkpoint if the last one refers to it."""
         at, number, _ = self._rows[client]
         if number:
             size = _size(self._kinds[number - 1])
@@ -178,7 +178,7 @@ class StateTable(MutableMapping[int, Tree]):
         return int(np.count_nonzero(self._rows["kind"]))
 
     def mark(self) -> tuple[Tree, list[Any]]:
-        """The index of all rows, which are on the disk by then: tensors and JSON of a snapshot."""
+        """Write all rows to the disk and return their index: tensors and JSON of a snapshot."""
         with explain_disk_errors(self.path, 0):
             os.fsync(self._file.fileno())
         ids = np.flatnonzero(self._rows["kind"])
@@ -188,14 +188,14 @@ class StateTable(MutableMapping[int, Tree]):
         )
 
     def kept(self) -> None:
-        """The index that ``mark`` made last is on the disk too: rows that only the one before refers to are free."""
+        """To be called when the last index of ``mark`` is on the disk too: frees rows that only older ones refer to."""
         for at, size in self._left:
             self._free.setdefault(size, []).append(at)
         self._left.clear()
         self._new.clear()
 
     def close(self) -> None:
-        """Let others use the file."""
+        """Let other processes use the file."""
         self._file.close()
         self._lock.release()
 

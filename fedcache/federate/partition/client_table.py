@@ -1,4 +1,4 @@
-"""The clients of a partition as arrays: what a scheme dealt, without an object for a client before it is asked for."""
+"""Client table: the clients of a partition as arrays; the object of a single client is made on access."""
 
 from __future__ import annotations
 
@@ -36,17 +36,15 @@ class Client:
     name: str  # a domain, or ``client-07``
     train: np.ndarray  # int64, ascending
     test: np.ndarray  # int64, ascending; the rows a personalised evaluation of this client uses
-    validation: np.ndarray | None = (
-        None  # int64, ascending; the rows to choose by; None where there are none at all
-    )
+    validation: np.ndarray | None = None  # int64, ascending; None for a partition without any
 
 
 @dataclass(frozen=True, eq=False)
 class Validation:
-    """Rows to choose by, which nobody trains on and nobody is tested on."""
+    """Validation rows: no client trains on them or is tested on them."""
 
     rows: np.ndarray  # int64, ascending: all of them
-    # of each of the M clients, some of them empty; None where every client has all of them
+    # of each of the M clients, some of them empty; None if all clients share all of them
     own: RowLists | None
 
     @classmethod
@@ -60,12 +58,12 @@ class ClientTable(Sequence[Client]):
     """The clients of a partition, in client order.
 
     Args:
-        names: of the M clients; numbered ones are a rule.
+        names: of the M clients; ``NumberedNames`` for numbered ones.
         train: M lists of training rows.
-        common: int64 [T]: the test rows that clients share, held once.
+        common: int64 [T]: the global test rows.
         shares: bool [M]: whether a client is tested on exactly these.
-        tests: M lists of test rows; nobody asks for those of clients that share.
-        validation: rows to choose by; None for none.
+        tests: M lists of test rows; lists of clients that share the global rows are not read.
+        validation: validation rows; None without any.
     """
 
     names: Sequence[str]
@@ -92,7 +90,7 @@ class ClientTable(Sequence[Client]):
 
     @classmethod
     def tests_only(cls, clients: Sequence[ClientRows]) -> ClientTable:
-        """The clients as a table for scoring: itself, or one without shared test rows."""
+        """The clients as a table for scoring; single clients become a table without shared test rows."""
         if isinstance(clients, ClientTable):
             return clients
         return cls.of(clients, np.empty(0, np.int64))
@@ -106,17 +104,18 @@ class ClientTable(Sequence[Client]):
         tests: Sequence[np.ndarray] | None,
         validation: Validation | None = None,
     ) -> ClientTable:
-        """A table of lists; ``tests`` are the clients' own test rows, None when all share."""
+        """A table of lists; ``tests`` are the clients' own test rows, None if all share ``common``."""
         if tests is None:
             none = RowLists.of_sizes(common[:0], np.zeros(len(train), np.int64))
             return cls(names, train, common, np.ones(len(train), bool), none, validation)
-        if isinstance(tests, MatchedLists):  # of the common rows as many are the same
+        if isinstance(tests, MatchedLists):
+            # If the rule chooses from the global rows, a list of their number has all of them.
             same = np.array_equal(np.sort(tests.order), common)
             return cls(names, train, common, same & (tests.sizes == len(common)), tests, validation)
         shares = np.fromiter(
             (t is common or np.array_equal(t, common) for t in tests), bool, len(train)
         )
-        # Nobody asks for the own rows of clients that share: their lists are empty.
+        # Clients that share the global rows have an empty list of their own.
         lists = list(tests)
         for i in np.flatnonzero(shares).tolist():
             lists[i] = common[:0]
@@ -125,14 +124,14 @@ class ClientTable(Sequence[Client]):
 
     @property
     def tested(self) -> np.ndarray:
-        """int64, ascending: every row that some client or the global evaluation is tested on."""
+        """int64, ascending: every test row of a client or of the global evaluation."""
         if self.shares.all():
             return self.common
         return sorted_once(np.concatenate([self.tests.distinct, self.common]))
 
     @property
     def tested_by_clients(self) -> np.ndarray:
-        """int64, ascending: every row that some client is tested on."""
+        """int64, ascending: every test row of a client."""
         if self.shares.any():
             return self.tested
         return self.tests.distinct
@@ -156,11 +155,11 @@ class ClientTable(Sequence[Client]):
 
     @cached_property
     def for_validation(self) -> ClientTable | None:
-        """The same clients with their validation rows in the place of test rows; None where there are none."""
+        """The same clients with their validation rows as test rows; None without validation rows."""
         held = self.validation
-        if held is None or held.own is None:
-            if held is None:
-                return None
+        if held is None:
+            return None
+        if held.own is None:
             return ClientTable.dealt(self.names, self.train, held.rows, None)
         return ClientTable(self.names, self.train, held.rows, np.zeros(len(self), bool), held.own)
 
@@ -194,7 +193,7 @@ class ClientTable(Sequence[Client]):
 
 
 def train_sizes(clients: Sequence[ClientRows]) -> np.ndarray:
-    """int64 [M]: training rows of each client; of a table no client is made for it."""
+    """int64 [M]: training rows of each client."""
     if isinstance(clients, ClientTable):
         return clients.train_sizes
     return np.fromiter((len(c.train) for c in clients), np.int64, len(clients))
@@ -204,9 +203,7 @@ def train_rows_of(clients: Sequence[ClientRows], which: Sequence[int]) -> np.nda
     """int64: the training rows of some clients, one client after the other."""
     if isinstance(clients, ClientTable):
         return clients.train.take(np.asarray(which, np.int64)).rows
-    return np.concatenate(
-        [np.empty(0, np.int64), *(np.asarray(clients[c].train, np.int64) for c in which)]
-    )
+    return all_train_rows([clients[c] for c in which])
 
 
 def names_of(clients: Sequence[ClientRows]) -> Sequence[str]:

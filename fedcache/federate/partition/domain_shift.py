@@ -1,9 +1,9 @@
-"""The three settings of FedPCL (arXiv:2209.10083): feature shift, label shift, and both.
+"""Domain shift: the three settings of FedPCL (arXiv:2209.10083), feature shift, label shift, and both.
 
 Feature shift: a client is a domain and has the same number of rows of every class. Label shift: one domain, classes in
 Dirichlet shares. Both: a client is a domain and its classes come in Dirichlet shares.
 
-Test sets differ (the paper does not say so, its released code does it): with label shift a client is tested on the
+Test sets follow the released code, as the paper does not describe them. With label shift a client is tested on the
 held-out part of its own draw, so with its own class shares; otherwise on a class-balanced set of its domain.
 """
 
@@ -41,11 +41,10 @@ from fedcache.federate.partition.scheme import (
     tests_argument,
 )
 
-# Clients that a draw left short get rows of the clients that have most: a way to deal to very
-# many.
+# Filling up: clients with too few rows get rows of the clients with most rows.
 #
-# Waiting for a draw in which nobody is short (``deal_by_rule``) ends well for hundreds of
-# clients. Among a million some are always short of one row, whatever is drawn.
+# Drawing again until every client has enough rows (``deal_by_rule``) works for hundreds of clients.
+# Among a million clients, some have too few rows in every draw.
 
 
 FILL = Argument(
@@ -59,18 +58,18 @@ FILL = Argument(
 
 
 def fill_up(dealt: RowLists, least: int, rng: np.random.Generator) -> RowLists:
-    """Move as few rows as will do so that every list has ``least``, one by one from the list that is then longest.
+    """Move the fewest rows after which every list has ``least`` rows, each row from the list that is longest then.
 
-    Sizes 7, 5, 1, 0 with a least of 2: three rows are missing. The longest gives until it is as long as the next (two
-    rows), then the first of those gives one: 4, 5, 2, 2. Rows are drawn at random from those of their list, and dealt
-    at random to the lists that are short. There must be ``least`` rows for each list.
+    Example: sizes 7, 5, 1, 0 with a least of 2 lack three rows. The longest list gives two rows, until it is as long as
+    the next one. Then the first of these two gives one row, which leaves 4, 5, 2, 2. The moved rows are drawn at random
+    from their list, and assigned at random to the short lists. In all there must be ``least`` rows for each list.
     """
     sizes = dealt.sizes
     lack = np.maximum(least - sizes, 0)
     if not lack.any():
         return dealt
     kept = lowered(sizes, int(lack.sum()), least)
-    # The rows of every list that gives, in random order; of each the first ones go.
+    # The rows of every giving list in random order, of which the first ones are moved.
     owner = dealt.owner
     given = sizes - kept
     theirs = np.flatnonzero(given[owner] > 0)
@@ -83,10 +82,11 @@ def fill_up(dealt: RowLists, least: int, rng: np.random.Generator) -> RowLists:
 
 
 def lowered(sizes: np.ndarray, missing: int, least: int) -> np.ndarray:
-    """int64 [M]: ``sizes`` after ``missing`` were taken one by one, each from the first of those that are largest."""
+    """int64 [M]: ``sizes`` after ``missing`` were taken one by one, each from the first of the largest sizes."""
     low = least
     high = int(sizes.max())
-    while low < high:  # the highest level above which there are enough
+    # Bisection for the highest level above which there are enough rows.
+    while low < high:
         middle = (low + high + 1) // 2
         if int(np.maximum(sizes - middle, 0).sum()) >= missing:
             low = middle
@@ -95,43 +95,50 @@ def lowered(sizes: np.ndarray, missing: int, least: int) -> np.ndarray:
     kept: np.ndarray = np.minimum(sizes, low)
     above = np.flatnonzero(sizes > low)
     too_many = int((sizes - kept).sum()) - missing
-    kept[above[len(above) - too_many :]] += 1  # the last of them keep one more
+    # Too many rows were taken, so the last of these sizes keep one row more.
+    kept[above[len(above) - too_many :]] += 1
     return kept
 
 
-# Dirichlet shares of classes over clients, redrawn until every client has enough, with a proof of
-# effort.
+# Dirichlet shares of classes over clients, redrawn until every client has enough rows.
 #
 # Only counts are drawn and tested; rows are shuffled once, after a draw is accepted. The search
-# always ends: by a cap on draws, by a cap on work, or as soon as the draws themselves show that
-# waiting is hopeless. The error that follows names the largest smallest client seen and arguments
-# that do work.
+# ends at a cap on draws, at a cap on work, or when the draws show that no draw will be accepted.
+# The error then names the best draw seen, and arguments that work.
 
 
-DRAWS = 1_000_000  # hard cap on redraws
-SHARES = 250_000_000  # and on numbers drawn: 250,000 draws of 100 clients and 10 classes, 12 to 20 CPU seconds
-LEAST_DRAWS = 8  # however large one draw is
-BLOCK = 1 << 20  # numbers drawn at once: 8 MiB
-TRIAL_DRAWS = 5_000  # for each candidate, when looking for arguments that work
+DRAWS = 1_000_000
+"""Most draws of a search."""
+SHARES = 250_000_000
+"""Most numbers of a search: 250,000 draws of 100 clients and 10 classes, 12 to 20 CPU seconds."""
+LEAST_DRAWS = 8
+"""Draws that are made even if they exceed ``SHARES``."""
+BLOCK = 1 << 20
+"""Numbers that are drawn at once, 8 MiB."""
+TRIAL_DRAWS = 5_000
+"""Most draws for each candidate of arguments that may work."""
 TRIAL_SHARES = 5_000_000
+"""Most numbers for each of these candidates."""
 LARGEST_ALPHA = 1_000.0
-HOPELESS = 1.0  # acceptances expected within the cap, below which drawing stops
-SEEN = 20_000  # clients drawn before their shortness is trusted
-STICKS = (
-    0.05  # below this alpha a row of gammas can underflow to 0 / 0; numpy's stick breaking cannot
-)
+"""Largest alpha among these candidates."""
+HOPELESS = 1.0
+"""Expected accepted draws within the cap, below which the search stops."""
+SEEN = 20_000
+"""Clients that must be drawn before the share of short ones is used."""
+STICKS = 0.05
+"""Alpha below which numpy's stick breaking is used, because gamma draws can underflow to 0 / 0."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """How shares become counts, and which counts are accepted."""
+    """Conversion of shares into counts, and the condition for accepting them."""
 
-    quota: np.ndarray  # int64 [C], rows of each class to deal
+    quota: np.ndarray  # int64 [C], rows of each class to assign
     clients: int  # M
     alpha: float  # Dirichlet concentration, the same for every client
     minimum: int = 1  # smallest number of rows of an accepted client
-    # cut the quota at floor(cumulative share x quota), so that every row is dealt; otherwise every client gets
-    # floor(share x quota) and the rest stays
+    # cut the quota at floor(cumulative share x quota), so that every row is assigned; otherwise every client gets
+    # floor(share x quota) rows, and the remaining rows are not assigned
     exact: bool = True
     # a client that already holds this many rows gets none of the next class; None for no gate
     gate: float | None = None
@@ -189,14 +196,12 @@ def gated(share: np.ndarray, is_open: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """The outcome of drawing."""
+    """Result of a search."""
 
     counts: np.ndarray | None  # [C, M] of the accepted draw, or None
-    draws: int  # how many were tried
-    largest: int  # largest smallest client seen
-    hopeless: bool = (
-        False  # drawing stopped early because no acceptance was to be expected within the cap
-    )
+    draws: int  # number of draws
+    largest: int  # size of the smallest client in the best draw
+    hopeless: bool = False  # whether it stopped early because no draw was likely to be accepted
 
 
 def draw(
@@ -224,11 +229,11 @@ def draw_by_class(
 def search(
     rng: np.random.Generator, rule: Rule, *, draws: int = DRAWS, shares: int = SHARES
 ) -> Search:
-    """Draw until the rule accepts, at most ``draws`` draws and (but for the first ``LEAST_DRAWS``) ``shares`` numbers.
+    """Draw until the rule accepts, at most ``draws`` draws and, after ``LEAST_DRAWS``, at most ``shares`` numbers.
 
-    Clients compete for the same rows, so that one being short makes the others less likely to be: with s the share of
-    short clients seen, P(nobody short) <= (1 - s)^M up to the error of s. When that bound allows less than
-    ``HOPELESS`` acceptances within the cap, drawing on is a waste, and the search ends.
+    Clients compete for the same rows, so a short client makes other short clients less likely. With s the share of
+    short clients seen, P(no short client) <= (1 - s)^M up to the error of s. The search stops when this bound gives
+    less than ``HOPELESS`` accepted draws within the cap.
     """
     classes = len(rule.quota)
     clients = rule.clients
@@ -254,7 +259,7 @@ def search(
 
 
 def _blocks(cap: int, largest: int) -> Iterator[int]:
-    """Block sizes 1, 4, 16, ... that sum to ``cap``: most searches end at the first draw."""
+    """Block sizes 1, 4, 16, ... that sum to ``cap``. They start small, because most searches end at the first draw."""
     done = 0
     size = 1
     while done < cap:
@@ -276,41 +281,42 @@ def counts_or_error(
         rule_of: the rule of these arguments, and of others, to look for some that work.
 
     Raises:
-        InfeasibleError: naming the largest smallest client seen and the smallest alpha (or, where no alpha works, the
-            number of clients) found to work with the same seed, and how to fill clients up where the scheme can. No
-            hint where neither was found.
+        InfeasibleError: naming the size of the smallest client in the best draw, and arguments that work with the same
+            seed: the smallest alpha, or else the number of clients, and ``fill`` if the scheme has it. It has no hint
+            if none was found.
     """
     rule = rule_of(args)
-    wanted = f"{rule.minimum} row(s)"
+    least = f"{rule.minimum} row(s)"
     clients = rule.clients
     who = f"Scheme {scheme.name} with alpha {rule.alpha:g} and {clients} clients"
     rows = int(rule.quota.sum())
     can_fill = any(argument.name == "fill" for argument in scheme.arguments)
-    # One draw of so many numbers takes seconds: what else works is then only said where it is known without drawing.
-    tries = not (can_fill and rule.clients * len(rule.quota) > TRIAL_SHARES)
+    # If one draw takes seconds and the scheme can fill clients up, no other arguments are tried.
+    tries = not (can_fill and clients * len(rule.quota) > TRIAL_SHARES)
     instead: dict[str, Value] = {}
     filled: dict[str, Value] = {"fill": True}
     if not _has_rows(rule):
         most = rows // rule.minimum
-        message = f"{who} needs {clients} x {wanted}, but {rows} rows can be dealt: enough for {most} clients."
+        message = f"{who} needs {clients} x {least}, but {rows} rows can be dealt: enough for {most} clients."
         filled["clients"] = most
         if tries and not args.get("fill"):
             instead = _fewer_clients(scheme, args, streams, rule_of, at_most=most)
         can_fill = can_fill and most > 0 and _has_rows(rule_of({**args, "clients": most}))
     else:
-        if args.get("fill"):  # the first draw, whoever is short in it
-            first = draw_by_class(streams("shares"), rule.alpha, 1, len(rule.quota), rule.clients)
+        if args.get("fill"):
+            # The first draw is taken, because short clients are filled up later.
+            first = draw_by_class(streams("shares"), rule.alpha, 1, len(rule.quota), clients)
             counts: np.ndarray = rule.counts(first, 1).rows[0]
             return counts
         found = search(streams("shares"), rule)
         if found.counts is not None:
             return found.counts
         if rule.least_share > 0.0:
-            wanted += f" and {rule.least_share:.3g} of a class in shares"
+            least += f" and {rule.least_share:.3g} of a class in shares"
         stop = "that is the cap"
         if found.hopeless:
             stop = "more draws would not help"
-        message = f"{who}: none of {found.draws:,} draws gave every client {wanted} ({stop}); "
+        message = f"{who}: none of {found.draws:,} draws gave every client {least} ({stop}); "
         message += f"the largest smallest client seen had {found.largest} rows."
         if tries:
             instead = _larger_alpha(args, streams, rule_of) or _fewer_clients(
@@ -336,7 +342,7 @@ def counts_or_error(
 
 
 def _as_tried(scheme: Scheme, args: Values, instead: dict[str, Value]) -> dict[str, Value]:
-    """``instead`` with the derived arguments at the values they were tried at, where others would follow from it."""
+    """``instead`` together with the derived arguments, if these would get other values than in the trial."""
     derived = scheme.rederived({**args, **instead})
     kept = {
         a.name: args[a.name]
@@ -352,17 +358,17 @@ def _has_rows(rule: Rule) -> bool:
 
 
 def _works(streams: Streams, rule: Rule) -> bool:
+    """Whether a short search with this rule finds a draw."""
     if not _has_rows(rule):
         return False
-    return (
-        search(streams("shares"), rule, draws=TRIAL_DRAWS, shares=TRIAL_SHARES).counts is not None
-    )
+    found = search(streams("shares"), rule, draws=TRIAL_DRAWS, shares=TRIAL_SHARES)
+    return found.counts is not None
 
 
 def _larger_alpha(
     args: Values, streams: Streams, rule_of: Callable[[Values], Rule]
 ) -> dict[str, Value]:
-    """The smallest larger alpha that works with this seed; empty when none does."""
+    """The smallest larger alpha that works with this seed; empty if none does."""
     alphas = alphas_above(number_of(args, "alpha"))
     place = _first(len(alphas), lambda i: _works(streams, rule_of({**args, "alpha": alphas[i]})))
     if place is None:
@@ -378,7 +384,7 @@ def _fewer_clients(
     *,
     at_most: int = LARGEST_COUNT,
 ) -> dict[str, Value]:
-    """The most clients, fewer than asked for, that work with this seed; empty when the scheme has no such argument."""
+    """The largest smaller number of clients that works with this seed; empty if none does."""
     if not any(argument.name == "clients" for argument in scheme.arguments):
         return {}
     most = min(count_of(args, "clients") - 1, at_most)
@@ -396,7 +402,7 @@ def alphas_above(alpha: float) -> list[float]:
 
 
 def _first(count: int, works: Callable[[int], bool]) -> int | None:
-    """The first place below ``count`` that works, by bisection: later is easier. The place returned was tried."""
+    """The first place below ``count`` that works, by bisection, as later places are easier; None if none works."""
     if count < 1 or not works(count - 1):
         return None
     low = 0
@@ -417,9 +423,9 @@ def deal_by_rule(
     rule_of: Callable[[Values], Rule],
     rows: Sequence[np.ndarray],
 ) -> RowLists:
-    """The ``rows`` of each of C classes dealt in drawn shares: the rows of each of M clients.
+    """The ``rows`` of each of C classes in drawn shares, as the rows of each of M clients.
 
-    Raises as ``counts_or_error``; so are the other arguments.
+    Other arguments and errors as ``counts_or_error``.
     """
     dealt = deal_rows(rows, counts_or_error(scheme, args, streams, rule_of), streams("rows"))
     if args.get("fill"):
@@ -428,23 +434,24 @@ def deal_by_rule(
 
 
 def deal_rows(rows: Sequence[np.ndarray], counts: np.ndarray, rng: np.random.Generator) -> RowLists:
-    """Shuffle the rows of each of C classes and hand out consecutive pieces: the rows of each of M clients.
+    """The rows of each of M clients: consecutive pieces of the shuffled rows of each of C classes.
 
-    ``counts`` are int64 [C, M]; a class's counts may sum to less than it has.
+    ``counts`` are int64 [C, M]; they may sum to less than the rows of a class.
     """
     sizes = counts.sum(0)
     dealt = RowLists.of_sizes(np.empty(int(sizes.sum()), np.int64), sizes)
-    start = dealt.ends[:-1].copy()  # where each client's next piece begins
+    start = dealt.ends[:-1].copy()  # begin of each client's next piece
     for of_class, count in zip(rows, counts, strict=True):
         shuffled = rng.permutation(of_class)[: int(count.sum())]
         before = np.cumsum(count) - count
+        # Place of each shuffled row: the begin of its client's piece plus its number in the piece.
         dealt.rows[np.repeat(start - before, count) + np.arange(len(shuffled))] = shuffled
         start += count
     return dealt
 
 
 def present(pool: RowPool, rows: np.ndarray) -> list[np.ndarray]:
-    """The rows of each class that has any: an empty class takes no draw."""
+    """The rows of each class that has any; an empty class takes no random numbers."""
     return [r for r in pool.by_class(rows) if len(r)]
 
 
@@ -471,9 +478,9 @@ def deal_feature_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
 
 
 def deal_feature_label_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
-    """Per class p ~ Dir(alpha 1_M) over the M domains; client i gets the first floor(p_i M shots) rows of its own.
+    """Per class p ~ Dir(alpha 1_M) over the M domains; client i gets the first floor(p_i M shots) rows of its domain.
 
-    Without a domain running out of rows, between M shots C - M C (exclusive) and M shots C rows are dealt in all.
+    If no domain runs out of rows, more than M shots C - M C and at most M shots C rows are assigned.
     """
     domains = _domains(FEATURE_LABEL_SHIFT, pool)
     classes = [pool.by_class(pool.of_domain(pool.train, domain)) for domain in domains]
@@ -488,24 +495,23 @@ def deal_feature_label_shift(pool: RowPool, args: Values, streams: Streams) -> D
         np.concatenate([rows[:n] for rows, n in zip(of_domain, count, strict=True)])
         for of_domain, count in zip(classes, counts.T, strict=True)
     ]
+    test = []
     if args["test_protocol"] == "balanced":
         test = _balanced_tests(pool, args)
     else:
-        test = [
-            MatchedTests(pool.of_domain(pool.test, domain), pool.columns.label, streams("test")).of(
-                rows
-            )
-            for rows, domain in zip(train, domains, strict=True)
-        ]
+        for rows, domain in zip(train, domains, strict=True):
+            candidates = pool.of_domain(pool.test, domain)
+            matched = MatchedTests(candidates, pool.columns.label, streams("test"))
+            test.append(matched.of(rows))
     return Dealt(train, test, _names(pool), [])
 
 
 def deal_label_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     """Per class: the first q = shots ratio M rows, shuffled, cut at floor(cumsum(p) q) with p ~ Dir(alpha 1_M).
 
-    A client that already holds N / M rows, N being the whole pool, gets nothing of the next class (practically never
-    so). Each client shuffles its n_i rows: the first floor(n_i / ratio) are for training, the others for testing.
-    A class with fewer rows than q gives what it has; ratio and M are kept, so the training sets shrink.
+    A client that already holds N / M rows, with N the rows of the whole pool, gets none of the next class, which hardly
+    ever happens. Each client shuffles its n_i rows: the first floor(n_i / ratio) are for training, the others for
+    testing. A class with fewer rows than q gives all of them; ratio and M are kept, so the training sets shrink.
     """
     source = {"train": pool.train, "test": pool.test}[str(args["pool"])]
     need_rows(source, str(args["pool"]), LABEL_SHIFT.name)
@@ -513,12 +519,12 @@ def deal_label_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     ratio = number_of(args, "ratio")
 
     def quota_of(args: Values) -> np.ndarray:
-        wanted = _rows_of_class(args)
-        return np.array([min(wanted, len(rows)) for rows in classes], np.int64)
+        most = _rows_of_class(args)
+        return np.array([min(most, len(rows)) for rows in classes], np.int64)
 
     def rule_of(args: Values) -> Rule:
         clients = count_of(args, "clients")
-        # ceil(ratio) rows are one training row and, as ratio > 1, at least one test row.
+        # Of ceil(ratio) rows one is for training and, as ratio > 1, at least one for testing.
         least = math.ceil(ratio)
         gate = len(source) / clients
         return Rule(quota_of(args), clients, number_of(args, "alpha"), minimum=least, gate=gate)
@@ -549,26 +555,26 @@ def _rows_of_class(args: Values) -> int:
 def _label_shift_notes(
     pool: RowPool, args: Values, quota: np.ndarray, train: Sequence[np.ndarray]
 ) -> list[str]:
-    """What differs from the paper's setting: a mixed pool, or classes that ran out."""
+    """Notes on differences from the paper's setting: a pool of several domains, or classes with too few rows."""
     notes = []
     if len(pool.domains) > 1:
         notes.append(
             f"the pool mixes {len(pool.domains)} domains; in the paper label shift is within one (--domain)"
         )
-    wanted = _rows_of_class(args)
-    short = int((quota < wanted).sum())
+    planned = _rows_of_class(args)
+    short = int((quota < planned).sum())
     if short:
         least = quota.min()
         mean = float(np.mean([len(rows) for rows in train]))
-        planned = count_of(args, "shots") * len(quota)
+        usual = count_of(args, "shots") * len(quota)
         many = f"{short} of {len(quota)} classes"
-        what = f"{many} have {FEWER} the {wanted} rows asked for (least {least})"
-        notes.append(f"{what}: {mean:.1f} training rows a client instead of {planned}")
+        what = f"{many} have {FEWER} the {planned} rows asked for (least {least})"
+        notes.append(f"{what}: {mean:.1f} training rows a client instead of {usual}")
     return notes
 
 
 def _enough_shots(args: Values, least: int) -> int:
-    """The most shots for which a class of ``least`` rows has enough."""
+    """The largest number of shots for which ``least`` rows of a class are enough."""
     rows_per_shot = number_of(args, "ratio") * count_of(args, "clients")
     shots = count_of(args, "shots") - 1
     while shots and round(shots * rows_per_shot) > least:
@@ -577,7 +583,7 @@ def _enough_shots(args: Values, least: int) -> int:
 
 
 def _domains(scheme: Scheme, pool: RowPool) -> tuple[int, ...]:
-    """The chosen domains. Raises InfeasibleError, unless they are two or more, each with training and test rows."""
+    """The chosen domains. Raises InfeasibleError for less than two, and for one without training or test rows."""
     names = _names(pool)
     if len(names) < 2:
         found = ", ".join(names) or "none"
@@ -615,7 +621,7 @@ def _names(pool: RowPool) -> list[str]:
 
 
 def _short(pool: RowPool, rows: np.ndarray, shots: int) -> list[str]:
-    """Classes with fewer rows than asked for."""
+    """Classes with fewer rows than ``shots``, each with its number of rows."""
     held = zip(pool.columns.classes, pool.by_class(rows), strict=True)
     return [f"{name} ({len(r)})" for name, r in held if len(r) < shots]
 
@@ -629,7 +635,7 @@ def _some(names: Sequence[str], most: int = 8) -> str:
 
 
 def _ratio(args: Values) -> Values:
-    """The released ratios of pool to training rows, which fall as the clients grow so that the pool suffices."""
+    """The ratios of drawn rows to training rows of the released code. They fall with the number of clients."""
     if args["ratio"] is not None:
         return args
     clients = count_of(args, "clients")

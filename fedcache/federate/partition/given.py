@@ -1,4 +1,4 @@
-"""Partitions that somebody brings: the client of each row, or the rows of each client."""
+"""Given partitions: a user provides the client of each row, or the rows of each client."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ NAME = "given"
 PARTS = ("train", "test", "validation")
 NONE = np.empty(0, np.int64)
 COLUMN = "client"
-"""What messages and the partition's name call the clients that were brought."""
+"""Name of the column in messages and in the partition's name."""
 
 
 def of_ids(columns: Columns, ids: Any, *, seed: int = 0, **arguments: object) -> Partition:
-    """A client for each distinct value of ``ids`` [N]; a row with an empty one, None or NaN is nobody's.
+    """A client for each distinct value of ``ids`` [N]; rows with an empty value, None or NaN have no client.
 
     ``arguments`` are those of the scheme ``natural``: ``tests``, ``min_rows``, ``max_clients`` and so on. Raises
     UsageError for another number of values than rows.
@@ -39,9 +39,11 @@ def of_ids(columns: Columns, ids: Any, *, seed: int = 0, **arguments: object) ->
     group = ids
     if not isinstance(group, Group):
         group = Group.of(ids)
-    if len(group.codes) != len(columns.label):
+    found = len(group.codes)
+    rows = len(columns.label)
+    if found != rows:
         raise UsageError(
-            f"{len(group.codes)} clients are given for the {len(columns.label)} rows of the store.",
+            f"{found} clients are given for the {rows} rows of the store.",
             "Give one for each row, in the order of Store.samples.name; None for a row that nobody holds.",
         )
     if arguments.pop("by", COLUMN) != COLUMN:
@@ -65,11 +67,10 @@ def of_ids(columns: Columns, ids: Any, *, seed: int = 0, **arguments: object) ->
 def of_splits(
     columns: Columns, ids: Group, split: np.ndarray, validation: object = None
 ) -> Partition:
-    """A client for each value of ``ids``, which trains and tests on the rows that ``split`` [N] says (0 train, 1 test).
+    """A client for each value of ``ids``, with the training rows (0) and test rows (1) of ``split`` [N].
 
-    Rows of split 2 are rows to choose by; ``validation`` is as of ``of_rows``.
-
-    Raises UsageError for a client that has no row of either.
+    Rows of split 2 are validation rows; ``validation`` as in ``of_rows``. Raises UsageError for a client without
+    training rows or without test rows.
     """
     usable = (ids.codes >= 0) & columns.ok.astype(bool)
     of = [np.flatnonzero(usable & (split == code)) for code in (TRAIN, TEST, VALIDATION)]
@@ -95,17 +96,17 @@ def _by_client(ids: Group, rows: np.ndarray) -> list[np.ndarray]:
 
 
 def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = None) -> Partition:
-    """Clients with the rows that are given.
+    """Clients with the given rows.
 
     Args:
         columns: of the dataset.
         clients: name -> training rows, or (training rows, test rows), or {"train": .., "test": .., "validation": ..}.
-            Clients without test rows of their own are tested on the rows of the test split that nobody trains on.
-        validation: the share of the training rows to choose by, or ``split``; as of every scheme.
+            Clients without test rows of their own are tested on the rows of the test split that no client trains on.
+        validation: share of the training rows that become validation rows, or ``split``; as in every scheme.
 
     Raises:
-        UsageError for rows that are not there, or that two clients hold, or that are trained and tested on, or that are
-            to choose by and something else.
+        UsageError for rows that do not exist, training rows of two clients, and rows with two uses (training, test,
+            validation).
     """
     if not clients:
         raise UsageError("No client is given.", 'For example {"north": [0, 1, 2], "south": [3, 4]}')
@@ -113,7 +114,7 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
     train = {}
     tests: dict[str, np.ndarray | None] = {}
     notes = []
-    chosen_by = []
+    validating = []  # validation rows of each client
     ok = columns.ok.astype(bool)
     for name, held in clients.items():
         own, tested, choosing = _parts(str(name), held)
@@ -124,8 +125,8 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
         found = NONE
         if choosing is not None and len(choosing):
             found = _rows(str(name), choosing, rows)
-        chosen_by.append(found[ok[found]])
-    if validation is not None and any(map(len, chosen_by)):
+        validating.append(found[ok[found]])
+    if validation is not None and any(map(len, validating)):
         raise UsageError(
             "Validation rows are given, and a share or split to take them from too.",
             "Give one of them.",
@@ -139,17 +140,19 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
             f"Row {row} is given to {both}.",
             "Give each training row to one client.",
         )
-    if lost := int((~ok[trained]).sum()):
+    lost = int((~ok[trained]).sum())
+    if lost:
         notes.append(
             f"{lost:,} of {len(trained):,} rows are unreadable or gone (ok = 0) and left out"
         )
-    if of_test := int((columns.split[trained[ok[trained]]] == TEST).sum()):
+    of_test = int((columns.split[trained[ok[trained]]] == TEST).sum())
+    if of_test:
         rows_are = "rows of the test split are"
         if of_test == 1:
             rows_are = "row of the test split is"
         notes.append(f"{of_test:,} {rows_are} trained on, as given")
     left = np.flatnonzero(ok & (columns.split == TEST))
-    common = left[~is_among(left, np.concatenate([trained, *chosen_by]))]
+    common = left[~is_among(left, np.concatenate([trained, *validating]))]
     chosen = [t for t in tests.values() if t is not None]
     if len(chosen) == len(tests):
         common = sorted_once(np.concatenate(chosen))
@@ -164,15 +167,16 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
         made.append(Client(name, own[ok[own]], tested))
     known = int(ok.sum())
     held = np.zeros(rows, bool)
-    for used in (trained, common, *chosen_by):
+    for used in (trained, common, *validating):
         held[used] = True
     args: dict[str, Value] = {}
     table = ClientTable.of(made, common)
-    if any(map(len, chosen_by)):
-        table = replace(table, validation=Validation.of_clients(RowLists.of(chosen_by)))
+    if any(map(len, validating)):
+        table = replace(table, validation=Validation.of_clients(RowLists.of(validating)))
     elif validation is not None:
-        args["validation"] = how = VALIDATION_ARGUMENT.check(validation)
+        how = VALIDATION_ARGUMENT.check(validation)
         assert isinstance(how, float | str)
+        args["validation"] = how
         table = with_validation(table, how, columns, range(len(columns.domains)), None, own=False)
     return Partition(
         scheme=NAME,
@@ -188,7 +192,7 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
 
 
 def _parts(name: str, held: Any) -> tuple[Any, Any, Any]:
-    """Training, test and validation rows of one client; None where no test rows or validation rows are given."""
+    """Training, test and validation rows of one client; None for test or validation rows that are not given."""
     if isinstance(held, Mapping):
         if "train" not in held or not set(held) <= set(PARTS):
             keys = ", ".join(map(str, held)) or "nothing"
@@ -207,7 +211,7 @@ def _parts(name: str, held: Any) -> tuple[Any, Any, Any]:
 
 
 def _rows(name: str, rows: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
-    """Row numbers or a mask, as int64 in ascending order. Raises UsageError for what is neither."""
+    """Row numbers or a mask, as int64 in ascending order. Raises UsageError for any other value."""
     found = np.asarray(rows)
     if found.dtype == bool and found.shape == (count,):
         found = np.flatnonzero(found)

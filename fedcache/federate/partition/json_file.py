@@ -1,11 +1,11 @@
-"""The two forms of a partition file, JSON and arrays, with one decoder for both; and the checks of its rows.
+"""Partition file: its two forms, JSON and arrays, with one decoder for both; and the checks of its rows.
 
-The JSON form, which anybody may have written:
+The JSON form, which may come from an untrusted source:
 
 ``{"schema", "scheme", "args", "seed", "dataset", "clients": [{"name", "train", "test"}], "test", "pool", "dropped",
-"notes", "digest"}``; row lists ascend; a client whose ``test`` is null is tested on the global ``test``, which keeps
-the file of a hundred such clients small. A partition with rows to choose by has another schema, and ``validation``
-beside ``test``: of every client, or of the whole where all clients have the same.
+"notes", "digest"}``. Row lists ascend. A client whose ``test`` is null is tested on the global ``test``, which keeps
+the file of a hundred such clients small. A partition with validation rows has another schema, and ``validation`` next
+to ``test``: in every client, or once in the file if all clients share these rows.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def corrupt(origin: str, problem: str) -> FedcacheError:
-    """The error for a file that is no partition, or no longer the one that was written."""
+    """The error for a file that is no partition, or that is damaged."""
     return CorruptionError(
         f"{origin} is not a sound partition file: {problem}.",
         "Make it again: fedcache partition --help",
@@ -51,10 +51,9 @@ def corrupt(origin: str, problem: str) -> FedcacheError:
 
 def read_json(raw: memoryview, origin: str) -> object:
     """The JSON value in a file's bytes. Raises CorruptionError, when there are too many or they are not JSON."""
-    if len(raw) > LARGEST_FILE:
-        raise corrupt(
-            origin, f"it has {len(raw):,} bytes, at most {LARGEST_FILE:,} are read as JSON"
-        )
+    size = len(raw)
+    if size > LARGEST_FILE:
+        raise corrupt(origin, f"it has {size:,} bytes, at most {LARGEST_FILE:,} are read as JSON")
     try:
         return parse_json(bytes(raw))
     except ValueError as error:
@@ -64,7 +63,7 @@ def read_json(raw: memoryview, origin: str) -> object:
 
 
 Content = dict[str, Any]
-"""The head of a partition file: all fields that are no rows."""
+"""Head of a partition file: all fields without rows."""
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -87,15 +86,16 @@ def read_payload(payload: object, origin: str) -> tuple[Content, Arrays]:
     for place, client in enumerate(payload["clients"]):
         where = f"client {place}"
         if not isinstance(client, dict) or client.keys() != keys:
-            wanted = ", ".join(sorted(keys))
-            raise corrupt(origin, f"{where} should have the fields {wanted}")
+            expected = ", ".join(sorted(keys))
+            raise corrupt(origin, f"{where} should have the fields {expected}")
         train.append(_row_list(client["train"], f"{where} train", origin))
         tested = test
         if client["test"] is not None:
             tested = _row_list(client["test"], f"{where} test", origin)
+        # A client that is tested on the global rows has no list of its own.
         shares.append(np.array_equal(tested, test))
         if shares[-1]:
-            tested = test[:0]  # rows that clients share are held once
+            tested = test[:0]
         own.append(tested)
         if "validation" in keys:
             validation.append(_row_list(client["validation"], f"{where} validation", origin))
@@ -128,10 +128,11 @@ def _bad_row(origin: str, where: str, row: object) -> FedcacheError:
 
 
 def check_fields(payload: object, fields: Fields, origin: str) -> dict[str, Any]:
-    """``payload``, when it is an object of exactly these fields. Raises CorruptionError, naming the field."""
+    """``payload``, if it is an object with exactly these fields. Raises CorruptionError, naming the field."""
     if not isinstance(payload, dict):
         raise corrupt(origin, f"it holds {type(payload).__name__}, expected an object")
-    if (schema := payload.get("schema")) not in SCHEMAS:
+    schema = payload.get("schema")
+    if schema not in SCHEMAS:
         found = str(schema)[:60]
         raise corrupt(origin, f"schema should be {SCHEMA!r}, found {found!r}")
     missing = sorted(fields.keys() - payload.keys())[:3]
@@ -147,16 +148,15 @@ def check_fields(payload: object, fields: Fields, origin: str) -> dict[str, Any]
 
 
 def check_words(payload: object, origin: str) -> dict[str, Any]:
-    """As ``check_fields`` with all that says of a partition which it is; ``clients`` is left to the caller."""
+    """``check_fields`` for the head of a partition; the caller checks ``clients``."""
     return check_fields(payload, {**_WORDS, "clients": (lambda _: True, "")}, origin)
 
 
 def words_of(payload: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a partition that are no rows, with exact types, and ``digest`` as claimed."""
+    """The fields of a partition without rows, with exact types; ``digest`` is the one in the file."""
     args = {k: tuple(v) if isinstance(v, list) else v for k, v in payload["args"].items()}
-    plain = {
-        name: payload[name] for name in ("scheme", "seed", "dataset", "pool", "dropped", "digest")
-    }
+    names = ("scheme", "seed", "dataset", "pool", "dropped", "digest")
+    plain = {name: payload[name] for name in names}
     return {**plain, "args": args, "notes": tuple(payload["notes"])}
 
 
@@ -217,17 +217,21 @@ _WORDS: Fields = {
 _LIST = (lambda value: isinstance(value, list), "a list")
 
 
-# A partition as arrays in one sealed file (``store/array_file``), and what such a file must be to
-# be one.
+# The form of arrays in one sealed file (``store/array_file``), and its checks.
 #
-# The head holds the words of the partition and its digest, which is that of its JSON: the form is
-# no part of it. Clients are ``{"count", "names"}``, with null for numbered names. Arrays are
-# ``train`` (rows of all clients, one after the other) with ``train_sizes`` [M] and ``test`` (the
-# global test rows). Where clients have test rows of their own, ``own`` with ``own_sizes`` [M] and
-# ``shares`` [M], 1 for a client that is tested on the global ones; or the rule that chooses them:
-# ``order``, ``starts``, ``classes`` with ``classes_sizes`` [M], and ``taken`` (``MatchedLists``).
-# Where there are rows to choose by, ``validation``, with ``validation_sizes`` [M] where clients
-# have their own.
+# The head holds the fields of the partition and its digest, which is that of its JSON form. Clients
+# are ``{"count", "names"}``, with null for numbered names. The arrays are
+#
+#     train, train_sizes [M]    training rows of all clients, one client after another
+#     test                      global test rows
+#
+# With test rows of single clients, one of
+#
+#     own, own_sizes [M]        these rows; shares [M] is 1 for a client tested on the global ones
+#     order, starts, taken      the rule that chooses them (``MatchedLists``), with classes and
+#                               classes_sizes [M]
+#
+# and with validation rows ``validation``, and ``validation_sizes`` [M] if they belong to clients.
 
 
 _ALL_SHARE = {"train", "train_sizes", "test"}
@@ -269,7 +273,7 @@ def clients_of(table: ClientTable) -> dict[str, Any]:
 
 
 def read_arrays(raw: memoryview, origin: str) -> tuple[Content, Arrays]:
-    """Head and arrays of a file of arrays. Raises CorruptionError for anything that is no such file."""
+    """Head and arrays of a file of arrays. Raises CorruptionError for any other file."""
     try:
         content, arrays = unpack(raw)
     except ValueError as error:
@@ -280,8 +284,8 @@ def read_arrays(raw: memoryview, origin: str) -> tuple[Content, Arrays]:
 def decode(content: Content, arrays: Arrays, origin: str) -> dict[str, Any]:
     """The fields of a partition from head and arrays of either form of the file.
 
-    ``clients`` is a table that holds its own copy of the rows, ``digest`` is as claimed. The rows are compared with one
-    another elsewhere. Raises CorruptionError, naming the field.
+    ``clients`` is a table with its own copy of the rows; ``digest`` is the one in the file. ``problem_of`` compares the
+    rows with one another. Raises CorruptionError, naming the field.
     """
     clients = content["clients"]
     if not isinstance(clients, dict) or clients.keys() != {"count", "names"}:
@@ -326,20 +330,21 @@ def decode(content: Content, arrays: Arrays, origin: str) -> dict[str, Any]:
 
 
 def _matched(arrays: Mapping[str, np.ndarray], count: int, origin: str) -> MatchedLists:
-    """The rule of test rows, when it gives every client a set of them."""
+    """The rule of test rows. Raises CorruptionError for one that does not give every client a set of rows."""
     order = _rows(arrays, "order", origin)
     classes = _lists(arrays, "classes", count, origin)
-    starts, taken = (_rows(arrays, name, origin) for name in ("starts", "taken"))
-    high = np.diff(starts)
-    if not (len(starts) and starts[0] == 0 and starts[-1] == len(order) and (high >= 0).all()):
+    starts = _rows(arrays, "starts", origin)
+    taken = _rows(arrays, "taken", origin)
+    sizes = np.diff(starts)
+    if not (len(starts) and starts[0] == 0 and starts[-1] == len(order) and (sizes >= 0).all()):
         raise corrupt(origin, f"starts should ascend from 0 to {len(order)}")
-    again = np.diff(classes.rows) <= 0
-    again[
-        classes.ends[1:-1][(classes.ends[1:-1] > 0) & (classes.ends[1:-1] < len(classes.rows))] - 1
-    ] = False
-    if again.any() or (classes.rows >= len(high)).any():
-        raise corrupt(origin, f"classes should ascend for each client and be below {len(high)}")
-    if len(taken) != len(classes.rows) or (taken > high[classes.rows]).any():
+    falls = np.diff(classes.rows) <= 0
+    # Between the lists of two clients the numbers may fall.
+    borders = classes.ends[1:-1]
+    falls[borders[(borders > 0) & (borders < len(classes.rows))] - 1] = False
+    if falls.any() or (classes.rows >= len(sizes)).any():
+        raise corrupt(origin, f"classes should ascend for each client and be below {len(sizes)}")
+    if len(taken) != len(classes.rows) or (taken > sizes[classes.rows]).any():
         raise corrupt(
             origin,
             "taken should be a number of rows for each class of a client, no more than the class has",
@@ -358,10 +363,10 @@ def _rows(arrays: Mapping[str, np.ndarray], name: str, origin: str) -> np.ndarra
 
 
 def _lists(arrays: Mapping[str, np.ndarray], name: str, count: int, origin: str) -> RowLists:
-    """The rows of an array in lists of the sizes beside it."""
+    """The rows of an array in lists of the sizes in the array ``NAME_sizes``."""
     rows = _rows(arrays, name, origin)
     sizes = arrays[f"{name}_sizes"]
-    # Each below the sum before it is taken: what a file can hold is then too little to pass 2**63.
+    # Each size is limited before the sum is taken, so that the sum cannot overflow.
     if (
         len(sizes) != count
         or (sizes > len(rows)).any()
@@ -371,18 +376,17 @@ def _lists(arrays: Mapping[str, np.ndarray], name: str, count: int, origin: str)
     return RowLists.of_sizes(rows, sizes.astype(np.int64))
 
 
-# The canonical JSON of a partition, of which its digest is taken, in parts of bounded size.
+# The canonical JSON of a partition, in parts of bounded size. The digest is taken of it.
 
 
 PART = 1 << 14
+"""Most clients, or rows of one list, that are written at once."""
 ROWS = 1 << 20
-"""Clients (or rows of one list), and rows of all of them, that are written at once."""
+"""Most rows of several clients that are written at once."""
 
 
 def canonical_parts(words: Mapping[str, Any], table: ClientTable) -> Iterator[bytes]:
-    """The JSON of an object of ``words``, ``clients`` and ``test``, with one spelling; of ``validation`` where all
-    clients have the same.
-    """
+    """Canonical JSON of an object with ``words``, ``clients``, ``test``, and ``validation`` if all clients share it."""
     held = table.validation
     names = [*words, "clients", "test"]
     if held is not None and held.own is None:
@@ -404,14 +408,18 @@ def canonical_parts(words: Mapping[str, Any], table: ClientTable) -> Iterator[by
 
 def _rows_json(rows: np.ndarray) -> Iterator[bytes]:
     """Canonical JSON of one list of rows, in parts."""
-    yield b"["
+    before = b"["
     for start in range(0, len(rows), PART):
-        yield (b"," if start else b"") + in_decimal(rows[start : start + PART])[0][:-1].encode()
+        text, _ = in_decimal(rows[start : start + PART])
+        yield before + text.removesuffix(",").encode()
+        before = b","
+    if not len(rows):
+        yield before
     yield b"]"
 
 
 def _blocks(table: ClientTable) -> Iterator[tuple[int, int]]:
-    """Where blocks begin and end that have at most ``PART`` clients and ``ROWS`` rows, or one client."""
+    """Begin and end of blocks with at most ``PART`` clients and ``ROWS`` rows, or with one client."""
     held = table.validation
     sizes = table.train_sizes + table.tests.sizes
     if held is not None and held.own is not None:
@@ -426,11 +434,12 @@ def _blocks(table: ClientTable) -> Iterator[tuple[int, int]]:
 
 
 def _clients_json(table: ClientTable) -> Iterator[bytes]:
-    """Canonical JSON of the list of clients: name, test rows or null for the common ones, training rows of each, and
-    validation rows where clients have their own.
+    """Canonical JSON of the list of clients.
+
+    Each has a name, test rows (null for the global ones), training rows, and validation rows if they belong to clients.
     """
-    plain = isinstance(table.names, NumberedNames)  # nothing in them needs an escape
-    yield b"["
+    plain = isinstance(table.names, NumberedNames)  # such names need no escape
+    before = b"["
     for start, stop in _blocks(table):
         train = table.train.words(start, stop)
         test = table.tests.words(start, stop)
@@ -451,24 +460,23 @@ def _clients_json(table: ClientTable) -> Iterator[bytes]:
             else:
                 tested = f"[{own}]"
             objects.append(f'{{"name":{quoted},"test":{tested},"train":[{rows}]{end}}}')
-        yield (b"," if start else b"") + ",".join(objects).encode()
+        yield before + ",".join(objects).encode()
+        before = b","
     yield b"]"
 
 
-# What makes clients and test rows no partition, in words.
+# Faults of row lists, in words.
 
 
 def not_rows(clients: Sequence[ClientRows], test: np.ndarray) -> str | None:
-    """What is no list of rows at all, in words; None when all are."""
+    """The first array that is no list of rows, in words; None if all are."""
     if not len(clients):
         return "it has no clients"
     lists = [("the global test rows", test)]
-    if not isinstance(clients, ClientTable):  # a table holds int64 alone
+    if not isinstance(clients, ClientTable):  # a table has int64 lists only
         for c in clients:
-            lists += [
-                (f"training rows of {c.name!r}", c.train),
-                (f"test rows of {c.name!r}", c.test),
-            ]
+            lists.append((f"training rows of {c.name!r}", c.train))
+            lists.append((f"test rows of {c.name!r}", c.test))
     for what, rows in lists:
         if rows.dtype != np.int64 or rows.ndim != 1:
             return f"{what} are {rows.dtype} with {rows.ndim} axes, expected int64 with 1"
@@ -476,20 +484,23 @@ def not_rows(clients: Sequence[ClientRows], test: np.ndarray) -> str | None:
 
 
 def problem_of(table: ClientTable, test: np.ndarray) -> str | None:
-    """What makes these row lists no partition, in words; None when nothing does."""
+    """The first reason why these row lists are no partition, in words; None if they are one."""
     names = table.names
-    if not isinstance(names, NumberedNames) and len(set(names)) < len(names):
+    if not isinstance(names, NumberedNames):
         distinct = len(set(names))
-        return f"{len(names)} clients have {distinct} names"
+        if distinct < len(names):
+            return f"{len(names)} clients have {distinct} names"
     sizes = np.stack([table.train_sizes, table.test_sizes], 1)
-    if len(empty := np.flatnonzero((sizes == 0).any(1))):
+    empty = np.flatnonzero((sizes == 0).any(1))
+    if len(empty):
         train, tested = sizes[empty[0]].tolist()
         name = names[int(empty[0])]
         return f"client {name!r} has {train} training and {tested} test rows"
-    for what, lists in (("training rows of {!r}", table.train), ("test rows of {!r}", table.tests)):
-        if isinstance(lists, RowLists) and (client := _out_of_order(lists)) is not None:
-            named = what.format(names[client])
-            return f"{named} are not ascending and non-negative"
+    for what, lists in (("training", table.train), ("test", table.tests)):
+        if isinstance(lists, RowLists):
+            client = _out_of_order(lists)
+            if client is not None:
+                return f"{what} rows of {names[client]!r} are not ascending and non-negative"
     if _out_of_order(RowLists.of([test])) is not None:
         return "the global test rows are not ascending and non-negative"
     tested = table.tested
@@ -502,42 +513,46 @@ def problem_of(table: ClientTable, test: np.ndarray) -> str | None:
 
 
 def _problem_of_validation(table: ClientTable, held: Validation) -> str | None:
-    """As ``problem_of``, of the rows to choose by."""
+    """``problem_of`` for validation rows."""
     rows = held.rows
     own = held.own
     if not len(rows):
         return "there is no row among its validation rows"
     if own is not None and len(own) != len(table):
         return "clients and lists of validation rows differ in number"
-    if own is not None and (client := _out_of_order(own)) is not None:
-        return f"validation rows of {table.names[client]!r} are not ascending and non-negative"
+    if own is not None:
+        client = _out_of_order(own)
+        if client is not None:
+            return f"validation rows of {table.names[client]!r} are not ascending and non-negative"
     if _out_of_order(RowLists.of([rows])) is not None:
         return "the validation rows are not ascending and non-negative"
     for what, others in (("trained", table.train.rows), ("tested", table.tested)):
-        if len(both := rows[is_among(rows, others)]):
+        both = rows[is_among(rows, others)]
+        if len(both):
             return f"row {both[0]} is {what} on and is a validation row"
     return None
 
 
 def _held(tests: TestLists) -> np.ndarray:
-    """The array that holds the rows of the lists; a rule gives ascending lists of what is in it."""
+    """The array with the rows of all lists."""
     if isinstance(tests, RowLists):
         return tests.rows
     return tests.order
 
 
 def _out_of_order(lists: RowLists) -> int | None:
-    """The first list that is not ascending and non-negative, by its number."""
+    """The number of the first list that is not ascending and non-negative; None if all are."""
     wrong = np.diff(lists.rows, prepend=-1) <= 0
+    # The first row of a list has no row before it to compare with.
     starts = lists.ends[:-1][lists.sizes > 0]
-    wrong[starts] = lists.rows[starts] < 0  # the difference there is to the list before
+    wrong[starts] = lists.rows[starts] < 0
     if wrong.any():
         return int(np.searchsorted(lists.ends, wrong.argmax(), "right")) - 1
     return None
 
 
 def beyond(table: ClientTable, rows: int) -> str | None:
-    """The first list that holds a row from ``rows`` on, and that row, in words; None when none does."""
+    """The first list with a row number of at least ``rows``, and that number, in words; None without one."""
     shared = {"test": table.common}
     if table.validation is not None:
         shared["validation"] = table.validation.rows
@@ -551,7 +566,8 @@ def beyond(table: ClientTable, rows: int) -> str | None:
         if not len(far):
             continue
         if isinstance(lists, MatchedLists):
-            return f"the clients' tests hold {held[far].max()}"
+            row = held[far].max()
+            return f"the clients' tests hold {row}"
         client = table.names[int(np.searchsorted(lists.ends, far[0], "right")) - 1]
         row = held[far[0]]
         return f"client {client!r} holds {row}"

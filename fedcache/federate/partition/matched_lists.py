@@ -1,7 +1,7 @@
-"""Test rows of each client as the rule that chooses them: a list is made when it is asked for.
+"""Matched test rows: the test rows of each client as a rule, from which a list is made on access.
 
 A client takes the first rows of each of its classes, in one random order that all clients share (``MatchedTests``). So
-a client is a few pairs of class and number, where its list may be most of the test rows.
+a client is stored as a few pairs of class and number, while its list can be most of the test rows.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from fedcache.federate.partition.scheme import MatchedTests
 
 
 class MatchedLists(MadeWhenAsked[np.ndarray]):
-    """As ``RowLists`` of ascending test rows.
+    """M lists of ascending test rows, with the interface of ``RowLists``.
 
     Args:
         order: int64 [T]: test rows, class by class.
         starts: int64 [K + 1], from 0 to T: class k is order[starts[k]:starts[k + 1]].
-        classes: lists of the classes of each client, ascending, whose ``rows`` are from 0 to K - 1.
-        taken: int64, beside ``classes.rows``: how many rows of the class are the client's.
+        classes: list of the classes of each client, ascending, numbers from 0 to K - 1.
+        taken: int64, one for each entry of ``classes.rows``: number of rows that the client takes of the class.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class MatchedLists(MadeWhenAsked[np.ndarray]):
     def of(cls, matched: MatchedTests, train: RowLists, label: np.ndarray) -> MatchedLists:
         """The lists ``matched.of(rows)`` of every client's training rows, all at once; ``label`` [N] is of all rows."""
         order, starts, known = matched.by_class
-        # Every client and class of a training row that has test rows, as one number to sort by; then each once.
+        # Every pair (client, class) of a training row whose class has test rows, as one number; then each pair once.
         place = np.searchsorted(known, label[train.rows])
         kept = known[np.minimum(place, len(known) - 1)] == label[train.rows]
         pairs = train.owner[kept].astype(np.int64) * len(known) + place[kept]
@@ -45,7 +45,7 @@ class MatchedLists(MadeWhenAsked[np.ndarray]):
         counts = np.diff(first, append=len(pairs))
         client, of_class = np.divmod(pairs[first], len(known))
         classes = RowLists.of_sizes(of_class, np.bincount(client, minlength=len(train)))
-        # The first class of each client with the fewest candidates for a training row limits all its classes.
+        # For each client, the class with the fewest candidates per training row limits all of its classes.
         have = np.diff(starts)[of_class]
         ratio = have / counts
         some = classes.sizes > 0
@@ -57,7 +57,7 @@ class MatchedLists(MadeWhenAsked[np.ndarray]):
 
     @classmethod
     def alike(cls, rows: np.ndarray, clients: int) -> MatchedLists:
-        """The same ``rows`` for each of M clients: all of one class."""
+        """The same ``rows`` for each of M clients, stored as one class."""
         classes = RowLists.of_sizes(np.zeros(clients, np.int64), np.ones(clients, np.int64))
         return cls(np.sort(rows), np.array([0, len(rows)]), classes, np.full(clients, len(rows)))
 
@@ -68,7 +68,7 @@ class MatchedLists(MadeWhenAsked[np.ndarray]):
 
     @property
     def distinct(self) -> np.ndarray:
-        """int64, ascending: every row of some list."""
+        """int64, ascending: the rows of all lists, each once."""
         most = np.zeros(len(self.starts) - 1, np.int64)
         np.maximum.at(most, self.classes.rows, self.taken)
         return np.sort(self._rows(np.arange(len(most)), most))
@@ -91,11 +91,12 @@ class MatchedLists(MadeWhenAsked[np.ndarray]):
         return found
 
     def shares_right(self, rows: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """As of ``RowLists``; a list costs its classes, not its rows."""
+        """As ``RowLists.shares_right``; the time of a list depends on its classes, not on its rows."""
         value = np.full(len(self.order), np.nan)
         used = np.isin(self.order, rows)
         value[used] = right[np.searchsorted(rows, self.order[used])]
         known = ~np.isnan(value)
+        # The difference of two cumulative sums is the sum over the taken rows of a class.
         hits, scored = (
             np.concatenate([[0.0], np.cumsum(each)])
             for each in (np.where(known, value, 0.0), known.astype(np.float64))
@@ -112,9 +113,9 @@ class MatchedLists(MadeWhenAsked[np.ndarray]):
         return len(self.classes)
 
     def at(self, i: int) -> np.ndarray:
-        """Made anew every time."""
+        """List ``i``, made again at every call."""
         return self.together(i, i + 1).rows
 
 
 TestLists = RowLists | MatchedLists
-"""Test rows of their own for some clients, held or as a rule."""
+"""The clients' own test rows, as lists or as a rule."""

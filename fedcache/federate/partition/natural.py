@@ -1,7 +1,7 @@
-"""Clients that the data brings: one client for each value of a column, such as a hospital, a writer or a domain.
+"""Natural partition: one client for each value of a column, such as a hospital, a writer or a domain.
 
-With ``hold_out`` the rows of some values are nobody's and all of them are the test set: leave one domain out. With
-``inside`` another scheme deals the rows of every value to several clients (``north/client-0``).
+With ``hold_out`` no client holds the rows of some values, and all of these are the test set (leave one domain out).
+With ``inside`` another scheme assigns the rows of every value to several clients (``north/client-0``).
 """
 
 from __future__ import annotations
@@ -35,22 +35,21 @@ from fedcache.tables.groups import Group
 
 NAME = "natural"
 NAMED = 10
-"""Clients that are named in a note."""
+"""Most clients that a note names."""
 
 OF_INSIDE = ("clients", "alpha", "shards", "shots")
-"""Arguments that are the scheme's inside every value."""
+"""Arguments of the scheme in ``inside``."""
 
 
 def with_column(
     scheme: str | None, arguments: Mapping[str, Value]
 ) -> tuple[str | None, dict[str, Value]]:
-    """Scheme and arguments as they were meant: ``by`` or ``hold_out`` mean ``natural``, with another scheme inside.
+    """Scheme and arguments for given ones: ``by`` or ``hold_out`` select ``natural``, with another scheme inside.
 
     >>> with_column("dirichlet", {"by": "hospital", "alpha": 0.3})
     ('natural', {'by': 'hospital', 'alpha': 0.3, 'inside': 'dirichlet'})
 
-    ``arguments`` are those that were given, without defaults. Raises UsageError, where two of them say which rows are
-    the test set.
+    ``arguments`` are the given ones, without defaults. Raises UsageError if two of them determine the test set.
     """
     given = dict(arguments)
     if given.get("hold_out") is not None and given.get("tests") is not None:
@@ -71,31 +70,33 @@ def _two_test_sets(tests: Value) -> UsageError:
 
 @dataclass(frozen=True, eq=False)
 class Members:
-    """The clients a column makes, of rows that have a value of it."""
+    """The clients of a column, with the rows of their values."""
 
     words: Sequence[str]  # [M] names of the clients
-    train: RowLists  # [M] rows to train on
+    train: RowLists  # [M] training rows
     test: RowLists  # [M] rows of the test split
 
 
 def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
-    """One client per value of the column ``by``, in the order of the values; see the module for the rest."""
+    """One client per value of the column ``by``, in the order of the values; the module describes the options."""
     by = str(args["by"])
-    if args["inside"] is None and (given := [key for key in OF_INSIDE if args[key] is not None]):
+    given = [key for key in OF_INSIDE if args[key] is not None]
+    if given and args["inside"] is None:
         first = given[0]
         schemes = " | ".join(SCHEMES)
         raise UsageError(
             f"{first} is an argument of the scheme inside every value of {by}, and none is named.",
             f"--by {shell_word(by)} --scheme {schemes}; without {first} every value is one client",
         )
+    # A given ``within`` cannot be told from the default here; ``with_column`` refuses it.
     if args["hold_out"] is not None and args["tests"] != "within":
-        # a default cannot be told from within here, see ``with_column``
         raise _two_test_sets(args["tests"])
     group = pool.columns.sorted_by(by)
     notes = []
     if args["unlabelled"] == "drop":
         known = pool.columns.label >= 0
-        if lost := int((~known[pool.train]).sum() + (~known[pool.test]).sum()):
+        lost = int((~known[pool.train]).sum() + (~known[pool.test]).sum())
+        if lost:
             notes.append(f"{lost:,} rows without a label are left out")
         pool = replace(pool, train=pool.train[known[pool.train]], test=pool.test[known[pool.test]])
     everybody = np.sort(np.concatenate([pool.train, pool.test]))
@@ -104,29 +105,30 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     if args["rows"] == "all" or (args["rows"] == "auto" and args["hold_out"] is not None):
         rows = everybody
         tests = pool.test[:0]
-    if without := int((group.codes[rows] < 0).sum()):
+    without = int((group.codes[rows] < 0).sum())
+    if without:
         notes.append(f"{without:,} of {len(rows):,} rows have no value of {by} and are left out")
     held = held_out_codes(group, by, args["hold_out"])
     common: np.ndarray | None = None
     if held is not None:
         common = everybody[np.isin(group.codes[everybody], held)]
         if not len(common):
+            values = args["hold_out"]
             raise UsageError(
-                f"Scheme natural: no row of {by} {args['hold_out']} has features.",
-                "fedcache inspect",
+                f"Scheme natural: no row of {by} {values} has features.", "fedcache inspect"
             )
         rows = rows[~np.isin(group.codes[rows], held)]
         tests = tests[~np.isin(group.codes[tests], held)]
     members = members_of(group, rows, tests)
     if args["tests"] == "held-out-clients":
-        members, common, said = _without_some(members, everybody, group, args, streams)
-        notes.append(said)
+        members, common, note = _without_some(members, everybody, group, args, streams)
+        notes.append(note)
     within = args["tests"] == "within" and common is None
     if within:
-        members, said_of = _with_tests_of_their_own(members, pool)
-        notes += said_of
-    members, left = _large_enough(members, args, streams, within=within)
-    notes += left
+        members, more_notes = _with_own_tests(members, pool)
+        notes += more_notes
+    members, more_notes = _large_enough(members, args, streams, within=within)
+    notes += more_notes
     if args["inside"] is not None:
         return _divided(members, pool, args, streams, notes, common, within=within)
     made = Dealt(members.train, None, members.words, notes, common=common, pool=rows)
@@ -136,7 +138,7 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
 
 
 def held_out_codes(group: Group, by: str, values: Value) -> np.ndarray | None:
-    """Codes of the values that are held out; None where none are. Raises UsageError for a value that is not there."""
+    """Codes of the held-out values; None without any. Raises UsageError for an unknown value, and for all values."""
     if values is None:
         return None
     assert isinstance(values, tuple)
@@ -152,14 +154,14 @@ def held_out_codes(group: Group, by: str, values: Value) -> np.ndarray | None:
 
 
 def members_of(group: Group, rows: np.ndarray, tests: np.ndarray) -> Members:
-    """The rows by their value, values without a row to train on left out."""
+    """The rows of each value; values without a training row are left out."""
     train = _by_code(group.codes, rows, len(group.words))
     test = _by_code(group.codes, tests, len(group.words))
     return _taken(Members(group.words, train, test), np.flatnonzero(train.sizes > 0))
 
 
 def _by_code(codes: np.ndarray, rows: np.ndarray, count: int) -> RowLists:
-    """A list of ``rows`` for each of ``count`` codes, in stored order; rows without a value are in none."""
+    """A list of ``rows`` for each of ``count`` codes, in stored order; rows without a value are in no list."""
     known = rows[codes[rows] >= 0]
     own = codes[known]
     return RowLists.of_sizes(
@@ -175,7 +177,7 @@ def _taken(members: Members, which: np.ndarray) -> Members:
 def _without_some(
     members: Members, everybody: np.ndarray, group: Group, args: Values, streams: Streams
 ) -> tuple[Members, np.ndarray, str]:
-    """The members without a share of them that is drawn, all rows of which are the test set."""
+    """The members without a drawn share of them, all rows of that share as the test set, and a note."""
     count = len(members.words)
     share = number_of(args, "held_out_share")
     away = min(count - 1, max(1, round(share * count)))
@@ -189,17 +191,15 @@ def _without_some(
     codes = np.array([i for i, word in enumerate(group.words) if word in gone])
     common = everybody[np.isin(group.codes[everybody], codes)]
     kept = _taken(members, np.setdiff1d(np.arange(count), drawn))
-    return (
-        kept,
-        common,
-        f"{away:,} of {count:,} clients train nothing and are the test set, all their rows",
-    )
+    note = f"{away:,} of {count:,} clients train nothing and are the test set, all their rows"
+    return kept, common, note
 
 
-def _with_tests_of_their_own(members: Members, pool: RowPool) -> tuple[Members, list[str]]:
-    """Members with test rows each: of those without any, the fifth of each class with the smallest uids is held out.
+def _with_own_tests(members: Members, pool: RowPool) -> tuple[Members, list[str]]:
+    """Members that each have test rows, and notes.
 
-    A member with a single row has none to test on and is left out.
+    For members without test rows, the fifth of each class with the smallest uids is held out. A member with a single
+    row is left out, because it has no row for a test.
     """
     bare = members.test.sizes == 0
     notes = []
@@ -212,7 +212,7 @@ def _with_tests_of_their_own(members: Members, pool: RowPool) -> tuple[Members, 
         chosen[mine] = held_out(
             columns.label[rows], owner[mine], columns.uid[rows], np.ones(len(rows), bool)
         )
-        # One row of each class is no test set yet: then the row with the smallest uid, where there are two.
+        # With few rows of each class, a fifth can be no row. Then the row with the smallest uid is held out.
         lacking = bare & (members.train.sizes > 1)
         lacking[owner[chosen]] = False
         mine = np.flatnonzero(lacking[owner])
@@ -221,24 +221,26 @@ def _with_tests_of_their_own(members: Members, pool: RowPool) -> tuple[Members, 
         chosen[mine] = held_out(
             one_class, owner[mine], columns.uid[rows], np.ones(len(rows), bool), most=1
         )
+        count = len(bare)
         train = RowLists.of_sizes(
-            members.train.rows[~chosen], np.bincount(owner[~chosen], minlength=len(members.words))
+            members.train.rows[~chosen], np.bincount(owner[~chosen], minlength=count)
         )
+        # The held-out rows follow the test rows of their member.
         given = members.test
         of = np.concatenate([given.owner, owner[chosen]])
         order = np.argsort(of, kind="stable")
-        test = RowLists.of_sizes(
-            np.concatenate([given.rows, members.train.rows[chosen]])[order],
-            np.bincount(of, minlength=len(bare)),
-        )
+        rows = np.concatenate([given.rows, members.train.rows[chosen]])[order]
+        test = RowLists.of_sizes(rows, np.bincount(of, minlength=count))
         members = Members(members.words, train, test)
-        if drawn := int((members.test.sizes[bare] > 0).sum()):
+        drawn = int((test.sizes[bare] > 0).sum())
+        if drawn:
             notes.append(
-                f"{drawn:,} of {len(bare):,} clients without rows of the test split: a fifth of each class is held out"
+                f"{drawn:,} of {count:,} clients without rows of the test split: a fifth of each class is held out"
             )
     single = members.test.sizes == 0
-    if single.any():
-        many = f"{single.sum():,} of {len(single):,} clients"
+    lost = int(single.sum())
+    if lost:
+        many = f"{lost:,} of {len(single):,} clients"
         notes.append(f"{many} left out for a single row: nothing is there to test them on")
         members = _taken(members, np.flatnonzero(~single))
     return members, notes
@@ -247,7 +249,7 @@ def _with_tests_of_their_own(members: Members, pool: RowPool) -> tuple[Members, 
 def _large_enough(
     members: Members, args: Values, streams: Streams, *, within: bool
 ) -> tuple[Members, list[str]]:
-    """Members with ``min_rows`` rows or more, and of these ``max_clients`` that are drawn."""
+    """Members with at least ``min_rows`` rows, of which ``max_clients`` are drawn, and notes."""
     notes = []
     least = count_of(args, "min_rows")
     sizes = members.train.sizes
@@ -291,7 +293,7 @@ def _divided(
     *,
     within: bool,
 ) -> Dealt:
-    """The rows of every member dealt to clients inside it by another scheme."""
+    """The rows of every member, assigned to clients inside it by another scheme."""
     scheme = SCHEMES[str(args["inside"])]
     given = {key: args[key] for key in OF_INSIDE if args[key] is not None}
     names: list[str] = []
@@ -300,18 +302,17 @@ def _divided(
     enough: list[int] = []
     for word, own, tested in zip(members.words, members.train, members.test, strict=True):
         values = scheme.resolve({**given, "domain": None})
-        # Every value has streams of its own, so that one more value moves no other draw.
+        # Every value has its own random streams, so that one more value changes no other draw.
         sub = replace(pool, train=np.sort(own), dealt=own, notes=[])
         if within:
             sub = replace(sub, test=np.sort(tested))
         try:
             dealt = scheme.deal(sub, values, Streams(streams.seed, f"{NAME}/{scheme.name}/{word}"))
         except InfeasibleError as error:
-            # A value cannot be filled up from the clients of another one, and has the usual ratio and least size.
-            fills = "fill" in error.instead
-            instead = {
-                key: value for key, value in error.instead.items() if key in OF_INSIDE and not fills
-            }
+            # Only arguments of ``OF_INSIDE`` can be set, so advice with ``fill`` cannot be followed.
+            instead: dict[str, Value] = {}
+            if "fill" not in error.instead:
+                instead = {key: v for key, v in error.instead.items() if key in OF_INSIDE}
             raise NATURAL.infeasible(args, f"{word}: {error.message}", instead) from error
         count = len(dealt.train)
         digits = len(str(count - 1))

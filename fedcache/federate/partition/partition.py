@@ -1,9 +1,9 @@
-"""Partitions: which rows of a store each client holds.
+"""Partition: the rows of a store that each client holds.
 
-A partition is made once and saved, so that two methods are compared on the same clients. Rows are indices into the
-store, never copies of features; a partition file can be shared without the data. Its digest covers every word of it,
-so it covers scheme, arguments, seed, the dataset's digest and all row lists. Clients are arrays (``client_table``):
-nothing here costs clients times rows, and no object exists for a client before it is asked for.
+A partition is made once and saved, so that methods are compared on the same clients. Rows are indices into the store,
+never copies of features, so a partition file can be shared without the data. Its digest covers scheme, arguments, seed,
+the dataset's digest and all row lists. Clients are stored as arrays (``client_table``), and the object of a single
+client is made on access, so a million clients are fast.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ SCHEMES: Mapping[str, Scheme] = PluginTable(
 
 SEED = "--partition-seed"
 MOST_TRIED = 20
-"""Partitions that are dealt to find arguments that work, after a refusal."""
+"""Most partitions that are made to find arguments that work."""
 
 MOST_TESTED = 10**10
-"""Test rows of all clients together, of which a digest can be taken in minutes."""
+"""Most test rows of all clients together; their digest takes minutes."""
 
 SHOWN = 1000
-"""Clients of a table in a notebook."""
+"""Most clients in the table of a notebook."""
 
 __all__ = [
     "SCHEMES",
@@ -82,8 +82,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ClientRow:
-    """One line of the table that ``describe`` makes: rows to train, test and choose by; ``counts`` are training rows of
-    each class.
+    """One line of the table of ``describe``: numbers of training, test and validation rows.
+
+    ``classes`` counts the classes with a training row, and ``counts`` are the training rows of each class.
     """
 
     client: str
@@ -96,18 +97,18 @@ class ClientRow:
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Rows of every client, and how they came about.
+    """Rows of every client, and the scheme that made them.
 
     Args:
-        scheme: how the rows were dealt.
+        scheme: its name.
         args: every argument of the scheme, defaults included.
         seed: of the draws.
         clients: in client order; kept as a ``ClientTable``.
-        test: int64, ascending; the rows a global evaluation uses. A client may be tested on exactly these.
+        test: int64, ascending; the rows of a global evaluation. A client may be tested on exactly these.
         dataset: digest of the dataset's content.
-        pool: how many rows could have been dealt.
-        dropped: how many of those no client holds.
-        notes: what a reader should know, in words.
+        pool: number of rows that the scheme could assign.
+        dropped: number of those that no client holds.
+        notes: remarks for a reader.
 
     Raises:
         FedcacheError: usage error when clients are missing, empty or share a name, when a row list is not ascending
@@ -125,7 +126,8 @@ class Partition:
     notes: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
-        if problem := not_rows(self.clients, self.test) or problem_of(self.table, self.test):
+        problem = not_rows(self.clients, self.test) or problem_of(self.table, self.test)
+        if problem:
             raise UsageError(
                 f"Not a partition: {problem}.", "Make one from a scheme: fedcache partition --help"
             )
@@ -138,14 +140,14 @@ class Partition:
 
     @property
     def validation(self) -> np.ndarray | None:
-        """int64, ascending: all rows to choose by; None where there are none."""
+        """int64, ascending: all validation rows; None without any."""
         held = self.table.validation
         if held is None:
             return None
         return held.rows
 
     def without_validation(self) -> Partition:
-        """The partition as it is made without ``validation``: rows to choose by are trained on again."""
+        """The partition that is made without ``validation``: validation rows are training rows again."""
         args = {k: v for k, v in self.args.items() if k != "validation"}
         return replace(self, args=args, clients=self.table.without_validation())
 
@@ -159,7 +161,7 @@ class Partition:
 
     @property
     def test_protocol(self) -> str:
-        """matched or balanced: whose class shares the clients are tested on; of ``natural`` its ``tests``."""
+        """Class shares of the clients' test rows: matched or balanced; for ``natural`` its ``tests``, or held-out."""
         if self.scheme == NATURAL.name:
             if self.args.get("hold_out"):
                 return "held-out"
@@ -176,7 +178,7 @@ class Partition:
         return canonical_parts({**self._words(), "digest": self.digest}, self.table)
 
     def _words(self) -> dict[str, Any]:
-        """Everything but clients, test rows and digest, as ``json_file`` describes it."""
+        """All fields except clients, test rows and digest, as ``json_file`` describes them."""
         return {
             "schema": json_file.SCHEMAS[self.validation is not None],
             "scheme": self.scheme,
@@ -189,7 +191,7 @@ class Partition:
         }
 
     def save(self, path: Path) -> None:
-        """Write the partition file, whole or not at all: JSON where its name ends in ``.json``, else arrays.
+        """Write the partition file atomically: JSON if its name ends in ``.json``, else arrays.
 
         Raises UsageError for clients whose names are too long for a file.
         """
@@ -224,9 +226,9 @@ class Partition:
             rows: rows of the store; every row of the partition must be below.
 
         Raises:
-            FedcacheError: store error when the file is missing or of another dataset; corruption when it is not a
-                partition file, its digest does not match its content, or it holds rows the store of its dataset has
-                not.
+            FedcacheError: store error if the file is missing or of another dataset; corruption if it is not a
+                partition file, its digest does not match its content, or it holds rows that the store of its dataset
+                does not have.
         """
         try:
             raw = mapped(Path(path))
@@ -253,9 +255,9 @@ class Partition:
             raw: the bytes.
             dataset: digest the partition must be of.
             rows: of the store.
-            origin: what messages call the file.
-            vouched: these are the bytes that fedcache wrote. Arrays are then compared with their own checksums, and the
-                digest beside them is believed: to take that of the JSON costs more than all else.
+            origin: name of the file in messages.
+            vouched: whether fedcache wrote these bytes. Then only the checksums of arrays are verified, because the
+                digest of the canonical JSON takes longer than everything else.
         """
         if not is_array_file(raw):
             payload = json_file.read_json(raw, origin)
@@ -275,7 +277,7 @@ class Partition:
         return html_table(self.summary(), ("client", "training rows", "test rows"), rows)
 
     def default_name(self) -> str:
-        """A file name that shows scheme, the arguments that matter and the seed: ``dirichlet-a0.1-m100-s0``."""
+        """A file name with scheme, arguments that are not at their defaults, and seed: ``dirichlet-a0.1-m100-s0``."""
         scheme = SCHEMES.get(self.scheme)
         if scheme:
             return scheme.default_name(self.args, self.seed)
@@ -285,7 +287,7 @@ class Partition:
     def counts(self, columns: Columns, most: int | None = None) -> np.ndarray:
         """Training rows of each client and class, int64 [M, C]; rows without a label are not counted.
 
-        ``most`` is how many clients are looked at, the first ones.
+        Only the first ``most`` clients are counted, all for None.
         """
         train = self.table.train.first(most)
         classes = len(columns.classes)
@@ -313,11 +315,14 @@ class Partition:
     def summary(self) -> str:
         """One line for a person."""
         sizes = self.table.train_sizes
-        low, high = sizes.min(), sizes.max()
+        low = sizes.min()
+        high = sizes.max()
+        total = sizes.sum()
+        tests = len(self.test)
         parts = [
-            f"{len(sizes)} clients with {low} to {high} training rows, {sizes.sum()} in all",
+            f"{len(sizes)} clients with {low} to {high} training rows, {total} in all",
             f"{self.dropped} of {self.pool} rows left out",
-            f"{self.test_protocol} tests, {len(self.test)} global test rows",
+            f"{self.test_protocol} tests, {tests} global test rows",
         ]
         held = self.table.validation
         if held is not None:
@@ -334,9 +339,9 @@ class Partition:
 
 
 def make(scheme: str, columns: Columns, *, seed: int = 0, **args: object) -> Partition:
-    """Deal the rows of a dataset to clients.
+    """Assign the rows of a dataset to clients.
 
-    Only rows with ok = 1 are dealt, never those of the validation split. Equal arguments give equal partitions.
+    Rows with ok = 0 and rows of the validation split are not assigned. Equal arguments give equal partitions.
 
     Args:
         scheme: a key of ``SCHEMES``.
@@ -363,10 +368,10 @@ def make(scheme: str, columns: Columns, *, seed: int = 0, **args: object) -> Par
 def _tried(
     error: InfeasibleError, how: Scheme, columns: Columns, values: Mapping[str, Value], seed: int
 ) -> FedcacheError:
-    """The refusal with advice that works; another error where no other arguments would help.
+    """The error with advice that works, or another error if no other arguments help.
 
-    A scheme that deals the rows of each value of a column is refused by one value at a time, and what helps that value
-    need not help the next one. So advice is followed here first.
+    A scheme that assigns the rows of each value of a column fails at the first value without a solution, and its advice
+    need not work for the next value. So the advice is tried here before it is given.
     """
     message = error.message
     if error.instead:
@@ -420,9 +425,9 @@ def _followed(
     instead: Mapping[str, Value],
     seed: int,
 ) -> dict[str, Value]:
-    """Arguments that work in place of some ``values``: those that are advised, then those that their refusal advises.
+    """Arguments that work instead of some ``values``, found by following the advice of one error after another.
 
-    Raises InfeasibleError where the last refusal advises nothing new, and any other error of dealing.
+    Raises InfeasibleError if the last error gives no new advice, and any other error of ``make``.
     """
     found = dict(instead)
     for _ in range(MOST_TRIED):
@@ -440,7 +445,7 @@ def _followed(
 def _advising(
     message: str, how: Scheme, values: Mapping[str, Value], instead: Mapping[str, Value], seed: int
 ) -> InfeasibleError:
-    """A refusal with the command of arguments that were tried."""
+    """The error with the command of arguments that work."""
     command = how.command({**values, **instead})
     return InfeasibleError(message, f"{command} {SEED} {seed}", instead)
 
@@ -453,11 +458,11 @@ def _with_remedy(
     values: Mapping[str, Value],
     seed: int,
 ) -> list[str]:
-    """Notes of which the last one about too few rows says what to do: arguments that were tried, or more rows.
+    """The notes with a remedy in the last one about too few rows: arguments that work, or more rows.
 
     Args:
         notes: of the partition.
-        enough: the most ``shots`` for which all classes have enough rows, 0 for none.
+        enough: the largest ``shots`` for which all classes have enough rows, 0 for none.
         how: the scheme.
         columns: of the dataset.
         values: arguments of the scheme.
@@ -469,13 +474,13 @@ def _with_remedy(
     remedy = "extract more images"
     if any(a.name == "clients" for a in inner.arguments):
         remedy += ", or deal to fewer --clients"
-    # Validation rows are taken from what is dealt: they change neither the rows nor the notes.
+    # Validation rows are taken later, so they change neither the assigned rows nor the notes.
     values = {**values, "validation": None}
     if enough:
         with suppress(FedcacheError):
             found = _followed(how, columns, values, {"shots": enough}, seed)
             tried = _deal(how, columns, {**values, **found}, seed)
-            # A client with one training row could give none for validation.
+            # A client with a single training row could not give one for validation.
             roomy = tried.table.train_sizes.min() > 1
             if roomy and not any(FEWER in note for note in tried.notes):
                 options = " ".join(
@@ -489,9 +494,9 @@ def _with_remedy(
 def _deal(
     how: Scheme, columns: Columns, values: Mapping[str, Value], seed: int, *, advise: bool = False
 ) -> Partition:
-    """The partition of resolved arguments. Raises as ``make``; an InfeasibleError with advice that nobody has tried.
+    """The partition of resolved arguments. Raises as ``make``; the advice of an InfeasibleError is not tried.
 
-    With ``advise`` a note about too few rows says what to do.
+    With ``advise`` a note about too few rows has a remedy.
     """
     scheme = how.name
     streams = Streams(seed, scheme)
@@ -526,13 +531,15 @@ def _deal(
     names = dealt.names or NumberedNames(len(train))
     tests = _tests_of_clients(how, dealt, test, train, columns, streams, values)
     clients = ClientTable.dealt(names, train, test, tests)
-    if len(bare := np.flatnonzero(clients.test_sizes == 0)):
+    bare = np.flatnonzero(clients.test_sizes == 0)
+    if len(bare):
         name = names[int(bare[0])]
         raise UsageError(
             f"Scheme {scheme}: no test row has a class of client {name!r} ({len(bare)} clients are left without test "
             "rows).",
             "Test every client on balanced rows instead: --option test_protocol=balanced",
         )
+    # Rows that are in use: trained on, or tested on by some client.
     held = trained
     held[clients.tests.distinct] = True
     held[test] |= bool(clients.shares.any())
@@ -560,7 +567,7 @@ def _tests_of_clients(
     streams: Streams,
     values: Mapping[str, Value],
 ) -> Sequence[np.ndarray] | None:
-    """The clients' test rows: those the scheme chose, or by ``test_protocol`` from the global ones; None for these."""
+    """The clients' test rows: those of the scheme, or chosen by ``test_protocol``; None for the global ones."""
     if dealt.test is not None and any(rows is not dealt.test[0] for rows in dealt.test):
         return RowLists.of(dealt.test).ascending()
     if dealt.test is not None:
@@ -571,20 +578,22 @@ def _tests_of_clients(
         )
     else:
         return None
-    if (total := int(chosen.sizes.sum())) > MOST_TESTED:
+    total = int(chosen.sizes.sum())
+    if total > MOST_TESTED:
         fit = MOST_TESTED // len(chosen.order)
+        clients = len(train)
         why = (
-            f"Scheme {how.name}: {len(train)} clients have {total} test rows in all, at most {MOST_TESTED} are listed "
-            f"for the digest; {fit} clients never have more."
+            f"Scheme {how.name}: {clients} clients have {total} test rows in all, at most {MOST_TESTED} are listed for "
+            f"the digest; {fit} clients never have more."
         )
         raise how.infeasible(values, why, {"clients": fit})
     return chosen
 
 
 def _leaks(columns: Columns, trained: np.ndarray, tested: np.ndarray) -> list[str]:
-    """A note when an image is both trained and tested on under two names.
+    """A note if an image is both trained and tested on under two names.
 
-    Identities are compared by their first half, and in full where that agrees.
+    Digests are compared by their first half, which is fast, and in full if the halves agree.
     """
     half = np.ascontiguousarray(columns.uid[:, :8]).view(np.uint64)[:, 0]
     alike = is_among(half[tested], half[trained])
@@ -602,7 +611,7 @@ def _leaks(columns: Columns, trained: np.ndarray, tested: np.ndarray) -> list[st
 
 
 def _tests_hint(columns: Columns, domain: tuple[str, ...] | None, seed: int) -> str:
-    """Where test rows can come from: of the scheme that cuts them out of each client, arguments that work."""
+    """The hint for a dataset without test rows: arguments of label-shift, which takes them from each client."""
     how = SCHEMES["label-shift"]
     given: dict[str, Value] = {"domain": domain}
     try:
@@ -615,7 +624,7 @@ def _tests_hint(columns: Columns, domain: tuple[str, ...] | None, seed: int) -> 
 def _with_validation(
     clients: ClientTable, how: Scheme, values: Mapping[str, Value], pool: RowPool
 ) -> ClientTable:
-    """The clients with the validation rows that are asked for."""
+    """The clients with the requested validation rows."""
     chosen_by = values["validation"]
     columns = pool.columns
     assert isinstance(chosen_by, float | str)
@@ -646,7 +655,7 @@ def from_payload(
 def _checked(
     fields: dict[str, Any], dataset: str | None, rows: int | None, origin: str, *, vouched: bool
 ) -> Partition:
-    """The partition of decoded fields, if it is sound, of the dataset, and has the digest it claims."""
+    """The partition of decoded fields, after checks of its rows, its digest and its dataset."""
     digest = fields.pop("digest")
     try:
         partition = Partition(**fields)
@@ -657,12 +666,14 @@ def _checked(
     elif partition.digest != digest:
         raise json_file.corrupt(origin, f"it does not have the digest it claims, {digest}")
     if dataset is not None and partition.dataset != dataset:
-        wanted = partition.dataset[:12]
+        digest = partition.dataset[:12]
         raise StoreError(
-            f"{origin} was made for the dataset with digest {wanted}, and the store holds another one.",
+            f"{origin} was made for the dataset with digest {digest}, and the store holds another one.",
             "Make it again for this store: fedcache partition --help",
         )
-    # Only now: a sound file of a larger dataset has rows beyond this store, and what is wrong is the dataset.
-    if rows is not None and (found := beyond(partition.table, rows)):
-        raise json_file.corrupt(origin, f"{found}, expected rows from 0 to {rows - 1}")
+    # After the dataset: a partition of a larger dataset has rows beyond this store, and is not corrupt.
+    if rows is not None:
+        found = beyond(partition.table, rows)
+        if found:
+            raise json_file.corrupt(origin, f"{found}, expected rows from 0 to {rows - 1}")
     return partition

@@ -1,4 +1,4 @@
-"""The rows of many clients in one array, one client after the other: a million clients are two arrays, not objects."""
+"""Row lists: the rows of many clients in one array, so that a million clients are two arrays and not objects."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import numpy as np
 T = TypeVar("T", covariant=True)
 
 LARGEST_KEY = 2**62
-"""Above which client and row do not fit into one number to sort by."""
+"""Limit of the numbers that combine client and row for sorting."""
 
 DENSE = 16
-"""Up to how many numbers for each that is there, of a range, are looked up one by one."""
+"""``is_among`` uses a table if the range of the numbers is at most this many times their count."""
 
 BLOCK = 1 << 16
-"""Numbers that are written in decimal at once: their digits stay in the processor's cache."""
+"""Numbers that are written in decimal at once, so that their digits stay in the processor's cache."""
 
 
 class MadeWhenAsked(Sequence[T]):
-    """A sequence whose items are made when they are asked for; a slice is a list of them."""
+    """A sequence that makes its items on access; a slice is a list of them."""
 
     @abstractmethod
     def at(self, i: int) -> T:
-        """Item ``i``, from 0 to the length less one."""
+        """Item ``i``, from 0 to length - 1."""
 
     @overload
     def __getitem__(self, i: int) -> T: ...
@@ -45,7 +45,7 @@ class MadeWhenAsked(Sequence[T]):
 
 
 class RowLists(MadeWhenAsked[np.ndarray]):
-    """Lists of rows; a list is a view of ``rows``, made when it is asked for.
+    """M lists of rows; each list is a view of ``rows``, made on access.
 
     Args:
         rows: int64 [n].
@@ -58,7 +58,7 @@ class RowLists(MadeWhenAsked[np.ndarray]):
 
     @classmethod
     def of(cls, parts: Sequence[np.ndarray]) -> RowLists:
-        """Lists that are arrays of their own; those that lie together already are taken as they are."""
+        """The lists of separate arrays; ``RowLists`` are returned unchanged."""
         if isinstance(parts, RowLists):
             return parts
         sizes = np.fromiter(map(len, parts), np.int64, len(parts))
@@ -77,7 +77,7 @@ class RowLists(MadeWhenAsked[np.ndarray]):
 
     @property
     def owner(self) -> np.ndarray:
-        """int32 [n]: whose list each row is in."""
+        """int32 [n]: the number of the list of each row."""
         return np.repeat(np.arange(len(self), dtype=np.int32), self.sizes)
 
     def ascending(self) -> RowLists:
@@ -85,12 +85,12 @@ class RowLists(MadeWhenAsked[np.ndarray]):
         high = int(self.rows.max(initial=0)) + 1
         if high * len(self) >= LARGEST_KEY:
             return RowLists(self.rows[np.lexsort((self.rows, self.owner))], self.ends)
+        # One number for client and row sorts by client, then by row. Sorting moves no row to another client, so the
+        # same numbers are subtracted afterwards.
         first = np.repeat(np.arange(len(self), dtype=np.int64) * high, self.sizes)
-        key = first + self.rows  # sorted by client, then by row
+        key = first + self.rows
         key.sort()
-        key -= (
-            first  # clients ascend and keep their sizes, so theirs is what was added at each place
-        )
+        key -= first
         return RowLists(key, self.ends)
 
     def take(self, order: np.ndarray) -> RowLists:
@@ -110,28 +110,27 @@ class RowLists(MadeWhenAsked[np.ndarray]):
         return RowLists(self.rows[: ends[-1]], ends)
 
     def joined(self, each: int) -> RowLists:
-        """Every ``each`` neighbours as one list."""
+        """The lists joined in groups of ``each`` neighbours."""
         return RowLists(self.rows, self.ends[::each])
 
     def words(self, start: int, stop: int) -> list[str]:
-        """The lists from ``start`` to ``stop``, each as its rows with commas between them."""
+        """The lists from ``start`` to ``stop``, each as text: its rows with commas between them."""
         text, cuts = in_decimal(self.rows[self.ends[start] : self.ends[stop]])
         ends = cuts[self.ends[start : stop + 1] - self.ends[start]].tolist()
-        return [
-            text[a : max(a, b - 1)] for a, b in pairwise(ends)
-        ]  # without the comma behind the last
+        # Every row has a comma after it, which is cut off after the last one.
+        return [text[a : max(a, b - 1)] for a, b in pairwise(ends)]
 
     @property
     def distinct(self) -> np.ndarray:
-        """int64, ascending: every row of some list."""
+        """int64, ascending: the rows of all lists, each once."""
         return sorted_once(self.rows)
 
     def shares_right(self, rows: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """float64 [M]: the share of 1 among the known numbers of the rows of each list; NaN for a list without any.
+        """float64 [M]: the mean of ``right`` over the known rows of each list; NaN for a list without known rows.
 
         Args:
-            rows: int64 [R], ascending; every row of a list that counts.
-            right: float64 [R]: 1, 0 or NaN where it is not known.
+            rows: int64 [R], ascending; includes every row of every list.
+            right: float64 [R]: 1, 0, or NaN for an unknown row.
         """
         value = right[np.searchsorted(rows, self.rows)]
         known = ~np.isnan(value)
@@ -154,9 +153,9 @@ class RowLists(MadeWhenAsked[np.ndarray]):
 
 
 def in_decimal(numbers: np.ndarray) -> tuple[str, np.ndarray]:
-    """Non-negative numbers [n] as text with a comma behind each, and where each begins, int64 [n + 1].
+    """Non-negative numbers [n] as text with a comma after each, and the begin of each in it, int64 [n + 1].
 
-    Digits are computed for a block of numbers at once, at ten times the speed of a ``str`` for each.
+    Digits are computed for a block of numbers at once, ten times as fast as ``str`` of each number.
 
     >>> in_decimal(np.array([7, 12]))
     ('7,12,', array([0, 2, 5]))
@@ -170,9 +169,9 @@ def in_decimal(numbers: np.ndarray) -> tuple[str, np.ndarray]:
         for power in range(1, width):
             digits += left >= 10**power
         lengths[start + 1 : start + 1 + len(left)] = digits + 1
-        # Every number with leading zeros and a comma, one row each; then the rows without their zeros.
+        # A row of text for each number, with leading zeros and a comma; the zeros are cut off below.
         text = np.full((len(left), width + 1), ord(","), np.uint8)
-        # 32-bit division is faster, and holds numbers of nine digits.
+        # 32-bit division is faster, and numbers of nine digits fit into 32 bits.
         left = left.astype(np.uint64)
         if width < 10:
             left = left.astype(np.uint32)
@@ -185,12 +184,12 @@ def in_decimal(numbers: np.ndarray) -> tuple[str, np.ndarray]:
 
 
 def share_of_ones(hits: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """hits / counts; NaN where there is none to count."""
+    """hits / counts; NaN where ``counts`` is 0."""
     return np.where(counts > 0, hits / np.maximum(counts, 1), np.nan)
 
 
 def sorted_once(values: np.ndarray) -> np.ndarray:
-    """Each value once, ascending; ``np.unique`` puts them into a hash table, at a tenth of the speed."""
+    """Each value once, ascending; ten times as fast as ``np.unique``, which uses a hash table."""
     ordered = np.sort(values)
     again = np.zeros(len(ordered), bool)
     again[1:] = ordered[1:] == ordered[:-1]
@@ -204,7 +203,7 @@ def is_among(values: np.ndarray, others: np.ndarray) -> np.ndarray:
         return np.zeros(len(values), bool)
     low = int(others.min())
     high = int(others.max())
-    # a place for each that could be, at a tenth of the time of sorting
+    # A table with a place for each possible number is ten times as fast as sorting.
     if high - low < DENSE * len(others):
         there = np.zeros(high - low + 1, bool)
         there[others - low] = True
@@ -219,7 +218,7 @@ def is_among(values: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 class NumberedNames(MadeWhenAsked[str]):
-    """``client-000`` to ``client-999``, each made when it is asked for."""
+    """``client-000`` to ``client-999``, each made on access."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -230,15 +229,15 @@ class NumberedNames(MadeWhenAsked[str]):
         return self._count
 
     def at(self, i: int) -> str:
-        """Its number has as many digits as the last one's."""
+        """The name with number ``i``, padded to the digits of the last number."""
         return self._form % i
 
     def __iter__(self) -> Iterator[str]:
-        return map(self._form.__mod__, range(self._count))  # not by ``__getitem__``: half the time
+        return map(self._form.__mod__, range(self._count))  # twice as fast as ``__getitem__``
 
     @classmethod
     def recognise(cls, names: Sequence[str]) -> Sequence[str]:
-        """These names as a rule where they are numbered so, else as a tuple."""
+        """These names as ``NumberedNames`` if they have this form, else as a tuple."""
         numbered = cls(len(names))
         if all(map(str.__eq__, names, numbered)):
             return numbered

@@ -31,9 +31,9 @@ class InfeasibleError(UsageError):
     """The arguments are each in range but cannot be met together by these rows.
 
     Args:
-        message: what was asked for and what the rows allow.
-        hint: the value that works, as a command.
-        instead: arguments that do work, to be merged over those given; empty when none was found.
+        message: the requested arguments and the limits of the rows.
+        hint: arguments that work, as a command.
+        instead: arguments that work, to be merged over the given ones; empty if none were found.
     """
 
     def __init__(self, message: str, hint: str, instead: Values | None = None) -> None:
@@ -58,12 +58,12 @@ class Argument:
     choices: tuple[str, ...] = ()  # the values of a choice
     tag: str = ""  # letters that name the argument in a partition's default name
     named: bool = False  # the default name shows the argument even at its default value
-    # at its default it is no part of a partition: partitions that were saved before there was such an argument keep
-    # their digests
+    # a partition does not record the argument at its default, so that partitions of releases without it keep their
+    # digests
     later: bool = False
 
     def option(self, value: Value | None = None) -> str:
-        """The argument on the command line: its own flag, or ``--option name=value`` for the rarer ones."""
+        """The argument on the command line: its own flag, or ``--option name=value``."""
         shown = "VALUE"
         if value is not None:
             shown = shell_word(_shown(value))
@@ -98,13 +98,11 @@ class Argument:
         """``value`` as this argument's type. Raises UsageError, naming the value found and the values allowed."""
         checked = self._typed(value)
         if checked is None:
-            guess = ""
-            if isinstance(value, str) and (near := closest(value, self.choices)):
-                guess = f" Did you mean {near!r}?"
-            raise UsageError(
-                f"{self.name} is {value!r}, expected {self.range}.{guess}",
-                f"{self.option()}: {self.help}.",
-            )
+            message = f"{self.name} is {value!r}, expected {self.range}."
+            near = closest(str(value), self.choices)
+            if isinstance(value, str) and near:
+                message += f" Did you mean {near!r}?"
+            raise UsageError(message, self.option() + f": {self.help}.")
         return checked
 
     def _typed(self, value: object) -> Value:
@@ -122,46 +120,48 @@ class Argument:
                     return value
                 return None
             case "names":
-                # years and ids are names too
-                names = (value,) if isinstance(value, str | int) else value
-                if (
-                    not isinstance(names, Sequence)
-                    or not names
-                    or not all(isinstance(n, str | int) for n in names)
-                ):
+                names = value
+                if isinstance(value, str | int):
+                    names = (value,)
+                if not isinstance(names, Sequence) or not names:
                     return None
-                if any(isinstance(n, bool) for n in names):
+                # Numbers are names too, for example years, but True and False are not.
+                if any(isinstance(n, bool) or not isinstance(n, str | int) for n in names):
                     return None
                 return tuple(map(str, names))
             case "share":
                 if isinstance(value, str) and value in self.choices:
                     return value
                 return _share(value)
-        if isinstance(value, bool):  # True is an int to Python, but nobody means one client by it
+        # True is an int in Python, but no number of clients.
+        if isinstance(value, bool | str):
             return None
+        number: int | float
         try:
-            number: int | float = operator.index(value) if self.kind == "int" else float(value)  # type: ignore[arg-type]
+            if self.kind == "int":
+                number = operator.index(value)  # type: ignore[arg-type]
+            else:
+                number = float(value)  # type: ignore[arg-type]
         except (TypeError, ValueError, OverflowError):
             return None
-        too_low = number <= self.low if self.above else number < self.low
-        if isinstance(value, str) or not math.isfinite(number) or too_low or number > self.high:
+        too_low = number < self.low or (self.above and number == self.low)
+        if not math.isfinite(number) or too_low or number > self.high:
             return None
         return number
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """One way of dealing rows to clients."""
+    """One way of assigning rows to clients."""
 
     name: str  # as on the command line
     summary: str  # one sentence for lists and help
-    paper: str  # where the scheme comes from
-    # what it reads, and what every partition may have; an argument it does not declare is an error
+    paper: str  # source of the scheme
+    # its own arguments, and those of every partition; an argument it does not declare is an error
     arguments: tuple[Argument, ...]
-    deal: Callable[
-        [RowPool, Values, Streams], Dealt
-    ]  # the rows of every client, from a pool and resolved arguments
-    needs_labels: bool = True  # rows with unknown label cannot be dealt
+    # the rows of every client, from a pool and resolved arguments
+    deal: Callable[[RowPool, Values, Streams], Dealt]
+    needs_labels: bool = True  # whether rows without a label cannot be assigned
     derive: Callable[[Values], Values] = dict  # fills the arguments whose default depends on others
 
     def __post_init__(self) -> None:
@@ -171,16 +171,18 @@ class Scheme:
         """The declared argument of that name. Raises UsageError, with "did you mean"."""
         known = {argument.name: argument for argument in self.arguments}
         if name not in known:
-            listing = ", ".join(
-                f"{a.name} ({a.range}, default {_default(a)})" for a in self.arguments
-            )
+            described = []
+            for a in self.arguments:
+                default = _default(a)
+                described.append(f"{a.name} ({a.range}, default {default})")
+            listing = ", ".join(described)
             raise unknown(
                 f"argument of {self.name}", name, known, hint=f"Arguments of {self.name}: {listing}"
             )
         return known[name]
 
     def resolve(self, given: Mapping[str, object]) -> dict[str, Value]:
-        """Every argument with its value: those given, checked; else the defaults. Raises UsageError."""
+        """Every argument with its value: the given one, checked, or its default. Raises UsageError."""
         values: dict[str, Value] = {argument.name: argument.default for argument in self.arguments}
         for name, value in given.items():
             argument = self.argument(name)
@@ -190,22 +192,21 @@ class Scheme:
         return {k: v for k, v in self.derive(values).items() if k not in later or v != later[k]}
 
     def rederived(self, args: Values) -> dict[str, Value]:
-        """Resolved arguments as if those with a derived default had not been given."""
+        """Resolved arguments with all derived defaults derived again."""
         return self.resolve(
             {a.name: args.get(a.name) for a in self.arguments if a.default is not None}
         )
 
     def default_name(self, args: Values, seed: int) -> str:
-        """A file name such as ``dirichlet-a0.1-m100-s0``: what is not the default, by tag, then the seed."""
-        usual = self.rederived(args)
-        shown = [
-            a
-            for a in self.arguments
-            if a.named
-            or args.get(a.name, a.default)
-            != (a.default if a.default is not None else usual.get(a.name))
-        ]
-        parts = [a.tag + _spelt(args.get(a.name)) for a in sorted(shown, key=lambda a: a.tag)]
+        """A file name such as ``dirichlet-a0.1-m100-s0``: values that are not defaults, by tag, and the seed."""
+        derived = self.rederived(args)
+        parts = []
+        for a in sorted(self.arguments, key=lambda a: a.tag):
+            usual = a.default
+            if usual is None:
+                usual = derived.get(a.name)
+            if a.named or args.get(a.name, a.default) != usual:
+                parts.append(a.tag + _spelt(args.get(a.name)))
         return "-".join([self.name, *parts, f"s{seed}"])
 
     def command(self, args: Values) -> str:
@@ -218,7 +219,7 @@ class Scheme:
         return " ".join(words)
 
     def infeasible(self, args: Values, why: str, instead: Values) -> InfeasibleError:
-        """The error of arguments that cannot be met, with the command of those that can."""
+        """The error for arguments that cannot be met together, with the command of arguments that can."""
         return InfeasibleError(why, self.command({**args, **instead}), instead)
 
 
@@ -242,18 +243,18 @@ _FLAGS = {
     "min_rows": "min-rows",
     "max_clients": "max-clients",
 }
-"""Those that have an option of their own, and what it is called."""
+"""Argument -> its own option on the command line; others are set by ``--option``."""
 
 
 def option_names(arguments: Iterable[str]) -> list[str]:
-    """What arguments are called on the command line: ``--min-rows``; ``--option by`` for those without a flag."""
+    """Names of arguments on the command line: ``--min-rows``; ``--option order`` for those without a flag."""
     flags = {name: f"--{flag}" for name, flag in _FLAGS.items()}
     return [flags.get(name, f"--option {name}") for name in arguments]
 
 
 def _shown(value: Value) -> str:
     """A value as a user types it."""
-    if isinstance(value, tuple | list):  # a list where a result or a file holds names
+    if isinstance(value, tuple | list):  # names in a result or a file are a list
         return ",".join(value)
     if isinstance(value, bool):
         return str(value).lower()
@@ -268,13 +269,13 @@ def _share(value: object) -> float | None:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return None
-    if 0.0 < number < 1.0:  # so True and False are none
+    if 0.0 < number < 1.0:  # excludes True and False
         return number
     return None
 
 
 def _default(argument: Argument) -> str:
-    """The default in words; its help says how a derived one comes about."""
+    """The default in words; the help of the argument explains a derived one."""
     if argument.default is not None:
         return _shown(argument.default)
     if argument.kind == "names":
@@ -290,7 +291,7 @@ def _spelt(value: Value) -> str:
 
 
 def checked_seed(seed: object) -> int:
-    """The seed as an int of 63 bits. Raises UsageError, for anything else."""
+    """The seed as an int of 63 bits. Raises UsageError for any other value."""
     try:
         number = operator.index(seed)  # type: ignore[arg-type]
     except TypeError:
@@ -532,7 +533,8 @@ def make_pool(
     chosen = np.isin(columns.domain, codes) & np.isin(columns.split, (TRAIN, TEST))
     ok = columns.ok.astype(bool)
     notes = []
-    if bad := int((chosen & ~ok).sum()):
+    bad = int((chosen & ~ok).sum())
+    if bad:
         every = chosen.sum()
         notes.append(f"{bad} of {every} rows are unreadable or gone (ok = 0) and left out")
     rows = {s: np.flatnonzero(chosen & ok & (columns.split == s)) for s in (TRAIN, TEST)}
@@ -540,13 +542,14 @@ def make_pool(
     for s, is_needed in ((TRAIN, needs_labels and split == TRAIN), (TEST, True)):
         known = columns.label[rows[s]] >= 0
         name = SPLITS[s]
-        if needs_labels and s == split and len(known) and not known.any():
+        without = int((~known).sum())
+        if needs_labels and s == split and without and not known.any():
             raise UsageError(
-                f"Scheme {scheme} deals rows by class, but none of the {len(known)} {name} rows has a label.",
+                f"Scheme {scheme} deals rows by class, but none of the {without} {name} rows has a label.",
                 "A scheme that reads no labels: fedcache partition --scheme iid",
             )
-        if is_needed and known.any() and not known.all():
-            notes.append(f"{(~known).sum()} {name} rows without a label are left out")
+        if is_needed and without and known.any():
+            notes.append(f"{without} {name} rows without a label are left out")
             rows[s] = rows[s][known]
     return RowPool(columns, codes, rows[TRAIN], rows[TEST], dealt, notes)
 
@@ -561,7 +564,7 @@ def need_rows(rows: np.ndarray, split: str, scheme: str) -> None:
 
 
 class MatchedTests:
-    """Test rows of each class in one random order, of which clients take the first ones in their own class shares.
+    """Test rows of each class in one random order; a client takes the first ones, in its own class shares.
 
     Args:
         candidates: int64 [T] test rows.
@@ -578,7 +581,7 @@ class MatchedTests:
 
     @property
     def by_class(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The rows [T] class by class, where each of K classes begins and the last ends [K + 1], and the classes."""
+        """The rows [T] class by class, the begins of K classes and the end of the last one [K + 1], and the classes."""
         return self._rows, self._ends, self._classes
 
     def of(self, train: np.ndarray) -> np.ndarray:
@@ -597,7 +600,8 @@ class MatchedTests:
         ]
         if not known:
             return np.empty(0, np.int64)
-        # Integers, so that no rounding makes a class lose its last row: a_j / n_j is smallest at the scarcest class.
+        # Integer division, so that rounding errors cannot cost a class its last row. ``own`` rows of the scarcest
+        # class have ``have`` candidates.
         _, have, own = min(known, key=lambda one: one[1] / one[2])
         return np.concatenate(
             [self._rows[start : start + -(-n * have // own)] for start, _, n in known]
@@ -605,5 +609,5 @@ class MatchedTests:
 
 
 def first_per_class(pool: RowPool, rows: np.ndarray, count: int) -> np.ndarray:
-    """The first ``count`` rows of each class, in stored order; a class that has fewer gives what it has."""
+    """The first ``count`` rows of each class, in stored order; all rows of a class with fewer."""
     return np.concatenate([rows[:0], *(r[:count] for r in pool.by_class(rows))])

@@ -1,9 +1,9 @@
-"""The partition schemes by name: those that deal one dataset, and with them FedPCL's three (``domain_shift``).
+"""Partition schemes by name: those of one dataset, and FedPCL's three (``domain_shift``).
 
-``dirichlet``, ``lda`` and ``flesd`` draw p_c ~ Dir(alpha 1_M) for every class c. They differ in what a draw must
-satisfy and in how shares are rounded: ``dirichlet`` and ``lda`` cut the shuffled class at floor(cumsum(p_c) N_c), so
-that every row is dealt; ``flesd`` gives floor(p_ic N_c) and leaves the rest out. ``iid`` reads no labels, ``shards``
-deals pieces of classes, and ``few-shot`` a few images of every class.
+``dirichlet``, ``lda`` and ``flesd`` draw p_c ~ Dir(alpha 1_M) for every class c. They differ in the condition for
+accepting a draw and in the rounding of shares. ``dirichlet`` and ``lda`` cut the shuffled class at floor(cumsum(p_c)
+N_c), so every row is assigned; ``flesd`` gives floor(p_ic N_c) rows and leaves the others out. ``iid`` reads no labels,
+``shards`` assigns pieces of classes, and ``few-shot`` a few images of every class.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def deal_by_shares(
     args: Values,
     streams: Streams,
 ) -> Dealt:
-    """Dirichlet shares of every class, rounded and accepted by the rule of (rows of each class, arguments)."""
+    """Dirichlet shares of every class; ``rule_of`` (rows of each class, arguments) gives rounding and condition."""
     need_rows(pool.train, "train", scheme)
     classes = present(pool, pool.train)
     quota = np.array([len(rows) for rows in classes], np.int64)
@@ -63,15 +63,15 @@ def deal_by_shares(
 
 
 def dirichlet_rule(quota: np.ndarray, args: Values) -> Rule:
-    """Every row dealt; the only condition is that no client is empty."""
+    """Every row is assigned; the only condition is that no client is empty."""
     return Rule(quota, count_of(args, "clients"), number_of(args, "alpha"))
 
 
 def lda_rule(quota: np.ndarray, args: Values) -> Rule:
-    """Latent Dirichlet allocation as FedNTD's code does it: a balance gate, and redraws until min_size is reached.
+    """Latent Dirichlet allocation as in FedNTD's code: a balance gate, and new draws until min_size is reached.
 
-    With the gate, a client that already holds N / M rows gets nothing of the next class, and the shares of the others
-    are renormalised. Without it this is the plain draw of the papers' text.
+    With the gate, a client that already holds N / M rows gets none of the next class, and the shares of the others are
+    renormalised. Without it, this is the plain draw of the papers' text.
     """
     clients = count_of(args, "clients")
     gate = None
@@ -83,7 +83,7 @@ def lda_rule(quota: np.ndarray, args: Values) -> Rule:
 
 
 def flesd_rule(quota: np.ndarray, args: Values) -> Rule:
-    """FLESD: redraw until min_i sum_c p_ic > 0.5 / M; counts are rounded down, what remains is left out."""
+    """FLESD: new draws until min_i sum_c p_ic > 0.5 / M; counts are rounded down, and other rows are left out."""
     clients = count_of(args, "clients")
     return Rule(quota, clients, number_of(args, "alpha"), exact=False, least_share=0.5 / clients)
 
@@ -143,7 +143,7 @@ FLESD = Scheme(
 
 
 def deal_iid(pool: RowPool, args: Values, streams: Streams) -> Dealt:
-    """Shuffle all rows and deal floor(N / M) to each client, the remainder one by one."""
+    """Shuffled rows, floor(N / M) for each client, and one of the remaining rows for each of the first clients."""
     need_rows(pool.train, "train", IID.name)
     clients = count_of(args, "clients")
     rows = len(pool.train)
@@ -161,25 +161,25 @@ def even_pieces(rows: np.ndarray, pieces: int) -> RowLists:
 
 
 def deal_shards(pool: RowPool, args: Values, streams: Streams) -> Dealt:
-    """M s label shards, dealt s to each client, so that a client has at most s classes.
+    """M s label shards, s for each client, so that a client has at most s classes.
 
-    Each of the C classes present is cut into M s / C shards; where that is no integer, the classes with most rows get
-    one shard more. Shards of a class differ by at most one row. The shuffled list of shards is dealt in order.
+    Each of the C classes present is cut into M s / C shards; if that is no integer, the classes with most rows get one
+    shard more. Shards of a class differ by at most one row. The shards are shuffled and assigned in that order.
     """
     need_rows(pool.train, "train", SHARDS.name)
     classes = present(pool, pool.train)
     sizes = np.array([len(rows) for rows in classes])
     clients = count_of(args, "clients")
     each = count_of(args, "shards")
-    # Fewer shards than classes would leave a class out; more than this and a shard of the smallest class is empty.
+    # With fewer shards a class would be left out; with more, a shard of the smallest class would be empty.
     fewest = len(sizes)
     most = int(len(sizes) * sizes.min() + (sizes > sizes.min()).sum())
-    if not fewest <= clients * each <= most:
+    count = clients * each
+    if not fewest <= count <= most:
         raise _shards_infeasible(args, sizes, fewest, most)
-    pieces_of = np.full(fewest, clients * each // fewest)
-    pieces_of[np.argsort(-sizes, kind="stable")[: clients * each % fewest]] += (
-        1  # the classes with most rows
-    )
+    pieces_of = np.full(fewest, count // fewest)
+    largest = np.argsort(-sizes, kind="stable")
+    pieces_of[largest[: count % fewest]] += 1
     rng = streams("rows")
     cut = [
         even_pieces(rng.permutation(rows), int(pieces))
@@ -191,7 +191,7 @@ def deal_shards(pool: RowPool, args: Values, streams: Streams) -> Dealt:
 
 
 def _shards_infeasible(args: Values, sizes: np.ndarray, fewest: int, most: int) -> InfeasibleError:
-    """What works instead: another number of shards for as many clients, else another number of clients."""
+    """The error with arguments that work: another number of shards, or else another number of clients."""
     given = {name: count_of(args, name) for name in ("clients", "shards")}
     shards = given["clients"] * given["shards"]
     instead: dict[str, Value] = {"clients": 1, "shards": fewest}
@@ -204,9 +204,11 @@ def _shards_infeasible(args: Values, sizes: np.ndarray, fewest: int, most: int) 
         elif least <= largest:
             instead = {change: largest}
     works = _words(instead)
+    tried = _words(given)
+    smallest = sizes.min()
     why = (
-        f"Scheme shards with {_words(given)}: {shards} shards, but the {fewest} classes, the smallest with "
-        f"{sizes.min()} rows, can be cut into {fewest} to {most} shards; {works} works."
+        f"Scheme shards with {tried}: {shards} shards, but the {fewest} classes, the smallest with {smallest} rows, "
+        f"can be cut into {fewest} to {most} shards; {works} works."
     )
     return SHARDS.infeasible(args, why, instead)
 
@@ -249,9 +251,9 @@ SHARDS = Scheme(
 def deal_few_shot(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     """``shots`` images of a class, by the kind of skew.
 
-    disjoint: the shuffled classes are dealt round(C / M) to each client, the last takes the rest (never so many that
-    a client goes without); a client has ``shots`` images of each of its classes. iid: every client has ``shots``
-    images of every class. dirichlet: M ``shots`` images of each class in floored Dirichlet shares.
+    disjoint: each client gets round(C / M) of the shuffled classes, and the last client the others, but every client at
+    least one; a client has ``shots`` images of each of its classes. iid: every client has ``shots`` images of every
+    class. dirichlet: M ``shots`` images of each class in Dirichlet shares, rounded down.
     """
     need_rows(pool.train, "train", FEW_SHOT.name)
     classes = present(pool, pool.train)
@@ -292,16 +294,13 @@ def _few_shot(
     least = min(sizes)
     if not short:
         return Dealt(train)
-    asked = f"{FEWER} the {times * shots} rows asked for (least {least})"
-    return Dealt(
-        train,
-        notes=[f"{short} of {len(classes)} classes have {asked}"],
-        enough_shots=least // times,
-    )
+    lacking = f"{FEWER} the {times * shots} rows asked for (least {least})"
+    note = f"{short} of {len(classes)} classes have {lacking}"
+    return Dealt(train, notes=[note], enough_shots=least // times)
 
 
 def classes_per_client(classes: int, clients: int) -> list[int]:
-    """round(C / M) classes for each client, the rest for the last, one at least left for each that is still to come."""
+    """round(C / M) classes for each client and the others for the last one; at least one for every client."""
     usual = int(classes / clients + 0.5)
     left = classes
     shares = []

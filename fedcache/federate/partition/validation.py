@@ -1,7 +1,7 @@
-"""Rows to choose by: taken out of the training rows of every client, or those of the dataset's own split.
+"""Validation rows: a share of the training rows of every client, or those of the dataset's own split.
 
-What is taken is a function of the rows alone, and takes no draw: partitions with and without validation rows deal the
-same rows to the same clients and test them on the same rows, and ``ClientTable.without_validation`` gives them back.
+The choice depends on the rows alone and uses no random numbers. So partitions with and without validation rows assign
+the same rows to the same clients, with the same test rows, and ``ClientTable.without_validation`` is the inverse.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from fedcache.federate.partition.scheme import VALIDATION, Columns
 from fedcache.tables.groups import Group
 
 OWN_SPLIT = "split"
-"""The word for the dataset's own split, in the place of a share."""
+"""Value for the dataset's own split instead of a share."""
 
 ROUNDING = 1e-9
-"""Less than any share of a row: 0.29 times 100 rows are 29, which a float64 is a little below."""
+"""Added before rounding down, because a product such as 0.29 x 100 can be slightly below a whole number in float64."""
 
 
 def with_validation(
@@ -33,17 +33,17 @@ def with_validation(
     *,
     own: bool,
 ) -> ClientTable:
-    """The clients with rows to choose by.
+    """The clients with validation rows.
 
     Args:
         table: training and test rows.
         how: the share of every client's training rows, above 0 and below 1, or ``OWN_SPLIT``.
         columns: of all rows.
-        domains: codes of the domains whose rows are dealt.
-        by: the column whose values the clients are; None for other clients.
-        own: of ``by``: each value is one client, which is tested on rows of its own.
+        domains: codes of the chosen domains.
+        by: the column whose values are the clients; None for other clients.
+        own: whether each value of ``by`` is one client with test rows of its own.
 
-    Raises UsageError, where there is no such row.
+    Raises UsageError if there is no such row.
     """
     if how != OWN_SPLIT:
         train, taken = hold_out(table.train, columns.label, columns.uid, float(how))
@@ -56,11 +56,13 @@ def with_validation(
     rows = np.flatnonzero(
         (columns.split == VALIDATION) & columns.ok.astype(bool) & np.isin(columns.domain, domains)
     )
-    if by is not None:  # no row of a value that is held out, or of a client that is left out
+    if by is not None:
+        # Without rows of held-out values, and of clients that were left out.
         rows = rows[is_among(by.codes[rows], by.codes[table.train.rows])]
-    if (known := columns.label[rows] >= 0).any():
+    known = columns.label[rows] >= 0
+    if known.any():
         rows = rows[known]
-    # Rows that a scheme has dealt all the same are trained or tested on already.
+    # A scheme may have assigned rows of this split for training or testing.
     rows = rows[~is_among(rows, np.concatenate([table.train.rows, table.tested]))]
     if not len(rows):
         raise UsageError(
@@ -81,12 +83,12 @@ def with_validation(
 def hold_out(
     train: RowLists, label: np.ndarray, uid: np.ndarray, share: float
 ) -> tuple[RowLists, RowLists]:
-    """Training rows and validation rows of every client: of its n rows floor(share n), of each class those with the
-    smallest uids.
+    """Training rows and validation rows of every client.
 
-    Classes come in order, and one gives as many rows as bring those up to it to their share: each is within one row of
-    its own. A class keeps a row for training, so a client may give fewer; one with two rows or more that would give
-    none gives one of its largest class.
+    A client gives floor(share n) of its n rows, of each class those with the smallest uids. Rounding is cumulative over
+    the classes in their order, so each class is within one row of its share. A class keeps at least one row for
+    training, so a client may give fewer rows. A client with two rows or more that would give none gives one row of its
+    largest class.
 
     Args:
         train: M lists of rows, ascending.
@@ -97,12 +99,12 @@ def hold_out(
     classes = int(label[train.rows].max(initial=-1)) + 2
     group = train.owner * np.int64(classes) + (label[train.rows] + 1)
     order = by_group_and_uid(group, uid[train.rows])
-    # where each class of each client begins
+    # The first place of each class of each client in ``order``.
     first = np.flatnonzero(np.diff(group[order], prepend=-1))
     sizes = np.diff(first, append=len(order))
     client = group[order[first]] // classes
-    before = first - train.ends[client]  # rows of the client in the classes before
-    # A class gives what brings the classes up to it to their share, and keeps a row for training.
+    before = first - train.ends[client]  # rows of the client in earlier classes
+    # Each class gives the rows that the earlier classes and itself lack to their joint share, but not its last row.
     up_to = np.floor(share * (before + sizes) + ROUNDING).astype(np.int64)
     earlier = np.floor(share * before + ROUNDING).astype(np.int64)
     given = np.minimum(up_to - earlier, sizes - 1)
@@ -117,32 +119,32 @@ def hold_out(
     # A row that several clients hold is taken from all of them.
     chosen |= is_among(train.rows, train.rows[chosen])
     taken = np.bincount(train.owner[chosen], minlength=len(train))
-    if len(bare := np.flatnonzero((taken == train.sizes) & (taken > 0))):
+    bare = int(((taken == train.sizes) & (taken > 0)).sum())
+    if bare:
         raise UsageError(
-            f"Clients hold the same rows, and {len(bare)} would have none left to train on beside the validation rows "
-            "of all.",
+            f"Clients hold the same rows, and {bare} would have none left to train on beside the validation rows of "
+            "all.",
             "A smaller share, or clients that share no row:  --option sharing=false",
         )
-    return RowLists.of_sizes(train.rows[~chosen], train.sizes - taken), RowLists.of_sizes(
-        train.rows[chosen], taken
-    )
+    kept = RowLists.of_sizes(train.rows[~chosen], train.sizes - taken)
+    return kept, RowLists.of_sizes(train.rows[chosen], taken)
 
 
 def by_group_and_uid(group: np.ndarray, uid: np.ndarray) -> np.ndarray:
-    """int64 [n]: the order of numbers from 0 on [n], of equal ones by their uids [n, 16], of equal ones as they stand.
+    """int64 [n]: the order by ``group`` [n] (from 0), then by ``uid`` [n, 16], then by place.
 
-    Sorted by one number, group and first bits of the uid, at a tenth of the time of sorting by all; what that leaves
-    undecided, copies of an image above all, is sorted by all.
+    It is sorted by one number of the group and the first bits of the uid, which is ten times as fast as sorting by all
+    keys. Entries with equal numbers, mostly copies of an image, are then sorted by all keys.
     """
-    # Eight bytes are ordered as the number that begins with the first.
+    # Big-endian numbers sort as their bytes do.
     high, low = (half.astype(np.uint64) for half in np.ascontiguousarray(uid).view(">u8").T)
     bits = int(group.max(initial=0)).bit_length()
     key = high >> np.uint64(bits)
-    if bits:  # a shift by 64 is undefined
+    if bits:  # a shift by 64 bits is undefined
         key |= group.astype(np.uint64) << np.uint64(64 - bits)
     order = np.argsort(key)
     same = np.diff(key[order]) == 0
-    # Places whose neighbour has the same key; of an empty order there is none.
+    # Places with the key of a neighbour.
     alike = np.zeros(len(order), bool)
     alike[:-1] = same
     alike[1:] |= same

@@ -1,8 +1,8 @@
 """Privacy accounting of rounds of noise by two accountants of ``dp-accounting``, without torch.
 
-A round is the Gaussian mechanism on a sum whose terms have norm at most C: a client more or less moves the sum by C,
-and the noise has deviation z C. Where each client takes part with probability q by itself, and nobody knows who did, a
-round costs less (amplification by Poisson sampling).
+A round is the Gaussian mechanism on a sum whose terms have norm at most C: adding or removing a client changes the sum
+by at most C, and the noise has deviation z C. If each client takes part independently with probability q, and the
+participants are secret, a round costs less (amplification by Poisson sampling).
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Any
 from fedcache.errors import MachineError
 
 FEW_ROUNDS = 1000
+"""Rounds up to which losses are discretised coarsely."""
 MEANINGLESS = 50.0
-"""Epsilon above which nothing is promised: a factor of 10^21 between two answers."""
+"""Epsilon above which there is no protection: probabilities may differ by a factor of 10^21."""
 
 
 @dataclass(frozen=True, order=True)
@@ -27,31 +28,34 @@ class Spent:
     """Rounds of the Gaussian mechanism."""
 
     noise: float  # multiplier z
-    share: float  # of clients that take part in a round, each by itself; 1.0 where participants are known
+    share: (
+        float  # of clients that take part in a round, independently; 1.0 if participants are known
+    )
     rounds: int
 
 
 def counted_share(cost: Mapping[str, Any]) -> float:
-    """The share that the ``privacy`` part of a result is accounted for: 1 where it is told who took part."""
+    """The share of clients in the accounting of a result's ``privacy`` part: 1 if the participants are known."""
     if cost["participants"] == "known":
         return 1.0
     return float(cost["share"])
 
 
 def short_privacy(cost: Mapping[str, Any]) -> str:
-    """The ``privacy`` part of a result in a table: ``epsilon 2.8``, of all its seeds, ``simulation of epsilon 2.8``.
+    """The ``privacy`` part of a result for a table: ``epsilon 2.8`` over all seeds, ``simulation of epsilon 2.8``.
 
-    Results of earlier releases have the epsilon of one seed alone, and noise that follows from the seed.
+    Results of earlier releases have the epsilon of one seed, and simulated noise.
     """
     together = cost.get("composed", cost)
     found = together["epsilon_pld"] or together["epsilon_rdp"]
-    said = "no bound"
+    words = "no bound"
     if found is not None:
-        said = f"epsilon {found:.3g}"
-    said += "" if "composed" in cost else " a seed"
+        words = f"epsilon {found:.3g}"
+    if "composed" not in cost:
+        words += " a seed"
     if cost.get("simulation", True):
-        return f"simulation of {said}"
-    return said
+        return f"simulation of {words}"
+    return words
 
 
 def require_accounting() -> None:
@@ -64,7 +68,7 @@ def require_accounting() -> None:
 
 
 def epsilons(spent: Iterable[Spent], delta: float) -> dict[str, float | None]:
-    """``epsilon_pld`` and ``epsilon_rdp`` of all these rounds together; None where there is no bound.
+    """``epsilon_pld`` and ``epsilon_rdp`` of all these rounds together; None without a bound.
 
     Raises MachineError when dp-accounting is not installed.
     """
@@ -74,27 +78,24 @@ def epsilons(spent: Iterable[Spent], delta: float) -> dict[str, float | None]:
     if not all(noise for noise, _ in rounds):
         return {"epsilon_pld": None, "epsilon_rdp": None}
     require_accounting()
-    rdp, pld = _epsilons(
-        tuple(sorted((noise, share, n) for (noise, share), n in rounds.items())), delta
-    )
-    return {
-        "epsilon_pld": pld if math.isfinite(pld) else None,
-        "epsilon_rdp": rdp if math.isfinite(rdp) else None,
-    }
+    together = tuple(sorted((noise, share, n) for (noise, share), n in rounds.items()))
+    rdp, pld = _epsilons(together, delta)
+    found = {"epsilon_pld": pld, "epsilon_rdp": rdp}
+    return {name: value if math.isfinite(value) else None for name, value in found.items()}
 
 
 @lru_cache(maxsize=256)
 def _epsilons(spent: tuple[tuple[float, float, int], ...], delta: float) -> tuple[float, float]:
     """Epsilon by Renyi divergence and by privacy loss distributions, of (noise, share, rounds) together.
 
-    Above ``MEANINGLESS`` the second is infinite too: the accountant's memory grows with epsilon, to hundreds of GiB for
-    noise that hides nothing.
+    Above ``MEANINGLESS`` the second is reported as infinite, because the memory of its accountant grows with epsilon,
+    to hundreds of GiB.
     """
     import dp_accounting
     from dp_accounting.pld import PLDAccountant
     from dp_accounting.rdp import RdpAccountant
 
-    # Losses are rounded up once a round: a coarse step is ten times as fast, and right to 0.1 % for few rounds.
+    # Losses are rounded up in every round. A coarse step is ten times as fast, and exact to 0.1 % for few rounds.
     step = 1e-4
     if sum(rounds for *_, rounds in spent) <= FEW_ROUNDS:
         step = 1e-3
@@ -102,18 +103,15 @@ def _epsilons(spent: tuple[tuple[float, float, int], ...], delta: float) -> tupl
     by_losses = PLDAccountant(value_discretization_interval=step)
     log = logging.getLogger("absl")
     level = log.level
-    # orders whose series does not converge are left out, with a line for each
+    # The accountant logs a line for each order whose series does not converge.
     log.setLevel(logging.ERROR)
     try:
         events: list[tuple[dp_accounting.DpEvent, int]] = []
         for noise, share, rounds in spent:
             event: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(noise)
-            events.append(
-                (
-                    dp_accounting.PoissonSampledDpEvent(share, event) if share < 1.0 else event,
-                    rounds,
-                )
-            )
+            if share < 1.0:
+                event = dp_accounting.PoissonSampledDpEvent(share, event)
+            events.append((event, rounds))
         for event, rounds in events:
             by_renyi.compose(event, rounds)
         rdp = float(by_renyi.get_epsilon(delta))

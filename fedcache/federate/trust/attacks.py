@@ -1,8 +1,8 @@
-"""Clients that lie, for studying what a federation withstands (``--attack name:share:scale``).
+"""Simulated attacks (``--attack name:share:scale``), to study the robustness of a federation.
 
-An attacker knows what the honest clients of its round send (the strongest usual assumption) and works on the same rows
-V [m, d] as robust rules: updates, statistics per row of data, prototypes. Counts are left alone, because a wrong count
-is malformed and update validation finds it. Who lies is drawn once per run and seed.
+An attacker knows the uploads of the honest clients of its round (the strongest usual assumption) and changes the same
+rows V [m, d] that robust rules read: updates, statistics per row of data, prototypes. It leaves counts unchanged,
+because update validation finds wrong counts. The attackers are drawn once per run and seed.
 
 Sources: ALIE, Baruch et al., NeurIPS 2019; inner-product manipulation, Xie et al., UAI 2019; mimic, Karimireddy et al.,
 ICLR 2022.
@@ -31,7 +31,7 @@ DEFAULTS: dict[str, float | None] = {
     "label-flip": None,
     "nan": None,
 }
-"""The scale of each attack where none is written; None for those without."""
+"""Default scale of each attack; None for attacks without a scale."""
 
 SHARE = 0.2
 
@@ -42,56 +42,58 @@ class Attack:
 
     name: str  # of ``DEFAULTS``
     share: float  # of all clients
-    scale: float | None  # factor of the attack, None where it has none
+    scale: float | None  # factor of the attack, None for one without
 
     @property
     def text(self) -> str:
-        """The one way to write it."""
-        numbers = [f"{self.share:g}"] + ([f"{self.scale:g}"] if self.scale is not None else [])
-        return ":".join([self.name, *numbers])
+        """The canonical spelling."""
+        words = f"{self.name}:{self.share:g}"
+        if self.scale is not None:
+            words += f":{self.scale:g}"
+        return words
 
     def attackers(self, names: Sequence[str], seed: int) -> frozenset[int]:
-        """Numbers of the clients that lie, by name, so that their order does not matter."""
+        """Numbers of the attackers. They are drawn by name, so that the order of clients does not matter."""
         count = int(self.share * len(names) + 1e-9)
         by_name = sorted(range(len(names)), key=names.__getitem__)
         order = generator(seed, "attackers").permutation(len(names))
         return frozenset(by_name[i] for i in order[:count])
 
     def __call__(self, V: Tensor, lying: Tensor, seed: int, now: int) -> Tensor:
-        """What all clients of a round send once the attackers have lied.
+        """The rows of all clients of a round after the attack.
 
         Args:
-            V: [m, d] what they would send.
-            lying: [m] bool.
+            V: [m, d] honest rows of all clients.
+            lying: [m] bool, the attackers.
             seed: of the run.
             now: the round.
 
         Returns:
             [m, d]; honest rows are those of ``V``.
         """
+        # The attackers of label-flip train honestly on wrong labels.
         if self.name == "label-flip" or not lying.any():
-            return V  # its attackers train honestly on labels that lie
+            return V
         honest = V
         if (~lying).any():
             honest = V[~lying]
         mean = honest.mean(0)
+        count = int(lying.sum())
         scale = float(self.scale or 0.0)
         if self.name == "sign-flip":
             lies = -scale * V[lying]
         elif self.name == "ipm":
-            lies = (-scale * mean).expand(int(lying.sum()), -1)
+            lies = -scale * mean
         elif self.name == "alie":
-            lies = (
-                mean - self.deviations(len(V), int(lying.sum())) * honest.std(0, correction=0)
-            ).expand(int(lying.sum()), -1)
+            lies = mean - self.deviations(len(V), count) * honest.std(0, correction=0)
         elif self.name == "mimic":
-            lies = honest[0].expand(int(lying.sum()), -1)
+            lies = honest[0]
         elif self.name == "nan":
             lies = torch.full_like(V[lying], math.nan)
         else:
-            # per coordinate, so that scale 1 is inconspicuous
+            # The norm is divided among the coordinates, so that scale 1 gives rows of usual length.
             norm = honest.norm(dim=1).mean() / math.sqrt(V.shape[1])
-            drawn = generator(seed, "attack", now).standard_normal((int(lying.sum()), V.shape[1]))
+            drawn = generator(seed, "attack", now).standard_normal((count, V.shape[1]))
             lies = scale * norm * torch.from_numpy(drawn).to(V)
         out = V.clone()
         out[lying] = lies
@@ -99,7 +101,7 @@ class Attack:
 
     @staticmethod
     def deviations(m: int, liars: int) -> float:
-        """ALIE's z: as far from the mean as s = m // 2 + 1 - liars honest clients are on the other side of it."""
+        """ALIE's z: the distance from the mean beyond which s = m // 2 + 1 - liars honest clients are expected."""
         honest = max(1, m - liars)
         share = (honest - (m // 2 + 1 - liars)) / honest
         return NormalDist().inv_cdf(min(max(share, 1e-6), 1 - 1e-6))
@@ -108,14 +110,14 @@ class Attack:
 def flipped_labels(
     y: Tensor, rows: Mapping[int, np.ndarray], attackers: frozenset[int], classes: int
 ) -> Tensor:
-    """Labels [N] with class c as class C - 1 - c on the rows of attackers; rows without a label stay without.
+    """Labels [N] with class c replaced by C - 1 - c on the rows of attackers; missing labels stay missing.
 
-    Raises UsageError, when attackers and honest clients share rows.
+    Raises UsageError if attackers and honest clients share rows.
 
     Args:
         y: [N] labels, -1 for none.
         rows: client -> numbers of its training rows.
-        attackers: clients that lie.
+        attackers: numbers of the attackers.
         classes: C.
     """
     theirs = np.unique(np.concatenate([np.empty(0, np.int64), *(rows[c] for c in attackers)]))
@@ -140,20 +142,19 @@ def parse_attack(text: str) -> Attack:
     except ValueError:
         values = [math.nan]
     share = SHARE
+    scale = DEFAULTS[name]
+    example = Attack(name, SHARE, scale).text
     if values:
         share = values[0]
-    scale = values[1] if len(values) > 1 else DEFAULTS[name]
-    if (
-        len(values) > 2
-        or not 0.0 <= share < 1.0
-        or (len(values) > 1 and not math.isfinite(values[1]))
-    ):
+    if len(values) > 1 and scale is None:
+        raise UsageError(
+            f"--attack {text}: {name} has no scale.", f"For example --attack {example}"
+        )
+    if len(values) > 1:
+        scale = values[1]
+    if len(values) > 2 or not 0.0 <= share < 1.0 or not math.isfinite(scale or 0.0):
         raise UsageError(
             f"--attack {text}: expected name:share:scale with a share of clients from 0 to below 1.",
-            f"For example --attack {name}:0.2" + (f":{DEFAULTS[name]:g}" if DEFAULTS[name] else ""),
-        )
-    if len(values) > 1 and DEFAULTS[name] is None:
-        raise UsageError(
-            f"--attack {text}: {name} has no scale.", f"For example --attack {name}:0.2"
+            f"For example --attack {example}",
         )
     return Attack(name, share, scale)

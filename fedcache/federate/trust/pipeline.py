@@ -1,12 +1,11 @@
-"""The way of every upload into the aggregate, in every execution and engine.
+"""Upload pipeline: the steps from uploads to the pooled upload, in every execution and engine.
 
     uploads -> update validation -> attack simulation -> clipping and noise, or robust rule -> pooled upload
 
-With the default policy an upload is validated and added to a running float64 sum as it comes, so memory is that of one
-upload whatever the number of clients; that is this file. A policy that compares uploads with one another keeps those of
-a round until the last is there (``BufferedUploads``). What comes out has the form that ``Method.aggregate`` expects;
-uploads may carry a leading axis of grid points, and stacked ones are put in client order whatever the order in
-which they came.
+With the default policy (``UploadPipeline``) each upload is validated and added to a running float64 sum as it arrives,
+so memory does not grow with the number of clients. A policy that compares uploads with one another keeps those of a
+round until the last one has arrived (``BufferedUploads``). The result has the form that ``Method.aggregate`` expects.
+Uploads may have a leading axis of grid points; stacked uploads are put in client order.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class UploadPool:
 
     Args:
         rules: name prefix -> mean (weights n_i) | uniform | sum | stack; the longest matching prefix decides.
-        clients: how many uploads will come; what is stacked has its memory from the beginning.
+        clients: number of uploads; stacks are allocated for all of them at the first one.
     """
 
     def __init__(self, rules: Mapping[str, Pooling], clients: int) -> None:
@@ -66,13 +65,15 @@ class UploadPool:
         )
 
     def add(self, up: Tree, weight: float, client: int, scale: float = 1.0) -> None:
-        """Add a client's upload with its weight n_i (not yet divided by N); ``scale`` is of what is summed."""
+        """Add a client's upload with its weight n_i (not yet divided by N); ``scale`` multiplies summed tensors."""
         self._weight += weight
         self._count += 1
         for name, t in up.items():
-            if (first := self._shapes.setdefault(name, t.shape)) != t.shape:
+            first = self._shapes.setdefault(name, t.shape)
+            if first != t.shape:
+                shape = tuple(t.shape)
                 raise FederatedRunError(
-                    f"Client {client} uploads {name} of shape {tuple(t.shape)}, and another {tuple(first)}.",
+                    f"Client {client} uploads {name} of shape {shape}, and another {tuple(first)}.",
                     "Uploads that are taken together have one shape: pad them and send a mask.",
                 )
             self._dtypes[name] = t.dtype
@@ -86,18 +87,18 @@ class UploadPool:
                 self._accumulate(name, t, self.factor(name, weight, scale))
 
     def factor(self, name: str, weight: float, scale: float = 1.0) -> float:
-        """What multiplies the upload of a client of that weight, of whose sums ``scale`` counts."""
+        """The factor of a client's tensor in the sum; arguments as ``add``."""
         return {"mean": weight, "sum": scale}.get(self.rule(name), 1.0)
 
     def weigh(self, weights: Sequence[float]) -> None:
-        """Count clients whose uploads come as sums alone."""
+        """Count clients whose uploads arrive only as sums."""
         self._weight += sum(weights)
         self._count += len(weights)
 
     def add_sum(self, name: str, total: Tensor, dtype: torch.dtype) -> None:
-        """Add what is already the sum over some clients, each times its ``factor``.
+        """Add a tensor that is already summed over some clients, each times its ``factor``.
 
-        Clients are counted by ``add`` or ``weigh``.
+        ``weigh`` counts these clients.
         """
         self._dtypes[name] = dtype
         self._accumulate(name, total, 1.0)
@@ -113,7 +114,7 @@ class UploadPool:
         out: Tree = {}
         for name, (order, stack) in self._stacks.items():
             out[name] = stack[: len(order)]
-            # Uploads that came in another order are put in client order, which costs a copy.
+            # A stack in another order is sorted, which costs a copy.
             if order != sorted(order):
                 out[name] = stack[np.argsort(order, kind="stable")]
         scales = {"mean": self._weight, "uniform": float(self._count), "sum": 1.0}
@@ -133,26 +134,24 @@ class RejectedUpload:
 
 @dataclass(frozen=True)
 class UploadRound:
-    """What is known of a round before its uploads come."""
+    """Facts about a round that are known before its uploads arrive."""
 
-    method: Method  # whose uploads they are
+    method: Method
     hp: Hp  # its hyperparameters
-    policy: TrustPolicy  # what is done with uploads
-    expected: Uploads  # what the method declares of an upload
-    broadcast: Tree  # what the clients were sent
+    policy: TrustPolicy
+    expected: Uploads  # declared form of an upload
+    broadcast: Tree  # sent to the clients
     number: int  # of the round, from 1
     seed: int  # of the run
     names: Sequence[str]  # of all clients of the run
     rows: Sequence[float] | np.ndarray  # n_i of all clients of the run
-    weights: Mapping[
-        int, float
-    ]  # of the round's clients whose rows do not weigh in full (``--max-share``)
-    clients: int  # how many take part
-    expected_clients: float  # how many take part on average, which noise is accounted for
-    expected_rows: float  # the training rows of all clients that may take part
-    attackers: frozenset[int]  # clients that lie
-    noise: Noise  # that privacy adds to a sum
-    longest: float | None  # length that no training row exceeds; None where nobody knows
+    weights: Mapping[int, float]  # weights of the clients that ``--max-share`` reduces
+    clients: int  # number of clients in the round
+    expected_clients: float  # mean number of clients in a round, for the accounting of noise
+    expected_rows: float  # training rows of all eligible clients
+    attackers: frozenset[int]  # clients of a simulated attack
+    noise: Noise  # for the sum of a private run
+    longest: float | None  # upper bound of the norm of a training row; None if unknown
 
 
 class UploadPipeline:
@@ -160,7 +159,7 @@ class UploadPipeline:
 
     Attributes:
         rejected: uploads that were left out, under ``--on-bad-update reject``.
-        unprotected_classes: classes whose owners are so few that the rule expects no liar among them.
+        unprotected_classes: classes with so few owners that the rule expects no attacker among them.
     """
 
     def __init__(self, round_: UploadRound) -> None:
@@ -174,15 +173,19 @@ class UploadPipeline:
         self.unprotected_classes = 0
 
     def rule(self, name: str) -> Pooling:
-        """How an engine hands over the uploads of that name: one by one where they are kept or stacked."""
+        """The pooling rule of a tensor; an engine may sum it over clients unless the rule is ``stack``."""
         return self._pool.rule(name)
 
     def factors(self, name: str, clients: Sequence[int]) -> list[float]:
-        """What multiplies the uploads of some clients in a sum."""
-        return [self._pool.factor(name, w := self.weight(c), self._scale(c, w)) for c in clients]
+        """The factors of the uploads of some clients in a sum."""
+        weights = {client: self.weight(client) for client in clients}
+        return [
+            self._pool.factor(name, weight, self._scale(client, weight))
+            for client, weight in weights.items()
+        ]
 
     def weight(self, client: int) -> float:
-        """What a client's upload weighs in a mean: its rows, or as much of them as ``--max-share`` leaves it."""
+        """The weight of a client in a mean: its number of rows, or less under ``--max-share``."""
         return self.round.weights.get(client, self.round.rows[client])
 
     def _scale(self, client: int, weight: float) -> float:
@@ -192,7 +195,7 @@ class UploadPipeline:
         return 1.0
 
     def _add(self, pool: UploadPool, up: Tree, client: int, weight: float) -> None:
-        """Add an upload to a pool; counts that the server weighs stacked uploads by are as small as the weight."""
+        """Add an upload to a pool. A reduced weight also reduces stacked counts, which the server uses as weights."""
         scale = self._scale(client, weight)
         if scale != 1.0:
             up = dict(up)
@@ -210,19 +213,19 @@ class UploadPipeline:
     ) -> bool:
         """Validate names, shapes, types and counts of a batch of clients at once, before it is taken apart.
 
-        Raises FederatedRunError, naming the round and the first client that is concerned.
+        Raises FederatedRunError, naming the round and the first client with an invalid upload.
 
         Args:
-            up: what ``fit`` returned.
+            up: result of ``fit``.
             clients: on the axis of clients, in this order.
             lead: the leading axes, (M,) or (G, M).
-            coordinates: name -> shape of the tensors that are written in other coordinates than they are declared in.
+            coordinates: name -> shape of the tensors that are written in other coordinates than the declared ones.
 
         Returns:
-            False when all of them are rejected, and there is nothing to ``add``.
+            False if all of them are rejected, so that there is nothing to ``add``.
         """
         why = self.validation.structure_problem(up, lead, coordinates)
-        # a batch comes from one call of ``fit``, so all its clients have the same names and shapes
+        # One call of ``fit`` made the batch, so all its clients have the same names and shapes.
         if why is not None:
             self.rejected += [self._rejection(client, why) for client in sorted(clients)]
             return False
@@ -236,15 +239,16 @@ class UploadPipeline:
             raise self.validation.refusal(client, self.round.names[client], why)
 
     def add(self, up: Tree, client: int, *, validated: bool = False) -> None:
-        """Take the upload of one client, perhaps with a leading axis of the points of a grid.
+        """Take the upload of one client, which may have a leading axis of grid points.
 
-        Raises FederatedRunError for a malformed upload, naming client and round; under a policy that keeps uploads it
-        is raised by ``pooled``. ``validated`` says that it is known to be sound.
+        Raises FederatedRunError for an invalid upload, naming client and round; a policy that keeps uploads raises it
+        in ``pooled``. With ``validated`` the upload was checked before.
         """
         rows = self.round.rows[client]
         if not validated and not self.validation.is_sound(up, rows):
             name = self.round.names[client]
-            if why := self.validation.malformed(up, rows):
+            why = self.validation.malformed(up, rows)
+            if why:
                 raise self.validation.refusal(client, name, why)
             for tensor, t in up.items():
                 if t.is_floating_point() and not is_bounded(t):
@@ -254,19 +258,18 @@ class UploadPipeline:
         self._add(self._pool, up, client, self.weight(client))
 
     def add_weights(self, clients: Sequence[int]) -> None:
-        """Count clients whose uploads come as sums alone."""
+        """Count clients whose uploads arrive only as sums."""
         self._pool.weigh([self.weight(c) for c in clients])
 
     def add_together(self, up: Tree, clients: Sequence[int]) -> bool:
-        """Take what some clients send in sum, of a method whose uploads add up, for a policy that only sums.
+        """Take the sum of some clients' uploads, for an additive method and a policy that only sums.
 
-        Whatever is wrong with the upload of one of them is wrong with the sum: a number that is not finite stays so,
-        and counts of rows add up to the rows of all. Then nothing is taken and False is returned: added one by one, the
-        client that is concerned is found by its name.
+        An invalid upload makes the sum invalid: a number that is not finite stays so, and counts of rows add up. For an
+        invalid sum this returns False and takes nothing. The caller then adds the uploads one by one, which names the
+        client.
         """
-        if self.round.weights or not self.validation.is_sound(
-            up, sum(self.round.rows[c] for c in clients)
-        ):
+        rows = sum(self.round.rows[c] for c in clients)
+        if self.round.weights or not self.validation.is_sound(up, rows):
             return False
         for name, t in up.items():
             self.add_sum(name, t, t.dtype)
@@ -274,70 +277,71 @@ class UploadPipeline:
         return True
 
     def add_sum(self, name: str, total: Tensor, dtype: torch.dtype) -> None:
-        """Add what is already the sum over some clients, each times its ``factor``, for a policy that only sums.
+        """Add a tensor that is already summed over some clients, each times its factor, for a policy that only sums.
 
-        Raises FederatedRunError, when it is not the sum of what the method declares.
+        Raises FederatedRunError for another shape or dtype than the declared one.
         """
         expected = self.expected[name]
         core = tuple(total.shape[total.dim() - len(expected.shape) :])
         if core != expected.shape or dtype != expected.dtype:
-            why = f"sums of {name} have shape {core} and {dtype}, expected {expected.shape} and {expected.dtype}"
-            raise FederatedRunError(f"Round {self.round.number}: {why}.", "Please report this.")
+            found = f"sums of {name} have shape {core} and {dtype}"
+            declared = f"{expected.shape} and {expected.dtype}"
+            raise FederatedRunError(
+                f"Round {self.round.number}: {found}, expected {declared}.", "Please report this."
+            )
         self._pool.add_sum(name, total, dtype)
 
     def pooled(self) -> Tree:
-        """What the method's own pool gives of the uploads that survive, as the policy sees them.
+        """The pooled upload of the round, after all steps of the policy.
 
-        Raises FederatedRunError for a refused upload where that fails the run, and when all are refused.
+        Raises FederatedRunError for a refused upload under ``--on-bad-update fail``, and if all are rejected.
         """
         return self._pool.done()
 
     def warnings(self, named: int, unprotected: int) -> list[str]:
-        """What a person is told of the uploads that were rejected, and of classes that the rule does not protect.
+        """Warnings about rejected uploads, and about classes that the rule does not protect.
 
         Args:
             named: rejected uploads of earlier rounds; the first of a run are named, and the records count all.
-            unprotected: unprotected classes of earlier rounds; the first round that has some is told.
+            unprotected: unprotected classes of earlier rounds; only the first round with some gives a warning.
         """
         return []
 
     def _rejection(self, client: int, why: str) -> RejectedUpload:
-        """The record of a malformed upload; raises where the policy does not leave such uploads out."""
+        """The record of an invalid upload. Raises its refusal under ``--on-bad-update fail``."""
         if self.policy.on_bad == "fail":
             raise self.validation.refusal(client, self.round.names[client], why)
         return RejectedUpload(self.round.number, client, why)
 
 
-# How much a client weighs where its number of rows counts: a bound on the number, a cap on the
-# share.
+# Weights of clients in means by rows: a limit on the number of rows, and a cap on the share.
 #
-# A number of rows is measured in a simulation and claimed in a federation, and a mean by rows
-# gives whoever claims enough of them all of it. So a claim far above the others is told or
-# refused, and no client need have more than a given share.
+# In a federation of real sites a number of rows is only a claim, and a large claim dominates a mean
+# by rows. So a number far above the others gives a warning or is refused, and ``--max-share`` caps
+# the share of a client.
 
 
 FAR_OUT = 10
-"""Times the median of all clients' rows, above which a number is far out.
+"""Factor on the median number of rows above which a number is far out.
 
-Sizes of honest clients spread over about one order of magnitude: of a log-normal law with sigma 1, as wide as the
-federated benchmarks have it, 1 % of the clients lie above. Below three clients no number is far out, as nobody can say
-which of two is wrong.
+Numbers of rows of honest clients spread over about one order of magnitude. Of a log-normal distribution with sigma 1,
+which is as wide as those of federated benchmarks, 1 % of the clients lie above.
 """
 
 ROUNDING = 1e-12
-"""Relative, of shares."""
+"""Relative rounding error of a share."""
 
 NAMED = 3
-"""Clients that are warned of one by one, the largest first."""
+"""Most clients that get a warning of their own, the largest first."""
 
 FEWEST = 3
-"""Clients from which on there is a median to compare with."""
+"""Least clients with a meaningful median: of two numbers, nobody can tell which one is wrong."""
 
 
 def far_out_limit(rows: Sequence[float] | np.ndarray) -> float | None:
-    """The number of rows above which a client's is far out: ``FAR_OUT`` times the median of those that have any.
+    """The largest number of rows that is not far out: ``FAR_OUT`` times the median over clients with rows.
 
-    The lower median, so that it takes more than half of the clients to raise it. None for fewer than ``FEWEST``.
+    It is the lower median, so that only more than half of the clients can raise it. None for fewer than ``FEWEST``.
     """
     known = np.asarray(rows, np.float64)
     known = known[known > 0]
@@ -352,13 +356,16 @@ def capped_weights(rows: Sequence[float], share: float) -> list[float]:
 
     Args:
         rows: n_i of the clients of a round, each at least 0.
-        share: S in (0, 1]. Where S m <= 1 for the m clients that have rows, these all weigh the same.
+        share: S in (0, 1]. If S m <= 1 for the m clients with rows, these have equal weights.
     """
     n = np.asarray(rows, np.float64)
     rising = np.sort(n[n > 0])
+    if not len(rising):
+        return [0.0] * len(n)
     if share * len(rising) <= 1.0:
-        return [float(w) for w in np.minimum(n, rising[0] if len(rising) else 0.0)]
-    # With the k largest cut to t, and the others' sum b_k:  t = S (k t + b_k). The first k that leaves no one above t.
+        return [float(w) for w in np.minimum(n, rising[0])]
+    # With the k largest cut to t and the sum b_k of the others, t = S (k t + b_k). The loop finds the smallest k for
+    # which no other client is above t.
     k = 0
     largest = rising[::-1]
     below = np.cumsum(rising)[::-1]
@@ -371,7 +378,7 @@ def capped_weights(rows: Sequence[float], share: float) -> list[float]:
 
 
 def reduced_weights(rows: Mapping[int, float], share: float | None) -> dict[int, float]:
-    """Client -> its capped weight, for the clients of a round whose rows do not weigh in full."""
+    """Client -> its capped weight, for the clients of a round that the cap reduces."""
     if share is None:
         return {}
     weights = capped_weights(list(rows.values()), share)
@@ -384,13 +391,13 @@ def weight_warnings(
     rows: np.ndarray,
     share: float | None,
 ) -> list[str]:
-    """What a person is told of the largest clients, where uploads are averaged or added by rows.
+    """Warnings about the largest clients, for methods that average or add uploads by rows.
 
     Args:
         names: of all clients, by number.
-        clients: int64 [k], numbers of those that may take part.
+        clients: int64 [k], numbers of the eligible clients.
         rows: float64 [k], n_i of these.
-        share: the cap on a client's share, None for none.
+        share: the cap on a client's share, None for no cap.
     """
     whole = float(rows.sum())
     limit = far_out_limit(rows)
@@ -405,7 +412,8 @@ def weight_warnings(
     for place in places[np.argsort(-rows[places], kind="stable")][:NAMED].tolist():
         c = int(clients[place])
         n = float(rows[place])
-        has = f"client {c} ({names[c]!r}) has {n:,.0f} rows, {n / whole:.0%} of all"
+        part = n / whole
+        has = f"client {c} ({names[c]!r}) has {n:,.0f} rows, {part:.0%} of all"
         if share is None:
             warnings.append(
                 f"{has}: more than half of them, or than {FAR_OUT} times the median, and uploads weigh by rows "
@@ -416,13 +424,13 @@ def weight_warnings(
     return warnings
 
 
-# Uploads that a policy compares with one another: attack simulation, clipping and noise, robust
-# rules.
+# Policies that compare uploads with one another: attack simulation, clipping and noise, robust
+# rules, rejection, and a bound on norms.
 #
-# A rule, an attack, noise, rejection, or a bound on norms keeps the uploads of a round until the
-# last is there and works on rows V [m, d] of them: updates (upload minus broadcast) where the
-# method pools means, statistics per row of data where it pools sums, prototypes of each class
-# where its server merges them by class (``Method.merges``).
+# They keep the uploads of a round until the last one has arrived, and work on a matrix V [m, d] with
+# a row for each client. A row holds updates (upload minus broadcast) where the method pools means,
+# statistics divided by the number of rows where it pools sums, and the prototypes of a class where
+# the server merges them by class (``Method.merges``).
 
 
 SECOND_MOMENTS: frozenset[StatisticKind] = frozenset(
@@ -431,26 +439,26 @@ SECOND_MOMENTS: frozenset[StatisticKind] = frozenset(
 """Kinds of statistics that are bounded by the sums of the same rows."""
 
 FAR_FROM_OTHERS = 1e3
-"""Times the median of the other uploads, above which what a client sends or changes may be rejected.
+"""Factor on the median change of the other uploads above which an upload may be rejected.
 
 Clients that differ in rows, steps and learning rates change a model by amounts within about two orders of magnitude.
 """
 
 COMPARABLE = 3
-"""Fewest uploads of a round that are compared: of two nobody can say which one is wrong."""
+"""Least uploads of a round that are compared, because two uploads have no majority."""
 
 NAMED_REJECTIONS = 5
-"""Rejected uploads that a run's warnings name one by one; the records count all of them."""
+"""Rejected uploads that the warnings of a run name; the records count all of them."""
 
 
 class UploadLayout:
-    """Which numbers of an upload stand in a row of V, and where: all floats but counts, tensor by tensor by name.
+    """Layout of a row of V: all floats of an upload without counts, tensor by tensor in the order of names.
 
     Args:
-        expected: what the method declares.
-        broadcast: what clients were sent; a tensor that is averaged stands in V as its difference from this.
-        rules: name -> how the method pools it; what is summed stands in V per row of the client's data.
-        counts: whether summed counts of rows stand in V too, so that they are voted on like the sums they belong to.
+        expected: declared form of an upload.
+        broadcast: an averaged tensor is replaced in V by its difference from the broadcast one.
+        rules: name -> pooling rule; a summed tensor is divided in V by the number of the client's rows.
+        counts: whether V has summed counts of rows too, so that a rule treats them like the sums they belong to.
     """
 
     def __init__(
@@ -466,7 +474,7 @@ class UploadLayout:
         self.names = []
         self.base = {}
         for name, declared in sorted(expected.items()):
-            # Counts say how much an upload weighs; they are voted on only beside the sums they belong to.
+            # Other counts are weights of uploads, on which no rule votes.
             left_out = declared.counts_rows and not (counts and rules[name] == "sum")
             if left_out or not declared.dtype.is_floating_point:
                 continue
@@ -477,7 +485,7 @@ class UploadLayout:
                 self.base[name] = sent.double()
 
     def vector(self, up: Tree, rows: float) -> Tensor:
-        """[d] float64 of an upload by a client with that many rows."""
+        """The row [d] float64 of an upload, of a client with that many rows."""
         parts = []
         for name in self.names:
             t = self.change(name, up[name].double())
@@ -489,7 +497,7 @@ class UploadLayout:
         return torch.zeros(0, dtype=torch.float64)
 
     def tree(self, v: Tensor, rows: float, rest: Tree) -> Tree:
-        """The upload that ``vector`` makes ``v`` of; counts and integers are those of ``rest``."""
+        """The inverse of ``vector``; counts and integers are those of ``rest``."""
         out = dict(rest)
         start = 0
         for name in self.names:
@@ -505,7 +513,7 @@ class UploadLayout:
         return out
 
     def change(self, name: str, t: Tensor) -> Tensor:
-        """A tensor of an upload, as its difference from the broadcast where the server puts it in that one's place."""
+        """A tensor of an upload; if it replaces a broadcast tensor, its difference from that one."""
         if name in self.base:
             return t.double() - self.base[name]
         return t
@@ -518,7 +526,7 @@ class UploadLayout:
 
 @dataclass
 class _KeptUpload:
-    """An upload that waits for the last one of its round."""
+    """An upload that waits for the end of its round."""
 
     client: int
     rows: float
@@ -534,22 +542,22 @@ class BufferedUploads(UploadPipeline):
         self._kept: list[_KeptUpload] = []
 
     def rule(self, name: str) -> Pooling:
-        """Kept one by one."""
+        """``stack``, so that an engine adds the uploads one by one."""
         return "stack"
 
     def _check_counts(self, up: object, clients: Sequence[int]) -> None:
-        """Each upload is validated by itself when all are there, as one may be rejected alone."""
+        """Nothing here: ``pooled`` validates each upload, so that one can be rejected alone."""
 
     def add(self, up: Tree, client: int, *, validated: bool = False) -> None:
-        """Keep the upload of one client; what is wrong with it is found by ``pooled``."""
-        # A copy: an executor may write the next client's upload to the same memory.
+        """Keep the upload of one client; ``pooled`` validates it."""
         own = up
+        # A copy, because an executor may write the next client's upload to the same memory.
         if isinstance(up, dict):
             own = {k: t.clone() if isinstance(t, Tensor) else t for k, t in up.items()}
         self._kept.append(_KeptUpload(client, self.round.rows[client], own, validated))
 
     def pooled(self) -> Tree:
-        """What the policy makes of the uploads that survive it."""
+        """The pooled upload of the round. Raises as ``UploadPipeline.pooled``."""
         self._kept.sort(key=lambda kept: kept.client)
         if not self._kept and not self.rejected:
             return self._noise_alone()
@@ -564,15 +572,17 @@ class BufferedUploads(UploadPipeline):
         self._reject_far_out(layout)
         self.rejected.sort(key=lambda rejected: rejected.client)
         if not self._kept:
+            count = len(self.rejected)
+            why = self.rejected[0].why
             raise FederatedRunError(
-                f"Round {self.round.number}: all {len(self.rejected)} uploads were refused, so there is nothing to "
-                f"aggregate; the first because {self.rejected[0].why}.",
+                f"Round {self.round.number}: all {count} uploads were refused, so there is nothing to aggregate; the "
+                f"first because {why}.",
                 "Lower the learning rate, or look at the clients.",
             )
         return self._combined()
 
     def _combined(self) -> Tree:
-        """What the policy makes of the uploads that are kept."""
+        """The pooled upload of the kept uploads, by noise or by the rule."""
         changed = self.policy.rule.text != "mean" or self.policy.privacy is not None
         if self.method.merges == "classes" and changed:
             return self._merged_classes()
@@ -581,24 +591,24 @@ class BufferedUploads(UploadPipeline):
         return self._aggregated()
 
     def suspects(self) -> list[int]:
-        """The clients whose uploads are kept, the one whose upload is farthest from the median of all first.
+        """The clients whose uploads are kept, by falling distance from the median of all uploads.
 
-        Empty where an upload cannot be left out: under noise, which is drawn once for a round.
+        Empty for a private run, which cannot leave an upload out, because its noise is drawn once for a round.
         """
         if self.policy.privacy is not None or len(self._kept) < 2:
             return []
         V = self._rows(self._layout())
         far = torch.zeros(len(V))
-        # The median of no numbers is an error: an upload may hold counts alone.
+        # Uploads of counts alone have no numbers in V, and no median.
         if V.shape[1]:
             far = (V - V.median(0).values).norm(dim=1)
         order = far.argsort(descending=True, stable=True).tolist()
         return [self._kept[i].client for i in order]
 
     def without(self, client: int, why: str) -> tuple[BufferedUploads, Tree]:
-        """The same round with that client's upload rejected, and what it pools.
+        """The same round with that client's upload rejected, and its pooled upload.
 
-        Raises FederatedRunError or UsageError, where the other uploads do not suffice for the rule.
+        Raises FederatedRunError or UsageError if the rule needs more uploads than are left.
         """
         rest = copy.copy(self)
         rest._kept = [kept for kept in self._kept if kept.client != client]
@@ -608,29 +618,28 @@ class BufferedUploads(UploadPipeline):
         return rest, rest._combined()
 
     def _problem(self, kept: _KeptUpload) -> str | None:
-        """What is wrong with the numbers of an upload, in words.
+        """Why the numbers of an upload are invalid, in words; None for a valid one.
 
-        The statistics of a liar of a simulated attack are not checked. Those of a private run are clipped instead:
-        epsilon does not cover who is rejected.
+        Statistics are not checked for attackers of a simulation, and not in a private run, which clips them, because
+        epsilon does not cover the names of rejected clients.
         """
         if kept.validated:
             return None
-        statistics = not self._lies_on_purpose(kept) and self.policy.privacy is None
+        statistics = not self._simulated(kept) and self.policy.privacy is None
         return self.validation.problem(kept.tree, kept.rows, statistics=statistics)
 
     def warnings(self, named: int, unprotected: int) -> list[str]:
         """The first rejected uploads of a run, and the first round with unprotected classes."""
         warnings = []
         if self.unprotected_classes and not unprotected:
+            rule = self.policy.rule.text
             warnings.append(
                 f"round {self.round.number}: {self.unprotected_classes} classes have so few owners that --aggregate "
-                f"{self.policy.rule.text} expects no liar among them: their prototypes are not protected"
+                f"{rule} expects no liar among them: their prototypes are not protected"
             )
         for r in self.rejected[: max(0, NAMED_REJECTIONS - named)]:
-            name = self.round.names[r.client]
-            warnings.append(
-                f"round {r.round}: the upload of client {r.client} ({name!r}) is rejected: {r.why}"
-            )
+            who = f"client {r.client} ({self.round.names[r.client]!r})"
+            warnings.append(f"round {r.round}: the upload of {who} is rejected: {r.why}")
         return warnings
 
     def _layout(self, *, counts: bool = False) -> UploadLayout:
@@ -648,20 +657,23 @@ class BufferedUploads(UploadPipeline):
         self._kept = sound
 
     def _too_long(self, layout: UploadLayout, kept: _KeptUpload) -> str | None:
-        """Whether the norm of an update is above the bound of the policy, in words."""
+        """In words, that the norm of an update is above the bound of the policy; None if it is not."""
         bound = self.policy.max_norm
-        if bound is None or (norm := float(layout.vector(kept.tree, kept.rows).norm())) <= bound:
+        if bound is None:
+            return None
+        norm = float(layout.vector(kept.tree, kept.rows).norm())
+        if norm <= bound:
             return None
         return f"its update has norm {norm:.4g}, above the {bound:g} that are allowed"
 
     def _reject_far_out(self, layout: UploadLayout) -> None:
-        """Reject uploads that would make the model one from which no honest client can train.
+        """Reject uploads after which no honest client could train from the model.
 
         Such an upload has a tensor whose change (``UploadLayout.change``) exceeds ``largest_to_train_from``, and
-        ``FAR_FROM_OTHERS`` times the median of the other uploads. Statistics have checks of their own, and clipping
-        bounds the uploads of a private run.
+        ``FAR_FROM_OTHERS`` times the median of the other uploads. Statistics have their own checks, and a private run
+        clips its uploads.
         """
-        # the rule withstands such uploads
+        # A robust rule handles such uploads, so they need not end the run.
         robust = self.policy.rule.text != "mean" and self.policy.on_bad == "fail"
         if len(self._kept) < COMPARABLE or self.policy.privacy is not None or robust:
             return
@@ -673,15 +685,16 @@ class BufferedUploads(UploadPipeline):
             safe = largest_to_train_from(self.expected[name].dtype)
             for place, size in enumerate(sizes):
                 others = sorted(sizes[:place] + sizes[place + 1 :])
-                # The upper median, so that a client which sends next to nothing makes no other one far out.
+                # The upper median, so that one client with a tiny change cannot make another one far out.
                 usual = others[len(others) // 2]
-                if size > max(safe, FAR_FROM_OTHERS * usual):
+                kept = self._kept[place]
+                if size > max(safe, FAR_FROM_OTHERS * usual) and not self._simulated(kept):
                     why = f"{name} changes by {size:.2g}, and by a median of {usual:.2g} in the other uploads"
-                    reasons.setdefault(self._kept[place].client, why)
-        self._reject(lambda kept: None if self._lies_on_purpose(kept) else reasons.get(kept.client))
+                    reasons.setdefault(kept.client, why)
+        self._reject(lambda kept: reasons.get(kept.client))
 
-    def _lies_on_purpose(self, kept: _KeptUpload) -> bool:
-        """Whether this is the upload of a liar of a simulated attack, which shows what a rule withstands."""
+    def _simulated(self, kept: _KeptUpload) -> bool:
+        """Whether a simulated attacker sent this upload. It is not rejected, so that it reaches the rule under test."""
         return self.policy.attack is not None and kept.client in self.round.attackers
 
     def _rows(self, layout: UploadLayout) -> Tensor:
@@ -689,7 +702,7 @@ class BufferedUploads(UploadPipeline):
         return torch.stack([layout.vector(kept.tree, kept.rows) for kept in self._kept])
 
     def _simulate_attack(self, layout: UploadLayout) -> None:
-        """Replace what attackers send; they know what all clients of the round would send."""
+        """Replace the uploads of the attackers, who know the honest uploads of all clients."""
         attack = self.policy.attack
         if attack is None or not layout.names or not self._kept:
             return
@@ -697,84 +710,89 @@ class BufferedUploads(UploadPipeline):
         lies = attack(self._rows(layout), lying, self.round.seed, self.round.number - 1)
         for i in lying.nonzero().flatten().tolist():
             kept = self._kept[i]
-            self._kept[i] = _KeptUpload(
-                kept.client, kept.rows, layout.tree(lies[i], kept.rows, kept.tree)
-            )
+            tree = layout.tree(lies[i], kept.rows, kept.tree)
+            self._kept[i] = _KeptUpload(kept.client, kept.rows, tree)
 
     def _aggregated(self) -> Tree:
-        """By the robust rule; names that hold no floats, and all of them for a plain mean, as the method pools them."""
+        """The upload pooled by the rule; tensors outside of the layout are pooled as the method declares."""
         rule = self.policy.rule
         pool = UploadPool(self.method.pool(self.round.hp), len(self._kept))
         weights = [kept.rows for kept in self._kept]
-        if self.policy.max_share is not None:  # of those that are left
+        # Rejected clients are gone, so the shares are capped among the others.
+        if self.policy.max_share is not None:
             weights = capped_weights(weights, self.policy.max_share)
         for kept, weight in zip(self._kept, weights, strict=True):
             self._add(pool, kept.tree, kept.client, weight)
         pooled = pool.done()
         if rule.text == "mean":
             return pooled
-        # Of the liars that the policy expects among all clients, some may be rejected already.
+        # Rejected clients count as attackers that the rule need not expect any more.
         rejected = len(self.rejected)
         liars = max(0, self.policy.liars_of(len(self._kept) + rejected) - rejected)
         self._check_rule(rule, len(self._kept), liars)
         layout = self._layout(counts=True)
-        # Sums are those of m clients of the middle one's size: the sum of all rows is as large as a liar says.
+        # Sums are scaled to m clients of median size, because an attacker can claim any number of rows.
         total = len(self._kept) * statistics.median(kept.rows for kept in self._kept)
         kinds = {t.statistic.kind for t in self.expected.values() if t.statistic}
-        # Second moments fit the sums beside them, so a rule must take both from the same uploads.
-        voted = rule.of_moments if kinds & SECOND_MOMENTS else rule
-        made = _with_definite_gram(layout.tree(voted(self._rows(layout), liars), total, pooled))
+        V = self._rows(layout)
+        # Second moments must stay consistent with the first ones.
+        if kinds & SECOND_MOMENTS:
+            row = rule.of_moments(V, liars)
+        else:
+            row = rule(V, liars)
+        made = _with_definite_gram(layout.tree(row, total, pooled))
         return {name: made[name] for name in pooled}
 
     def _check_rule(self, rule: RobustRule, m: int, f: int, of: str = "") -> None:
-        """Refuse a rule that what is left of a round cannot carry.
+        """Refuse a rule that needs more uploads than are left in a round.
 
-        Raises FederatedRunError, with the round and who was rejected. m uploads are left, f liars are expected among
-        them; ``of`` says of which class.
+        Raises FederatedRunError, with the round and the rejected clients. m uploads are left, and f attackers are
+        expected among them; ``of`` names the class, if any.
         """
         try:
             rule.check(m, f)
         except FedcacheError as error:
             if not self.rejected and not of:
                 raise
+            left = f"{m} uploads are left"
             gone = ", ".join(repr(self.round.names[r.client]) for r in self.rejected[:5])
-            lost = ""
             if gone:
-                lost = f" after {len(self.rejected)} were rejected ({gone})"
-            left = f"Round {self.round.number}{of}: {m} uploads are left{lost}."
-            raise FederatedRunError(f"{left} {error.message}", error.hint) from error
+                left += f" after {len(self.rejected)} were rejected ({gone})"
+            raise FederatedRunError(
+                f"Round {self.round.number}{of}: {left}. {error.message}", error.hint
+            ) from error
 
     def _private(self, layout: UploadLayout) -> Tree:
-        """Clipped rows, their noisy sum over the expected number of clients; every client weighs the same."""
+        """The noisy sum of the clipped rows, divided by the expected number of clients; all weights are equal."""
         privacy = self.policy.privacy
         assert privacy is not None
         mean = privacy.noisy_sum(self._rows(layout), self.round.noise) / self.round.expected_clients
         return _with_definite_gram(layout.tree(mean, self.round.expected_rows, {}))
 
     def _noise_alone(self) -> Tree:
-        """A round in which nobody was drawn: the noise, on what was broadcast."""
+        """The pooled upload of a round without clients: noise alone, so that the empty round is not revealed."""
         privacy = self.policy.privacy
-        assert privacy is not None  # else somebody is always drawn
+        assert privacy is not None  # Poisson sampling alone can draw no client
         if self.method.merges == "classes":
             proto, count = self._prototype_names()
-            (C, width), dtype = self.expected[proto].shape, self.expected[proto].dtype
+            C, width = self.expected[proto].shape
+            dtype = self.expected[proto].dtype
             nobody = torch.zeros(1, C, width, dtype=torch.float64)
             means, owners = self._private_classes(nobody, torch.zeros(1, C, dtype=torch.float64))
             return {proto: means.unsqueeze(0).to(dtype), count: owners.unsqueeze(0).to(dtype)}
         layout = self._layout()
-        noise = privacy.noisy_sum(
-            torch.zeros(1, layout.size, dtype=torch.float64), self.round.noise
-        )
+        nothing = torch.zeros(1, layout.size, dtype=torch.float64)
+        noise = privacy.noisy_sum(nothing, self.round.noise)
         return layout.tree(noise / self.round.expected_clients, self.round.expected_rows, {})
 
     def _prototype_names(self) -> tuple[str, str]:
-        """Names of the prototypes and of their counts, where the server merges by class."""
+        """Names of the prototypes and of their counts, for a server that merges by class."""
         counts = [name for name, t in self.expected.items() if t.counts_rows]
         prototypes = [name for name in self.expected if name not in counts]
         return prototypes[0], counts[0]
 
     def _merged_classes(self) -> Tree:
-        """Prototypes merged class by class: one set that stands for all clients', so ``aggregate`` has no other."""
+        """Prototypes merged class by class into one set, which ``aggregate`` gets as the only upload."""
         proto, count = self._prototype_names()
         P = torch.stack([kept.tree[proto].double() for kept in self._kept])  # [m, C, P]
         N = torch.stack([kept.tree[count].double() for kept in self._kept])  # [m, C]
@@ -789,19 +807,23 @@ class BufferedUploads(UploadPipeline):
         }
 
     def _robust_classes(self, P: Tensor, N: Tensor) -> tuple[Tensor, Tensor]:
-        """The rule on the owners of each class: prototypes [C, P] and rows [C] of all of them."""
+        """The rule applied to the owners of each class: prototypes [C, P], and rows [C] of all owners."""
         means = torch.zeros_like(P[0])
         for c in range(P.shape[1]):
             owners = (N[:, c] > 0).nonzero().flatten()
-            if len(owners):
-                f = self.policy.liars_of(len(owners))
+            m = len(owners)
+            if m:
+                f = self.policy.liars_of(m)
                 self.unprotected_classes += self.policy.byzantine > 0 and f == 0
-                self._check_rule(self.policy.rule, len(owners), f, f", class {c}")
+                self._check_rule(self.policy.rule, m, f, f", class {c}")
                 means[c] = self.policy.rule(P[owners, c], f)
         return means, N.sum(0)
 
     def _private_classes(self, P: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums of prototypes and of who owns a class, made noisy together; a class that too few own is left out."""
+        """Private prototypes [C, P] and numbers of owners [C]; classes with too few owners are 0.
+
+        ``own`` [m, C] is 1 where a client has the class. Noise is added to the sums of both together.
+        """
         privacy = self.policy.privacy
         assert privacy is not None
         m, C, width = P.shape
@@ -809,16 +831,17 @@ class BufferedUploads(UploadPipeline):
         total = privacy.noisy_sum(V, self.round.noise)
         sums = total[: C * width].view(C, width)
         owners = total[C * width :]
-        # Noise alone makes up to about one deviation of owners; half a client is nobody.
+        # Noise alone gives about one deviation of owners, and less than half an owner means none.
         known = owners > max(0.5, privacy.deviation)
         means = sums / owners.clamp(min=0.5).unsqueeze(-1)
         return torch.where(known.unsqueeze(-1), means, 0.0), owners * known
 
 
 def _with_definite_gram(pooled: Tree) -> Tree:
-    """With the Gram matrix nearest to what noise, or a rule that takes coordinate by coordinate, has made of one.
+    """The pooled upload with its matrix ``gram`` replaced by the nearest positive semi-definite one.
 
-    Where class sums and counts came too, the scatter within classes is what cannot be negative.
+    Noise, and rules that work on single coordinates, can make it indefinite. With class sums and counts in the upload,
+    the scatter within classes is made positive semi-definite.
     """
     if "gram" not in pooled or pooled["gram"].dim() != 1:
         return pooled

@@ -1,4 +1,4 @@
-"""The trust policy of a run: aggregation of uploads, refusal of malformed ones, simulated attacks, and noise."""
+"""Trust policy of a run: aggregation of uploads, refusal of invalid ones, simulated attacks, and noise."""
 
 from __future__ import annotations
 
@@ -13,61 +13,56 @@ from fedcache.federate.trust.privacy import UNCOVERED, Privacy
 from fedcache.federate.trust.robust_rules import MEAN, RobustRule, parse_rule
 
 BYZANTINE = 0.2
-"""The share of clients that robust rules expect to lie where nothing is said."""
+"""Default share of attackers that robust rules expect."""
 
 NO_ATTACK = "none"
-"""The word for no attack, for sweeps."""
+"""Value of a sweep of ``attack`` for a point without one."""
 
 ON_BAD = ("fail", "reject")
 
 WITHOUT_COUNTS = {"bias": "false", "class_weight": "none"}
-"""Switches, and the values under which a method sends no counts."""
+"""Hyperparameter -> the value with which a method sends no counts."""
 
 
 SIMULATE = "--dp-seed 0"
-"""What makes a private run a simulation."""
+"""Option that turns a private run into a simulation."""
 
 
 @dataclass(frozen=True)
 class TrustPolicy:
-    """What a run does with uploads; the default is the method's own mean, and an error for a malformed upload."""
+    """Treatment of the uploads of a run; by default the method's own mean, and an error for an invalid upload."""
 
-    rule: RobustRule = MEAN  # how uploads are taken together
-    attack: Attack | None = None  # who lies, and how
+    rule: RobustRule = MEAN  # aggregation rule
+    attack: Attack | None = None  # simulated attack
     on_bad: str = "fail"  # fail | reject, for uploads that update validation refuses
-    byzantine: float = BYZANTINE  # the share of a round's clients that ``rule`` expects to lie
-    max_norm: float | None = (
-        None  # the largest norm of an update that is accepted, None for no bound
-    )
+    byzantine: float = BYZANTINE  # share of attackers in a round that ``rule`` expects
+    max_norm: float | None = None  # largest accepted norm of an update, None for no bound
     privacy: Privacy | None = None  # clipping and noise
-    max_rows: int | None = None  # the most rows that a client may have, None for no bound
-    max_share: float | None = (
-        None  # the largest share of a round's weight that a client may have, None for no bound
-    )
+    max_rows: int | None = None  # largest accepted number of a client's rows, None for no bound
+    max_share: float | None = None  # cap on a client's share of a round's weight, None for no cap
     max_row_norm: float | None = (
-        None  # the longest row that statistics may be made of, None for no bound
+        None  # norm of a row that statistics must respect, None for no bound
     )
 
     @property
     def plain(self) -> bool:
         """Whether uploads are only checked, so that they need not be kept one by one."""
-        plain = self.rule.text == "mean" and self.attack is None and self.privacy is None
-        return (
-            plain and self.on_bad == "fail" and self.max_norm is None and self.max_row_norm is None
-        )
+        changes = (self.attack, self.privacy, self.max_norm, self.max_row_norm)
+        unchanged = all(option is None for option in changes)
+        return unchanged and self.rule.text == "mean" and self.on_bad == "fail"
 
     @property
     def protects(self) -> bool:
-        """Whether there is noise that nobody can repeat."""
+        """Whether there is real noise, which nobody can repeat."""
         return self.privacy is not None and self.privacy.protects
 
     @property
     def secret_participants(self) -> bool:
-        """Whether nobody may be told who took part in a round."""
+        """Whether the participants of a round must stay secret."""
         return self.privacy is not None and self.privacy.keeps_participants_secret
 
     def check(self, method: Method, hp: Hp) -> None:
-        """Refuse what the method's uploads do not allow. Raises UsageError, with the reason."""
+        """Refuse options that the method's uploads do not support. Raises UsageError, with the reason."""
         if not self.options_given:
             return
         if method.central:
@@ -83,29 +78,29 @@ class TrustPolicy:
                 "Leave bn out, a private run trains without BatchNorm; or --set bn=false",
             )
         if self.privacy is not None and self.protects:
-            self._check_untold()
+            self._check_bounds()
             self._check_covered(method, hp, self.privacy)
 
-    def _check_untold(self) -> None:
-        """Refuse bounds of which it would be told whom they concern. Raises UsageError."""
-        bounds = (
-            ("--max-update-norm", self.max_norm),
-            ("--max-rows-per-client", self.max_rows),
-            ("--max-row-norm", self.max_row_norm),
-        )
-        for name, given in bounds:
-            if given is not None:
+    def _check_bounds(self) -> None:
+        """Refuse bounds whose messages would reveal single clients. Raises UsageError."""
+        bounds = {
+            "--max-update-norm": self.max_norm,
+            "--max-rows-per-client": self.max_rows,
+            "--max-row-norm": self.max_row_norm,
+        }
+        for name, value in bounds.items():
+            if value is not None:
                 raise UsageError(
                     f"{name} with --dp-noise would tell something of single clients that epsilon does not cover.",
                     f"Leave it out: --dp-clip bounds what every client can do; or simulate: {SIMULATE}",
                 )
 
     def _check_covered(self, method: Method, hp: Hp, privacy: Privacy) -> None:
-        """Refuse a private run that would tell more than its epsilon covers, unless that is allowed by name."""
+        """Refuse a private run that reveals facts outside of its epsilon, unless ``--dp-allow`` names them."""
         uncovered = ["evaluation"]
         if "sum" in method.pool(hp).values():
             uncovered.append("rows")
-        if self.on_bad == "reject":  # a rejected upload is named with its round
+        if self.on_bad == "reject":  # warnings name rejected clients with their round
             uncovered.append("participants")
         of_all_rows = {"row norms", "row counts"} & method.reads(hp)
         if hp.get("feat_post") == "standardize" or of_all_rows:
@@ -120,7 +115,7 @@ class TrustPolicy:
             )
 
     def check_uploads(self, method: Method, declared: Callable[[], Uploads]) -> None:
-        """Refuse bounds that no upload falls under, and uploads that hold more than what noise is added to.
+        """Refuse bounds that apply to no tensor of an upload, and private runs with tensors that get no noise.
 
         Raises UsageError, naming the tensors.
         """
@@ -129,61 +124,65 @@ class TrustPolicy:
                 f"{method.name} takes no --max-row-norm: its clients send no statistics of their rows.",
                 "Bound its updates instead: --max-update-norm",
             )
-        # of counts no more than 0 or 1 is taken, with noise
+        # Methods that merge classes get noise on their counts, too.
         if self.privacy is None or method.merges == "classes":
             return
-        beside = sorted(
-            n for n, t in declared().items() if t.counts_rows or not t.dtype.is_floating_point
+        without_noise = ", ".join(
+            sorted(
+                n for n, t in declared().items() if t.counts_rows or not t.dtype.is_floating_point
+            )
         )
-        if beside:
-            switches = [
-                f"--set {h.name}={w}" for h in method.hparams if (w := WITHOUT_COUNTS.get(h.name))
-            ]
-            own = "Another method"
+        if without_noise:
+            switches = " ".join(
+                f"--set {h.name}={WITHOUT_COUNTS[h.name]}"
+                for h in method.hparams
+                if h.name in WITHOUT_COUNTS
+            )
+            instead = "Another method"
             if switches:
-                own = f"{' '.join(switches)}, or another method"
+                instead = f"{switches}, or another method"
             raise UsageError(
-                f"{method.name} sends {', '.join(beside)} beside what noise is added to.",
-                f"{own}: fedavg, fedprox, fedproto, or fed3r without a bias.",
+                f"{method.name} sends {without_noise} beside what noise is added to.",
+                f"{instead}: fedavg, fedprox, fedproto, or fed3r without a bias.",
             )
 
     def weighs_by_rows(self, method: Method, hp: Hp) -> bool:
-        """Whether a client with more rows has more to say."""
-        votes = self.rule is not MEAN or self.privacy is not None
-        by_rows = (
-            bool({"mean", "sum"} & set(method.pool(hp).values())) or method.merges == "classes"
-        )
-        return by_rows and not votes and not method.central and method.uploads is not sends_nothing
+        """Whether a client with more rows has more weight."""
+        if method.central or method.uploads is sends_nothing:
+            return False
+        if self.rule is not MEAN or self.privacy is not None:
+            return False
+        return method.merges == "classes" or bool({"mean", "sum"} & set(method.pool(hp).values()))
 
     def check_round(self, clients: int) -> None:
-        """Refuse a rule that a round of so many clients cannot carry, before anything is trained.
+        """Refuse a rule that needs more clients in a round, before anything is trained.
 
-        Raises UsageError, with the number that can.
+        Raises UsageError, with the number that it needs.
         """
         if self.rule is not MEAN:
             self.rule.check(clients, self.liars_of(clients))
 
     def liars_of(self, clients: int) -> int:
-        """f: how many of so many clients the rule expects to lie."""
+        """f: number of attackers among so many clients that the rule expects."""
         return int(self.byzantine * clients + 1e-9)
 
     @property
     def options_given(self) -> str:
         """The options that differ from the default, in words."""
-        found = (
-            ("--aggregate", self.rule.text != "mean"),
-            ("--attack", self.attack is not None),
-            ("--dp-clip", self.privacy is not None),
-            ("--on-bad-update", self.on_bad != "fail"),
-            ("--max-update-norm", self.max_norm is not None),
-            ("--max-rows-per-client", self.max_rows is not None),
-            ("--max-share", self.max_share is not None),
-            ("--max-row-norm", self.max_row_norm is not None),
-        )
-        return ", ".join(name for name, given in found if given)
+        is_set = {
+            "--aggregate": self.rule.text != "mean",
+            "--attack": self.attack is not None,
+            "--dp-clip": self.privacy is not None,
+            "--on-bad-update": self.on_bad != "fail",
+            "--max-update-norm": self.max_norm is not None,
+            "--max-rows-per-client": self.max_rows is not None,
+            "--max-share": self.max_share is not None,
+            "--max-row-norm": self.max_row_norm is not None,
+        }
+        return ", ".join(name for name, given in is_set.items() if given)
 
     def refused(self, method: Method, why: str) -> FedcacheError:
-        """The error of a method that these options have no meaning for."""
+        """The error for a method that does not support these options."""
         return UsageError(
             f"{method.name} takes no {self.options_given}: {why}.",
             "Methods that do: fedavg, fedprox, fedproto, fed3r and all others that average or add uploads.",
@@ -202,7 +201,7 @@ def parse_policy(
     max_row_norm: float | None = None,
 ) -> TrustPolicy:
     """From the words of the command line. Raises UsageError."""
-    # in one process a malformed upload is a bug, or an attack that is studied
+    # In one process an invalid upload is a bug, or part of a simulated attack.
     on_bad_update = on_bad_update or ON_BAD[0]
     if on_bad_update not in ON_BAD:
         raise unknown("--on-bad-update", on_bad_update, ON_BAD)
@@ -224,10 +223,12 @@ def parse_policy(
         raise UsageError(
             f"--max-share {max_share:g}: expected a share above 0, at most 1.", "For example 0.2"
         )
-    if aggregate == MEAN.text:
-        rule = MEAN
-    else:
+    rule = MEAN
+    if aggregate != MEAN.text:
         rule = parse_rule(aggregate)
+    simulated = None
+    if attack not in (None, NO_ATTACK):
+        simulated = parse_attack(str(attack))
     if privacy is not None and rule.text != "mean":
         raise UsageError(
             f"--aggregate {aggregate} and --dp-clip are both given: noise is accounted for a sum of clipped uploads, "
@@ -241,7 +242,7 @@ def parse_policy(
         )
     return TrustPolicy(
         rule,
-        None if attack in (None, NO_ATTACK) else parse_attack(str(attack)),
+        simulated,
         on_bad_update,
         byzantine,
         max_update_norm,

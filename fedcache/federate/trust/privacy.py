@@ -1,11 +1,11 @@
-"""Differential privacy of clients: clipped uploads, Gaussian noise, and what it costs.
+"""Differential privacy of clients: clipped uploads, Gaussian noise, and its privacy cost.
 
-Every round each client takes part with probability q by itself (Poisson sampling, as the accounting assumes), its row
-is shortened to norm C, and N(0, (z C)^2) is added to the sum (McMahan et al., ICLR 2018). Neighbouring federations
-differ in one client. The server is trusted: noise is added where the sum is made.
+In every round each client takes part independently with probability q (Poisson sampling, as the accounting assumes).
+Its row is clipped to norm C, and N(0, (z C)^2) is added to the sum (McMahan et al., ICLR 2018). Neighbouring
+federations differ in one client. The server is trusted, because it adds the noise to the sum.
 
-Noise and sampling are drawn from the operating system (``system_normals``), so a private run cannot be repeated
-bit for bit. With a seed of its own it is a simulation: repeatable, and a promise to nobody.
+Noise and sampling are drawn from the operating system (``system_normals``), so a private run cannot be repeated bit for
+bit. With ``--dp-seed`` the noise is simulated: it is repeatable and provides no protection.
 """
 
 from __future__ import annotations
@@ -31,29 +31,28 @@ from fedcache.federate.trust.robust_rules import clip
 
 # Standard normal numbers for privacy: from the operating system, or from a seed for a simulation.
 #
-# A generator with a seed, and any whose state can be worked out from what it gave (the Mersenne
-# twister, PCG, Philox with a 64-bit seed), lets whoever knows it subtract the noise. Noise that
-# protects is made of ``os.urandom`` alone: every number costs fresh bytes, nothing is kept, and no
-# two runs or rounds share any.
+# Whoever knows the state of a generator can subtract its noise. That state may be a known seed, or
+# can be computed from the output (the Mersenne twister, PCG, Philox with a 64-bit seed). So real
+# noise is made of ``os.urandom`` alone. Every number takes fresh bytes, and none are kept or shared.
 
 
 Noise = Callable[[int], Tensor]
 """n -> float64 [n] independent draws of N(0, 1)."""
 
 TERMS = 4
-"""Normals that are averaged into one, against attacks on the low bits of floating-point noise."""
+"""Normal numbers in the sum of one draw, against attacks on the low bits of floating-point noise."""
 
 BLOCK = 1 << 20
-"""Numbers drawn at once: memory stays small beside a model's."""
+"""Numbers that are drawn at once, so that memory stays small."""
 
 
 def system_normals(n: int) -> Tensor:
     """float64 [n] independent draws of N(0, 1) from the operating system's randomness.
 
-    The inverse of the normal distribution function at uniform numbers of 63 bits, with a random sign. Each number is
-    the sum of four such draws, divided by 2: a single one takes values from which its place among the floating-point
-    numbers, and so what it was added to, can be told (Mironov, CCS 2012); the sum of four needs so many guesses that
-    this is out of reach (Holohan and Braghin, ESORICS 2021).
+    A draw is the inverse of the normal distribution function at a uniform number of 63 bits, with a random sign. Each
+    number is the sum of four draws, divided by 2. The low bits of a noisy sum reveal the summand if the noise is a
+    single draw (Mironov, CCS 2012). The sum of four draws makes this attack infeasible (Holohan and Braghin, ESORICS
+    2021).
     """
     made = torch.zeros(n, dtype=torch.float64)
     for start in range(0, n, BLOCK):
@@ -65,7 +64,8 @@ def system_normals(n: int) -> Tensor:
 
 def _one_term(n: int) -> Tensor:
     bits = np.frombuffer(os.urandom(8 * n), np.uint64)
-    # Half of the distribution, so that the numbers near 0 keep all their bits: the tail reaches 9 deviations.
+    # 63 bits give a point in the lower half of the distribution, where float64 is finest, and one bit the sign. The
+    # tail reaches 9 deviations.
     lower = ((bits >> np.uint64(1)).astype(np.float64) + 0.5) * 2.0**-64
     sign = (bits & np.uint64(1)).astype(np.float64) * 2.0 - 1.0
     drawn: Tensor = torch.special.ndtri(torch.from_numpy(lower)) * torch.from_numpy(sign)
@@ -74,27 +74,25 @@ def _one_term(n: int) -> Tensor:
 
 def system_uniforms(n: int) -> NDArray[np.float64]:
     """[n] independent draws from [0, 1) of 53 bits, from the operating system's randomness."""
-    return (np.frombuffer(os.urandom(8 * n), np.uint64) >> np.uint64(11)).astype(
-        np.float64
-    ) * 2.0**-53
+    bits = np.frombuffer(os.urandom(8 * n), np.uint64)
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def simulated_normals(*key: int | str) -> Noise:
-    """Noise that anyone who knows ``key`` can repeat. It hides nothing, and shows what noise costs in accuracy."""
+    """Repeatable noise for ``key``. It provides no protection, and shows the cost of noise in accuracy."""
     stream = torch.Generator().manual_seed(key_hash(*key) & (1 << 63) - 1)
     return lambda n: torch.randn(n, generator=stream, dtype=torch.float64)
 
 
 DELTA = 1e-5
 MOST = 1e6
-"""Bound and multiplier that are taken: above, noise overflows what it is added to."""
+"""Largest bound and multiplier; larger noise can overflow a sum."""
 
 LEAST_DELTA = 1e-12
-"""Below it the accountants' rounding is larger than what they are asked for."""
+"""Smallest delta; below it the rounding errors of the accountants dominate."""
 
 LEAST_NOISE = 1e-3
-"""Multiplier from which on noise is taken, beside none at all: its epsilon is 500,000 already, and far below it is
-beyond what can be computed with."""
+"""Smallest multiplier other than 0. Its epsilon is 500,000 already; for smaller ones it cannot be computed."""
 
 UNCOVERED = {
     "evaluation": "every figure that is measured on clients' own rows: accuracy, F1, confusion, diagnostics, classes "
@@ -104,26 +102,22 @@ UNCOVERED = {
     "statistics": "mean and deviation of every feature over all clients' training rows (feat_post=standardize), or the "
     "mean length of these rows (rff_sigma=auto)",
 }
-"""What a run may tell although epsilon does not cover it: word of ``--dp-allow`` -> what it is."""
+"""Word of ``--dp-allow`` -> the facts that a run then reveals although epsilon does not cover them."""
 
 
 @dataclass(frozen=True)
 class Privacy:
-    """What a run does for the privacy of its clients."""
+    """Privacy options of a run."""
 
-    bound: float  # C, the norm that uploads are cut to
+    bound: float  # C, the norm that uploads are clipped to
     noise: float  # z, the deviation of the noise on their sum as a multiple of C
-    delta: float = DELTA  # for which epsilon is told
-    seed: int | None = (
-        None  # of noise that is only simulated; None draws it from the operating system
-    )
-    allow: tuple[
-        str, ...
-    ] = ()  # of ``UNCOVERED``, what may be told although epsilon does not cover it
+    delta: float = DELTA  # of the reported epsilon
+    seed: int | None = None  # of simulated noise; None draws it from the operating system
+    allow: tuple[str, ...] = ()  # words of ``UNCOVERED``
 
     @property
     def protects(self) -> bool:
-        """Whether there is noise that nobody can repeat."""
+        """Whether there is real noise, which nobody can repeat."""
         return self.noise > 0.0 and self.seed is None
 
     @property
@@ -139,30 +133,33 @@ class Privacy:
         return total + self.deviation * noise(total.numel()).to(total.device)
 
     def require(self) -> None:
-        """Refuse noise whose worth nobody can say. Raises MachineError when dp-accounting is not installed."""
+        """Refuse noise without accounting. Raises MachineError if dp-accounting is not installed."""
         if self.noise:
             require_accounting()
 
     @property
     def keeps_participants_secret(self) -> bool:
-        """Whether nobody is told who took part in a round, as amplification by sampling assumes."""
+        """Whether the participants of a round are secret, as amplification by sampling assumes."""
         return self.protects and "participants" not in self.allow
 
     def cost(self, rounds: int, share: float, seeds: int = 1) -> dict[str, Any]:
-        """What ``rounds`` rounds with a share of clients cost, by two accountants.
+        """The privacy cost of ``rounds`` rounds with a share of the clients, by two accountants.
 
-        Raises MachineError when dp-accounting is not installed.
+        Raises MachineError if dp-accounting is not installed.
 
         Returns:
-            what the figures are of, and three pairs of ``epsilon_pld`` (privacy loss distribution, the tighter) and
-            ``epsilon_rdp`` (Renyi), None where there is no bound: of one seed; ``composed`` of ``seeds`` of them, as
-            every seed is a release of the same clients; ``participants_known``, of one seed whose participants are
-            known, where that differs.
+            the options, and three pairs of ``epsilon_pld`` (privacy loss distribution, the tighter) and ``epsilon_rdp``
+            (Renyi), None without a bound: of one seed; ``composed`` of ``seeds`` seeds, because every seed is a release
+            about the same clients; ``participants_known``, of one seed with known participants, if that differs.
         """
-        told = self.protects and not self.keeps_participants_secret
+        participants = "secret"
         counted = share
-        if told:
+        if self.protects and not self.keeps_participants_secret:
+            participants = "known"
             counted = 1.0
+        noise_from = "the operating system"
+        if self.seed is not None:
+            noise_from = f"--dp-seed {self.seed}"
         known: dict[str, Any] = {
             "clip": self.bound,
             "noise": self.noise,
@@ -172,8 +169,8 @@ class Privacy:
             "unit": "one client, added or removed",
             "sampling": "Poisson",
             "server": "trusted",
-            "participants": "known" if told else "secret",
-            "noise_from": "the operating system" if self.seed is None else f"--dp-seed {self.seed}",
+            "participants": participants,
+            "noise_from": noise_from,
             "simulation": self.seed is not None,
             "repeatable": not self.protects,
             "allowed": list(self.allow),
@@ -187,12 +184,12 @@ class Privacy:
 
 
 class PrivateDraws:
-    """What the privacy of one run draws: who takes part in a round, and the noise on its sum.
+    """Random draws for the privacy of one run: the participants of a round, and the noise on its sum.
 
     Args:
-        privacy: of the run; None for a run without, of which nothing but public draws is asked.
+        privacy: of the run; None for a run without noise, which uses public draws only.
         seed: of the run, which is public.
-        identity: words that determine the run, beside its hyperparameters and clients.
+        identity: words that determine the run, apart from its hyperparameters and clients.
         hp: its hyperparameters.
         clients: with their rows.
     """
@@ -213,9 +210,9 @@ class PrivateDraws:
         self._secret: tuple[int, NDArray[np.float64]] | None = None  # round, numbers
 
     def uniforms(self, round_: int, n: int) -> NDArray[np.float64]:
-        """[n] numbers that decide who takes part in a round (from 0), the same however often they are asked for.
+        """[n] numbers that decide who takes part in a round (from 0); repeated calls give the same numbers.
 
-        Who took part must be as unknown as the noise, so a run that protects does not draw it from its seed.
+        A run with real noise does not draw them from its public seed, because its participants must be secret.
         """
         if self._privacy is None or not self._privacy.protects:
             return generator(self._seed, "poisson", round_).random(n)
@@ -231,9 +228,9 @@ class PrivateDraws:
 
     @cached_property
     def _key(self) -> str:
-        """Digest of what the run is, for simulated noise: runs that differ in anything share none of it.
+        """Digest of all facts that determine the run, which seeds simulated noise, so that no two runs share noise.
 
-        Else the difference of two results would be that of what their clients sent, without any noise.
+        With shared noise, the difference of two results would be free of noise.
         """
         digest = hashlib.sha256(repr((self._identity, sorted(self._hp.items()))).encode())
         for client in self._clients:
@@ -250,7 +247,7 @@ def parse_privacy(
     seed: int | None = None,
     allow: str | None = None,
 ) -> Privacy | None:
-    """From the words of the command line; None when none is said. Raises UsageError."""
+    """The options of the command line; None without any of them. Raises UsageError."""
     if bound is None and noise is None:
         for name, given in (("--dp-delta", delta), ("--dp-seed", seed), ("--dp-allow", allow)):
             if given is not None:
@@ -266,24 +263,20 @@ def parse_privacy(
         )
     if delta is None:
         delta = DELTA
-    known = noise == 0 or LEAST_NOISE <= noise <= MOST
-    for name, value, legal in (
-        ("--dp-clip", bound, 0 < bound <= MOST),
-        ("--dp-noise", noise, known),
-        ("--dp-delta", delta, LEAST_DELTA <= delta < 1),
+    for name, value, legal, example in (
+        ("--dp-clip", bound, 0 < bound <= MOST, "1"),
+        ("--dp-noise", noise, noise == 0 or LEAST_NOISE <= noise <= MOST, "1"),
+        ("--dp-delta", delta, LEAST_DELTA <= delta < 1, "1e-5"),
     ):
-        if not legal or value != value or value == float("inf"):
-            raise UsageError(
-                f"{name} {value:g} is out of range.",
-                f"For example {name} 1e-5" if "delta" in name else f"For example {name} 1",
-            )
+        if not legal:
+            raise UsageError(f"{name} {value:g} is out of range.", f"For example {name} {example}")
     if seed is not None and seed < 0:
         raise UsageError(f"--dp-seed {seed} is below 0.", "For example --dp-seed 0")
     return Privacy(bound, noise, delta, seed, parse_allowed(allow))
 
 
 def parse_allowed(text: str | None) -> tuple[str, ...]:
-    """The words of ``--dp-allow``, each once and sorted. Raises UsageError for one that is none."""
+    """The words of ``--dp-allow``, each once and sorted. Raises UsageError for an unknown word."""
     words = {word.strip() for word in (text or "").split(",")} - {""}
     for word in sorted(words):
         if word not in UNCOVERED:

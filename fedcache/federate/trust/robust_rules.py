@@ -1,8 +1,8 @@
-"""Robust aggregation: what m uploads say together when f of them may say anything.
+"""Robust rules: aggregation of m uploads of which f may be manipulated.
 
-A rule takes V [m, d], one row per client, in float64. Rows are updates (an upload minus what was broadcast), statistics
-per row of data, or prototypes of one class; see ``pipeline.py``. Every rule but ``mean`` gives each client one
-vote, whatever number of rows it says it holds: a number of rows is something to lie about too.
+A rule takes V [m, d], one row per client, in float64. Rows are updates (an upload minus the broadcast), statistics per
+row of data, or prototypes of one class; see ``pipeline.py``. Every rule except ``mean`` gives each client one vote,
+because the number of rows that a client reports can be manipulated too.
 
 Sources: coordinate-wise median and trimmed mean, Yin et al., ICML 2018; geometric median, Pillutla et al., IEEE TSP
 2022, by Weiszfeld's iteration as Vardi and Zhang, PNAS 2000, lead it past a row that it meets; Krum and multi-Krum,
@@ -24,7 +24,7 @@ from fedcache.errors import UsageError, unknown
 from fedcache.plugins import KINDS, Plugin, find, offer, plugins
 
 STEPS = 200
-"""Of Weiszfeld's iteration at most; it stops when the point moves by less than 1e-10 of the spread."""
+"""Most steps of Weiszfeld's iteration, which stops when the point moves by less than 1e-10 of the spread."""
 
 RULES: tuple[str, ...] = ("mean", "median", "trimmed", "geomedian", "krum", "multikrum")
 BEFORE = ("nnm", "clip")
@@ -48,7 +48,7 @@ def geomedian(V: Tensor) -> Tensor:
     """The point with the least sum of distances, by Weiszfeld's iteration from the coordinate-wise median."""
     point = median(V)
     spread = float((V - point).norm(dim=1).median())
-    # half of the rows are at this point, and no pull of the others outweighs them
+    # Half of the rows are at this point, so it is the solution.
     if spread == 0.0:
         return point
     for _ in range(STEPS):
@@ -56,8 +56,9 @@ def geomedian(V: Tensor) -> Tensor:
         met = far <= 1e-9 * spread
         weight = (~met) / torch.where(met, spread, far)
         moved = (weight / weight.sum()) @ V
-        # rows at the point hold it by one each, unless the others pull harder
-        if held := int(met.sum()):
+        # Each row at the point holds it with a force of 1. It moves only if the other rows pull harder.
+        held = int(met.sum())
+        if held:
             pull = float((weight @ (V - point)).norm())
             if pull <= held:
                 break
@@ -70,7 +71,7 @@ def geomedian(V: Tensor) -> Tensor:
 
 
 def squared_distances(V: Tensor) -> Tensor:
-    """[m, m]; of differences, as the expansion of the square cancels when one row is huge."""
+    """Squared distances [m, m], from differences: the expanded square loses all digits if one row is huge."""
     return torch.stack([((V - row) ** 2).sum(1) for row in V])
 
 
@@ -101,53 +102,54 @@ def clip(V: Tensor, bound: float) -> Tensor:
 
 @dataclass(frozen=True)
 class RobustRule:
-    """A parsed ``--aggregate``: steps that change rows, then one that takes them together."""
+    """A parsed ``--aggregate``: steps that change rows, then one that combines them."""
 
     text: str  # as written
     before: tuple[tuple[str, float | None], ...]  # (name, number) of each step
     last: str  # of ``RULES``
-    number: float | None = (
-        None  # the share that ``trimmed`` leaves out at each side, the k of ``multikrum``, else None
-    )
+    # the share that ``trimmed`` leaves out on each side, or the k of ``multikrum``
+    number: float | None = None
 
     def check(self, m: int, f: int) -> None:
-        """Refuse a rule that m clients, f of them liars, cannot carry. Raises UsageError, with the number that can."""
+        """Refuse a rule that needs more than m clients against f attackers. Raises UsageError, with the number."""
         needed = {
             "median": 2 * f + 1,
             "geomedian": 2 * f + 1,
             "krum": 2 * f + 3,
             "multikrum": 2 * f + 3,
-        }.get(self.last)
-        if self.last == "trimmed":
-            needed = 2 * self.left_out(m) + 1
-        if self.last == "multikrum" and self.number is not None and self.number > m - f:
+            "trimmed": 2 * self.left_out(m) + 1,
+        }.get(self.last, 0)
+        honest = m - f
+        if self.last == "multikrum" and self.number is not None and self.number > honest:
             raise UsageError(
-                f"--aggregate {self.text} takes {self.number:g} clients, and {m - f} of {m} are thought honest.",
-                f"At most multikrum:{m - f}.",
+                f"--aggregate {self.text} takes {self.number:g} clients, and {honest} of {m} are thought honest.",
+                f"At most multikrum:{honest}.",
             )
         if any(name == "nnm" for name, _ in self.before):
-            needed = max(needed or 0, 2 * f + 1)
-        if needed is not None and m < needed:
+            needed = max(needed, 2 * f + 1)
+        if m < needed:
             raise UsageError(
                 f"--aggregate {self.text} needs at least {needed} clients a round against {f} liars; there are {m}.",
                 "More clients a round (--participation), or a smaller share of liars (--byzantine).",
             )
 
     def left_out(self, m: int) -> int:
-        """Values that ``trimmed`` leaves out at each side of m."""
+        """Values that ``trimmed`` leaves out on each side of m values."""
+        if self.last != "trimmed":
+            return 0
         return int(float(self.number or 0.0) * m + 1e-9)
 
     def by_coordinate(self, m: int) -> bool:
-        """Whether the numbers of the result may come from different rows of m, so that it mixes none of them."""
+        """Whether numbers of the result can come from different rows, so that it is no weighted mean of rows."""
         if self.last == "trimmed":
             return self.left_out(m) > 0
         return self.last == "median" or find("aggregators", self.last) is not None
 
     def of_moments(self, V: Tensor, f: int) -> Tensor:
-        """``__call__`` for rows that hold first and second moments, which a mean of rows keeps consistent.
+        """``__call__`` for rows that hold first and second moments, which stay consistent.
 
-        A rule that takes each number by itself does not: a median of variances does not fit a median of means. Such a
-        rule is followed by the mean of the rows nearest to its result.
+        A mean of rows keeps them consistent. A rule by coordinates does not, because a median of variances does not fit
+        a median of means. So such a rule is replaced by the mean of the rows nearest to its result.
         """
         made = self(V, f)
         m = len(V)
@@ -156,11 +158,11 @@ class RobustRule:
         return made
 
     def __call__(self, V: Tensor, f: int) -> Tensor:
-        """What the rows say together, each with one vote: [d].
+        """The aggregate [d] of the rows, each with one vote.
 
         Args:
             V: [m, d] float64, finite.
-            f: clients that may lie.
+            f: number of clients that may be attackers.
         """
         m = len(V)
         for name, number in self.before:
@@ -174,8 +176,9 @@ class RobustRule:
             return trimmed(V, self.left_out(m))
         if self.last == "geomedian":
             return geomedian(V)
-        if (own := find("aggregators", self.last)) is not None:
-            return _taken_together(own, V, f, self.number)
+        own = find("aggregators", self.last)
+        if own is not None:
+            return _of_plugin(own, V, f, self.number)
         if self.last in ("krum", "multikrum"):
             k = 1
             if self.last != "krum":
@@ -184,17 +187,16 @@ class RobustRule:
         return V.mean(0)
 
 
-def _taken_together(own: Plugin, V: Tensor, f: int, number: float | None) -> Tensor:
-    """What a plug-in makes of the rows: a function of V and, by name, of ``f`` and the ``number`` behind its name.
+def _of_plugin(own: Plugin, V: Tensor, f: int, number: float | None) -> Tensor:
+    """The aggregate by a plug-in: a function of V that may take ``f`` and the ``number`` after its name by keyword.
 
-    Raises UsageError for one that cannot be loaded or returns anything but d finite numbers.
+    Raises UsageError for one that cannot be loaded, or does not return d finite numbers.
     """
     rule = own.load()
+    named = f"The aggregator {own.name!r} of {own.origin}"
     if not callable(rule):
-        raise UsageError(
-            f"The aggregator {own.name!r} of {own.origin} is a {type(rule).__name__}.",
-            KINDS["aggregators"],
-        )
+        kind = type(rule).__name__
+        raise UsageError(f"{named} is a {kind}.", KINDS["aggregators"])
     known = signature(rule).parameters
     words = {key: value for key, value in (("f", f), ("number", number)) if key in known}
     made = rule(V.clone(), **words)
@@ -207,21 +209,22 @@ def _taken_together(own: Plugin, V: Tensor, f: int, number: float | None) -> Ten
         if isinstance(made, Tensor):
             found = f"{tuple(made.shape)} numbers"
         raise UsageError(
-            f"The aggregator {own.name!r} of {own.origin} returned {found} for rows of shape {tuple(V.shape)}.",
+            f"{named} returned {found} for rows of shape {tuple(V.shape)}.",
             f"It takes V [m, d] and returns [{V.shape[1]}] finite numbers.",
         )
     return made.to(V)
 
 
 MEAN = RobustRule("mean", (), "mean")
-"""The method's own way of pooling."""
+"""The method's own pooling."""
 
 
 def parse_rule(text: str) -> RobustRule:
     """``nnm+trimmed:0.1`` and the like. Raises UsageError for an unknown name or a number out of range."""
-    steps = [_step(text, word) for word in text.split("+")]
-    ends = steps[-1][0] not in BEFORE
-    before, last = (steps[:-1], steps[-1]) if ends else (steps, ("mean", None))
+    before = [_step(text, word) for word in text.split("+")]
+    last: tuple[str, float | None] = ("mean", None)
+    if before[-1][0] not in BEFORE:
+        last = before.pop()
     for name, _ in before:
         if name not in BEFORE:
             raise UsageError(
@@ -237,33 +240,32 @@ def _step(text: str, word: str) -> tuple[str, float | None]:
     if name not in (*RULES, *BEFORE) and own is None:
         known = (*RULES, *BEFORE, *plugins("aggregators"))
         raise unknown("rule of --aggregate", name, known, hint=f"For example {EXAMPLE}.")
-    wants: dict[str, tuple[Callable[[float], bool], str]] = {
+    # Name -> check of its number, and that number in words.
+    numbers: dict[str, tuple[Callable[[float], bool], str]] = {
         "trimmed": (lambda x: 0.0 <= x < 0.5, "a share below 0.5"),
         "multikrum": (lambda x: x >= 1 and x == int(x), "a number of clients"),
         "clip": (lambda x: x > 0.0, "a norm above 0"),
     }
     if own is not None:
-        wants[name] = (math.isfinite, "a number")
-    if name not in wants or (own is not None and not number):
-        if number:
-            raise UsageError(
-                f"--aggregate {text}: {name} takes no number.", f"For example {EXAMPLE}."
-            )
+        numbers[name] = (math.isfinite, "a number")
+    if name not in numbers and number:
+        raise UsageError(f"--aggregate {text}: {name} takes no number.", f"For example {EXAMPLE}.")
+    # Plug-ins and multikrum (all honest clients) do not need their number.
+    optional = name not in numbers or own is not None or name == "multikrum"
+    if optional and not number:
         return name, None
-    legal, what = wants[name]
-    if not number and name == "multikrum":
-        return name, None  # all that are thought honest
+    legal, what = numbers[name]
     try:
         value = float(number)
         good = math.isfinite(value) and legal(value)
     except ValueError:
         good = False
     if not good:
-        legal_one = "1"
+        example = "1"
         if name == "trimmed":
-            legal_one = "0.1"
+            example = "0.1"
         raise UsageError(
-            f"--aggregate {text}: {name} needs {what}, as in {name}:{legal_one}.",
+            f"--aggregate {text}: {name} needs {what}, as in {name}:{example}.",
             f"For example {EXAMPLE}.",
         )
     return name, value

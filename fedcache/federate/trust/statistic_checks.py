@@ -1,17 +1,17 @@
 """Checks of statistics: whether the numbers of one upload can be statistics of that many rows.
 
 Sums over rows bound one another. Let z be the n rows of a client, S_c the sum of the n_c rows of class c and G the sum
-of all z z'. Then for every client, whatever its rows are:
+of all z z'. For any rows of a client:
 
     G - sum_c S_c S_c' / n_c is positive semi-definite    (the scatter within the classes)
     trace(G) >= sum_c |S_c|^2 / n_c
     W_c = (G + ridge I)^-1 S_c fulfils sum_c W_c' (G + ridge I) W_c <= n
     variances and weights of a mixture are not negative, and the weights of a class sum to 1
 
-and where no row is longer than r:  |S_c| <= n_c r, trace(G) <= n r^2, |mean| <= r.
+and if no row is longer than r:  |S_c| <= n_c r, trace(G) <= n r^2, |mean| <= r.
 
-An upload that breaks one of them was not computed from rows. One that keeps all of them may still lie: it is then a
-statistic of some rows, though not of the client's.
+An upload that violates one of these inequalities was not computed from rows. An upload that satisfies all of them can
+still be wrong: it is then a statistic of other rows than the client's.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from fedcache.heads.linear import Tree
 from fedcache.heads.ridge import unpack
 
 LENGTH_SLACK = 1e-2
-"""Relative excess over the longest row that is rounding of features in 16 bits, and of what is made of them."""
+"""Tolerated relative excess over the longest row, for features that were rounded to 16 bits."""
 
 ROUNDINGS = 8.0
-"""Errors of one rounding that a sum may have for each of its rows and columns."""
+"""Tolerated rounding errors of a sum, for each of its rows and columns."""
 
 
 @dataclass(frozen=True)
 class _Checked:
-    """One statistic of an upload, and what else the server knows."""
+    """One statistic of an upload, and the facts it is checked against."""
 
     name: str  # of the tensor
     t: Tensor  # float64
@@ -44,13 +44,13 @@ class _Checked:
     eps: float  # relative rounding of its numbers as they were sent
     others: Mapping[StatisticKind, Tensor]  # all statistics of the upload, float64
     ridge: float  # on the diagonal of the gram matrix of the upload
-    count: Tensor | None  # [C] rows of each class, where the upload has them
+    count: Tensor | None  # [C] rows of each class, if the upload has counts
     rows: float  # of the client
-    longest: float  # length that no row exceeds
+    longest: float  # upper bound of the norm of a row
 
     @property
     def counted(self) -> float:
-        """Rows that the statistic is of: those that the upload counts, else all that the client has."""
+        """Number of rows of the statistic: the counts of the upload, or all rows of the client."""
         if self.count is None:
             return self.rows
         return float(self.count.sum())
@@ -71,45 +71,48 @@ Check = Callable[[_Checked], "str | None"]
 def statistic_problem(
     expected: Uploads, up: Tree, rows: float, longest: float | None
 ) -> str | None:
-    """The first reason why an upload is no statistic of the client's rows, in words; None when there is none.
+    """The first reason why an upload is no statistic of the client's rows, in words; None for a valid upload.
 
     Args:
-        expected: what the method declares.
-        up: finite, with the names, shapes and types that are declared.
+        expected: declared form of an upload.
+        up: finite, with the declared names, shapes and types.
         rows: training rows of the client.
-        longest: length that no row of features exceeds; None where nobody knows.
+        longest: upper bound of the norm of a row of features; None if unknown.
     """
     declared = {name: t.statistic for name, t in expected.items() if t.statistic is not None}
     if not declared:
         return None
     others: dict[StatisticKind, Tensor] = {
-        said.kind: up[name].double() for name, said in declared.items()
+        statistic.kind: up[name].double() for name, statistic in declared.items()
     }
-    ridge = max((said.ridge for said in declared.values() if said.kind == "gram"), default=0.0)
+    ridge = max((s.ridge for s in declared.values() if s.kind == "gram"), default=0.0)
     counts = [up[name].double() for name, t in expected.items() if t.counts_rows]
-    for name, said in declared.items():
-        bound = longest
-        if said.longest is not None:
-            bound = said.longest
-        statistic = _Checked(
+    for name, statistic in declared.items():
+        # A declared bound of the statistic's own rows replaces that of the features.
+        bound = math.inf
+        if statistic.longest is not None:
+            bound = statistic.longest
+        elif longest is not None:
+            bound = longest
+        checked = _Checked(
             name,
-            others[said.kind],
-            said,
+            others[statistic.kind],
+            statistic,
             torch.finfo(expected[name].dtype).eps,
             others,
             ridge,
-            counts[0] if counts else None,
+            next(iter(counts), None),
             rows,
-            math.inf if bound is None else bound,
+            bound,
         )
-        why = CHECKS[said.kind](statistic)
+        why = CHECKS[statistic.kind](checked)
         if why is not None:
             return f"{name} {why}"
     return None
 
 
 def _sum(s: _Checked) -> str | None:
-    """Sum of all rows: that of the class sums."""
+    """Sum of all rows, which equals the sum of the class sums."""
     length = float(s.t.norm())
     if length > s.counted * s.within:
         return _too_long("is", length, s.counted, s.longest)
@@ -118,7 +121,8 @@ def _sum(s: _Checked) -> str | None:
     of_classes = s.others["class sums"]
     apart = float((s.t - of_classes.sum(0)).norm())
     scale = float(of_classes.norm(dim=1).sum())
-    if "gram" in s.others:  # rows may cancel in their sum, and their rounding does not
+    # Large rows can cancel in their sum, but their rounding errors do not.
+    if "gram" in s.others:
         width = s.t.shape[0]
         scale += math.sqrt(max(0.0, s.rows * float(unpack(s.others["gram"], width).trace())))
     if apart > s.tolerance(len(s.t)) * scale:
@@ -203,14 +207,14 @@ def _class_grams(s: _Checked) -> str | None:
 
 
 def _second_moments(s: _Checked, full: Tensor, moments: Tensor, rows: float) -> str | None:
-    """What is wrong with a sum of z z' [D, D] over so many rows, which their sums bound from below."""
+    """Why a matrix [D, D] cannot be the sum of z z' over ``rows`` rows; ``moments`` bound it from below."""
     width = full.shape[-1]
     trace = float(full.trace())
     if rows == 0.0:
         if not full.any():
             return None
         return "is not 0, and the upload counts no rows"
-    size = trace + s.ridge * width  # of what was added up and rounded
+    size = trace + s.ridge * width  # of the matrix that was rounded
     tolerance = s.tolerance(width) * max(size, 0.0)
     smallest = float(full.diagonal().min())
     if smallest < -tolerance:
@@ -223,6 +227,7 @@ def _second_moments(s: _Checked, full: Tensor, moments: Tensor, rows: float) -> 
     scatter = full
     if len(moments):
         scatter = full - moments.mT @ moments
+    # A Cholesky factor proves that there is no negative eigenvalue, and is faster than the eigenvalues.
     shift = torch.eye(width, dtype=full.dtype, device=full.device) * tolerance
     if not torch.linalg.cholesky_ex(scatter + shift)[1]:
         return None
@@ -252,7 +257,7 @@ def _class_squares(s: _Checked) -> str | None:
 
 
 def _squared(s: _Checked, squares: Tensor, least: Tensor, counts: list[float]) -> str | None:
-    """What is wrong with sums of squared rows [k, D] of so many rows each, and the least that sums allow."""
+    """Why [k, D] cannot be sums of squares over ``counts`` rows each; ``least`` bounds them from below."""
     smallest = float(squares.min())
     if smallest < 0.0:
         return f"holds {smallest:.3g} where a sum of squares stands"
@@ -273,10 +278,10 @@ def _ridge_solutions(s: _Checked) -> str | None:
     system = unpack(packed, width)
     sums = s.t @ system  # [C, D]
     energy = float((sums * s.t).sum())
-    # A solution is as exact as the largest entries of its system allow.
+    # The rounding error of a solution grows with the largest entries of its system.
     rounding = s.tolerance(width) * float(system.diagonal().abs().sum())
     most = s.rows * (1.0 + s.tolerance(width)) + rounding * float((s.t**2).sum())
-    # numbers that overflow here are too large too
+    # Written so that numbers that overflow here are refused too.
     if not energy <= most or not math.isfinite(most):
         return f"fits its rows with {energy:.3g}, and {s.rows:g} rows give at most that number"
     longest = float(sums.norm(dim=-1).sum())
@@ -305,7 +310,7 @@ def _mixture_factors(s: _Checked) -> str | None:
 
 
 def _negative(t: Tensor, what: str) -> str | None:
-    """What is wrong with numbers of which none may be below 0."""
+    """In words, that a number is below 0; None if there is none."""
     smallest = float(t.min())
     if smallest < 0.0:
         return f"holds a negative {what} ({smallest:.3g})"
@@ -313,7 +318,7 @@ def _negative(t: Tensor, what: str) -> str | None:
 
 
 def _spread(s: _Checked, total: Tensor, width: int) -> str | None:
-    """What is wrong with the summed variances of Gaussians."""
+    """In words, that the summed variances of a Gaussian are too large; None if they are not."""
     found = float(total.max())
     most = s.within * s.within + width * s.declared.ridge * (1.0 + LENGTH_SLACK)
     if found > most:
@@ -322,7 +327,7 @@ def _spread(s: _Checked, total: Tensor, width: int) -> str | None:
 
 
 def _mixture_weights(s: _Checked) -> str | None:
-    """Weights of the Gaussians of each class, which sum to 1 where the client has rows of it."""
+    """Weights of the Gaussians of each class, which sum to 1 if the client has rows of the class."""
     negative = _negative(s.t, "weight")
     if negative is not None:
         return negative
@@ -333,9 +338,9 @@ def _mixture_weights(s: _Checked) -> str | None:
     apart = (total - expected).abs()
     c = int(apart.argmax())
     found = float(total[c])
-    want = float(expected[c])
+    weight = float(expected[c])
     if float(apart[c]) > s.eps * (s.t.shape[-1] + 1):
-        return f"sums to {found:.3g} for class {c}, expected {want:g}"
+        return f"sums to {found:.3g} for class {c}, expected {weight:g}"
     return None
 
 
@@ -364,4 +369,4 @@ CHECKS: Mapping[StatisticKind, Check] = {
     "mixture factors": _mixture_factors,
     "mixture weights": _mixture_weights,
 }
-"""What is checked of each kind of statistic."""
+"""Kind of statistic -> its check."""

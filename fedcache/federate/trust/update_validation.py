@@ -1,10 +1,10 @@
-"""Update validation: what an upload must be before ``aggregate`` sees it, whichever engine brought it.
+"""Update validation: the checks of every upload before ``aggregate``, in every engine.
 
-The method declares what its clients send (``Method.uploads``), or it is what its ``fit`` makes of a few rows of noise;
-the server knows how many rows each client holds and which round it is. An upload that differs, or holds a number that
-is not finite, is refused with the client and the round named; what is done then is the run's choice
-(``--on-bad-update``). Statistics of rows are also checked for what their kind allows (``statistic_checks``). A sound
-upload may still lie: against that stand ``federate.trust.robust_rules`` and bounds on norms.
+The method declares the form of its uploads (``Method.uploads``), or it is derived from ``fit`` on a few rows of noise.
+The server also knows the round and the number of rows of each client. An upload of another form, or with a number that
+is not finite, is refused, and the message names client and round; ``--on-bad-update`` says what follows. Statistics of
+rows must also satisfy the inequalities of their kind (``statistic_checks``). A valid upload can still be manipulated;
+``federate.trust.robust_rules`` and bounds on norms limit its effect.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from fedcache.federate.engine.method import Method, Uploads, UploadTensor
 from fedcache.federate.trust.statistic_checks import statistic_problem
 
 PROBE = "/probe"
-"""The name under which noise is trained on; no client may have it, because names hold no slash."""
+"""Name of the client with rows of noise; no real client has it, because names contain no slash."""
 
 SLACK = 1e-4
 """Relative rounding of counts that were added in float32."""
 
 
 def probe_uploads(method: Method, data: Data, ctx: Ctx, *, labelled: bool) -> Uploads:
-    """Names, shapes and types of the upload of one client of noise; no upload has an axis as long as its rows.
+    """Names, shapes and types of the upload of a client with rows of noise; uploads have no axis of rows.
 
-    Raises UsageError, when the method cannot fit noise, so that it must declare its uploads.
+    Raises UsageError if the method cannot fit noise, so that it must declare its uploads.
 
     Args:
-        method: which declares none.
-        data: of the run, of which the shape of a row and the number of classes are read.
+        method: one without a declaration.
+        data: of the run; gives the shape of a row and the number of classes.
         ctx: the server's, without leading axes.
         labelled: whether clients read labels.
     """
@@ -52,10 +52,10 @@ def probe_uploads(method: Method, data: Data, ctx: Ctx, *, labelled: bool) -> Up
         x = torch.from_numpy(draw.integers(0, 256, shape, np.uint8))
     else:
         x = torch.from_numpy(draw.standard_normal(shape, np.float32)).to(ctx.env.dtype)
-    y = torch.arange(n) % data.classes
-    rows = stack_clients(
-        x.to(ctx.env.device), y.to(ctx.env.device) if labelled else None, [np.arange(n)], 0
-    )
+    y = None
+    if labelled:
+        y = (torch.arange(n) % data.classes).to(ctx.env.device)
+    rows = stack_clients(x.to(ctx.env.device), y, [np.arange(n)], 0)
     alone = replace(ctx, rng=replace(ctx.rng, clients=(PROBE,)), ids=(0,))
     try:
         down = method.broadcast(method.init(ctx), ctx)
@@ -65,45 +65,46 @@ def probe_uploads(method: Method, data: Data, ctx: Ctx, *, labelled: bool) -> Up
             for name, t in up.items()
         }
     except Exception as error:
+        kind = type(error).__name__
         raise UsageError(
             f"{method.name} does not say what its clients send, and it cannot be derived: its fit of {n} rows of noise "
-            f"ends with {type(error).__name__}: {error}",
+            f"ends with {kind}: {error}",
             "Declare it: Method(uploads=lambda server, ctx: {name: UploadTensor(shape, dtype)}).",
         ) from error
 
 
 def counts_rows(name: str) -> bool:
-    """Whether a tensor that nobody declared is taken for numbers of rows per class, by its name."""
+    """Whether an undeclared tensor holds numbers of rows per class, judged by its name."""
     return name.rsplit("/", 1)[-1] in ("count", "counts")
 
 
 class UpdateValidation:
-    """What the uploads of one round must be.
+    """Checks of the uploads of one round.
 
     Args:
-        expected: what the method declares.
-        number: of the round that is being collected, from 1.
-        longest: length that no training row exceeds; None where nobody knows.
+        expected: declared form of an upload.
+        number: of the round, from 1.
+        longest: upper bound of the norm of a training row; None if unknown.
     """
 
     def __init__(self, expected: Uploads, number: int, longest: float | None = None) -> None:
         self.expected = expected
         self.number = number
         self.longest = longest
-        # Laid out once for the round, so that comparing an upload costs a few microseconds.
+        # Prepared once for the round, so that the check of an upload takes a few microseconds.
         self._layout = tuple((name, torch.Size(t.shape), t.dtype) for name, t in expected.items())
         self._counts = tuple(name for name, t in expected.items() if t.counts_rows)
 
     def problem(
         self, up: object, rows: float, *, sent_in: int | None = None, statistics: bool = True
     ) -> str | None:
-        """The first thing wrong with one client's upload, in words; None for a sound one.
+        """The first fault of one client's upload, in words; None for a valid one.
 
         Args:
-            up: what came, of which nothing is known.
+            up: any object.
             rows: n_i, training rows of the client.
-            sent_in: the round the client says it answers, None where the engine cannot be answered late.
-            statistics: whether statistics of rows are checked for what their kind allows.
+            sent_in: the round that the client answers; None if answers cannot be late.
+            statistics: whether to check statistics of rows.
         """
         why = self.malformed(up, rows, sent_in=sent_in)
         if why is not None:
@@ -115,7 +116,7 @@ class UpdateValidation:
         return why
 
     def malformed(self, up: object, rows: float, *, sent_in: int | None = None) -> str | None:
-        """What is wrong with the round, names, shapes, types or counts of one upload; its other floats are not read."""
+        """The first fault of round, names, shapes, types or counts of one upload; other floats are not read."""
         if sent_in is not None and sent_in != self.number:
             return f"it answers round {sent_in}, and this is round {self.number}"
         why = self.structure_problem(up)
@@ -125,10 +126,10 @@ class UpdateValidation:
         return self._count_problem(up, rows)
 
     def is_sound(self, up: object, rows: float) -> bool:
-        """Whether nothing is wrong with one client's upload, in one pass: what is asked of every client.
+        """Fast check in one pass: True for a valid upload.
 
         Returns:
-            False also for sound numbers whose sum of squares overflows; ``problem`` says what is wrong, if anything.
+            False for an invalid upload, and for a valid one whose sum of squares overflows; ``problem`` decides.
         """
         if type(up) is not dict or len(up) != len(self._layout):
             return False
@@ -142,7 +143,7 @@ class UpdateValidation:
         return math.isfinite(total) and self._count_problem(up, rows) is None
 
     def _count_problem(self, up: Mapping[str, Tensor], rows: float) -> str | None:
-        """The first thing wrong with the counts of one client's upload, in words."""
+        """The first fault of the counts of one client's upload, in words."""
         for name in self._counts:
             why = _wrong_counts(name, up[name].unsqueeze(0), [rows])[0]
             if why:
@@ -155,20 +156,20 @@ class UpdateValidation:
         lead: tuple[int, ...] = (),
         coordinates: Mapping[str, tuple[int, ...]] | None = None,
     ) -> str | None:
-        """What is wrong with the names, shapes and types of an upload; None when nothing is.
+        """The first fault of names, shapes and types of an upload; None for a valid one.
 
         Args:
-            up: what came.
-            lead: leading axes (M,) or (G, M) of a batch of clients; each may be 1 for what all have in common.
-            coordinates: name -> shape that takes the place of the declared one.
+            up: any object.
+            lead: leading axes (M,) or (G, M) of a batch of clients; each may be 1 in a tensor that all share.
+            coordinates: name -> shape that replaces the declared one.
         """
         if not isinstance(up, dict) or not all(isinstance(t, Tensor) for t in up.values()):
             return "it is no dictionary of tensors"
-        if up.keys() != self.expected.keys():
-            missing = sorted(self.expected.keys() - up.keys())
-            if missing:
-                return f"it lacks {', '.join(missing)}"
-            extra = ", ".join(sorted(map(str, up.keys() - self.expected.keys())))
+        missing = ", ".join(sorted(self.expected.keys() - up.keys()))
+        if missing:
+            return f"it lacks {missing}"
+        extra = ", ".join(sorted(map(str, up.keys() - self.expected.keys())))
+        if extra:
             return f"it holds {extra}, which nobody asked for"
         axes = len(lead)
         for name, declared, dtype in self._layout:
@@ -180,11 +181,11 @@ class UpdateValidation:
                 found = tuple(t.shape[axes:] or t.shape)
                 return f"{name} has shape {found}, expected {tuple(shape)}"
             if t.dtype != dtype:
-                return f"{name} is {_short(t.dtype)}, expected {_short(dtype)}"
+                return f"{name} is {t.dtype}, expected {dtype}".replace("torch.", "")
         return None
 
     def count_problems(self, up: Mapping[str, Tensor], rows: Sequence[float]) -> dict[int, str]:
-        """Place in a batch -> what is wrong with that client's counts of rows, for the clients with wrong ones.
+        """Place in a batch -> fault of that client's counts of rows, for the clients with invalid ones.
 
         Args:
             up: of a batch, with leading axes (M,) or (G, M) and names and shapes as declared.
@@ -195,6 +196,7 @@ class UpdateValidation:
             core = len(self.expected[name].shape)
             t = up[name]
             t = t.reshape(-1, *t.shape[t.dim() - core - 1 :])  # points, clients, classes
+            # A tensor that all clients share has one row, which stands for each of them.
             for of_point in t.expand(t.shape[0], len(rows), *t.shape[2:]):
                 for place, why in enumerate(_wrong_counts(name, of_point, rows)):
                     if why:
@@ -202,7 +204,7 @@ class UpdateValidation:
         return found
 
     def finite_problem(self, up: Mapping[str, Tensor]) -> str | None:
-        """The first tensor of an upload that holds NaN, infinity or a number too large, in words; None without."""
+        """The first tensor of an upload with NaN, infinity or a too large number, in words; None without one."""
         for name, t in up.items():
             if t.is_floating_point() and not is_bounded(t):
                 return f"{name} {_unbounded(t)}"
@@ -217,11 +219,11 @@ class UpdateValidation:
 
 
 def largest(dtype: torch.dtype) -> float:
-    """The largest number that an upload may hold: the square root of what float32 or float64 can (1.8e19, 1.3e154).
+    """The largest legal number in an upload: the square root of the largest float32 or float64 (1.8e19, 1.3e154).
 
-    Of a 16-bit type, which is added in a wider one, it is all that the type can.
+    For a 16-bit type, which is summed in a wider one, it is the largest number of the type.
 
-    Its square is finite, and so is the sum of 10^19 such uploads, so no upload can make an aggregate overflow, nor the
+    Its square is finite, and so is the sum of 10^19 such uploads. So no upload can make an aggregate overflow, nor the
     first step that an honest client takes from it.
     """
     wide = torch.finfo(torch.promote_types(dtype, torch.float32)).max
@@ -229,7 +231,7 @@ def largest(dtype: torch.dtype) -> float:
 
 
 def largest_to_train_from(dtype: torch.dtype) -> float:
-    """The largest number of a model from which clients train safely: the fourth root of ``largest``.
+    """The largest safe number of a model for the training of clients: the fourth root of ``largest``.
 
     Up to it (65,536 for weights and features of float32), the square of a product of a weight and a feature is at most
     ``largest``. Training computes such squares, for example as variances of BatchNorm.
@@ -245,14 +247,15 @@ def largest_number(t: Tensor) -> float:
 
 
 def is_bounded(t: Tensor) -> bool:
-    """Whether all numbers of a tensor are finite and at most ``largest``; a finite norm proves it, and is cheap."""
+    """Whether all numbers of a tensor are finite and at most ``largest``."""
+    # A finite norm proves it, and is fast to compute.
     if math.isfinite(torch.linalg.vector_norm(t).item()):
         return True
     return bool((t.abs() <= largest(t.dtype)).all())  # NaN is not
 
 
 def _unbounded(t: Tensor) -> str:
-    """What is wrong with a tensor that is not bounded, as a predicate."""
+    """The fault of a tensor that is not bounded, as a predicate: "is nan"."""
     if torch.isnan(t).any():
         return "is nan"
     if torch.isinf(t).any():
@@ -263,10 +266,10 @@ def _unbounded(t: Tensor) -> str:
 
 
 def all_bounded(tree: object) -> bool:
-    """Whether a tree surely holds bounded numbers alone: one kernel a tensor, for what is asked of every client.
+    """Fast check, one kernel for each tensor: True for a tree of bounded numbers.
 
     Returns:
-        False also for what is no tree of tensors, and for bounded numbers whose sum of squares overflows.
+        False also for an object that is no tree of tensors, and for bounded numbers whose sum of squares overflows.
     """
     if type(tree) is not dict:
         return False
@@ -282,36 +285,38 @@ def all_bounded(tree: object) -> bool:
 def not_finite(
     name: str, t: Tensor, number: int, client: tuple[int, str] | None, method: Method, hp: Hp
 ) -> FedcacheError:
-    """The error of a result that is not finite, or too large.
+    """The error for a tensor ``t`` that is not finite, or too large; it names the learning rates.
 
-    ``t`` are the numbers of a client, ``client`` its number and name, or of the server's model (None): then no single
-    client is to blame, as each upload was sound. Rounds count from 1. Learning rates are named.
+    ``client`` is the number and name of its client, or None for the server's model. In that case each upload was valid,
+    so no client is named. Rounds count from 1.
     """
-    rates = [
-        f"{h.name} is {hp[h.name]}" for h in method.hparams if h.help.startswith("learning rate")
-    ]
-    known = ""
+    rates = ", ".join(
+        h.name + " is " + str(hp[h.name])
+        for h in method.hparams
+        if h.help.startswith("learning rate")
+    )
+    rate = "the learning rate"
     if rates:
-        known = f" ({', '.join(rates)})"
+        rate += f" ({rates})"
     whose = "in the server's model"
     if client is not None:
         i, client_name = client
         whose = f"for client {i} ({client_name!r})"
     return FederatedRunError(
         f"{name} {_unbounded(t)} in round {number} {whose}.",
-        f"Lower the learning rate{known}, or look for bad features with: fedcache verify",
+        f"Lower {rate}, or look for bad features with: fedcache verify",
     )
 
 
 def _leads(found: Sequence[int], lead: Sequence[int]) -> bool:
-    """Whether leading axes are full or 1."""
+    """Whether each leading axis is as in ``lead`` or 1."""
     return len(found) == len(lead) and all(
         n in (1, full) for n, full in zip(found, lead, strict=True)
     )
 
 
 def _wrong_counts(name: str, counts: Tensor, rows: Sequence[float]) -> list[str]:
-    """For each of M clients what is wrong with its numbers of rows [M, ..], "" where nothing is."""
+    """For each of M clients the fault of its numbers of rows [M, ..], "" for valid ones."""
     flat = counts.double().flatten(1)
     n = torch.tensor(rows, dtype=torch.float64, device=flat.device)
     total = flat.sum(1)
@@ -322,16 +327,14 @@ def _wrong_counts(name: str, counts: Tensor, rows: Sequence[float]) -> list[str]
         & whole.all(1)
         & (total <= n * (1.0 + SLACK) + SLACK)
     )
-    if sound.all():
-        return [""] * len(rows)
-    return [
-        "" if good else _count_problem(name, row, n_i)
-        for good, row, n_i in zip(sound, flat, rows, strict=True)
-    ]
+    found = [""] * len(rows)
+    for place in (~sound).nonzero().flatten().tolist():
+        found[place] = _count_problem(name, flat[place], rows[place])
+    return found
 
 
 def _count_problem(name: str, counts: Tensor, rows: float) -> str:
-    """What is wrong with one client's numbers of rows, of which something is."""
+    """The first fault of one client's invalid numbers of rows, in words."""
     if not torch.isfinite(counts).all():
         return f"{name} is not finite"
     smallest = float(counts.min())
@@ -343,7 +346,3 @@ def _count_problem(name: str, counts: Tensor, rows: float) -> str:
     broken = counts[(counts - counts.round()).abs() > SLACK * counts.clamp(min=1.0)]
     first = float(broken[0])
     return f"{name} holds {first:g} rows, which is no whole number"
-
-
-def _short(dtype: object) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -1,7 +1,7 @@
-"""A saved model from images to probabilities as one torch module, and the program that torch.export makes of it.
+"""Export of a saved model: one torch module from images to probabilities, its program, and the files made of it.
 
-Normalisation, frozen backbones, the stored dtype, what ``feat_post`` does and the method's own ``predict`` are all in
-the module; what is left to a reader of images is the resize that ``ModelInput`` describes.
+The module holds normalisation, frozen backbones, the stored dtype, the transformation of ``feat_post`` and the method's
+own ``predict``. A reader of images only has to resize them as ``ModelInput`` describes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import importlib.util
 import io
 import json
 import logging
-import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -42,31 +41,31 @@ from fedcache.federate.engine.deployed import DeployedModel
 from fedcache.heads.linear import Tree
 from fedcache.heads.losses import MASKED
 from fedcache.models.predictor import Predictor
-from fedcache.models.saved_model import SavedModel, owned
+from fedcache.models.saved_model import SavedModel, in_double, owned
 from fedcache.models.sources import has_known_backbones, read_recipes
 from fedcache.store.outputs import write_output
 
 WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER)
 
 BATCH = 8
-"""Rows that a program is compared on with the module it was made of."""
+"""Rows on which a program is compared with its module."""
 
 LIBRARIES = 1e-5
-"""By which share of itself a feature is moved to see what another library makes of a model. Of 1,000 images through
-efficientnet-lite0, features of torch and of onnxruntime differ by 3e-6 of their mean, and each of them from float64 by
+"""Relative perturbation of a feature that stands for the rounding of another library. Measured on 1,000 images with
+efficientnet-lite0: features of torch and of onnxruntime differ by 3e-6 of their mean, and each of them from float64 by
 2e-6."""
 
 DRAWS = 32
-"""Times that the features of ``BATCH`` rows are moved."""
+"""Random perturbations of the features of ``BATCH`` rows."""
 
 
 @dataclass(frozen=True)
 class ModelInput:
-    """One input of a program, for a person and for ``predict.py``.
+    """One input of a program, as ``model.json`` describes it.
 
     Images are uint8 [N, 3, height, width], RGB: ``crop`` resizes the short side to round(height / crop_pct) and cuts
     out the centre, ``squash`` resizes both sides, ``none`` takes images of that size. Features are float32 [N, width],
-    all backbones side by side, as they come out of the backbones.
+    the outputs of all backbones concatenated.
     """
 
     name: str
@@ -80,7 +79,7 @@ class ModelInput:
 
     @property
     def how(self) -> tuple[Any, ...]:
-        """What makes two inputs the same."""
+        """The fields that two recipes must share to read the same input."""
         return (self.height, self.width, self.resize, self.interpolation, self.crop_pct)
 
     def to_dict(self) -> dict[str, Any]:
@@ -88,9 +87,9 @@ class ModelInput:
         return asdict(self)
 
     def example(self, rows: int) -> Tensor:
-        """Rows as the input takes them, drawn from a seed: images of noise and of coloured clouds in turns.
+        """Rows of this input, drawn from a fixed seed: noise for the even rows and coloured clouds for the odd ones.
 
-        Backbones answer to clouds as strongly as to photographs, and to noise hardly.
+        Backbones respond to clouds as strongly as to photographs, and hardly to noise.
         """
         draw = torch.Generator().manual_seed(0)
         if self.kind == "features":
@@ -98,25 +97,26 @@ class ModelInput:
         x = torch.randint(
             0, 256, (rows, 3, self.height, self.width), generator=draw, dtype=torch.uint8
         )
-        clouds = torch.rand(len(x[1::2]), 3, 4, 4, generator=draw)
-        if len(clouds):
-            clouds = interpolate(clouds, (self.height, self.width), mode="bicubic")
+        # A cloud is 4 x 4 random colours, enlarged.
+        colours = torch.rand(len(x[1::2]), 3, 4, 4, generator=draw)
+        if len(colours):
+            clouds = interpolate(colours, (self.height, self.width), mode="bicubic")
             x[1::2] = (255 * clouds.clamp(0, 1)).to(torch.uint8)
         return x
 
 
 @dataclass(frozen=True)
 class AnswerGap:
-    """Largest differences of two answers to the same rows."""
+    """Largest differences between the outputs of two models for the same rows."""
 
     scores: float
     probabilities: float
 
     @staticmethod
-    def of(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> AnswerGap:
-        """Of (scores, probabilities), each [N, C]; a class that neither ever predicts differs by 0."""
+    def of(found: Sequence[Tensor], expected: Sequence[Tensor]) -> AnswerGap:
+        """Of two pairs (scores, probabilities), each [N, C]; a class that neither model ever predicts counts as 0."""
         gaps = []
-        for a, b in zip(found, wanted, strict=True):
+        for a, b in zip(found, expected, strict=True):
             never = (a < MASKED / 2) & (b < MASKED / 2)
             gaps.append(float((a - b).abs().masked_fill(never, 0.0).max()))
         return AnswerGap(*gaps)
@@ -127,41 +127,44 @@ class ImageModel(nn.Module):
 
     Args:
         predictor: one member, ready to score.
-        encoders: of the recipes, in the order in which their features are joined; () for a model that reads features,
-            or images without a frozen backbone.
-        reads: which of the inputs each encoder reads.
+        encoders: of the recipes, in the order in which their features are concatenated; () for a model that reads
+            features, or images without a frozen backbone.
+        reads: number of the input that each encoder reads.
     """
 
     def __init__(
         self, predictor: Predictor, encoders: Sequence[ModuleEncoder], reads: Sequence[int]
     ) -> None:
         super().__init__()
-        (self.saved,), (self.made,) = predictor.members, predictor.deployed
-        self.client = predictor.client
+        self.saved = predictor.members[0]
+        self.made = predictor.deployed[0]
         self.temperature = predictor.softmax_temperature
         self.encoders = tuple(encoders)
         self.reads = tuple(reads)
-        live = () if predictor.encoders is None else (getattr(predictor.encoders, "encoder", None),)
-        held = [e.module for e in (*encoders, *live) if isinstance(e, ModuleEncoder)]
-        self.backbones = nn.ModuleList(held)  # so that their weights are the program's own
+        # Submodules and buffers, so that torch.export finds all weights.
+        live = getattr(predictor.encoders, "encoder", None)
+        held = [e.module for e in (*encoders, live) if isinstance(e, ModuleEncoder)]
+        self.backbones = nn.ModuleList(held)
         self._names = [self._hold("server", self.made.down), self._hold("own", self.made.personal)]
         self._scaling = self._hold("features", self.saved.tree("features/"))
 
     def _hold(self, group: str, tree: Tree) -> dict[str, str]:
-        """Make buffers of tensors: name in the tree -> name of the buffer."""
-        names = {name: f"{group}__{name.replace('.', '__').replace('/', '__')}" for name in tree}
-        for name, buffer in names.items():
-            self.register_buffer(buffer, tree[name])
+        """Register tensors as buffers: name in the tree -> name of the buffer."""
+        names = {}
+        for name, t in tree.items():
+            plain = name.replace(".", "__").replace("/", "__")
+            names[name] = f"{group}__{plain}"
+            self.register_buffer(names[name], t)
         return names
 
     def features(self, *inputs: Tensor) -> Tensor:
-        """What the method reads: [N, D] in its dtype, or uint8 [N, H W 3]."""
+        """Input of the method: [N, D] in its dtype, or uint8 [N, H W 3]."""
         if self.saved.facts.image is not None:
             return inputs[0].permute(0, 2, 3, 1).flatten(1)
         return self.read(self.embed(*inputs))
 
     def embed(self, *inputs: Tensor) -> list[Tensor]:
-        """Features of each backbone, float32 [N, d], before they are rounded to what a store keeps."""
+        """Features of each backbone, float32 [N, d], before they are rounded to the dtype of a store."""
         if not self.encoders:
             return list(torch.split(inputs[0], list(self.saved.facts.widths), -1))
         return [
@@ -173,20 +176,19 @@ class ImageModel(nn.Module):
         """[N, d] of each backbone -> [N, D] in the method's dtype, as ``SavedModel.read`` does of a store."""
         facts = self.saved.facts
         if self.encoders:
-            parts = [
-                part.half().float() if recipe.dtype == "float16" else part
-                for part, recipe in zip(parts, self.saved.recipes, strict=True)
-            ]
-        x = self.post(parts)
-        # of the client whose model it is; of nobody where it is the one for all
-        ids = self.made.ctx.ids
-        own = facts.overrides.get(ids[0] if ids else -1)
-        if own is not None and own.columns:
+            parts = list(parts)
+            for place, recipe in enumerate(self.saved.recipes):
+                if recipe.dtype == "float16":
+                    parts[place] = parts[place].half().float()
+        x = self._post(parts)
+        # ``ids`` is empty for the one model for all.
+        own = self.saved.overrides(*self.made.ctx.ids)
+        if own.columns:
             x = torch.cat([x[:, a:b] for a, b in own.columns], -1)
         return x.to(getattr(torch, facts.dtype))
 
-    def post(self, parts: Sequence[Tensor]) -> Tensor:
-        """``client_data.prepare`` on tensors: [N, d] of each backbone -> [N, D] float32."""
+    def _post(self, parts: Sequence[Tensor]) -> Tensor:
+        """``client_data.prepare_features`` on tensors: [N, d] of each backbone -> [N, D] float32."""
         how = self.saved.facts.feat_post
         if how == "l2":
             parts = [normalize(p, dim=-1, eps=1e-12) for p in parts]
@@ -196,7 +198,8 @@ class ImageModel(nn.Module):
         elif how == "sign":
             x = (x > 0).float()
         elif how == "standardize":
-            mean, scale = (getattr(self, self._scaling[name]) for name in ("mean", "scale"))
+            mean = getattr(self, self._scaling["mean"])
+            scale = getattr(self, self._scaling["scale"])
             x = ((x - mean) / scale).float()
         return x
 
@@ -205,7 +208,7 @@ class ImageModel(nn.Module):
         return self.predict(self.features(*inputs))
 
     def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores and probabilities of what the method reads."""
+        """Scores and probabilities of the method's input."""
         down, own = (
             {name: getattr(self, buffer) for name, buffer in names.items()} for names in self._names
         )
@@ -215,41 +218,38 @@ class ImageModel(nn.Module):
 
 @dataclass(frozen=True)
 class ModelProgram:
-    """An exported program, and what it reads."""
+    """An exported program and its inputs."""
 
     module: ImageModel
     exported: torch.export.ExportedProgram
     inputs: tuple[ModelInput, ...]
-    difference: AnswerGap  # of drawn rows, from the module
-    libraries: AnswerGap  # what features moved as another library moves them change
+    difference: AnswerGap  # from the module, on drawn rows
+    libraries: AnswerGap  # effect of the rounding of another library (``moved_by_libraries``)
 
     @property
     def bytes(self) -> int:
-        """That weights and constants take."""
+        """Size of weights and constants."""
         held = [*self.exported.state_dict.values(), *self.exported.constants.values()]
         return sum(t.numel() * t.element_size() for t in held if isinstance(t, Tensor))
 
 
-def make_program(
-    predictor: Predictor, home: Home, given: Any = None, *, features: bool = False
-) -> ModelProgram:
+def make_program(predictor: Predictor, home: Home, given: Any = None) -> ModelProgram:
     """The whole model as a program that takes any number of rows.
 
-    Raises UsageError for several seeds or a ``predict`` that torch.export cannot follow, MachineError for weights that
-    are not here.
+    Raises UsageError for several seeds or a ``predict`` that torch.export cannot follow, MachineError for missing
+    weights.
 
     Args:
         predictor: of one member, on the CPU.
         home: where weights are looked for.
         given: weights files by backbone.
-        features: read features in place of images, whatever the backbones are.
     """
     model = predictor.members[0]
     encoders: list[ModuleEncoder] = []
     reads: tuple[int, ...] = ()
     if model.facts.image is not None:
-        inputs = _images_as_they_are(model)
-    elif features or not has_known_backbones(model):
+        inputs = _images_of_data(model)
+    elif not has_known_backbones(model):
         inputs = (
             ModelInput(
                 "features", "features", 1, model.facts.width, backbones=model.facts.backbones
@@ -259,7 +259,7 @@ def make_program(
         planned = [locate_recipe(recipe, home, given) for recipe in read_recipes(model)]
         for item in planned:
             encoder = backbones.load(item.backbone, item.weights, item.recipe)
-            # another library computes it, or a function makes its inputs
+            # Other encoders run another library, or a Python function that makes the inputs.
             if type(encoder) is not ModuleEncoder:
                 raise UsageError(
                     f"{item.backbone.name} cannot be part of an exported program: it is no torch module that takes "
@@ -277,50 +277,47 @@ def make_program(
 
 
 def moved_by_libraries(module: ImageModel, inputs: Sequence[ModelInput]) -> AnswerGap:
-    """What becomes of scores and probabilities when features differ as those of two libraries do.
+    """The change of scores and probabilities that the rounding of another library can cause.
 
-    A store keeps features as float16 by default, and the model reads them so. Two libraries, or one with batches of
-    two sizes, sum the same products in two orders; where the sums lie on both sides of the middle between two float16
-    numbers (of 1,280 features of an image some 7 do), they are rounded apart by up to 1e-3 of the feature. No program
-    can tell on which side another one's sum lay. So the features of ``BATCH`` drawn rows are moved ``DRAWS`` times,
-    each by up to ``LIBRARIES`` of itself, before they are rounded. Without a backbone in the program nothing moves.
+    A store keeps features as float16 by default, and the model reads them so. Two libraries, or two batch sizes of one
+    library, sum the same products in different orders. If the two sums lie on different sides of the middle between two
+    float16 numbers (about 7 of the 1,280 features of an image), the rounded features differ by up to 1e-3 of their
+    value. This cannot be avoided, so it is measured: the features of ``BATCH`` drawn rows are perturbed ``DRAWS``
+    times, each by up to ``LIBRARIES`` of itself, before they are rounded. The change is 0 for a program without
+    backbones.
     """
     if not module.encoders:
         return AnswerGap(0.0, 0.0)
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         parts = module.embed(*(i.example(BATCH) for i in inputs))
-        wanted = [t.repeat(DRAWS, 1) for t in module.predict(module.read(parts))]
-        tiled = [part.repeat(DRAWS, 1) for part in parts]
-        moved = [t * (1 + LIBRARIES * (2 * torch.rand(t.shape, generator=draw) - 1)) for t in tiled]
-        return AnswerGap.of(module.predict(module.read(moved)), wanted)
+        expected = [t.repeat(DRAWS, 1) for t in module.predict(module.read(parts))]
+        moved = []
+        for part in parts:
+            tiled = part.repeat(DRAWS, 1)
+            noise = 2 * torch.rand(tiled.shape, generator=draw) - 1
+            moved.append(tiled * (1 + LIBRARIES * noise))
+        return AnswerGap.of(module.predict(module.read(moved)), expected)
 
 
 def image_inputs(recipes: Sequence[Recipe]) -> tuple[tuple[ModelInput, ...], tuple[int, ...]]:
-    """One input per way of resizing, and which of them each recipe reads."""
-    found: list[ModelInput] = []
-    reads = []
+    """One input for each way of resizing, and the number of the input that each recipe reads."""
+    found: dict[tuple[Any, ...], ModelInput] = {}
+    keys = []
     for r in recipes:
-        one = ModelInput(
-            "", "images", r.size, r.size, r.resize, r.interpolation, r.crop_pct, (r.backbone,)
-        )
-        same = [n for n, other in enumerate(found) if other.how == one.how]
-        if same:
-            found[same[0]] = replace(
-                found[same[0]], backbones=(*found[same[0]].backbones, r.backbone)
-            )
-        else:
-            found.append(one)
-        reads.append(same[0] if same else len(found) - 1)
-    named = (
-        replace(i, name=f"images_{n + 1}" if len(found) > 1 else "images")
-        for n, i in enumerate(found)
-    )
-    return tuple(named), tuple(reads)
+        one = ModelInput("images", "images", r.size, r.size, r.resize, r.interpolation, r.crop_pct)
+        same = found.get(one.how, one)
+        found[one.how] = replace(same, backbones=(*same.backbones, r.backbone))
+        keys.append(one.how)
+    places = list(found)
+    inputs = tuple(found.values())
+    if len(inputs) > 1:
+        inputs = tuple(replace(one, name=f"images_{n}") for n, one in enumerate(inputs, 1))
+    return inputs, tuple(places.index(key) for key in keys)
 
 
-def _images_as_they_are(model: SavedModel) -> tuple[ModelInput, ...]:
-    """The input of a method that trains on images: of the size of the data, or brought to the size of its recipe."""
+def _images_of_data(model: SavedModel) -> tuple[ModelInput, ...]:
+    """The input of a method that trains on images: images of its data, resized as its recipe says if it has one."""
     H, W = model.facts.image or (0, 0)
     recipe = None
     if has_known_backbones(model):
@@ -334,7 +331,7 @@ def _images_as_they_are(model: SavedModel) -> tuple[ModelInput, ...]:
 def export(module: ImageModel, inputs: Sequence[ModelInput]) -> torch.export.ExportedProgram:
     """The module as a program for any number of rows.
 
-    Raises UsageError, naming the method, for one whose ``predict`` depends on numbers as no program can.
+    Raises UsageError, naming the method, for a ``predict`` that branches on numbers, which a program cannot do.
     """
     rows = torch.export.Dim("N")
     try:
@@ -346,37 +343,43 @@ def export(module: ImageModel, inputs: Sequence[ModelInput]) -> torch.export.Exp
                 strict=False,
             )
             return without_unused(made)
-    except Exception as error:  # torch.export says in many classes that it cannot follow
+    except Exception as error:  # torch.export raises errors of many classes
+        method = module.saved.facts.method
         raise UsageError(
-            f"predict of {module.saved.facts.method} cannot be made a program: "
-            f"{str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}",
+            f"predict of {method} cannot be made a program: {_first_line(error)}",
             "fedcache export-model RUN -o head.safetensors   writes its tensors.",
         ) from error
 
 
+def _first_line(error: Exception) -> str:
+    """The first line of an error's text, or its class where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def without_unused(made: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """The program without weights that nothing reads, as those of a text tower; in place."""
+    """The program without weights that nothing reads, such as those of a text tower; changed in place."""
     signature = made.graph_signature
-    idle = {
+    unread = {
         node.name: node for node in made.graph.nodes if node.op == "placeholder" and not node.users
     }
-    gone = [
-        s
-        for s in signature.input_specs
-        if s.kind in WEIGHTS and getattr(s.arg, "name", None) in idle
-    ]
-    for spec in gone:
+    kept = []
+    # A weight is an input of the graph: it is unused if its placeholder has no users.
+    for spec in signature.input_specs:
+        node = unread.get(getattr(spec.arg, "name", ""))
+        if spec.kind not in WEIGHTS or node is None:
+            kept.append(spec)
+            continue
         made.state_dict.pop(str(spec.target), None)
         made.constants.pop(str(spec.target), None)
-        made.graph.erase_node(idle[str(getattr(spec.arg, "name", None))])
-    signature.input_specs[:] = [spec for spec in signature.input_specs if spec not in gone]
+        made.graph.erase_node(node)
+    signature.input_specs[:] = kept
     made.graph_module.recompile()
     return made
 
 
 @contextmanager
 def quiet_export() -> Iterator[None]:
-    """Without what torch and onnxscript warn of and log about their own insides."""
+    """Silence warnings and log lines that torch and onnxscript write about their own internals."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -387,7 +390,7 @@ def quiet_export() -> Iterator[None]:
         logging.disable(before)
 
 
-# The files that an export writes, each whole or not at all, with the model card in it.
+# The files of an export. Each is written atomically and holds the model card.
 
 
 FORMATS = {
@@ -397,27 +400,27 @@ FORMATS = {
     "safetensors": ".safetensors",
     "sklearn": ".joblib",
 }
-"""Name of a format -> how its file ends."""
+"""Name of a format -> ending of its file."""
 
 PROGRAMS = ("folder", "onnx", "torch")
-"""Those that hold the backbones too."""
+"""Formats that hold the backbones too."""
 
 MOST_ONNX = 2_000_000_000
-"""Bytes of weights in one .onnx file; its encoding (protobuf) ends at 2 GiB."""
+"""Largest size of the weights in one .onnx file, in bytes; its encoding (protobuf) ends at 2 GiB."""
 
 OPSET = 18
 
 AGREE = 1e-4
-"""Largest difference of a graph's scores, as a share of the largest (at least 1), and of its probabilities, beyond what
-the rounding of features in another library does (``moved_by_libraries``)."""
+"""Tolerance for the scores of a graph, relative to the largest score (at least 1), and for its probabilities. The
+effect of rounding features in another library is added to it (``moved_by_libraries``)."""
 
 FLOAT32 = 1e-6
-"""Share of a score by which two libraries may differ that compute with 24 bits."""
+"""Relative difference of scores between two libraries that compute in float32."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What is written."""
+    """The content of an export."""
 
     predictor: Predictor
     card: str  # Markdown
@@ -427,7 +430,9 @@ class Parts:
     def facts(self) -> dict[str, Any]:
         """Plain JSON values that a reader of any format needs."""
         facts = self.predictor.members[0].facts
-        program = self.program
+        inputs: tuple[ModelInput, ...] = ()
+        if self.program is not None:
+            inputs = self.program.inputs
         return {
             "method": facts.method,
             "run": facts.run,
@@ -441,59 +446,65 @@ class Parts:
             "widths": list(facts.widths),
             "backbones": list(facts.backbones),
             "recipes": [dict(r) for r in facts.recipes],
-            "inputs": [] if program is None else [i.to_dict() for i in program.inputs],
+            "inputs": [i.to_dict() for i in inputs],
             "outputs": ["scores", "probabilities"],
         }
 
     @property
     def metadata(self) -> dict[str, str]:
-        """The facts as text, and the card."""
-        facts = {
-            k: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False)
-            for k, v in self.facts.items()
-        }
-        return {**facts, "card": self.card}
+        """The facts and the card, each as text."""
+        texts = {"card": self.card}
+        for name, value in self.facts.items():
+            texts[name] = value
+            if not isinstance(value, str):
+                texts[name] = json.dumps(value, ensure_ascii=False)
+        return texts
 
 
-def format_of(out: Path, asked: str | None) -> str:
-    """The format that is asked for, else that of the ending. Raises UsageError for an ending of none or of another."""
-    if asked is not None:
-        if asked not in FORMATS:
-            raise unknown("--format", asked, FORMATS)
-        ending = out.suffix.lower()
-        other = next((kind for kind, known in FORMATS.items() if known and known == ending), asked)
-        if other != asked and not out.is_dir():
-            writes = "a folder"
-            if FORMATS[asked]:
-                writes = f"a {FORMATS[asked]} file"
-            raise UsageError(
-                f"{out} ends in {ending}, and --format {asked} writes {writes}.",
-                f"-o {out.with_suffix(FORMATS[asked])}, or --format {other}",
-            )
-        return asked
-    if out.is_dir() or not out.suffix:
-        return "folder"
-    for name, ending in FORMATS.items():
-        if ending and out.suffix.lower() == ending:
-            return name
-    raise unknown(
-        "file ending", out.suffix, [e for e in FORMATS.values() if e], hint="--format folder -o DIR"
-    )
+def format_of(out: Path, requested: str | None) -> str:
+    """The requested format, or the format of the file ending.
+
+    Raises UsageError for an unknown ending, and for one of another format than the requested one.
+    """
+    ending = out.suffix.lower()
+    endings = {known: name for name, known in FORMATS.items() if known}
+    if requested is None:
+        if out.is_dir() or not ending:
+            return "folder"
+        if ending not in endings:
+            raise unknown("file ending", out.suffix, list(endings), hint="--format folder -o DIR")
+        return endings[ending]
+    if requested not in FORMATS:
+        raise unknown("--format", requested, FORMATS)
+    # An ending that belongs to no format is accepted with any format.
+    other = endings.get(ending, requested)
+    if other != requested and not out.is_dir():
+        writes = "a folder"
+        if FORMATS[requested]:
+            writes = f"a {FORMATS[requested]} file"
+        path = out.with_suffix(FORMATS[requested])
+        raise UsageError(
+            f"{out} ends in {ending}, and --format {requested} writes {writes}.",
+            f"-o {path}, or --format {other}",
+        )
+    return requested
 
 
 def check_place(out: Path, kind: str, force: bool) -> None:
-    """Refuse, before anything is computed, to write over what is there, or without what a format needs.
+    """Refuse an export that would overwrite files, and a format whose packages are missing, before it is computed.
 
-    Raises StoreError for what is there, UsageError for a folder where a file is meant or a file where a folder is,
-    MachineError without the packages of ONNX.
+    Raises StoreError for files that would be overwritten, UsageError for a folder in place of a file or a file in place
+    of a folder, MachineError without the packages of ONNX.
     """
+    # The nearest existing folder: the others are made when the export is written.
     above = next(p for p in out.absolute().parents if p.exists())
     if not above.is_dir():
         raise UsageError(f"{above} is a file, and {out} would lie in it.", "Choose another -o.")
     if out.exists() and out.is_dir() != (kind == "folder"):
+        found = "folder" if out.is_dir() else "file"
+        written = "folder" if kind == "folder" else "file"
         raise UsageError(
-            f"{out} is a {'folder' if out.is_dir() else 'file'}, and --format {kind} writes a "
-            f"{'folder' if kind == 'folder' else 'file'}.",
+            f"{out} is a {found}, and --format {kind} writes a {written}.",
             f"For example -o model{FORMATS[kind]}",
         )
     if not force and out.exists() and (kind != "folder" or any(out.iterdir())):
@@ -513,7 +524,7 @@ def check_place(out: Path, kind: str, force: bool) -> None:
 
 
 def write(out: Path, kind: str, parts: Parts) -> dict[str, Any]:
-    """Write one format, and say what there is to say of it in plain JSON values. Raises as the writers below."""
+    """Write one format; returns facts about the file as plain JSON values. Raises as the writers below."""
     writers: Mapping[str, Callable[[Path, Parts], dict[str, Any]]] = {
         "folder": write_folder,
         "onnx": write_onnx,
@@ -531,24 +542,23 @@ def write_folder(out: Path, parts: Parts) -> dict[str, Any]:
     out.mkdir(parents=True, exist_ok=True)
     reads = parts.program.inputs[0].kind
     script = (Path(__file__).parent / f"predict_{reads}.py").read_text(encoding="utf-8")
-    needs, given = {
+    needs, example = {
         "images": ("torch, numpy and pillow", "photo.jpg"),
         "features": ("torch and numpy", "features.npy"),
     }[reads]
+    title = "# {method} of {dataset}".format_map(parts.facts)
     readme = (
-        f"# {parts.facts['method']} of {parts.facts['dataset']}\n\nNeeds {needs}: `python predict.py {given}` prints "
-        f"name, class and probability. This is predict.py:\n\n```python\n{script}```\n\n`model.pt2` is the whole model "
-        "as a program of torch.export, `head.safetensors` its trained part, `model.json` what they read.\n\n"
-        f"{parts.card}"
+        f"{title}\n\nNeeds {needs}: `python predict.py {example}` prints name, class and probability. This is "
+        f"predict.py:\n\n```python\n{script}```\n\n`model.pt2` is the whole model as a program of torch.export, "
+        f"`head.safetensors` its trained part, `model.json` what they read.\n\n{parts.card}"
     )
-    write_torch(out / "model.pt2", parts)
+    facts = json.dumps(parts.facts, indent=1, ensure_ascii=False) + "\n"
+    written = write_torch(out / "model.pt2", parts)
     write_head(out / "head.safetensors", parts)
-    write_output(
-        out / "model.json", (json.dumps(parts.facts, indent=1, ensure_ascii=False) + "\n").encode()
-    )
+    write_output(out / "model.json", facts.encode())
     write_output(out / "predict.py", script.encode())
     write_output(out / "README.md", readme.encode())
-    return said_of(parts, parts.program.difference)
+    return written
 
 
 def write_torch(out: Path, parts: Parts) -> dict[str, Any]:
@@ -559,14 +569,14 @@ def write_torch(out: Path, parts: Parts) -> dict[str, Any]:
     with quiet_export():
         torch.export.save(parts.program.exported, held, extra_files=extra)
     write_output(out, held.getbuffer())
-    return said_of(parts, parts.program.difference)
+    return _facts_of_program(parts, parts.program.difference)
 
 
 def write_onnx(out: Path, parts: Parts) -> dict[str, Any]:
     """One graph from pixels to probabilities, compared with torch in onnxruntime before it is written.
 
-    Raises UsageError for weights beyond what one file may hold and for a ``predict`` that ONNX has no operators for,
-    MachineError for a graph that gives other numbers.
+    Raises UsageError for weights of more than ``MOST_ONNX`` bytes and for a ``predict`` that needs operators that ONNX
+    does not have, MachineError for a graph with other outputs.
     """
     program = parts.program
     assert program is not None
@@ -591,24 +601,25 @@ def write_onnx(out: Path, parts: Parts) -> dict[str, Any]:
         gap, most = onnx_difference(raw, program)
     except MemoryError:
         raise
-    except Exception as error:  # torch.onnx and onnxruntime say in many classes what they cannot do
+    except Exception as error:  # torch.onnx and onnxruntime raise errors of many classes
         raise UsageError(
-            f"predict of {method} cannot be made an ONNX graph: "
-            f"{str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}",
+            f"predict of {method} cannot be made an ONNX graph: {_first_line(error)}",
             "fedcache export-model RUN -o model.pt2   writes it for torch.",
         ) from error
-    if not (gap.scores <= most.scores and gap.probabilities <= most.probabilities):  # True for NaN
+    # Written so that NaN is an error too.
+    if not (gap.scores <= most.scores and gap.probabilities <= most.probabilities):
+        found = f"scores of {method} differ by {gap.scores:.1g} and probabilities by {gap.probabilities:.1g}"
+        expected = f"{most.scores:.1g} and {most.probabilities:.1g}"
         raise MachineError(
-            f"In onnxruntime scores of {method} differ by {gap.scores:.1g} and probabilities by {gap.probabilities:.1g}"
-            f" from torch's, expected at most {most.scores:.1g} and {most.probabilities:.1g}; nothing is written.",
+            f"In onnxruntime {found} from torch's, expected at most {expected}; nothing is written.",
             "fedcache export-model RUN -o model.pt2",
         )
     write_output(out, raw)
-    return said_of(parts, gap)
+    return _facts_of_program(parts, gap)
 
 
-def said_of(parts: Parts, difference: AnswerGap) -> dict[str, Any]:
-    """What there is to say of a program, in plain JSON values."""
+def _facts_of_program(parts: Parts, difference: AnswerGap) -> dict[str, Any]:
+    """Facts about a program that was written, as plain JSON values."""
     assert parts.program is not None
     return {
         "inputs": parts.facts["inputs"],
@@ -617,24 +628,22 @@ def said_of(parts: Parts, difference: AnswerGap) -> dict[str, Any]:
     }
 
 
-def onnx_difference(
-    raw: bytes, program: ModelProgram, rows: int = 8
-) -> tuple[AnswerGap, AnswerGap]:
-    """(largest differences between onnxruntime and torch over drawn rows, what they may be)."""
+def onnx_difference(raw: bytes, program: ModelProgram) -> tuple[AnswerGap, AnswerGap]:
+    """The largest differences between onnxruntime and torch over drawn rows, and the largest that are accepted."""
     onnxruntime: Any = importlib.import_module("onnxruntime")
     session = onnxruntime.InferenceSession(raw, providers=["CPUExecutionProvider"])
-    given = [i.example(rows) for i in program.inputs]
-    named = {i.name: x.numpy() for i, x in zip(program.inputs, given, strict=True)}
-    found = [torch.from_numpy(t) for t in session.run(["scores", "probabilities"], named)]
+    rows = {i.name: i.example(BATCH) for i in program.inputs}
+    arrays = {name: x.numpy() for name, x in rows.items()}
+    found = [torch.from_numpy(t) for t in session.run(["scores", "probabilities"], arrays)]
     with torch.no_grad():
-        wanted = program.module(*given)
-    live = wanted[0][wanted[0] > MASKED / 2]  # without classes that are never predicted
-    size = float(live.abs().max().clamp(min=1.0))
+        scores, probabilities = program.module(*rows.values())
+    # The largest score, without classes that are never predicted.
+    size = float(scores[scores > MASKED / 2].abs().max().clamp(min=1.0))
     libraries = program.libraries
     most = AnswerGap(
         AGREE * size + libraries.scores, AGREE + FLOAT32 * size + libraries.probabilities
     )
-    return AnswerGap.of(found, wanted), most
+    return AnswerGap.of(found, (scores, probabilities)), most
 
 
 def write_head(out: Path, parts: Parts) -> dict[str, Any]:
@@ -670,17 +679,14 @@ def write_sklearn(out: Path, parts: Parts) -> dict[str, Any]:
 
 def size_of(out: Path) -> int:
     """Bytes of a file, or of all files of a folder."""
-    return sum(
-        os.path.getsize(f)  # noqa: PTH202
-        for f in ([out] if out.is_file() else [f for f in out.rglob("*") if f.is_file()])
-    )
+    return sum(f.stat().st_size for f in (out, *out.rglob("*")) if f.is_file())
 
 
 LINEAR_TO = 1e-6
-"""Largest difference of scores, relative to the largest, of a head that is called linear."""
+"""Largest relative difference between the scores of a linear head and of the linear function through them."""
 
 LENGTHS = (0.01, 1.0, 30.0)
-"""Of the drawn rows, in standard deviations: a bend near zero or far out is met by one of them."""
+"""Standard deviations of the drawn rows: one of them shows a head that is nonlinear near 0 or far from it."""
 
 UNIT_VECTORS = 1024
 """Unit vectors that are scored at a time."""
@@ -692,7 +698,7 @@ class LinearHead:
 
     coef: NDArray[np.float64]  # [C, D]
     intercept: NDArray[np.float64]  # [C]
-    centred: bool  # scores minus their mean over classes, where only these are linear
+    centred: bool  # whether these are the scores minus their mean over classes, because only those are linear
 
 
 def linear_head(predictor: Predictor) -> LinearHead:
@@ -700,14 +706,14 @@ def linear_head(predictor: Predictor) -> LinearHead:
 
     Raises UsageError, naming the method, for any other one.
     """
-    (model,), (saved,) = predictor.deployed, predictor.members
-    name = saved.facts.method
-    if saved.facts.image is not None:
+    facts = predictor.members[0].facts
+    name = facts.method
+    if facts.image is not None:
         raise UsageError(
             f"{name} reads images, so its model is not linear in features.",
             "fedcache export-model RUN -o model.onnx",
         )
-    exact = _in_double(model)
+    exact = _exact(predictor.deployed[0])
     for centred in (False, True):
         found = _fitted(exact, centred)
         if found is not None:
@@ -718,60 +724,51 @@ def linear_head(predictor: Predictor) -> LinearHead:
     )
 
 
-def _in_double(model: DeployedModel) -> DeployedModel:
-    """The same tensors, computed with in float64, where a bend is not hidden by rounding."""
-    env = replace(model.ctx.env, dtype=torch.float64, text=_double(model.ctx.env.text))
-    down, own = (
-        {k: t.double() if t.is_floating_point() else t for k, t in tree.items()}
-        for tree in (model.down, model.personal)
-    )
+def _exact(model: DeployedModel) -> DeployedModel:
+    """The same model in float64, so that rounding does not hide nonlinearity."""
+    env = replace(model.ctx.env, dtype=torch.float64)
+    if env.text is not None:
+        env = replace(env, text=env.text.double())
+    down = in_double(model.down)
+    own = in_double(model.personal)
     return replace(model, down=down, personal=own, ctx=replace(model.ctx, env=env))
 
 
-def _double(t: Tensor | None) -> Tensor | None:
-    if t is None:
-        return None
-    return t.double()
-
-
 def _fitted(model: DeployedModel, centred: bool) -> LinearHead | None:
-    """The linear function through the values of a model; None where another row disagrees."""
+    """The linear function through the scores of 0 and of the unit vectors; None where drawn rows have other scores."""
     D = model.ctx.env.width
+    origin = torch.zeros(1, D, dtype=torch.float64)
+    with torch.no_grad():
+        # A class that is never predicted has one very low score.
+        live = model.scores(origin)[0] > MASKED / 2
 
     def scores(x: Tensor) -> Tensor:
         with torch.no_grad():
             s = model.scores(x)
-        # A class that is never predicted has one very low score; the mean is of the others.
         if centred:
             return torch.where(live, s - s[:, live].mean(-1, keepdim=True), s)
         return s
 
-    with torch.no_grad():
-        live = model.scores(torch.zeros(1, D, dtype=torch.float64))[0] > MASKED / 2
-    b = scores(torch.zeros(1, D, dtype=torch.float64))[0]
+    b = scores(origin)[0]
     eye = torch.eye(D, dtype=torch.float64)
-    W = (
-        torch.cat(
-            [scores(eye[start : start + UNIT_VECTORS]) for start in range(0, D, UNIT_VECTORS)]
-        )
-        - b
-    )
+    W = torch.cat([scores(rows) for rows in torch.split(eye, UNIT_VECTORS)]) - b
     drawn = torch.randn(64, D, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for length in LENGTHS:
         x = drawn * length
-        wanted = scores(x)
-        gap = (x @ W + b - wanted).abs()
-        size = wanted[:, live].abs().max()
-        if not bool((gap <= LINEAR_TO * (1e-3 + size)).all()):  # False for NaN
+        expected = scores(x)
+        gap = (x @ W + b - expected).abs()
+        size = expected[:, live].abs().max()
+        # Written so that NaN is no linear head.
+        if not bool((gap <= LINEAR_TO * (1e-3 + size)).all()):
             return None
     return LinearHead(W.T.numpy().copy(), b.numpy().copy(), centred)
 
 
 def estimator(predictor: Predictor, head: LinearHead) -> Any:
-    """A scikit-learn classifier of raw features [N, D], all backbones side by side: names in ``classes_`` (sorted).
+    """A scikit-learn classifier of raw features [N, D], all backbones concatenated: names in ``classes_`` (sorted).
 
-    A ``LogisticRegression`` with the head's coefficients, after the steps of ``feat_post`` where these are not linear.
-    Its probabilities are those of ``predict``. Raises UsageError for a model of one class.
+    A ``LogisticRegression`` with the head's coefficients, after the steps of ``feat_post`` that are not linear. Its
+    probabilities are those of ``fedcache predict``. Raises UsageError for a model of one class.
     """
     saved = predictor.members[0]
     facts = saved.facts
@@ -783,18 +780,16 @@ def estimator(predictor: Predictor, head: LinearHead) -> Any:
     order = np.argsort(np.array(facts.classes), kind="stable")
     coef = head.coef[order] / predictor.softmax_temperature
     intercept = head.intercept[order] / predictor.softmax_temperature
-    own = facts.overrides.get(facts.saved.get(predictor.client or "", -1))
-    if own is not None and own.columns:
+    own = saved.overrides(facts.saved.get(predictor.client or ""))
+    if own.columns:
+        # Columns that the client does not read have the coefficient 0.
         whole = np.zeros((len(coef), facts.width))
         whole[:, np.concatenate([np.arange(a, b) for a, b in own.columns])] = coef
         coef = whole
-    if facts.feat_post == "standardize":
-        mean, scale = (
-            saved.tensors[f"features/{name}"].double().numpy() for name in ("mean", "scale")
-        )
-        coef = coef / scale
-        intercept = intercept - coef @ mean
-    if len(order) == 2:  # what scikit-learn keeps of two classes
+    if saved.scaling is not None:
+        coef = coef / saved.scaling.scale
+        intercept = intercept - coef @ saved.scaling.mean
+    if len(order) == 2:  # scikit-learn keeps one row for two classes
         coef = coef[1:] - coef[:1]
         intercept = intercept[1:] - intercept[:1]
     last = LogisticRegression()

@@ -1,6 +1,6 @@
-"""The ClientApp: every message is answered by the site's own store, which the node's configuration names.
+"""ClientApp: it answers every message from the site's own store, which the node's configuration names.
 
-An app made by ``fedcache flower app`` imports ``app`` from here; nothing of a run is in the app itself.
+An app of ``fedcache flower app`` imports ``app`` from here; it contains no code of its own.
 """
 
 from __future__ import annotations
@@ -43,28 +43,29 @@ def site_of(context: Context) -> ShardSite:
 
 def answered(kind: str, message: Message, context: Context) -> Message:
     """The reply to a message."""
-    asked = unpack(from_record(message.content))
-    if kind == "fit" and ("secure" in asked.words or context.node_config.get("masked-only")):
+    request = unpack(from_record(message.content))
+    # A request for secure aggregation that arrives here would be answered without a mask.
+    if kind == "fit" and ("secure" in request.words or context.node_config.get("masked-only")):
         answer = refused(
             UsageError(
                 "This site sends uploads masked, and nothing else.", "Make the app with --secure."
             )
         )
     else:
-        answer = _of_site(kind, asked, context)
+        answer = _of_site(kind, request, context)
     return Message(to_record(pack(answer)), reply_to=message)
 
 
-def _of_site(kind: str, asked: SiteMessage, context: Context) -> SiteMessage:
+def _of_site(kind: str, request: SiteMessage, context: Context) -> SiteMessage:
     end_with_parent()
     try:
-        return site_of(context).answer(kind, asked)
-    except FedcacheError as error:  # the store itself cannot be opened
+        return site_of(context).answer(kind, request)
+    except FedcacheError as error:  # the store cannot be opened
         return refused(error)
 
 
 def masked(message: Message, context: Context) -> Message:
-    """The vector of a site's uploads, for ``secaggplus_mod`` to mask."""
+    """The vector of a site's uploads, which ``secaggplus_mod`` masks."""
     return vector_answer(message, _of_site("fit", unpack(from_record(message.content)), context))
 
 

@@ -1,6 +1,6 @@
-"""Masked uploads for secure aggregation: one vector of bounded numbers per site; the server sees only sums.
+"""Masking for secure aggregation: one vector of bounded numbers per site, of which the server sees only the sum.
 
-Every pooled mean and sum is linear in the uploads, so the sum of the vectors is all that the server needs:
+Every pooled mean and sum is linear in the uploads, so the server needs only the sum of the vectors:
 
     averaged by rows      v_i = n_i (t_i - broadcast) / n_max       averaged evenly    v_i = t_i - broadcast
     summed                v_i = t_i / n_max                         counts of rows     v_i = C n_ic / n_max
@@ -26,17 +26,17 @@ from fedcache.federate.trust.policy import TrustPolicy
 from fedcache.heads.linear import Tree
 
 LEAST_SITES = 3
-"""Of fewer, a sum tells each site what the other sent."""
+"""Least sites of a sum: with two, each site could compute the upload of the other."""
 
 BOUND = 8.0
-"""C where nothing is said: Flower's own default."""
+"""Default of C, as in Flower."""
 
 MODULUS = 1 << 32
 """Masked numbers are integers below this, and so must the sum of a round's quantised numbers be."""
 
 
 def levels_for(sites: int) -> int:
-    """How many levels [-C, C] is rounded to: the largest power of 2 that the sites' sum keeps below the modulus.
+    """The number of levels of [-C, C]: the largest power of 2 for which the sum over sites stays below the modulus.
 
     >>> levels_for(3) == 1 << 30, levels_for(4) == 1 << 29
     (True, True)
@@ -45,11 +45,13 @@ def levels_for(sites: int) -> int:
 
 
 def check_secure(method: Method, hp: Hp, trust: TrustPolicy) -> None:
-    """Refuse what needs single uploads. Raises UsageError, with the reason."""
-    kept = sorted(name or "everything" for name, rule in method.pool(hp).items() if rule == "stack")
+    """Refuse methods and policies that need single uploads. Raises UsageError, with the reason."""
+    kept = ", ".join(
+        sorted(name or "everything" for name, rule in method.pool(hp).items() if rule == "stack")
+    )
     if kept:
         raise UsageError(
-            f"{method.name} cannot be aggregated securely: its server keeps {', '.join(kept)} of each site, and secure "
+            f"{method.name} cannot be aggregated securely: its server keeps {kept} of each site, and secure "
             "aggregation gives it sums alone.",
             "Methods that average or add uploads can: fedavg, fedprox, fedncm, fed3r, fedcgs, scaffold, ...",
         )
@@ -62,24 +64,24 @@ def check_secure(method: Method, hp: Hp, trust: TrustPolicy) -> None:
 
 @dataclass(frozen=True)
 class MaskedTensor:
-    """Where a tensor of an upload stands in the vector, and what it is there."""
+    """One tensor of an upload and its form in the vector."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str  # of the upload: ``float32``
     rule: Pooling  # how the method pools it
-    counts: bool  # numbers of rows, which are whole
-    moved: bool  # whether it stands as its difference from what was broadcast
+    counts: bool  # whether it holds numbers of rows, which are whole
+    moved: bool  # whether the vector holds its difference from the broadcast
 
     @property
     def size(self) -> int:
-        """Numbers."""
+        """Number of its entries."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Masking:
-    """What server and sites agree on before a round: the order of the vector and the numbers it is scaled by."""
+    """Layout and scale of the vectors of a round, which the server sends to the sites."""
 
     tensors: tuple[MaskedTensor, ...]
     scale: float  # n_max
@@ -89,19 +91,19 @@ class Masking:
     def of(
         cls, method: Method, hp: Hp, expected: Uploads, broadcast: Tree, scale: float, bound: float
     ) -> Masking:
-        """The masking of uploads that a method declares, answered to that broadcast."""
+        """The masking for the ``expected`` uploads of a method after that broadcast."""
+        # The longest prefix of a tensor's name gives its pooling rule.
         rules = sorted(method.pool(hp).items(), key=lambda item: -len(item[0]))
         made = []
         for name, t in sorted(expected.items()):
             rule = next(rule for prefix, rule in rules if name.startswith(prefix))
+            shape = tuple(t.shape)
             counts = t.counts_rows or not t.dtype.is_floating_point
-            there = name in broadcast and tuple(broadcast[name].shape) == tuple(t.shape)
-            moved = rule in ("mean", "uniform") and there and not counts
-            made.append(
-                MaskedTensor(
-                    name, tuple(t.shape), str(t.dtype).removeprefix("torch."), rule, counts, moved
-                )
-            )
+            # Differences from the broadcast are small, so they fit the bound better than the values.
+            same = name in broadcast and tuple(broadcast[name].shape) == shape
+            moved = rule in ("mean", "uniform") and same and not counts
+            dtype = str(t.dtype).removeprefix("torch.")
+            made.append(MaskedTensor(name, shape, dtype, rule, counts, moved))
         return cls(tuple(made), scale, bound)
 
     @property
@@ -120,13 +122,12 @@ class Masking:
         return cls(tensors, float(words["scale"]), float(words["bound"]))
 
     def vector(self, up: Tree, broadcast: Tree, rows: float) -> Tensor:
-        """[d] float64 of one upload by a site with that many training rows.
+        """The vector [d] float64 of one upload, of a site with ``rows`` training rows.
 
-        Raises FederatedRunError for an upload of other names or shapes, or with a number out of bounds.
+        Raises FederatedRunError for an upload of other names or shapes, or with a number beyond the bound.
         """
-        if {n: (tuple(t.shape), t.dtype) for n, t in up.items()} != {
-            t.name: (t.shape, getattr(torch, t.dtype)) for t in self.tensors
-        }:
+        found = {n: (tuple(t.shape), t.dtype) for n, t in up.items()}
+        if found != {t.name: (t.shape, getattr(torch, t.dtype)) for t in self.tensors}:
             raise FederatedRunError(
                 "The server asks for other tensors than this site's upload has.",
                 "Install the same fedcache at both.",
@@ -141,11 +142,11 @@ class Masking:
         largest = 0.0
         if len(made):
             largest = float(made.abs().max())
+        # Written so that NaN is refused too.
         if not largest <= self.bound:
+            needed = math.inf
             if math.isfinite(largest):
                 needed = 2.0 ** math.ceil(math.log2(largest))
-            else:
-                needed = math.inf
             raise FederatedRunError(
                 f"A number of this site's upload is {largest:.3g}; secure aggregation takes {self.bound:g} at most.",
                 f"Make the app anew with --secure-bound {needed:g}; uploads are rounded more coarsely then.",
@@ -155,26 +156,29 @@ class Masking:
     def sums(
         self, total: Tensor, broadcast: Tree, rows: Sequence[float]
     ) -> dict[str, tuple[Tensor, torch.dtype]]:
-        """What ``UploadPipeline.add_sum`` takes, from the sum of the vectors of sites with these numbers of rows."""
+        """The sums for ``UploadPipeline.add_sum``, from the summed vectors of sites with these numbers of rows."""
         found = {}
         start = 0
         for t in self.tensors:
             value = total[start : start + t.size].view(t.shape).double() / self._factor(t, 1.0)
             start += t.size
             if t.moved:
+                weight: float = len(rows)
                 if t.rule == "mean":
                     weight = sum(rows)
-                else:
-                    weight = len(rows)
                 value = value + weight * broadcast[t.name].double()
-            found[t.name] = (value.round() if t.counts else value, getattr(torch, t.dtype))
+            if t.counts:
+                value = value.round()
+            found[t.name] = (value, getattr(torch, t.dtype))
         return found
 
     def _factor(self, t: MaskedTensor, rows: float) -> float:
-        """What multiplies a tensor of a site; with one row, what multiplies the pooled sum."""
+        """The factor of a tensor in the vector of a site with ``rows`` rows; with one row, that of the pooled sum."""
         if t.rule == "uniform":
             return 1.0
         weight = 1.0
         if t.rule == "mean":
             weight = rows
-        return weight / self.scale * (self.bound if t.counts else 1.0)
+        if t.counts:
+            return weight / self.scale * self.bound
+        return weight / self.scale

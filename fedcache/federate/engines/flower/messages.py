@@ -1,8 +1,8 @@
 """Messages between server and sites: JSON for words, raw bytes for trees of tensors. Nothing is unpickled.
 
-A message holds the trees of many points. Equal tensors travel once however many points share them, so the first
-broadcast of a grid is as small as that of one run, and so is an upload that the swept numbers do not change. Rows that
-are all zero bits do not travel either: the prototype of a class that a client lacks is absent, and not a row of zeros.
+A message holds the trees of many points, and equal tensors are sent once. So the first broadcast of a grid is as small
+as that of one run, and so is an upload that does not depend on the swept values. Rows of zero bits are not sent, for
+example the prototypes of classes that a client does not have.
 
     words     {"round": .., "trees": [{"W": {"at": "0", "shape": [10, 128]}, ..}, ..]}
     arrays    "0" -> bytes, little endian;  "0/rows" -> int32 numbers of the rows that are not zero
@@ -25,14 +25,14 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.heads.linear import Tree
 
 DTYPES = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
-"""Types of a tensor that may travel."""
+"""Legal types of a tensor in a message."""
 
 MOST_BYTES = (1 << 31) - 1
-"""Of a message, unfolded or not: what one message of Flower may hold."""
+"""Limit of the tensors of a message, with all copies and zero rows: the largest message of Flower."""
 
 
 SITE_EXITS = (Exit.USAGE, Exit.STORE, Exit.CORRUPT, Exit.ENVIRONMENT, Exit.FEDERATED)
-"""Exit codes that a site's refusal may have; it cannot say that the server succeeded, or has a bug."""
+"""Exit codes of a site's refusal. Others would claim a success, or a bug of the server."""
 
 
 FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^/\s]+/)+")
@@ -40,12 +40,12 @@ FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^/\s]+/)+")
 
 
 class MalformedError(ValueError):
-    """A message that is not what ``pack`` makes; the text says what is wrong with it."""
+    """A message that ``pack`` cannot have made; the text says what is wrong."""
 
 
 @dataclass(frozen=True)
 class RawTensor:
-    """A tensor on the wire."""
+    """A tensor as bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -54,23 +54,23 @@ class RawTensor:
 
 @dataclass(frozen=True)
 class SiteMessage:
-    """A message's content."""
+    """Content of a message."""
 
     words: dict[str, Any]  # JSON values
-    # one for each point and seed that the message is about
+    # one for each point and seed of the message
     trees: Sequence[Tree] = field(default=())
 
 
 @dataclass(frozen=True)
 class PackedMessage:
-    """A message on the wire."""
+    """A message as text and bytes."""
 
     words: str
     arrays: Mapping[str, RawTensor]
 
     @property
     def bytes(self) -> int:
-        """What travels, without what the transport adds."""
+        """Its size, without the overhead of the transport."""
         return len(self.words.encode()) + sum(len(a.data) for a in self.arrays.values())
 
 
@@ -82,13 +82,13 @@ def pack(message: SiteMessage) -> PackedMessage:
     for tree in message.trees:
         entry: dict[str, Any] = {}
         for name, t in tree.items():
-            # which makes 0-d 1-d
+            # ``ascontiguousarray`` turns a scalar into a vector of one number, hence the reshape.
             values = np.ascontiguousarray(t.detach().cpu().numpy()).reshape(tuple(t.shape))
-            key = hashlib.sha256(
-                f"{values.dtype}{values.shape}".encode() + values.tobytes()
-            ).digest()
+            outline = f"{values.dtype}{values.shape}"
+            key = hashlib.sha256(outline.encode() + values.tobytes()).digest()
             if key not in known:
-                known[key] = at = str(len(known))
+                at = str(len(known))
+                known[key] = at
                 arrays |= {f"{at}{suffix}": raw for suffix, raw in _rows(values).items()}
             entry[name] = {"at": known[key], "shape": list(values.shape)}
         trees.append(entry)
@@ -96,7 +96,7 @@ def pack(message: SiteMessage) -> PackedMessage:
 
 
 def unpack(packed: PackedMessage) -> SiteMessage:
-    """The inverse of ``pack``, of bytes that anybody may have sent. Raises MalformedError, whatever is wrong."""
+    """The inverse of ``pack``, for bytes from an untrusted sender. Raises MalformedError for any fault."""
     try:
         words = json.loads(packed.words)
         entries = words.pop("trees")
@@ -104,12 +104,14 @@ def unpack(packed: PackedMessage) -> SiteMessage:
         total = 0
         for entry in entries:
             tree: Tree = {}
-            for name, told in entry.items():
-                shape = tuple(told["shape"])
+            for name, place in entry.items():
+                at = place["at"]
+                shape = tuple(place["shape"])
                 if not all(type(n) is int and n >= 0 for n in shape):
                     raise MalformedError(f"{name} has no shape")
-                raw = packed.arrays[told["at"]]
-                rows = packed.arrays.get(f"{told['at']}/rows")
+                raw = packed.arrays[at]
+                rows = packed.arrays.get(f"{at}/rows")
+                # Checked before anything is allocated: a short message can describe huge tensors of zeros.
                 total += math.prod(shape) * _type(raw).itemsize
                 if total > MOST_BYTES:
                     raise MalformedError(f"its tensors are more than {MOST_BYTES:,} bytes")
@@ -133,19 +135,20 @@ def unpack(packed: PackedMessage) -> SiteMessage:
 
 
 def _rows(values: np.ndarray) -> dict[str, RawTensor]:
-    """An array as bytes, without the rows of its last axis that are all zero bits, where that saves any."""
+    """An array as bytes. Rows along the last axis that are all zero bits are left out if that saves bytes."""
     little = values.astype(values.dtype.newbyteorder("<"), copy=False)
     whole = {"": RawTensor(str(values.dtype), values.shape, little.tobytes())}
     if values.ndim < 2 or not values.size:
         return whole
     flat = little.reshape(-1, values.shape[-1])
-    there = np.flatnonzero(flat.view(np.uint8).reshape(len(flat), -1).any(1)).astype("<i4")
-    if 4 * len(there) >= (len(flat) - len(there)) * flat[0].nbytes:
+    nonzero = np.flatnonzero(flat.view(np.uint8).reshape(len(flat), -1).any(1)).astype("<i4")
+    # The number of a row that is sent takes 4 bytes.
+    if 4 * len(nonzero) >= (len(flat) - len(nonzero)) * flat[0].nbytes:
         return whole
-    kept = flat[there]
+    kept = flat[nonzero]
     return {
         "": RawTensor(str(values.dtype), kept.shape, kept.tobytes()),
-        "/rows": RawTensor("int32", there.shape, there.tobytes()),
+        "/rows": RawTensor("int32", nonzero.shape, nonzero.tobytes()),
     }
 
 
@@ -156,39 +159,43 @@ def _type(raw: RawTensor) -> np.dtype[Any]:
 
 
 def _array(raw: RawTensor) -> np.ndarray:
-    """The bytes of a tensor as an array; its size is checked before anything is made of it."""
+    """The bytes of a tensor as an array, after a check of their number."""
     kind = _type(raw)
-    if math.prod(raw.shape) * kind.itemsize != len(raw.data) or any(n < 0 for n in raw.shape):
-        raise MalformedError(f"a tensor of shape {raw.shape} has {len(raw.data)} bytes")
+    size = len(raw.data)
+    if math.prod(raw.shape) * kind.itemsize != size or any(n < 0 for n in raw.shape):
+        raise MalformedError(f"a tensor of shape {raw.shape} has {size} bytes")
     return np.frombuffer(raw.data, kind).astype(np.dtype(raw.dtype)).reshape(raw.shape)
 
 
 def _values(raw: RawTensor, rows: RawTensor | None, shape: tuple[int, ...]) -> np.ndarray:
+    """The whole array of ``shape``; without ``rows`` all of its rows were sent."""
     values = _array(raw)
     if rows is None:
         if values.shape != shape:
             raise MalformedError(f"a tensor has shape {values.shape}, and is said to have {shape}")
         return values
-    there = _array(rows)
+    sent = _array(rows)
     count = 0
     if len(shape) > 1:
         count = math.prod(shape[:-1])
-    fits = values.shape == (len(there), *shape[-1:]) and there.ndim == 1 and there.dtype == np.int32
-    if not fits or (
-        len(there) and (there[0] < 0 or there[-1] >= count or (np.diff(there) <= 0).any())
-    ):
+    sound = sent.ndim == 1 and sent.dtype == np.int32
+    sound = sound and values.shape == (len(sent), *shape[-1:])
+    # Row numbers ascend, from 0 to the last row of the tensor.
+    if sound and len(sent):
+        sound = sent[0] >= 0 and sent[-1] < count and bool((np.diff(sent) > 0).all())
+    if not sound:
         raise MalformedError("the rows that travel are not among those of the tensor")
     out = np.zeros((count, shape[-1]), values.dtype)
-    out[there] = values
+    out[sent] = values
     return out.reshape(shape)
 
 
 def refused(error: FedcacheError) -> SiteMessage:
-    """The answer of a site that cannot do what it was asked; where its files lie is left out, their names stay."""
+    """The answer of a site to a request that it refuses; paths are cut to the names of files."""
     words = error_words(error)
-    return SiteMessage(
-        {"refused": {k: FOLDERS.sub("", v) if isinstance(v, str) else v for k, v in words.items()}}
-    )
+    for part in ("message", "hint"):
+        words[part] = FOLDERS.sub("", words[part])
+    return SiteMessage({"refused": words})
 
 
 def error_words(error: FedcacheError) -> dict[str, Any]:
@@ -197,7 +204,7 @@ def error_words(error: FedcacheError) -> dict[str, Any]:
 
 
 def refusal_of(answer: SiteMessage) -> FedcacheError | None:
-    """The error that a site answers with, or None."""
+    """The error in a site's answer, or None."""
     found = answer.words.get("refused")
     if not isinstance(found, dict):
         return None

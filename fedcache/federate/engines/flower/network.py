@@ -1,4 +1,4 @@
-"""The three programs of a federation: the server's SuperLink, a site's SuperNode, and the command that starts a run."""
+"""Programs of a federation: the server's SuperLink, a site's SuperNode, and the command that starts a run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fedcache.federate.engines.flower.site_names import TABLE, VARIABLE
 from fedcache.store.files import make_private
 
 MARK = "fedcache> "
-"""Begins the lines of a run's log that are for ``fedcache flower run``; JSON follows. ``server_app`` writes them."""
+"""Start of the log lines for ``fedcache flower run``, followed by JSON; ``server_app`` writes them."""
 
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -41,16 +41,18 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 EVERYWHERE = "0.0.0.0"  # nosec B104
-"""Every address of this machine: where a server with TLS and keys listens, and no other."""
+"""Every address of this machine; only a server with TLS and keys listens there."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a SuperLink listens."""
+    """Address of a SuperLink."""
 
     host: str  # an address or a name
-    port: int  # of it
-    ca: Path | None = None  # the certificate it is checked with; None without TLS
+    port: int
+    ca: Path | None = (
+        None  # certificate of the authority that the server is checked with; None without TLS
+    )
 
     def __str__(self) -> str:
         if ":" in self.host:
@@ -67,16 +69,16 @@ class Address:
             )
         return cls(host.strip("[]"), int(port), ca)
 
-    def need_loopback(self, mend: str) -> None:
-        """Refuse to leave the machine without TLS. Raises UsageError."""
+    def need_loopback(self, hint: str) -> None:
+        """Refuse an address of another machine without TLS. Raises UsageError with ``hint``."""
         if self.ca is None and self.host not in LOOPBACK:
             raise UsageError(
                 f"--insecure at {self.host}: anybody in the network could read what is sent, and take part.",
-                mend,
+                hint,
             )
 
     def check(self) -> bool:
-        """Whether somebody listens there. Raises MachineError, when the certificate is another's."""
+        """Whether a server listens there. Raises MachineError for a wrong certificate, and for one without TLS."""
         try:
             with socket.create_connection((self.host, self.port), timeout=5.0) as plain:
                 if self.ca is None:
@@ -100,9 +102,9 @@ class Address:
 
 
 def start_superlink(address: Address, keys: Keys | None, folder: Path) -> Process:
-    """Start the server, with keys by TLS and for known nodes alone. Raises MachineError, when the port is taken."""
+    """Start the server; with keys it uses TLS and takes known nodes only. Raises MachineError for a taken port."""
     check_port(address.host, address.port, "--port")
-    # What it knows of nodes outlives it, so that sites find it again after a restart.
+    # The database keeps the known nodes, so that sites can return after a restart of the server.
     make_private(folder)
     command = [
         program("flower-superlink"),
@@ -113,9 +115,12 @@ def start_superlink(address: Address, keys: Keys | None, folder: Path) -> Proces
         "--database",
         str(folder / "superlink.db"),
     ]
+    # Without keys there is no table of names, because a node has another identity at every start.
+    names = ""
     if keys is None:
         command.append("--insecure")
     else:
+        names = str(folder / TABLE)
         certificate, private = map(str, keys.server)
         command += [
             "--ssl-ca-certfile",
@@ -126,18 +131,13 @@ def start_superlink(address: Address, keys: Keys | None, folder: Path) -> Proces
             private,
             "--enable-supernode-auth",
         ]
-    # Without keys a node is another one at every start, and no name can be kept for it.
-    names = ""
-    if keys is not None:
-        names = str(folder / TABLE)
     process = start("superlink", command, folder, {VARIABLE: names})
+    host = address.host
+    if host in (EVERYWHERE, "::"):
+        host = "127.0.0.1"
     try:
-        wait_for_port(
-            process,
-            "127.0.0.1" if address.host in (EVERYWHERE, "::") else address.host,
-            address.port,
-        )
-    except BaseException:  # also Ctrl-C: nobody else knows of it yet
+        wait_for_port(process, host, address.port)
+    except BaseException:  # also Ctrl-C, because no caller can stop it yet
         process.stop()
         raise
     return process
@@ -151,13 +151,13 @@ def start_supernode(
     port: int,
     name: str = "site",
 ) -> Process:
-    """Start a site; it looks for the server until it is there. Raises MachineError, when the port is taken.
+    """Start a site, which tries to connect until the server is there. Raises MachineError for a taken port.
 
-    ``config`` of the node has shard, state and name; ``key`` is None without TLS; ``port`` is of loopback, for the
+    ``config`` of the node has shard, state and name; ``key`` is None without TLS; ``port`` of loopback connects the
     site's own processes.
     """
     check_port("127.0.0.1", port, "--port")
-    words = " ".join(f"{k}={json.dumps(str(v))}" for k, v in config.items())
+    words = " ".join(k + "=" + json.dumps(str(v)) for k, v in config.items())
     command = [
         program("flower-supernode"),
         "--superlink",
@@ -167,7 +167,10 @@ def start_supernode(
         "--node-config",
         words,
     ]
-    command += ["--insecure"] if address.ca is None else ["--root-certificates", str(address.ca)]
+    if address.ca is None:
+        command.append("--insecure")
+    else:
+        command += ["--root-certificates", str(address.ca)]
     if key is not None:
         command += ["--auth-supernode-private-key", str(key)]
     return start(name, command, folder)
@@ -176,11 +179,13 @@ def start_supernode(
 @contextmanager
 def connection(address: Address) -> Iterator[dict[str, str]]:
     """The environment of ``flwr`` with one connection, ``fedcache``."""
+    link: dict[str, Any] = {"address": str(address)}
+    if address.ca is None:
+        link["insecure"] = True
+    else:
+        link["root-certificates"] = str(address.ca)
     with tempfile.TemporaryDirectory(prefix="fedcache-flower-") as folder:
-        trust = {"insecure": True} if address.ca is None else {"root-certificates": str(address.ca)}
-        table = {
-            "superlink": {"default": "fedcache", "fedcache": {"address": str(address), **trust}}
-        }
+        table = {"superlink": {"default": "fedcache", "fedcache": link}}
         (Path(folder) / "config.toml").write_text(tomli_w.dumps(table))
         yield environment(Path(folder))
 
@@ -194,11 +199,11 @@ for key in sys.argv[1:]:
     except Exception as error:
         print("FAILED", key, getattr(error, "message", error), flush=True)
 """
-"""Flower's own command for one key after the other: importing it takes longer than all of them."""
+"""Script that runs Flower's own command for every key, because importing Flower takes longer than all of them."""
 
 
 def register(address: Address, publics: Sequence[Path]) -> None:
-    """Tell the server of nodes' keys, also of those it knows already. Raises MachineError, with what Flower says."""
+    """Register the public keys of nodes at the server; known ones stay. Raises MachineError with Flower's message."""
     if not publics:
         return
     with connection(address) as env:
@@ -210,23 +215,27 @@ def register(address: Address, publics: Sequence[Path]) -> None:
             timeout=300,
             check=False,
         )
-    said = [
+    # Flower reports a known key as a failure too, which is none here.
+    failures = "; ".join(
         line
         for line in done.stdout.splitlines()
         if line.startswith("FAILED") and "already" not in line.lower()
-    ]
-    if done.returncode or said:
+    )
+    if done.returncode or failures:
+        why = failures or done.stderr.strip()[-500:]
         raise MachineError(
-            f"Keys were not registered: {'; '.join(said) or done.stderr.strip()[-500:]}",
+            f"Keys were not registered: {why}",
             "fedcache flower keys --out KEYS --sites NAME   makes some that can be.",
         )
 
 
-def run_app(path: Path, address: Address, told: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def run_app(
+    path: Path, address: Address, on_words: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
     """Start a run of an app and follow its log until it ends; returns its last words, ``done`` or ``error``.
 
-    ``told`` is called with every note and warning of the run. Raises MachineError, when the run cannot be started or is
-    lost on its way.
+    ``on_words`` is called with every note and warning of the run. Raises MachineError if the run cannot be started or
+    ends without last words.
     """
     if not address.check():
         raise MachineError(
@@ -246,6 +255,7 @@ def run_app(path: Path, address: Address, told: Callable[[dict[str, Any]], None]
         )
         try:
             assert process.stdout is not None
+            # Lines with the mark are messages of fedcache; the others are Flower's log, kept for an error message.
             for line in process.stdout:
                 _, mark, words = line.rstrip("\n").partition(MARK)
                 if not mark:
@@ -258,7 +268,7 @@ def run_app(path: Path, address: Address, told: Callable[[dict[str, Any]], None]
                 if "done" in found or "error" in found:
                     last = found
                     break
-                told(found)
+                on_words(found)
         finally:
             process.terminate()
             try:
@@ -267,9 +277,9 @@ def run_app(path: Path, address: Address, told: Callable[[dict[str, Any]], None]
                 process.kill()
                 process.wait()
     if not last:
+        log = "\n".join(line for line in lines if line.strip())
         raise MachineError(
-            "The run ended without a word of how:\n"
-            + "\n".join(x for x in lines if x.strip())[-1500:],
+            f"The run ended without a word of how:\n{log[-1500:]}",
             "Look at the server's log; the same command again goes on after the last whole round.",
         )
     return last

@@ -1,7 +1,7 @@
-"""Plan of a federation: checked against what sites can do, and kept as a Flower app in a directory.
+"""Plan of a federation: its checks, and its form on disk as a Flower app.
 
-An app is a configuration, flat words and numbers as Flower has them, and two lines of Python that are the same for
-every method.
+An app is a flat configuration of words and numbers, as Flower requires, and two lines of Python that are equal for all
+methods.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ TRAIN = (
     "max_share",
     "max_row_norm",
 )
-"""Fields of ``TrainConfig`` that an app has."""
+"""Fields of ``TrainConfig`` in an app."""
 
 PACKAGE = "fedcache_app"
 NEEDS = "flwr>=1.41,<1.42"
@@ -72,14 +72,15 @@ README = """# {name}
 
 
 def why_not(method: Method, hp: Hp) -> str | None:
-    """What keeps a method from running over sites, in words; None for one that exchanges only uploads."""
+    """Why a method cannot run over sites, in words; None for one that exchanges only uploads."""
     needs = method.reads(hp)
     if method.central:
         return "it trains on all clients' rows in one place"
     if "public" in needs:
         return "its clients share a public set of rows"
-    if live := sorted(needs & {"pixels", "text tower", "image tower"}):
-        return f"its clients need {' and '.join(live)}, and shards hold features"
+    live = " and ".join(sorted(needs & {"pixels", "text tower", "image tower"}))
+    if live:
+        return f"its clients need {live}, and shards hold features"
     if method.deploy is not keep_down:
         return "its models are scored after a probe on all clients' rows"
     if method.protocol(hp) == "everywhere":
@@ -94,38 +95,37 @@ def why_not(method: Method, hp: Hp) -> str | None:
 
 
 def check_suited(method: Method, hp: Hp, config: TrainConfig) -> None:
-    """Refuse what cannot run over sites. Raises UsageError, with the reason."""
-    if (why := why_not(method, hp)) is not None:
-        raise UsageError(
-            f"{method.name} does not run over sites: {why}.", IN_PROCESS.format(method.name)
-        )
+    """Refuse methods and options that cannot run over sites. Raises UsageError, with the reason."""
+    simulation = IN_PROCESS.format(method.name)
+    why = why_not(method, hp)
+    if why is not None:
+        raise UsageError(f"{method.name} does not run over sites: {why}.", simulation)
     if config.attack is not None:
         raise UsageError(
             "--attack makes clients lie in a simulation; sites are real.",
-            IN_PROCESS.format(method.name) + f" --attack {shell_word(config.attack)}",
+            f"{simulation} --attack {shell_word(config.attack)}",
         )
     if config.dp_clip is not None or config.dp_noise is not None:
         raise UsageError(
             "--dp-clip accounts for what is made of uploads, and sites tell their rows, classes and right answers too, "
             "and see in which rounds they are asked.",
-            IN_PROCESS.format(method.name)
-            + " --dp-clip 1 --dp-noise 1 --dp-seed 0   shows what noise costs",
+            f"{simulation} --dp-clip 1 --dp-noise 1 --dp-seed 0   shows what noise costs",
         )
+    # Sampling and timing are options of a simulation; those at their defaults may stay.
     plain = TrainConfig()
-    simulated = (*SAMPLING_OPTIONS, *TIMING_OPTIONS)
-    options = {
-        _option(name): getattr(config, name)
-        for name in simulated
-        if getattr(config, name) != getattr(plain, name)
-    }
+    options = {}
+    for name in (*SAMPLING_OPTIONS, *TIMING_OPTIONS):
+        value = getattr(config, name)
+        if value != getattr(plain, name):
+            options[_option(name)] = shell_word(value)
     if options:
-        given = [f"{option} {shell_word(value)}" for option, value in options.items()]
+        words = [f"{option} {value}" for option, value in options.items()]
         raise UsageError(
             f"{', '.join(options)} simulates who takes part or how long that takes; sites are real.",
-            " ".join([IN_PROCESS.format(method.name), *given]),
+            " ".join([simulation, *words]),
         )
-    dealt = ("client_backbones", "client_set", "domain", "partition")
-    given = [_option(name) for name in dealt if getattr(config, name)]
+    of_partition = ("client_backbones", "client_set", "domain", "partition")
+    given = [_option(name) for name in of_partition if getattr(config, name)]
     if given:
         raise UsageError(
             f"{', '.join(given)} deals what sites already hold.",
@@ -140,39 +140,33 @@ def _option(name: str) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run, or a grid of runs that travel together, and how long the server waits."""
+    """A run, or a grid of runs that share their messages, and how long the server waits."""
 
     train: (
         TrainConfig  # of every point; ``execution`` is ``sequential``, as each site is one client
     )
     sweep: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # hyperparameter -> values
-    sites: int = 2  # how many the federation is of
-    start_with: int | None = (
-        None  # how many are enough to begin when ``wait`` is over; None for all
-    )
-    like: str = (
-        ""  # name of the site that the others must agree with; "" for more than half of them
-    )
-    quorum: int = 1  # sites without whose sound uploads a round does not count
+    sites: int = 2  # number of sites
+    start_with: int | None = None  # sites that are enough when ``wait`` is over; None for all
+    like: str = ""  # name of the site that the others must agree with; "" for the majority
+    quorum: int = 1  # least valid uploads of a round
     wait: float = 120.0  # seconds for the sites to come
     timeout: float = 600.0  # seconds for an answer
-    runs: str = (
-        ""  # directory of results, on the server's machine; "" for the one under its FEDCACHE_HOME
-    )
-    fresh: bool = False  # run again although results are there
-    secure: bool = (
-        False  # whether the server is given the sum of a round's uploads and no single one
-    )
-    secure_bound: float = BOUND  # within which every number of an upload must lie then
-    answer: str = ""  # file that is told how it ended, on the server's machine; "" for none
+    runs: str = ""  # directory of results, on the server; "" for the one under its FEDCACHE_HOME
+    fresh: bool = False  # run again although results are stored
+    secure: bool = False  # whether the server gets the sum of a round's uploads only
+    secure_bound: float = BOUND  # largest absolute value in an upload with ``secure``
+    answer: str = ""  # file for the end of the run, on the server; "" for none
 
     @property
     def terms(self) -> Terms:
-        """How the server waits."""
-        first = self.sites if self.start_with is None else self.start_with
+        """The waiting times and numbers of sites."""
+        start_with = self.start_with
+        if start_with is None:
+            start_with = self.sites
         return Terms(
             self.sites,
-            first,
+            start_with,
             self.quorum,
             self.wait,
             self.timeout,
@@ -184,21 +178,23 @@ class Plan:
     def points(self) -> list[tuple[dict[str, str], TrainConfig]]:
         """Every combination of the swept values, and its configuration.
 
-        Where nothing is said a malformed upload costs its site the round and nobody else; under secure aggregation
-        nothing can be taken out of a sum.
+        By default an invalid upload is left out of its round. With secure aggregation it ends the run, because it
+        cannot be taken out of a sum.
         """
-        on_bad = self.train.on_bad_update or ("fail" if self.secure else "reject")
+        on_bad = self.train.on_bad_update
+        if on_bad is None and self.secure:
+            on_bad = "fail"
         made = []
         for values in itertools.product(*self.sweep.values()):
             swept = dict(zip(self.sweep, values, strict=True))
             named = {split_key(k)[1]: v for k, v in swept.items()}
-            made.append(
-                (swept, replace(self.train, set={**self.train.set, **named}, on_bad_update=on_bad))
-            )
+            settings = {**self.train.set, **named}
+            config = replace(self.train, set=settings, on_bad_update=on_bad or "reject")
+            made.append((swept, config))
         return made
 
     def checked(self) -> Plan:
-        """Itself, when everything can be. Raises UsageError."""
+        """Itself, after all checks. Raises UsageError."""
         if self.train.method is None:
             raise UsageError("No method was named.", "For example --method fed3r")
         method = find_method(self.train.method)
@@ -207,14 +203,13 @@ class Plan:
         parse_seeds(self.train.seeds)
         parse_participation(self.train.participation)
         check_sweeps([self.train.method], self.sweep)
-        strange = [
-            k for k in self.sweep if split_key(k)[0] != "set" or split_key(k)[1] == "feat_post"
-        ]
-        if strange:
-            raise UsageError(
-                f"--sweep {strange[0]}: a grid that travels in one message varies what heads are trained with.",
-                f"Run it once for each: fedcache flower app {_option(strange[0])} VALUE",
-            )
+        for key in self.sweep:
+            place, name = split_key(key)
+            if place != "set" or name == "feat_post":
+                raise UsageError(
+                    f"--sweep {key}: a grid that travels in one message varies what heads are trained with.",
+                    f"Run it once for each: fedcache flower app {_option(key)} VALUE",
+                )
         for _, config in self.points:
             check_suited(method, method.resolve(config.preset, config.set), config)
         terms = self.terms
@@ -238,21 +233,18 @@ class Plan:
         return self
 
     def _check_secure(self, method: Method) -> None:
-        """Refuse what secure aggregation cannot do. Raises UsageError."""
+        """Refuse a plan that secure aggregation does not support or would not protect. Raises UsageError."""
         for _, config in self.points:
-            check_secure(
-                method,
-                method.resolve(config.preset, config.set),
-                policy_from_config(config, method),
-            )
-        asked = parse_participation(participation_text(self.train, method, self.sites))
-        a_round = clients_per_round(asked, self.sites)
+            hp = method.resolve(config.preset, config.set)
+            check_secure(method, hp, policy_from_config(config, method))
+        participation = parse_participation(participation_text(self.train, method, self.sites))
+        a_round = clients_per_round(participation, self.sites)
         if min(self.sites, a_round) < LEAST_SITES:
             raise UsageError(
                 f"--secure with fewer than {LEAST_SITES} sites a round: their sum tells what each sent.",
                 f"--sites {LEAST_SITES} or more, and --participation all",
             )
-        # Sums of the same uploads over other sites differ by what single sites sent.
+        # Two sums over different sites differ by the uploads of single sites.
         if a_round < self.sites:
             raise UsageError(
                 f"--secure with {a_round} of {self.sites} sites a round: two sums over different sites differ by what "
@@ -271,41 +263,41 @@ class Plan:
             )
 
     def to_config(self) -> dict[str, str | int | float | bool]:
-        """Flat, for ``[tool.flwr.app.config]``; ``flwr run --run-config`` changes what is in it."""
+        """Flat, for ``[tool.flwr.app.config]``; ``flwr run --run-config`` can override it."""
         table = to_table(self.train)
+        values = {name: table.get(name, "") for name in TRAIN}
+        values["set"] = " ".join(f"{k}={v}" for k, v in self.train.set.items())
+        values["sweep"] = " ".join(k + "=" + ",".join(v) for k, v in self.sweep.items())
+        for f in fields(self):
+            if f.name not in ("train", "sweep"):
+                values[f.name] = getattr(self, f.name)
         made: dict[str, str | int | float | bool] = {}
-        for name in TRAIN:
-            value = table.get(name, "")
-            made[name.replace("_", "-")] = ",".join(value) if isinstance(value, list) else value
-        made["set"] = " ".join(f"{k}={v}" for k, v in self.train.set.items())
-        made["sweep"] = " ".join(f"{k}={','.join(v)}" for k, v in self.sweep.items())
-        for name in (f.name for f in fields(self) if f.name not in ("train", "sweep")):
-            value = getattr(self, name)
-            made[name.replace("_", "-")] = "" if value is None else value
+        for name, value in values.items():
+            if value is None:
+                value = ""
+            elif isinstance(value, list):
+                value = ",".join(value)
+            made[name.replace("_", "-")] = value
         return made
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Plan:
-        """The inverse of ``to_config``; what is "" was not given. Raises UsageError."""
+        """The inverse of ``to_config``; "" stands for an option at its default. Raises UsageError."""
         given = {k.replace("-", "_"): v for k, v in config.items() if v != ""}
         settings = dict(pair.split("=", 1) for pair in str(given.pop("set", "")).split())
-        sweep = {
-            k: tuple(v.split(","))
-            for k, v in (p.split("=", 1) for p in str(given.pop("sweep", "")).split())
-        }
-        own = {f.name for f in fields(cls)}
-        train = {k: v for k, v in given.items() if k not in own}
-        for name in ("participation", "seeds"):
-            if name in train:  # `--run-config seeds=3` is a number to Flower
-                train[name] = str(train[name])
+        swept = dict(pair.split("=", 1) for pair in str(given.pop("sweep", "")).split())
+        sweep = {key: tuple(values.split(",")) for key, values in swept.items()}
+        # Flower turns words like `--run-config seeds=3` into numbers.
+        for name in ("participation", "seeds", "like"):
+            if name in given:
+                given[name] = str(given[name])
+        names = {f.name for f in fields(cls)}
+        own = {k: v for k, v in given.items() if k in names}
+        train = {k: v for k, v in given.items() if k not in names}
         section = {**train, "set": settings, "execution": "sequential", "device": "cpu"}
         try:
-            rest: dict[str, Any] = {
-                k: str(v) if k == "like" else v for k, v in given.items() if k in own
-            }
-            return cls(
-                resolve(TrainConfig, section, {}, "the app's configuration"), sweep, **rest
-            ).checked()
+            made = resolve(TrainConfig, section, {}, "the app's configuration")
+            return cls(made, sweep, **own).checked()
         except TypeError as error:
             raise UsageError(
                 f"The app's configuration has a wrong value: {error}.",
@@ -318,11 +310,11 @@ class App:
     """An app on disk."""
 
     path: Path  # its directory
-    plan: Plan  # what it does
+    plan: Plan
 
 
 def write_app(plan: Plan, path: Path) -> App:
-    """Write the app of a plan, also over an older one. Raises UsageError, when another thing lies there."""
+    """Write the app of a plan, also over an older app. Raises UsageError for a path with other files."""
     path = path.expanduser().resolve()
     if path.exists() and (not path.is_dir() or any(path.iterdir())) and not _ours(path):
         raise UsageError(
@@ -330,6 +322,7 @@ def write_app(plan: Plan, path: Path) -> App:
             "Choose another place: fedcache flower app --out DIR",
         )
     name = f"fedcache-{plan.train.method}"[:32]
+    # Flower packs this folder and sends it to the sites, which import fedcache from their own installation.
     table = {
         "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
         "project": {
@@ -369,7 +362,7 @@ def write_app(plan: Plan, path: Path) -> App:
 
 
 def read_app(path: Path) -> App:
-    """The app of a directory. Raises UsageError, when there is none."""
+    """The app of a directory. Raises UsageError for a directory without an app."""
     file = path / "pyproject.toml"
     try:
         table = parse_toml(file.read_text())

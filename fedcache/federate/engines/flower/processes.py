@@ -1,6 +1,6 @@
-"""Flower's programs as processes: quiet, in a group of their own, with a log, and gone when they are told to go.
+"""Flower's programs as processes with a log, which end reliably with fedcache; and the keys of a federation.
 
-Whether Flower is installed is asked before anything is started, and before it is imported.
+``need_flower`` checks the installation before anything is started or imported.
 """
 
 from __future__ import annotations
@@ -33,12 +33,15 @@ LOW = (1, 41)
 HIGH = (1, 42)
 INSTALL = "pip install 'fedcache[flower]'"
 
+START_WITHIN = 60.0
+"""Seconds for a program to open its port."""
+
 GRACE = 8.0
-"""Seconds between asking a process to stop and stopping it."""
+"""Seconds between the request to stop a process and its end by force."""
 
 
 def need_flower() -> str:
-    """Flower's version. Raises MachineError without Flower, or with one that works otherwise."""
+    """Flower's version. Raises MachineError without Flower, or with an unsupported version."""
     try:
         found = version("flwr")
     except PackageNotFoundError:
@@ -52,10 +55,10 @@ def need_flower() -> str:
 
 
 def program(name: str) -> str:
-    """The path of one of Flower's programs, beside this Python or on the path. Raises MachineError."""
+    """The path of one of Flower's programs, in the folder of this Python or on PATH. Raises MachineError."""
     need_flower()
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    found = shutil.which(name, path=path)
     if found is None:
         raise MachineError(f"{name} of Flower is not where Python's programs are.", INSTALL)
     return found
@@ -63,23 +66,22 @@ def program(name: str) -> str:
 
 def environment(flwr_home: Path) -> dict[str, str]:
     """The environment of every Flower process: no telemetry, no update check, no installation, a folder of its own."""
-    beside = str(Path(sys.executable).parent)
+    programs = str(Path(sys.executable).parent)
     return {
         **os.environ,
         **QUIET,
         "FLWR_HOME": str(flwr_home),
         # Flower starts its own programs by name.
-        "PATH": os.pathsep.join([beside, os.environ.get("PATH", "")]),
+        "PATH": os.pathsep.join([programs, os.environ.get("PATH", "")]),
         "PYTHONUNBUFFERED": "1",
     }
 
 
 def end_with_parent(grace: float = GRACE) -> None:
-    """End this process, one of Flower's, ``grace`` seconds after the one that started it.
+    """End this process of Flower ``grace`` seconds after the process that started it.
 
-    Flower sends such a process SIGINT when the process that ``--parent-pid`` names is gone. It may then wait without
-    end for an answer of the server that was killed: a ServerApp would go on beside that of the next start, in the
-    same directory.
+    Flower sends a process SIGINT when the process of ``--parent-pid`` has ended. But the process may then wait forever
+    for an answer of the killed server, and work in the same directory as the ServerApp of the next start.
     """
     words = sys.argv
     if "--parent-pid" not in words[:-1]:
@@ -100,8 +102,8 @@ class Process:
     """A running program of Flower."""
 
     name: str  # for messages
-    popen: subprocess.Popen[bytes]  # of it
-    log: Path  # what it prints
+    popen: subprocess.Popen[bytes]
+    log: Path  # file of its output
 
     @property
     def alive(self) -> bool:
@@ -116,12 +118,12 @@ class Process:
             return ""
 
     def ask_to_stop(self) -> None:
-        """SIGTERM to it; it takes what it has started with it."""
+        """Send SIGTERM; the program then ends its own child processes."""
         if self.alive:
             self.popen.terminate()
 
     def stop(self) -> None:
-        """Stop it and everything that it has started, by their numbers."""
+        """Stop the program and all of its child processes, by their process numbers."""
         begun = descendants(self.popen.pid)
         self.ask_to_stop()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -129,14 +131,15 @@ class Process:
         self._kill(begun)
 
     def kill(self) -> None:
-        """Kill it and everything that it has started, at once."""
+        """Kill the program and all of its child processes at once."""
         self._kill(descendants(self.popen.pid))
 
     def _kill(self, begun: Mapping[int, str]) -> None:
         if self.alive:
             self.popen.kill()
         for pid, since in begun.items():
-            if since == _since(pid):  # and not another process that has been given its number
+            # The start time tells the process from a later one with the same number.
+            if since == _since(pid):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -149,13 +152,13 @@ ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 if os.getppid() == int(sys.argv[1]):
     os.execvp(sys.argv[2], sys.argv[2:])
 """
-"""Becomes a program that Linux kills when its parent ends (1 is PR_SET_PDEATHSIG), however that ends: a SuperLink
-that outlives a killed command keeps its port, and the same command could not be run again. Python's ``preexec_fn``
-would do it without a second start, but may hang where there are threads."""
+"""Script that runs a program which Linux kills when its parent ends, also by a kill (1 is PR_SET_PDEATHSIG). Otherwise
+a SuperLink could outlive a killed command and keep its port, so that the same command fails. Python's ``preexec_fn``
+would need no second process, but can hang with threads."""
 
 
 def ends_with_us(command: Sequence[str]) -> list[str]:
-    """The command, as one that ends when the thread that starts it does, killed or not; on Linux alone."""
+    """The command, wrapped so that on Linux it ends with the thread that starts it."""
     if sys.platform != "linux":
         return list(command)
     return [sys.executable, "-S", "-c", ENDS_WITH, str(os.getpid()), *command]
@@ -189,22 +192,24 @@ def stop_all(processes: Sequence[Process]) -> None:
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """Everything that a process has started, and when each began, where the system tells (Linux); else nothing."""
-    parents: dict[int, list[int]] = {}
+    """Child processes of a process at all levels -> their start times; {} on systems other than Linux."""
+    children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
-        if fields := _stat(int(entry.name)):
-            parents.setdefault(int(fields[1]), []).append(int(entry.name))
+        fields = _stat(int(entry.name))
+        if fields:
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
     found = []
     todo = [pid]
     while todo:
-        begun = parents.get(todo.pop(), [])
+        begun = children.get(todo.pop(), [])
         found += begun
         todo += begun
-    return {child: since for child in found if (since := _since(child))}
+    times = {child: _since(child) for child in found}
+    return {child: since for child, since in times.items() if since}
 
 
 def _stat(pid: int) -> list[str]:
-    """What Linux says of a process after its name; [] when it is gone."""
+    """The fields of /proc/PID/stat after the name of the process; [] if it has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -212,6 +217,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def _since(pid: int) -> str:
+    """The start time of a process, in ticks since boot; "" if it has ended."""
     fields = _stat(pid)
     if len(fields) > 19:
         return fields[19]
@@ -219,7 +225,7 @@ def _since(pid: int) -> str:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens at."""
+    """A free port of the loopback interface."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
@@ -227,7 +233,10 @@ def free_port() -> int:
 
 def check_port(host: str, port: int, option: str) -> None:
     """Refuse a port that is taken. Raises MachineError, with a port that is free."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as s:
+    family = socket.AF_INET
+    if ":" in host:
+        family = socket.AF_INET6
+    with socket.socket(family, socket.SOCK_STREAM) as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             s.bind((host, port))
@@ -238,33 +247,35 @@ def check_port(host: str, port: int, option: str) -> None:
             ) from error
 
 
-def wait_for_port(process: Process, host: str, port: int, seconds: float = 60.0) -> None:
-    """Wait until a process listens. Raises MachineError, with the end of its log, when it ends first or is late."""
-    last = time.monotonic() + seconds
-    while time.monotonic() < last:
-        if not process.alive:
-            break
+def wait_for_port(process: Process, host: str, port: int) -> None:
+    """Wait until a process listens. Raises MachineError, with the end of its log, if it ends first or is late."""
+    last = time.monotonic() + START_WITHIN
+    while time.monotonic() < last and process.alive:
         with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1.0):
             return
         time.sleep(0.2)
-    if process.alive:
-        what = "did not open its port"
-    else:
+    raise failure_of(process, "did not open its port")
+
+
+def failure_of(process: Process, what: str) -> MachineError:
+    """The error for a process that ended by itself, or that is alive and failed in words ``what``."""
+    if not process.alive:
         what = f"ended with {process.popen.returncode}"
-    raise MachineError(
-        f"{process.name} {what}:\n{process.tail()}", f"Its whole log is {process.log}"
-    )
+    message = f"{process.name} {what}:\n{process.tail()}"
+    return MachineError(message, f"Its whole log is {process.log}")
 
 
-# A local certificate authority, the server's certificate, and a key for every site: TLS and who
-# may take part.
+# Keys of a federation: a local certificate authority, the server's certificate, and a key for every
+# site. They give TLS, and the list of sites that may take part.
 #
-# KEYS/ca.crt what everybody checks the server with KEYS/ca.key signs; stays where it is, and
-# nobody needs it to run KEYS/server.crt|key the server's KEYS/nodes/NAME.pub what the server knows
-# a site by KEYS/sites/NAME/ node.key and ca.crt: hand this folder to that site, and nothing else
+#     KEYS/ca.crt          certificate of the authority, with which sites check the server
+#     KEYS/ca.key          its private key; nothing that runs needs it
+#     KEYS/server.crt|key  certificate and key of the server
+#     KEYS/nodes/NAME.pub  public key of a site, for the server
+#     KEYS/sites/NAME/     node.key and ca.crt: the folder to hand to that site, and nothing else
 
 
-with suppress(ImportError):  # it comes with Flower: ``need_flower`` says what to install
+with suppress(ImportError):  # a dependency of Flower; ``need_flower`` reports it if it is missing
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -278,10 +289,10 @@ with suppress(ImportError):  # it comes with Flower: ``need_flower`` says what t
     )
 
 DAYS = 825
-"""Of validity: what TLS clients accept at most of a certificate that is not the web's."""
+"""Validity of a certificate in days: the most that TLS clients accept from a private authority."""
 
 ALWAYS = ("127.0.0.1", "localhost")
-"""What every certificate of a server is also for."""
+"""Hosts that every certificate of a server includes."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -307,15 +318,15 @@ class Keys:
         return {p.stem: p for p in sorted((self.path / "nodes").glob("*.pub"))}
 
     def site(self, name: str) -> Path:
-        """What that site is handed."""
+        """The folder to hand to that site."""
         return self.path / "sites" / name
 
 
 def make_keys(path: Path, sites: Sequence[str], hosts: Sequence[str]) -> Keys:
-    """Make what is missing of a folder of keys; the authority and the keys that are there stay.
+    """Make the missing keys of a folder; the authority and existing keys stay.
 
-    ``hosts`` are addresses and names at which sites reach the server; loopback is always among them. Raises UsageError
-    for a site's name that is none; MachineError without Flower.
+    ``hosts`` are addresses and names at which sites reach the server; loopback is always added. Raises UsageError for
+    an illegal name of a site; MachineError without Flower.
     """
     need_flower()
     for name in sites:
@@ -330,37 +341,41 @@ def make_keys(path: Path, sites: Sequence[str], hosts: Sequence[str]) -> Keys:
         make_private(folder)
     ca_key, ca = _authority(keys)
     certificate, private = keys.server
+    # A certificate is made for its addresses, so new addresses need a new one.
     if hosts or not certificate.exists():
         key = ec.generate_private_key(ec.SECP384R1())
         _write_private(private, key)
-        write_output(certificate, _signed(key, ca_key, ca, tuple(dict.fromkeys((*hosts, *ALWAYS)))))
+        addresses = tuple(dict.fromkeys((*hosts, *ALWAYS)))
+        write_output(certificate, _signed(key, ca_key, ca, addresses))
     for name in sites:
         folder = keys.site(name)
         make_private(folder)
         write_output(folder / "ca.crt", keys.ca.read_bytes())
-        if (folder / "node.key").exists() and (keys.path / "nodes" / f"{name}.pub").exists():
+        private = folder / "node.key"
+        public = keys.path / "nodes" / f"{name}.pub"
+        if private.exists() and public.exists():
             continue
         node = ec.generate_private_key(ec.SECP384R1())
-        _write_private(folder / "node.key", node, ssh=True)
-        public = node.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-        write_output(keys.path / "nodes" / f"{name}.pub", public + b" " + name.encode() + b"\n")
+        _write_private(private, node, ssh=True)
+        raw = node.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+        write_output(public, raw + b" " + name.encode() + b"\n")
     return keys
 
 
 def read_keys(path: Path) -> Keys:
-    """The keys of a folder, for a server. Raises UsageError, when something is missing."""
+    """The keys of a folder, for a server. Raises UsageError for a missing file."""
     keys = Keys(path.expanduser().resolve())
-    missing = [p.name for p in (keys.ca, *keys.server) if not p.exists()]
+    missing = ", ".join(p.name for p in (keys.ca, *keys.server) if not p.exists())
     if missing:
         raise UsageError(
-            f"{path} lacks {', '.join(missing)}.",
+            f"{path} lacks {missing}.",
             f"fedcache flower keys --out {shell_word(path)} --sites a,b,c --host ADDRESS",
         )
     return keys
 
 
 def read_site_keys(path: Path) -> tuple[Path, Path]:
-    """Certificate and node's key that a site was handed. Raises UsageError, when something is missing or no key."""
+    """The files ca.crt and node.key of a site. Raises UsageError for a missing or malformed file."""
     need_flower()
     ca = path.expanduser().resolve() / "ca.crt"
     key = path.expanduser().resolve() / "node.key"
@@ -383,9 +398,8 @@ def _authority(keys: Keys) -> tuple[Any, Any]:
     """Key and certificate of the authority, made once."""
     path = keys.path / "ca.key"
     if path.exists() and keys.ca.exists():
-        return load_pem_private_key(path.read_bytes(), None), x509.load_pem_x509_certificate(
-            keys.ca.read_bytes()
-        )
+        known = load_pem_private_key(path.read_bytes(), None)
+        return known, x509.load_pem_x509_certificate(keys.ca.read_bytes())
     key = ec.generate_private_key(ec.SECP384R1())
     name = _name("fedcache local authority")
     made = (
@@ -458,9 +472,8 @@ def _usage(*, sign: bool) -> Any:
 
 def _write_private(path: Path, key: Any, *, ssh: bool = False) -> None:
     """A private key, readable by its owner alone."""
+    form = PrivateFormat.PKCS8
     if ssh:
         form = PrivateFormat.OpenSSH
-    else:
-        form = PrivateFormat.PKCS8
     write_output(path, key.private_bytes(Encoding.PEM, form, NoEncryption()))
     path.chmod(0o600)

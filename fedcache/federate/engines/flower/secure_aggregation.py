@@ -1,12 +1,12 @@
 """Secure aggregation by Flower's SecAgg+ (Bell et al., CCS 2020): the server learns a round's sum and no single upload.
 
-One round is four exchanges with every site: public keys, encrypted shares of secrets, the masked vector, and the shares
-that take the masks off the sum of the vectors that arrived. All of the protocol is Flower's (``SecAggPlusWorkflow`` at
-the server, ``secaggplus_mod`` at the sites); this module hands it the vectors of ``masking`` and reads the sum.
+One round has four exchanges with every site: public keys, encrypted shares of secrets, the masked vector, and the
+shares that remove the masks from the sum of the received vectors. The protocol is Flower's (``SecAggPlusWorkflow`` at
+the server, ``secaggplus_mod`` at the sites). This module passes it the vectors of ``masking`` and reads the sum.
 
-It protects as far as Flower does. Flower 1.41 folds the key of every mask to 32 bits before it draws the mask
-(``pseudo_rand_gen``), so whoever keeps the messages and searches 2^32 seeds can take masks off; and the server is
-believed to follow the protocol (honest but curious).
+The protection is that of Flower. Flower 1.41 reduces the key of every mask to 32 bits before it draws the mask
+(``pseudo_rand_gen``), so an attacker who records the messages can remove masks by trying 2^32 seeds. The server is
+assumed to follow the protocol (honest but curious).
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from fedcache.parsing import parse_json
 
 
 def least_that_stay(sites: int) -> int:
-    """How many of a round's sites must stay to its end: two thirds, and never so few that their sum tells on one.
+    """The number of sites that must stay to the end of a round: two thirds, and at least ``LEAST_SITES``.
 
-    So many shares give back the secrets of a site that left.
+    It is also the number of shares that reveal the secrets of a site that left.
     """
     return max(LEAST_SITES, -(-2 * sites // 3))
 
@@ -65,38 +65,38 @@ STAGES = (
 
 
 class MessageExchange(Protocol):
-    """What sends one Flower message to each node and waits: ``transport.FlowerTransport``."""
+    """Sends one Flower message to each node and waits for the answers; ``transport.FlowerTransport`` is one."""
 
     bytes_down: int
     bytes_up: int
 
     def exchange(self, messages: Mapping[int, Message], timeout: float) -> dict[int, Message | str]:
-        """What each node answers, or why it does not, in words."""
+        """The answer of each node, or why there is none, in words."""
 
 
 class _Round(FedAvg):  # type: ignore[misc]  # Flower is an extra that the linters do not have
-    """What SecAgg+ asks of a strategy: whom a round is sent to, and who hears its result."""
+    """The strategy of one round, in the form that SecAgg+ needs: the nodes to send to, and their answers."""
 
     def __init__(self, nodes: Iterable[int], grid: Grid) -> None:
         super().__init__()
         run_id = grid.run.run_id
-        self._asked = [
+        self._requests = [
             (GridClientProxy(node, grid, run_id), FitIns(Parameters([], ""), {})) for node in nodes
         ]
         self.answers: dict[int, FitRes] = {}
 
     def configure_fit(self, server_round: int, parameters: Parameters, client_manager: Any) -> Any:
-        """Every node of the round."""
-        return self._asked
+        """A request to every node of the round."""
+        return self._requests
 
     def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
-        """Keep the mean of the vectors, which each result holds, and who is in it."""
+        """Keep the answers of the nodes in the sum; each holds the mean of all vectors."""
         self.answers = {proxy.node_id: answer for proxy, answer in results}
         return None, {}
 
 
 class _Polled:
-    """A grid whose answers are looked for often, and whose errors and bytes are kept by node."""
+    """Grid for SecAgg+ that uses the transport's short polling interval, and keeps errors and bytes by node."""
 
     def __init__(self, transport: MessageExchange, grid: Grid) -> None:
         self._transport = transport
@@ -105,24 +105,27 @@ class _Polled:
 
     @property
     def run(self) -> Any:
-        """What Flower's proxies ask a grid for."""
+        """The run, which Flower's proxies read."""
         return self._grid.run
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """The sound answers to some messages; who did not give one is noted."""
-        asked = {message.metadata.dst_node_id: message for message in messages}
-        found = self._transport.exchange(asked, timeout or math.inf)
-        self.errors |= {node: why for node, why in found.items() if isinstance(why, str)}
-        sound = [answer for answer in found.values() if not isinstance(answer, str)]
-        self._transport.bytes_down += sum(map(_size, asked.values()))
-        self._transport.bytes_up += sum(map(_size, sound))
-        return sound
+        """The answers to some messages; nodes without an answer are added to ``errors``."""
+        requests = {message.metadata.dst_node_id: message for message in messages}
+        answers = []
+        for node, answer in self._transport.exchange(requests, timeout or math.inf).items():
+            if isinstance(answer, str):
+                self.errors[node] = answer
+            else:
+                answers.append(answer)
+        self._transport.bytes_down += sum(map(_size, requests.values()))
+        self._transport.bytes_up += sum(map(_size, answers))
+        return answers
 
 
 def _size(message: Message) -> int:
-    """Bytes of what a message holds, without what the transport adds."""
+    """Bytes of the content of a message, without the overhead of the transport."""
     return sum(_bytes_of(value) for record in message.content.values() for value in record.values())
 
 
@@ -147,10 +150,10 @@ def secure_sum(
     """Run one round of SecAgg+ over some nodes.
 
     Args:
-        transport: what brings messages to nodes.
+        transport: carries messages to nodes.
         grid: of the running ServerApp.
-        contents: node -> what it is asked to fit, as ``to_record`` packs it.
-        bound: within which every number of a vector lies.
+        contents: node -> its ``fit`` request, as ``to_record`` packs it.
+        bound: largest absolute value of a number in a vector.
         number: of the round.
         timeout: seconds for each of the four exchanges.
     """
@@ -188,19 +191,19 @@ def secure_sum(
             failed = f"an answer in {name} is malformed ({type(error).__name__})"
         if failed:
             return SecureSum({}, torch.zeros(0), polled.errors, failed)
+        # The setup makes empty requests for the third stage; they get their content here.
         if stage == workflow.setup_stage:
             for node, content in contents.items():
                 progress.nid_to_fitins[node].update(content)
-    # What SecAgg+ gives is the mean over those whose vector arrived; it stands in each of their answers.
-    told = {node: _words(answer) for node, answer in round_.answers.items()}
+    # SecAgg+ writes the mean over the received vectors into the answer of each of their nodes.
+    words = {node: _words(answer) for node, answer in round_.answers.items()}
     mean = parameters_to_ndarrays(next(iter(round_.answers.values())).parameters)[0]
-    return SecureSum(
-        told, torch.from_numpy(np.asarray(mean, np.float64)) * len(told), polled.errors, ""
-    )
+    total = torch.from_numpy(np.asarray(mean, np.float64)) * len(words)
+    return SecureSum(words, total, polled.errors, "")
 
 
 def _words(answer: FitRes) -> dict[str, Any]:
-    """What a site says beside its vector; {} for what is no table, which answers no job."""
+    """The words that a site sent with its vector; {} if they are no table."""
     try:
         found = parse_json(str(answer.metrics.get("words")))
     except ValueError:
@@ -211,17 +214,18 @@ def _words(answer: FitRes) -> dict[str, Any]:
 
 
 def least_sites(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """A site's own check, before ``secaggplus_mod``: no round of so few sites that the sum tells on it.
+    """A site's own check before ``secaggplus_mod``: refuse a round whose sum would reveal its upload.
 
-    Raises ValueError; a site answers nothing to a round that it does not take part in.
+    Raises ValueError, so that the site sends no answer.
     """
     configs = message.content.config_records[RECORD_KEY_CONFIGS]
     if configs.get(Key.STAGE) == Stage.SETUP:
         sites, shares, needed = (
             configs[key] for key in (Key.SAMPLE_NUMBER, Key.SHARE_NUMBER, Key.THRESHOLD)
         )
-        fair = int(needed) >= LEAST_SITES and 2 * int(needed) > int(shares)
-        if not (int(sites) >= LEAST_SITES and int(shares) == int(sites) and fair):
+        # With half of the shares or less, two disjoint groups of sites could each reveal a secret.
+        hidden = int(needed) >= LEAST_SITES and 2 * int(needed) > int(shares)
+        if not (int(sites) >= LEAST_SITES and int(shares) == int(sites) and hidden):
             raise ValueError(
                 f"{needed} of {shares} shares among {sites} sites do not hide an upload"
             )
@@ -229,11 +233,12 @@ def least_sites(message: Message, context: Context, call_next: ClientAppCallable
 
 
 def vector_answer(message: Message, answer: SiteMessage) -> Message:
-    """A site's answer to the third exchange, which ``secaggplus_mod`` masks before it leaves.
+    """A site's answer to the third exchange, which ``secaggplus_mod`` masks before it is sent.
 
-    Raises ValueError for a site's refusal, which its log has: masked or not, nothing is sent then.
+    Raises ValueError for a site's refusal, so that nothing is sent; the refusal is in the site's log.
     """
-    if (refusal := refusal_of(answer)) is not None:
+    refusal = refusal_of(answer)
+    if refusal is not None:
         raise ValueError(str(refusal))
     vector = torch.cat([tree["vector"] for tree in answer.trees]).numpy()
     result = FitRes(

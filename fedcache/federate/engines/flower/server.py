@@ -1,9 +1,9 @@
-"""The loop of rounds over sites: what goes out, what comes back, who is missing. The server never sees a feature.
+"""Server of a federation: the rounds over real sites. The server never sees a feature.
 
-The runs are ``RunState`` as the in-process engine has them, over clients that have a name and a number of rows and no
-row. All points and seeds that a site takes part in travel in one message, because a message costs seconds whatever is
-in it. A site that does not answer, or whose upload is refused by update validation, is left out of the round and said
-so; what it holds stays as it was after the last round in which the server has its upload.
+Every run is a ``RunState`` as in the in-process engine; its clients have a name and a number of rows, but no rows. One
+message to a site carries all points and seeds that the site takes part in, because every message takes seconds. A site
+that does not answer, or whose upload is rejected, is left out of the round with a warning. Its client state stays as it
+was after the last round in which the server used its upload.
 """
 
 from __future__ import annotations
@@ -55,23 +55,22 @@ from fedcache.runs.loop import OpenRun, note_paper_choices, open_run, prepare_ru
 from fedcache.runs.run import Run
 from fedcache.store.files import digest_of
 
-# A round of secure aggregation as the server's loop takes it: for each job the pooled sums, and
-# who is in them.
+# A round of secure aggregation: for each job the summed uploads, and the clients in the sums.
 
 
 UPLOAD_BYTES = 8
-"""Of each number of a masked vector."""
+"""Bytes of a number in a masked vector."""
 
 
 @dataclass(frozen=True)
 class SummedUploads:
-    """What a server learns of a job's round."""
+    """The uploads of one round of a job under secure aggregation."""
 
-    clients: Sequence[int] = ()  # who is in the sums, in client order
+    clients: Sequence[int] = ()  # clients in the sums, in client order
     # as ``UploadPipeline.add_sum``
     sums: Mapping[str, tuple[Tensor, torch.dtype]] = field(default_factory=dict)
-    missing: Mapping[int, str] = field(default_factory=dict)  # client -> why it is not in them
-    failed: str = ""  # why there are no sums; "" when there are
+    missing: Mapping[int, str] = field(default_factory=dict)  # client -> why it is not in the sums
+    failed: str = ""  # why there are no sums; "" if there are
     sent: tuple[int, int] = (0, UPLOAD_BYTES)  # numbers that each client sent, and bytes of one
 
 
@@ -83,13 +82,15 @@ def summed_round(
     words: Callable[[Sequence[ServerJob], int], Mapping[str, Any]],
     bound: float,
 ) -> list[SummedUploads]:
-    """One round of every job. Jobs of the same clients travel together, as one vector.
+    """One round of every job. Jobs with the same clients share one message and one vector.
 
     Args:
-        sites: who takes part.
-        jobs: with ``samples``, the clients of their rounds, and ``downs``, what those are sent.
-        words: of the message with some jobs to a client.
-        bound: within which every number of a vector lies.
+        sites: the participating sites.
+        jobs: points and seeds.
+        samples: clients of the round of each job.
+        downs: broadcast of each job.
+        words: makes the words of a message with some jobs to a client.
+        bound: largest absolute value of a number in a vector.
     """
     found = [SummedUploads()] * len(jobs)
     groups: dict[tuple[int, ...], list[int]] = {}
@@ -111,59 +112,60 @@ def summed_round(
             )
         secure = [m.to_words() for m in maskings]
         messages = {}
-        places = {}
+        clients_of = {}
         for client in clients:
             node = sites.members[client].node
             message = words([jobs[g] for g in group], client)
             message = {**message, "weight": weights[client], "secure": secure}
             messages[node] = SiteMessage(message, [downs[g] for g in group])
-            places[node] = client
+            clients_of[node] = client
         number = jobs[group[0]].run.round + 1
-        got = sites.transport.ask_sum(messages, bound, number, sites.terms.timeout)
+        answer = sites.transport.ask_sum(messages, bound, number, sites.terms.timeout)
+        # The vectors of all jobs stand one after another in the sum.
         start = 0
         for place, (g, masking) in enumerate(zip(group, maskings, strict=True)):
-            part = got.total[start : start + masking.size]
+            part = answer.total[start : start + masking.size]
             start += masking.size
-            found[g] = _read(jobs[g], got, part, place, masking, downs[g], places, weights)
+            found[g] = _read(jobs[g], answer, part, place, masking, downs[g], clients_of, weights)
     return found
 
 
 def _read(
     job: ServerJob,
-    got: SecureSum,
+    answer: SecureSum,
     total: Tensor,
     place: int,
     masking: Masking,
     down: Tree,
-    places: Mapping[int, int],
+    clients_of: Mapping[int, int],
     weights: Mapping[int, float],
 ) -> SummedUploads:
-    """One job's part of a sum."""
-    missing = {places[node]: why for node, why in got.missing.items() if node not in got.words}
-    if got.failed:
-        return SummedUploads(missing=missing, failed=got.failed)
-    clients = sorted(places[node] for node in got.words)
-    for node, told in got.words.items():
+    """The part of a sum that belongs to one job; ``clients_of`` maps a node to its client."""
+    failed = answer.failed
+    for node, words in answer.words.items():
+        client = clients_of[node]
         try:
-            sound = job.answered(places[node], told["jobs"][place]) == job.run.round + 1
+            sound = job.answered(client, words["jobs"][place]) == job.run.round + 1
         except (LookupError, TypeError, ValueError):
             sound = False
-        if not sound:  # its vector cannot be taken out of the sum
-            return SummedUploads(
-                missing=missing, failed=f"client {places[node]} answered another round or job"
-            )
-    if len(total) != masking.size or not bool(torch.isfinite(total).all()):
-        return SummedUploads(
-            missing=missing, failed=f"the sum has {len(total)} finite numbers of {masking.size}"
-        )
+        # The sum is lost, because a single vector cannot be subtracted from it.
+        if not sound and not failed:
+            failed = f"client {client} answered another round or job"
+    size = len(total)
+    if not failed and (size != masking.size or not bool(torch.isfinite(total).all())):
+        failed = f"the sum has {size} finite numbers of {masking.size}"
+    missing = {clients_of[n]: why for n, why in answer.missing.items() if n not in answer.words}
+    if failed:
+        return SummedUploads(missing=missing, failed=failed)
+    clients = sorted(clients_of[node] for node in answer.words)
     sums = masking.sums(total, down, [weights[client] for client in clients])
     return SummedUploads(clients, sums, missing, sent=(masking.size, UPLOAD_BYTES))
 
 
 class Server:
-    """A federation as its server sees it; ``sites`` have been gathered.
+    """The server's side of a federation, after its ``sites`` were gathered.
 
-    With a ``secure_bound`` it is given sums of uploads alone, and every number of an upload lies within that bound.
+    With a ``secure_bound`` it gets only sums of uploads, whose numbers lie within that bound.
     """
 
     def __init__(self, sites: Sites, secure_bound: float | None = None) -> None:
@@ -180,21 +182,20 @@ class Server:
     ) -> ServerJob:
         """One point and seed, from the beginning or from a snapshot.
 
-        ``spec`` is as in ``engine.run``, and its data has no row: widths, views, classes and text are read of it.
+        ``spec`` is as in ``engine.run``; its data gives widths, views, classes and text, and has no rows.
         """
         clients = [rows_of(m.facts) for m in self.sites.members]
         leaves_out = spec.trust.on_bad == "reject"
-        # Where nothing is sent there is nothing to leave out.
+        silent = spec.method.uploads is sends_nothing
         trust = spec.trust
-        if spec.method.uploads is sends_nothing:
+        if silent:
             trust = replace(trust, on_bad="fail")
         run = RunState(spec.method, hp, spec.data, clients, spec.seed, spec.dtype, trust=trust)
-        run.keeps_uploads = self.secure_bound is None and spec.method.uploads is not sends_nothing
+        run.keeps_uploads = self.secure_bound is None and not silent
         run.start()
+        rounds = spec.rounds
         if spec.method.one_shot:
             rounds = 1
-        else:
-            rounds = spec.rounds
         made = ServerJob(job_id, run, rounds, spec.participation, on_round, leaves_out)
         made.shapes = {k: tuple(t.shape) for k, t in run.server.items()}
         if state is not None:
@@ -203,10 +204,10 @@ class Server:
         return made
 
     def train(self, jobs: Sequence[ServerJob], eval_every: int, common: Mapping[str, Any]) -> None:
-        """All rounds of all jobs, as many as are open in one message to each site; also scored every k-th round.
+        """All rounds of all jobs from ``start``; every ``eval_every``-th round and the last one are scored.
 
-        Each job, from ``start``, ends with ``evaluation`` or ``failed``. ``common`` are words of every message. Raises
-        FederatedRunError, when too few sites answer.
+        A round of all open jobs is one message to each site. Each job ends with ``evaluation`` or ``failed``.
+        ``common`` are words of every message. Raises FederatedRunError if too few sites answer.
         """
         while going := [job for job in jobs if job.open]:
             for member in self.sites.newcomers(going[0].run.round + 1):
@@ -217,9 +218,9 @@ class Server:
             answers = self._round(going, samples, downs, common)
             seconds = (time.perf_counter() - began) / len(going)
             ended = []
-            due = []
-            for job, sample, down, got in zip(going, samples, downs, answers, strict=True):
-                merged = self._merge(job, sample, down, got)
+            due = []  # jobs to score
+            for job, sample, down, answer in zip(going, samples, downs, answers, strict=True):
+                merged = self._merge(job, sample, down, answer)
                 if merged is None:
                     continue
                 ended.append((job, *merged))
@@ -238,13 +239,13 @@ class Server:
         downs: Sequence[Tree],
         common: Mapping[str, Any],
     ) -> Sequence[Mapping[int, Tree | str] | SummedUploads]:
-        """For each job the uploads of its clients, or why there is none; their sums under secure aggregation."""
+        """For each job: client -> its upload, or why there is none; with secure aggregation the sums."""
         if self.secure_bound is not None:
             to_client = partial(self._words, common=common, ahead=1)
             return summed_round(self.sites, jobs, samples, downs, to_client, self.secure_bound)
         found: list[dict[int, Tree | str]] = [{} for _ in jobs]
         messages = {}
-        about = {}
+        about = {}  # node -> its client, and the numbers of that client's jobs
         for client, member in enumerate(self.sites.members):
             mine = [g for g, sample in enumerate(samples) if client in sample]
             if mine:
@@ -262,11 +263,10 @@ class Server:
         return found
 
     def _checked(self, job: ServerJob, client: int, answer: SiteMessage, place: int) -> Tree | str:
-        """An upload that update validation accepts, or why it does not."""
+        """A valid upload, or why it is not valid."""
         try:
-            told = answer.words["jobs"][place]
             up = dict(answer.trees[place])
-            sent_in = job.answered(client, told)
+            sent_in = job.answered(client, answer.words["jobs"][place])
         except ValueError as error:
             return str(error)
         except (LookupError, TypeError) as error:
@@ -282,22 +282,26 @@ class Server:
         job: ServerJob,
         sample: Sequence[int],
         down: Tree,
-        got: Mapping[int, Tree | str] | SummedUploads,
+        answer: Mapping[int, Tree | str] | SummedUploads,
     ) -> tuple[list[int], Any] | None:
-        """Pool what came and end the round; None when that ended the job."""
+        """Pool the uploads of a round and end it; returns its clients and traffic, or None if the job failed."""
         run = job.run
         number = job.run.round + 1
-        if isinstance(got, SummedUploads):
-            summed = got
-            ups = dict[int, Tree]()
+        summed = None
+        ups: dict[int, Tree] = {}
+        known: dict[int, str] = {}  # client -> why its upload is missing
+        if isinstance(answer, SummedUploads):
+            summed = answer
             ids = sorted(summed.clients)
-            told = {client: f"{NO_ANSWER}{why}" for client, why in summed.missing.items()}
+            known = {client: f"{NO_ANSWER}{why}" for client, why in summed.missing.items()}
         else:
-            summed = None
-            ups = {c: up for c, up in got.items() if not isinstance(up, str)}
+            for client, up in answer.items():
+                if isinstance(up, str):
+                    known[client] = up
+                else:
+                    ups[client] = up
             ids = sorted(ups)
-            told = {client: why for client, why in got.items() if isinstance(why, str)}
-        reasons = {c: told.get(c, f"{NO_ANSWER}it was not heard") for c in sample if c not in ids}
+        reasons = {c: known.get(c, f"{NO_ANSWER}it was not heard") for c in sample if c not in ids}
         try:
             _check_model_was_usable(job, number, sample, reasons)
             for client, why in sorted(reasons.items()):
@@ -309,21 +313,25 @@ class Server:
                 )
             self._check_quorum(number, ids, sample, reasons)
             pipeline = run.upload_pipeline(ids, down, job.participation)
-            for client in ids if summed is None else ():
-                pipeline.add(ups[client], client, validated=True)
-            if summed is not None:
+            if summed is None:
+                for client in ids:
+                    pipeline.add(ups[client], client, validated=True)
+            else:
                 pipeline.add_weights(ids)
                 for name, (total, dtype) in summed.sums.items():
                     pipeline.add_sum(name, total, dtype)
             already = len(run.rejected)
             pooled = run.pooled(pipeline, ids)
-            # Sound by themselves, but the server cannot aggregate with them.
+            # Valid uploads can be rejected here too, if the server cannot aggregate with them.
             for rejected in run.rejected[already:]:
-                self._say_rejected(number, rejected.client, rejected.why)
+                self._note_rejected(number, rejected.client, rejected.why)
                 reasons[rejected.client] = rejected.why
                 ids.remove(rejected.client)
             self._check_quorum(number, ids, sample, reasons)
-            sent = [run.upload_size(ups[c]) if summed is None else summed.sent for c in ids]
+            if summed is None:
+                sent = [run.upload_size(ups[client]) for client in ids]
+            else:
+                sent = [summed.sent] * len(ids)
             traffic = run.finish(ids, down, pooled, sent)
         except FedcacheError as error:
             job.failed = error
@@ -334,23 +342,24 @@ class Server:
     def _check_quorum(
         self, number: int, ids: Sequence[int], sample: Sequence[int], reasons: Mapping[int, str]
     ) -> None:
-        """Refuse a round with too few sound uploads; ``reasons`` say why clients of the sample have none."""
-        if len(ids) >= self.sites.terms.quorum:
+        """Refuse a round with too few valid uploads; ``reasons`` say why clients of the sample have none."""
+        quorum = self.sites.terms.quorum
+        if len(ids) >= quorum:
             return
-        named = ""
+        needed = f"{quorum} are needed"
         if reasons:
             client = min(reasons)
             name = self.sites.members[client].facts.name
             why = reasons[client].removeprefix(NO_ANSWER).rstrip(".")
-            named = f"; site {name!r} is out because: {why}"
-        quorum = self.sites.terms.quorum
+            needed += f"; site {name!r} is out because: {why}"
+        count = f"{len(ids)} of {len(sample)} sites"
         raise FederatedRunError(
-            f"Round {number}: {len(ids)} of {len(sample)} sites have a sound upload, and {quorum} are needed{named}.",
+            f"Round {number}: {count} have a sound upload, and {needed}.",
             "Start or mend the missing sites and run again: it goes on after the last whole round.",
         )
 
     def _left_out(self, job: ServerJob, client: int, number: int, why: str) -> None:
-        """Note a site whose upload is not in a round; one that is refused ends a run that was not told otherwise."""
+        """Note a site without an upload in a round. Raises the refusal of an upload if the policy is ``fail``."""
         name = self.sites.members[client].facts.name
         run = job.run
         if why.startswith(NO_ANSWER):
@@ -363,12 +372,12 @@ class Server:
         if not job.leaves_out:
             raise run.update_validation().refusal(client, name, why)
         run.rejected.append(RejectedUpload(number, client, why))
-        self._say_rejected(number, client, why)
+        self._note_rejected(number, client, why)
         run.warnings.append(
             f"round {number}: the upload of client {client} ({name!r}) is rejected: {why}"
         )
 
-    def _say_rejected(self, number: int, client: int, why: str) -> None:
+    def _note_rejected(self, number: int, client: int, why: str) -> None:
         """Name the site of a rejected upload in the result and in the log."""
         name = self.sites.members[client].facts.name
         rejected = f"the upload of site {name!r} is rejected: {why}."
@@ -376,9 +385,10 @@ class Server:
         self.sites.say(f"warning: round {number}: {rejected}")
 
     def _score(self, jobs: Sequence[ServerJob], common: Mapping[str, Any]) -> None:
-        """Ask every site for its counts, and make of them what the in-process evaluation makes of predictions."""
+        """Score jobs from the counts of all sites, with the figures of the in-process evaluation."""
         if not jobs:
             return
+        # Sites score all jobs in one message, and send counts only.
         downs = [job.run.down() for job in jobs]
         messages = {}
         for client, member in enumerate(self.sites.members):
@@ -405,10 +415,9 @@ class Server:
         self, job: ServerJob, ids: Sequence[int], traffic: Any, seconds: float, measured: bool
     ) -> None:
         run = job.run
+        diagnostics: dict[str, float] = {}
         if measured:
             diagnostics = run.diagnose()
-        else:
-            diagnostics = {}
         if job.leaves_out or not run.trust.plain:
             diagnostics["rejected"] = float(sum(r.round == run.round for r in run.rejected))
         accuracy = None
@@ -423,17 +432,18 @@ class Server:
     def _words(
         self, jobs: Sequence[ServerJob], client: int, common: Mapping[str, Any], ahead: int = 0
     ) -> dict[str, Any]:
-        """Words of one message to a client; ``ahead`` is 1 for the round after the last that each job has ended."""
-        told = []
+        """Words of one message to a client; ``ahead`` is 1 for the next round, 0 for the last finished one."""
+        entries = []
         for job in jobs:
             run = job.run
             # Tensors of a setting travel in the trees.
             hp = {k: v for k, v in run.hp.items() if not isinstance(v, Tensor)}
             site = SiteJob(job.id, hp, run.seed, run.round + ahead, job.latest.get(client, 0))
-            told.append(site.to_words())
-        return {**common, "jobs": told, "clients": len(self.sites.members), "client": client}
+            entries.append(site.to_words())
+        return {**common, "jobs": entries, "clients": len(self.sites.members), "client": client}
 
     def _join(self, jobs: Sequence[ServerJob], member: Member) -> None:
+        """Add a late site to all jobs, or refuse it where a server's tensors depend on the number of sites."""
         name = member.facts.name
         number = jobs[0].run.round + 1
         for job in jobs:
@@ -448,6 +458,7 @@ class Server:
                 trust=run.trust,
             )
             wider.keeps_uploads = run.keeps_uploads
+            # A fresh start shows the shapes with one more client; then the state of the run moves over.
             wider.start()
             if {k: tuple(t.shape) for k, t in wider.server.items()} != job.shapes:
                 why = "came late, and the method has no place for it"
@@ -470,46 +481,47 @@ class Server:
 
 
 NO_ANSWER = "no answer: "
-"""Marks why a site has no upload at all, apart from why an upload is refused."""
+"""Start of a reason for a missing upload; other reasons are those of a rejected upload."""
 
 
 def _check_model_was_usable(
     job: ServerJob, number: int, sample: Sequence[int], reasons: Mapping[int, str]
 ) -> None:
-    """Refuse a round in which most sites cannot train from the model, and name none of them.
+    """Refuse a round if the model itself is unusable, so that no site is blamed.
 
-    Raises FederatedRunError, when more than half of the sites of a round send unsound uploads though their uploads of
-    the round before were sound.
+    Raises FederatedRunError if more than half of the sites of a round send invalid uploads although their uploads of
+    the round before were valid.
     """
+    before = number - 1
     turned = [
         client
         for client, why in sorted(reasons.items())
-        if not why.startswith(NO_ANSWER) and job.latest.get(client, 0) == number - 1
+        if not why.startswith(NO_ANSWER) and job.latest.get(client, 0) == before
     ]
     if number == 1 or 2 * len(turned) <= len(sample):
         return
+    count = f"{len(turned)} of {len(sample)} sites"
+    why = reasons[turned[0]].rstrip(".")
     raise FederatedRunError(
-        f"Round {number}: the uploads of {len(turned)} of {len(sample)} sites are unsound, and those of the same sites "
-        f"in round {number - 1} were sound. The model of round {number - 1} is the cause, and no site is to blame for "
-        f"its own upload. One of them is unsound because {reasons[turned[0]].rstrip('.')}.",
+        f"Round {number}: the uploads of {count} are unsound, and those of the same sites in round {before} were "
+        f"sound. The model of round {before} is the cause, and no site is to blame for its own upload. One of them is "
+        f"unsound because {why}.",
         "Begin again with a rule that one upload cannot move far, for example --aggregate median, or with a lower "
         "learning rate.",
     )
 
 
 def _sound(answer: SiteMessage | str) -> SiteMessage | str:
-    """An answer that is no refusal, else why there is none."""
-    if isinstance(answer, str):
-        refusal = None
-    else:
+    """An answer with results, or the reason why there are none: no answer, or a site's refusal."""
+    if isinstance(answer, SiteMessage):
         refusal = refusal_of(answer)
-    if refusal is None:
-        return answer
-    return refusal.message
+        if refusal is not None:
+            return refusal.message
+    return answer
 
 
 def checked_counts(answer: SiteMessage, place: int, facts: SiteFacts) -> Tensor | str:
-    """The counts of one job, checked, or what is wrong with them."""
+    """The counts of one job [domains, C, C + 1], or in words why they are wrong."""
     C = len(facts.classes)
     try:
         counts = answer.trees[place]["counts"]
@@ -523,7 +535,7 @@ def checked_counts(answer: SiteMessage, place: int, facts: SiteFacts) -> Tensor 
 
 
 def _server_model(run: RunState) -> DeployedModel | None:
-    """The one model for all; None where it is made of rows that the server has not, or every site has its own."""
+    """The one model for all; None if it depends on rows of the sites, or if every site has its own."""
     method = run.method
     if method.protocol(run.hp) != "global" or method.deploy is not keep_down:
         return None
@@ -531,13 +543,18 @@ def _server_model(run: RunState) -> DeployedModel | None:
 
 
 def outcome_of(job: ServerJob, members: Sequence[Member]) -> TrainingOutput:
-    """What the in-process engine returns of a run."""
+    """The output of a run, as the in-process engine returns it."""
     run = job.run
     evaluation = job.evaluation
     assert evaluation is not None
 
     def predict(_x: Tensor) -> Tensor:
         raise UsageError("The server has no features to predict.", "Ask a site.")
+
+    def deployed(client: int | None) -> DeployedModel | None:
+        if client is None:
+            return _server_model(run)
+        return None
 
     return TrainingOutput(
         method=run.method.name,
@@ -561,16 +578,16 @@ def outcome_of(job: ServerJob, members: Sequence[Member]) -> TrainingOutput:
         warnings=tuple(run.warnings),
         attackers=(),
         predict=predict,
-        deployed=lambda client: _server_model(run) if client is None else None,
+        deployed=deployed,
         broadcast=run.down,
     )
 
 
-# One federation from its plan to its results: what the ServerApp runs, over any transport.
+# One federation from its plan to its results, over any transport.
 #
-# A result lies in ``runs/`` like every other. What determines it is what determines a run in one
-# process, the digests of the sites' stores, and that sites computed it. A federation in which a
-# site was missing says so in its result, and is run again when it is asked for again.
+# A result is stored in ``runs/`` like every other. Its identity is that of a run in one process,
+# plus the digests of the sites' stores and the engine. If a site was missing, the result says so,
+# and the next request for the same run computes it again.
 
 
 CLAIMED = (
@@ -582,7 +599,7 @@ CLAIMED = (
     "dataset.rows",
     "dataset.ok",
 )
-"""Figures of a result that are made of what sites say of themselves; what is not named here was measured here."""
+"""Figures of a result that sites report about themselves; the server measured all others."""
 
 
 def federate(
@@ -590,18 +607,20 @@ def federate(
 ) -> list[Run]:
     """Run every point and seed of a plan over the sites that a transport reaches, and store the results.
 
-    ``names`` is the server's table of whose name is whose; None binds names for this run alone. Raises UsageError,
+    ``names`` is the server's table of site names and keys; None binds names for this run alone. Raises UsageError,
     StoreError, CorruptionError for a damaged table, FederatedRunError.
     """
     began = time.perf_counter()
-    sites = Sites(transport, plan.terms, partial(_tell, observer), names)
+    sites = Sites(transport, plan.terms, partial(_pass_on, observer), names)
     words = {"train": to_table(plan.train)}
     facts = [m.facts for m in sites.gather(words)]
     source = SiteRows(facts, _class_text(sites, facts[0]))
     points = _open_points(plan, source, home, observer)
     note_paper_choices(points[0].inputs, points[0].spec, observer)
     waiting = _begin_points(points, observer, fresh=plan.fresh)
-    server = Server(sites, plan.secure_bound if plan.secure else None)
+    server = Server(sites)
+    if plan.secure:
+        server.secure_bound = plan.secure_bound
     jobs = [
         (run, seed, _start_seed(run, seed, server, observer))
         for run in waiting
@@ -615,11 +634,9 @@ def federate(
             "feat_post": facts[0].feat_post,
             "dtype": plan.train.dtype,
         }
-        observer.start(
-            f"{points[0].spec.method} over {len(facts)} sites",
-            sum(j.rounds for *_, j in jobs),
-            "rounds",
-        )
+        method = points[0].spec.method
+        total = sum(job.rounds for *_, job in jobs)
+        observer.start(f"{method} over {len(facts)} sites", total, "rounds")
         try:
             with owning([run.directory.path for run in waiting], observer, Stop()):
                 server.train([job for *_, job in jobs], plan.train.eval_every, common)
@@ -631,12 +648,10 @@ def federate(
             errors.append(job.failed)
             continue
         assert job.dealt is not None
-        # What a result reads of the rows that counts were dealt out as: their labels and domains.
+        # The rows that the counts stand for have labels and domains, which a result reads, and no features.
         y = job.dealt.y
-        domain = job.dealt.domain
-        rows = replace(
-            run.inputs.data, x=job.dealt.x.new_empty(len(y), 1, 0), y=y, domain=domain, text=None
-        )
+        x = job.dealt.x.new_empty(len(y), 1, 0)
+        rows = replace(run.inputs.data, x=x, y=y, domain=job.dealt.domain, text=None)
         scored = run.inputs.with_data(rows)
         run.end_seed(outcome_of(job, sites.members), sum(r.seconds for r in job.records), scored)
     for run in waiting:
@@ -647,7 +662,8 @@ def federate(
     return [run.stored for run in points if run.stored is not None]
 
 
-def _tell(observer: Observer, text: str) -> None:
+def _pass_on(observer: Observer, text: str) -> None:
+    """Pass a line of the log on as a warning or a note."""
     if text.startswith("warning: "):
         observer.warn(text.removeprefix("warning: "))
     else:
@@ -655,7 +671,7 @@ def _tell(observer: Observer, text: str) -> None:
 
 
 def _class_text(sites: Sites, first: SiteFacts) -> torch.Tensor | None:
-    """The class text features that all sites have, where the method reads some."""
+    """The class text features that all sites have, for a method that reads them."""
     if not first.text:
         return None
     return sites.text(first.text, len(first.classes))
@@ -665,18 +681,17 @@ def _open_points(plan: Plan, source: SiteRows, home: Home, observer: Observer) -
     """Every point of a plan as a run."""
     opened = []
     for swept, config in plan.points:
-        # Who has all shards in one directory can run it again: the configuration names that directory.
+        # The configuration is that of ``--clients-from``, with which all shards in one directory repeat the run.
         inputs = replace(prepare_run(config, source), seconds={})
         spec = inputs.resolve(replace(config, clients_from="sites"))
-        # Sums are rounded under secure aggregation, so such a run has results of its own.
+        # The engine is part of the identity, because secure aggregation rounds the sums.
         engine = "flower"
         if plan.secure:
             engine = f"flower, secure sums within {plan.secure_bound:g}"
         spec = replace(spec, device="cpu", engine=engine)
+        runs = home.runs
         if plan.runs:
             runs = Path(plan.runs)
-        else:
-            runs = home.runs
         position = GridPosition(" ".join(f"{k}={v}" for k, v in swept.items()))
         opened.append(
             open_run(inputs, spec, runs, fresh=plan.fresh, observer=observer, position=position)
@@ -685,7 +700,7 @@ def _open_points(plan: Plan, source: SiteRows, home: Home, observer: Observer) -
 
 
 def _begin_points(points: Sequence[OpenRun], observer: Observer, *, fresh: bool) -> list[OpenRun]:
-    """Begin the runs that are not there yet, or were made without some site."""
+    """Begin the runs that are not stored yet, and those that missed a site."""
     begun = []
     for run in points:
         name = run.directory.path.name
@@ -701,7 +716,7 @@ def _begin_points(points: Sequence[OpenRun], observer: Observer, *, fresh: bool)
 
 
 def _start_seed(run: OpenRun, seed: int, server: Server, observer: Observer) -> ServerJob:
-    """A seed, from its checkpoint when there is one; every round leaves one, as rounds cost seconds."""
+    """A seed, from its checkpoint if there is one. Every round writes one, because a round takes seconds."""
     state = run.checkpoint(seed)
     if state is not None:
         observer.note(f"Seed {seed}: going on after round {state.meta['round']}.")
@@ -724,16 +739,17 @@ def _start_seed(run: OpenRun, seed: int, server: Server, observer: Observer) -> 
 
 
 def _finish(run: OpenRun, server: Server, seconds: float, observer: Observer) -> Run:
-    """Store the result of all seeds, with who was missing and when, and what the server saw of uploads."""
+    """Store the result of all seeds, with the missing sites, and whether the server saw single uploads."""
     sites = server.sites
     bound = server.secure_bound
+    uploads = "one by one"
+    if bound is not None:
+        uploads = f"sums alone (SecAgg+), every number within {bound:g}"
     federation: Mapping[str, Any] = {
         "engine": "flower",
-        "uploads": "one by one"
-        if bound is None
-        else f"sums alone (SecAgg+), every number within {bound:g}",
+        "uploads": uploads,
         "sites": [m.facts.name for m in sites.members],
-        # Sites score themselves: the server has no test row, so it can bound what they say and not check it.
+        # Sites score themselves. The server has no test rows, so it can only check that their counts are possible.
         "claimed": list(CLAIMED),
         "missed": [asdict(m) for m in sites.missed],
         "joined": [asdict(m) for m in sites.joined],

@@ -1,4 +1,4 @@
-"""The ServerApp: the app's configuration is the plan, and what happens is told in lines that ``flower run`` reads."""
+"""ServerApp: it runs the plan in the app's configuration and logs in lines that ``fedcache flower run`` reads."""
 
 from __future__ import annotations
 
@@ -22,39 +22,40 @@ from fedcache.progress import Round, Silent
 app = ServerApp()
 
 
-def tell(**words: Any) -> None:
-    """One line of the log."""
+def log_line(**words: Any) -> None:
+    """Print one line of the log."""
     print(MARK + json.dumps(words), flush=True)
 
 
 class Logged(Silent):
-    """An observer whose story is the run's log."""
+    """Observer that writes the run's log."""
 
     def note(self, text: str) -> None:
-        tell(note=text)
+        log_line(note=text)
 
     def warn(self, text: str) -> None:
-        tell(warn=text)
+        log_line(warn=text)
 
     def told(self, round_: Round) -> None:
-        """A line per round that is computed now."""
+        """Log a round, unless it was stored before."""
         if round_.stored:
             return
-        scored = ""
-        if round_.accuracy is not None:
-            scored = f", accuracy {100 * round_.accuracy:.2f} % as the sites claim"
-        point = "Seed"
+        words = f"seed {round_.seed}, round {round_.round} of {round_.rounds}"
         if round_.point:
-            point = f"{round_.point}, seed"
-        tell(note=f"{point} {round_.seed}, round {round_.round} of {round_.rounds}{scored}.")
+            words = f"{round_.point}, {words}"
+        else:
+            words = words.capitalize()
+        if round_.accuracy is not None:
+            words += f", accuracy {100 * round_.accuracy:.2f} % as the sites claim"
+        log_line(note=f"{words}.")
 
 
 class FailedError(Exception):
-    """Ends the run as failed. Flower sends the last lines of a log when an app raises, and not when it exits."""
+    """Ends the run as failed. Flower sends the last lines of a log if an app raises, and not if it exits."""
 
 
 def main(grid: Grid, context: Context) -> None:
-    """Run the plan, and say where results are. Raises FailedError; ``flower run`` has the reason from the log."""
+    """Run the plan and log where the results are. Raises FailedError; the reason is in the log."""
     end_with_parent()
     try:
         plan = Plan.from_config(context.run_config)
@@ -62,23 +63,17 @@ def main(grid: Grid, context: Context) -> None:
         names = SiteNames.from_environment()
         runs = federate(plan, FlowerTransport(grid), home, Logged(), names)
     except FedcacheError as error:
-        tell(error=error_words(error))
+        log_line(error=error_words(error))
         raise FailedError(error.message) from None
-    tell(
-        done=[
-            {
-                "path": str(run.path),
-                "reused": run.reused,
-                "sweep": swept,
-                "result": _short(run.result),
-            }
-            for (swept, _), run in zip(plan.points, runs, strict=True)
-        ]
-    )
+    done = []
+    for (swept, _), run in zip(plan.points, runs, strict=True):
+        words = {"path": str(run.path), "reused": run.reused, "sweep": swept}
+        done.append({**words, "result": _short(run.result)})
+    log_line(done=done)
 
 
 def _short(result: dict[str, Any]) -> dict[str, Any]:
-    """What a line of the log has room for: no figure per client."""
+    """A result without the figures of single clients, short enough for a line of the log."""
     kept = (
         "method",
         "protocol",
@@ -90,13 +85,10 @@ def _short(result: dict[str, Any]) -> dict[str, Any]:
         "backbones",
         "federation",
         "traffic",
+        "trust",
     )
     accuracy = {k: result["accuracy"][k] for k in ("mean", "std", "per_seed")}
-    if "trust" in result:
-        trust = {"trust": result["trust"]}
-    else:
-        trust = {}
-    return {**{k: result[k] for k in kept}, **trust, "accuracy": accuracy}
+    return {**{k: result[k] for k in kept if k in result}, "accuracy": accuracy}
 
 
 app.main()(main)

@@ -1,4 +1,4 @@
-"""One point and seed of a federation, as its server follows it."""
+"""Job of a server: one point and seed of a federation."""
 
 from __future__ import annotations
 
@@ -20,49 +20,48 @@ OnRound = Callable[[int, dict[str, Any], dict[str, Any], Callable[[], Snapshot]]
 
 
 MOST_TENSORS = 10_000
+"""Most tensors of a client's state that a site may report."""
 MOST_NUMBERS = 2**40
-"""Tensors that a client may say it holds, and the longest axis of one."""
+"""Longest axis of one of these tensors."""
 
 
 @dataclass
 class ServerJob:
-    """One point and seed on its way."""
+    """One point and seed that the server trains."""
 
     id: str  # names it to the sites
-    run: RunState  # the server's end of it
-    rounds: int  # how many there will be
+    run: RunState  # the server's side of it
+    rounds: int  # number of rounds in all
     participation: int | float | None  # as ``RunState.sample`` takes it
     on_round: OnRound  # called after every round
-    leaves_out: bool = (
-        False  # whether a malformed upload is left out of its round; else it ends the run
-    )
+    leaves_out: bool = False  # whether an invalid upload is left out of its round, or ends the run
     records: list[RoundRecord] = field(default_factory=list)  # of the rounds so far
-    # client -> shapes of what it says it holds, sorted by name, without tensors that have its rows for an axis
+    # client -> (name, shape) of the tensors of its state, sorted by name, without tensors with an axis of rows
     outlines: dict[int, tuple[tuple[str, tuple[int, ...]], ...]] = field(default_factory=dict)
     evaluation: Evaluation | None = None  # of the last round that was scored
-    dealt: Data | None = None  # the labels that ``evaluation`` is about
-    failed: FedcacheError | None = None  # what ended it
-    # of what the server held at the beginning
+    dealt: Data | None = None  # labels of the rows that ``evaluation`` scored
+    failed: FedcacheError | None = None  # the error that ended it
+    # of the server's tensors at the beginning
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    # client -> the last round in which the server has its upload
+    # client -> the last round in which the server used its upload
     latest: dict[int, int] = field(default_factory=dict)
 
-    def answered(self, client: int, told: Any) -> int:
-        """The round that a client says it answers; what it holds is noted.
+    def answered(self, client: int, words: Any) -> int:
+        """The round that the words of a client answer; the shapes of the client's state are kept.
 
-        Raises ValueError for words that are none of this job's.
+        Raises ValueError for words that do not belong to this job.
         """
-        if not isinstance(told, dict) or told.get("id") != self.id:
-            said = "none"
-            if isinstance(told, dict):
-                said = str(told.get("id"))[:12]
-            raise ValueError(f"it answers job {said}, and was asked for {self.id[:12]}")
-        number = told.get("round")
-        outline = told.get("outline")
+        if not isinstance(words, dict) or words.get("id") != self.id:
+            found = "none"
+            if isinstance(words, dict):
+                found = str(words.get("id"))[:12]
+            expected = self.id[:12]
+            raise ValueError(f"it answers job {found}, and was asked for {expected}")
+        number = words.get("round")
+        outline = words.get("outline")
+        shapes: list[Any] = [None]
         if isinstance(outline, dict):
             shapes = list(outline.values())
-        else:
-            shapes = [None]
         sound = all(
             isinstance(s, list) and all(type(n) is int and 0 <= n <= MOST_NUMBERS for n in s)
             for s in shapes
@@ -80,7 +79,7 @@ class ServerJob:
 
     @property
     def outline(self) -> Tree:
-        """Tensors without memory as most clients say that they hold them."""
+        """The state of most clients, as tensors without memory."""
         if not self.outlines:
             return {}
         ((usual, _),) = Counter(self.outlines.values()).most_common(1)

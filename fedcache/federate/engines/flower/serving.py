@@ -1,4 +1,4 @@
-"""A server or a site that stays until it is asked to stop, or a whole federation on loopback, gone afterwards."""
+"""Running servers and sites until a stop request, and whole federations on the loopback interface."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from fedcache.federate.engines.flower.plan import Plan, write_app
 from fedcache.federate.engines.flower.processes import (
     Keys,
     Process,
+    failure_of,
     free_port,
     make_keys,
     need_flower,
@@ -44,43 +45,47 @@ LOOK_EVERY = 0.5
 """Seconds between looks at a process."""
 
 KEY_UNKNOWN = "failed to activate supernode"
-"""What a SuperNode's log has when the server, which listens, does not take its key: it does not know it, or has not
-missed yet the site of that key that was killed."""
+"""Text in the log of a SuperNode whose key a server refuses: the server does not know the key, or it has not noticed
+yet that the site with this key was killed."""
 
 WITH_KEYS = "fedcache flower keys --out KEYS --sites NAME, then start the server again: it registers every key of KEYS."
 
 HOST = "127.0.0.1"
 
-Told = Callable[[dict[str, Any]], None]
+OnWords = Callable[[dict[str, Any]], None]
+"""Callback for the notes and warnings of a run."""
 
 
 def serve(
-    keys: Path | None, host: str | None, port: int, home: Home, say: Say, asked: threading.Event
+    keys: Path | None, host: str | None, port: int, home: Home, say: Say, stop: threading.Event
 ) -> None:
-    """Run the SuperLink until it is asked to stop. Raises UsageError, MachineError."""
+    """Run the SuperLink until ``stop`` is set. Raises UsageError, MachineError."""
     need_flower()
-    known = None
-    if keys is not None:
-        known = read_keys(keys)
-    where = host or ("127.0.0.1" if known is None else EVERYWHERE)
-    if known is None:
+    folder = server_folder(port)
+    # Without keys, nothing is encrypted, so the server listens on this machine only.
+    if keys is None:
+        known = None
+        where = host or HOST
+        by = ""
+        folder += "-insecure"
         Address(where, port).need_loopback(
             f"fedcache flower keys --out KEYS --sites a,b --host {shell_word(where)}, then --keys KEYS"
         )
-    folder = _folder(home, server_folder(port) + ("" if known is not None else "-insecure"))
-    process = start_superlink(Address(where, port), known, folder)
+    else:
+        known = read_keys(keys)
+        where = host or EVERYWHERE
+        by = " by TLS"
+    process = start_superlink(Address(where, port), known, _folder(home, folder))
     try:
-        by = ""
         if known is not None:
-            by = " by TLS"
-            here = "127.0.0.1"
-            if where != EVERYWHERE:
-                here = where
+            here = where
+            if where == EVERYWHERE:
+                here = HOST
             register(Address(here, port, known.ca), list(known.nodes.values()))
             names = ", ".join(known.nodes) or "none"
             say(f"Sites that may take part: {names}.")
         say(f"Listening at {where}:{port}{by}; its log is {process.log}.")
-        _stay(process, asked, {})
+        _stay(process, stop, {})
     finally:
         process.stop()
 
@@ -93,23 +98,27 @@ def attend(
     port: int | None,
     home: Home,
     say: Say,
-    asked: threading.Event,
+    stop: threading.Event,
     *,
     masked_only: bool = False,
 ) -> None:
-    """Run a SuperNode on a shard until it is asked to stop; with ``masked_only`` it sends no upload as it is.
+    """Run a SuperNode on a shard until ``stop`` is set; with ``masked_only`` it sends masked uploads only.
 
     Raises UsageError, StoreError, MachineError.
     """
     need_flower()
     store = Store.open(shard)
     if "shard" not in store.dataset and name is None:
+        command = f"fedcache flower site --shard {shell_word(shard)} --superlink"
         raise UsageError(
             f"{shard} was not cut out of a larger store, so its client has no name.",
-            f"Give it one that no other site has:  fedcache flower site --shard {shell_word(shard)} "
-            f"--superlink {shell_word(superlink)} --name NAME",
+            f"Give it one that no other site has:  {command} {shell_word(superlink)} --name NAME",
         )
-    ca, key = (None, None) if keys is None else read_site_keys(keys)
+    ca = None
+    key = None
+    if keys is not None:
+        ca, key = read_site_keys(keys)
+    # Without keys a site may only use a server on the same machine.
     address = Address.parse(superlink, ca)
     address.need_loopback(
         "Take --keys DIR, which `fedcache flower keys` made for this site on the server's machine."
@@ -126,34 +135,36 @@ def attend(
     process = start_supernode(address, config, key, folder, port or free_port())
     client = name or store.dataset["shard"]["client"]
     say(f"Site {client!r} at {address}; its log is {process.log}.")
-    unknown = MachineError(
-        f"The server at {address} does not know this site's key {key}, or the same site was killed less than a minute "
-        "ago and is not missed yet.",
-        f"After a kill: the same command again in a minute. Else {WITH_KEYS}",
-    )
+    errors: dict[str, FedcacheError] = {}
+    if key is not None:
+        errors[KEY_UNKNOWN] = MachineError(
+            f"The server at {address} does not know this site's key {key}, or the same site was killed less than a "
+            "minute ago and is not missed yet.",
+            f"After a kill: the same command again in a minute. Else {WITH_KEYS}",
+        )
     try:
-        _stay(process, asked, {KEY_UNKNOWN: unknown} if key is not None else {})
+        _stay(process, stop, errors)
     finally:
         process.stop()
 
 
-def _stay(process: Process, asked: threading.Event, known: Mapping[str, FedcacheError]) -> None:
-    """Wait until asked to stop. Raises, when the process ends by itself, what is known of its log, or MachineError."""
-    while not asked.wait(LOOK_EVERY):
+def _stay(process: Process, stop: threading.Event, errors: Mapping[str, FedcacheError]) -> None:
+    """Wait until ``stop`` is set.
+
+    If the process ends by itself, raises the error in ``errors`` whose text is in its log, or MachineError.
+    """
+    while not stop.wait(LOOK_EVERY):
         if process.alive:
             continue
-        said = process.tail(60)
-        for words, error in known.items():
-            if words in said.lower():
+        log = process.tail(60).lower()
+        for text, error in errors.items():
+            if text in log:
                 raise error
-        raise MachineError(
-            f"{process.name} ended with {process.popen.returncode}:\n{process.tail()}",
-            f"Its whole log is {process.log}",
-        )
+        raise failure_of(process, "")
 
 
 def _folder(home: Home, name: str) -> Path:
-    """Where a program's log is, and what it keeps."""
+    """Private folder for the log and the data of a program."""
     folder = home.root / "flower" / name
     folder.parent.mkdir(parents=True, exist_ok=True)
     make_private(folder)
@@ -162,13 +173,13 @@ def _folder(home: Home, name: str) -> Path:
 
 @dataclass
 class Loopback:
-    """A running federation."""
+    """A running federation on this machine."""
 
     folder: Path  # of logs and keys
     address: Address  # of the server
     keys: Keys | None  # None without TLS
-    link: Process  # the server's process
-    nodes: dict[str, Process] = field(default_factory=dict)  # name -> process of each site
+    link: Process  # of the server
+    nodes: dict[str, Process] = field(default_factory=dict)  # name of a site -> its process
 
     def add(
         self, shard: Path, home: Home, *, name: str | None = None, called: str | None = None
@@ -188,26 +199,27 @@ class Loopback:
         self.nodes[label] = process
         return process
 
-    def run(self, plan: Plan, told: Told) -> dict[str, Any]:
-        """Write the plan's app and run it."""
-        return run_app(
-            write_app(plan, self.folder / f"app-{plan.train.method}").path, self.address, told
-        )
+    def run(self, plan: Plan, on_words: OnWords) -> dict[str, Any]:
+        """Write the plan's app and run it; returns the last words of the run."""
+        app = write_app(plan, self.folder / f"app-{plan.train.method}")
+        return run_app(app.path, self.address, on_words)
 
     def stop(self) -> None:
-        """End all of it."""
+        """Stop the server and all sites."""
         stop_all([self.link, *self.nodes.values()])
 
 
 def open_loopback(
     folder: Path, names: Sequence[str], *, tls: bool, port: int | None = None
 ) -> Loopback:
-    """Start a server on loopback; with ``tls`` for sites of these names alone. Raises MachineError."""
+    """Start a server on loopback; with ``tls`` only for sites of these names. Raises MachineError."""
     make_private(folder)
     keys = None
+    ca = None
     if tls:
         keys = make_keys(folder / "keys", names, ())
-    address = Address(HOST, port or free_port(), None if keys is None else keys.ca)
+        ca = keys.ca
+    address = Address(HOST, port or free_port(), ca)
     link = start_superlink(address, keys, folder)
     made = Loopback(folder, address, keys, link)
     try:
@@ -223,22 +235,22 @@ def up(
     plan: Plan,
     shards: Path,
     home: Home,
-    told: Told,
+    on_words: OnWords,
     *,
-    tls: bool = False,
-    port: int | None = None,
-    keep: Path | None = None,
+    tls: bool,
+    port: int | None,
+    keep: Path | None,
 ) -> dict[str, Any]:
-    """Run a plan over the shards of a directory, each a site of its own, on loopback; returns the run's last words.
+    """Run a plan on loopback with one site for each shard of a directory; returns the last words of the run.
 
     Args:
-        plan: what is run; it is of as many sites as there are shards.
+        plan: the run; its number of sites is set to the number of shards.
         shards: a directory of client stores.
-        home: where results and the sites' states are.
-        told: called with every note and warning.
-        tls: with certificates and keys made for it.
+        home: of the results and the sites' states.
+        on_words: called with every note and warning.
+        tls: whether to make and use certificates and keys.
         port: of the server; None for a free one.
-        keep: directory of logs, kept; None keeps those of a run that failed.
+        keep: directory of logs, which stays; with None, logs stay only if the run fails.
 
     Raises:
         UsageError for a plan that these shards cannot have; StoreError without shards; MachineError.
@@ -253,7 +265,8 @@ def up(
     for path in stores:
         Store.open(path)
     plan = replace(plan, sites=len(stores)).checked()
-    if keep is None:  # in the home, where gc names what a killed command or a failed run leaves
+    if keep is None:
+        # In the home, because ``fedcache gc`` lists leftovers of killed and failed runs there.
         around = _folder(home, "loopback")
         folder = Path(tempfile.mkdtemp(prefix=f"up.{os.getpid()}-", dir=around))
     else:
@@ -266,10 +279,10 @@ def up(
             by = ""
             if tls:
                 by = " by TLS"
-            told({"note": f"Server at {loopback.address}{by}; logs in {folder}."})
+            on_words({"note": f"Server at {loopback.address}{by}; logs in {folder}."})
             for path in stores:
                 loopback.add(path, home)
-            last = loopback.run(plan, told)
+            last = loopback.run(plan, on_words)
         logs_matter |= "error" in last
     except Exception:
         logs_matter = True

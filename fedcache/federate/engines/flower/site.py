@@ -1,13 +1,13 @@
-"""A site: its store, what it says of it, and what it does with a message. It sends uploads and counts, never a row.
+"""Site: its store, the facts it reports, and its answers to messages. It sends uploads and counts, never a row.
 
-The streams of a client are keyed by its name, and everything else it computes with comes in the message, so a site
-draws what the in-process engine draws for the client of that name, and sends the same bits. A shard is opened anew for
-every message, because Flower answers each in a process of its own.
+The random streams of a client are seeded by its name, and the message holds all other inputs. So a site sends the same
+bits as the client of that name in the in-process engine. The store is opened for every message, because Flower answers
+each message in a new process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -51,11 +51,9 @@ from fedcache.store.files import canonical_json, digest_of, make_private, sha256
 from fedcache.store.sealed import read_sealed, write_sealed
 from fedcache.store.store import Store
 
-# A site's own model, kept on its machine: what it deploys when it is scored, in the form of a
-# run's saved models.
-#
-# The server never has it. The file is replaced whenever the site is scored, so that it is that of
-# the last round, and ``fedcache predict FILE IMAGES`` classifies with it.
+# A site's own model is saved on its machine, as a model file like that of a run; the server never
+# has it. The file is replaced whenever the site is scored, so it holds the model of the last round.
+# ``fedcache predict FILE IMAGES`` classifies with it.
 
 
 FOLDER = "models"
@@ -63,7 +61,7 @@ FOLDER = "models"
 
 @dataclass(frozen=True)
 class SiteModels:
-    """Where a site keeps its models, and what they read."""
+    """Folder of a site's models, and the arrays that they read."""
 
     state: Path  # of the site's client
     store: Store
@@ -76,13 +74,14 @@ class SiteModels:
         return self.state / FOLDER / f"{job}.safetensors"
 
     def keep(self, run: RunState, job: str, seed: int, hp: Mapping[str, Any]) -> None:
-        """Save what the site deploys now; nothing where all sites have the server's model."""
+        """Save the site's model; nothing is saved if all sites use the server's model."""
         method = run.method
         number = int(run.eligible[0])
         if method.protocol(run.hp) == "global" or not has_model(run, number):
             return
         down = run.down()
         arrays = [self.store.arrays[key] for key in self.keys]
+        # A site has one client, whose model is saved as in a run in one process, with the facts of this store.
         model = deployed_model(run, number, down)
         facts = ModelFacts(
             run=job,
@@ -104,9 +103,8 @@ class SiteModels:
             saved={self.client: number},
             computed=computed_as([array.how for array in arrays]),
         )
-        if run.env.text is None:
-            text = {}
-        else:
+        text: Tree = {}
+        if run.env.text is not None:
             text = {"features/text": run.env.text}
         rows = ClientTensors()
         rows.add(number, owned(client_tensors(model, down)))
@@ -118,22 +116,22 @@ class SiteModels:
 
 
 NOBODY = Client("", np.empty(0, np.int64), np.empty(0, np.int64))
-"""Another client, of whom a site knows nothing."""
+"""Stands for another client, about which a site knows nothing."""
 
 
 @dataclass(frozen=True)
 class SiteJob:
     """One point and seed of a message."""
 
-    id: str  # names it among all runs
+    id: str  # unique among all runs
     hp: dict[str, Value]  # resolved hyperparameters
     seed: int  # of every stream
-    round: int  # 1-based, the one to fit, or the last that was fitted
-    since: int  # the last round in which the server has an upload of this site; 0 for none
+    round: int  # from 1: the round to fit, or for scores the last one that was fitted
+    since: int  # the last round in which the server used an upload of this site; 0 for none
 
     @classmethod
     def from_words(cls, words: Mapping[str, Any]) -> SiteJob:
-        """A job as a message tells it."""
+        """The inverse of ``to_words``."""
         return cls(
             str(words["id"]),
             dict(words["hp"]),
@@ -148,10 +146,10 @@ class SiteJob:
 
 
 class _Alone(RunState):
-    """A run as one site sees it: every client but its own is ``NOBODY``."""
+    """A run at one site: every client except its own is ``NOBODY``."""
 
     def _eligible(self) -> np.ndarray:
-        """Itself, also to be scored without a row to train on."""
+        """The site's own client, also if it has no training rows and is only scored."""
         known = [client is not NOBODY for client in self.training_clients]
         return np.flatnonzero(known)
 
@@ -162,52 +160,56 @@ class Site:
 
     method: Method  # of the run
     data: Data  # its own rows
-    client: Client  # its name, and which of the rows train and test
-    memory: StoredClientMemory  # what it keeps between rounds
-    domains: int = 1  # how many the site's rows may have
-    models: SiteModels | None = None  # where it keeps the models it deploys; None for nowhere
+    client: Client  # its name, training rows and test rows
+    memory: StoredClientMemory  # client state between rounds
+    domains: int = 1  # number of domains of the site's rows
+    models: SiteModels | None = None  # None saves no models
 
     def answer(self, kind: str, message: SiteMessage) -> SiteMessage:
-        """``fit`` -> uploads, ``score`` -> counts. Raises FederatedRunError, when the site has lost what it held."""
+        """``fit`` -> uploads, ``score`` -> counts. Raises FederatedRunError if the client state is lost."""
         jobs = [SiteJob.from_words(words) for words in message.words["jobs"]]
-        where = (int(message.words["clients"]), int(message.words["client"]))
-        dtype = str(message.words["dtype"])
+        clients = int(message.words["clients"])
+        number = int(message.words["client"])
+        dtype = getattr(torch, str(message.words["dtype"]))
         trees: list[Tree] = []
-        told: list[dict[str, Any]] = []
-        seen: dict[Any, Tree] = {}
+        answers: list[dict[str, Any]] = []
+        fitted: dict[Any, Tree] = {}
         for job, down in zip(jobs, message.trees, strict=True):
-            run = self._run(job, *where, getattr(torch, dtype))
+            run = self._run(job, clients, number, dtype)
             if kind == "score":
                 run.round = job.round
                 run.down = lambda down=down: down  # type: ignore[method-assign, misc]  # the server's tree is not here
                 trees.append({"counts": counts_of(score_job(run), self.data, self.domains)})
                 if self.models is not None:
                     self.models.keep(run, job.id, job.seed, job.hp)
-                told.append({"id": job.id, "round": job.round})
+                answers.append({"id": job.id, "round": job.round})
                 continue
             run.round = job.round - 1
-            read = sorted((h.name, str(job.hp[h.name])) for h in self.method.hparams if h.fit)
-            key = (job.seed, *read) if shares_uploads(self.method) else job.id
-            if key not in seen:
-                seen[key] = run.fit_one(down, where[1])
-            kept = dict(run.states.get(where[1]) or {})
+            # Points that differ only in settings of the server share one upload, where the method allows it.
+            key: Any = job.id
+            if shares_uploads(self.method):
+                read = sorted((h.name, str(job.hp[h.name])) for h in self.method.hparams if h.fit)
+                key = (job.seed, *read)
+            if key not in fitted:
+                fitted[key] = run.fit_one(down, number)
+            kept = dict(run.states.get(number) or {})
             self.memory.save(job.id, job.round, kept, job.since)
-            up = seen[key]
+            up = fitted[key]
             secure = message.words.get("secure")
-            if secure is not None:  # masked before it leaves: ``secure_aggregation``
+            if secure is not None:
+                # ``secure_aggregation`` masks the vector before it leaves.
                 masking = Masking.from_words(secure[len(trees)])
                 up = {"vector": masking.vector(up, down, float(message.words["weight"]))}
             trees.append(up)
             outline = {name: list(t.shape) for name, t in kept.items()}
-            told.append({"id": job.id, "round": job.round, "outline": outline})
-        return SiteMessage({"jobs": told}, trees)
+            answers.append({"id": job.id, "round": job.round, "outline": outline})
+        return SiteMessage({"jobs": answers}, trees)
 
     def _run(self, job: SiteJob, clients: int, number: int, dtype: torch.dtype) -> RunState:
-        """The run of a job, with what this client holds since it last took part."""
-        everybody: Sequence[Client] = [
-            self.client if i == number else NOBODY for i in range(clients)
-        ]
-        # An upload that is not finite is the server's to refuse, with the round and this client named.
+        """The run of a job, with the state of this client after the last round it took part in."""
+        everybody: list[Client] = [NOBODY] * clients
+        everybody[number] = self.client
+        # The server rejects an upload that is not finite; its message names the round and this client.
         trust = TrustPolicy(on_bad="reject")
         run = _Alone(self.method, job.hp, self.data, everybody, job.seed, dtype, trust=trust)
         if job.since:
@@ -218,7 +220,7 @@ class Site:
 
 
 def counts_of(evaluation: Evaluation, data: Data, domains: int) -> Tensor:
-    """Labelled test rows by (domain, label, predicted class); the last class stands for no prediction. int64."""
+    """Counts int64 [domains, C, C + 1] of labelled test rows by domain, label and prediction; the last is none."""
     C = data.classes
     label = data.y.cpu().numpy()[evaluation.rows]
     domain = np.zeros(len(label), np.int64)
@@ -234,17 +236,16 @@ def counts_of(evaluation: Evaluation, data: Data, domains: int) -> Tensor:
 
 @dataclass(frozen=True)
 class StoredClientMemory:
-    """What a client holds between rounds: one file per job and round, sealed for them, the store and the client."""
+    """Client state between rounds: one file per job and round, sealed with the store and the client."""
 
     folder: Path  # of this site's state
     store: str  # digest of the store
     client: str  # its name; two sites may serve equal stores
 
     def load(self, job: str, round_: int) -> Tree:
-        """What it held after a round.
+        """The state after a round.
 
-        Raises FederatedRunError where that is missing or not what was written: other figures must not take its place.
-        The server is told of it, so the message holds no path.
+        Raises FederatedRunError if it is missing or damaged. The server gets the message, so it holds no path.
         """
         hint = "Restore its state directory, or start the run again with --fresh."
         try:
@@ -261,15 +262,15 @@ class StoredClientMemory:
         return found.tensors
 
     def save(self, job: str, round_: int, tree: Tree, since: int) -> None:
-        """Keep what it holds after a round, and what it held at ``since``, in case the answer is lost on its way."""
+        """Keep the state after a round.
+
+        States from ``since`` on are kept too, because the server may not get the answer and go back to that round.
+        """
         path = self._path(job, round_)
         for folder in (self.folder, path.parent.parent, path.parent):
             folder.parent.mkdir(parents=True, exist_ok=True)
             make_private(folder)
-        tensors = {
-            k: t.detach().contiguous().clone() for k, t in tree.items()
-        }  # files hold no shared memory
-        write_sealed(path, self._what(job, round_), {}, tensors)
+        write_sealed(path, self._what(job, round_), {}, owned(tree))
         for old in path.parent.glob("after-*.safetensors"):
             if int(old.stem.removeprefix("after-")) < since:
                 old.unlink(missing_ok=True)
@@ -296,11 +297,11 @@ class ShardSite:
     """A store that answers messages."""
 
     path: Path  # of the store
-    state: Path  # where the client keeps what it holds between rounds
+    state: Path  # folder of the client state
     name: str | None = None  # of the client, for a store that was not cut out of another
 
     def answer(self, kind: str, message: SiteMessage) -> SiteMessage:
-        """What is sent back; what cannot be done comes back as a refusal, in words."""
+        """The answer to a message; an error becomes a refusal in words."""
         try:
             config = resolve(TrainConfig, dict(message.words["train"]), {}, "the message")
             request = SiteRequest(Store.open(self.path), config)
@@ -308,9 +309,11 @@ class ShardSite:
                 return SiteMessage({"facts": request.facts(self.name).to_words()})
             if kind == "text":
                 text = request.text()
-                return SiteMessage({}, [{} if text is None else {"text": torch.from_numpy(text)}])
-            want = message.words.get("recipes")
-            if list(want or []) != request.recipes:
+                if text is None:
+                    return SiteMessage({}, [{}])
+                return SiteMessage({}, [{"text": torch.from_numpy(text)}])
+            # The store may have been extracted again since the run began.
+            if list(message.words.get("recipes") or []) != request.recipes:
                 raise StoreError(
                     f"{self.path.name} holds features of another recipe than the run began with.",
                     "Start the run again.",
@@ -331,7 +334,7 @@ class ShardSite:
 
 @dataclass(frozen=True)
 class SiteRequest:
-    """A store, and the configuration that a message is about."""
+    """A store and the configuration in a message."""
 
     store: Store
     config: TrainConfig
@@ -357,16 +360,16 @@ class SiteRequest:
         return [str(self.store.arrays[key].digest) for key in self.keys]
 
     def text(self) -> np.ndarray | None:
-        """Class text features, where the method reads some. Raises StoreError for those of other weights."""
+        """Class text features, for a method that reads them. Raises StoreError for those of other weights."""
         text, _ = text_of(self.method, self.hp, self.store, self.keys)
         if text is not None:
             check_text(self.store, self.keys[0])
         return text
 
     def client(self, name: str | None) -> Client:
-        """The client of this store; its rows are all that is without a defect, train and test as the store has them.
+        """The client of this store, with its training and test rows without a defect.
 
-        Raises UsageError for rows to choose by, which sites do not score.
+        Raises UsageError for validation rows, which sites do not score, and for a client without a name.
         """
         shard = self.store.dataset.get("shard")
         s = self.store.samples
@@ -375,37 +378,48 @@ class SiteRequest:
                 f"{self.store.path.name} was not cut out of a larger store, so its client has no name.",
                 "Give it a name of its own:  fedcache flower site --shard PATH --superlink HOST:PORT --name NAME",
             )
-        if shard is not None and (held := int((s.split == 2).sum())):
+        validation = int((s.split == 2).sum())
+        if shard is not None and validation:
+            file = self.store.path.name
             raise UsageError(
-                f"{self.store.path.name} holds {held:,} validation rows, which a federation of sites does not score.",
+                f"{file} holds {validation:,} validation rows, which a federation of sites does not score.",
                 "Cut the store out of a partition without --validation:  fedcache shard --partition NAME",
             )
         good = s.ok == 1
-        called = name or str(shard["client"])  # type: ignore[index]
-        return Client(
-            called, np.flatnonzero(good & (s.split == 0)), np.flatnonzero(good & (s.split == 1))
-        )
+        train, test = (np.flatnonzero(good & (s.split == split)) for split in (0, 1))
+        return Client(name or str(shard["client"]), train, test)  # type: ignore[index]
 
     def facts(self, name: str | None) -> SiteFacts:
-        """What the site says of itself."""
+        """The facts that the site reports about itself."""
         store = self.store
         keys = self.keys
         client = self.client(name)
         text, templates = text_of(self.method, self.hp, store, keys)
+        text_digest = ""
+        if text is not None:
+            text_digest = sha256_hex(text.tobytes())
+        # A shard knows its number and the store it was cut from, so that the server can detect duplicates.
         shard = store.dataset.get("shard")
+        number = None
+        parent = ""
+        if shard is not None:
+            number = int(shard["number"])
+            parent = str(shard["parent"])
         s = store.samples
         label = s.label.astype(np.int64)
         if "labels" in self.method.needs and (label[client.train] < 0).any():
+            method = self.method.name
             raise UsageError(
-                f"{self.method.name} needs labels, and training rows of {store.path.name} have none.",
+                f"{method} needs labels, and training rows of {store.path.name} have none.",
                 "Add labels to the dataset, then extract or shard again.",
             )
-        views = [store.arrays[key].shape[1] for key in keys]
+        arrays = [store.arrays[key] for key in keys]
+        recipes = [dict(array.recipe) for array in arrays]
         requested = "feat_post" in self.config.set
         tests = b"".join(sorted(bytes(u) for u in s.uid[client.test]))
         return SiteFacts(
             name=client.name,
-            number=None if shard is None else int(shard["number"]),
+            number=number,
             train=len(client.train),
             test=len(client.test),
             owned=int(classes_owned(label[client.train])),
@@ -413,18 +427,18 @@ class SiteRequest:
             classes=tuple(s.classes),
             domains=tuple(s.domains),
             keys=tuple(keys),
-            backbones=tuple(str(store.arrays[key].recipe.get("backbone", key)) for key in keys),
-            recipes=tuple(self.recipes),
-            made_from=tuple(
-                canonical_json(dict(store.arrays[key].recipe)).decode() for key in keys
+            backbones=tuple(
+                str(recipe.get("backbone", key)) for key, recipe in zip(keys, recipes, strict=True)
             ),
-            widths=tuple(int(store.arrays[key].shape[2]) for key in keys),
-            views=min(views),
-            text="" if text is None else sha256_hex(text.tobytes()),
+            recipes=tuple(self.recipes),
+            made_from=tuple(canonical_json(recipe).decode() for recipe in recipes),
+            widths=tuple(int(array.shape[2]) for array in arrays),
+            views=min(array.shape[1] for array in arrays),
+            text=text_digest,
             templates=tuple(templates),
             feat_post=feat_post_for(self.hp, requested, self.config.preset, store, keys),
             dataset=str(store.dataset["digest"]),
-            parent="" if shard is None else str(shard["parent"]),
+            parent=parent,
             slug=str(store.dataset["slug"]),
             rows=int(store.rows),
             ok=int(store.rows_ok),
@@ -433,21 +447,25 @@ class SiteRequest:
         )
 
     def data(self, feat_post: str) -> Data:
-        """The site's rows as methods read them."""
-        store = self.store
-        arrays = [store.reader(key) for key in self.keys]
-        s = store.samples
-        text = self.text()
+        """The site's rows in the form that methods read."""
+        arrays = [self.store.reader(key) for key in self.keys]
+        s = self.store.samples
+        features = self.text()
+        text = None
+        if features is not None:
+            text = torch.from_numpy(features)
         return Data(
             x=prepare(arrays, feat_post, views=min(array.shape[1] for array in arrays)),
             y=torch.from_numpy(s.label.astype(np.int64)),
             classes=len(s.classes),
-            text=None if text is None else torch.from_numpy(text),
+            text=text,
             widths=tuple(array.shape[2] for array in arrays),
             domain=torch.from_numpy(s.domain.astype(np.int64)),
         )
 
 
 def state_of(home: Path, store: Store) -> Path:
-    """Where a site's client keeps what it holds: by the content of its store, so a moved store keeps its state."""
-    return home / "flower" / f"{store.dataset['slug']}-{str(store.dataset['digest'])[:16]}"
+    """Folder of a site's client state. It is named by the content of the store, so a moved store keeps its state."""
+    slug = store.dataset["slug"]
+    digest = str(store.dataset["digest"])[:16]
+    return home / "flower" / f"{slug}-{digest}"

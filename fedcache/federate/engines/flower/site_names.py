@@ -1,8 +1,8 @@
-"""Names of sites: the key that owns each name, kept by a server from run to run.
+"""Names of sites: a server's table of the key that owns each name, kept from run to run.
 
-Flower 1.41 tells an app the public key of every node (``Grid.get_nodes``). Where the server knows keys, a node takes
-part only when it signs with the private one, so the key says which site it is, after a restart too. A name belongs to
-the first key that takes part under it. A server without keys keeps no table: its nodes make a new key at every start.
+Flower 1.41 gives an app the public key of every node (``Grid.get_nodes``). On a server with keys, a node takes part
+only if it signs with its private key, so the key identifies the site, also after a restart. A name belongs to the first
+key that takes part under it. A server without keys has no table, because its nodes make a new key at every start.
 """
 
 from __future__ import annotations
@@ -17,29 +17,31 @@ from fedcache.store.lock import hold_lock
 from fedcache.store.sealed import read_sealed, write_sealed
 
 VARIABLE = "FEDCACHE_SITE_NAMES"
-"""Tells the app of a server, which Flower starts, where the table is; "" or none for a server without keys."""
+"""Environment variable with the path of the table, for the app of a server; "" or unset without keys."""
 
 TABLE = "names.json"
 """The table in a server's folder."""
 
 WHAT = {"kind": "names of a server's sites"}
-"""Seals the table for what it is."""
+"""The seal of the table holds these facts."""
 
 
 class SiteNames:
-    """The table of one server; ``path`` is None where sites have no keys, and nothing is kept."""
+    """The table of one server; without keys ``path`` is None and nothing is kept."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
 
     @classmethod
     def from_environment(cls) -> SiteNames:
-        """The table of the server that has started this process."""
+        """The table of the server that started this process."""
         path = os.environ.get(VARIABLE)
-        return cls(Path(path) if path else None)
+        if not path:
+            return cls()
+        return cls(Path(path))
 
     def known(self) -> dict[str, str]:
-        """Name -> fingerprint of the key it belongs to. Raises CorruptionError for a table that is not as written."""
+        """Name -> fingerprint of the key that owns it. Raises CorruptionError for a damaged table."""
         if self.path is None:
             return {}
         try:
@@ -54,22 +56,23 @@ class SiteNames:
         return dict(found.content)
 
     def bind(self, keys: Mapping[str, str]) -> None:
-        """Keep names, with the keys of those who take part under them; a name that belongs to a key stays its."""
+        """Add names with the keys of their sites; a name that has an owner keeps it."""
         self._change(lambda known: {**keys, **known})
 
     def forget(self, names: Iterable[str]) -> None:
-        """Let names go to the next keys that take part under them. Raises UsageError for a name that has no key."""
+        """Free names for the next keys that take part under them. Raises UsageError for a name without an owner."""
         gone = list(names)
         known = self.known()
+        hint = ""
+        if not known:
+            hint = "No name belongs to a key yet."
         for name in gone:
             if name not in known:
-                raise unknown(
-                    "site", name, known, hint="" if known else "No name belongs to a key yet."
-                )
+                raise unknown("site", name, known, hint=hint)
         self._change(lambda now: {name: key for name, key in now.items() if name not in gone})
 
     def _change(self, change: Callable[[dict[str, str]], dict[str, str]]) -> None:
-        """Replace the table by what a change makes of it; several runs of a server take turns."""
+        """Replace the table by ``change`` of it, under a lock, because several runs of a server may do so at once."""
         if self.path is None:
             return
         with hold_lock(self.path.parent / "locks" / "names.lock", "the names of sites", wait=True):
@@ -80,7 +83,7 @@ class SiteNames:
 
 
 def names_of(port: int, home: Home) -> SiteNames:
-    """Whose name is whose at the server with keys that listens, or has listened, at a port of this machine."""
+    """The table of the server with keys that listens, or has listened, at a port of this machine."""
     return SiteNames(home.root / "flower" / server_folder(port) / TABLE)
 
 

@@ -1,10 +1,10 @@
-"""Participating sites: their descriptions, whether they fit together, and late arrivals.
+"""Sites: the facts that they report, which of them take part, and late arrivals.
 
-Features of different recipes must never be averaged, so sites that differ from more than half of them are refused by
-digest, with what differs in words; where no such half is, the server must be told which site is right. What a site says
-wrongly of itself, or does not say, costs it its place, and nobody else theirs: facts that cannot be, more rows than are
-believed, the name of another site. A name is that of the first node that took it, and where sites have keys, that of
-the same key in all later runs of the server (``site_names``).
+Features of different recipes must never be averaged. So sites whose facts differ from those of more than half of the
+sites are refused, with the difference in words. Without such a majority, ``--like`` must name the site that is right. A
+site that reports impossible facts, more rows than ``RowLimits`` accept, or the name of another site is refused; the
+other sites are not affected. A name belongs to the first node that took it, and with keys to the same key in all later
+runs of the server (``site_names``).
 """
 
 from __future__ import annotations
@@ -45,12 +45,9 @@ from fedcache.parsing import parse_json
 from fedcache.runs.features import RunFeatures
 from fedcache.store.files import digest_of, sha256_hex
 
-# What a site says of itself: names, counts and digests, each a claim that is checked before
-# anything is made of it.
-#
-# A site says no feature, no label and no row. What it says must fit the table of limits below and
-# itself (no more rows than its store has); whether a number of rows can be believed beside those
-# of other sites is asked in ``sites``.
+# The facts that a site reports: names, counts and digests, never a feature or a label. Each fact is
+# checked against the limits below and against the others; ``RowLimits`` compares the numbers of rows
+# of all sites.
 
 
 COUNTS = {
@@ -61,7 +58,7 @@ COUNTS = {
     "rows": (0, 2**53),
     "ok": (0, 2**53),
 }
-"""Fact -> the smallest and the largest number that it may be; float64 holds every whole number up to 2^53."""
+"""Fact -> its smallest and largest value; float64 holds every whole number up to 2^53."""
 
 TEXTS = {
     "name": 200,
@@ -74,7 +71,7 @@ TEXTS = {
     "code": 200,
     "version": 100,
 }
-"""Fact -> the most characters that it may have."""
+"""Fact -> most characters."""
 
 LISTS = {
     "classes": (100_000, 1000),
@@ -85,45 +82,46 @@ LISTS = {
     "made_from": (100, 20_000),
     "templates": (1000, 10_000),
 }
-"""Fact -> the most texts that it may hold, and the most characters of each."""
+"""Fact -> most texts in it, and most characters of each."""
 
 WIDTHS = 100
+"""Most arrays of a site."""
 WIDEST = 1_000_000
-"""The most arrays of a site, and the most features of one."""
+"""Most features of an array."""
 
 
 @dataclass(frozen=True)
 class SiteFacts:
-    """What a site says of itself."""
+    """The facts that a site reports about itself."""
 
-    name: str  # of its client; keys its random streams
+    name: str  # of its client; seeds its random streams
     number: int | None  # its place among the shards of one store; None for a store of its own
-    train: int  # rows it trains on
-    test: int  # rows it is scored on
+    train: int  # training rows
+    test: int  # test rows
     owned: int  # classes among its training rows
-    tests: str  # digest of which rows those of ``test`` are; sites with the same have the same test set
+    tests: str  # digest of its test rows; sites with one test set have the same digest
     classes: tuple[str, ...]  # names, in order
-    domains: tuple[str, ...]  # names, in the order in which it counts
+    domains: tuple[str, ...]  # names, in the order of its counts
     keys: tuple[str, ...]  # arrays it would train on
-    backbones: tuple[str, ...]  # their names
-    recipes: tuple[str, ...]  # their recipes' digests, in that order
-    made_from: tuple[str, ...]  # these recipes, as canonical JSON
-    widths: tuple[int, ...]  # features of each
+    backbones: tuple[str, ...]  # of each array
+    recipes: tuple[str, ...]  # digest of the recipe of each array
+    made_from: tuple[str, ...]  # the recipe of each array, as canonical JSON
+    widths: tuple[int, ...]  # features of each array
     views: int  # stored views per row
     text: str  # digest of the class text features, "" for none
-    templates: tuple[str, ...]  # what they were made from
-    feat_post: str  # what is done to features
-    dataset: str  # digest of its own content
+    templates: tuple[str, ...]  # prompt templates of the class text features
+    feat_post: str  # transformation of its features
+    dataset: str  # digest of its store
     parent: str  # digest of the store it was cut from; "" for a store of its own
     slug: str  # name of the dataset
     rows: int  # of its store
     ok: int  # rows without a defect
-    code: str  # digest of the code its uploads depend on
+    code: str  # digest of the code that its uploads depend on
     version: str  # of fedcache
 
     @classmethod
     def from_words(cls, words: object) -> SiteFacts:
-        """Facts as a message tells them. Raises ValueError, naming the fact, for what cannot be."""
+        """The facts in a message. Raises ValueError, naming the fact, for impossible ones."""
         if not isinstance(words, Mapping):
             raise ValueError("they are no table")
         values = {f.name: _fact(f.name, words.get(f.name)) for f in fields(cls)}
@@ -132,22 +130,20 @@ class SiteFacts:
             raise ValueError(
                 f"name is {made.name!r:.60}, expected printable characters without '/'"
             )
-        if (
-            not made.keys
-            or len({len(made.keys), len(made.backbones), len(made.recipes), len(made.widths)}) > 1
-        ):
+        lengths = {len(made.keys), len(made.backbones), len(made.recipes), len(made.widths)}
+        if not made.keys or len(lengths) > 1:
             raise ValueError("it does not have one backbone, recipe and width for each array")
         if made.recipes != tuple(sha256_hex(text.encode()) for text in made.made_from):
             raise ValueError("its recipes do not have the digests that it says")
-        if made.train + made.test > made.ok or made.ok > made.rows:
+        train = made.train
+        if train + made.test > made.ok or made.ok > made.rows:
+            held = f"a store of {made.rows:,}, {made.ok:,} of them sound"
             raise ValueError(
-                f"it trains on {made.train:,} rows and is scored on {made.test:,}, of a store of {made.rows:,}, "
-                f"{made.ok:,} of them sound"
+                f"it trains on {train:,} rows and is scored on {made.test:,}, of {held}"
             )
-        if made.owned > min(made.train, len(made.classes)):
-            raise ValueError(
-                f"it owns {made.owned} classes of {len(made.classes)} with {made.train} rows"
-            )
+        classes = len(made.classes)
+        if made.owned > min(train, classes):
+            raise ValueError(f"it owns {made.owned} classes of {classes} with {train} rows")
         return made
 
     def to_words(self) -> dict[str, Any]:
@@ -178,7 +174,7 @@ def _fact(name: str, value: Any) -> Any:
         expected = f"at most {most:,} texts of {longest:,} characters"
     if not sound:
         raise ValueError(f"{name} is {value!r:.60}, expected {expected}")
-    # JSON has lists only; facts are tuples, so that equal facts compare as equal.
+    # JSON has lists. As tuples, equal facts compare equal.
     if isinstance(value, list):
         return tuple(value)
     return value
@@ -194,7 +190,7 @@ def _is_whole(value: Any, low: int, high: int) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class RowCounts:
-    """A client as the server knows it: its name, and how many rows it has. It has no row."""
+    """A client on the server: its name and its numbers of rows, without the rows."""
 
     name: str
     train: np.ndarray
@@ -202,7 +198,7 @@ class RowCounts:
 
 
 def rows_of(facts: SiteFacts) -> RowCounts:
-    """The client of a site, for ``RunState``; its rows take no memory."""
+    """The client of a site for ``RunState``; the array of its rows takes no memory."""
     return RowCounts(
         facts.name, np.broadcast_to(np.int64(0), (facts.train,)), np.empty(0, np.int64)
     )
@@ -217,9 +213,9 @@ SAME = {
     "feat_post": "it would do {} to its features, and the others {}",
     "code": "its fedcache computes this method with code {}, and the others' with {}",
 }
-"""What all sites must have in common, in the order in which differences are told."""
+"""Facts that must be equal at all sites -> how a difference is reported; the first one that differs is reported."""
 
-MEND = {
+HINTS = {
     "classes": "Cut all shards from one store, or extract with the same class names.",
     "recipes": "Extract there with the same backbone and recipe: fedcache extract --help, fedcache inspect.",
     "widths": "Extract there with the same backbone and recipe: fedcache extract --help, fedcache inspect.",
@@ -231,18 +227,21 @@ MEND = {
 
 
 def difference(mine: SiteFacts, theirs: SiteFacts) -> tuple[str, str] | None:
-    """The first thing in which a site differs from one it would be taken together with, in words, and a hint."""
-    for what, words in SAME.items():
-        values = getattr(mine, what), getattr(theirs, what)
+    """The first fact of ``SAME`` in which two sites differ, in words, and a hint; None without a difference."""
+    for fact, words in SAME.items():
+        values = getattr(mine, fact), getattr(theirs, fact)
         if values[0] != values[1]:
-            return words.format(*map(_short, values)), MEND[what]
+            return words.format(*map(_short, values)), HINTS[fact]
     return None
 
 
 def _short(value: Any) -> str:
-    """A value as a message shows it: digests by their first digits."""
+    """A value for a message; long digests are cut."""
     if isinstance(value, tuple):
-        return " + ".join(_short(v) for v in value[:4]) + (" .." if len(value) > 4 else "")
+        words = " + ".join(map(_short, value[:4]))
+        if len(value) > 4:
+            words += " .."
+        return words
     text = str(value) or "none"
     if len(text) > 40:
         return text[:12]
@@ -250,13 +249,13 @@ def _short(value: Any) -> str:
 
 
 MOST_ROWS = 10_000_000
-"""Rows that a site may say it has, for training and for scores each, where nothing else is said: what the server makes
-of such a claim still fits into memory."""
+"""Default limit of a site's training rows and of its test rows. The server allocates memory for them, and for so many
+it still fits."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """A site that takes part, and the node it can be reached at."""
+    """A participating site and its node."""
 
     node: int
     facts: SiteFacts
@@ -266,18 +265,21 @@ class Member:
 def compatible_sites(
     members: Sequence[Member], like: str = ""
 ) -> tuple[list[Member], list[tuple[Member, str, str]]]:
-    """The largest group of sites that can be taken together, in client order, and the others, each with why and a hint.
+    """The largest group of sites with equal facts, in client order, and the others, each with a reason and a hint.
 
-    Of equal groups the one with the first site is taken; with ``like`` the group of the site of that name, whatever its
-    size, and nobody before that site is there.
+    Among groups of one size, the group with the first site is taken. With ``like`` it is the group of the site of that
+    name, whatever its size; until that site is there, both lists are empty.
     """
     ordered = in_client_order(members)
-    kinds = [tuple(getattr(m.facts, what) for what in SAME) for m in ordered]
+    kinds = [tuple(getattr(m.facts, fact) for fact in SAME) for m in ordered]
     named = [m for m in ordered if m.facts.name == like]
     if not kinds or (like and not named):
         return [], []
-    # Counter keeps the order of first occurrence, so of equal groups the first is taken.
-    usual = [*named, ordered[kinds.index(Counter(kinds).most_common(1)[0][0])]][0]
+    # Counter keeps the order of first occurrence, so the first of equally large groups wins.
+    usual_kind, _ = Counter(kinds).most_common(1)[0]
+    usual = ordered[kinds.index(usual_kind)]
+    if named:
+        usual = named[0]
     fit = []
     refused = []
     for member in ordered:
@@ -290,7 +292,7 @@ def compatible_sites(
 
 
 def _of_another_key(member: Member, owners: Mapping[str, str]) -> tuple[str, str] | None:
-    """Why a site cannot have its name, in words, and a hint; None when no other key has it."""
+    """Why a site cannot have its name, in words, and a hint; None if no other key owns it."""
     name = member.facts.name
     if owners.get(name, member.key) == member.key:
         return None
@@ -306,25 +308,25 @@ def in_client_order(members: Sequence[Member]) -> list[Member]:
 
 @dataclass(frozen=True)
 class RowLimits:
-    """The most rows that a site is believed to have."""
+    """The largest numbers of rows of a site that the server accepts."""
 
-    train: int  # to train on
-    test: int  # to be scored on
-    why: str  # where the numbers come from, in words
+    train: int  # training rows
+    test: int  # test rows
+    why: str  # source of the numbers, in words
 
     @classmethod
     def of(cls, members: Sequence[Member], most: int | None) -> RowLimits:
-        """``most`` where it is given, else ``FAR_OUT`` times the median of what the sites say, and ``MOST_ROWS``."""
+        """``most`` if it is given, else ``FAR_OUT`` times the median of the sites, ``MOST_ROWS`` at most."""
         if most is not None:
             return cls(most, most, "--max-rows-per-client")
-        said = [m.facts.train for m in members], [m.facts.test for m in members]
-        train, test = (min(MOST_ROWS, int(far_out_limit(rows) or MOST_ROWS)) for rows in said)
+        reported = [m.facts.train for m in members], [m.facts.test for m in members]
+        train, test = (min(MOST_ROWS, int(far_out_limit(rows) or MOST_ROWS)) for rows in reported)
         return cls(
             train, test, f"{FAR_OUT} times the median of three sites or more, {MOST_ROWS:,} at most"
         )
 
     def problem(self, facts: SiteFacts) -> tuple[str, str] | None:
-        """What is too much of a site's rows, in words, and a hint; None when they are believed."""
+        """Which number of a site's rows is too large, in words, and a hint; None if both are accepted."""
         for rows, most, what in (
             (facts.train, self.train, "train on"),
             (facts.test, self.test, "be scored on"),
@@ -350,13 +352,13 @@ BOUND_HINT = (
 )
 
 GONE = "its node went away"
-"""Why a node does not answer that was ended while it was asked."""
+"""Reason for a missing answer of a node that ended before it answered."""
 
 ANSWER = 60.0
-"""Seconds that a node is given to say what it has also where ``wait`` is over: its app must start first."""
+"""Least seconds for a node to report its facts, also after ``wait`` is over, because its app must start first."""
 
-ASKED = 3
-"""How often a node is asked what it has before it counts as one that says nothing."""
+REQUESTS = 3
+"""Requests for the facts of a node before it counts as silent."""
 
 SITE_THAT_IS_RIGHT = "Say which site the others must agree with: --like NAME"
 
@@ -365,22 +367,20 @@ START = "Start the sites: fedcache flower site --shard PATH --superlink HOST:POR
 
 @dataclass(frozen=True)
 class SecureSum:
-    """What a server learns of a round of secure aggregation."""
+    """The result of a round of secure aggregation."""
 
-    words: Mapping[
-        int, Mapping[str, Any]
-    ]  # node -> what it says beside its vector, for those that are in the sum
-    total: Tensor  # [d] float64, the sum of their vectors
+    words: Mapping[int, Mapping[str, Any]]  # node in the sum -> words that it sent with its vector
+    total: Tensor  # [d] float64, the sum of the vectors
     missing: Mapping[int, str]  # node -> why it is not in the sum
-    failed: str  # why there is no sum at all; "" when there is one
+    failed: str  # why there is no sum; "" if there is one
 
 
 class Transport(Protocol):
-    """What brings messages to nodes and back; ``transport.FlowerTransport`` is Flower's.
+    """Carrier of messages to nodes and back; ``transport.FlowerTransport`` is Flower's.
 
     Attributes:
-        bytes_down: sent so far, without what the transport adds.
-        bytes_up: received so far.
+        bytes_down: sent so far, without the overhead of the transport.
+        bytes_up: received so far, likewise.
     """
 
     bytes_down: int
@@ -392,38 +392,34 @@ class Transport(Protocol):
     def ask(
         self, kind: str, messages: Mapping[int, SiteMessage], timeout: float
     ) -> dict[int, SiteMessage | str]:
-        """Send one message to each node: what each answers, or why it does not, in words."""
+        """Send one message to each node; returns the answer of each, or why there is none, in words."""
 
     def ask_sum(
         self, messages: Mapping[int, SiteMessage], bound: float, number: int, timeout: float
     ) -> SecureSum:
-        """As ``ask("fit", ..)``, of which only the sum of the answers' vectors is learnt.
+        """As ``ask("fit", ..)``, but the server gets only the sum of the vectors in the answers.
 
-        ``bound`` is that of every number, ``number`` that of the round, ``timeout`` that of each exchange in seconds.
+        ``bound`` limits every number of a vector, ``number`` is the round, ``timeout`` is in seconds per exchange.
         """
 
 
 @dataclass(frozen=True)
 class Terms:
-    """How a federation waits."""
+    """How many sites a federation needs, and how long it waits for them."""
 
-    sites: int  # how many it is of
-    start_with: int  # how many are enough to begin when ``wait`` is over
-    quorum: int = 1  # sites without whose sound uploads a round does not count
+    sites: int  # number of sites
+    start_with: int  # sites that are enough to begin when ``wait`` is over
+    quorum: int = 1  # least valid uploads of a round
     wait: float = 120.0  # seconds for the sites to come
     timeout: float = 600.0  # seconds for an answer
     poll: float = 1.0  # seconds between looks for new nodes
-    max_rows: int | None = (
-        None  # the most rows that a site is believed to have; None for ``RowLimits``' own
-    )
-    like: str = (
-        ""  # name of the site that the others must agree with; "" for more than half of them
-    )
+    max_rows: int | None = None  # limit of a site's rows; None as ``RowLimits.of``
+    like: str = ""  # name of the site that the others must agree with; "" for the majority
 
 
 @dataclass
 class MissedSite:
-    """A site without which a round was made, and why."""
+    """A site that was missing in a round, and why."""
 
     round: int
     site: str
@@ -431,7 +427,7 @@ class MissedSite:
 
 
 class Sites:
-    """Who takes part; ``say`` is told the story, a line at a time."""
+    """The participating sites; ``say`` gets the lines of the log."""
 
     def __init__(
         self,
@@ -445,19 +441,19 @@ class Sites:
         self.say = say
         self.names = names or SiteNames()
         self.members: list[Member] = []  # in client order
-        self.missed: list[MissedSite] = []  # sites without which something was done
+        self.missed: list[MissedSite] = []  # sites that were missing in some step
         self.joined: list[MissedSite] = []  # sites that came after the beginning
-        self._question: dict[str, Any] = {}
-        self._met: set[int] = set()  # nodes that have said what they have, or are asked no more
-        # node -> how often it was asked what it has, and said nothing
+        self._request: dict[str, Any] = {}
+        self._met: set[int] = set()  # nodes that have reported facts, or get no more requests
+        # node -> requests for its facts that it did not answer
         self._silent: Counter[int] = Counter()
 
-    def gather(self, question: Mapping[str, Any]) -> list[Member]:
-        """Wait for the sites, ask them ``question``, and take those that fit together, in client order.
+    def gather(self, request: Mapping[str, Any]) -> list[Member]:
+        """Wait for the sites, send them ``request``, and take those with equal facts, in client order.
 
-        Raises StoreError when sites lack what was asked for or differ; FederatedRunError when too few come.
+        Raises StoreError if sites lack the requested arrays or differ; FederatedRunError if too few come.
         """
-        self._question = dict(question)
+        self._request = dict(request)
         came: list[Member] = []
         lacking: list[FedcacheError | str] = []
         last = time.monotonic() + self.terms.wait
@@ -470,28 +466,32 @@ class Sites:
             owned = len(self.names.known())
             self.say(f"A name belongs to the first key that takes part under it: {owned} have one.")
         while True:
-            came += self._ask_facts(lacking, max(last - time.monotonic(), ANSWER))
-            kept, refused, disbelieved = self._judged(came)
-            decided = bool(self.terms.like) or len(came) > 2 * len(refused)
-            if (decided and len(kept) >= self.terms.sites) or time.monotonic() >= last:
+            came += self._request_facts(lacking, max(last - time.monotonic(), ANSWER))
+            kept, differing, rejected = self._sorted_out(came)
+            decided = bool(self.terms.like) or len(came) > 2 * len(differing)
+            late = time.monotonic() >= last
+            if (decided and len(kept) >= self.terms.sites) or late:
                 break
             time.sleep(self.terms.poll)
-        for member, why, hint in (*refused, *disbelieved):
+        for member, why, hint in (*differing, *rejected):
             self._refuse(0, member.facts.name, why, hint)
-        if not decided and refused:
-            raise self._undecided(came, refused)
-        # Who is there and cannot take part is not waited for: else one site could keep all others from beginning.
-        here = self._met | set(self._silent)
-        enough = self.terms.start_with - (len(here) - len(kept))
-        if len(kept) < (max(1, enough) if time.monotonic() >= last else self.terms.sites):
+        if not decided and differing:
+            raise self._undecided(came, differing)
+        needed = self.terms.sites
+        if late:
+            # Nodes that are there and cannot take part count as present, so that one of them cannot block all others.
+            here = self._met | set(self._silent)
+            needed = max(1, self.terms.start_with - (len(here) - len(kept)))
+        count = len(kept)
+        if count < needed:
             lacking += [
                 FederatedRunError(f"Site {m.facts.name!r}: {why}.", hint)
-                for m, why, hint in disbelieved
+                for m, why, hint in rejected
             ]
-            raise self._too_few(kept, refused, lacking)
-        if len(kept) < self.terms.sites:
+            raise self._too_few(kept, differing, lacking)
+        if count < self.terms.sites:
             self.say(
-                f"warning: {len(kept)} of {self.terms.sites} sites came; those that come later join then."
+                f"warning: {count} of {self.terms.sites} sites came; those that come later join then."
             )
         self.members = kept
         self._bind(kept)
@@ -500,30 +500,33 @@ class Sites:
         self.say(f"A site is believed to have at most {most}: {limits.why}.")
         return kept
 
-    def _judged(
+    def _sorted_out(
         self, came: Sequence[Member]
     ) -> tuple[list[Member], list[tuple[Member, str, str]], list[tuple[Member, str, str]]]:
-        """Of the nodes, in the order in which they came: who takes part, who differs, and who is not believed."""
-        fit, refused = compatible_sites(came, self.terms.like)
+        """The sites that take part, those that differ from them, and those that are rejected for another reason.
+
+        ``came`` is in the order of arrival.
+        """
+        fit, differing = compatible_sites(came, self.terms.like)
         limits = RowLimits.of(fit, self.terms.max_rows)
         owners = self.names.known()
-        believed = []
-        disbelieved = []
+        accepted = []
+        rejected = []
         for member in fit:
             problem = limits.problem(member.facts) or _of_another_key(member, owners)
             if problem is None:
-                believed.append(member)
+                accepted.append(member)
             else:
-                disbelieved.append((member, *problem))
+                rejected.append((member, *problem))
         # A name belongs to the first node that came with it.
-        nodes = {member.node for member in believed}
+        nodes = {member.node for member in accepted}
         first: dict[str, int] = {}
         for member in came:
             if member.node in nodes:
                 first.setdefault(member.facts.name, member.node)
-        kept = [m for m in believed if first[m.facts.name] == m.node]
-        taken = [(m, NAME_TAKEN, NAME_HINT) for m in believed if first[m.facts.name] != m.node]
-        return kept, refused, [*disbelieved, *taken]
+        kept = [m for m in accepted if first[m.facts.name] == m.node]
+        rejected += [(m, NAME_TAKEN, NAME_HINT) for m in accepted if first[m.facts.name] != m.node]
+        return kept, differing, rejected
 
     def _bind(self, members: Sequence[Member]) -> None:
         self.names.bind({m.facts.name: m.key for m in members})
@@ -533,36 +536,36 @@ class Sites:
         self.missed.append(MissedSite(round_, name, f"refused: {why}"))
 
     def miss(self, round_: int, name: str, why: str, warning: str) -> None:
-        """Note that a site is missing in a round, with a warning in the log; the same entry is noted once."""
+        """Note a site that is missing in a round, with a warning in the log; equal entries are noted once."""
         entry = MissedSite(round_, name, why)
         if entry not in self.missed:
             self.missed.append(entry)
             self.say(f"warning: {warning}")
 
-    def _ask_facts(self, lacking: list[FedcacheError | str], wait: float) -> list[Member]:
-        """Those of the nodes that have come since that say what they have; why others do not goes to ``lacking``.
+    def _request_facts(self, lacking: list[FedcacheError | str], wait: float) -> list[Member]:
+        """The new nodes that report their facts; the reasons of the others go to ``lacking``.
 
-        Nodes are given ``wait`` seconds, or the terms' timeout where that is less.
+        Nodes have ``wait`` seconds to answer, or the terms' timeout if that is less.
         """
         came = []
         here = self.transport.nodes()
-        new = sorted(set(here) - self._met)
-        questions = {n: SiteMessage(self._question) for n in new}
+        requests = {node: SiteMessage(self._request) for node in sorted(set(here) - self._met)}
+        if not requests:
+            return []
         timeout = min(wait, self.terms.timeout)
-        for node, answer in (
-            self.transport.ask("facts", questions, timeout) if new else {}
-        ).items():
-            # A site that was ended meanwhile is asked again when it is back: its key makes it the same node. One that
-            # is slow, or lost one answer, is asked again a few times.
+        for node, answer in self.transport.ask("facts", requests, timeout).items():
+            # A slow node, or one whose answer was lost, is asked again up to ``REQUESTS`` times. A node that went away
+            # is asked again when it is back; its key makes it the same node.
             if isinstance(answer, str) and answer != GONE:
                 self._silent[node] += 1
-            if not isinstance(answer, str) or self._silent[node] >= ASKED:
+            if not isinstance(answer, str) or self._silent[node] >= REQUESTS:
                 self._met.add(node)
             if isinstance(answer, str):
                 lacking.append(answer)
                 self.say(f"warning: a node says nothing of itself: {answer}.")
                 continue
-            if (refusal := refusal_of(answer)) is not None:
+            refusal = refusal_of(answer)
+            if refusal is not None:
                 lacking.append(refusal)
                 self.say(f"warning: a site cannot take part: {refusal.message} {refusal.hint}")
                 continue
@@ -577,15 +580,14 @@ class Sites:
                 )
                 continue
             came.append(Member(node, facts, here[node]))
-            self.say(
-                f"Site {facts.name!r}: {facts.train:,} rows to train on, {facts.test:,} to be scored on."
-            )
+            rows = f"{facts.train:,} rows to train on, {facts.test:,} to be scored on"
+            self.say(f"Site {facts.name!r}: {rows}.")
         return came
 
     def _undecided(
         self, came: Sequence[Member], refused: Sequence[tuple[Member, str, str]]
     ) -> FedcacheError:
-        """Why nobody knows which sites are right."""
+        """The error for sites of which no majority agrees."""
         others = {member.node for member, *_ in refused}
         first = next(m for m in in_client_order(came) if m.node not in others).facts.name
         member, why, hint = refused[0]
@@ -602,10 +604,11 @@ class Sites:
         refused: Sequence[tuple[Member, str, str]],
         lacking: Sequence[FedcacheError | str],
     ) -> FedcacheError:
+        """The error for too few sites; it shows the first reason, and the log has all of them."""
         names = ", ".join(m.facts.name for m in kept) or "none"
         terms = self.terms
-        state = f"{len(kept)} of {terms.sites} sites take part after {terms.wait:g} s: {names}."
-        # The first reason is the one that is shown; the log has all of them.
+        count = f"{len(kept)} of {terms.sites} sites"
+        state = f"{count} take part after {terms.wait:g} s: {names}."
         if refused:
             member, why, hint = refused[0]
             return StoreError(f"{state} Site {member.facts.name!r} is refused: {why}.", hint)
@@ -621,13 +624,13 @@ class Sites:
         return FederatedRunError(state, START)
 
     def text(self, digest: str, classes: int) -> Tensor:
-        """The class text features [C, D] of that digest, which all sites have, from the first that sends them.
+        """The class text features [C, D] of that digest, which all sites have, from the first site that sends them.
 
-        Raises FederatedRunError, when none does.
+        Raises FederatedRunError if no site sends them.
         """
         why = ""
         for member in self.members:
-            answer = self.ask("text", {member.node: SiteMessage(self._question)})[member.node]
+            answer = self.ask("text", {member.node: SiteMessage(self._request)})[member.node]
             if isinstance(answer, str):
                 why = answer
             else:
@@ -649,49 +652,44 @@ class Sites:
         )
 
     def newcomers(self, round_: int) -> list[Member]:
-        """Sites that have come since, fit to the members, are believed, and have a name of their own."""
+        """Late sites that agree with the members, and whose rows and name are accepted; the others are refused."""
         fresh: list[Member] = []
-        came = in_client_order(self._ask_facts([], self.terms.wait))
-        if came:
-            owners = self.names.known()
-        else:
-            owners = {}
-        for member in came:
-            everybody = [*self.members, *fresh]
-            found = difference(member.facts, self.members[0].facts)
-            found = found or RowLimits.of([*everybody, member], self.terms.max_rows).problem(
-                member.facts
+        for member in in_client_order(self._request_facts([], self.terms.wait)):
+            facts = member.facts
+            present = [*self.members, *fresh]
+            limits = RowLimits.of([*present, member], self.terms.max_rows)
+            problem = (
+                difference(facts, self.members[0].facts)
+                or limits.problem(facts)
+                or _of_another_key(member, self.names.known())
             )
-            found = found or _of_another_key(member, owners)
-            if found is None and member.facts.name in (m.facts.name for m in everybody):
-                found = NAME_TAKEN, NAME_HINT
-            if found is not None:
-                self._refuse(round_, member.facts.name, *found)
-            else:
+            if problem is None and facts.name in (m.facts.name for m in present):
+                problem = NAME_TAKEN, NAME_HINT
+            if problem is None:
                 fresh.append(member)
+            else:
+                self._refuse(round_, facts.name, *problem)
         if fresh:
             self._bind(fresh)
         return fresh
 
     def ask(self, kind: str, messages: Mapping[int, SiteMessage]) -> dict[int, SiteMessage | str]:
-        """See ``Transport.ask``, with the terms' timeout."""
+        """``Transport.ask`` with the terms' timeout."""
         if messages:
             return self.transport.ask(kind, messages, self.terms.timeout)
         return {}
 
 
-# The rows of sites as the server knows them: their numbers, widths, digests and counts, and no
-# row.
+# The rows of sites on the server: numbers, widths, digests and counts, without the rows.
 #
-# For scores, sites send how many rows of each label they took for each class. The counts are dealt
-# out again as rows, one for each, and scored by the evaluation of the in-process engine, so every
-# figure is the same number. Sites with one test set (a global one that each has a copy of) are
-# counted once for a global model; test sets that overlap otherwise are counted as often as they
-# are held.
+# For scores, sites send confusion counts: the number of rows of each label and predicted class. The
+# server makes one row for each count and scores these rows with the evaluation of the in-process
+# engine, so every figure is equal. Sites with copies of one global test set are counted once for a
+# global model. Other rows that several sites test are counted for each of them.
 
 
 class SiteRows:
-    """A ``RowSource``: what sites say of themselves, in client order, and the class text features [C, D], if any."""
+    """``RowSource`` of the facts of sites, in client order, and the class text features [C, D], if any."""
 
     def __init__(self, facts: Sequence[SiteFacts], text: torch.Tensor | None) -> None:
         self.facts = list(facts)
@@ -703,13 +701,13 @@ class SiteRows:
         return 0.0
 
     def arrays(self, method: Method, settings: Mapping[str, Value]) -> list[str]:
-        """Those of the first site; all have them by the same recipes."""
+        """The arrays of the first site; all sites have arrays of the same recipes."""
         return list(self.facts[0].keys)
 
     def partitions(
         self, method: Method, seeds: Sequence[int]
     ) -> tuple[dict[int, Partition], str | None]:
-        """Every site is a client. One row stands for all of its own; the digest of the stores says which they are."""
+        """Every site is a client with one row that stands for all of its rows; the digest of the stores names them."""
         one = np.zeros(1, np.int64)
         none = np.ones(1, np.int64)
         partition = Partition(
@@ -727,13 +725,13 @@ class SiteRows:
     def feat_post(
         self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str]
     ) -> str:
-        """What every site does to its features."""
+        """The transformation of features, equal at every site."""
         return self.facts[0].feat_post
 
     def read(
         self, method: Method, settings: Mapping[str, Value], arrays: Sequence[str], feat_post: str
     ) -> RunFeatures:
-        """Widths, views and classes of features that have no row."""
+        """Features without rows: widths, views and classes."""
         first = self.facts[0]
         data = Data(
             x=torch.empty(0, first.views, sum(first.widths)),
@@ -745,23 +743,27 @@ class SiteRows:
             backbones=first.backbones,
             longest_row=longest_row(first.feat_post, first.widths),
         )
-        digests = (*first.recipes, *((first.text,) if first.text else ()))
+        digests = first.recipes
+        if first.text:
+            digests = (*digests, first.text)
         recipes = tuple(parse_json(text.encode()) for text in first.made_from)
         return RunFeatures(tuple(arrays), data, digests, first.templates, recipes, first.feat_post)
 
     def overrides(
         self, method: Method, features: RunFeatures, clients: int
     ) -> dict[int, ClientOverrides]:
-        """None: they were refused."""
+        """None: the plan of a federation refuses settings of single clients."""
         return {}
 
     def dataset(self) -> dict[str, Any]:
         """The store that all shards were cut from, or all stores together."""
         first = self.facts[0]
-        parents = {f.parent for f in self.facts}
+        digest = self._stores
+        if first.parent and all(f.parent == first.parent for f in self.facts):
+            digest = first.parent
         return {
             "slug": first.slug,
-            "digest": first.parent if parents == {first.parent} and first.parent else self._stores,
+            "digest": digest,
             "rows": sum(f.rows for f in self.facts),
             "ok": sum(f.ok for f in self.facts),
         }
@@ -774,52 +776,54 @@ class SiteRows:
         return self.facts[0].backbones
 
     def choices(self, arrays: Sequence[str]) -> dict[str, Any]:
-        """None: a federation is run again by its app."""
+        """None: the app of a federation repeats it."""
         return {}
 
 
 def score_counts(
     run: RunState, facts: Sequence[SiteFacts], counts: Mapping[int, Tensor]
 ) -> tuple[Evaluation, Data]:
-    """The evaluation of a run, and the labels that its rows are numbers of.
+    """The evaluation of a run, and the labels and domains of the rows that the counts stand for.
 
     ``counts`` are int64 [domains, C, C + 1] of every client that answered; the last class is no prediction.
     """
     C = run.env.classes
     own = run.method.protocol(run.hp) != "global"
     names = domain_names(facts)
-    label = []
-    domain = []
-    guess = []
+    none = np.empty(0, np.int64)
+    label = [none]
+    domain = [none]
+    guess = [none]
     clients = []
-    first: dict[str, np.ndarray] = {}
+    first: dict[str, np.ndarray] = {}  # test set -> its rows
     start = 0
     for i, known in enumerate(facts):
         if i not in counts:
-            clients.append(RowCounts(known.name, np.empty(0, np.int64), np.empty(0, np.int64)))
+            clients.append(RowCounts(known.name, none, none))
             continue
+        # One global model has one prediction for a row of a test set that several sites hold.
+        key = known.tests
         if own:
             key = str(i)
-        else:
-            key = known.tests
         if key not in first:
+            # As many rows of each cell (domain, label, prediction) as the site counted.
             flat = counts[i].numpy().reshape(-1)
             cell = np.repeat(np.arange(len(flat)), flat)
             place = cell // (C + 1)
-            taken = cell % (C + 1)
+            predicted_class = cell % (C + 1)
             label.append(place % C)
             domain.append(np.array([names.index(d) for d in known.domains], np.int64)[place // C])
-            guess.append(np.where(taken == C, -1, taken))
+            guess.append(np.where(predicted_class == C, -1, predicted_class))
             first[key] = np.arange(start, start + len(cell))
             start += len(cell)
         clients.append(RowCounts(known.name, first[key], first[key]))
-    y, of, predicted = (
-        np.concatenate([np.empty(0, np.int64), *parts]) for parts in (label, domain, guess)
-    )
-    data = Data(torch.empty(len(y), 1, 0), torch.from_numpy(y), C, domain=torch.from_numpy(of))
+    y = torch.from_numpy(np.concatenate(label))
+    predicted = torch.from_numpy(np.concatenate(guess))
+    domains = torch.from_numpy(np.concatenate(domain))
+    data = Data(torch.empty(len(y), 1, 0), y, C, domain=domains)
 
     def scores(rows: Tensor) -> Tensor:
-        answer = torch.from_numpy(predicted)[rows]
+        answer = predicted[rows]
         hot = one_hot(answer.clamp(min=0), C).double()
         hot[answer < 0] = torch.nan
         return hot
@@ -836,5 +840,5 @@ def score_counts(
 
 
 def domain_names(facts: Sequence[SiteFacts]) -> list[str]:
-    """Names of the domains of all sites, in the order in which they are first told."""
+    """Names of the domains of all sites, in the order of their first occurrence."""
     return list(dict.fromkeys(name for known in facts for name in known.domains))

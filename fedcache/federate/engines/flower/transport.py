@@ -1,4 +1,4 @@
-"""Messages through Flower: one to each site, and what comes back, or why nothing did."""
+"""Transport of messages through Flower: one message to each site, and its answer or the reason for none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedcache.federate.engines.flower.sites import GONE, SecureSum
 from fedcache.store.files import sha256_hex
 
 STYPE = "fedcache.raw"
-"""How the bytes of an array are to be read: as they lie, little endian."""
+"""Format of the bytes of an array: raw, little endian."""
 
 KINDS = {
     "facts": "query.facts",
@@ -29,7 +29,7 @@ KINDS = {
     "fit": "train.fit",
     "score": "evaluate.score",
 }
-"""What is asked for -> Flower's type of the message."""
+"""Kind of a request -> Flower's message type."""
 
 PULL_EVERY = 0.5
 """Seconds between looks for answers; the grid's own ``send_and_receive`` looks every three."""
@@ -44,7 +44,7 @@ WHY = {
 
 
 def to_record(packed: PackedMessage) -> RecordDict:
-    """A packed message as Flower carries it."""
+    """A packed message as a record of Flower."""
     arrays = {k: Array(r.dtype, r.shape, STYPE, r.data) for k, r in packed.arrays.items()}
     return RecordDict(
         {"words": ConfigRecord({"json": packed.words}), "arrays": ArrayRecord(arrays)}
@@ -52,7 +52,7 @@ def to_record(packed: PackedMessage) -> RecordDict:
 
 
 def from_record(record: RecordDict) -> PackedMessage:
-    """The inverse of ``to_record``; ``unpack`` looks at what is in it. Raises MalformedError, for anything else."""
+    """The inverse of ``to_record``. Raises MalformedError for another record; ``unpack`` checks the content."""
     words = record.get("words")
     arrays = record.get("arrays")
     if not isinstance(words, ConfigRecord) or not isinstance(arrays, ArrayRecord):
@@ -82,14 +82,14 @@ class FlowerTransport:
     def ask(
         self, kind: str, contents: Mapping[int, SiteMessage], timeout: float
     ) -> dict[int, SiteMessage | str]:
-        """Send one message to each node; what each answers, or why it does not."""
-        asked = {}
+        """Send one message to each node; returns the answer of each, or why there is none."""
+        requests = {}
         for node, content in contents.items():
             packed = pack(content)
             self.bytes_down += packed.bytes
-            asked[node] = Message(to_record(packed), dst_node_id=node, message_type=KINDS[kind])
+            requests[node] = Message(to_record(packed), dst_node_id=node, message_type=KINDS[kind])
         found: dict[int, SiteMessage | str] = {}
-        for node, reply in self.exchange(asked, timeout).items():
+        for node, reply in self.exchange(requests, timeout).items():
             if isinstance(reply, str):
                 found[node] = reply
                 continue
@@ -104,35 +104,33 @@ class FlowerTransport:
     def ask_sum(
         self, contents: Mapping[int, SiteMessage], bound: float, number: int, timeout: float
     ) -> SecureSum:
-        """As ``ask`` for ``fit``, of which only the sum over the nodes is learnt."""
+        """As ``ask`` for ``fit``, but only the sum over the nodes is learnt."""
         records = {node: to_record(pack(content)) for node, content in contents.items()}
         return secure_sum(self, self._grid, records, bound=bound, number=number, timeout=timeout)
 
     def exchange(self, messages: Mapping[int, Message], timeout: float) -> dict[int, Message | str]:
-        """Send one message to each node; the reply of each, or why there is none, in words."""
+        """Send one message to each node; returns the reply of each, or why there is none, in words."""
         found: dict[int, Message | str] = {}
         waiting: dict[str, int] = {}
         for node, message in messages.items():
-            # One at a time: a request that holds the messages of all nodes can be too large.
+            found[node] = "the SuperLink did not take the message"
+            # One message at a time, because all of them together can be too large for the SuperLink.
             for number in self._grid.push_messages([message]):
                 if number:
                     waiting[number] = node
-        found |= {
-            n: "the SuperLink did not take the message"
-            for n in messages
-            if n not in waiting.values()
-        }
+                    found[node] = f"it did not answer within {timeout:g} s"
         last = time.monotonic() + timeout
         while waiting and time.monotonic() < last:
             time.sleep(PULL_EVERY)
             for reply in self._grid.pull_messages(list(waiting)):
-                # An error's sender is the SuperLink, so the message it answers tells whose it is.
-                of = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if of is not None:
-                    found[of] = reply if not reply.has_error() else _why(reply)
-        return found | dict.fromkeys(waiting.values(), f"it did not answer within {timeout:g} s")
-
-
-def _why(reply: Message) -> str:
-    """Flower's error, in words."""
-    return WHY.get(reply.error.code, f"Flower's error {reply.error.code}: {reply.error.reason}")
+                # The sender of an error is the SuperLink, so the node is found by the message it answers.
+                sender = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if sender is None:
+                    continue
+                found[sender] = reply
+                if reply.has_error():
+                    error = reply.error
+                    found[sender] = WHY.get(
+                        error.code, f"Flower's error {error.code}: {error.reason}"
+                    )
+        return found

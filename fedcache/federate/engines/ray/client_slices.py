@@ -1,10 +1,9 @@
-"""A run whose clients are trained on a Ray cluster: slices of a round's clients, and the server in this process.
+"""Client slices: a run whose clients are trained on a Ray cluster, while the server stays in this process.
 
-A worker has the run as this process has it: features mapped from the shared store, the partition, the seed. For a slice
-it is told the round, what the server sent and what the slice's clients keep, and it answers with their uploads, which
-are pooled here in the order of the clients. So results are those of ``--execution sequential`` to the bit, and whatever
-looks at uploads (validation, robust rules, attacks, noise) does so as always. Where uploads add up, the sums of many
-clients travel in place of theirs.
+A worker prepares the same run as this process: features mapped from the shared store, the partition, the seed. With a
+slice of clients it gets the round, the broadcast and the clients' states. It returns their uploads, which this process
+pools in the order of the clients. So results equal those of ``--execution sequential`` to the bit, and validation,
+robust rules, attacks and noise work as usual. Where uploads are additive, a worker returns the sums of many clients.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -34,18 +34,17 @@ from fedcache.runs.privacy_ledger import LEDGER
 from fedcache.runs.row_sources import Preparation
 
 AHEAD = 2
-"""Slices for each worker that are under way: one that is computed, and one that waits for it."""
+"""Submitted slices for each worker: one that it computes, and one that waits."""
 
 SLICE_CLIENTS = 64
-"""Clients of a slice at most: what they send is held here until the clients before them have answered."""
+"""Most clients of a slice. Uploads of a slice stay in memory until those of all earlier slices are pooled."""
 
 Group = Sequence[int]
-OpenPool = Callable[["ClientsTask"], RayWorkerPool]
 
 
 @dataclass(frozen=True)
 class ClientsTask:
-    """What every worker is told once: a run whose features are there, and the threads that a slice has."""
+    """Setup of a worker: a run whose features are extracted, and the threads of a slice."""
 
     config: TrainConfig
     partition: PartitionConfig
@@ -55,7 +54,7 @@ class ClientsTask:
 
 
 class HeldRun:
-    """The run in a worker, for the seed that was asked for last."""
+    """The run in a worker, for the seed of the last slice."""
 
     def __init__(self, task: ClientsTask) -> None:
         keep_freed_memory()
@@ -74,7 +73,7 @@ class HeldRun:
 
 
 def set_up_clients(task: ClientsTask) -> HeldRun:
-    """A worker that trains clients of one run."""
+    """Prepare a worker that trains clients of one run."""
     return HeldRun(task)
 
 
@@ -86,7 +85,7 @@ def fit_slice(
     states: dict[int, Tree],
     down: Tree,
 ) -> dict[str, Any]:
-    """What each group of clients sends in round ``number`` (from 0), and what its clients keep afterwards."""
+    """The upload of each group of clients in round ``number`` (from 0), and the states of the clients after it."""
     job = held.job(seed)
     job.round = number
     job.states = ClientStates()
@@ -97,28 +96,26 @@ def fit_slice(
 
 
 class OverRay(Sequential):
-    """``Sequential`` whose clients are trained by workers; ``pool`` opens them when the first round begins."""
+    """``Sequential`` execution whose clients are trained by workers; ``pool`` opens the workers at the first call."""
 
     pool: Callable[[], RayWorkerPool]
 
     def uploads(
         self, point: RunState, down: Tree, groups: Sequence[Group]
     ) -> Iterator[tuple[Group, Tree]]:
-        """As ``Sequential``; clients of later slices are trained while earlier ones are pooled."""
+        """As ``Sequential``; clients of later slices are trained while the uploads of earlier ones are pooled."""
         pool = type(self).pool()
         pieces = slices(groups, AHEAD * pool.slots)
         begun = 0
-        sent = pool.cluster.ray.put(down)  # once a round, whatever the number of slices
+        # The broadcast is stored once in the cluster; every slice refers to it.
+        broadcast = pool.cluster.ray.put(down)
         answers: dict[int, dict[str, Any]] = {}
         for turn, piece in enumerate(pieces):
             while begun < min(len(pieces), turn + AHEAD * pool.slots):
-                held = {
-                    c: s
-                    for group in pieces[begun]
-                    for c in group
-                    if (s := point.states.get(c)) is not None
-                }
-                pool.submit(begun, point.seed, point.round, pieces[begun], held, sent)
+                clients = (client for group in pieces[begun] for client in group)
+                known = {client: point.states.get(client) for client in clients}
+                states = {client: state for client, state in known.items() if state is not None}
+                pool.submit(begun, point.seed, point.round, pieces[begun], states, broadcast)
                 begun += 1
             while turn not in answers:
                 point.env.watch()
@@ -130,7 +127,7 @@ class OverRay(Sequential):
 
 
 def slices(groups: Sequence[Group], at_least: int) -> list[list[Group]]:
-    """The groups in order, in at least so many pieces where there are as many, none of more than ``SLICE_CLIENTS``."""
+    """The groups in order, as at least ``at_least`` pieces if there are so many, of at most ``SLICE_CLIENTS`` each."""
     size = max(1, min(SLICE_CLIENTS, -(-len(groups) // at_least)))
     waiting = deque(groups)
     made = []
@@ -140,7 +137,7 @@ def slices(groups: Sequence[Group], at_least: int) -> list[list[Group]]:
 
 
 def check_execution(config: TrainConfig) -> TrainConfig:
-    """The configuration of such a run, which is that of a sequential one. Raises UsageError for another execution."""
+    """The configuration with sequential execution. Raises UsageError if it requests another one."""
     if config.execution not in ("auto", "sequential"):
         raise UsageError(
             f"--engine ray trains client by client, which is --execution sequential, and not {config.execution}.",
@@ -150,12 +147,6 @@ def check_execution(config: TrainConfig) -> TrainConfig:
 
 
 def over_ray(opened: ExitStack, open_pool: Callable[[], RayWorkerPool]) -> None:
-    """Train the clients of every run of this block on workers, which ``open_pool`` gives when they are first needed."""
-    held: list[RayWorkerPool] = []
-
-    def pool() -> RayWorkerPool:
-        if not held:
-            held.append(open_pool())
-        return held[0]
-
+    """Train the clients of every run of this block on workers; ``open_pool`` is called when they are first needed."""
+    pool = cache(open_pool)
     opened.enter_context(registered(type("OverRay", (OverRay,), {"pool": staticmethod(pool)})))

@@ -1,7 +1,8 @@
-"""A Ray cluster: one of this machine's own, which nobody else can reach, or one that is joined at its address.
+"""Ray cluster: a local one, which other machines cannot reach, or an existing one that is joined at its address.
 
-Nothing leaves the machine by itself: telemetry is off before Ray is imported, a cluster of our own listens on loopback
-alone, and its head finds the file without which it would ask the clouds' metadata servers whose machine it is on.
+A local cluster makes no connection to other machines. Telemetry is switched off before Ray is imported, the cluster
+listens on loopback only, and its head gets a configuration file, without which it would query the metadata servers of
+cloud providers.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from fedcache.errors import MachineError, UsageError
 from fedcache.store.lock import try_lock
 
 RETRIES = 3
-"""How often a call is repeated whose worker or node died."""
+"""Repetitions of a call whose worker or node died."""
 
 ANSWER_WITHIN = 3.0
-"""Seconds in which the address of a cluster has to answer; Ray itself tries for two and a half minutes."""
+"""Seconds for the address of a cluster to answer; Ray itself tries for two and a half minutes."""
 
 OBJECTS = 128 << 20
-"""Bytes of a local cluster's object store: it holds the description of the job, never features."""
+"""Bytes of a local cluster's object store, which holds descriptions of the work, never features."""
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -47,18 +48,19 @@ QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
     "RAY_task_oom_retries": str(RETRIES),
 }
-"""Said before Ray is imported."""
+"""Environment that is set before Ray is imported."""
 
 ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
-"""Of a local cluster: it listens on 127.0.0.1 and not on the machine's own address, and lets nobody else in."""
+"""Environment of a local cluster: it listens on 127.0.0.1 only, and its clients need its token."""
 
 PREFIX = "fedcache-ray-"
+"""Start of the name of a local cluster's temporary folder."""
 HELD = "held.lock"
-"""Of a local cluster's temporary folder, and the lock in it that its driver holds."""
+"""File in that folder; the driver holds its lock while the cluster runs."""
 
 
 def need_ray() -> None:
-    """Refuse where Ray is not installed; nothing is imported. Raises MachineError, with the line that installs it."""
+    """Check that Ray is installed, without importing it. Raises MachineError, with the command that installs it."""
     if find_spec("ray") is None:
         raise MachineError(
             "--engine ray needs the package ray, which is not installed.",
@@ -67,9 +69,9 @@ def need_ray() -> None:
 
 
 def check_address(address: str) -> None:
-    """Refuse an address at which no cluster answers, at once.
+    """Refuse an address at which no cluster answers within ``ANSWER_WITHIN`` seconds.
 
-    Raises UsageError for what is no HOST:PORT; MachineError when nothing, or something else, answers there.
+    Raises UsageError for a text that is not HOST:PORT; MachineError if no server, or another one, answers there.
     """
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 1 << 16 or "/" in host:
@@ -80,6 +82,7 @@ def check_address(address: str) -> None:
     how = f"ray start --head --port {port}   on {host} starts one;  ray status --address {address}   looks at it"
     try:
         with socket.create_connection((host.strip("[]"), int(port)), ANSWER_WITHIN) as line:
+            # The start of an HTTP/2 connection with empty settings, which every gRPC server answers.
             line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
             found = line.recv(9)
     except TimeoutError:
@@ -88,14 +91,14 @@ def check_address(address: str) -> None:
         raise MachineError(
             f"No Ray cluster answers at {address}: {error.strerror or error}.", how
         ) from error
-    if len(found) < 4 or found[3] != 4:  # a server of Ray begins with its HTTP/2 settings
+    if len(found) < 4 or found[3] != 4:  # byte 3 is the type of the frame, 4 for settings
         raise MachineError(f"What answers at {address} is no Ray cluster.", how)
 
 
 class Cluster:
-    """A cluster that this process drives; ``words`` say where it is.
+    """A cluster that this process uses; ``words`` name it in messages.
 
-    ``home`` is HOME of the user, where processes of the cluster have another.
+    ``home`` is HOME of the user if the processes of the cluster have another one.
     """
 
     def __init__(self, ray: Any, words: str, home: str | None = None) -> None:
@@ -106,7 +109,7 @@ class Cluster:
         self._nodes: list[dict[str, float]] = []
 
     def nodes(self) -> list[dict[str, float]]:
-        """CPU and GPU of every node that is there, looked at once a second."""
+        """CPU and GPU of every living node, updated once a second."""
         now = time.monotonic()
         if now - self._looked > 1:
             self._looked = now
@@ -114,20 +117,19 @@ class Cluster:
         return self._nodes
 
     def slots(self, cpus: int, gpus: int = 0) -> int:
-        """Calls of that size that can run at once, now."""
-        wanted = {k: v for k, v in (("CPU", cpus), ("GPU", gpus)) if v}
+        """Calls of that size that can run at the same time on the present nodes."""
+        needed = {k: v for k, v in (("CPU", cpus), ("GPU", gpus)) if v}
         return sum(
-            min(int(node.get(k, 0) // v) for k, v in wanted.items()) for node in self.nodes()
+            min(int(node.get(k, 0) // v) for k, v in needed.items()) for node in self.nodes()
         )
 
     def need(self, cpus: int, gpus: int = 0) -> int:
-        """``slots``, at least one. Raises MachineError, when no node is large enough."""
+        """``slots``, at least one. Raises MachineError if no node is large enough."""
         slots = self.slots(cpus, gpus)
         if not slots:
+            what = counted(cpus, "CPU")
             if gpus:
                 what = counted(gpus, "GPU")
-            else:
-                what = counted(cpus, "CPU")
             raise MachineError(
                 f"No node of {self.words} has {what}.",
                 "Fewer --threads, or more --jobs, need fewer CPUs for each; `ray status` shows what there is.",
@@ -137,10 +139,10 @@ class Cluster:
 
 @contextmanager
 def open_cluster(address: str | None, *, cpus: int, gpus: int = 0) -> Iterator[Cluster]:
-    """A cluster of this machine's own, which ends with the block, or the one at HOST:PORT, which is left.
+    """A local cluster, which ends with the block, or the one at HOST:PORT, which stays.
 
-    ``cpus`` and ``gpus`` are a local cluster's. Raises MachineError, when it cannot be started or joined; UsageError
-    for a wrong address.
+    ``cpus`` and ``gpus`` size a local cluster. Raises MachineError if it cannot be started or joined; UsageError for a
+    wrong address.
     """
     need_ray()
     if address is not None:
@@ -148,18 +150,16 @@ def open_cluster(address: str | None, *, cpus: int, gpus: int = 0) -> Iterator[C
     for key, value in QUIET.items():
         os.environ.setdefault(key, value)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    home = None
     if address is None:
         home = os.environ.get("HOME", str(Path.home()))
-    where = "this machine's Ray"
-    if address is not None:
+        where = "this machine's Ray"
+    else:
+        home = None
         where = f"the Ray cluster at {address}"
-    with (
-        redirect_stdout(sys.stderr),
-        _surroundings(address) as folder,
-    ):  # Ray tells of dead workers on stdout
-        with _own_signals():  # Ray reads its token once, when it is imported
-            import ray
+    # Ray prints messages about dead workers to stdout, which belongs to the command.
+    with redirect_stdout(sys.stderr), _surroundings(address) as folder:
+        with _own_signals():
+            import ray  # reads its token at import
         logging.getLogger("ray").setLevel(logging.ERROR)
         try:
             with _own_signals():
@@ -198,12 +198,12 @@ def _start(ray: Any, address: str | None, folder: Path | None, cpus: int, gpus: 
 
 
 def first_line(error: BaseException, without: str) -> str:
-    """The first line of an error's message, which in Ray has many; ``without`` for an error that has no message."""
+    """The first line of an error's message, because Ray's messages are long; ``without`` for one without a message."""
     return (str(error).strip().splitlines() or [without])[0]
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things, in words: 1 node, 2 nodes."""
+    """A number with its noun: 1 node, 2 nodes."""
     if number == 1:
         return f"1 {noun}"
     return f"{number} {noun}s"
@@ -211,7 +211,7 @@ def counted(number: int, noun: str) -> str:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keep this process's signal handlers: Ray puts its own in their place when it starts."""
+    """Restore this process's signal handlers, which Ray replaces when it starts."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -225,10 +225,11 @@ def _own_signals() -> Iterator[None]:
 
 @contextmanager
 def _surroundings(address: str | None) -> Iterator[Path | None]:
-    """The environment that processes of a local cluster inherit, and its temporary folder, which is removed.
+    """Set the environment of a local cluster, and yield its temporary folder, which is removed at the end.
 
-    Their HOME is that folder: there lies the description of the cluster without which its head would ask the metadata
-    servers of three clouds, also with telemetry off; workers put the user's HOME back before they import anything.
+    HOME of its processes is that folder. It holds the cluster's configuration file, without which the head would query
+    the metadata servers of three cloud providers, even without telemetry. Workers restore the user's HOME before they
+    import anything.
     """
     if address is not None:
         yield None
@@ -243,7 +244,7 @@ def _surroundings(address: str | None) -> Iterator[Path | None]:
         ours["PYTHONUSERBASE"] = site.getuserbase()
     before = {key: os.environ.get(key) for key in (*ours, "RAY_ADDRESS")}
     os.environ.update(ours)
-    os.environ.pop("RAY_ADDRESS", None)  # else Ray would join what it names
+    os.environ.pop("RAY_ADDRESS", None)  # otherwise Ray joins the cluster at that address
     try:
         yield folder
     finally:
@@ -258,18 +259,21 @@ def _surroundings(address: str | None) -> Iterator[Path | None]:
 
 @cache
 def _token() -> str:
-    """Of this process's clusters: one for all of them, since Ray reads it once."""
+    """The token of all clusters of this process, because Ray reads it only once."""
     return secrets.token_hex(32)
 
 
 def _short() -> str:
-    """Where private temporary folders are made; sockets lie in them, and their paths may have 107 characters."""
+    """Parent of the temporary folders, with a short path: paths of sockets in them have at most 107 characters."""
     usual = tempfile.gettempdir()
-    return usual if len(usual) <= 20 else "/tmp"  # nosec B108
+    if len(usual) <= 20:
+        return usual
+    return "/tmp"  # nosec B108
 
 
 def _remove(folder: Path) -> None:
-    for _ in range(20):  # processes that are ending may still write a log
+    """Remove a folder. Processes that are ending may still write logs into it, so it tries several times."""
+    for _ in range(20):
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
             return
@@ -277,7 +281,7 @@ def _remove(folder: Path) -> None:
 
 
 def _remove_dead_clusters() -> None:
-    """Remove the folders of drivers that were killed: nobody holds their lock any more."""
+    """Remove the folders of killed drivers, which do not hold their locks any more."""
     for left in Path(_short()).glob(f"{PREFIX}*/{HELD}"):
         with try_lock(left) as free:
             if free:

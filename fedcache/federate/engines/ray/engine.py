@@ -1,17 +1,16 @@
-"""The engine ``ray``: extractions, grids and the rounds of a run hand it tasks, and it computes them on a Ray cluster.
+"""Engine ``ray``: extractions, grids and the rounds of a run, computed by tasks on a Ray cluster.
 
-Of an extraction, workers compute chunk tasks and this process commits their chunks. Of a run they train slices of each
-round's clients (``client_slices``). A grid is cut into slices, each the
-runs it would be on this machine: a group of points that are trained together, or one point where every point is
-computed alone; one-shot methods that share their clients' statistics are one slice each. Runs are written where they
-always are, so a slice that is computed twice goes on from what is there, and the driver reads what a worker says it has
-finished.
+For an extraction, workers compute chunk tasks and this process commits their chunks. For a run, they train slices of
+each round's clients (``client_slices``). A grid is cut into slices that equal the work of one machine: a group of
+points that are trained together, or one point if every point is computed alone. All points of a one-shot method that
+shares its clients' statistics are one slice. Workers write runs into the usual directories. So a slice that is computed
+twice continues from the stored runs, and the driver reads the runs that a worker reports as finished.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,13 +45,13 @@ from fedcache.runs.loop import train
 from fedcache.runs.run import Run
 
 GRACE = 30.0
-"""Seconds that workers get to keep their last round when the grid is stopped."""
+"""Seconds for workers to save their last round when the grid is stopped."""
 
 Slice = tuple[tuple[int, ...], ...]
-"""Programs, in task."""
+"""Groups of points that one worker trains."""
 
 LoneRun = tuple[TrainConfig, PartitionConfig]
-"""One run: what to train, and how rows are dealt."""
+"""A run that is not part of a grid: its configuration and its partition."""
 
 
 @contextmanager
@@ -63,22 +62,22 @@ def open_pool(
 
     Args:
         address: of the cluster to join; None starts one on this machine.
-        spec: of the tasks. Device and threads are those of a process of this machine, so that bits are the same.
-        workers: at once; None is as many as the CPUs (or GPUs) allow.
-        observer: told where they are.
+        spec: of the tasks. Device and threads are those of a process of this machine, so that bits are equal.
+        workers: at once; None for as many as the CPUs (or GPUs) allow.
+        observer: gets a note of the number of workers and their nodes.
     """
     threads = spec.settings.threads
     on_gpus = needs_gpus(spec.settings)
     gpus = 0
     if on_gpus:
         gpus = _gpus()
-    if gpus:
-        cpus = cores()
-    else:
+    cpus = cores()
+    if not gpus:
         cpus = (workers or max(1, cores() // threads)) * threads
     with open_cluster(address, cpus=cpus, gpus=gpus) as cluster:
         nodes = cluster.nodes()
-        if on_gpus:  # each worker holds a GPU and decodes with its share of the node's CPUs
+        if on_gpus:
+            # Each worker holds a GPU and decodes images with its share of the node's CPUs.
             shares = [int(n.get("CPU", 0) // n["GPU"]) for n in nodes if n.get("GPU")]
             spec = replace(spec, decoders=max(1, min(shares, default=1)))
         pool = RayWorkerPool(
@@ -98,16 +97,24 @@ def _gpus() -> int:
     return torch.cuda.device_count()
 
 
+def _gpus_for(device: str, methods: Iterable[str]) -> int:
+    """GPUs of a cluster for these methods: those of this machine if the device or a live encoder needs one."""
+    live = device == "cuda" or any(wants_encoders(find_method(name)) for name in methods)
+    if live and torch.cuda.is_available():
+        return _gpus()
+    return 0
+
+
 @dataclass(frozen=True)
 class GridTask:
-    """What every worker is told once: a grid, and the threads that a slice has."""
+    """Setup of a worker: the grid, and the threads of a slice."""
 
     request: GridRequest
     threads: int
 
 
 class Warnings(Silent):
-    """Keeps warnings, for the driver to tell."""
+    """Observer of a worker; it keeps warnings, which the driver passes on."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -118,20 +125,22 @@ class Warnings(Silent):
 
 
 def slices(request: GridRequest) -> list[Slice]:
-    """The grid in pieces that can be computed anywhere and have the bits they have here."""
+    """The grid in pieces that give the same bits on any machine."""
     if request.exact:
         return [((number,),) for number in range(len(request.points))]
     found: dict[Any, list[tuple[int, ...]]] = {}
     for group in point_groups(request.points):
         name = request.points[group[0]][0]
-        found.setdefault(name if shares_uploads(find_method(name)) else group[0], []).append(
-            tuple(group)
-        )
+        key: str | int = group[0]
+        if shares_uploads(find_method(name)):
+            key = name
+        found.setdefault(key, []).append(tuple(group))
     return [tuple(groups) for groups in found.values()]
 
 
 @contextmanager
-def _asked_by_sigint() -> Iterator[Stop]:
+def _stopped_by_sigint() -> Iterator[Stop]:
+    """A stop request that SIGINT sets, which is how Ray cancels a task."""
     stop = Stop()
     before = signal.signal(signal.SIGINT, lambda *_: stop.ask())
     try:
@@ -141,28 +150,30 @@ def _asked_by_sigint() -> Iterator[Stop]:
 
 
 def set_up_grid(task: GridTask) -> GridRun:
-    """The grid in a worker; what has to be extracted has been extracted."""
+    """The grid in a worker; the driver has extracted all features before."""
     keep_freed_memory()
     torch.set_num_threads(task.threads)
     return GridRun(replace(task.request, extract=False), Silent(), Stop())
 
 
 def train_slice(grid: GridRun, piece: Slice) -> dict[str, Any]:
-    """Train a slice; what ended how, in a few words. An interruption keeps the last round of every point."""
-    grid.observer = heard = Warnings()
+    """Train a slice; returns the end of every point and the warnings. A stop keeps the last round of every point."""
+    warnings = Warnings()
+    grid.observer = warnings
     grid.ended.clear()
-    with _asked_by_sigint() as grid.stop:
+    with _stopped_by_sigint() as grid.stop:
         for group in piece:
             grid.train(group)
-    lost = {out.message for out in grid.ended.values() if isinstance(out, FedcacheError)}
-    ended = {
-        n: (str(out.path), out.reused) if isinstance(out, Run) else out
-        for n, out in grid.ended.items()
-    }
-    return {
-        "ended": ended,
-        "warnings": [text for text in dict.fromkeys(heard.texts) if text not in lost],
-    }
+    ended: dict[int, Any] = {}
+    lost = set()  # the driver warns of lost points itself
+    for number, out in grid.ended.items():
+        if isinstance(out, FedcacheError):
+            ended[number] = out
+            lost.add(out.message)
+        else:
+            ended[number] = (str(out.path), out.reused)
+    texts = [text for text in dict.fromkeys(warnings.texts) if text not in lost]
+    return {"ended": ended, "warnings": texts}
 
 
 def _note_place(observer: Observer, pool: RayWorkerPool, what: str) -> None:
@@ -175,9 +186,9 @@ def _note_place(observer: Observer, pool: RayWorkerPool, what: str) -> None:
 def _answers(
     pool: RayWorkerPool, todo: Sequence[Any], stop: Stop, done: Callable[[], str]
 ) -> Iterator[dict[str, Any]]:
-    """The answers of all calls, as they end.
+    """The answers of all calls, as they end. ``done`` gives the finished work in words.
 
-    Raises FedcacheError, as ``RayWorkerPool.wait``; INTERRUPTED after a stop, once every call has kept what it has.
+    Raises FedcacheError, as ``RayWorkerPool.wait``; INTERRUPTED after a stop, when every call has saved its last round.
     """
     begun = 0
     while begun < len(todo) or pool.waiting:
@@ -196,7 +207,7 @@ def _answers(
 
 
 def _end_point(grid: GridRun, number: int, out: tuple[str, bool] | FedcacheError) -> None:
-    """A point has ended on a worker."""
+    """Add a point that has ended on a worker to the grid."""
     if isinstance(out, FedcacheError):
         grid.end_point(number, out)
     else:
@@ -207,20 +218,21 @@ def _end_point(grid: GridRun, number: int, out: tuple[str, bool] | FedcacheError
 
 
 def read_run(path: Path, *, reused: bool) -> Run:
-    """A run that a worker has finished. Raises MachineError, where this machine does not see it; CorruptionError."""
-    if not (path / "result.json").exists():
+    """A run that a worker has finished. Raises MachineError if it is not on this machine's disk; CorruptionError."""
+    file = path / "result.json"
+    if not file.exists():
         raise MachineError(
-            f"A worker finished {path.name}, and there is no {path / 'result.json'} here.",
+            f"A worker finished {path.name}, and there is no {file} here.",
             "Results and stores must lie on a path that all nodes share: give it with --runs or FEDCACHE_HOME.",
         )
-    result = read_result(path / "result.json")
+    result = read_result(file)
     check_files(path, result)
     return Run(path, result, measured_of(path, result) or {}, reused=reused)
 
 
 @dataclass(frozen=True)
 class RunsTask:
-    """What every worker is told once of runs that are no grid."""
+    """Setup of a worker for runs that are not part of a grid."""
 
     home: Home
     runs: Path
@@ -228,18 +240,19 @@ class RunsTask:
 
 
 def set_up_runs(task: RunsTask) -> RunsTask:
-    """A worker that trains."""
+    """Prepare a worker that trains runs."""
     keep_freed_memory()
     torch.set_num_threads(task.threads)
     return task
 
 
 def train_one(task: RunsTask, one: LoneRun) -> dict[str, Any]:
-    """Train one run; its directory and whether it was there, or nothing where it cannot be trained."""
+    """Train one run; returns its directory and whether it was stored before, or {} if it cannot be trained."""
+    config, partition = one
     try:
-        with _asked_by_sigint() as stop:
+        with _stopped_by_sigint() as stop:
             done = train(
-                one[0], task.home, partition=one[1], runs=task.runs, extract=False, stop=stop
+                config, task.home, partition=partition, runs=task.runs, extract=False, stop=stop
             )
     except FedcacheError as error:
         if error.code in (Exit.INTERRUPTED, Exit.BUG):
@@ -271,25 +284,19 @@ class RayEngine:
     def run_grid(self, grid: GridRun, jobs: int) -> None:
         """Train every point of a grid.
 
-        A slice has the threads it would have here: all of this process, or its share with ``jobs``. Raises as
-        ``train``; MachineError for the cluster; StoppedError after a stop: what is finished is kept.
+        A slice has as many threads as on this machine: those of this process, divided by ``jobs``. Raises as ``train``;
+        MachineError for the cluster; StoppedError after a stop. Finished points are kept.
         """
         request = grid.request
-        grid.prepare_first()  # what has to be extracted is extracted once, and a wrong option is one message
+        # Features are extracted once, and a wrong option gives one message.
+        grid.prepare_first()
         threads = max(1, torch.get_num_threads() // jobs)
-        names = {name for name, _ in request.points}
-        live = request.config.device == "cuda" or any(
-            wants_encoders(find_method(name)) for name in names
-        )
-        gpus = 0
-        if live and torch.cuda.is_available():
-            gpus = _gpus()
+        gpus = _gpus_for(request.config.device, {name for name, _ in request.points})
         pieces = slices(request)
         many = len(request.points)
+        cpus = max(cores(), threads)
         if jobs > 1:
             cpus = threads * jobs
-        else:
-            cpus = max(cores(), threads)
         with open_cluster(self.address, cpus=cpus, gpus=gpus) as cluster:
             task = GridTask(request, threads)
             pool = RayWorkerPool(
@@ -299,10 +306,12 @@ class RayEngine:
             _note_place(grid.observer, pool, f"{sliced} of {many} points")
             warned: set[str] = set()
             grid.observer.start("points", many, "points")
+
+            def done() -> str:
+                return f"{len(grid.ended)} of {many} points"
+
             try:
-                for answer in _answers(
-                    pool, pieces, grid.stop, lambda: f"{len(grid.ended)} of {many} points"
-                ):
+                for answer in _answers(pool, pieces, grid.stop, done):
                     for text in answer["warnings"]:
                         if text not in warned:
                             warned.add(text)
@@ -325,15 +334,13 @@ class RayEngine:
         repartition: bool,
         observer: Observer,
     ) -> Iterator[None]:
-        """Have the clients of a sequential run trained on the cluster, which is opened when its first round begins.
+        """Train the clients of a sequential run on the cluster, which opens when the first round begins.
 
         Raises MachineError for the cluster, inside the block.
         """
+        # Sums of floats depend on the number of threads, so a worker has as many as this process.
         threads = torch.get_num_threads()
-        live = config.device == "cuda" or wants_encoders(find_method(str(config.method)))
-        gpus = 0
-        if live and torch.cuda.is_available():
-            gpus = _gpus()
+        gpus = _gpus_for(config.device, [str(config.method)])
         task = ClientsTask(config, partition, home, repartition, threads)
         with ExitStack() as opened:
 
@@ -353,16 +360,13 @@ class RayEngine:
     def run_configurations(
         self, todo: Sequence[LoneRun], home: Home, runs: Path, observer: Observer, stop: Stop
     ) -> set[Path]:
-        """Train runs that are no grid, each with the threads of this process; returns those that were not there before.
+        """Train runs that are not part of a grid, each with the threads of this process; returns the new ones.
 
-        A run that cannot be trained is left out: whoever asks for it next is told why. Raises MachineError for the
-        cluster; StoppedError after a stop.
+        A run that cannot be trained is left out; training it on this machine gives its error. Raises MachineError for
+        the cluster; StoppedError after a stop.
         """
         threads = torch.get_num_threads()
-        live = any(wants_encoders(find_method(str(config.method))) for config, _ in todo)
-        gpus = 0
-        if live and torch.cuda.is_available():
-            gpus = _gpus()
+        gpus = _gpus_for("cpu", [str(config.method) for config, _ in todo])
         made: set[Path] = set()
         with open_cluster(self.address, cpus=max(cores(), threads), gpus=gpus) as cluster:
             pool = RayWorkerPool(
@@ -373,12 +377,15 @@ class RayEngine:
                 cpus=threads,
                 gpus=int(gpus > 0),
             )
-            _note_place(observer, pool, f"{len(todo)} runs")
-            observer.start("runs", len(todo), "runs")
+            many = len(todo)
+            _note_place(observer, pool, f"{many} runs")
+            observer.start("runs", many, "runs")
+
+            def done() -> str:
+                return f"{len(made)} of {many} runs"
+
             try:
-                for answer in _answers(
-                    pool, todo, stop, lambda: f"{len(made)} of {len(todo)} runs"
-                ):
+                for answer in _answers(pool, todo, stop, done):
                     if answer and not answer["reused"]:
                         made.add(Path(answer["path"]))
                     observer.advance(1)

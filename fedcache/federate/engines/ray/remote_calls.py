@@ -1,7 +1,7 @@
-"""Calls on the machines of a cluster: idempotent, repeated where a worker or a node dies, small answers only.
+"""Remote calls on a Ray cluster. They are idempotent, are repeated if a worker or a node dies, and return small values.
 
-Plain tasks do everything; a GPU has one actor, so that what it holds is loaded once. What is called is a function of
-this package, so workers import it and never a user's script.
+Calls are plain tasks. Each GPU has one actor, so that models are loaded once. The called functions belong to this
+package, so workers import it and never a user's script.
 """
 
 from __future__ import annotations
@@ -27,18 +27,17 @@ Use = Callable[..., dict[str, Any]]
 
 @cache
 def package_digest() -> str:
-    """sha256 over every source of fedcache: machines with other code would compute something else."""
+    """sha256 over all source files of fedcache; other code could compute other results."""
     root = Path(fedcache.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
-        digest.update(
-            path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
-        )
+        name = path.relative_to(root).as_posix()
+        digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
 def check_code(expected: str) -> None:
-    """Refuse to work for a driver with other code. Raises MachineError."""
+    """Refuse calls of a driver with other code. Raises MachineError."""
     if package_digest() != expected:
         raise MachineError(
             f"{socket.gethostname()} has another fedcache than the machine the command runs on.",
@@ -47,18 +46,18 @@ def check_code(expected: str) -> None:
 
 
 class RayWorkerPool:
-    """Calls of one function under way on a cluster.
+    """Pool of calls of one function on a cluster.
 
-    Every worker process makes what the function needs once (``make`` of ``setup``) and uses it for all its calls.
+    Every worker process computes ``make(setup)`` once and passes the value to all of its calls.
 
     Args:
-        cluster: where.
-        make: ``make(setup)``, in a worker.
+        cluster: runs the calls.
+        make: ``make(setup)`` -> value, in a worker.
         use: ``use(value, *args)`` -> a small dict, in a worker; must be idempotent.
-        setup: what every worker needs.
+        setup: argument of ``make``.
         cpus: of a call.
         gpus: 1 for calls by actors that hold a GPU each, 0 for tasks.
-        most: calls at once, whatever the cluster has.
+        most: limit of simultaneous calls.
     """
 
     def __init__(
@@ -76,9 +75,8 @@ class RayWorkerPool:
         self.cpus = cpus
         self.gpus = gpus
         self.most = most or 1 << 20
-        self._slots = min(self.most, cluster.need(0 if gpus else cpus, gpus))
         ray = cluster.ray
-        # Sent with every call, small; the setup is stored once in the cluster and fetched by the workers.
+        # Sent with every call. The setup may be large, so it is stored once in the cluster, and workers fetch it.
         self._head = (
             make,
             use,
@@ -88,44 +86,47 @@ class RayWorkerPool:
         )
         self._waiting: dict[Any, Any] = {}
         self._actors: list[Any] = []
-        if gpus:  # no CPU is held: actors that hold every CPU leave tasks waiting for ever
+        if gpus:
+            # Actors reserve no CPU, because tasks would wait forever for CPUs that actors hold.
             kind = ray.remote(
                 num_gpus=1, num_cpus=0, max_restarts=RETRIES, max_task_retries=RETRIES
             )(GpuActor)
-            self._actors = [kind.remote() for _ in range(self._slots)]
+            count = min(self.most, cluster.need(0, gpus))
+            self._actors = [kind.remote() for _ in range(count)]
         else:
+            cluster.need(cpus)
             self._task = ray.remote(num_cpus=cpus, max_retries=RETRIES)(call)
 
     @property
     def slots(self) -> int:
-        """Calls that run at once."""
+        """Number of simultaneous calls."""
         if self.gpus:
-            return self._slots
+            return len(self._actors)
         return max(1, min(self.most, self.cluster.slots(self.cpus)))
 
     @property
     def waiting(self) -> int:
-        """Calls that have not answered."""
+        """Number of calls without an answer."""
         return len(self._waiting)
 
     def submit(self, tag: Any, *args: Any) -> None:
-        """Start a call; ``wait`` gives its answer with ``tag``."""
+        """Start a call; ``wait`` returns its answer with ``tag``."""
         if not self.gpus:
             self._waiting[self._task.remote(*self._head, *args)] = (tag, 0)
             return
-        # A call goes to the actor with the fewest under way: a GPU never waits while another has two calls queued.
+        # The actor with the fewest waiting calls gets the call, so that no GPU is idle while another has a queue.
         counts = [sum(a == i for _, a in self._waiting.values()) for i in range(len(self._actors))]
         least = counts.index(min(counts))
         self._waiting[self._actors[least].call.remote(*self._head, *args)] = (tag, least)
 
     def wait(self, seconds: float) -> list[tuple[Any, dict[str, Any]]]:
-        """(tag, answer) of the calls that have ended, after that many seconds at most.
+        """(tag, answer) of the calls that have ended, after at most that many seconds.
 
-        Raises FedcacheError, what a call raised; MachineError when its workers died again and again.
+        Raises FedcacheError from a call; MachineError if its workers died ``RETRIES`` + 1 times.
         """
         ray = self.cluster.ray
         refs = list(self._waiting)
-        # All that have ended at once; only where none has, the first one to end.
+        # First all calls that have ended; if there are none, wait for the next one.
         done, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
         if not done:
             done, _ = ray.wait(refs, num_returns=1, timeout=seconds)
@@ -133,7 +134,8 @@ class RayWorkerPool:
         for ref in done:
             tag, _ = self._waiting.pop(ref)
             answer = self._answer(ref)
-            if isinstance(error := answer.get("error"), BaseException):
+            error = answer.get("error")
+            if isinstance(error, BaseException):
                 raise error
             answers.append((tag, answer))
         return answers
@@ -146,17 +148,16 @@ class RayWorkerPool:
                 return answer
 
     def interrupt(self) -> None:
-        """Ask every call to stop where it loses nothing: its process gets what Ctrl-C sends. Its answer is lost."""
+        """Send every call the signal of Ctrl-C, so that it saves its last round and ends. Its answer is lost."""
         for ref in self._waiting:
             with suppress(Exception):
                 self.cluster.ray.cancel(ref)
 
     def settle(self, seconds: float) -> None:
-        """Wait until no call is under way, that long at most; answers are lost."""
-        if self._waiting:
-            self.cluster.ray.wait(
-                list(self._waiting), num_returns=len(self._waiting), timeout=seconds
-            )
+        """Wait at most that many seconds until all calls have ended; their answers are lost."""
+        refs = list(self._waiting)
+        if refs:
+            self.cluster.ray.wait(refs, num_returns=len(refs), timeout=seconds)
         self._waiting.clear()
 
     def _answer(self, ref: Any) -> dict[str, Any]:
@@ -168,8 +169,9 @@ class RayWorkerPool:
         except errors.RayError as error:
             why = first_line(error, "no reason given")
             kind = type(error).__name__
+            attempts = RETRIES + 1
             raise MachineError(
-                f"A worker of {self.cluster.words} ended {RETRIES + 1} times ({kind}: {why}).",
+                f"A worker of {self.cluster.words} ended {attempts} times ({kind}: {why}).",
                 "Out of memory? Run the same command again: it goes on. Fewer CPUs for Ray, or a smaller --batch, need "
                 "less memory.",
             ) from error
@@ -177,7 +179,7 @@ class RayWorkerPool:
 
 
 class GpuActor:
-    """An actor: one process that keeps its GPU and what it has loaded there."""
+    """Actor: one process that holds a GPU and the models it has loaded there."""
 
     def call(self, *args: Any) -> dict[str, Any]:
         """``call``."""
@@ -186,7 +188,7 @@ class GpuActor:
 
 @dataclass(frozen=True)
 class WorkerEnvironment:
-    """What a worker takes over from the driver before it imports anything."""
+    """Settings of the driver that a worker takes over before it imports anything."""
 
     code: str  # ``package_digest``
     folder: str  # working directory, so that relative paths mean the same
@@ -194,24 +196,23 @@ class WorkerEnvironment:
 
 
 def worker_environment(home: str | None) -> WorkerEnvironment:
-    """Those of this process; ``home`` is the user's where workers have another."""
+    """The settings of this process; ``home`` is HOME of the user if workers have another one."""
     named = ("FEDCACHE_", "HF_", "TORCH_HOME", "XDG_")
     variables = {key: value for key, value in os.environ.items() if key.startswith(named)}
-    return WorkerEnvironment(
-        package_digest(), str(Path.cwd()), {**variables, **({"HOME": home} if home else {})}
-    )
+    if home:
+        variables["HOME"] = home
+    return WorkerEnvironment(package_digest(), str(Path.cwd()), variables)
 
 
 _sessions: dict[str, Any] = {}
-"""In a worker: what ``make`` gave, by session; at most one."""
+"""In a worker: session -> value of ``make``; at most one."""
 
 
 def call(
     make: Make, use: Use, session: str, environment: WorkerEnvironment, box: list[Any], *args: Any
 ) -> dict[str, Any]:
-    """In a worker: one use of what this process made of the setup, which it fetches once."""
+    """In a worker: one call of ``use``, with the value that this process makes of the setup at its first call."""
     try:
-        # the first call of this process: become like the driver, then load
         if session not in _sessions:
             import ray
 
@@ -219,7 +220,8 @@ def call(
             os.environ.update(environment.variables)
             with suppress(OSError):
                 os.chdir(environment.folder)
-            _sessions.clear()  # of an earlier session of this process: two sets of backbones may not fit its memory
+            # The value of an earlier session goes first, because two sets of backbones may not fit into memory.
+            _sessions.clear()
             _sessions[session] = make(ray.get(box[0]))
         return use(_sessions[session], *args)
     except FedcacheError as error:
