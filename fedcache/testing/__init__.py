@@ -96,7 +96,7 @@ def method_laws(
         tried = METHODS[method]
     else:
         tried = method
-    tried.resolve("paper", settings or {})
+    tried.resolve(settings=settings or {})
     checks = []
     for law in METHOD_LAWS.values():
         for execution in law.executions:
