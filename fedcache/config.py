@@ -179,8 +179,9 @@ class PartitionConfig:
     )
 
 
-PRESETS = ("paper", "official", "tuned")
-"""Whose hyperparameters a run takes: as printed, as in released code, or as printed with rates that were tuned here."""
+PRESETS = ("default", "paper", "official", "tuned")
+"""Whose hyperparameters a run takes: the paper's except where they are known to fail, the paper's, those of its
+released code, or the paper's with rates that were tuned here."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ class TrainConfig:
     method: str | None = option(None, "See `fedcache methods list`.", METHOD, said="none; name one")
     preset: str = option(
         PRESETS[0],
-        "As printed, as in released code, or as printed with tuned rates.",
+        "The paper's values except where they are known to fail, all of them, those of released code, or tuned rates.",
         METHOD,
         choices=PRESETS,
     )

@@ -9,7 +9,7 @@ import typer
 
 from fedcache.commands.options import command
 from fedcache.commands.output import CommandResult, TextTable
-from fedcache.config import Home
+from fedcache.config import PRESETS, Home
 from fedcache.federate.methods import METHODS, NAMES, unknown_method
 from fedcache.plugins import find, plugins
 from fedcache.report.methods import current_sizes, method_entries, stored_counts
@@ -76,9 +76,7 @@ def methods_info(name: Name) -> CommandResult:
     entries = [
         {
             "name": h.name,
-            "default": h.show(),
-            "official": h.show(h.of_preset("official")),
-            "tuned": h.show(h.of_preset("tuned")),
+            **{preset: h.show_preset(preset) for preset in PRESETS},
             "legal": h.legal(),
             "help": h.help,
         }
@@ -153,14 +151,14 @@ def methods_info(name: Name) -> CommandResult:
     if when:
         lines += [f"When to use it: {when}", ""]
     lines.append(facts.objective(m.name))
-    # A column for values that were tuned, where some were.
-    presets: tuple[str, ...] = ("official",)
+    # A column for the default where it is not the paper's, and for values that were tuned, where some were.
+    presets = ["paper", "official"]
+    if m.usual:
+        presets.insert(0, "default")
     if m.tuned:
-        presets = ("official", "tuned")
-    rows = [
-        (e["name"], e["default"], *(e[p] for p in presets), e["legal"], e["help"]) for e in entries
-    ]
-    columns = ("key", "paper", *presets, "legal", "meaning")
+        presets.append("tuned")
+    rows = [(e["name"], *(e[p] for p in presets), e["legal"], e["help"]) for e in entries]
+    columns = ("key", *presets, "legal", "meaning")
     shown = []
     if rows:
         shown.append(TextTable("--set key=value", columns, rows))

@@ -15,6 +15,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
+from fedcache.config import PRESETS
 from fedcache.errors import UsageError, unknown
 from fedcache.federate.engine.client_data import Data, prepare_features
 from fedcache.federate.engine.method import Method
@@ -71,7 +72,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             fewer where 10 would have less than 20 rows each.
         scheme: how rows are assigned to clients: iid, shards, dirichlet, lda, ...; ``scheme_options`` holds its
             arguments.
-        preset: ``paper``, ``official`` or ``tuned``.
+        preset: ``default``, ``paper``, ``official`` or ``tuned``.
         temperature: scores are divided by it before the softmax of ``predict_proba``. With None, ``fit`` finds it: it
             trains a method in closed form a second time on four fifths of the rows, and calibrates on the others.
             Methods that take gradient steps or train a model for each client keep 1, and are not calibrated.
@@ -95,7 +96,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         clients: int | None = None,
         scheme: str = "iid",
         scheme_options: Mapping[str, Any] | None = None,
-        preset: str = "paper",
+        preset: str = PRESETS[0],
         temperature: float | None = None,
         dtype: str = "float32",
         random_state: Any = 0,

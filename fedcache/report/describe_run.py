@@ -23,7 +23,7 @@ from fedcache.report.find_runs import (
 )
 from fedcache.report.run_groups import HeldOutGroup, held_out_groups, merge_seeds
 from fedcache.runs.directory import PLACES, bytes_of_models, is_running, tags_of, train_table
-from fedcache.runs.method_facts import usual_run, usual_settings
+from fedcache.runs.method_facts import usual_preset, usual_run, usual_settings
 from fedcache.runs.score import SCORES, score_of, values_held_out
 
 FINISHED = "finished"
@@ -174,7 +174,7 @@ def set_apart(entry: StoredRun) -> list[dict[str, str]]:
     """The settings of a run that are not those of its method's preset or the defaults: name, value, default."""
     method = entry.method
     preset = str(entry.result["preset"])
-    made: list[tuple[str, Any, Any]] = [("preset", preset, "paper")]
+    made: list[tuple[str, Any, Any]] = [("preset", preset, usual_preset(method))]
     try:
         usual = usual_settings(method, preset)
         own = usual_run(method)

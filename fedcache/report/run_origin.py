@@ -16,7 +16,7 @@ from fedcache.federate.partition.partition import Columns, Partition
 from fedcache.option_info import option_value
 from fedcache.report.find_runs import StoredRun
 from fedcache.runs.directory import train_table
-from fedcache.runs.method_facts import usual_settings
+from fedcache.runs.method_facts import usual_preset, usual_settings
 from fedcache.runs.origin import store_behind
 from fedcache.runs.partitions import columns_of, load_partition
 from fedcache.store.manifest import PARTITION_SUFFIXES
@@ -115,7 +115,7 @@ def command_of(entry: StoredRun, store: str) -> str:
     if not table:
         return ""
     words = ["fedcache", "train", "--method", entry.method]
-    if table.get("preset", "paper") != "paper":
+    if table.get("preset", "paper") != usual_preset(entry.method):
         words += ["--preset", str(table["preset"])]
     if table.get("clients_from"):
         words += ["--clients-from", str(table["clients_from"])]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fedcache.config import PRESETS
 from fedcache.errors import FedcacheError
 from fedcache.extract.digests import remembered_of_package
 from fedcache.federate.methods import NAMES, find_method
@@ -19,6 +20,18 @@ def usual_settings(method: str, preset: str) -> dict[str, Any]:
     return _of_method(
         method, ["preset", method, preset], lambda: find_method(method).resolve(preset)
     )
+
+
+def usual_preset(method: str) -> str:
+    """The preset that a run without ``--preset`` says it has; of an unknown method the paper's."""
+
+    def read() -> dict[str, Any]:
+        return {"preset": PRESETS[0] if find_method(method).usual else "paper"}
+
+    try:
+        return str(_of_method(method, ["usual preset", method], read)["preset"])
+    except FedcacheError:
+        return "paper"
 
 
 def usual_run(method: str) -> dict[str, Any]:

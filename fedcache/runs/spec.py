@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedcache.config import SAMPLING, Home, PartitionConfig, TrainConfig, to_table
+from fedcache.config import PRESETS, SAMPLING, Home, PartitionConfig, TrainConfig, to_table
 from fedcache.errors import UsageError, unknown
 from fedcache.extract.backbones import lookup
 from fedcache.extract.device import known_device
@@ -332,6 +332,9 @@ def resolve_run(
     Raises UsageError for a word that cannot be, and for a trust policy that the method's uploads do not allow.
     ``clients`` is their number.
     """
+    if config.preset == PRESETS[0] and not method.usual:
+        # Where the default is the paper's, results say so, as those of earlier versions do.
+        config = replace(config, preset="paper")
     text = participation_text(config, method, clients)
     participation = parse_participation(text)
     trust = policy_from_config(config, method)

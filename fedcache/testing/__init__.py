@@ -95,7 +95,7 @@ def method_laws(
         UsageError for a method, a setting or a law that does not exist.
     """
     tried = _find(METHODS, method)
-    tried.resolve("paper", settings or {})  # raises for a setting that is not legal
+    tried.resolve(settings=settings or {})  # raises for a setting that is not legal
     checks = []
     for law in METHOD_LAWS.values():
         for execution in law.executions:

@@ -47,7 +47,7 @@ class Trial:
     @property
     def hp(self) -> dict[str, Value]:
         """All hyperparameters."""
-        return self.method.resolve("paper", self.settings)
+        return self.method.resolve(settings=self.settings)
 
     @property
     def closeness(self) -> float:

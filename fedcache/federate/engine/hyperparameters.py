@@ -40,13 +40,17 @@ class HParam:
     """One declared hyperparameter."""
 
     name: str  # the key of ``--set key=value``
-    default: Value  # value of the ``paper`` preset
+    default: (
+        Value  # value of the ``paper`` preset, and of ``default`` where ``usual`` says no other
+    )
     kind: Kind  # ``float`` (may be swept), ``int``, ``bool`` or ``choice``
     help: str  # one sentence, with the number of the disagreement it decides
     choices: tuple[str, ...] = ()  # the legal words of a ``choice``
     low: float | None = None  # smallest legal number
     high: float | None = None  # largest legal number
     official: Value = None  # value of the released code where it differs, else None
+    # value of the preset ``default`` where the paper's is known to fail
+    usual: Value = None
     # value chosen on validation rows, for what no paper prints; None where ``tuned`` takes the paper's
     tuned: Value = None
     auto: str = ""  # what ``auto`` stands for; makes None (written ``auto``) a legal value
@@ -56,10 +60,11 @@ class HParam:
 
     def of_preset(self, preset: str) -> Value:
         """The value in a preset of ``config.PRESETS``."""
-        other = {"official": self.official, "tuned": self.tuned}.get(preset)
+        others = {"default": self.usual, "official": self.official, "tuned": self.tuned}
+        other = others.get(preset)
         if other is None:
             return self.default
-        return other
+        return self.parse(other)
 
     def parse(self, value: Value) -> Value:
         """The typed value of a word from the command line or a file. Raises UsageError for an illegal one."""
@@ -119,6 +124,13 @@ class HParam:
             f"Hyperparameter {self.name!r} is {value!r}, expected {legal}.",
             f"Set it with --set {self.name}={default}  " + f"({self.help})",
         )
+
+    def show_preset(self, preset: str) -> str:
+        """The value of a preset as it is written after ``--set key=``."""
+        value = self.of_preset(preset)
+        if value is None:
+            return "auto"
+        return self.show(value)
 
     def show(self, value: Value = None) -> str:
         """A value (the default when None) as it is written after ``--set key=``."""

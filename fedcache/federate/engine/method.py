@@ -438,6 +438,11 @@ class Method:
         """Names of the hyperparameters that preset ``tuned`` sets; () where it is the paper's."""
         return tuple(h.name for h in self.hparams if h.tuned is not None)
 
+    @property
+    def usual(self) -> tuple[str, ...]:
+        """Names of the hyperparameters in which preset ``default`` is not the paper's."""
+        return tuple(h.name for h in self.hparams if h.usual is not None)
+
     def hparam(self, name: str) -> HParam:
         """The declared hyperparameter of that name; exit 2 with "did you mean" when there is none."""
         for h in self.hparams:
@@ -452,7 +457,7 @@ class Method:
         )
 
     def resolve(
-        self, preset: str = "paper", settings: Mapping[str, Value] | None = None
+        self, preset: str = PRESETS[0], settings: Mapping[str, Value] | None = None
     ) -> dict[str, Value]:
         """All hyperparameters: the preset, then ``settings`` (words or typed values).
 

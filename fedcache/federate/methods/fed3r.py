@@ -7,13 +7,18 @@ Paper: no bias. Released code: a column of ones is appended and regularised like
 class are divided by the norm of its weights, in which the bias does not count (D-74, D-85); that can change the argmax:
 ``bias``, ``reg_bias``, ``w_normalize``.
 
-Only the upper triangle of A_i is computed and sent, D(D+1)/2 numbers; the bias column costs the feature sums and class
-counts, D + C more. Statistics are float64 and add up, so the model is the centralised ridge (T-K2).
+Only the upper triangle of A_i is computed and sent, D(D+1)/2 numbers. The class counts, C numbers more, say how many
+rows were summed; the bias column costs the feature sums, D more. Statistics are float64 and add up, so the model is the
+centralised ridge (T-K2).
 ``precision=float32`` (ours) multiplies blocks of rows in float32 and adds the products in float64: an entry of A is
 then off by at most 6.2e-5 sqrt(a_jj a_kk), and A by 6.2e-5 tr(A) (``gram_single``), a sum in B by 6.2e-5 of the sum of
 what it adds without signs, so the model is the same where lam or the smallest eigenvalue of A is well above that.
 Limits: lam -> infinity gives lam W -> sum B (T-K5); ``class_weight=local`` weighs a row by 1 / (the client's own n_c),
 which does depend on the partition.
+
+``lam=auto`` (ours, and the default; ``preset=paper`` has 0.01) is the lam with the lowest generalised cross-validation,
+``heads.ridge.best_ridge``. It is computed from the sums, so it does not depend on the partition. The paper's 0.01 is
+below every eigenvalue of A on the features of many deep networks, where it does nothing.
 
 ``rff_dim`` > 0 works on random Fourier features made from the shared seed. Their bandwidth has to follow the scale of
 the features: ``rff_sigma=auto`` is the mean length of all clients' training rows, 1 for unit features (D-87). It costs
@@ -57,6 +62,8 @@ from fedcache.heads.ridge import (
     SINGLE_ROUNDING,
     SINGLE_ROWS,
     SPECTRUM,
+    RidgeChoice,
+    best_ridge,
     drawn_fourier,
     fourier_features,
     gram,
@@ -109,7 +116,7 @@ def sums_single(z: Tensor, block: ClientData, ctx: Ctx, weight: Tensor) -> tuple
 
 
 def statistics(data: ClientData, ctx: Ctx) -> Tree:
-    """A_i and B_i of the client (and, with a bias, what the column of ones adds to them)."""
+    """A_i, B_i and the class counts of the client (and, with a bias, the sums of the column of ones)."""
     owned = None
     single = ctx.hp["precision"] == "float32"
     if ctx.hp["class_weight"] == "local":  # n_c of all rows, before a block is weighed by it
@@ -138,8 +145,10 @@ def statistics(data: ClientData, ctx: Ctx) -> Tree:
         else:
             total, count = class_sums(z, block, ctx.env.classes, weight)
         made = {"gram": gram_single(rooted) if single else gram(rooted), "class_sum": total}
+        if sends_counts(ctx.hp):
+            made["count"] = count
         if ctx.hp["bias"]:
-            made |= {"sum": total.sum(-2), "count": count}
+            made["sum"] = total.sum(-2)
         return made
 
     return add_up(data, ctx, max(ctx.env.width, ctx.count("rff_dim")), sums)
@@ -151,7 +160,7 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
 
 
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:
-    """The triangle of A_i and B_i of D features (or Fourier features), and with a bias their sums and the counts."""
+    """The triangle of A_i and B_i of D features (or Fourier features), the class counts, and with a bias the sums."""
     C = ctx.env.classes
     D = ctx.count("rff_dim") or ctx.env.width
     longest = None
@@ -167,10 +176,21 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
         )
 
     sums = {"gram": sent((D * (D + 1) // 2,), "gram"), "class_sum": sent((C, D), "class sums")}
+    if sends_counts(ctx.hp):
+        sums["count"] = UploadTensor((C,), torch.float64, counts_rows=True)
     if ctx.hp["bias"]:
         sums["sum"] = sent((D,), "sum")
-        sums["count"] = UploadTensor((C,), torch.float64, counts_rows=True)
     return sums
+
+
+def sends_counts(hp: Hp) -> bool:
+    """Whether the class counts travel. Weighted rows have none, and only a bias needs what they are weighted to."""
+    return hp["class_weight"] == "none" or bool(hp["bias"])
+
+
+def has_free_bias(hp: Hp) -> bool:
+    """Whether there is a bias that is not regularised."""
+    return bool(hp["bias"]) and not hp["reg_bias"]
 
 
 def system(sums: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
@@ -190,18 +210,35 @@ def system(sums: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
 
 def prepare(sums: Tree, ctx: Ctx) -> Tree:
     """The eigenvalues of A, where every diagonal entry gets the same ridge and one model is made of them."""
-    free = ctx.hp["bias"] and not ctx.hp["reg_bias"]
-    if free or personal(ctx.hp):
+    given = ctx.hp["lam"] is not None
+    if given and (has_free_bias(ctx.hp) or personal(ctx.hp)):
         return sums
-    return {**sums, **spectrum(*system(sums, ctx))}
+    return {**sums, **eigenvalues(sums, ctx)}
 
 
-def head(sums: Tree, ctx: Ctx) -> Tree:
+def eigenvalues(sums: Tree, ctx: Ctx) -> Tree:
+    """``spectrum`` of the system that the ridge is added to."""
+    if has_free_bias(ctx.hp):
+        return spectrum(*centred(sums)[:3])
+    return spectrum(*system(sums, ctx))
+
+
+def automatic(known: Tree, ctx: Ctx) -> RidgeChoice:
+    """The lam of ``auto``, of sums and ``eigenvalues``."""
+    count = known["count"]
+    rows = float(count.sum())
+    if has_free_bias(ctx.hp):
+        # Around the mean a target of a class of n_c of n rows varies by n_c - n_c^2 / n, and the mean is one parameter.
+        return best_ridge(known, rows - float((count**2).sum()) / rows, rows - 1.0)
+    return best_ridge(known, rows, rows)
+
+
+def head(sums: Tree, ctx: Ctx, lam: float) -> Tree:
     """W = (A + lam I)^-1 B of summed statistics, as a linear head W [.., C, D], b [.., C]."""
-    if ctx.hp["bias"] and not ctx.hp["reg_bias"]:
-        weights, b = around_mean(sums, float(ctx.number("lam")))
+    if has_free_bias(ctx.hp):
+        weights, b = around_mean(sums, lam)
     else:
-        weights, b = through_zero(sums, ctx)
+        weights, b = through_zero(sums, ctx, lam)
     if ctx.hp["w_normalize"]:
         # The norm is that of the weights alone, and divides the bias too (D-85).
         norm = weights.norm(dim=-2).clamp(min=1e-12)
@@ -210,10 +247,9 @@ def head(sums: Tree, ctx: Ctx) -> Tree:
     return {"W": weights.mT.contiguous().to(ctx.env.dtype), "b": b.to(ctx.env.dtype)}
 
 
-def through_zero(sums: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
+def through_zero(sums: Tree, ctx: Ctx, lam: float) -> tuple[Tensor, Tensor]:
     """Weights [.., D, C] and bias [.., C]; a bias is regularised as the weights are, and 0 where there is none."""
-    lam = float(ctx.number("lam"))
-    if "values" in sums and not personal(ctx.hp):
+    if "values" in sums:
         W = solve_spectrum(sums, lam)
     else:
         W = solve(*system(sums, ctx), lam)
@@ -222,10 +258,10 @@ def through_zero(sums: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
     return W, torch.zeros_like(W[..., 0, :])
 
 
-def around_mean(sums: Tree, lam: float) -> tuple[Tensor, Tensor]:
-    """Weights [.., D, C] and a bias [.., C] that is not regularised, which is ridge regression around the mean.
+def centred(sums: Tree) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A [.., D, D] and B [.., D, C] around the mean of the rows; size [.., D], as in ``factored``; the mean [.., D].
 
-    A constant feature gets the weight 0, which is the solution.
+    Constant features have the weight 0: their entries are those of no feature.
     """
     B = sums["class_sum"].mT
     count = sums["count"]
@@ -234,31 +270,80 @@ def around_mean(sums: Tree, lam: float) -> tuple[Tensor, Tensor]:
     A = unpack(sums["gram"], B.shape[-2])
     size = A.diagonal(dim1=-2, dim2=-1)
     varies = varying(size / rows.unsqueeze(-1), mean, rows)
-    center = mean.unsqueeze(-1)
-    share = count.unsqueeze(-2)
     A = without_constants(A - sums["sum"].unsqueeze(-1) * mean.unsqueeze(-2), varies)
-    B = (B - center * share) * varies.unsqueeze(-1)
-    W = solve(A, B, lam, size=size * varies)
-    return W, (share / rows[..., None, None] - center.mT @ W).squeeze(-2)
+    B = (B - mean.unsqueeze(-1) * count.unsqueeze(-2)) * varies.unsqueeze(-1)
+    return A, B, size * varies, mean
+
+
+def around_mean(sums: Tree, lam: float) -> tuple[Tensor, Tensor]:
+    """Weights [.., D, C] and a bias [.., C] that is not regularised, which is ridge regression around the mean.
+
+    A constant feature gets the weight 0, which is the solution.
+    """
+    A, B, size, mean = centred(sums)
+    if "values" in sums:
+        W = solve_spectrum(sums, lam)
+    else:
+        W = solve(A, B, lam, size=size)
+    count = sums["count"]
+    share = count.unsqueeze(-2) / count.sum(-1)[..., None, None]
+    return W, (share - mean.unsqueeze(-2) @ W).squeeze(-2)
 
 
 def notice(sums: Tree, ctx: Ctx) -> str:
-    """Where ``lam`` is larger than the eigenvalues that it is added to, apart from that of the mean."""
+    """Where a given ``lam`` decides the model more than the rows do, or does nothing."""
+    if ctx.hp["lam"] is None:
+        return ""
     lam = float(ctx.number("lam"))
     usual = usual_eigenvalue(unpack(sums["gram"], sums["class_sum"].shape[-1]))
-    if usual >= lam:
+    if usual < lam:
+        return (
+            f"lam={lam:g} is larger than the eigenvalues of the summed squared features, which are about {usual:.2g} "
+            f"beside the largest: it decides the model more than the rows do. Use --set lam={0.01 * usual:.1g}"
+        )
+    A = system(sums, ctx)[0]
+    width = A.shape[-1]
+    if "count" not in sums or float(sums["count"].sum()) >= FEW_ROWS * width:
         return ""
+    # A - lam I is positive definite where lam is below all eigenvalues of A.
+    identity = torch.eye(width, dtype=A.dtype, device=A.device)
+    if int(torch.linalg.cholesky_ex(A - lam * identity)[1]):
+        return ""
+    auto = automatic({**sums, **eigenvalues(sums, ctx)}, ctx).ridge
     return (
-        f"lam={lam:g} is larger than the eigenvalues of the summed squared features, which are about {usual:.2g} "
-        f"beside the largest: it decides the model more than the rows do. Use --set lam={0.01 * usual:.1g}"
+        f"lam={lam:g} is below all eigenvalues of the summed squared features, so it does nothing, and there are fewer "
+        f"than {FEW_ROWS} rows for each of {width} features. Use --set lam=auto, which is {auto:.3g}"
     )
 
 
+PAPER_LAM = 0.01
+FEW_ROWS = 3
+"""Rows per feature below which least squares without a ridge follow single rows."""
+
+
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
-    """The head; with omega > 0 the summed statistics themselves, which each client then makes its own head of."""
+    """The head and lam; with omega > 0 the sums, of which each client makes its own head, and lam."""
+    kept: Tree = {}
+    if ctx.hp["lam"] is None:
+        if "values" not in up:
+            up = prepare(up, ctx)
+        choice = automatic(up, ctx)
+        lam = choice.ridge
+        kept["mean_eigenvalue"] = up["gram"].new_tensor(choice.mean)
+        kept["lam_at_its_lowest"] = up["gram"].new_tensor(float(choice.limited))
+    else:
+        lam = float(ctx.number("lam"))
+    kept["lam"] = up["gram"].new_tensor(lam)
     if personal(ctx.hp):
-        return {k: up[k] for k in up if k not in SPECTRUM}
-    return head(up, ctx)
+        return {k: up[k] for k in up if k not in SPECTRUM} | kept
+    return head(up, ctx, lam) | kept
+
+
+def broadcast(server: Tree, ctx: Ctx) -> Tree:
+    """The head; with omega > 0 the sums and lam."""
+    if personal(ctx.hp):
+        return server
+    return {k: server[k] for k in ("W", "b") if k in server}
 
 
 def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
@@ -268,7 +353,7 @@ def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
     omega = float(ctx.number("omega"))
     # The client's own rows are in the sums already, and count omega times more.
     own = statistics(data, ctx)
-    return head({k: t + omega * own[k] for k, t in down.items()}, ctx)
+    return head({k: down[k] + omega * t for k, t in own.items()}, ctx, float(down["lam"]))
 
 
 def scores(down: Tree, own: Tree, data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
@@ -289,19 +374,26 @@ def asks_norms(hp: Hp) -> bool:
 
 
 def settle(hp: Hp, env: RunConstants) -> Hp:
-    """The bandwidth of the run, where it is automatic."""
+    """The bandwidth of the run, where it is automatic, and the paper's lam for weighted rows, which are not counted."""
+    settled = dict(hp)
+    if hp["lam"] is None and hp["class_weight"] != "none":
+        settled["lam"] = PAPER_LAM
     if asks_norms(hp):
-        return {**hp, "rff_sigma": max(cast(float, env.row_norm), 1e-6)}
-    return hp
+        settled["rff_sigma"] = max(cast(float, env.row_norm), 1e-6)
+    return settled
 
 
-def bandwidth(
-    _server: Tree, _states: Mapping[int, Tree], _labels: Mapping[int, Tensor], ctx: Ctx
+def chosen(
+    server: Tree, _states: Mapping[int, Tree], _labels: Mapping[int, Tensor], ctx: Ctx
 ) -> dict[str, float]:
-    """The bandwidth of random Fourier features."""
+    """The bandwidth; an automatic lam, the mean eigenvalue without the largest, whether lam is the lowest allowed."""
+    numbers = {}
+    if ctx.hp["lam"] is None:
+        names = ("lam", "mean_eigenvalue", "lam_at_its_lowest")
+        numbers = {name: float(server[name]) for name in names}
     if ctx.count("rff_dim"):
-        return {"rff_sigma": float(ctx.number("rff_sigma"))}
-    return {}
+        numbers["rff_sigma"] = float(ctx.number("rff_sigma"))
+    return numbers
 
 
 def personal(hp: Hp) -> bool:
@@ -324,7 +416,14 @@ METHOD = replace(
     hparams=(
         FEAT_POST,
         HParam(
-            "lam", 0.01, "float", "ridge; in units of summed squared features", low=0.0, fit=False
+            "lam",
+            PAPER_LAM,
+            "float",
+            "ridge; in units of summed squared features",
+            low=0.0,
+            fit=False,
+            usual="auto",
+            auto="lowest generalised cross-validation; of weighted rows the paper's",
         ),
         HParam("bias", False, "bool", "append a column of ones (D-74)", official=True),
         HParam(
@@ -373,6 +472,7 @@ METHOD = replace(
     fit=fit,
     uploads=uploads,
     aggregate=aggregate,
+    broadcast=broadcast,
     notice=notice,
     prepare=prepare,
     personal_part=personal_part,
@@ -381,7 +481,7 @@ METHOD = replace(
     additive=lambda hp: hp["class_weight"] == "none" and not hp["rff_dim"],
     needs_for=lambda hp: frozenset({"labels", "row norms"} if asks_norms(hp) else {"labels"}),
     settle=settle,
-    diagnose=bandwidth,
+    diagnose=chosen,
     protocol=lambda hp: "personalised" if personal(hp) else "global",
     paper_count=paper_count,
     page=MethodPage(
@@ -390,8 +490,8 @@ METHOD = replace(
             W = \Big(\sum_i A_i + \lambda I\Big)^{-1} \sum_i B_i, \qquad A_i = Z_i^\top Z_i, \quad B_i = Z_i^\top Y_i
         """,
         terms=r"""
-            $Z_i$: the features of client $i$, a row each; $Y_i$: its labels, one-hot; $\lambda$: `lam`, chosen by
-            validation.
+            $Z_i$: the features of client $i$, a row each; $Y_i$: its labels, one-hot; $\lambda$: `lam`, by
+            generalised cross-validation.
         """,
         when="""
             Try it first if all clients share one model. It equals ridge regression on the rows of all clients together.

@@ -197,7 +197,7 @@ def disagreements(method: Method) -> list[dict[str, str]]:
             "d": ", ".join(re.findall(r"D-\d+", h.help)),
             "switch": h.name,
             "paper": h.show(),
-            "official": h.show(h.of_preset("official")),
+            "official": h.show_preset("official"),
         }
         for h in method.hparams
         if re.search(r"D-\d+", h.help)

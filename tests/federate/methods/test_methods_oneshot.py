@@ -72,7 +72,7 @@ def test_a_personal_ridge_counts_the_clients_own_rows_more_often(bias):
 def test_without_extra_weight_there_is_one_model():
     out = go("fed3r", "omega=0.0")
     assert out.protocol == "global"
-    assert set(out.server) == {"W", "b"}
+    assert {"W", "b"} <= set(out.server)
     nearly = go("fed3r", "omega=1e-9")
     for c, mine in zip(CLIENTS, np.split(nearly.evaluation.predictions, 9), strict=True):
         assert np.array_equal(mine, out.predict(DATA.x[c.test]).numpy())

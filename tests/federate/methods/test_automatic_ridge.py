@@ -1,0 +1,120 @@
+"""lam=auto of fed3r: generalised cross-validation by hand, and what it must not depend on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federation import go_all
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pooled_rows import DATA, X, Y, parts
+from sklearn.datasets import load_digits
+
+from fedcache.federate.methods import METHODS
+from fedcache.heads.ridge import MOST_FREE, RIDGES, best_ridge, spectrum
+
+AUTO = {"lam": "auto"}
+
+
+def by_hand(rows, targets, *, centred=False):
+    """The ridge with the lowest n RSS / (n - df)^2 of ridge regressions that are solved one by one."""
+    count = len(rows)
+    if centred:
+        rows = rows - rows.mean(0)
+        targets = targets - targets.mean(0)
+        count -= 1
+    values = np.linalg.eigvalsh(rows.T @ rows)
+    mean = (values.sum() - values.max()) / len(values)
+    scores = {}
+    for ridge in mean * RIDGES:
+        hat = rows @ np.linalg.solve(rows.T @ rows + ridge * np.eye(rows.shape[1]), rows.T)
+        free = np.trace(hat)
+        if free <= MOST_FREE * count:
+            scores[ridge] = ((targets - hat @ targets) ** 2).sum() / (count - free) ** 2
+    return min(scores, key=scores.get)
+
+
+@given(st.integers(0, 99), st.integers(1, 40))
+@settings(max_examples=8)
+def test_auto_is_cross_validation_by_hand_whatever_the_partition(seed, m):
+    out = go_all("fed3r", AUTO, DATA, parts(seed, m))
+    expected = by_hand(X, Y)
+    assert float(out.server["lam"]) == pytest.approx(expected, rel=1e-9)
+    assert out.records[-1].diagnostics["lam"] == float(out.server["lam"])
+    given_lam = go_all("fed3r", {"lam": expected}, DATA, parts(seed, m))
+    assert torch.allclose(out.server["W"], given_lam.server["W"], rtol=1e-7, atol=1e-10)
+
+
+def test_around_the_mean_auto_is_that_of_centred_rows():
+    out = go_all("fed3r", {**AUTO, "bias": True}, DATA, parts(0, 7))
+    assert float(out.server["lam"]) == pytest.approx(by_hand(X, Y, centred=True), rel=1e-9)
+
+
+def test_with_a_personal_part_every_client_takes_the_ridge_of_all_rows():
+    one = go_all("fed3r", AUTO, DATA, parts(0, 7))
+    own = go_all("fed3r", {**AUTO, "omega": 2.0}, DATA, parts(0, 7))
+    assert float(own.server["lam"]) == pytest.approx(float(one.server["lam"]), rel=1e-12)
+    assert set(own.server) >= {"gram", "class_sum", "count"}
+
+
+@pytest.mark.parametrize("rows", [200, 600, 1200])
+def test_copies_of_two_percent_of_the_rows_move_the_accuracy_by_at_most_a_point(rows):
+    x, y = load_digits(return_X_y=True)
+    draw = np.random.default_rng(0)
+    # More features than rows in two of three cases, where copies are fitted exactly without a ridge.
+    x = np.maximum(0, x / 16 @ draw.normal(size=(64, 400)))
+    order = draw.permutation(len(x))
+    train, test = order[:rows], order[1200:]
+
+    def accuracy(chosen):
+        z = torch.from_numpy(x[chosen])
+        targets = torch.eye(10, dtype=torch.float64)[y[chosen]]
+        known = spectrum(z.mT @ z, z.mT @ targets)
+        ridge = best_ridge(known, len(chosen), len(chosen)).ridge
+        weights = known["vectors"] @ (known["target"] / (known["values"] + ridge).unsqueeze(-1))
+        return float(((torch.from_numpy(x[test]) @ weights).argmax(1).numpy() == y[test]).mean())
+
+    copies = np.concatenate([train, train[: rows // 50]])
+    assert abs(accuracy(copies) - accuracy(train)) <= 0.01
+
+
+def test_no_more_than_half_of_the_rows_are_degrees_of_freedom():
+    draw = torch.Generator().manual_seed(0)
+    z = torch.randn(30, 60, generator=draw, dtype=torch.float64)
+    targets = z[:, :3]  # which the rows predict exactly, so that the smallest ridge looks best
+    known = spectrum(z.mT @ z, z.mT @ targets)
+    choice = best_ridge(known, float(targets.square().sum()), 30.0)
+    free = float((known["values"] / (known["values"] + choice.ridge)).sum())
+    assert choice.limited
+    assert free <= 15.0 < free * 10 ** (1 / 8)
+
+
+def test_the_default_is_auto_and_the_papers_preset_its_own():
+    method = METHODS["fed3r"]
+    assert method.resolve()["lam"] is None
+    assert method.resolve("paper")["lam"] == method.resolve("official")["lam"] == 0.01
+    assert method.usual == ("lam",)
+    assert METHODS["fedavg"].usual == ()
+    assert METHODS["fedavg"].resolve() == METHODS["fedavg"].resolve("paper")
+
+
+def test_weighted_rows_have_the_papers_ridge():
+    out = go_all("fed3r", {**AUTO, "class_weight": "local"}, DATA, parts(0, 7))
+    assert out.hp["lam"] == float(out.server["lam"]) == 0.01
+
+
+def test_a_ridge_below_all_eigenvalues_of_few_rows_is_warned_of():
+    width = X.shape[1]
+    (client,) = parts(0, 1)
+    some = replace(client, train=client.train[: 2 * width])
+    many = replace(client, train=client.train[: 3 * width])
+    for chosen, group, warned in (
+        ({"lam": 1e-9}, some, True),
+        ({"lam": 1e-9}, many, False),
+        (AUTO, some, False),
+    ):
+        out = go_all("fed3r", chosen, DATA, [group])
+        assert any("lam=auto" in line for line in out.warnings) == warned
