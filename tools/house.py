@@ -204,25 +204,26 @@ def sizes(known: dict[str, Path]) -> dict[str, list[str]]:
     return found
 
 
-TOKENS = {"fedcache": 636_800, "tests": 552_000, "tools": 79_480}
+TOKENS = {"fedcache": 667_150, "tests": 543_100, "tools": 79_970}
 """Most code tokens of the package, of the tests, and of tools with benchmarks.
 
-A limit goes down when code goes, and never up: what is new replaces something. Folders of the package have no limits of
-their own, because a concept may move to the folder that owns it.
+A limit goes down when code goes, and up only with a feature that users asked for: parts and join, published stores,
+sounds and layers of language models, extraction on several GPUs (30,350 tokens of the package). Folders of the package
+have no limits of their own, because a concept may move to the folder that owns it.
 """
 
 DENSITY = {
-    "tokens a statement": 12.3,
-    "conditional expressions": 14.9,
-    "tuple assignments": 0.9,
-    "f-strings with logic": 16.3,
+    "tokens a statement": 11.9,
+    "conditional expressions": 4.6,
+    "tuple assignments": 0.4,
+    "f-strings with logic": 6.3,
 }
 """The densest that the package may be; the last three per 1,000 statements."""
 
-COMMENTS = 1.4
+COMMENTS = 2.0
 """Comment lines in percent of the package's lines with code or a comment, at least."""
 
-FILES_RUN = {"extract": 66, "train": 114, "second train": 115, "compare": 41, "predict": 65}
+FILES_RUN = {"extract": 69, "train": 114, "second train": 115, "compare": 40, "predict": 66}
 """Most files of the package of which a command runs functions."""
 
 LAYOUT = {
