@@ -386,10 +386,10 @@ def refuse_partial_store(home: Home, dataset: str, names: Sequence[str]) -> None
         for part in parts:
             slug = part.dataset["slug"]
             listed.append(f"{slug} ({part.rows:,} images)")
-        slug = shell_word(parts[0].dataset["slug"])
+        first = shell_word(parts[0].dataset["slug"])
         raise StoreError(
             f"Only a part of {dataset} is extracted: {', '.join(listed)}.",
-            f"To train on the part: --dataset {slug}\n"
+            f"To train on the part: --dataset {first}\n"
             f"To extract all of it: fedcache extract --dataset {shell_word(dataset)} --backbones {shell_word(example)}",
         )
 

@@ -81,7 +81,7 @@ def by_hand(store: Path, parts: Partition, rows: np.ndarray, kind: str) -> float
 @pytest.mark.parametrize("how", ["0.25", "split"])
 def test_the_validation_accuracy_is_that_of_a_head_worked_out_by_hand(store, kind, how):
     words = ("-s", "iid", "-m", 4, "--validation", how, "--store", store)
-    done = ok("train --method", kind, *words, "--set", "feat_post=none").data
+    done = ok("train --preset paper --method", kind, *words, "--set", "feat_post=none").data
     parts = fc.partition(store, "iid", clients=4, validation=how)
     assert done["partition"]["digest"] == parts.digest
     assert parts.validation is not None

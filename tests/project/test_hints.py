@@ -23,6 +23,7 @@ PIECES = {
     "train_example(opened)": "--method fed3r",
     "ENCODERS[holds]": "hf:FOLDER",
     "_option(strange[0])": "--rounds",
+    "_option(key)": "--rounds",
     "making": "fedcache extract --backbones pixels",
     "also": "",
 }
@@ -83,7 +84,9 @@ def _is_a_command(line: str) -> bool:
 
 def texts(source: str, where: str) -> Iterator[Text]:
     """The strings of a module but docstrings and patterns; of a choice between constants in an f-string, each."""
-    nodes = list(ast.walk(ast.parse(source)))
+    tree = ast.parse(source)
+    _put_back_named_words(tree)
+    nodes = list(ast.walk(tree))
     inner = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
     unread = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     unread |= {id(part) for node in nodes if _is_a_pattern(node) for part in node.args}
@@ -103,6 +106,29 @@ def texts(source: str, where: str) -> Iterator[Text]:
                 for word in _whole(node.elts)
             ]
             yield Text(f"{where}:{node.lineno}", f"`{' '.join(words)}`", [], False)
+
+
+def _put_back_named_words(tree: ast.Module) -> None:
+    """In f-strings, replace a name by the word that its function gives it: a constant, or a value that is quoted."""
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        given: dict[str, list[ast.expr]] = {}
+        for node in ast.walk(function):
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                given.setdefault(node.targets[0].id, []).append(node.value)
+        words = {
+            name: values[0] for name, values in given.items() if all(map(_is_one_word, values))
+        }
+        for node in ast.walk(function):
+            if isinstance(node, ast.FormattedValue) and isinstance(node.value, ast.Name):
+                node.value = words.get(node.value.id, node.value)
+
+
+def _is_one_word(value: ast.expr) -> bool:
+    if isinstance(value, ast.Constant):
+        return str(value.value).isidentifier()
+    return ast.unparse(value).startswith(QUOTING)
 
 
 def _is_a_pattern(node: ast.AST) -> TypeGuard[ast.Call]:

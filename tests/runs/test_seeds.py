@@ -121,8 +121,8 @@ def test_a_grid_with_more_seeds_trains_those_that_are_missing():
 
 
 def test_a_preset_of_the_same_hyperparameters_is_the_same_run():
-    first = ok(f"train fed3r {IID}")
-    again = ok(f"train fed3r {IID} --preset tuned")
+    first = ok(f"train fedncm {IID}")
+    again = ok(f"train fedncm {IID} --preset tuned")
     assert again.data["reused"]
     assert again.data["path"] == first.data["path"]
 

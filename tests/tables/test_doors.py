@@ -244,7 +244,8 @@ def no_door(folder: Path, columns: Columns, *said: str, choice: ColumnChoice | N
 
 def of_words(words: list[str]) -> bool:
     """Whether a CSV that holds them says so too: of numbers and "NA" it would make numbers, some of them missing."""
-    return any(not word.isdigit() and word not in EMPTY_CELLS for word in words)
+    empty = {cell.lower() for cell in EMPTY_CELLS} | {"none"}
+    return any(not word.isdigit() and word.lower() not in empty for word in words)
 
 
 VALUES = st.one_of(

@@ -152,10 +152,10 @@ def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
     missing = [str(folder.relative_to(place.base)) for *_, folder in found if not folder.is_dir()]
     if missing:
         names = some_names(missing, 3)
-        name = shell_word(place.paper.name)
+        dataset = shell_word(place.paper.name)
         raise MachineError(
             f"{place.base} has not all class folders: {names} are missing.",
-            f"Unpack it again; fedcache datasets check {name} {shell_word(place.root)}",
+            f"Unpack it again; fedcache datasets check {dataset} {shell_word(place.root)}",
         )
     domains = place.paper.domains
     options = place.layout.options

@@ -146,7 +146,7 @@ def statistics(data: ClientData, ctx: Ctx) -> Tree:
             total, count = class_sums(z, block, ctx.env.classes, weight)
         made = {"gram": gram_single(rooted) if single else gram(rooted), "class_sum": total}
         if sends_counts(ctx.hp):
-            made["count"] = count
+            made[count_name(ctx.hp)] = count
         if ctx.hp["bias"]:
             made["sum"] = total.sum(-2)
         return made
@@ -177,7 +177,8 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
 
     sums = {"gram": sent((D * (D + 1) // 2,), "gram"), "class_sum": sent((C, D), "class sums")}
     if sends_counts(ctx.hp):
-        sums["count"] = UploadTensor((C,), torch.float64, counts_rows=True)
+        counted = bool(ctx.hp["bias"])
+        sums[count_name(ctx.hp)] = UploadTensor((C,), torch.float64, counts_rows=counted)
     if ctx.hp["bias"]:
         sums["sum"] = sent((D,), "sum")
     return sums
@@ -186,6 +187,13 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
 def sends_counts(hp: Hp) -> bool:
     """Whether the class counts travel. Weighted rows have none, and only a bias needs what they are weighted to."""
     return hp["class_weight"] == "none" or bool(hp["bias"])
+
+
+def count_name(hp: Hp) -> str:
+    """Name of the class counts. A bias needs them exact; else they are sums of targets, which bear noise."""
+    if hp["bias"]:
+        return "count"
+    return "target_sum"
 
 
 def has_free_bias(hp: Hp) -> bool:
@@ -225,8 +233,9 @@ def eigenvalues(sums: Tree, ctx: Ctx) -> Tree:
 
 def automatic(known: Tree, ctx: Ctx) -> RidgeChoice:
     """The lam of ``auto``, of sums and ``eigenvalues``."""
-    count = known["count"]
-    rows = float(count.sum())
+    count = known[count_name(ctx.hp)]
+    # Noise may leave fewer rows than none.
+    rows = max(float(count.sum()), 1.0)
     if has_free_bias(ctx.hp):
         # Around the mean a target of a class of n_c of n rows varies by n_c - n_c^2 / n, and the mean is one parameter.
         return best_ridge(known, rows - float((count**2).sum()) / rows, rows - 1.0)
@@ -303,7 +312,8 @@ def notice(sums: Tree, ctx: Ctx) -> str:
         )
     A = system(sums, ctx)[0]
     width = A.shape[-1]
-    if "count" not in sums or float(sums["count"].sum()) >= FEW_ROWS * width:
+    count = sums.get(count_name(ctx.hp))
+    if count is None or float(count.sum()) >= FEW_ROWS * width:
         return ""
     # A - lam I is positive definite where lam is below all eigenvalues of A.
     identity = torch.eye(width, dtype=A.dtype, device=A.device)
@@ -389,7 +399,7 @@ def chosen(
     """The bandwidth; an automatic lam, the mean eigenvalue without the largest, whether lam is the lowest allowed."""
     numbers = {}
     if ctx.hp["lam"] is None:
-        names = ("lam", "mean_eigenvalue", "lam_at_its_lowest")
+        names = ("lam", "lam_at_its_lowest", "mean_eigenvalue")
         numbers = {name: float(server[name]) for name in names}
     if ctx.count("rff_dim"):
         numbers["rff_sigma"] = float(ctx.number("rff_sigma"))

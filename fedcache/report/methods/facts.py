@@ -225,6 +225,7 @@ _WEIGHTS = (
 )
 _KINDS: dict[str, tuple[str, str]] = {
     "count": ("rows of each class", "which classes the client has, and how many rows of each"),
+    "target_sum": ("rows of each class", "which classes the client has, and how many rows of each"),
     "has": ("which classes have rows", "which classes the client has"),
     "proto": ("mean projected feature of each class", f"{_ROW}, projected"),
     "key": ("mean feature of each class", _ROW),

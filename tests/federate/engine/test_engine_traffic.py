@@ -119,7 +119,7 @@ SAME |= dict.fromkeys(
 UP = {
     **SAME,
     "fst-cbdg": LINEAR,
-    "fed3r": GRAM,
+    "fed3r": GRAM + C,
     "fed3r-prior": GRAM,
     "fedcgs": GRAM + C,
     "fedcof": T + C,

@@ -109,10 +109,10 @@ def attend(
     need_flower()
     store = Store.open(shard)
     if "shard" not in store.dataset and name is None:
-        command = f"fedcache flower site --shard {shell_word(shard)} --superlink"
         raise UsageError(
             f"{shard} was not cut out of a larger store, so its client has no name.",
-            f"Give it one that no other site has:  {command} {shell_word(superlink)} --name NAME",
+            "Give it one that no other site has:  "
+            f"fedcache flower site --shard {shell_word(shard)} --superlink {shell_word(superlink)} --name NAME",
         )
     ca = None
     key = None
