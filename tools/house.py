@@ -204,11 +204,11 @@ def sizes(known: dict[str, Path]) -> dict[str, list[str]]:
     return found
 
 
-TOKENS = {"fedcache": 667_150, "tests": 543_100, "tools": 79_970}
+TOKENS = {"fedcache": 667_200, "tests": 543_300, "tools": 79_970}
 """Most code tokens of the package, of the tests, and of tools with benchmarks.
 
 A limit goes down when code goes, and up only with a feature that users asked for: parts and join, published stores,
-sounds and layers of language models, extraction on several GPUs (30,350 tokens of the package). Folders of the package
+sounds and layers of language models, extraction on several GPUs (30,400 tokens of the package). Folders of the package
 have no limits of their own, because a concept may move to the folder that owns it.
 """
 
