@@ -106,7 +106,7 @@ def mistakes(tmp_path):
                 place.with_name(f"{place.name}-with_a_name_that_has_no_room_in_a_narrow_column")
             )
     ok(f"extract --dataset folder:{images} --backbones random-projection --size 8")
-    ok("train --method fed3r --scheme iid --clients 4")
+    ok("train --method fed3r --preset paper --scheme iid --clients 4")
     return report(tmp_path, "--with-images")
 
 

@@ -44,7 +44,7 @@ def digest(path: str) -> str:
 def test_runs_are_listed_by_what_is_asked_for(three):
     told = rows(fedcache("runs list"))
     assert [(r["run"], r["method"], r["differs in"]) for r in told] == [
-        (digest(three["plain"]), "fed3r", "lam=0.01"),
+        (digest(three["plain"]), "fed3r", "lam=auto"),
         (digest(three["lam"]), "fed3r", "lam=5"),
         (digest(three["ncm"]), "fedncm", ""),
     ]
@@ -81,7 +81,7 @@ def test_runs_are_listed_by_what_is_asked_for(three):
 @pytest.mark.slow
 def test_a_run_is_shown_with_the_settings_that_are_its_own(three):
     told = ok("runs show", digest(three["lam"])[:8]).data
-    assert told["settings"] == [{"setting": "set.lam", "value": "5", "default": "0.01"}]
+    assert told["settings"] == [{"setting": "set.lam", "value": "5", "default": "auto"}]
     assert {f["name"] for f in told["files"]} >= {
         "config.toml",
         "result.json",
@@ -94,7 +94,7 @@ def test_a_run_is_shown_with_the_settings_that_are_its_own(three):
 def test_what_differs_between_runs_is_told_and_nothing_else(three):
     told = ok("runs diff", digest(three["plain"]), digest(three["lam"])).data
     first, second = told["runs"]
-    assert told["settings"] == {"set.lam": {first: "0.01", second: "5"}}
+    assert told["settings"] == {"set.lam": {first: "auto", second: "5"}}
     assert told["figures"]["seconds"].keys() == {first, second}
     more = digest(ok(f"train fed3r {IID} --seeds 0,1").data["path"])
     assert more == digest(three["plain"])

@@ -92,7 +92,7 @@ def test_texts_without_labels_have_features_and_no_text_features(bag, tmp_path):
 @pytest.mark.slow
 def test_methods_train_on_texts_and_their_models_read_texts(bag, tmp_path):
     extract(bag, write(tmp_path / "a.csv", sentences(60)))
-    run = ok("train --method fed3r --by shop").data
+    run = ok("train --method fed3r --preset paper --by shop").data
     assert (run["accuracy"]["mean"], run["dataset"]["holds"]) == (1.0, "texts")
     (tmp_path / "new.csv").write_text('id,text\nq,"bread soup"\np,"wind, snow"\nr,\n')
     found = fedcache(f"predict {run['path']} new.csv --json")

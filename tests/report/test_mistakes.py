@@ -84,7 +84,7 @@ def page_of(tmp_path: Path, *words: object) -> str:
 
 @pytest.mark.slow
 def test_the_most_confident_mistakes_of_one_model_with_their_images(store, tmp_path):
-    run = ok(f"train --method fed3r {IID}").data
+    run = ok(f"train --method fed3r --preset paper {IID}").data
     assert "<img" not in page_of(tmp_path)  # nobody asked
     text = page_of(tmp_path, "--with-images")
     found, held = shown(text), Store.open(store)
@@ -123,7 +123,7 @@ def copied(tmp_path: Path) -> Path:
     """A run on a dataset of the test's own, which it may move and change."""
     images = folder(tmp_path / "own", train=6, test=4, classes=6)
     ok(f"extract -d folder:{images} -b random-projection --size 8")
-    ok(f"train --method fed3r {IID}")
+    ok(f"train --method fed3r --preset paper {IID}")
     return images
 
 
@@ -171,7 +171,7 @@ def test_images_of_a_private_run_are_refused_and_those_of_a_simulation_shown(sto
 
 @pytest.mark.slow
 def test_evaluate_shows_mistakes_on_another_dataset(store, tmp_path):
-    run = ok(f"train --method fed3r {IID}").data["path"]
+    run = ok(f"train --method fed3r --preset paper {IID}").data["path"]
     other, page = folder(tmp_path / "other", train=1, test=6, classes=6), tmp_path / "e.html"
     words = f"evaluate {run} -d folder:{other} --workers 0 --split test"
     told = ok(f"{words} --with-images -o {page}").data["runs"][0]["measures"]
