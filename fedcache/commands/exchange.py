@@ -173,9 +173,11 @@ def publish(
     opened = need_store(home, path=store)
     card = store_card(opened, home, anonymous_names=anonymous_names)
     made = publish_store(opened, place, card, observer, anonymous_names=anonymous_names)
+    arrays = ", ".join(opened.arrays)
+    size = byte_size(made.bytes)
     lines = [
-        f"{opened.rows:,} rows of {', '.join(opened.arrays)}: {made.files:,} files, {byte_size(made.bytes)}, of which "
-        f"{made.written:,} files were written now.",
+        f"Published {opened.rows:,} rows of {arrays}: {made.files:,} files, {size}. "
+        f"This command wrote {made.written:,} of the files.",
         f"fedcache inspect {shell_word(made.place)}",
     ]
     return CommandResult(made.to_dict(), lines)

@@ -185,9 +185,9 @@ def join(
 ) -> CommandResult:
     """Assemble the parts of `extract --part 1/4` and so on into one store.
 
-    The store has the bytes that one process writes; its history alone differs. Chunks are hard links where parts and
-    store are on one disk, else copies, and every one is verified. A join that was interrupted goes on when it is
-    repeated.
+    The store has the same bytes as one that a single process writes, except its history. Every chunk is verified.
+    Chunks are hard links if parts and store are on one disk, and copies otherwise. Repeat an interrupted join to
+    continue it.
 
     Example: fedcache join node-*/photos.part-*-of-4.zarr -o photos.zarr
     """

@@ -263,7 +263,7 @@ def run_command(
         finally:
             observer.close()
     except BrokenPipeError:
-        # Whoever reads the output has seen enough, such as `head`.
+        # The reader of the output, such as `head`, has closed it: that is no error.
         raise typer.Exit(int(Exit.OK)) from None
     except (Exception, KeyboardInterrupt) as error:
         message = described(error)
@@ -286,7 +286,7 @@ def described(error: BaseException) -> FedcacheError:
             "Stopped at once.",
             "Run the same command again: what it has kept is not computed again.",
         )
-    # A full disk is told apart from other errors of files: space helps there, permissions elsewhere.
+    # A full disk has a message of its own, because freeing space helps only there.
     if isinstance(error, OSError) and error.errno in FULL:
         return full_disk(error)
     if isinstance(error, OSError):

@@ -279,11 +279,11 @@ class Room:
     def limit(self) -> int:
         """Bytes. Raises UsageError for a ``FEDCACHE_REMOTE_CACHE`` that is no size."""
         if self._limit is None:
-            asked = size_in_environment("FEDCACHE_REMOTE_CACHE")
-            if asked is None:
+            limit = size_in_environment("FEDCACHE_REMOTE_CACHE")
+            if limit is None:
                 held = sum(size for _, size, _ in self._files())
-                asked = (disk_free(self.root) + held) // 2
-            self._limit = asked
+                limit = (disk_free(self.root) + held) // 2
+            self._limit = limit
         return self._limit
 
     def take(self, size: int) -> None:

@@ -64,10 +64,10 @@ def reads_sounds(folder: Path) -> bool:
 def _rate_of(folder: Path) -> int | None:
     """Samples per second of a model's input; None of a model that hears nothing."""
     for name in PREPROCESSING:
-        told = read_config(folder, name)
-        told = told.get("feature_extractor", told)
-        if isinstance(told, dict) and type(told.get("sampling_rate")) is int:
-            return int(told["sampling_rate"])
+        config = read_config(folder, name)
+        config = config.get("feature_extractor", config)
+        if isinstance(config, dict) and type(config.get("sampling_rate")) is int:
+            return int(config["sampling_rate"])
     return None
 
 
@@ -90,16 +90,16 @@ def derive(name: str, choice: Choice) -> Backbone:
 
     width, pools = facts_of(folder, ("sounds",), choice, read, identity=content_sha256(folder))
     known = (*POOLINGS, POOLED) if pools else POOLINGS
-    said = dict(choice.options)
+    settings = dict(choice.options)
     if choice.recorded is not None:
-        said = {"pooling": choice.recorded.pooling, "seconds": str(choice.recorded.size / rate)}
-    pooling = said.get("pooling", known[-1] if pools else known[0])
+        settings = {"pooling": choice.recorded.pooling, "seconds": str(choice.recorded.size / rate)}
+    pooling = settings.get("pooling", known[-1] if pools else known[0])
     if pooling not in known:
         raise unknown(f"pooling of {bare}", pooling[:40], known)
     recipe = Recipe(
         bare,
         "",
-        size=_samples_of(bare, said.get("seconds"), rate),
+        size=_samples_of(bare, settings.get("seconds"), rate),
         rate=rate,
         pooling=pooling,
         decoder=DECODERS[SOUNDS],
@@ -120,15 +120,15 @@ def derive(name: str, choice: Choice) -> Backbone:
     )
 
 
-def _samples_of(name: str, asked: str | None, rate: int) -> int:
+def _samples_of(name: str, given: str | None, rate: int) -> int:
     """Samples that are read of a sound; UsageError for another number of seconds than a model may hear."""
     try:
-        seconds = float(asked or SECONDS)
+        seconds = float(given or SECONDS)
     except ValueError:
         seconds = 0.0
     if not 0.1 <= seconds <= MOST_SECONDS:
         raise UsageError(
-            f"{name} reads from 0.1 to {MOST_SECONDS:g} seconds, and the recipe asks for seconds={asked}.",
+            f"{name} reads from 0.1 to {MOST_SECONDS:g} seconds, and the recipe asks for seconds={given}.",
             f"--recipe seconds={SECONDS:g}",
         )
     return round(seconds * rate)

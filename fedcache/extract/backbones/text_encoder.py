@@ -129,20 +129,22 @@ def derive(name: str, choice: Choice) -> Backbone:
 
     facts = facts_of(folder, ("texts and layers",), choice, read, identity=content_sha256(folder))
     pooling, width, length, most, layers = facts
-    said = dict(choice.options)
-    asked = choice.output
+    settings = dict(choice.options)
+    output_name = choice.output
     if choice.recorded is not None:
         # The recipe of a store or a model says everything, in words of its own.
         recorded = TextOutput.of_word(choice.recorded.pooling)
-        asked = None
+        output_name = None
         if recorded.layer is not None:
-            asked = f"{LAYER}{recorded.layer}"
-        said = {"pooling": recorded.pooling, "max_tokens": str(choice.recorded.size)}
+            output_name = f"{LAYER}{recorded.layer}"
+        settings = {"pooling": recorded.pooling, "max_tokens": str(choice.recorded.size)}
         prompt = choice.recorded.prompt
     else:
-        prompt = _prompt_of(bare, folder, said.get("prompt", ""))
-    output = TextOutput(said.get("pooling", pooling), _layer_of(bare, asked, layers, pooling))
-    tokens = _tokens_of(bare, said.get("max_tokens"), length, most)
+        prompt = _prompt_of(bare, folder, settings.get("prompt", ""))
+    output = TextOutput(
+        settings.get("pooling", pooling), _layer_of(bare, output_name, layers, pooling)
+    )
+    tokens = _tokens_of(bare, settings.get("max_tokens"), length, most)
     if output.pooling not in POOLINGS:
         raise unknown(f"pooling of {bare}", output.pooling, POOLINGS)
     native = output == TextOutput(pooling) and not prompt
@@ -167,38 +169,38 @@ def derive(name: str, choice: Choice) -> Backbone:
     )
 
 
-def _layer_of(name: str, asked: str | None, layers: int, pooling: str) -> int | None:
+def _layer_of(name: str, given: str | None, layers: int, pooling: str) -> int | None:
     """The hidden layer of ``output=layer:N``, counted from the embeddings; None for the model's own output."""
-    if asked in (None, pooling):
+    if given in (None, pooling):
         return None
-    number = str(asked).removeprefix(LAYER)
+    number = str(given).removeprefix(LAYER)
     at = None
-    if str(asked).startswith(LAYER) and number.removeprefix("-").isdecimal():
+    if str(given).startswith(LAYER) and number.removeprefix("-").isdecimal():
         at = int(number)
         if at < 0:
             at += layers + 1
     if at is None or not 0 <= at <= layers:
         raise UsageError(
-            f"Unknown output {asked!r} of {name}: it has {layers} hidden layers above its embeddings, layer:0.",
+            f"Unknown output {given!r} of {name}: it has {layers} hidden layers above its embeddings, layer:0.",
             f"--recipe output=layer:{shell_word(layers)}",
         )
     # The states of the last layer are the model's own output.
     return None if at == layers else at
 
 
-def _tokens_of(name: str, asked: str | None, length: int, most: int) -> int:
+def _tokens_of(name: str, given: str | None, length: int, most: int) -> int:
     """Tokens that are read of a text: those asked for, or ``length``, the folder's own."""
-    if asked is None:
+    if given is None:
         return length
-    if not asked.isdecimal() or not 1 <= int(asked) <= most:
+    if not given.isdecimal() or not 1 <= int(given) <= most:
         raise UsageError(
-            f"{name} reads from 1 to {most:,} tokens, and the recipe asks for max_tokens={asked}.",
+            f"{name} reads from 1 to {most:,} tokens, and the recipe asks for max_tokens={given}.",
             f"--recipe max_tokens={shell_word(most)}",
         )
-    return int(asked)
+    return int(given)
 
 
-def _prompt_of(name: str, folder: Path, asked: str) -> str:
+def _prompt_of(name: str, folder: Path, given: str) -> str:
     """The text that stands before each text: that of a name in the folder's file, or the text given.
 
     Raises UsageError for a single word that the file does not name, and where the folder pools without its prompt.
@@ -206,9 +208,9 @@ def _prompt_of(name: str, folder: Path, asked: str) -> str:
     known = read_config(folder, PROMPTS).get("prompts")
     if not isinstance(known, dict):
         known = {}
-    found = known.get(asked, asked)
-    if asked not in (*known, *known.values()) and re.fullmatch(r"[\w.-]+", asked):
-        raise unknown(f"prompt of {name}", asked, known)
+    found = known.get(given, given)
+    if given not in (*known, *known.values()) and re.fullmatch(r"[\w.-]+", given):
+        raise unknown(f"prompt of {name}", given, known)
     if found and read_config(folder, POOLING_FILE).get("include_prompt") is False:
         raise UsageError(
             f"{name} pools without the tokens of its prompt (include_prompt), which fedcache does not.",

@@ -25,33 +25,33 @@ EXAMPLE = "fedcache extract --part 1/4"
 
 
 def parse_part(text: str, observer: Observer) -> StorePart:
-    """The part that ``1/4`` or ``auto`` names; of ``auto`` the observer is told which variables said it.
+    """The part that ``1/4`` or ``auto`` names; for ``auto`` the observer names the variables that were read.
 
     Raises UsageError for anything else, and for ``auto`` where no variable or more than one kind says it.
     """
     if text != "auto":
-        found = re.fullmatch(r"\s*(\d{1,9})\s*/\s*(\d{1,9})\s*", text)
-        if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        pair = re.fullmatch(r"\s*(\d{1,9})\s*/\s*(\d{1,9})\s*", text)
+        if pair is None or not 1 <= int(pair[1]) <= int(pair[2]):
             raise UsageError(
                 f"--part {text} is no part: expected i/n with i from 1 to n, or auto.", EXAMPLE
             )
-        return StorePart(int(found[1]), int(found[2]))
-    said = _said_by(os.environ)
-    if len(said) != 1:
+        return StorePart(int(pair[1]), int(pair[2]))
+    named = _parts_of_variables(os.environ)
+    if len(named) != 1:
         why = "neither SLURM_ARRAY_TASK_ID nor RANK and WORLD_SIZE are set"
-        if said:
+        if named:
             why = "both SLURM_ARRAY_TASK_ID and RANK with WORLD_SIZE are set"
         raise UsageError(
             f"--part auto reads the job's variables, and {why}.", f"Name the part:  {EXAMPLE}"
         )
-    ((words, part),) = said.items()
+    ((words, part),) = named.items()
     observer.note(f"{str(part).capitalize()}, by {words}.")
     return part
 
 
-def _said_by(environment: Mapping[str, str]) -> dict[str, StorePart]:
+def _parts_of_variables(environment: Mapping[str, str]) -> dict[str, StorePart]:
     """The part that each kind of variables says, by the variables in words. Raises UsageError for nonsense."""
-    said = {}
+    named = {}
     if SLURM in environment:
         numbers = {
             name: _number(environment, f"SLURM_ARRAY_TASK_{name}")
@@ -70,7 +70,7 @@ def _said_by(environment: Mapping[str, str]) -> dict[str, StorePart]:
                 f"Name the part:  {EXAMPLE}",
             )
         words = f"{SLURM} {numbers['ID']} and SLURM_ARRAY_TASK_COUNT {numbers['COUNT']}"
-        said[words] = StorePart(place + 1, numbers["COUNT"])
+        named[words] = StorePart(place + 1, numbers["COUNT"])
     if "RANK" in environment and "WORLD_SIZE" in environment:
         rank = _number(environment, "RANK")
         size = _number(environment, "WORLD_SIZE")
@@ -79,8 +79,8 @@ def _said_by(environment: Mapping[str, str]) -> dict[str, StorePart]:
                 f"--part auto reads RANK {rank} and WORLD_SIZE {size}, which name no part.",
                 f"Name the part:  {EXAMPLE}",
             )
-        said[f"RANK {rank} and WORLD_SIZE {size}"] = StorePart(rank + 1, size)
-    return said
+        named[f"RANK {rank} and WORLD_SIZE {size}"] = StorePart(rank + 1, size)
+    return named
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:

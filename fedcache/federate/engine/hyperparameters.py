@@ -40,9 +40,8 @@ class HParam:
     """One declared hyperparameter."""
 
     name: str  # the key of ``--set key=value``
-    default: (
-        Value  # value of the ``paper`` preset, and of ``default`` where ``usual`` says no other
-    )
+    # value of the ``paper`` preset, and of ``default`` where ``usual`` is None
+    default: Value
     kind: Kind  # ``float`` (may be swept), ``int``, ``bool`` or ``choice``
     help: str  # one sentence, with the number of the disagreement it decides
     choices: tuple[str, ...] = ()  # the legal words of a ``choice``
@@ -122,7 +121,7 @@ class HParam:
         default = self.show()
         return UsageError(
             f"Hyperparameter {self.name!r} is {value!r}, expected {legal}.",
-            f"Set it with --set {self.name}={default}  " + f"({self.help})",
+            f"Set it with --set {self.name}={default}  ({self.help})",
         )
 
     def show_preset(self, preset: str) -> str:

@@ -16,9 +16,9 @@ what it adds without signs, so the model is the same where lam or the smallest e
 Limits: lam -> infinity gives lam W -> sum B (T-K5); ``class_weight=local`` weighs a row by 1 / (the client's own n_c),
 which does depend on the partition.
 
-``lam=auto`` (ours, and the default; ``preset=paper`` has 0.01) is the lam with the lowest generalised cross-validation,
-``heads.ridge.best_ridge``. It is computed from the sums, so it does not depend on the partition. The paper's 0.01 is
-below every eigenvalue of A on the features of many deep networks, where it does nothing.
+By default ``lam=auto`` (ours): the server takes the lam with the lowest generalised cross-validation, which
+``heads.ridge.best_ridge`` computes from the sums. So lam does not depend on the partition. The paper's 0.01
+(``preset=paper``) is below every eigenvalue of A on the features of many deep networks, where it does nothing.
 
 ``rff_dim`` > 0 works on random Fourier features made from the shared seed. Their bandwidth has to follow the scale of
 the features: ``rff_sigma=auto`` is the mean length of all clients' training rows, 1 for unit features (D-87). It costs
@@ -310,13 +310,13 @@ def notice(sums: Tree, ctx: Ctx) -> str:
             f"lam={lam:g} is larger than the eigenvalues of the summed squared features, which are about {usual:.2g} "
             f"beside the largest: it decides the model more than the rows do. Use --set lam={0.01 * usual:.1g}"
         )
-    A = system(sums, ctx)[0]
-    width = A.shape[-1]
+    width = sums["class_sum"].shape[-1]
     count = sums.get(count_name(ctx.hp))
     if count is None or float(count.sum()) >= FEW_ROWS * width:
         return ""
+    A = system(sums, ctx)[0]
     # A - lam I is positive definite where lam is below all eigenvalues of A.
-    identity = torch.eye(width, dtype=A.dtype, device=A.device)
+    identity = torch.eye(len(A), dtype=A.dtype, device=A.device)
     if int(torch.linalg.cholesky_ex(A - lam * identity)[1]):
         return ""
     auto = automatic({**sums, **eigenvalues(sums, ctx)}, ctx).ridge
