@@ -8,7 +8,7 @@ import torch
 
 from benchmarks import clean
 from benchmarks.measure import Row, Seconds, at_least, in_turn
-from fedcache.heads.products import times_transposed
+from fedcache.heads.linear import times_transposed
 
 SETTINGS = {"head": "linear", "opt": "sgd", "lr": 0.1, "momentum": 0.9, "wd": 1e-4, "batch": 32}
 CASES = (

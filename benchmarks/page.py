@@ -14,7 +14,7 @@ from benchmarks.gpu import RESULTS as GPU_RESULTS
 from benchmarks.growth import AXES, BASE, curves
 from benchmarks.measure import Row, cores, hardware, seconds_of
 from benchmarks.runner import RESULTS, in_order, missing, verdict
-from fedcache.heads.products import times_transposed
+from fedcache.heads.linear import times_transposed
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 LABELS = {

@@ -25,8 +25,7 @@ from benchmarks.memory import status
 from fedcache.federate.engine.client_data import Data, StoredRows
 from fedcache.federate.engine.run import TrainingRun, run
 from fedcache.federate.methods import METHODS
-from fedcache.federate.partition.client_table import ClientTable
-from fedcache.federate.partition.row_lists import NumberedNames, RowLists
+from fedcache.federate.partition.client_table import ClientTable, NumberedNames, RowLists
 from fedcache.process import keep_freed_memory, return_freed_memory
 
 N = 1_000_000

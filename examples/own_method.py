@@ -17,7 +17,7 @@ from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, over
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.method import Defaults, Method, MethodPage, Uploads, UploadTensor
-from fedcache.federate.methods.common.switches import FEAT_POST
+from fedcache.federate.methods.common.model import FEAT_POST
 from fedcache.heads.linear import Tree, affine
 from fedcache.heads.losses import MASKED
 

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from fedcache.errors import MachineError
-from fedcache.visible_text import visible
+from fedcache.parsing import visible
 
 MOST_ROWS = 30
 """Rows that a table of a notebook shows."""

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, cast
 
 GRACE = 2.0
@@ -205,3 +205,31 @@ def _of_glibc(name: str) -> Callable[..., int] | None:
         return cast(Callable[..., int], getattr(ctypes.CDLL(None), name))
     except (AttributeError, OSError, TypeError):
         return None
+
+
+@contextmanager
+def usual_torch_state() -> Iterator[None]:
+    """Compute as in a fresh process, and give the caller's state back afterwards. Also works as a decorator.
+
+    A notebook may have called ``torch.set_grad_enabled(False)`` or ``torch.set_default_device("cuda")``, or may train
+    within ``torch.inference_mode()``. Methods that take gradients would fail there, and tensors would be made on
+    another device than the one that fedcache computes on. Another default dtype draws other random numbers, and another
+    precision of matrix products rounds otherwise.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:  # then nobody has changed its state
+        yield
+        return
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))  # this turns gradients on as well
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)
+        stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        torch.set_float32_matmul_precision("highest")
+        # The context of a device slows every call of torch down, so it is entered only where it changes something.
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        yield

@@ -12,8 +12,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from fedcache.config import ADDRESSES, refuse_remote
 from fedcache.errors import FedcacheError, unknown
+from fedcache.process import usual_torch_state
 from fedcache.store.own_names import note_named
-from fedcache.torch_state import usual_torch_state
 
 P = ParamSpec("P")
 R = TypeVar("R")

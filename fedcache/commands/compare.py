@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.complete import complete_runs
-from fedcache.commands.options import command, runs_directory
+from fedcache.commands.options import command, complete_runs, runs_directory
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, plain_line
 from fedcache.errors import UsageError, unknown
 from fedcache.report.compare import Comparisons, check, compare_entries
@@ -16,7 +15,7 @@ from fedcache.report.comparison import Comparison
 from fedcache.report.comparison_output import caption, differences, sentences, values
 from fedcache.report.drawing import check_file
 from fedcache.report.find_runs import gather, need_finished
-from fedcache.store.outputs import write_output
+from fedcache.store.sealed import write_output
 
 FORMATS = ("table", "markdown", "latex")
 ENDINGS = {".md": "markdown", ".tex": "latex"}

@@ -9,14 +9,13 @@ import typer
 
 from fedcache.commands.options import Given, bare, command, flags_of, pick
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
-from fedcache.config import ExtractConfig, Home
+from fedcache.config import ExtractConfig, Home, option_name
 from fedcache.errors import Exit, MachineError, shell_word
 from fedcache.extract.datasets import FILES, Context, holds_of, open_dataset
 from fedcache.extract.datasets.columns import with_keys
 from fedcache.extract.datasets.listing import info, known, pull
 from fedcache.extract.datasets.papers import check, full_spec
 from fedcache.extract.planning.plan import memory_of, roots_of
-from fedcache.option_info import option_name
 from fedcache.progress import told_as
 
 datasets = typer.Typer(

@@ -16,11 +16,10 @@ from typing import Any
 
 from fedcache.commands.options import ConfigFile, command
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
-from fedcache.config import SECTIONS, Home, read_file, resolve, to_table
+from fedcache.config import SECTIONS, Home, OptionInfo, read_file, resolve, to_table
 from fedcache.errors import Exit, shell_word
 from fedcache.extract.backbones.backbone import library_caches
 from fedcache.extract.device import cores, resolve_device
-from fedcache.option_info import OptionInfo
 
 ROOM = 1 << 30
 """Free bytes below which the home is too full to work with: a store of 60,000 images is a tenth of it."""

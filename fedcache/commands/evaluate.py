@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.complete import complete_runs
-from fedcache.commands.options import Given, command, configured, pick, worded
+from fedcache.commands.options import Given, command, complete_runs, configured, pick, worded
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.commands.predict import check_apart, check_one_named, find_model
 from fedcache.config import ExtractConfig, Home

@@ -22,7 +22,7 @@ from fedcache.commands.options import (
     scheme_arguments,
 )
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
-from fedcache.config import ExtractConfig, Home, PartitionConfig, read_file
+from fedcache.config import CLIENTS, DATA, RESULTS, ExtractConfig, Home, PartitionConfig, read_file
 from fedcache.errors import Exit, UsageError
 from fedcache.extract.extract_dataset import extract as run
 from fedcache.extract.inputs import IMAGES, one_of
@@ -31,13 +31,11 @@ from fedcache.extract.planning.plan import quoted
 from fedcache.extract.recipe import part_read
 from fedcache.extract.result import Extraction, describe_growth
 from fedcache.federate.engines.choose import engine_of
-from fedcache.option_info import CLIENTS, DATA, RESULTS
+from fedcache.parsing import visible
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.runs.partitions import make_partition, write_shards
-from fedcache.store.manifest import QUARANTINE
-from fedcache.store.part import join_command
+from fedcache.store.manifest import QUARANTINE, join_command
 from fedcache.tables.words import counted
-from fedcache.visible_text import visible
 
 SHOWN = 10
 """Unreadable images that are named on the terminal; quarantine.jsonl names all."""

@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from fedcache.commands.complete import complete_methods
-from fedcache.commands.options import POINTS
+from fedcache.commands.options import POINTS, complete_methods
+from fedcache.config import COMPUTING, RESULTS, option
 from fedcache.grids.sampling import PRUNERS, TRIALS
-from fedcache.option_info import COMPUTING, RESULTS, option
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.complete import OF_FIELDS
 from fedcache.commands.options import (
+    OF_FIELDS,
     ConfigFile,
     Dataset,
     Given,

@@ -10,8 +10,15 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.complete import complete_runs
-from fedcache.commands.options import Given, command, configured, pick, runs_directory, worded
+from fedcache.commands.options import (
+    Given,
+    command,
+    complete_runs,
+    configured,
+    pick,
+    runs_directory,
+    worded,
+)
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import CorruptionError, Exit, UsageError

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedcache.commands.complete import complete_runs
-from fedcache.commands.options import Data, command, pairs, runs_directory
+from fedcache.commands.options import Data, command, complete_runs, pairs, runs_directory
 from fedcache.commands.output import CommandResult, TerminalObserver
 from fedcache.config import Home
 from fedcache.errors import Exit

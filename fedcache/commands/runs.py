@@ -10,14 +10,16 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.complete import (
+from fedcache.commands.options import (
+    command,
     complete_datasets,
     complete_methods,
     complete_runs,
     complete_tags,
     complete_words,
+    runs_directory,
+    split_list,
 )
-from fedcache.commands.options import command, runs_directory, split_list
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.errors import UsageError, shell_word
 from fedcache.report.describe_run import (

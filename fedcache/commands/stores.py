@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.complete import OF_FIELDS
-from fedcache.commands.options import REMOTE, Dataset, StorePlace, command, split_list
+from fedcache.commands.options import OF_FIELDS, REMOTE, Dataset, StorePlace, command, split_list
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError, UsageError, unknown
@@ -20,6 +19,7 @@ from fedcache.extract.inputs import IMAGES, held_by
 from fedcache.extract.planning.find_store import need_path, need_store
 from fedcache.extract.planning.plan import quoted
 from fedcache.extract.recipe import part_read
+from fedcache.parsing import visible
 from fedcache.report.find_runs import gather
 from fedcache.runs.garbage import DEFAULT, KINDS, find_garbage, remove
 from fedcache.runs.partitions import check_partitions
@@ -31,14 +31,12 @@ from fedcache.runs.privacy_ledger import (
     totals_of_datasets,
 )
 from fedcache.store.join import finished_arrays, rows_of_part
-from fedcache.store.manifest import QUARANTINE, VANISHED
-from fedcache.store.part import join_command, part_of
+from fedcache.store.manifest import QUARANTINE, VANISHED, join_command, part_of
 from fedcache.store.store import Store
 from fedcache.store.verify import VerifyReport
 from fedcache.store.verify import repair as repair_store
 from fedcache.store.verify import verify as verify_store
 from fedcache.tables.words import counted
-from fedcache.visible_text import visible
 
 
 @command("ls")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedcache.commands.complete import complete_methods
 from fedcache.commands.grid_options import (
     Exact,
     GridOptions,
@@ -29,6 +28,7 @@ from fedcache.commands.options import (
     SchemeArguments,
     check_methods,
     command,
+    complete_methods,
     pairs,
     partition_config,
     pick,

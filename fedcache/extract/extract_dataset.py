@@ -49,7 +49,7 @@ from fedcache.store.catalog import (
 from fedcache.store.files import make_private
 from fedcache.store.join import chunks_are_whole, finished_arrays
 from fedcache.store.journal import journals
-from fedcache.store.part import PART, StorePart, part_of
+from fedcache.store.manifest import PART, StorePart, part_of
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Samples, Store
 from fedcache.tables.roles import need_labels

@@ -27,8 +27,7 @@ from fedcache.extract.planning.plan import (
 from fedcache.extract.workers.local import ExtractionStats
 from fedcache.progress import Observer
 from fedcache.store.join import finished_arrays, rows_of_part
-from fedcache.store.manifest import VANISHED
-from fedcache.store.part import StorePart, part_of
+from fedcache.store.manifest import VANISHED, StorePart, part_of
 from fedcache.store.store import Store
 from fedcache.tables.words import counted
 

@@ -19,7 +19,7 @@ from fedcache.extract.backbones.table import lookup
 from fedcache.federate.methods import find_method
 from fedcache.federate.partition.partition import SCHEMES
 from fedcache.federate.trust.attacks import parse_attack
-from fedcache.federate.trust.policy import NO_ATTACK
+from fedcache.federate.trust.pipeline import NO_ATTACK
 from fedcache.federate.trust.robust_rules import parse_rule
 from fedcache.runs.spec import TIMING_OPTIONS, TRUST_OPTIONS, parse_participation
 from fedcache.store.own_names import PREFIXES

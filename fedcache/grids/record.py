@@ -15,8 +15,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedcache.config import option_name, option_value
 from fedcache.errors import CorruptionError, shell_word
-from fedcache.option_info import option_name, option_value
 from fedcache.store.files import digest_of, make_private
 from fedcache.store.lock import this_process
 from fedcache.store.sealed import SealedLines, first_of, read_sealed_lines, write_sealed_lines

@@ -33,7 +33,6 @@ from fedcache.progress import EachOnce, Observer, Silent
 from fedcache.runs.directory import DamagedRunError
 from fedcache.runs.events import GridPosition, OnRound, replay_stored, with_hooks
 from fedcache.runs.features import RunInputs
-from fedcache.runs.forecast import forecast_programs, forecast_run
 from fedcache.runs.loop import (
     PreparedPoint,
     prepare_run,
@@ -45,7 +44,7 @@ from fedcache.runs.loop import (
 from fedcache.runs.privacy_ledger import LEDGER
 from fedcache.runs.row_sources import InputCache, Preparation
 from fedcache.runs.run import Run
-from fedcache.runs.run_models import KeptModels
+from fedcache.runs.run_models import KeptModels, forecast_programs, forecast_run
 from fedcache.runs.score import choice_value, has_validation
 from fedcache.runs.spec import check_config
 from fedcache.store.files import sha256_hex

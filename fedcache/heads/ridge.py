@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fedcache.errors import FedcacheError, FederatedRunError
-from fedcache.heads.linear import Tree
-from fedcache.heads.products import onednn_works, times_transposed
+from fedcache.heads.linear import Tree, onednn_works, times_transposed
 
 BLOCKS = 8
 NARROWEST = 64

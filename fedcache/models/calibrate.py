@@ -26,12 +26,10 @@ import torch
 from numpy.typing import NDArray
 
 from fedcache.errors import FederatedRunError, UsageError
-from fedcache.federate.engine.deployed import DeployedModel
 from fedcache.federate.engine.evaluate import BLOCK
-from fedcache.federate.engine.outcome import TrainingOutput
+from fedcache.federate.engine.outcome import DeployedModel, TrainingOutput
 from fedcache.federate.engine.run import TrainingRun, run
-from fedcache.federate.partition.client_table import ClientTable, names_of
-from fedcache.federate.partition.row_lists import RowLists
+from fedcache.federate.partition.client_table import ClientTable, RowLists, names_of
 from fedcache.federate.partition.validation import hold_out
 from fedcache.models.evaluate import COLDEST, HOTTEST, MOST_KEPT
 

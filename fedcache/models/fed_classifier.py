@@ -27,7 +27,7 @@ from fedcache.federate.partition.scheme import Streams, make_pool
 from fedcache.models.calibrate import temperature_of
 from fedcache.models.predictor import Predictor, check_temperature
 from fedcache.models.saved_model import ModelFacts, SavedModel, collect, in_double
-from fedcache.torch_state import usual_torch_state
+from fedcache.process import usual_torch_state
 
 Labels = NDArray[Any]
 DTYPES = ("float32", "float64")

@@ -25,9 +25,8 @@ from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import AS_BYTES, SavedModel, first_names
 from fedcache.models.sources import named_predictions, predict_images, reads_of_model
 from fedcache.notebooks import html_facts
-from fedcache.process import Stop
+from fedcache.process import Stop, usual_torch_state
 from fedcache.progress import Observer, Silent
-from fedcache.torch_state import usual_torch_state
 
 Features = Any
 """Float features [N, D], with several backbones concatenated or as one array each; or, for a method that trains on

@@ -20,11 +20,10 @@ from torch import Tensor
 
 from fedcache.errors import FederatedRunError, StoreError, UsageError
 from fedcache.federate.engine.client_data import FrozenEncoders, cut_out, stack_clients
-from fedcache.federate.engine.context import Ctx
-from fedcache.federate.engine.deployed import DeployedModel, missing_rows, no_training_rows
+from fedcache.federate.engine.context import Ctx, check_views
 from fedcache.federate.engine.local_training import batch_sizes
 from fedcache.federate.engine.method import Method, keep_down, less_training_state
-from fedcache.federate.engine.views import check_views
+from fedcache.federate.engine.outcome import DeployedModel, missing_rows, no_training_rows
 from fedcache.federate.trust.update_validation import all_bounded
 from fedcache.models.client_stacks import PREFIX, ClientTensors
 from fedcache.models.saved_model import SavedModel, client_tensors, owned

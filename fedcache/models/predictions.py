@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from fedcache.errors import UsageError, unknown
 from fedcache.optional import need_arrow
-from fedcache.store.outputs import output_file
-from fedcache.visible_text import escape_json, sheet_cell
+from fedcache.parsing import escape_json, sheet_cell
+from fedcache.store.sealed import output_file
 
 FORMATS = (".csv", ".jsonl", ".parquet")
 ROW_GROUP = 1 << 16

@@ -22,14 +22,14 @@ from fedcache.extract.embed_images import locate_recipe
 from fedcache.extract.planning.find_store import more_features
 from fedcache.extract.recipe import OF_VIEWS, Recipe
 from fedcache.federate.engine.client_data import FrozenEncoders
-from fedcache.federate.engine.deployed import DeployedModel
 from fedcache.federate.engine.evaluate import BLOCK
 from fedcache.federate.engine.method import Method
+from fedcache.federate.engine.outcome import DeployedModel
 from fedcache.models.check_facts import COLDEST, HOTTEST, check_finite, refused
 from fedcache.models.saved_model import SavedModel
+from fedcache.process import usual_torch_state
 from fedcache.store.own_names import MODULE
 from fedcache.store.store import Store
-from fedcache.torch_state import usual_torch_state
 
 Rows = NDArray[Any]
 SHOWN = 20

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.config import DATASET
+from fedcache.config import DATASET, option
 from fedcache.errors import (
     CorruptionError,
     FedcacheError,
@@ -37,18 +37,15 @@ from fedcache.errors import (
 from fedcache.extract.recipe import Recipe
 from fedcache.federate.engine.client_data import Data, FrozenEncoders, Scaling, prepare_features
 from fedcache.federate.engine.context import SERVER, ClientRng, Ctx, RunConstants
-from fedcache.federate.engine.deployed import DeployedModel, no_training_rows
 from fedcache.federate.engine.method import ClientOverrides, Method
-from fedcache.federate.engine.outcome import TrainingOutput
+from fedcache.federate.engine.outcome import DeployedModel, TrainingOutput, no_training_rows
 from fedcache.federate.methods import METHODS, NAMES, find_method
 from fedcache.heads.linear import Tree
 from fedcache.models.check_facts import check_facts, check_format, check_tensors, refused, type_of
 from fedcache.models.client_stacks import ClientStacks, ClientTensors, of_format_1
-from fedcache.option_info import option
 from fedcache.optional import reason
 from fedcache.store.files import explain_disk_errors
-from fedcache.store.outputs import write_output
-from fedcache.store.sealed import is_sealed, read_sealed, sealed_bytes
+from fedcache.store.sealed import is_sealed, read_sealed, sealed_bytes, write_output
 
 FORMAT = 2
 """Files of format 1 are read too; their tensors have other names (``client_stacks.of_format_1``)."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedcache.errors import FedcacheError, shell_word
 from fedcache.report.drawing import percent
-from fedcache.runs.method_facts import usual_settings
+from fedcache.runs.identity import usual_settings
 from fedcache.runs.score import at_chance
 
 HALF_A_POINT = 0.005

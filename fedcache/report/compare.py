@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import FedcacheError, UsageError, unknown
+from fedcache.parsing import visible
 from fedcache.report import comparison_output
 from fedcache.report.comparison import (
     Comparison,
@@ -37,7 +38,6 @@ from fedcache.report.run_groups import (
 )
 from fedcache.report.statistics import TESTS
 from fedcache.runs.run import Run
-from fedcache.visible_text import visible
 
 PAIRS = ("best", "all")
 LOWEST = 0.5

@@ -41,8 +41,8 @@ from fedcache.report.statistics import (
     p_value,
     ranking,
 )
-from fedcache.runs.method_facts import draws_nothing
-from fedcache.runs.result_files import ClientColumns, TestRows
+from fedcache.runs.identity import draws_nothing
+from fedcache.runs.results import ClientColumns, TestRows
 from fedcache.runs.score import (
     BY_VALIDATION,
     DIGITS,

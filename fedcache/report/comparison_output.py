@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import UsageError
+from fedcache.parsing import visible
 from fedcache.report.comparison import ROW_TESTS, SCORE_WORDS, Comparison, Treatment, compact
 from fedcache.report.drawing import plain, write_drawing
 from fedcache.report.run_groups import HELD_OUT
 from fedcache.report.statistics import Ranking, constant, interval_words
-from fedcache.visible_text import visible
 
 TEST_NAMES = {"wilcoxon": "Wilcoxon's signed-rank test", "ttest": "t-test"}
 DAGGER = "†"

@@ -23,7 +23,7 @@ from fedcache.report.find_runs import (
 )
 from fedcache.report.run_groups import HeldOutGroup, held_out_groups, merge_seeds
 from fedcache.runs.directory import PLACES, bytes_of_models, is_running, tags_of, train_table
-from fedcache.runs.method_facts import usual_preset, usual_run, usual_settings
+from fedcache.runs.identity import usual_preset, usual_run, usual_settings
 from fedcache.runs.score import SCORES, score_of, values_held_out
 
 FINISHED = "finished"

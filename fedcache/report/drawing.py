@@ -22,8 +22,8 @@ from xml.etree import ElementTree
 
 from fedcache.errors import UsageError, closest
 from fedcache.optional import needed_library
-from fedcache.store.outputs import write_output
-from fedcache.visible_text import visible
+from fedcache.parsing import visible
+from fedcache.store.sealed import write_output
 
 SVG = "http://www.w3.org/2000/svg"
 XLINK = "http://www.w3.org/1999/xlink"

@@ -15,6 +15,7 @@ import numpy as np
 from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.models.evaluate import BINS, ClassMeasures, RightRows, RunEvaluation
+from fedcache.parsing import sheet_cell
 from fedcache.progress import Observer, Silent
 from fedcache.report.drawing import (
     MUTED,
@@ -30,8 +31,7 @@ from fedcache.report.drawing import (
 )
 from fedcache.report.figure_runs import confusion_matrix
 from fedcache.report.render import Column, Gallery, HtmlCell, Section, gallery, lost_of, render_page
-from fedcache.store.outputs import write_output
-from fedcache.visible_text import sheet_cell
+from fedcache.store.sealed import write_output
 
 ENDINGS = (".html", ".csv", ".json")
 MOST_DRAWN = 6

@@ -61,7 +61,7 @@ from fedcache.runs.score import (
     score_of,
     validation_value,
 )
-from fedcache.store.outputs import write_output
+from fedcache.store.sealed import write_output
 from fedcache.tables.words import counted, some_names
 
 

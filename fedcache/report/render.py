@@ -18,10 +18,10 @@ from PIL import Image
 
 import fedcache
 from fedcache.extract.planning.find_images import ImagePlaces, read_images
+from fedcache.parsing import sheet_cell, visible
 from fedcache.report.drawing import Plot, percent
 from fedcache.report.verdict import Verdict
 from fedcache.store.store import Store
-from fedcache.visible_text import sheet_cell, visible
 
 if TYPE_CHECKING:
     import jinja2

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.config import TrainConfig
+from fedcache.config import TrainConfig, option_value
 from fedcache.errors import FedcacheError
 from fedcache.federate.partition.partition import Columns, Partition
-from fedcache.option_info import option_value
 from fedcache.report.find_runs import StoredRun
 from fedcache.runs.directory import train_table
-from fedcache.runs.method_facts import usual_preset, usual_settings
+from fedcache.runs.identity import usual_preset, usual_settings
 from fedcache.runs.origin import store_behind
 from fedcache.runs.partitions import columns_of, load_partition
 from fedcache.store.manifest import PARTITION_SUFFIXES

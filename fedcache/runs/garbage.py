@@ -28,7 +28,7 @@ from fedcache.store.catalog import (
 )
 from fedcache.store.lock import is_alive
 from fedcache.store.mirror import FOLDER, idle_mirrors
-from fedcache.store.outputs import leftover_outputs
+from fedcache.store.sealed import leftover_outputs
 
 IDLE_DAYS = 7.0
 """Days without a change after which a run without a result counts as given up."""

@@ -41,7 +41,6 @@ from fedcache.progress import Observer, Silent
 from fedcache.runs.directory import DamagedRunError, RunDirectory, measured_of, owning
 from fedcache.runs.events import ALONE, GridPosition, OnRound, RunEvents, replay_stored, with_hooks
 from fedcache.runs.features import RunInputs
-from fedcache.runs.forecast import forecast_run, training_run
 from fedcache.runs.identity import Identity, code_of, code_with_plugins
 from fedcache.runs.origin import check_text
 from fedcache.runs.partitions import pinned_name
@@ -55,9 +54,9 @@ from fedcache.runs.privacy_ledger import (
     record_release,
     reported_rounds,
 )
-from fedcache.runs.result_files import check_recordable
 from fedcache.runs.results import (
     SeedResult,
+    check_recordable,
     files_of_clients,
     partition_facts,
     partition_section,
@@ -73,7 +72,15 @@ from fedcache.runs.row_sources import (
     training_device,
 )
 from fedcache.runs.run import Run
-from fedcache.runs.run_models import KeptModels, drop, save_seed, seal, whole_seed
+from fedcache.runs.run_models import (
+    KeptModels,
+    drop,
+    forecast_run,
+    save_seed,
+    seal,
+    training_run,
+    whole_seed,
+)
 from fedcache.runs.score import values_held_out
 from fedcache.runs.spec import (
     ResolvedRun,

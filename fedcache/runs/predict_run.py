@@ -40,18 +40,17 @@ from fedcache.models.sources import (
     rows_of_split,
 )
 from fedcache.notebooks import percent
-from fedcache.process import Stop
+from fedcache.process import Stop, usual_torch_state
 from fedcache.progress import Observer, Silent
 from fedcache.runs.directory import command_saving, read_result
 from fedcache.runs.identity import code_digest
 from fedcache.runs.privacy_ledger import is_private
-from fedcache.runs.result_files import client_columns
+from fedcache.runs.results import client_columns
 from fedcache.runs.run_models import load_seed, seeds_of
 from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store
 from fedcache.tables.embeddings import open_embeddings
 from fedcache.tables.words import some_names
-from fedcache.torch_state import usual_torch_state
 
 
 def open_predictor(

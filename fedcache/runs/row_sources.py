@@ -22,9 +22,13 @@ from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import ClientOverrides, Method
 from fedcache.federate.execution.memory_estimate import free_memory
 from fedcache.federate.methods import wants_encoders
-from fedcache.federate.partition.client_table import ClientTable, Validation, all_train_rows
+from fedcache.federate.partition.client_table import (
+    ClientTable,
+    RowLists,
+    Validation,
+    all_train_rows,
+)
 from fedcache.federate.partition.partition import Client, Partition
-from fedcache.federate.partition.row_lists import RowLists
 from fedcache.process import Stop
 from fedcache.progress import Observer
 from fedcache.runs.features import (

@@ -27,7 +27,7 @@ from fedcache.federate.engine.simulated_time import (
 from fedcache.federate.execution.choose import executors
 from fedcache.federate.partition.scheme import option_names
 from fedcache.federate.trust.attacks import parse_attack
-from fedcache.federate.trust.policy import NO_ATTACK, TrustPolicy, parse_policy
+from fedcache.federate.trust.pipeline import NO_ATTACK, TrustPolicy, parse_policy
 from fedcache.federate.trust.privacy import DELTA, parse_allowed, parse_privacy
 from fedcache.federate.trust.robust_rules import parse_rule
 from fedcache.parsing import seeds_text

@@ -18,7 +18,6 @@ from fedcache.errors import CorruptionError, FedcacheError, StoreError, shell_wo
 from fedcache.progress import Observer
 from fedcache.store.chunks import chunk_path, read_checked
 from fedcache.store.files import digest_of
-from fedcache.store.groups import group_digests
 from fedcache.store.journal import (
     Journal,
     header_differences,
@@ -26,8 +25,8 @@ from fedcache.store.journal import (
     journals,
     read_journal,
 )
-from fedcache.store.manifest import ArrayInfo, journal_header, read_text
-from fedcache.store.part import PART, StorePart, part_of
+from fedcache.store.manifest import PART, ArrayInfo, StorePart, journal_header, part_of, read_text
+from fedcache.store.samples import group_digests
 from fedcache.store.store import ArrayWriter, Store, put_groups
 
 

@@ -10,27 +10,37 @@ the caller forgets it, says so where that costs time, or refuses to go on where 
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
+import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+from fedcache.config import Home
 from fedcache.errors import CorruptionError
 from fedcache.store.files import (
+    Buffer,
     append_line,
     canonical_json,
+    make_private,
     parse_signed,
     read_whole,
     sha256_hex,
+    size_of,
     to_signed,
     write_atomic,
+    written_unnamed,
 )
+from fedcache.store.lock import is_alive, writer_of
 
 if TYPE_CHECKING:
     from torch import Tensor
+
 
 TENSORS = ".safetensors"
 SEAL = "seal"
@@ -262,3 +272,67 @@ def _read(path: Path) -> bytes:
         return read_whole(path)
     except FileNotFoundError:
         return b""
+
+
+NOTES = "outputs"
+"""Folder of the home: one note for each file that is being written outside."""
+
+WHAT = {"kind": "file that is being written"}
+
+
+@contextmanager
+def output_file(path: Path, needed: int = 0) -> Iterator[BinaryIO]:
+    """A file to write that takes the place of ``path`` when the block ends, as ``written_unnamed``.
+
+    Args:
+        path: of the file.
+        needed: bytes that will be written, for the message of a full disk; 0 where that is not known.
+    """
+    with _noted(path), written_unnamed(path, needed) as file:
+        yield file
+
+
+def write_output(path: Path, *parts: Buffer) -> None:
+    """Replace ``path`` by the concatenated parts, as ``output_file``."""
+    with output_file(path, size_of(parts)) as file:
+        for part in parts:
+            file.write(part)
+
+
+def leftover_outputs(home: Home) -> Iterator[Path]:
+    """Temporary files of killed processes that were writing outputs, and the notes of these."""
+    for note in sorted((home.root / NOTES).glob("*.json")):
+        try:
+            found = read_sealed(note, WHAT)
+        except CorruptionError:
+            yield note
+            continue
+        if found is None or is_alive(int(found.content["pid"])):
+            continue
+        yield from _partials(Path(found.content["path"]), str(found.content["pid"]))
+        yield note
+
+
+@contextmanager
+def _noted(path: Path) -> Iterator[None]:
+    """Remove what killed processes left of an output, and note in the home that it is being written now."""
+    home = Home.from_environment()
+    for left in _partials(path, "*"):
+        with suppress(OSError):
+            if not is_alive(writer_of(left)):
+                left.unlink(missing_ok=True)
+    note = home.root / NOTES / f"{os.getpid()}-{os.urandom(4).hex()}.json"
+    if home.root.is_dir():
+        with suppress(OSError):
+            make_private(note.parent)
+            write_sealed(note, WHAT, {"path": str(path.absolute()), "pid": os.getpid()})
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            note.unlink(missing_ok=True)
+
+
+def _partials(path: Path, pid: str) -> list[Path]:
+    """Temporary files of an output, of the process of that number or, for ``*``, of any."""
+    return sorted(path.parent.glob(f".{glob.escape(path.name)}.{pid}-{'[0-9a-f]' * 8}.partial"))

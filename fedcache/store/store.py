@@ -23,10 +23,10 @@ from fedcache.progress import Observer, Silent
 from fedcache.store.chunks import make_directories
 from fedcache.store.content import Content, arrange_arrays
 from fedcache.store.files import Buffer, sha256_hex, write_atomic
-from fedcache.store.groups import FOLDER, group_names, parts_of, place_of, read_group
 from fedcache.store.journal import journal_path, read_journal, unfinished_arrays
 from fedcache.store.lock import hold_lock, lock_manifest
 from fedcache.store.manifest import (
+    PART,
     VANISHED,
     ArrayInfo,
     Manifest,
@@ -36,8 +36,10 @@ from fedcache.store.manifest import (
     find_text,
     forgotten_arrays,
     is_written,
+    no_store,
     no_text_features,
     nothing_is_added,
+    part_of,
     partition_parts,
     partition_words,
     read_manifest,
@@ -49,12 +51,16 @@ from fedcache.store.manifest import (
     write_text,
 )
 from fedcache.store.mirror import local_place, origin_of
-from fedcache.store.part import PART, no_store, part_of
 from fedcache.store.reader import Reader, open_reader
 from fedcache.store.samples import (
+    FOLDER,
     INGESTED,
     Samples,
+    group_names,
+    parts_of,
+    place_of,
     read_column,
+    read_group,
     read_samples,
     samples_frame,
     select_rows,

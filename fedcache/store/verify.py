@@ -27,6 +27,7 @@ from fedcache.store.manifest import (
     Manifest,
     chunk_files,
     journal_header,
+    part_of,
     read_history,
     read_manifest,
     read_quarantine,
@@ -38,7 +39,6 @@ from fedcache.store.mirror import (
     published_manifest,
     small_chunks,
 )
-from fedcache.store.part import part_of
 from fedcache.store.store import Store
 from fedcache.store.writer import sidecars_of
 

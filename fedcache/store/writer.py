@@ -37,18 +37,19 @@ from fedcache.store.lock import hold_lock, is_alive, lock_manifest, writer_of
 from fedcache.store.manifest import (
     COLUMNS,
     FORMAT,
+    PART,
     ArrayInfo,
     Manifest,
     column_shape,
     commit_of,
     journal_header,
     nothing_is_added,
+    part_of,
     read_manifest,
     read_quarantine,
     replace_sidecars,
     was_store,
 )
-from fedcache.store.part import PART, part_of
 from fedcache.store.samples import Samples
 
 AXES = {2: ("feature",), 3: ("view", "feature"), 5: ("view", "height", "width", "channel")}

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcache.config import DATA, option
 from fedcache.errors import FedcacheError, UsageError, shell_word, unknown
-from fedcache.option_info import DATA, option
 from fedcache.parsing import in_a_list
 from fedcache.tables.groups import Group, differs_in_every_row, usable_group_name
 from fedcache.tables.labels import (

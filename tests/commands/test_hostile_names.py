@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pictures import picture
 
 from fedcache.models.predictions import Prediction, write_predictions
-from fedcache.visible_text import escape_json, sheet_cell, visible
+from fedcache.parsing import escape_json, sheet_cell, visible
 
 TITLE, CLEAR, BIDI, FORMULA = "\x1b]0;owned\x07", "\x1b[2J", "txt\u202egpj", "=1+1"
 CLASSES = (f"a{TITLE}", f"b{CLEAR}\x9b2J", BIDI, FORMULA, "[red]e\u2066\u2028", "two\nlines")

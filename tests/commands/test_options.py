@@ -10,8 +10,7 @@ from command import fedcache, ok
 
 from fedcache import cli
 from fedcache.commands.options import RunOptions, SchemeArguments
-from fedcache.config import SECTIONS, PartitionConfig, TrainConfig
-from fedcache.option_info import option_name
+from fedcache.config import SECTIONS, PartitionConfig, TrainConfig, option_name
 
 COMMANDS: Any = typer.main.get_command(cli.app)
 TRAIN = "--method fedavg --scheme iid --clients 3 --participation all --rounds 1"

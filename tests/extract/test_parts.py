@@ -21,7 +21,7 @@ from fedcache.extract.planning.parts import parse_part
 from fedcache.process import Stop
 from fedcache.progress import Silent
 from fedcache.store.join import finished_arrays, rows_of_part
-from fedcache.store.part import StorePart
+from fedcache.store.manifest import StorePart
 from fedcache.store.store import Store
 from fedcache.store.writer import ArrayWriter
 

@@ -38,7 +38,7 @@ from fedcache.extract.planning.plan import (
 )
 from fedcache.extract.recipe import Recipe
 from fedcache.progress import Silent
-from fedcache.store.part import StorePart
+from fedcache.store.manifest import StorePart
 from fedcache.store.samples import Samples
 
 

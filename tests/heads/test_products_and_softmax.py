@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from fedcache.heads import products
 from fedcache.heads.linear import affine
+from fedcache.heads.losses import log_softmax, softmax
 from fedcache.heads.projection import unit
-from fedcache.heads.softmax import log_softmax, softmax
 
 BIG = {"rows": 40, "width": 700, "classes": 64}
 """1.8 million multiplications: enough for oneDNN."""

@@ -21,9 +21,8 @@ from fedcache import FedClassifier
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.run import TrainingRun, run
 from fedcache.federate.methods import METHODS
-from fedcache.federate.partition.client_table import ClientTable, Validation
-from fedcache.federate.partition.row_lists import RowLists
-from fedcache.federate.trust.policy import parse_policy
+from fedcache.federate.partition.client_table import ClientTable, RowLists, Validation
+from fedcache.federate.trust.pipeline import parse_policy
 from fedcache.federate.trust.privacy import Privacy
 from fedcache.models.calibrate import consistent_temperature, temperature_of
 from fedcache.models.evaluate import bin_sums, calibration_error, fit_temperature

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedcache.federate.engine.simulated_time import TimingRule
-from fedcache.federate.partition.row_lists import NumberedNames
+from fedcache.federate.partition.client_table import NumberedNames
 from fedcache.runs import results
 from fedcache.runs.results import SeedResult, columns_of_seeds, mean_std
 

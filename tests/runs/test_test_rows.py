@@ -20,8 +20,7 @@ from fedcache.federate.partition.client_table import Client, ClientTable
 from fedcache.runs import result_files
 from fedcache.runs import results as counting
 from fedcache.runs.directory import file_digest, read_result
-from fedcache.runs.result_files import ROWS_FILE, TestRows, rows_file
-from fedcache.runs.results import count_test_rows
+from fedcache.runs.results import ROWS_FILE, TestRows, count_test_rows, rows_file
 
 ROWS = 12
 

@@ -44,12 +44,11 @@ from fedcache.store.catalog import (
     place_of_content,
     resolve_path,
 )
-from fedcache.store.groups import group_digests
 from fedcache.store.journal import journals
+from fedcache.store.manifest import part_of
 from fedcache.store.mirror import local_place
 from fedcache.store.own_names import bare_name
-from fedcache.store.part import part_of
-from fedcache.store.samples import INGESTED
+from fedcache.store.samples import INGESTED, group_digests
 from fedcache.store.store import Store, replace_groups
 from fedcache.tables.groups import Group
 

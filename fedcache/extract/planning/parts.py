@@ -15,7 +15,7 @@ from fedcache.progress import Observer
 from fedcache.store.catalog import place_of_content, remember_last, resolve_path
 from fedcache.store.files import make_private
 from fedcache.store.join import join_parts, open_parts
-from fedcache.store.part import PLACE, StorePart
+from fedcache.store.manifest import PLACE, StorePart
 from fedcache.store.store import Store
 
 SLURM = "SLURM_ARRAY_TASK_ID"

@@ -12,11 +12,12 @@ purpose; ``generators`` seeds many at once, since numpy's ``SeedSequence`` spend
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import permutations
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +25,58 @@ import torch
 from numpy.random.bit_generator import ISeedSequence
 from torch import Tensor
 
-from fedcache.federate.engine.client_data import FrozenEncoders, with_axes
+from fedcache.errors import StoreError
+from fedcache.federate.engine.client_data import ClientData, FrozenEncoders, with_axes
 from fedcache.federate.engine.hyperparameters import Hp, Value
-from fedcache.federate.execution.cache import LruCache
 from fedcache.heads.linear import Tree
+
+T = TypeVar("T")
+
+MEMO_BYTES = 64 << 20
+"""Kept by one memory; the longest unused goes first."""
+
+POOLED = 4
+"""Pooled uploads that are kept, the latest used: a Gram matrix of 4,096 features is 64 MB."""
+
+
+class SameObject:
+    """A key that is equal for one object alone. It holds the object, so that no other can take its place in memory."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SameObject) and other.value is self.value
+
+
+class LruCache:
+    """Values by key, within a number of bytes. They are shared: whoever gets one must not write into it."""
+
+    def __init__(self, budget: int = MEMO_BYTES) -> None:
+        self.budget = budget
+        self.nbytes = 0
+        self._kept: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], T], size: Callable[[T], int]) -> T:
+        """The value of ``key``, made if it is not there; ``size`` returns its bytes. Too large values are not kept."""
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            value: T = self._kept[key][0]
+            return value
+        made = make()
+        if (size_of := size(made)) <= self.budget:
+            self._kept[key] = (made, size_of)
+            self.nbytes += size_of
+        # the longest unused first
+        while self.nbytes > self.budget:
+            self.nbytes -= self._kept.popitem(last=False)[1][1]
+        return made
+
 
 Words = npt.NDArray[np.uint32]
 
@@ -395,3 +444,46 @@ def own(tree: Tree, ctx: Ctx) -> Tree:
         k: t.expand((*ctx.lead, *t.shape[core:])).clone(memory_format=order)
         for k, t in tree.items()
     }
+
+
+def training_views(
+    data: ClientData, ctx: Ctx, epoch: int, purpose: str = "batch"
+) -> tuple[int | Tensor, ...]:
+    """The view of each row by ``train_view``: the plain image, or an augmentation drawn for this epoch."""
+    if ctx.hp.get("train_view", "center") == "center":
+        return (0,)
+    stream = "views"
+    if purpose != "batch":
+        stream = f"views {purpose}"
+    return drawn_views(data, ctx, epoch, 1, stream)
+
+
+def check_views(hp: Hp, views: int) -> None:
+    """Refuse hyperparameters that read augmentations if only one view is stored. Raises StoreError."""
+    for name in ("train_view", "proto_view"):
+        if hp.get(name) == "aug" and views == 1:
+            raise StoreError(
+                f"{name}=aug trains on stored augmentations, but the features hold 1 view.",
+                f"Extract some, for example fedcache extract --views 4, or --set {name}=center.",
+            )
+
+
+def drawn_views(
+    data: ClientData, ctx: Ctx, epoch: int, count: int, purpose: str = "views"
+) -> tuple[int | Tensor, ...]:
+    """Which stored augmentation (views 1 .. V-1; view 0 is the plain image) each row shows this epoch.
+
+    ``count`` is 1, or 2 for a pair of different views where three or more are stored; each is [*lead, R] drawn per row,
+    or 0 where nothing but the plain image is stored. ``purpose`` names the stream of draws.
+    """
+    V = data.x.shape[1]
+    if V <= 2:
+        if V == 2:
+            return tuple(range(V - 1, V - 1 - count, -1))
+        return (0,) * count
+    first = ctx.rng.each(purpose, lambda g, i: g.integers(1, V, data.n[i]), epoch)
+    if count == 1:
+        return (first,)
+    # 1 to V - 2 views further, going round among the V - 1 augmentations: never the same view twice.
+    skip = ctx.rng.each(f"{purpose}2", lambda g, i: g.integers(1, max(V - 1, 2), data.n[i]), epoch)
+    return first, 1 + (first - 1 + skip) % (V - 1)

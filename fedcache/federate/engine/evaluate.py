@@ -11,14 +11,18 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.engine.client_data import Data, stack_clients
-from fedcache.federate.engine.deployed import DeployedModel
+from fedcache.federate.engine.context import LruCache
 from fedcache.federate.engine.method import keep_down
-from fedcache.federate.engine.outcome import MOST_CONFUSED, Evaluation, confusion, macro_f1
+from fedcache.federate.engine.outcome import (
+    MOST_CONFUSED,
+    DeployedModel,
+    Evaluation,
+    confusion,
+    macro_f1,
+)
 from fedcache.federate.engine.run_state import RunState
-from fedcache.federate.execution.cache import LruCache
-from fedcache.federate.execution.tensor_blocks import same_outline
-from fedcache.federate.partition.client_table import ClientRows, ClientTable
-from fedcache.federate.partition.row_lists import RowLists
+from fedcache.federate.execution.gram_states import same_outline
+from fedcache.federate.partition.client_table import ClientRows, ClientTable, RowLists
 from fedcache.heads.linear import Tree
 
 # Accuracy over all test rows of all clients together, one definition for all methods (D-89).

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedcache.errors import FedcacheError, FederatedRunError, InternalError, UsageError
 from fedcache.federate.engine.client_data import Data
-from fedcache.federate.engine.deployed import DeployedModel
+from fedcache.federate.engine.context import LruCache
 from fedcache.federate.engine.evaluate import (
     deployed_model,
     has_model,
@@ -27,6 +27,7 @@ from fedcache.federate.engine.evaluate import (
 from fedcache.federate.engine.hyperparameters import Value, has_batchnorm
 from fedcache.federate.engine.method import ClientOverrides, Method
 from fedcache.federate.engine.outcome import (
+    DeployedModel,
     Evaluation,
     RoundRecord,
     Snapshot,
@@ -37,7 +38,6 @@ from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engine.sampling import UNIFORM, SamplingRule
 from fedcache.federate.engine.simulated_time import TimedRun, TimingRule
 from fedcache.federate.engine.snapshots import resume_job, snapshot_of
-from fedcache.federate.execution.cache import LruCache
 from fedcache.federate.execution.choose import choose, find_executor
 from fedcache.federate.execution.executor import Executor, timed_round
 from fedcache.federate.execution.grid_batch import GridBatch, GridCache
@@ -50,10 +50,9 @@ from fedcache.federate.execution.memory_estimate import (
     states_in_file,
 )
 from fedcache.federate.execution.state_table import StateTable
-from fedcache.federate.partition.client_table import ClientRows, names_of
-from fedcache.federate.partition.row_lists import NumberedNames
-from fedcache.federate.trust.policy import TrustPolicy
-from fedcache.torch_state import usual_torch_state
+from fedcache.federate.partition.client_table import ClientRows, NumberedNames, names_of
+from fedcache.federate.trust.pipeline import TrustPolicy
+from fedcache.process import usual_torch_state
 
 OnRound = Callable[[int, int, dict[str, Any], dict[str, Any], Callable[[], Snapshot]], None]
 """(point of the grid, round, metrics, traffic of the round, snapshot); points count from 0, rounds from 1.

@@ -29,33 +29,39 @@ from fedcache.federate.engine.client_data import (
     stack_clients,
     take_rows,
 )
-from fedcache.federate.engine.context import SERVER, ClientRng, Ctx, RunConstants
+from fedcache.federate.engine.context import (
+    SERVER,
+    ClientRng,
+    Ctx,
+    LruCache,
+    RunConstants,
+    SameObject,
+    check_views,
+)
 from fedcache.federate.engine.hyperparameters import Hp, has_batchnorm
 from fedcache.federate.engine.local_training import batch_sizes
 from fedcache.federate.engine.method import ClientOverrides, Method, Uploads, check_mixed
 from fedcache.federate.engine.outcome import RoundTraffic, Traffic, itemsize
 from fedcache.federate.engine.sampling import UNIFORM, ClientSampler, Participation, SamplingRule
-from fedcache.federate.engine.views import check_views
-from fedcache.federate.execution.cache import LruCache, SameObject
 from fedcache.federate.execution.gram_states import ClientStates
 from fedcache.federate.partition.client_table import (
     ClientRows,
     all_train_rows,
     names_of,
+    sorted_once,
     train_sizes,
 )
-from fedcache.federate.partition.row_lists import sorted_once
 from fedcache.federate.trust.attacks import flipped_labels
 from fedcache.federate.trust.pipeline import (
     FAR_FROM_OTHERS,
     BufferedUploads,
     RejectedUpload,
+    TrustPolicy,
     UploadPipeline,
     UploadRound,
     reduced_weights,
     weight_warnings,
 )
-from fedcache.federate.trust.policy import TrustPolicy
 from fedcache.federate.trust.privacy import PrivateDraws
 from fedcache.federate.trust.update_validation import (
     UpdateValidation,

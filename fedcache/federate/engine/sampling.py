@@ -15,9 +15,9 @@ from fedcache.config import SAMPLING
 from fedcache.errors import UsageError, unknown
 from fedcache.federate.engine.context import generator
 from fedcache.federate.engine.method import clients_per_round
-from fedcache.federate.partition.row_lists import NumberedNames, RowLists
+from fedcache.federate.partition.client_table import NumberedNames, RowLists
+from fedcache.parsing import visible
 from fedcache.store.files import file_sha256, sha256_hex
-from fedcache.visible_text import visible
 
 # Availability traces: the rounds in which each client is available.
 

@@ -32,7 +32,7 @@ from fedcache.federate.engine.sampling import (
 )
 from fedcache.federate.trust.pipeline import UploadPool
 from fedcache.heads.linear import Tree
-from fedcache.visible_text import visible
+from fedcache.parsing import visible
 
 HALF_NORMAL, EQUAL, ROWS = DURATIONS = ("half-normal", "equal", "rows")
 """Rules of durations: |N(0, 1)| each time a client begins, as in the paper's experiments; 1; as many as it has rows."""

@@ -25,13 +25,13 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.engine.client_data import ClientData
+from fedcache.federate.engine.context import SameObject
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import Snapshot, itemsize
 from fedcache.federate.execution.batched import Batched, points_together
-from fedcache.federate.execution.cache import SameObject
 from fedcache.federate.execution.gram_matrices import GramMatrices
-from fedcache.federate.execution.gram_states import KeptCoordinates, is_first, restore
+from fedcache.federate.execution.gram_states import KeptCoordinates, TensorBlocks, is_first, restore
 from fedcache.federate.execution.grid_batch import GridBatch, GridCache, Sent, split
 from fedcache.federate.execution.memory_estimate import (
     GPU_SET,
@@ -41,7 +41,6 @@ from fedcache.federate.execution.memory_estimate import (
     Load,
     free_memory,
 )
-from fedcache.federate.execution.tensor_blocks import TensorBlocks
 from fedcache.federate.trust.pipeline import UploadPipeline
 from fedcache.heads.gram import GramBasis, GramBatch, inner, outer, zeros
 from fedcache.heads.linear import Tree

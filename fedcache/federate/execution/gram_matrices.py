@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.engine.client_data import Features, take_rows
-from fedcache.federate.execution.cache import SameObject
+from fedcache.federate.engine.context import SameObject
 from fedcache.heads.gram import WIDE, GramBasis, points_first
-from fedcache.heads.products import by_onednn, each_times_transposed, times_transposed
+from fedcache.heads.linear import by_onednn, each_times_transposed, times_transposed
 
 CACHE_BYTES = 256 << 20
 """Stacked Gram matrices that are kept for the next round: with all clients in every round they come again."""

@@ -18,12 +18,11 @@ from torch import Tensor
 
 from fedcache.errors import FedcacheError
 from fedcache.federate.engine.client_data import Data
-from fedcache.federate.engine.context import Ctx
+from fedcache.federate.engine.context import POOLED, Ctx, LruCache, SameObject
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import numel
 from fedcache.federate.engine.outcome import RoundTraffic
 from fedcache.federate.engine.run_state import RunState
-from fedcache.federate.execution.cache import POOLED, LruCache, SameObject
 from fedcache.federate.execution.gram_matrices import GramMatrices
 from fedcache.federate.execution.gram_states import Chunk
 from fedcache.federate.execution.memory_estimate import ExecutionPlan

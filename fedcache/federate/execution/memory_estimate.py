@@ -18,11 +18,11 @@ import numpy as np
 import torch
 
 from fedcache.errors import MachineError
+from fedcache.federate.engine.context import MEMO_BYTES, POOLED
 from fedcache.federate.engine.local_training import GATHER_BYTES
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engine.simulated_time import TimedRun
-from fedcache.federate.execution.cache import MEMO_BYTES, POOLED
 from fedcache.federate.execution.gram_matrices import CACHE_BYTES
 from fedcache.federate.execution.gram_states import is_first
 from fedcache.federate.partition.client_table import train_sizes

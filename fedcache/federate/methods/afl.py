@@ -37,7 +37,7 @@ from fedcache.federate.methods.common import (
     Uploads,
     UploadTensor,
 )
-from fedcache.federate.methods.common.switches import FEAT_POST
+from fedcache.federate.methods.common.model import FEAT_POST
 from fedcache.heads.ridge import factored, solve, unpack
 
 

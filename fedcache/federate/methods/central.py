@@ -29,7 +29,7 @@ from fedcache.federate.methods.common import (
     affine,
     model,
 )
-from fedcache.federate.methods.common.switches import (
+from fedcache.federate.methods.common.model import (
     FEAT_POST,
     LOGIT_SCALE,
     TRAINING,

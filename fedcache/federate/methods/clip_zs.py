@@ -19,7 +19,7 @@ from fedcache.federate.methods.common import (
     affine,
     sends_nothing,
 )
-from fedcache.federate.methods.common.switches import FEAT_POST, declare
+from fedcache.federate.methods.common.model import FEAT_POST, declare
 
 
 def predict(_down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:

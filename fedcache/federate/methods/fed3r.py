@@ -55,7 +55,7 @@ from fedcache.federate.methods.common import (
     Uploads,
     UploadTensor,
 )
-from fedcache.federate.methods.common.switches import FEAT_POST
+from fedcache.federate.methods.common.model import FEAT_POST
 from fedcache.federate.methods.fedncm import add_up, class_rows, class_sums, predict
 from fedcache.heads.ridge import (
     LONGEST_FOURIER,

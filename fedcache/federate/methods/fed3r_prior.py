@@ -23,7 +23,7 @@ from fedcache.federate.methods.common import (
     Uploads,
     model,
 )
-from fedcache.federate.methods.common.switches import FEAT_POST, declare
+from fedcache.federate.methods.common.model import FEAT_POST, declare
 from fedcache.heads.ridge import solve, solve_spectrum, spectrum, unpack
 
 SUMS = ("gram", "class_sum")

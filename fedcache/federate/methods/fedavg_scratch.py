@@ -25,7 +25,7 @@ from fedcache.federate.methods.common import (
     simclr,
 )
 from fedcache.federate.methods.common.live_images import LIVE, ON_IMAGES, precision
-from fedcache.federate.methods.common.switches import AGG, TRAINING, declare
+from fedcache.federate.methods.common.model import AGG, TRAINING, declare
 from fedcache.heads.encoder import PROJECTION
 from fedcache.heads.linear import Tree, affine, init_linear
 from fedcache.heads.losses import cross_entropy

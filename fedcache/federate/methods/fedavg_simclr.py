@@ -8,7 +8,7 @@ and inference differently (D-37; here once). Labels are read by the probe alone.
 from __future__ import annotations
 
 from fedcache.federate.methods.common import Defaults, Method, MethodPage, server_tensors, simclr
-from fedcache.federate.methods.common.switches import AGG, declare
+from fedcache.federate.methods.common.model import AGG, declare
 
 METHOD = Method(
     name="fedavg-simclr",

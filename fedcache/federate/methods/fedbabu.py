@@ -29,7 +29,7 @@ from fedcache.federate.methods.common import (
     model,
     server_tensors,
 )
-from fedcache.federate.methods.common.switches import (
+from fedcache.federate.methods.common.model import (
     AGG,
     FEAT_POST,
     LOGIT_HEAD,

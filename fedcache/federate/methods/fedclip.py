@@ -42,7 +42,7 @@ from fedcache.federate.methods.common import (
     over,
     server_tensors,
 )
-from fedcache.federate.methods.common.switches import (
+from fedcache.federate.methods.common.model import (
     ADAM,
     AGG,
     FEAT_POST,

@@ -28,7 +28,7 @@ from torch.nn.functional import normalize
 from fedcache.federate.engine.context import RunConstants
 from fedcache.federate.methods import fedncm
 from fedcache.federate.methods.common import Ctx, Hp, HParam, MethodPage, Tree
-from fedcache.federate.methods.common.switches import FEAT_POST
+from fedcache.federate.methods.common.model import FEAT_POST
 from fedcache.federate.methods.fedncm import around_mean
 from fedcache.heads.losses import MASKED
 from fedcache.heads.ridge import solve

@@ -23,7 +23,7 @@ from torch import Tensor
 from fedcache.federate.engine.method import Uploads, UploadTensor
 from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, MethodPage, Tree, model
-from fedcache.federate.methods.common.switches import (
+from fedcache.federate.methods.common.model import (
     FEAT_POST,
     MODEL,
     TRAINING,

@@ -34,7 +34,7 @@ from fedcache.federate.engine.context import dot, is_zero, over
 from fedcache.federate.engine.local_training import ClosedForm, grads, train
 from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import ClientData, Ctx, HParam, MethodPage, Tree, model
-from fedcache.federate.methods.common.switches import (
+from fedcache.federate.methods.common.model import (
     FEAT_POST,
     MODEL,
     TRAINING,

@@ -39,7 +39,7 @@ from fedcache.federate.methods.common import (
     model,
     over,
 )
-from fedcache.federate.methods.common.switches import (
+from fedcache.federate.methods.common.model import (
     AGG,
     FEAT_POST,
     MODEL,

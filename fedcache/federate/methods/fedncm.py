@@ -28,7 +28,7 @@ from fedcache.federate.methods.common import (
     Tree,
     affine,
 )
-from fedcache.federate.methods.common.switches import FEAT_POST
+from fedcache.federate.methods.common.model import FEAT_POST
 from fedcache.heads.linear import head_around
 from fedcache.heads.losses import MASKED
 

@@ -48,8 +48,7 @@ from fedcache.federate.methods.common import (
     Tree,
     prototypes,
 )
-from fedcache.federate.methods.common.prototypes import OWN_PROTOTYPES, TAU
-from fedcache.federate.methods.common.switches import (
+from fedcache.federate.methods.common.model import (
     FEAT_POST,
     PROJECTION,
     PROTO_AGG,
@@ -57,6 +56,7 @@ from fedcache.federate.methods.common.switches import (
     TRAINING,
     declare,
 )
+from fedcache.federate.methods.common.prototypes import OWN_PROTOTYPES, TAU
 from fedcache.heads.losses import set_contrast
 from fedcache.heads.prototype import dots, merge, scores
 

@@ -16,7 +16,7 @@ from fedcache.federate.engine.local_training import keep_optimiser, local
 from fedcache.federate.engine.method import server_tensors
 from fedcache.federate.methods import fedrep
 from fedcache.federate.methods.common import ClientData, Ctx, MethodPage, Tree, model
-from fedcache.federate.methods.common.switches import (
+from fedcache.federate.methods.common.model import (
     AGG,
     BN_MODE,
     FEAT_POST,

@@ -42,7 +42,7 @@ from fedcache.federate.methods.common import (
     UploadTensor,
     model,
 )
-from fedcache.federate.methods.common.switches import FEAT_POST, TRAINING, declare, without
+from fedcache.federate.methods.common.model import FEAT_POST, TRAINING, declare, without
 from fedcache.federate.methods.fedncm import masked, predict
 from fedcache.heads.gaussian_mixture import Gaussians, fit_mixture, of_class, pooled, scale_size
 from fedcache.heads.linear import Tree, head_around, init_linear

@@ -34,7 +34,7 @@ from fedcache.federate.methods.common import (
     model,
     prototypes,
 )
-from fedcache.federate.methods.common.switches import (
+from fedcache.federate.methods.common.model import (
     FEAT_POST,
     LOGIT_HEAD,
     MLP,

@@ -32,7 +32,7 @@ from fedcache.federate.methods.common import (
     model,
     server_tensors,
 )
-from fedcache.federate.methods.common.switches import (
+from fedcache.federate.methods.common.model import (
     AGG,
     BN_MODE,
     FEAT_POST,

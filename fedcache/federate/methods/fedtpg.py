@@ -48,8 +48,8 @@ from fedcache.federate.methods.common import (
     affine,
     prompts,
 )
+from fedcache.federate.methods.common.model import AGG, FEAT_POST, declare, without
 from fedcache.federate.methods.common.prompts import CONTEXT, PROMPT_TRAINING, SCALE, Names
-from fedcache.federate.methods.common.switches import AGG, FEAT_POST, declare, without
 from fedcache.heads.linear import Uniform, init_linear
 from fedcache.heads.losses import cross_entropy
 

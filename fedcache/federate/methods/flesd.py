@@ -35,7 +35,7 @@ from fedcache.federate.methods.common import (
     simclr,
 )
 from fedcache.federate.methods.common.live_images import ON_IMAGES
-from fedcache.federate.methods.common.switches import declare
+from fedcache.federate.methods.common.model import declare
 from fedcache.heads.simclr import Ensemble, kept
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedcache.federate.methods.common import Defaults, Hp, MethodPage, simclr
-from fedcache.federate.methods.common.switches import declare
+from fedcache.federate.methods.common.model import declare
 from fedcache.federate.methods.flesd_head import METHOD as HEAD
 
 

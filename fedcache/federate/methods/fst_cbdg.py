@@ -51,7 +51,7 @@ from fedcache.federate.methods.common import (
     model,
     over,
 )
-from fedcache.federate.methods.common.switches import AGG, FEAT_POST, LOGIT_SCALE, TRAINING, declare
+from fedcache.federate.methods.common.model import AGG, FEAT_POST, LOGIT_SCALE, TRAINING, declare
 from fedcache.federate.methods.common.synthesis import (
     SYNTHESIS,
     at_once,
@@ -61,9 +61,8 @@ from fedcache.federate.methods.common.synthesis import (
     with_rows,
 )
 from fedcache.heads.linear import affine_gradients
-from fedcache.heads.losses import cross_entropy
+from fedcache.heads.losses import cross_entropy, softmax
 from fedcache.heads.projection import logits
-from fedcache.heads.softmax import softmax
 
 NAMES = ("W", "b")
 

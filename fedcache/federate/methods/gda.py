@@ -29,7 +29,7 @@ from torch import Tensor
 
 from fedcache.federate.methods import fedcgs, fedncm
 from fedcache.federate.methods.common import ClientData, Ctx, HParam, MethodPage, Tree, model
-from fedcache.federate.methods.common.switches import FEAT_POST, PROTO_VIEW, declare
+from fedcache.federate.methods.common.model import FEAT_POST, PROTO_VIEW, declare
 from fedcache.federate.methods.fedncm import add_up
 from fedcache.heads.losses import MASKED
 from fedcache.heads.ridge import solve, unpack

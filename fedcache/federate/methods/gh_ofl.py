@@ -43,7 +43,7 @@ from fedcache.federate.methods.common import (
     UploadTensor,
     affine,
 )
-from fedcache.federate.methods.common.switches import FEAT_POST
+from fedcache.federate.methods.common.model import FEAT_POST
 from fedcache.federate.methods.fedcgs import means
 from fedcache.federate.methods.fedncm import add_up, around_mean, class_sums, masked
 from fedcache.heads.linear import head_around

@@ -25,7 +25,7 @@ from fedcache.federate.engine.local_training import train
 from fedcache.federate.engine.method import Uploads, UploadTensor, head_weights, personal_model
 from fedcache.federate.methods import fedavg
 from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, MethodPage, Tree, model
-from fedcache.federate.methods.common.switches import (
+from fedcache.federate.methods.common.model import (
     AGG,
     FEAT_POST,
     MODEL,

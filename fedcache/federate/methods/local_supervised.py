@@ -24,7 +24,7 @@ from fedcache.federate.methods.common import (
     sends_nothing,
     simclr,
 )
-from fedcache.federate.methods.common.switches import declare, without
+from fedcache.federate.methods.common.model import declare, without
 
 
 def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:

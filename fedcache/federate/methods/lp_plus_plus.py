@@ -40,8 +40,8 @@ from fedcache.federate.methods.common import (
     over,
     server_tensors,
 )
-from fedcache.federate.methods.common.switches import AGG, FEAT_POST, declare
-from fedcache.heads.softmax import softmax
+from fedcache.federate.methods.common.model import AGG, FEAT_POST, declare
+from fedcache.heads.losses import softmax
 
 
 def names(hp: Hp) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from fedcache.federate.methods.common import (
     sends_nothing,
     simclr,
 )
-from fedcache.federate.methods.common.switches import declare
+from fedcache.federate.methods.common.model import declare
 from fedcache.federate.methods.fedavg_simclr import METHOD as FEDAVG_SIMCLR
 
 

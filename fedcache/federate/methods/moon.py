@@ -31,7 +31,7 @@ from fedcache.federate.methods.common import (
     model,
     over,
 )
-from fedcache.federate.methods.common.switches import (
+from fedcache.federate.methods.common.model import (
     AGG,
     BN_MODE,
     FEAT_POST,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fedcache.federate.engine.method import Defaults
 from fedcache.federate.methods.common import MethodPage
-from fedcache.federate.methods.common.switches import declare
+from fedcache.federate.methods.common.model import declare
 from fedcache.federate.methods.fedavg_simclr import METHOD as FEDAVG_SIMCLR
 
 METHOD = replace(

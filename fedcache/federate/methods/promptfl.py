@@ -34,8 +34,8 @@ from fedcache.federate.methods.common import (
     affine,
     prompts,
 )
+from fedcache.federate.methods.common.model import AGG, FEAT_POST, declare
 from fedcache.federate.methods.common.prompts import CONTEXT, PROMPT_TRAINING, SCALE
-from fedcache.federate.methods.common.switches import AGG, FEAT_POST, declare
 from fedcache.heads.losses import cross_entropy
 
 NAMES = ("ctx",)

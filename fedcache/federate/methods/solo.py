@@ -15,7 +15,7 @@ from torch import Tensor
 from fedcache.federate.engine.local_training import keep_optimiser, local
 from fedcache.federate.engine.method import ON_ROWS, Defaults, Method, personal_model
 from fedcache.federate.methods.common import ClientData, Ctx, MethodPage, Tree, model, sends_nothing
-from fedcache.federate.methods.common.switches import (
+from fedcache.federate.methods.common.model import (
     FEAT_POST,
     MODEL,
     TRAINING,

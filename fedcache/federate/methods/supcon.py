@@ -32,14 +32,14 @@ from fedcache.federate.methods.common import (
     prototypes,
     sends_nothing,
 )
-from fedcache.federate.methods.common.prototypes import OWN_PROTOTYPES, TAU
-from fedcache.federate.methods.common.switches import (
+from fedcache.federate.methods.common.model import (
     FEAT_POST,
     PROJECTION,
     PROTO_INIT,
     TRAINING,
     declare,
 )
+from fedcache.federate.methods.common.prototypes import OWN_PROTOTYPES, TAU
 from fedcache.heads.losses import supervised_contrast
 from fedcache.heads.prototype import scores
 

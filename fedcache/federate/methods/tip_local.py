@@ -27,7 +27,7 @@ from fedcache.federate.methods.common import (
     model,
     over,
 )
-from fedcache.federate.methods.common.switches import FEAT_POST, declare
+from fedcache.federate.methods.common.model import FEAT_POST, declare
 
 KEYS = 1024
 """Cached rows compared at once: bounds the memory of similarities."""

@@ -53,7 +53,7 @@ from fedcache.federate.methods.common import (
     affine,
     prompts,
 )
-from fedcache.federate.methods.common.switches import FEAT_POST, declare
+from fedcache.federate.methods.common.model import FEAT_POST, declare
 from fedcache.heads.losses import MASKED
 from fedcache.heads.ridge import solve, unpack
 

@@ -31,8 +31,8 @@ from fedcache.federate.methods.common import (
     affine,
     prompts,
 )
+from fedcache.federate.methods.common.model import AGG, declare
 from fedcache.federate.methods.common.prompts import CONTEXT, PROMPT_TRAINING, SCALE, VISUAL
-from fedcache.federate.methods.common.switches import AGG, declare
 from fedcache.heads.losses import cross_entropy
 
 

@@ -33,8 +33,8 @@ from fedcache.federate.methods.common import (
     model,
     over,
 )
+from fedcache.federate.methods.common.model import AGG, FEAT_POST, declare
 from fedcache.federate.methods.common.prompts import PROMPT_TRAINING, scheduled
-from fedcache.federate.methods.common.switches import AGG, FEAT_POST, declare
 from fedcache.heads.losses import cross_entropy
 
 NAMES = ("u", "rho")

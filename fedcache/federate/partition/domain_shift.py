@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.federate.partition.row_lists import RowLists
+from fedcache.federate.partition.client_table import RowLists
 from fedcache.federate.partition.scheme import (
     DOMAIN,
     FEWER,

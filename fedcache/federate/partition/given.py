@@ -9,9 +9,15 @@ from typing import Any
 import numpy as np
 
 from fedcache.errors import UsageError
-from fedcache.federate.partition.client_table import Client, ClientTable, Validation
+from fedcache.federate.partition.client_table import (
+    Client,
+    ClientTable,
+    RowLists,
+    Validation,
+    is_among,
+    sorted_once,
+)
 from fedcache.federate.partition.partition import Partition, make
-from fedcache.federate.partition.row_lists import RowLists, is_among, sorted_once
 from fedcache.federate.partition.scheme import (
     TEST,
     TRAIN,

@@ -17,19 +17,21 @@ from typing import Any
 import numpy as np
 
 from fedcache.errors import CorruptionError, FedcacheError
-from fedcache.federate.partition.client_table import ClientRows, ClientTable, Validation
-from fedcache.federate.partition.matched_lists import MatchedLists, TestLists
-from fedcache.federate.partition.row_lists import (
+from fedcache.federate.partition.client_table import (
+    ClientRows,
+    ClientTable,
+    MatchedLists,
     NumberedNames,
     RowLists,
+    TestLists,
+    Validation,
     in_decimal,
     is_among,
     sorted_once,
 )
 from fedcache.federate.partition.scheme import LARGEST_SEED
 from fedcache.parsing import parse_json
-from fedcache.store.array_file import unpack
-from fedcache.store.files import canonical_json
+from fedcache.store.files import canonical_json, unpack
 
 SCHEMA = "fedcache.partition/1"
 WITH_VALIDATION = "fedcache.partition/2"

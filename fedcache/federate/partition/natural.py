@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedcache.errors import UsageError, shell_word, unknown
-from fedcache.federate.partition.row_lists import RowLists, sorted_once
+from fedcache.federate.partition.client_table import RowLists, sorted_once
 from fedcache.federate.partition.scheme import (
     DOMAIN,
     Argument,

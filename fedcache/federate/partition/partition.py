@@ -21,11 +21,17 @@ import numpy as np
 
 from fedcache.errors import FedcacheError, StoreError, UsageError, unknown
 from fedcache.federate.partition import json_file
-from fedcache.federate.partition.client_table import Client, ClientTable
+from fedcache.federate.partition.client_table import (
+    Client,
+    ClientTable,
+    MatchedLists,
+    NumberedNames,
+    RowLists,
+    is_among,
+    sorted_once,
+)
 from fedcache.federate.partition.json_file import beyond, canonical_parts, not_rows, problem_of
-from fedcache.federate.partition.matched_lists import MatchedLists
 from fedcache.federate.partition.natural import NATURAL, OF_INSIDE
-from fedcache.federate.partition.row_lists import NumberedNames, RowLists, is_among, sorted_once
 from fedcache.federate.partition.scheme import (
     FEWER,
     TEST,
@@ -46,9 +52,8 @@ from fedcache.federate.partition.schemes import SCHEMES as OF_POOLS
 from fedcache.federate.partition.validation import with_validation
 from fedcache.notebooks import html_table
 from fedcache.plugins import PluginTable, plugins
-from fedcache.store.array_file import is_array_file, mapped, pack
-from fedcache.store.files import Buffer
-from fedcache.store.outputs import write_output
+from fedcache.store.files import Buffer, is_array_file, mapped, pack
+from fedcache.store.sealed import write_output
 
 SCHEMES: Mapping[str, Scheme] = PluginTable(
     "partitions", {**OF_POOLS, NATURAL.name: NATURAL}, Scheme

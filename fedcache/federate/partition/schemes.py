@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 
+from fedcache.federate.partition.client_table import RowLists
 from fedcache.federate.partition.domain_shift import (
     FEATURE_LABEL_SHIFT,
     FEATURE_SHIFT,
@@ -25,7 +26,6 @@ from fedcache.federate.partition.domain_shift import (
     deal_rows,
     present,
 )
-from fedcache.federate.partition.row_lists import RowLists
 from fedcache.federate.partition.scheme import (
     DOMAIN,
     FEWER,

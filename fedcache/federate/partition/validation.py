@@ -12,8 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedcache.errors import UsageError
-from fedcache.federate.partition.client_table import ClientTable, Validation
-from fedcache.federate.partition.row_lists import RowLists, is_among
+from fedcache.federate.partition.client_table import ClientTable, RowLists, Validation, is_among
 from fedcache.federate.partition.scheme import VALIDATION, Columns
 from fedcache.tables.groups import Group
 

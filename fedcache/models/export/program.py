@@ -37,13 +37,13 @@ from fedcache.extract import backbones
 from fedcache.extract.backbones.encoder import ModuleEncoder
 from fedcache.extract.embed_images import locate_recipe
 from fedcache.extract.recipe import Recipe
-from fedcache.federate.engine.deployed import DeployedModel
+from fedcache.federate.engine.outcome import DeployedModel
 from fedcache.heads.linear import Tree
 from fedcache.heads.losses import MASKED
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import SavedModel, in_double, owned
 from fedcache.models.sources import has_known_backbones, read_recipes
-from fedcache.store.outputs import write_output
+from fedcache.store.sealed import write_output
 
 WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER)
 

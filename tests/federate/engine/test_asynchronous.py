@@ -45,8 +45,7 @@ from fedcache.federate.engine.simulated_time import (
     why_not_asynchronous,
 )
 from fedcache.federate.methods import METHODS
-from fedcache.federate.partition.client_table import Client
-from fedcache.federate.partition.row_lists import NumberedNames
+from fedcache.federate.partition.client_table import Client, NumberedNames
 
 
 def pytest_generate_tests(metafunc):

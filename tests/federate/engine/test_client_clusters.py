@@ -20,8 +20,8 @@ from fedcache.federate.engine.sampling import (
     parse_sampling,
 )
 from fedcache.federate.engine.simulated_time import TimingRule
-from fedcache.federate.partition.row_lists import NumberedNames
-from fedcache.federate.trust.policy import parse_policy
+from fedcache.federate.partition.client_table import NumberedNames
+from fedcache.federate.trust.pipeline import parse_policy
 
 UNEVEN = "client,cluster\n" + "".join(f"client-{c},{'abbcccccc'[c]}\n" for c in range(9))
 

@@ -14,9 +14,9 @@ from sklearn.metrics import f1_score
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine import client_data, optimiser
 from fedcache.federate.engine.client_data import FEAT_POSTS, Data, prepare, stack_clients
+from fedcache.federate.engine.context import drawn_views
 from fedcache.federate.engine.local_training import batch_sizes
 from fedcache.federate.engine.outcome import fairness, macro_f1
-from fedcache.federate.engine.views import drawn_views
 from fedcache.federate.execution.choose import choose
 from fedcache.federate.execution.grid_batch import POOLED
 from fedcache.federate.execution.memory_estimate import ExecutionPlan, Load, forecast

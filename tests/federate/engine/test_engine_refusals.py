@@ -11,7 +11,7 @@ from refusal import refused
 
 from fedcache.errors import FederatedRunError, InternalError, UsageError
 from fedcache.federate.engine.client_data import stack_clients
-from fedcache.federate.engine.deployed import no_training_rows
+from fedcache.federate.engine.outcome import no_training_rows
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution import memory_estimate
 from fedcache.federate.methods import METHODS

@@ -18,7 +18,7 @@ from fedcache.federate.engine.simulated_time import TimingRule
 from fedcache.federate.execution import memory_estimate
 from fedcache.federate.methods import METHODS
 from fedcache.federate.trust.attacks import parse_attack
-from fedcache.federate.trust.policy import TrustPolicy
+from fedcache.federate.trust.pipeline import TrustPolicy
 from fedcache.federate.trust.privacy import Privacy
 from fedcache.federate.trust.robust_rules import parse_rule
 from fedcache.testing.federation import fitted

@@ -18,9 +18,8 @@ from fedcache.federate.engine.sampling import (
     read_trace,
 )
 from fedcache.federate.engine.simulated_time import parse_timing
-from fedcache.federate.partition.client_table import Client
-from fedcache.federate.partition.row_lists import NumberedNames
-from fedcache.federate.trust.policy import parse_policy
+from fedcache.federate.partition.client_table import Client, NumberedNames
+from fedcache.federate.trust.pipeline import parse_policy
 
 
 @examples(60, 600)

@@ -29,7 +29,7 @@ from fedcache.federate.engine.sampling import (
     SamplingRule,
 )
 from fedcache.federate.methods import fed3r
-from fedcache.federate.partition.row_lists import NumberedNames
+from fedcache.federate.partition.client_table import NumberedNames
 from fedcache.federate.trust.attacks import parse_attack
 from fedcache.federate.trust.privacy import PrivateDraws
 

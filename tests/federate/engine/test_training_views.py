@@ -10,7 +10,7 @@ from refusal import refused
 
 from fedcache.errors import Exit
 from fedcache.federate.engine.client_data import stack_clients
-from fedcache.federate.engine.views import training_views
+from fedcache.federate.engine.context import training_views
 from fedcache.federate.methods import METHODS
 
 METHODS_OF_THE_TABLE = {

@@ -10,8 +10,7 @@ from methods_tried import tried
 from pairs import parametrize, served
 from setting_lines import set_to
 
-from fedcache.federate.partition.client_table import Client, ClientTable, Validation
-from fedcache.federate.partition.row_lists import RowLists
+from fedcache.federate.partition.client_table import Client, ClientTable, RowLists, Validation
 
 ONE_EACH = one_of_each(
     [*cases(), ("perfedavg", {"adapt_on": "test"})], lambda case: (case[0], case[1].get("adapt_on"))

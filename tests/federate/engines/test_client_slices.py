@@ -13,7 +13,7 @@ from fedcache.federate.engine.simulated_time import parse_timing
 from fedcache.federate.engines.ray import client_slices
 from fedcache.federate.execution import executor
 from fedcache.federate.methods import METHODS
-from fedcache.federate.trust.policy import TrustPolicy
+from fedcache.federate.trust.pipeline import TrustPolicy
 
 PLAIN = [case for case in cases() if not METHODS[case[0]].central]
 

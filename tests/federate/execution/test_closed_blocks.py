@@ -17,7 +17,7 @@ from fedcache.federate.engine.client_data import ClientData, cut_out, stack_clie
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution import executor
 from fedcache.federate.methods import METHODS, fedncm
-from fedcache.federate.trust.policy import TrustPolicy
+from fedcache.federate.trust.pipeline import TrustPolicy
 from fedcache.heads.ridge import HALVED, SINGLE_ROWS, gram, gram_single, unpack
 
 SUMS = cases_of(

@@ -6,8 +6,7 @@ from federation import difference, federation, fitted, run, run_points
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcache.federate.engine.context import ClientRng
-from fedcache.federate.execution.cache import LruCache
+from fedcache.federate.engine.context import ClientRng, LruCache
 from fedcache.federate.methods import METHODS
 
 

@@ -4,11 +4,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcache.federate.execution.gram_states import ClientStates
-from fedcache.federate.execution.tensor_blocks import (
+from fedcache.federate.execution.gram_states import (
     ALIGNED,
     BLOCK_BYTES,
     LARGE_BYTES,
+    ClientStates,
     TensorBlocks,
 )
 

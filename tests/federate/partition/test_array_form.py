@@ -11,13 +11,10 @@ from hypothesis import strategies as st
 from partition_rows import even_columns
 
 from fedcache.errors import CorruptionError, UsageError
-from fedcache.federate.partition.client_table import Client
-from fedcache.federate.partition.matched_lists import MatchedLists
+from fedcache.federate.partition.client_table import Client, MatchedLists, RowLists
 from fedcache.federate.partition.partition import Partition, load, make
-from fedcache.federate.partition.row_lists import RowLists
 from fedcache.federate.partition.scheme import MatchedTests
-from fedcache.store.array_file import MAGIC, pack, unpack
-from fedcache.store.files import parse_signed, to_signed
+from fedcache.store.files import MAGIC, pack, parse_signed, to_signed, unpack
 
 SMALL = even_columns(4, 2, 3, domains=2)
 OWN = make("label-shift", SMALL, clients=2, ratio=2, alpha=5.0, domain=["domain 0", "domain 1"])
@@ -214,7 +211,7 @@ def test_the_file_is_the_documented_one():
 
 
 def test_names_too_long_for_a_file_are_refused_before_it_is_written(monkeypatch, tmp_path):
-    monkeypatch.setattr("fedcache.store.array_file.LARGEST_HEAD", 100)
+    monkeypatch.setattr("fedcache.store.files.LARGEST_HEAD", 100)
     with pytest.raises(UsageError):
         SHARED.save(tmp_path / "p.partition")
     assert not list(tmp_path.iterdir())

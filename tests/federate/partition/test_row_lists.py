@@ -16,20 +16,18 @@ from fedcache.federate.partition import json_file, row_lists
 from fedcache.federate.partition.client_table import (
     Client,
     ClientTable,
+    MatchedLists,
+    NumberedNames,
+    RowLists,
     all_train_rows,
+    in_decimal,
+    is_among,
     names_of,
+    sorted_once,
     train_sizes,
 )
 from fedcache.federate.partition.domain_shift import deal_rows
-from fedcache.federate.partition.matched_lists import MatchedLists
 from fedcache.federate.partition.partition import Partition
-from fedcache.federate.partition.row_lists import (
-    NumberedNames,
-    RowLists,
-    in_decimal,
-    is_among,
-    sorted_once,
-)
 from fedcache.federate.partition.scheme import MatchedTests
 
 LISTS = st.lists(st.lists(st.integers(0, 60), max_size=6), max_size=7)

@@ -14,7 +14,7 @@ from setting_lines import cases_of
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.method import Statistic, UploadTensor
 from fedcache.federate.methods import METHODS
-from fedcache.federate.trust.policy import parse_policy
+from fedcache.federate.trust.pipeline import parse_policy
 from fedcache.federate.trust.privacy import Privacy
 from fedcache.federate.trust.statistic_checks import CHECKS, statistic_problem
 from fedcache.heads.ridge import gram

@@ -26,7 +26,7 @@ from setting_lines import set_to
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine.method import UploadTensor, sends_nothing
 from fedcache.federate.methods import METHODS
-from fedcache.federate.trust.policy import parse_policy
+from fedcache.federate.trust.pipeline import parse_policy
 from fedcache.federate.trust.update_validation import UpdateValidation, counts_rows, largest
 
 SENDING = [n for n, m in METHODS.items() if not m.central and m.uploads is not sends_nothing]

@@ -12,8 +12,7 @@ from setting_lines import set_to
 
 from fedcache.federate.engine.method import sends_nothing
 from fedcache.federate.methods import METHODS
-from fedcache.federate.trust.pipeline import UploadLayout
-from fedcache.federate.trust.policy import parse_policy
+from fedcache.federate.trust.pipeline import UploadLayout, parse_policy
 from fedcache.federate.trust.privacy import Privacy, parse_privacy
 
 

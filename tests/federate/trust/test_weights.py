@@ -14,8 +14,7 @@ from setting_lines import set_to
 
 from fedcache.errors import Exit
 from fedcache.federate.methods import METHODS
-from fedcache.federate.trust.pipeline import capped_weights, weight_warnings
-from fedcache.federate.trust.policy import parse_policy
+from fedcache.federate.trust.pipeline import capped_weights, parse_policy, weight_warnings
 from fedcache.federate.trust.privacy import Privacy
 
 rows = st.lists(

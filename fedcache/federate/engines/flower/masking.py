@@ -22,7 +22,7 @@ from torch import Tensor
 from fedcache.errors import FederatedRunError, UsageError
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Method, Pooling, Uploads
-from fedcache.federate.trust.policy import TrustPolicy
+from fedcache.federate.trust.pipeline import TrustPolicy
 from fedcache.heads.linear import Tree
 
 LEAST_SITES = 3

@@ -20,10 +20,15 @@ from torch import Tensor
 
 from fedcache.config import Home, to_table
 from fedcache.errors import FedcacheError, FederatedRunError, UsageError
-from fedcache.federate.engine.deployed import DeployedModel, no_training_rows
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import keep_down, sends_nothing
-from fedcache.federate.engine.outcome import RoundRecord, Snapshot, TrainingOutput
+from fedcache.federate.engine.outcome import (
+    DeployedModel,
+    RoundRecord,
+    Snapshot,
+    TrainingOutput,
+    no_training_rows,
+)
 from fedcache.federate.engine.run import TrainingRun
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engine.snapshots import resume_job, snapshot_of
@@ -50,9 +55,9 @@ from fedcache.process import Stop
 from fedcache.progress import Observer
 from fedcache.runs.directory import owning
 from fedcache.runs.events import GridPosition
-from fedcache.runs.forecast import training_run
 from fedcache.runs.loop import OpenRun, note_paper_choices, open_run, prepare_run
 from fedcache.runs.run import Run
+from fedcache.runs.run_models import training_run
 from fedcache.store.files import digest_of
 
 # A round of secure aggregation: for each job the summed uploads, and the clients in the sums.

@@ -38,7 +38,7 @@ from fedcache.federate.engines.flower.sites import SiteFacts
 from fedcache.federate.execution.memory_estimate import shares_uploads
 from fedcache.federate.methods import find_method
 from fedcache.federate.partition.partition import Client
-from fedcache.federate.trust.policy import TrustPolicy
+from fedcache.federate.trust.pipeline import TrustPolicy
 from fedcache.heads.linear import Tree
 from fedcache.models.client_stacks import ClientTensors
 from fedcache.models.saved_model import ModelFacts, SavedModel, client_tensors, computed_as, owned

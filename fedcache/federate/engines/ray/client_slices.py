@@ -28,10 +28,10 @@ from fedcache.federate.execution.gram_states import ClientStates
 from fedcache.heads.linear import Tree
 from fedcache.process import Stop, keep_freed_memory
 from fedcache.progress import Silent
-from fedcache.runs.forecast import training_run
 from fedcache.runs.loop import prepare_run, resolve_inputs, row_source
 from fedcache.runs.privacy_ledger import LEDGER
 from fedcache.runs.row_sources import Preparation
+from fedcache.runs.run_models import training_run
 
 AHEAD = 2
 """Submitted slices for each worker: one that it computes, and one that waits."""

@@ -18,8 +18,13 @@ from fedcache.errors import UsageError
 from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx, own
 from fedcache.federate.engine.hyperparameters import Hp, HParam
-from fedcache.federate.engine.local_training import Batch, fold_batches, minibatches, optimiser_step
-from fedcache.federate.engine.optimiser import opt_init
+from fedcache.federate.engine.local_training import (
+    Batch,
+    fold_batches,
+    minibatches,
+    opt_init,
+    optimiser_step,
+)
 from fedcache.federate.methods.common import simclr
 from fedcache.federate.methods.common.live_images import precision
 from fedcache.heads.linear import Tree

@@ -20,7 +20,7 @@ from fedcache.federate.engine.client_data import ClientData
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, Loss, minibatches, train
-from fedcache.federate.methods.common.switches import TRAINING, declare
+from fedcache.federate.methods.common.model import TRAINING, declare
 from fedcache.heads.linear import Tree, affine
 from fedcache.heads.prompt import border, canvas, slots, square, weave
 

@@ -18,16 +18,15 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import Ctx, narrow_clients, over
+from fedcache.federate.engine.context import Ctx, drawn_views, narrow_clients, over
 from fedcache.federate.engine.hyperparameters import Hp, HParam
 from fedcache.federate.engine.local_training import Batch, Loss, minibatches, train
 from fedcache.federate.engine.method import Fit
-from fedcache.federate.engine.views import drawn_views
 from fedcache.federate.methods.common.live_images import LIVE, precision, unit_range, view
 from fedcache.federate.methods.common.live_images import check as check
 from fedcache.federate.methods.common.live_images import encoder_of as encoder_of
 from fedcache.federate.methods.common.live_images import on_images as on_images
-from fedcache.federate.methods.common.switches import FEAT_POST, TRAINING, declare
+from fedcache.federate.methods.common.model import FEAT_POST, TRAINING, declare
 from fedcache.heads.augment import DRAWS
 from fedcache.heads.encoder import RESNETS
 from fedcache.heads.linear import Tree, affine
