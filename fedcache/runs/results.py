@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcache.extract.backbones.table import PARAMETERS
+from fedcache.extract.backbones.rows import PARAMETERS
 from fedcache.federate.engine.outcome import Evaluation, TrainingOutput
 from fedcache.federate.engine.simulated_time import TimingRule
 from fedcache.federate.partition.client_table import (

@@ -13,33 +13,10 @@ from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.checkpoints import load_strict, read_state
 from fedcache.extract.backbones.encoder import ModuleEncoder
 from fedcache.extract.backbones.random import seed_of
-from fedcache.extract.recipe import NORMS, Recipe
+from fedcache.extract.recipe import Recipe
 
 if TYPE_CHECKING:
     from torch import nn
-
-_MEAN, _STD = NORMS["half"]
-
-BACKBONES = (
-    Backbone(
-        name="cnn2",
-        provider="cnn",
-        width=2048,
-        recipe=Recipe(
-            "cnn2",
-            "",
-            size=64,
-            resize="squash",
-            interpolation="bilinear",
-            mean=_MEAN,
-            std=_STD,
-            pooling="fc1",
-        ),
-        source="random weights drawn from a seed, as in the released FedPCL code, or a local file",
-        seeded=True,
-        fixed=True,
-    ),
-)
 
 
 def build() -> nn.Module:

@@ -62,7 +62,6 @@ BACKBONE = Backbone(
     fixed=True,
     licence="Apache-2.0",
 )
-BACKBONES = (BACKBONE,)
 
 
 def tokenize(prompts: Sequence[str]) -> Tensor:

@@ -12,50 +12,7 @@ from __future__ import annotations
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.checkpoints import load_strict, read_state
 from fedcache.extract.backbones.encoder import ModuleEncoder
-from fedcache.extract.recipe import NORMS, Recipe
-
-DOMAINS = {"quickdraw": "Quick Draw", "aircraft": "FGVC-Aircraft", "birds": "CUB-200 Birds"}
-FOLDERS = {
-    "quickdraw": ("quickdraw-net",),
-    "aircraft": ("aircraft-net",),
-    "birds": ("birds-net", "cu_birds-net"),
-}
-
-
-def _row(domain: str, pooled: bool) -> Backbone:
-    base = f"resnet18-{domain}"
-    name = base
-    if pooled:
-        name = f"{base}-maxpool"
-    mean, std = NORMS["half"]
-    pooling = "avg"
-    if pooled:
-        pooling = "maxpool+avg"
-    variant = ""
-    if pooled:
-        variant = ", run with the max pooling of the released FedPCL code"
-    return Backbone(
-        name=name,
-        provider="metadataset",
-        width=512,
-        recipe=Recipe(
-            name,
-            "",
-            size=64,
-            resize="squash",
-            interpolation="bilinear",
-            mean=mean,
-            std=std,
-            pooling=pooling,
-        ),
-        source=f"the Meta-Dataset ResNet-18 of {DOMAINS[domain]}, a file of the SUR and URT releases{variant}",
-        files=tuple(f"{folder}/model_best.pth.tar" for folder in FOLDERS[domain]),
-        architecture="resnet18",
-        shares=base if pooled else None,
-    )
-
-
-BACKBONES = tuple(_row(domain, pooled) for pooled in (False, True) for domain in DOMAINS)
+from fedcache.extract.recipe import Recipe
 
 
 def load(

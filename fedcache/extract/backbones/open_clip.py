@@ -13,13 +13,13 @@ from fedcache.errors import MachineError, UsageError, unknown
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.checkpoints import after, load_strict, read_state, weights_in
 from fedcache.extract.backbones.encoder import clip_encoder
-from fedcache.extract.recipe import NORMS, Recipe
+from fedcache.extract.backbones.rows import OPEN_CLIP_FILES
+from fedcache.extract.recipe import Recipe
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 PREFIX = "open_clip:"
-FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 EXTRA = (
     "input_resolution",
     "context_length",
@@ -28,39 +28,6 @@ EXTRA = (
     "text.transformer.embeddings.position_ids",
 )
 """Entries of some published files that carry no weight of the two towers."""
-
-
-def _openai(name: str, architecture: str, width: int, hub: str, size: int) -> Backbone:
-    mean, std = NORMS["clip"]
-    return Backbone(
-        name=name,
-        provider="open_clip",
-        width=width,
-        text_width=width,
-        recipe=Recipe(
-            name,
-            "",
-            size=224,
-            mean=mean,
-            std=std,
-            pooling="image_projection",
-            activation="quickgelu",
-        ),
-        source=f"OpenAI CLIP {architecture}, as open_clip publishes it",
-        files=FILES,
-        architecture=architecture,
-        hub=hub,
-        size=size,
-        fixed=architecture.startswith("RN"),
-        licence="MIT",
-    )
-
-
-BACKBONES = (
-    _openai("clip-rn50", "RN50", 1024, "timm/resnet50_clip.openai", 408_000_000),
-    _openai("clip-vit-b-16", "ViT-B-16", 512, "timm/vit_base_patch16_clip_224.openai", 599_000_000),
-    _openai("clip-vit-b-32", "ViT-B-32", 512, "timm/vit_base_patch32_clip_224.openai", 605_000_000),
-)
 
 
 def load(
@@ -175,7 +142,7 @@ def derive(name: str) -> Backbone:
             activation="quickgelu" if quick else "native",
         ),
         source=f"open_clip's {architecture} ({tag})",
-        files=FILES if len(parts) < 3 else ("/".join(parts[2:]),),
+        files=OPEN_CLIP_FILES if len(parts) < 3 else ("/".join(parts[2:]),),
         architecture=architecture,
         hub="/".join(parts[:2]) if len(parts) >= 2 else None,
         fixed=isinstance(config["vision_cfg"].get("layers"), list),

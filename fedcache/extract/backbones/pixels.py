@@ -12,16 +12,6 @@ from fedcache.extract.recipe import Recipe
 if TYPE_CHECKING:
     from torch import Tensor
 
-BACKBONES = (
-    Backbone(
-        name="pixels",
-        provider="pixels",
-        width=0,
-        recipe=Recipe("pixels", "", size=0, pooling="none", dtype="uint8"),
-        source="no weights: the image, decoded and resized",
-    ),
-)
-
 
 class _Pixels:
     def image(self, x: Tensor) -> Tensor:

@@ -11,35 +11,10 @@ import re
 from fedcache.errors import UsageError, shell_word
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.encoder import ModuleEncoder
-from fedcache.extract.recipe import NORMS, Recipe
+from fedcache.extract.backbones.rows import random_projection
+from fedcache.extract.recipe import Recipe
 
-WIDTH = 64
 WIDEST = 65536
-
-
-def named(name: str, width: int) -> Backbone:
-    """The row of one width."""
-    mean, std = NORMS["half"]
-    return Backbone(
-        name=name,
-        provider="random",
-        width=width,
-        recipe=Recipe(
-            name,
-            "",
-            size=32,
-            resize="squash",
-            interpolation="bilinear",
-            mean=mean,
-            std=std,
-            pooling="projection",
-        ),
-        source="no weights: a Gaussian projection drawn from a seed, for tests",
-        seeded=True,
-    )
-
-
-BACKBONES = (named("random-projection", WIDTH),)
 
 
 def derive(name: str) -> Backbone:
@@ -50,7 +25,7 @@ def derive(name: str) -> Backbone:
             f"{name!r}: {text!r} is not a width from 1 to {WIDEST}.",
             "For example random-projection:128",
         )
-    return named(name, int(text))
+    return random_projection(name, int(text))
 
 
 def load(

@@ -38,6 +38,7 @@ from fedcache.extract.backbones import (
 )
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.own import Choice, content_sha256, output_of, remember, row_of
+from fedcache.extract.backbones.rows import BACKBONES
 from fedcache.extract.recipe import VERSION, Recipe, slug
 from fedcache.plugins import offer, plugins
 from fedcache.store.files import digest_of, make_private
@@ -46,23 +47,6 @@ from fedcache.store.sealed import read_sealed, write_sealed
 
 if TYPE_CHECKING:
     import torch
-
-_PROVIDERS = (
-    packaged,
-    glyph_clip,
-    open_clip,
-    metadataset,
-    timm,
-    torchvision,
-    tflite_file,
-    cnn,
-    pixels,
-    random,
-)
-
-BACKBONES: Mapping[str, Backbone] = {
-    row.name: row for provider in _PROVIDERS for row in provider.BACKBONES
-}
 
 offer("backbones", list(BACKBONES))
 
@@ -95,38 +79,25 @@ OWN: Mapping[str, Callable[[str, Choice], Backbone]] = {
 
 LOADERS: Mapping[str, Callable[..., Any]] = {
     provider.__name__.rpartition(".")[2]: provider.load
-    for provider in (*_PROVIDERS, hugging_face, onnx_file, own_module, sound_encoder, text_encoder)
+    for provider in (
+        cnn,
+        glyph_clip,
+        hugging_face,
+        metadataset,
+        onnx_file,
+        open_clip,
+        own_module,
+        packaged,
+        pixels,
+        random,
+        sound_encoder,
+        text_encoder,
+        tflite_file,
+        timm,
+        torchvision,
+    )
 }
 """What loads the backbones of a provider: those that are listed here, and no module that a remembered row names."""
-
-_RESNET18 = 11_171_904  # with the Meta-Dataset stem (5x5) and no classifier
-PARAMETERS = {
-    "efficientnet-lite0": 3_371_008,
-    "efficientnet-lite1": 4_135_680,
-    "efficientnet-lite2": 4_811_072,
-    "glyph-clip": 1_360_664,
-    "clip-rn50": 38_316_896,
-    "clip-vit-b-16": 86_192_640,
-    "clip-vit-b-32": 87_849_216,
-    **{
-        f"resnet18-{domain}{p}": _RESNET18
-        for domain in ("quickdraw", "aircraft", "birds")
-        for p in ("", "-maxpool")
-    },
-    "vit-tiny": 5_524_416,
-    "vit-tiny-in21k": 5_524_416,
-    "vit-small": 21_665_664,
-    "vit-base": 85_798_656,
-    "alexnet": 2_469_696,
-    "vgg11": 9_220_480,
-    "cnn2": 6_930_088,
-    **dict.fromkeys(
-        ("mobilenetv2-imagenet", "mobilenetv2-birds", "mobilenetv2-insects"), 2_206_816
-    ),
-    "pixels": 0,
-}
-"""Parameters that stay fixed, of the network that computes a backbone's image features: without the classifier that was
-cut off and without a text tower. Numbers, so that nothing is loaded to look one up."""
 
 
 def declared(name: str) -> Backbone | None:

@@ -22,6 +22,7 @@ from fedcache.errors import FedcacheError, MachineError, UsageError, shell_word,
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.own import Choice, output_of, tried, unchanged_bytes
 from fedcache.extract.backbones.own_files import SIZE, FileEncoder, ImageInput, derived, on_the_cpu
+from fedcache.extract.backbones.rows import PENULTIMATE
 from fedcache.extract.recipe import Recipe
 from fedcache.optional import needed_library, reason
 from fedcache.store.own_names import TFLITE
@@ -31,9 +32,6 @@ from fedcache.store.own_names import TFLITE
 # list of numbers of tensors: another number makes another output, for which the graph is optimised as for any other.
 # The schema's readers come with the interpreter's library. Files are untrusted: every number that leads on is compared
 # with the number of entries, before it is followed.
-
-PENULTIMATE = "penultimate"
-"""Word for what the classifier reads: the output of the layer before the last one with weights."""
 
 
 @dataclass(frozen=True)
@@ -171,56 +169,6 @@ def with_output(raw: bytes, tensor: int, name: str) -> bytes:
 
 
 TYPES = ("uint8", "int8", "float32")
-
-
-def _mobilenet(trained: str, on: str, file: str, size: int, digest: str) -> Backbone:
-    name = f"mobilenetv2-{trained}"
-    return Backbone(
-        name=name,
-        provider="tflite_file",
-        width=1280,
-        recipe=Recipe(
-            name,
-            "",
-            size=224,
-            interpolation="bilinear",
-            crop_pct=0.875,
-            pooling=f"avg({PENULTIMATE})",
-        ),
-        source=f"MobileNetV2 trained on {on}, quantised to 8 bits: a TFLite file of Coral's test data",
-        files=(file,),
-        architecture="MobileNetV2 1.0, 224 px",
-        size=size,
-        sha256=((file, digest),),
-        fixed=True,
-        cpu_only=True,
-        raw=True,
-    )
-
-
-BACKBONES = (
-    _mobilenet(
-        "imagenet",
-        "ImageNet-1k",
-        "mobilenet_v2_1.0_224_quant.tflite",
-        3_610_798,
-        "7aad0c74c5e3c06e5eb3c827e13304fdd68a83da6087d92ee169c24ff9fd4776",
-    ),
-    _mobilenet(
-        "birds",
-        "the birds of iNaturalist",
-        "mobilenet_v2_1.0_224_inat_bird_quant.tflite",
-        3_579_500,
-        "350fcd8cf1df1560060d464595dfed8b174b05792788052896004848d9ad04f9",
-    ),
-    _mobilenet(
-        "insects",
-        "the insects of iNaturalist",
-        "mobilenet_v2_1.0_224_inat_insect_quant.tflite",
-        3_655_867,
-        "0ebaeb474dccf56b8b818b014f0d6a8e22b35a45b491a659f0b5405c9c838282",
-    ),
-)
 
 
 def derive(name: str, choice: Choice) -> Backbone:

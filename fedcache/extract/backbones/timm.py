@@ -7,7 +7,6 @@ norm; ``timm:`` models give what timm gives without a classifier.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,48 +15,13 @@ from fedcache.errors import MachineError, UsageError, unknown
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.checkpoints import load_strict, read_state
 from fedcache.extract.backbones.encoder import ModuleEncoder
-from fedcache.extract.recipe import NORMS, Recipe
+from fedcache.extract.backbones.rows import TIMM_FILES, crop_of
+from fedcache.extract.recipe import Recipe
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 PREFIX = "timm:"
-FILES = ("model.safetensors", "pytorch_model.bin")
-
-
-def crop_of(size: int, crop_pct: float) -> float:
-    """timm resizes to floor(size / crop_pct), a recipe to the nearest: 224 / 0.9 is 248 there and 249 here."""
-    return size / math.floor(size / crop_pct)
-
-
-def _vit(
-    name: str, architecture: str, width: int, size: int, *, published: bool = True
-) -> Backbone:
-    mean, std = NORMS["half"]
-    return Backbone(
-        name=name,
-        provider="timm",
-        width=width,
-        recipe=Recipe(
-            name, "", size=224, crop_pct=crop_of(224, 0.9), mean=mean, std=std, pooling="cls"
-        ),
-        source=f"AugReg ViT: timm's {architecture}"
-        if published
-        else "AugReg ViT, ImageNet-1k from scratch: the original npz (Ti_16-i1k-300ep-...), which timm lacks",
-        files=FILES if published else ("Ti_16-i1k-300ep-*.npz",),
-        architecture=architecture,
-        hub=f"timm/{architecture}" if published else None,
-        size=size,
-        licence="Apache-2.0",
-    )
-
-
-BACKBONES = (
-    _vit("vit-tiny", "vit_tiny_patch16_224", 192, 0, published=False),
-    _vit("vit-tiny-in21k", "vit_tiny_patch16_224.augreg_in21k_ft_in1k", 192, 22_900_000),
-    _vit("vit-small", "vit_small_patch16_224.augreg_in1k", 384, 88_200_000),
-    _vit("vit-base", "vit_base_patch16_224.augreg_in1k", 768, 346_300_000),
-)
 
 
 def load(
@@ -179,7 +143,7 @@ def derive(name: str) -> Backbone:
             pooling=str(getattr(pool, "pool_type", pool)) or "none",
         ),
         source=f"timm's {model_name.partition('.')[0]}{f' ({tag})' if tag else ''}",
-        files=FILES,
+        files=TIMM_FILES,
         architecture=model_name,
         hub=hub if isinstance(hub, str) else None,
         fixed=bool(settings.get("fixed_input_size")) and not hasattr(model, "set_input_size"),

@@ -9,38 +9,7 @@ from __future__ import annotations
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.checkpoints import load_strict, read_state
 from fedcache.extract.backbones.encoder import ModuleEncoder
-from fedcache.extract.recipe import NORMS, Recipe
-
-
-def _row(name: str, width: int, size: int, file: str, digest: str) -> Backbone:
-    mean, std = NORMS["imagenet"]
-    return Backbone(
-        name=name,
-        provider="torchvision",
-        width=width,
-        recipe=Recipe(
-            name,
-            "",
-            size=64,
-            resize="squash",
-            interpolation="bilinear",
-            mean=mean,
-            std=std,
-            pooling="features",
-        ),
-        source="torchvision, ImageNet-1k (IMAGENET1K_V1)",
-        files=(file,),
-        architecture=name,
-        size=size,
-        sha256=((file, digest),),
-        fixed=True,
-    )
-
-
-BACKBONES = (
-    _row("alexnet", 256, 244_408_911, "alexnet-owt-7be5be79.pth", "7be5be79"),
-    _row("vgg11", 2048, 531_460_000, "vgg11-8a719046.pth", "8a719046"),
-)
+from fedcache.extract.recipe import Recipe
 
 
 def load(

@@ -10,7 +10,7 @@ from refusal import refused
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.backbones import BACKBONES
-from fedcache.extract.backbones.table import PARAMETERS
+from fedcache.extract.backbones.rows import PARAMETERS
 from fedcache.federate.engine.outcome import (
     entropy_bits,
     flesd_exchange,
