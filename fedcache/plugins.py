@@ -7,10 +7,12 @@ requested it by name, and of nobody else.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -223,3 +225,59 @@ class PluginTable(Mapping[str, T]):
 def forget(kind: str, name: str) -> None:
     """Take back a registration; nothing happens where there is none."""
     _registered[kind].pop(name, None)
+
+
+MODULE = "module:"
+ONNX = "onnx:"
+TFLITE = "tflite:"
+HUGGING_FACE = "hf:"
+PREFIXES = (MODULE, ONNX, TFLITE, HUGGING_FACE)
+
+_CODE_NAME = re.compile(rf"{MODULE}[\w.]+:[\w.]+")
+_named: set[str] = set()
+"""The ``module:`` names that the user wrote or passed in this process."""
+
+
+def note_named(given: Any) -> None:
+    """Note the ``module:`` backbones that the user named in a command, or passed to a function of the Python API.
+
+    ``given`` is a word or a list of words, each with names of backbones: ``a,b+c``, ``a@SIZE``, ``a=PATH``. Anything
+    else names nothing. Never pass what was read from a file, nor a path: strangers choose the names of their files.
+    """
+    if isinstance(given, str):
+        names = [re.split("[@=]", name)[0].strip() for name in re.split("[,+]", given)]
+        _named.update(name for name in names if _CODE_NAME.fullmatch(name))
+    elif isinstance(given, list | tuple):
+        for one in given:
+            note_named(one)
+
+
+def may_be_run(name: str) -> bool:
+    """Whether the user named this ``module:`` backbone in this process, or installed a package that declares it."""
+    if name in _named:
+        return True
+    return any(name == f"{MODULE}{plugin.place}" for plugin in plugins("backbones").values())
+
+
+def bare_name(name: str) -> str:
+    """A backbone's name as stores spell it: of a path its last part, of ``hf:`` also a repository's two parts.
+
+    A folder named by two parts is called as a repository of that name would be, with or without a slash at the end.
+
+    >>> [bare_name(n) for n in ("onnx:models/enc.onnx", "hf:/srv/dinov2/", "hf:facebook/dinov2-base/", "clip-rn50")]
+    ['onnx:enc.onnx', 'hf:dinov2', 'hf:facebook/dinov2-base', 'clip-rn50']
+    """
+    prefix, colon, rest = name.partition(":")
+    if not colon:
+        alias, at, size = name.partition("@")
+        plugin = find("backbones", alias)
+        if plugin is None:
+            return name
+        return f"{MODULE}{plugin.place}{at}{size}"
+    if prefix + colon not in PREFIXES or prefix + colon == MODULE:
+        return name
+    if prefix + colon == HUGGING_FACE and not rest.startswith((".", "/", "~")):
+        org, _, model = rest.rstrip("/").partition("/")
+        if org and model and "/" not in model:
+            return f"{HUGGING_FACE}{org}/{model}"
+    return f"{prefix}:{PurePath(rest.replace(chr(92), '/')).name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -177,3 +178,10 @@ def byte_size(count: int) -> str:
     if unit == "B":
         return f"{count} B"
     return f"{value:,.1f} {unit}"
+
+
+def percent(value: float | None) -> str:
+    """A fraction as percent with two decimals; a dash for none."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    return f"{100 * value:.2f}"

@@ -10,7 +10,7 @@ import pytest
 from pictures import folder
 
 import fedcache as fc
-from fedcache.calls.keywords import as_keywords
+from fedcache.api import as_keywords
 from fedcache.config import ExtractConfig, TrainConfig
 from fedcache.errors import UsageError
 

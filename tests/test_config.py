@@ -24,7 +24,7 @@ from fedcache.config import (
     resolve,
 )
 from fedcache.errors import Exit, UsageError, memory_error
-from fedcache.store.sealed import write_output
+from fedcache.store.lock import write_output
 
 
 def test_flags_are_laid_over_a_section_and_what_is_empty_was_not_given():

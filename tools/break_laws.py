@@ -57,7 +57,7 @@ BATCH = "federate/execution/grid_batch.py"
 GRAM = "federate/execution/gram.py"
 GRAM_STATES = "federate/execution/gram_states.py"
 SAMPLING = "federate/engine/sampling.py"
-OPTIMISER = "federate/engine/optimiser.py"
+OPTIMISER = "federate/engine/local_training.py"
 TIME = "federate/engine/simulated_time.py"
 TIMED = "federate/engine/simulated_time.py"
 SNAPSHOTS = "federate/engine/snapshots.py"
@@ -157,7 +157,7 @@ TABLE = (
     B(
         "the_callers_torch_state_changes_nothing",
         "gradients stay as the caller left them",
-        "torch_state.py",
+        "process.py",
         "stack.enter_context(torch.inference_mode(False))",
         "pass",
         "fedavg",
@@ -165,7 +165,7 @@ TABLE = (
     B(
         "the_callers_torch_state_changes_nothing",
         "autocast of the caller reaches the engine",
-        "torch_state.py",
+        "process.py",
         "if torch.is_autocast_enabled(device):",
         "if not device:",
         "fedavg",
@@ -173,7 +173,7 @@ TABLE = (
     B(
         "the_callers_torch_state_changes_nothing",
         "draws are of the caller's default dtype",
-        "torch_state.py",
+        "process.py",
         "torch.set_default_dtype(torch.float32)",
         "pass",
         "fst-cbdg",
@@ -885,7 +885,7 @@ TABLE = (
     B(
         "counts_are_refused_before_any_client_is_trained",
         "counts travel beside the noise",
-        "federate/trust/policy.py",
+        "federate/trust/pipeline.py",
         "if t.counts_rows or not t.dtype.is_floating_point)",
         "if False)",
     ),

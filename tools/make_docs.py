@@ -28,7 +28,7 @@ from fedcache import testing
 from fedcache.cli import COMMANDS, app
 from fedcache.errors import Exit
 from fedcache.extract.backbones import BACKBONES, Backbone
-from fedcache.extract.backbones.table import PARAMETERS
+from fedcache.extract.backbones.rows import PARAMETERS
 from fedcache.extract.backbones.weights import SUFFIXES
 from fedcache.extract.datasets import (
     arrays,

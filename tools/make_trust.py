@@ -200,7 +200,7 @@ PROMISES = (
             "tests/runs/test_runs.py -k 'finished or unfinished or directory'",
         ),
         (
-            "store/sealed.py",
+            "store/files.py",
             'if seal["what"] != what:',
             "if False:",
             "tests/runs/test_run_directory.py -k another_seed_or_run",
@@ -222,7 +222,7 @@ PROMISES = (
         "A site goes on only from the state that it wrote itself for that run and round",
         ("tests/federate/engines/test_flower_parts.py -k 'not_what_it_wrote'",),
         (
-            "store/sealed.py",
+            "store/files.py",
             'if seal["tensors"] != _tensors_digest(tensors):',
             "if False:",
             "tests/federate/engines/test_flower_parts.py -k not_what_it_wrote",
@@ -311,7 +311,7 @@ PROMISES = (
         "No printed name commands a terminal, a page or a spreadsheet: control and bidi characters, formulas",
         ("tests/commands/test_hostile_names.py",),
         (
-            "visible_text.py",
+            "parsing.py",
             "return hidden.sub(_number, text)",
             "return text",
             "tests/commands/test_hostile_names.py -k no_command",
@@ -646,7 +646,7 @@ PROMISES = (
         "What private runs spend is written down before it is told, and adds up over seeds, points and repeats",
         (f"{PRIVATE} -k 'composes or ledger or processes or stopped'",),
         (
-            "store/sealed.py",
+            "store/files.py",
             'if (content.pop(NUMBER, 0), content.pop(BEFORE, "")) != (number, sha256_hex(before)):',
             'if (content.pop(NUMBER, 0), content.pop(BEFORE, "")) is None:',
             f"{PRIVATE} -k ledger_but",
@@ -865,7 +865,7 @@ trusted against code, not against damage.
 
 ## Files that are read back
 Everything that fedcache writes and reads again is sealed: a digest over its bytes, and over what the file is where two
-whole files could be exchanged (`store/sealed.py`).
+whole files could be exchanged (`store/files.py`).
 
 | file | sealed by | when it is not what was written |
 |---|---|---|

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import UsageError
 from fedcache.extract.backbones import lookup, own_module
-from fedcache.store.own_names import MODULE, note_named
+from fedcache.plugins import MODULE, note_named
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -14,8 +14,7 @@ from fedcache.errors import FedcacheError, shell_word
 from fedcache.extract.backbones import import_weights, known, locate, lookup, pull
 from fedcache.extract.backbones.hugging_face import fetch
 from fedcache.extract.planning.plan import check_backbone, memory_of
-from fedcache.plugins import plugins
-from fedcache.store.own_names import HUGGING_FACE, note_named
+from fedcache.plugins import HUGGING_FACE, note_named, plugins
 
 backbones = typer.Typer(
     name="backbones", help="Frozen backbones and their weights.", no_args_is_help=True

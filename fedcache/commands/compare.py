@@ -15,7 +15,7 @@ from fedcache.report.comparison import Comparison
 from fedcache.report.comparison_output import caption, differences, sentences, values
 from fedcache.report.drawing import check_file
 from fedcache.report.find_runs import gather, need_finished
-from fedcache.store.sealed import write_output
+from fedcache.store.lock import write_output
 
 FORMATS = ("table", "markdown", "latex")
 ENDINGS = {".md": "markdown", ".tex": "latex"}

@@ -17,7 +17,7 @@ from fedcache.extract.extract_dataset import extract
 from fedcache.federate.methods import find_method
 from fedcache.grids.record import option_words
 from fedcache.process import Stop, stop_on_signals
-from fedcache.report.drawing import percent
+from fedcache.progress import percent
 from fedcache.report.page import write_report
 from fedcache.runs.partitions import make_partition
 from fedcache.runs.score import WORDS, check_score, score_of

@@ -17,7 +17,7 @@ from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.models.evaluate import RunEvaluation
 from fedcache.models.saved_model import BATCH_OF_THE_RUN, EvaluateOptions, ModelOptions
 from fedcache.process import Stop, stop_on_signals
-from fedcache.report.drawing import percent
+from fedcache.progress import percent
 from fedcache.report.evaluation import check_asked, write_evaluations
 
 COMPUTED = pick(

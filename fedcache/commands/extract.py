@@ -25,10 +25,9 @@ from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import CLIENTS, DATA, RESULTS, ExtractConfig, Home, PartitionConfig, read_file
 from fedcache.errors import Exit, UsageError
 from fedcache.extract.extract_dataset import extract as run
-from fedcache.extract.inputs import IMAGES, one_of
 from fedcache.extract.planning.parts import join as join_parts
 from fedcache.extract.planning.plan import quoted
-from fedcache.extract.recipe import part_read
+from fedcache.extract.recipe import IMAGES, one_of, part_read
 from fedcache.extract.result import Extraction, describe_growth
 from fedcache.federate.engines.choose import engine_of
 from fedcache.parsing import visible

@@ -22,7 +22,7 @@ from fedcache.commands.options import (
     train_config,
 )
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
-from fedcache.commands.train_answers import model_lines
+from fedcache.commands.train import model_lines
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError, UsageError, shell_word
 from fedcache.federate.engines.flower.network import Address, run_app

@@ -16,7 +16,7 @@ from fedcache.extract.backbones import lookup
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.reproduce.frozen_bench.study import NAME, BenchBackbone, Study, read_study
 from fedcache.reproduce.planning import Options, RequirementCheck
-from fedcache.store.sealed import write_output
+from fedcache.store.lock import write_output
 
 COMMAND = f"fedcache reproduce {NAME}"
 

@@ -34,8 +34,7 @@ from fedcache.config import (
 from fedcache.errors import FedcacheError, UsageError, all_at_once, shell_word
 from fedcache.federate.methods import METHODS, NAMES, unknown_method
 from fedcache.parsing import listed
-from fedcache.plugins import plugins
-from fedcache.store.own_names import note_named
+from fedcache.plugins import note_named, plugins
 
 Names = Callable[[str], list[str]]
 

@@ -9,7 +9,7 @@ from fedcache.config import ExtractConfig, Home
 from fedcache.errors import Exit, UsageError, shell_word
 from fedcache.models.saved_model import ONE_SEED, ModelOptions, PersonaliseOptions
 from fedcache.process import Stop, stop_on_signals
-from fedcache.report.drawing import percent
+from fedcache.progress import percent
 
 MODEL = worded(pick(ModelOptions, "seed", "weights", "runs"), "seed", meaning=ONE_SEED)
 

@@ -18,7 +18,7 @@ from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.reproduce import registry
 from fedcache.reproduce.frozen_bench.study import NAME as FROZEN_BENCH
 from fedcache.reproduce.planning import Options, RequirementCheck
-from fedcache.store.sealed import write_output
+from fedcache.store.lock import write_output
 
 PROTOCOL = "Protocol"
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -36,22 +37,454 @@ from fedcache.commands.options import (
     train_config,
 )
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
-from fedcache.commands.train_answers import grid_answer, model_lines, plan_answer, result_lines
 from fedcache.config import Home, PartitionConfig, SaveModels, TrainConfig, read_file
-from fedcache.errors import UsageError
+from fedcache.errors import UsageError, shell_word
+from fedcache.extract.recipe import IMAGES, ROWS, SOUNDS, TEXTS
 from fedcache.federate.engines.choose import engine_of
 from fedcache.federate.methods import METHODS
+from fedcache.federate.trust.privacy import is_private
 from fedcache.grids import presets
 from fedcache.grids.hold_out import EACH, every_value
+from fedcache.grids.result import Grid, HeldOut
 from fedcache.grids.sampling import Sampling
+from fedcache.parsing import seeds_text
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
-from fedcache.runs.directory import bytes_of_models, check_config
-from fedcache.runs.run import Run
-from fedcache.runs.score import check_score
+from fedcache.progress import VALIDATION_ACCURACY, percent
+from fedcache.report.caution_words import caution_lines, describe_trust, drawn_clients, unlike_tests
+from fedcache.runs.directory import (
+    bytes_of_models,
+    check_config,
+    command_saving,
+    has_client_models,
+    reads_embeddings,
+)
+from fedcache.runs.run import Run, is_claimed
+from fedcache.runs.score import LEVEL, SCORES, check_score, rows_interval, score_of
 from fedcache.runs.trackers.choose import tracking
+from fedcache.tables.words import counted
 
 if TYPE_CHECKING:
     from fedcache.federate.engines.ray.engine import RayEngine
+
+
+def plan_answer(data: dict[str, Any]) -> CommandResult:
+    """The answer of ``--dry-run``."""
+    lines = []
+    for p in data["programs"]:
+        points = ""
+        together = ""
+        if p["points"] > 1:
+            points = f" {p['points']} points"
+            together = f", {p['points_at_once']} points at once"
+        clients = f"{p['clients_at_once']} clients at once"
+        method = p["method"]
+        lines += [f"{method}{points}: {p['execution']}, {clients}{together}", f"  {p['words']}"]
+    return CommandResult(data, lines)
+
+
+PROTOCOLS = {
+    "global": "one model on the global test rows",
+    "personalised": "each client's own model on its own test rows, mean over clients",
+    "everywhere": "each client's own model on all test rows, over clients",
+}
+
+TAILS = {"worst10": ("worst 10 %", 10), "worst40": ("worst 40 %", 3), "best10": ("best 10 %", 10)}
+"""Means over the tails of the clients: their names, and the clients of which the tail is at least one."""
+
+
+def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) -> list[str]:
+    """A result for a person."""
+    accuracy = result["accuracy"]
+    fair = result["fairness"]
+    traffic = result["traffic"]
+    part = result["partition"]
+    spread = _over_seeds(accuracy, len(result["seeds"]))
+    what = PROTOCOLS[result["protocol"]]
+    exact = traffic["exact"]["per_client_round"]
+    paper = traffic["paper"]["per_client_round"]
+    seconds = measured.get("seconds", {})
+    timing = ", ".join(f"{k} {v:,.2f} s" for k, v in seconds.items())
+    known = {
+        k: v
+        for k, v in result.get("diagnostics", {}).items()
+        if v is not None and k != VALIDATION_ACCURACY
+    }
+    watched = ", ".join(f"{k} {v:.4g}" for k, v in known.items())
+    method = result["method"]
+    rounds = result["rounds"]
+    fidelity = result["fidelity"]
+    name = f"{method} ({result['preset']}, {fidelity})"
+    buffer = result.get("timing", {}).get("asynchronous")
+    if buffer is None:
+        how = f"a round, {counted(rounds, 'round')}"
+    else:
+        how = f"at a time, {counted(rounds, 'step')} of {buffer} updates"
+    scheme = part["scheme"]
+    setting = f"{scheme}, {part['clients']} clients, "
+    setting += f"{result['participation']} {how}"
+    zero = accuracy.get("zero_shot")
+    untrained = ""
+    if zero is not None:
+        untrained = f"; zero-shot (no training) {percent(zero)} %"
+    mean = percent(accuracy["mean"])
+    lines = [f"{name}: accuracy {mean} %{spread}{untrained}"]
+    lines += [f"  {line}" for line in caution_lines(result)]
+    lines.append(f"  {what}; {setting}, {result['execution']}")
+    if (drawn := drawn_clients(result)) is not None:
+        who, errors = drawn
+        error = "no standard error"
+        if errors:
+            points = ", ".join(map(percent, errors))
+            error = f"standard error {points} points"
+        lines.append(f"  {who}; {error}")
+    lines += score_lines(result)
+    if (held := result.get("validation")) is not None:
+        chosen_by = f"{percent(held['mean'])} %"
+        if held["std"] is not None:
+            chosen_by += f" +- {percent(held['std'])}"
+        pooled = ""
+        if result["protocol"] != "global":
+            pooled = f"; over all rows {percent(held['pooled'])} %"
+        rows = held["rows"]
+        lines.append(
+            f"  validation accuracy {chosen_by} on {rows:,} rows that nobody trains on{pooled}"
+        )
+    if accuracy["mean"] is None:
+        lines.append(
+            "  no accuracy: the scores of a model are not numbers, or nobody could be scored"
+        )
+    owned = result["classes_owned"]
+    size = result["parameters"]
+    each = owned.get("per_client") or [owned["least"], owned["most"]]
+    span = f"{max(each):g}"
+    if min(each) < max(each):
+        span = f"{min(each):g} to {span}"
+    trained = f"{size['trainable']:,} parameters trained"
+    if size["fixed"] is not None:
+        trained += f" ({size['fixed']:,} fixed)"
+    macro_f1 = percent(result["macro_f1"]["mean"])
+    classes = result["classes"]
+    lines.append(f"  macro-F1 {macro_f1} %; {span} of {classes} classes per client; {trained}")
+    if len(accuracy["per_domain"]) > 1:
+        domains = [f"{name} {percent(value)}" for name, value in accuracy["per_domain"].items()]
+        lines.append(f"  per domain   {'  '.join(domains)}")
+    differs = fair.get("std_pp")
+    # One model on one set of test rows: clients cannot differ.
+    same_for_all = result["protocol"] == "global" and differs is not None and differs < 1e-9
+    if differs is not None and not same_for_all:
+        parts = [f"mean {percent(fair['mean'])}", f"std {differs:.2f} points"]
+        few = []
+        # Means over tails of the clients need some clients in the tail.
+        for key, (name, least) in TAILS.items():
+            if fair[key] is None:
+                few.append(f"{name} at least {least}")
+            else:
+                tail = percent(fair[key])
+                parts.append(f"{name} {tail}")
+        lines.append(f"  over clients {', '.join(parts)}")
+        if few:
+            lines.append(f"  left out for want of scored clients: {', '.join(few)}")
+    sent = f"{exact['up']:,.0f} scalars per client and round"
+    counted_in_paper = f"{paper['up']:,.0f}"
+    lines.append(f"  sends {sent} (paper counts {counted_in_paper}), receives {exact['down']:,.0f}")
+    lines += [f"  {line}" for line in describe_trust(result.get("trust", {}))]
+    if watched:
+        lines.append(f"  at the end {watched}")
+    if timing:
+        lines.append(f"  {timing}")
+    return [*lines, f"  {path}"]
+
+
+def _over_seeds(accuracy: Mapping[str, Any], seeds: int) -> str:
+    """The spread; of a run that does not depend on its seeds that it does not, in the place of 0."""
+    if accuracy["std"] is None:
+        return ""
+    if len(set(accuracy.get("per_seed", ()))) == 1:
+        return f" with each of {seeds} seeds"
+    deviation = percent(accuracy["std"])
+    return f" +- {deviation} over {seeds} seeds"
+
+
+def score_lines(result: Mapping[str, Any]) -> list[str]:
+    """The two scores that every method has, and the interval over test rows where seeds say nothing of it."""
+    lines = []
+    mean, pooled = (score_of(result, name).mean for name in SCORES)
+    # Both are shown unless they equal the headline, which is shown anyway.
+    if mean is not None and pooled is not None:
+        shown = result["accuracy"]["mean"] or 0.0
+        if not all(math.isclose(score, shown, abs_tol=1e-12) for score in (mean, pooled)):
+            of_clients = percent(mean)
+            lines.append(f"  client mean {of_clients} %, pooled over test rows {percent(pooled)} %")
+    # One model that draws nothing at random has no spread over seeds, but its test rows are a sample.
+    if (found := rows_interval(result)) is not None:
+        rows, low, high = found
+        level = 100 * LEVEL
+        bounds = " to ".join((percent(low), percent(high)))
+        lines.append(f"  {level:g} % interval over the {rows:,} test rows (Wilson) {bounds} %")
+    return lines
+
+
+WHAT_PREDICT_TAKES = {TEXTS: "TEXTS.csv", ROWS: "--store STORE", SOUNDS: "SOUNDS"}
+"""Of a model of texts, rows or sounds."""
+
+
+def model_lines(path: Path, result: Mapping[str, Any]) -> list[str]:
+    """Commands that use the models of a run; [] for a run without models."""
+    size = bytes_of_models(path)
+    if size is None:
+        return []
+    what = WHAT_PREDICT_TAKES.get(result.get("dataset", {}).get("holds", IMAGES))
+    if what is None:
+        what = "IMAGES"
+        if reads_embeddings(path):
+            what = "--embeddings FILE"
+    named = str(path)
+    if path.parent.resolve() == Home.from_environment().runs.resolve():
+        named = path.name[:8]
+    megabytes = f"{size / 1e6:,.2f} MB"
+    predict = f"fedcache predict {shell_word(named)} {what}"
+    if result["protocol"] == "global":
+        return [f"  model of {megabytes}:  {predict}"]
+    if is_claimed(result):
+        return [
+            "  each site keeps its own model, in flower/ of its home:  fedcache predict FILE IMAGES"
+        ]
+    if not is_private(result) and not has_client_models(path):
+        return [f"  no client's model was saved; this saves them:  {command_saving(path, 'all')}"]
+    whose = "--client NAME"
+    # Clients' own parts of private runs are not saved.
+    if is_private(result):
+        whose = "--global"
+    return [f"  models of {megabytes}:  {predict} {whose}"]
+
+
+FEW_ROWS = 20
+"""Test rows below which the accuracy of a held-out value says little."""
+
+
+def held_out_answer(done: Grid, rows: Sequence[HeldOut]) -> CommandResult:
+    """A grid that holds values out in turn: one row per setting, one column per value, and the mean."""
+    values = list(rows[0].accuracy)
+    # A column for each swept setting, then one for each held-out value.
+    sweeps = list(dict.fromkeys(key for row in rows for key in row.sweep))
+    cells = [
+        (
+            row.method,
+            *(row.sweep.get(k) for k in sweeps),
+            *(percent(row.accuracy[v]) for v in values),
+            percent(row.mean),
+        )
+        for row in rows
+    ]
+    counts: dict[str, int | None] = {}
+    # Values differ in size: the heading says how many rows each has.
+    headings = []
+    for value in values:
+        known = [row.rows[value] for row in rows if row.rows[value] is not None]
+        counts[value] = next(iter(known), None)
+        headings.append(" ".join([value, *(f"({count:,})" for count in known[:1])]))
+    columns = ("method", *sweeps, *headings, "mean")
+    if done.by_validation:
+        columns = (*columns, "validation")
+        cells = [(*line, percent(row.validation)) for line, row in zip(cells, rows, strict=True)]
+    shown = TextTable(
+        "accuracy % on each value that was held out (rows)", columns, cells, right=columns[1:]
+    )
+    lines = [points_line(done)]
+    if rows[0].mean is not None:
+        what = "Highest mean (not a choice)"
+        if done.by_validation:
+            what = "Chosen by mean validation accuracy"
+        mean = percent(rows[0].mean)
+        count = len(values)
+        best = rows[0].words
+        lines.append(f"{what} over {count} held-out values: {best}  {mean} %")
+        if done.tie:
+            lines.append(done.tie)
+        lines += weight_lines(counts)
+    tables = [shown]
+    # The best settings, trained again with the validation rows.
+    if again := Grid(done.retrained).held_out():
+        line = (
+            again[0].method,
+            *again[0].sweep.values(),
+            *map(percent, again[0].accuracy.values()),
+        )
+        title = "trained again on all training rows"
+        names = ("method", *again[0].sweep, *again[0].accuracy, "mean")
+        tables.append(TextTable(title, names, [(*line, percent(again[0].mean))], right=names[1:]))
+    return CommandResult(done.to_dict(), [*lines, *lost_lines(done)], done.code, tables)
+
+
+def weight_lines(counts: Mapping[str, int | None]) -> list[str]:
+    """A note that held-out values with few rows count as much in a mean as all others; [] if there are none."""
+    few = [f"{value} {n:,}" for value, n in counts.items() if n is not None and n < FEW_ROWS]
+    if not few:
+        return []
+    names = ", ".join(few)
+    return [
+        f"{len(few)} of {len(counts)} values have less than {FEW_ROWS} rows and weigh as much as the others in the "
+        f"mean: {names}.",
+        f"  --hold-out each --min-rows {FEW_ROWS} neither holds them out nor trains on them.",
+    ]
+
+
+def lost_lines(done: Grid) -> list[str]:
+    """Points of a grid that failed, with hints."""
+    lines = []
+    for word, lost in (("Damaged, left out", done.damaged), ("Failed", done.failed)):
+        for one in lost:
+            point = " ".join([one.method, *(f"{k}={v}" for k, v in one.sweep.items())])
+            lines += [f"{word}: {point}. {one.message}", f"  {one.hint}"]
+    return lines
+
+
+def search_lines(done: Grid) -> list[str]:
+    """Counts of a search's trials; [] for a grid that is no search."""
+    if (search := done.search) is None:
+        return []
+    sampler = search["sampler"]
+    how = f"{sampler}, seed {search['seed']}"
+    if search["pruner"] != "none":
+        how += f", {search['pruner']}"
+    counts = ", ".join(f"{search[state]} {state}" for state in ("finished", "pruned", "failed"))
+    trials = search["trials"]
+    return [f"{trials} trials ({how}): {counts}; {search['study']}"]
+
+
+def _unlike_seeds(done: Grid) -> str | None:
+    """A sentence if some points of a grid were trained before with more seeds than the command names."""
+    seeds = [set(p.run.result["seeds"]) for p in done.points]
+    every = set[int]().union(*seeds)
+    if all(one == every for one in seeds):
+        return None
+    return (
+        "Points have different seeds, because some runs were trained with more seeds before. "
+        f"To compare all points on equal seeds: --seeds {seeds_text(every)}"
+    )
+
+
+def points_line(done: Grid) -> str:
+    """Number of points, and how many of them were stored before."""
+    points = counted(len(done.points), "point")
+    verb = "were"
+    if done.reused == 1:
+        verb = "was"
+    sentence = f"{points}, {done.reused} of them {verb} there already."
+    # Runs of which some seeds were stored: only the other seeds were trained.
+    grown = [p.run for p in done.points if p.run.reused_seeds and not p.run.reused]
+    counts = {(len(run.reused_seeds), len(run.result["seeds"])) for run in grown}
+    if not counts:
+        return sentence
+    seeds = " or ".join(f"{before} of {now}" for before, now in sorted(counts))
+    points = counted(len(grown), "point")
+    return f"{sentence} In {points}, {seeds} seeds were there already."
+
+
+def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
+    """A grid for a person: every point, the chosen one or the highest, and what was lost; of one that holds values out,
+    their table.
+    """
+    if held_out := done.held_out():
+        return held_out_answer(done, held_out)
+    best = done.best()
+    # Columns that no point fills are left out.
+    tails = [p.run.fairness.get("worst10") is not None for p in done.points]
+    worst = ("worst 10 %",) * any(tails)
+    validation = ("validation %",) * done.by_validation
+    by = ""
+    if done.scored_by != "own":
+        by = f" ({done.scored_by})"
+    columns = (
+        "method",
+        *sweeps,
+        *validation,
+        f"accuracy %{by}",
+        "std",
+        *worst,
+        "sends per round",
+        "seconds",
+    )
+    rows = []
+    for p in done.ranked():
+        sends = p.run.traffic["exact"]["per_client_round"]["up"]
+        seconds = "-"
+        if p.run.measured:
+            trained = p.run.measured["seconds"]["train"]
+            seconds = f"{trained:.2f}"
+        rows.append(
+            (
+                p.method,
+                *(p.sweep.get(k) for k in sweeps),
+                *(percent(done.figure(p)) for _ in validation),
+                percent(done.score_of(p).mean),
+                percent(done.std_of(p)),
+                *(percent(p.run.fairness.get("worst10")) for _ in worst),
+                f"{sends:,.0f}",
+                seconds,
+            )
+        )
+    # Points that failed are listed too, without figures.
+    blank = ("",) * (len(columns) - len(sweeps) - 2)
+    lost_rows = [
+        (f.method, *(f.sweep.get(k) for k in sweeps), "failed", *blank) for f in done.failed
+    ]
+    shown = TextTable("", columns, [*rows, *lost_rows], right=columns[1:])
+    values = " ".join(f"{k}={v}" for k, v in best.sweep.items())
+    accuracy = percent(done.score_of(best).mean)
+    figures = f"{accuracy} %{by}"
+    if done.by_validation:
+        chosen_on = percent(done.figure(best))
+        figures = f"{chosen_on} %, on test rows {figures}"
+    chosen_by = done.chosen_by[:1].upper() + done.chosen_by[1:]
+    lines = [
+        points_line(done),
+        *search_lines(done),
+        f"{chosen_by}: {best.method} {values}  {figures}",
+    ]
+    # What makes the choice less certain: ties, different kinds of models, different seeds.
+    unlike = unlike_tests(p.run.result for p in done.points)
+    lines += [sentence for sentence in (done.tie, unlike, _unlike_seeds(done)) if sentence]
+    lines += [
+        f"{key} changes no figure here: points that differ in it alone are equal."
+        for key in done.unchanging
+    ]
+    if not done.retrained:
+        lines += model_lines(best.run.path, best.run.result)
+    # Why the worst tenth is missing, in all rows or in some.
+    few = "worst 10 % needs at least 10 scored clients"
+    if any(tails) and not all(tails):
+        lines.append(f"{few}; a row with - has fewer.")
+    elif not all(tails):
+        lines.append(f"{few}.")
+    lines += [_privacy_line(spent) for spent in done.privacy()]
+    for again in done.retrained:
+        there = ""
+        if again.run.reused:
+            there = " (the run was there already)"
+        lines.append(f"Trained again on all training rows{there}: {again.words}")
+        lines += result_lines(again.run.result, again.run.measured, str(again.run.path))
+        lines += model_lines(again.run.path, again.run.result)
+    return CommandResult(done.to_dict(), [*lines, *lost_lines(done)], done.code, [shown])
+
+
+def _privacy_line(spent: Mapping[str, Any]) -> str:
+    """Total privacy cost of a grid, of ``Grid.privacy``."""
+    # The tighter accountant has no bound for some noise; the other one then may.
+    bounds = [spent[key] for key in ("epsilon_pld", "epsilon_rdp") if spent[key] is not None]
+    epsilon = "no bound"
+    if bounds:
+        epsilon = f"epsilon {bounds[0]:.3g}"
+    kind = "Privacy"
+    if spent["simulation"]:
+        kind = "Simulated privacy"
+    models = f"{spent['points']} points"
+    if spent["retrained"]:
+        models += f" and {spent['retrained']} retrained"
+    seeds = spent["seeds"]
+    delta = spent["delta"]
+    whose = f"{kind} of each {spent['unit']}"
+    return f"{whose} over all {models} ({seeds} seeds): {epsilon} for delta {delta:g}."
 
 
 @command("train", pick(TrainConfig), pick(PartitionConfig), pick(SchemeArguments), pick(RunOptions))

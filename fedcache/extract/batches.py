@@ -23,15 +23,15 @@ from fedcache.extract.backbones.encoder import text_features
 from fedcache.extract.datasets import Source
 from fedcache.extract.image_files import BadImage
 from fedcache.extract.images import decode, resize, view
-from fedcache.extract.inputs import (
+from fedcache.extract.recipe import (
     IMAGES,
     ItemEncoder,
     Prepare,
+    Recipe,
     encode_items,
     read_items,
     reads_of,
 )
-from fedcache.extract.recipe import Recipe
 
 if TYPE_CHECKING:
     from fedcache.extract.backbones import Backbone, FrozenEncoder, Weights

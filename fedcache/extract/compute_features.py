@@ -21,8 +21,8 @@ from fedcache.extract.datasets import Dataset
 from fedcache.extract.device import cores
 from fedcache.extract.image_files import BadImage
 from fedcache.extract.images import decode
-from fedcache.extract.inputs import IMAGES
 from fedcache.extract.planning.incremental import IncrementalPlan
+from fedcache.extract.recipe import IMAGES
 from fedcache.extract.workers.chunk_tasks import ExtractionEngine, make_spec, plan_tasks, run_tasks
 from fedcache.extract.workers.local import (
     BatchTask,

@@ -18,9 +18,16 @@ from typing import Any, TypeVar
 
 from fedcache.config import Home
 from fedcache.errors import CorruptionError
-from fedcache.store.files import canonical_json, digest_of, file_sha256, make_private, sha256_hex
+from fedcache.store.files import (
+    canonical_json,
+    digest_of,
+    file_sha256,
+    make_private,
+    read_sealed,
+    sha256_hex,
+    write_sealed,
+)
 from fedcache.store.own_code import INSTALLED, ROOT
-from fedcache.store.sealed import read_sealed, write_sealed
 
 T = TypeVar("T")
 

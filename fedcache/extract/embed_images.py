@@ -32,9 +32,8 @@ from fedcache.extract.device import resolve_device
 from fedcache.extract.how import jobs_of, note_of_other_devices, resolve_compute_as
 from fedcache.extract.image_files import EXTENSIONS, SOUND_ENDINGS, to_convert
 from fedcache.extract.images import from_pillow
-from fedcache.extract.inputs import IMAGES, SOUNDS, TEXTS
 from fedcache.extract.planning.plan import PlannedArray, memory_of
-from fedcache.extract.recipe import Recipe
+from fedcache.extract.recipe import IMAGES, SOUNDS, TEXTS, Recipe
 from fedcache.store.files import make_private
 from fedcache.store.samples import Samples
 from fedcache.store.store import Store

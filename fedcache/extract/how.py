@@ -27,7 +27,7 @@ COMPUTES_FEATURES = (
     "batches.py",
     "augment.py",
     "images.py",
-    "inputs.py",
+    "recipe.py",
     "backbones/checkpoints.py",
     "backbones/encoder.py",
 )

@@ -14,7 +14,6 @@ from fedcache.errors import MachineError, StoreError
 from fedcache.extract.datasets.dataset import Dataset
 from fedcache.extract.device import cores
 from fedcache.extract.how import jobs_of, resolve_compute
-from fedcache.extract.inputs import IMAGES, one_of
 from fedcache.extract.planning.cost import expected_seconds
 from fedcache.extract.planning.incremental import plan_incremental
 from fedcache.extract.planning.plan import (
@@ -24,6 +23,7 @@ from fedcache.extract.planning.plan import (
     missing_text,
     wanted_text,
 )
+from fedcache.extract.recipe import IMAGES, one_of
 from fedcache.extract.workers.local import ExtractionStats
 from fedcache.progress import Observer
 from fedcache.store.join import finished_arrays, rows_of_part

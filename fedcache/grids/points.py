@@ -21,8 +21,8 @@ from fedcache.federate.partition.partition import SCHEMES
 from fedcache.federate.trust.attacks import parse_attack
 from fedcache.federate.trust.pipeline import NO_ATTACK
 from fedcache.federate.trust.robust_rules import parse_rule
+from fedcache.plugins import PREFIXES
 from fedcache.runs.spec import TIMING_OPTIONS, TRUST_OPTIONS, parse_participation
-from fedcache.store.own_names import PREFIXES
 
 RUN_KEYS = ("rounds", "participation", "backbones", "domain", *TIMING_OPTIONS, *TRUST_OPTIONS)
 PARTITION_KEYS = (

@@ -17,9 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from fedcache.config import option_name, option_value
 from fedcache.errors import CorruptionError, shell_word
-from fedcache.store.files import digest_of, make_private
+from fedcache.store.files import (
+    SealedLines,
+    digest_of,
+    first_of,
+    make_private,
+    read_sealed_lines,
+    write_sealed_lines,
+)
 from fedcache.store.lock import this_process
-from fedcache.store.sealed import SealedLines, first_of, read_sealed_lines, write_sealed_lines
 
 if TYPE_CHECKING:  # reading a record must not import torch
     from fedcache.grids.request import GridRequest

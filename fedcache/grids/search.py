@@ -30,8 +30,13 @@ from fedcache.runs.events import OnRound, with_hooks
 from fedcache.runs.loop import train_run
 from fedcache.runs.run import Run
 from fedcache.runs.score import choice_value
-from fedcache.store.files import sha256_hex
-from fedcache.store.sealed import SealedLines, first_of, read_sealed_lines, write_sealed_lines
+from fedcache.store.files import (
+    SealedLines,
+    first_of,
+    read_sealed_lines,
+    sha256_hex,
+    write_sealed_lines,
+)
 
 if TYPE_CHECKING:
     from optuna import Study as OptunaStudy

@@ -19,10 +19,9 @@ from fedcache.extract.embed_images import (
     images_in_memory,
     texts_in_memory,
 )
-from fedcache.extract.inputs import TEXTS
-from fedcache.models.check_facts import type_of
+from fedcache.extract.recipe import TEXTS
 from fedcache.models.predictor import Predictor
-from fedcache.models.saved_model import AS_BYTES, SavedModel, first_names
+from fedcache.models.saved_model import AS_BYTES, SavedModel, first_names, type_of
 from fedcache.models.sources import named_predictions, predict_images, reads_of_model
 from fedcache.notebooks import html_facts
 from fedcache.process import Stop, usual_torch_state

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedcache.errors import UsageError, unknown
 from fedcache.optional import need_arrow
 from fedcache.parsing import escape_json, sheet_cell
-from fedcache.store.sealed import output_file
+from fedcache.store.lock import output_file
 
 FORMATS = (".csv", ".jsonl", ".parquet")
 ROW_GROUP = 1 << 16

@@ -25,10 +25,9 @@ from fedcache.federate.engine.client_data import FrozenEncoders
 from fedcache.federate.engine.evaluate import BLOCK
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import DeployedModel
-from fedcache.models.check_facts import COLDEST, HOTTEST, check_finite, refused
-from fedcache.models.saved_model import SavedModel
+from fedcache.models.saved_model import COLDEST, HOTTEST, SavedModel, check_finite, refused
+from fedcache.plugins import MODULE
 from fedcache.process import usual_torch_state
-from fedcache.store.own_names import MODULE
 from fedcache.store.store import Store
 
 Rows = NDArray[Any]

@@ -21,8 +21,7 @@ from fedcache.extract.embed_images import (
     find_texts,
     locate_recipe,
 )
-from fedcache.extract.inputs import ROWS, TEXTS, held_by
-from fedcache.extract.recipe import Recipe
+from fedcache.extract.recipe import ROWS, TEXTS, Recipe, held_by
 from fedcache.models.predictions import Prediction, best_of
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import SavedModel

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from fedcache.errors import FedcacheError, shell_word
-from fedcache.report.drawing import percent
+from fedcache.progress import percent
 from fedcache.runs.identity import usual_settings
+from fedcache.runs.privacy_ledger import describe_privacy
 from fedcache.runs.score import at_chance
+from fedcache.tables.words import some_names
 
 HALF_A_POINT = 0.005
 """Differences from zero-shot below this are not spoken of: they are in the figures beside one another."""
@@ -159,3 +161,21 @@ def _tuned_values(method: str) -> dict[str, Any]:
     except FedcacheError:
         return {}
     return {name: value for name, value in tuned.items() if value != usual[name]}
+
+
+def describe_trust(section: Mapping[str, Any]) -> list[str]:
+    """The ``trust`` part of a result as lines for a person."""
+    lines = []
+    if section.get("aggregate", "mean") != "mean":
+        lines.append(f"Uploads taken together by {section['aggregate']}.")
+    if "attack" in section:
+        liars = sorted({name for names in section["attackers"] for name in names})
+        happened = "nobody lied"
+        if liars:
+            happened = f"{len(liars)} clients lied ({some_names(liars, 5)})"
+        lines.append(f"Attack {section['attack']}: {happened}.")
+    if section.get("rejected"):
+        lines.append(f"{section['rejected']} uploads were rejected over all rounds and seeds.")
+    if cost := section.get("privacy"):
+        lines.append(describe_privacy(cost))
+    return lines

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.parsing import visible
+from fedcache.progress import percent
 from fedcache.report import comparison_output
 from fedcache.report.comparison import (
     Comparison,
@@ -19,7 +20,6 @@ from fedcache.report.comparison import (
     scored_by,
     within,
 )
-from fedcache.report.drawing import percent
 from fedcache.report.find_runs import (
     Gathered,
     LeftOut,

@@ -9,7 +9,6 @@ ending that chooses its format, and equal bytes for equal drawings.
 from __future__ import annotations
 
 import io
-import math
 import re
 import threading
 import warnings
@@ -23,7 +22,7 @@ from xml.etree import ElementTree
 from fedcache.errors import UsageError, closest
 from fedcache.optional import needed_library
 from fedcache.parsing import visible
-from fedcache.store.sealed import write_output
+from fedcache.store.lock import write_output
 
 SVG = "http://www.w3.org/2000/svg"
 XLINK = "http://www.w3.org/1999/xlink"
@@ -298,13 +297,6 @@ def _middle(name: str, longest: int) -> str:
 def short(name: object, longest: int = LONGEST) -> str:
     """A name from a dataset or a run as a label: ``visible``, and not too long."""
     return plain(str(name), longest)
-
-
-def percent(value: float | None) -> str:
-    """A fraction as percent with two decimals; a dash for none."""
-    if value is None or not math.isfinite(value):
-        return "-"
-    return f"{100 * value:.2f}"
 
 
 def size(scalars: float | None) -> str:

@@ -16,7 +16,7 @@ from fedcache.errors import FedcacheError, UsageError, unknown
 from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.models.evaluate import BINS, ClassMeasures, RightRows, RunEvaluation
 from fedcache.parsing import sheet_cell
-from fedcache.progress import Observer, Silent
+from fedcache.progress import Observer, Silent, percent
 from fedcache.report.drawing import (
     MUTED,
     SERIES,
@@ -26,12 +26,11 @@ from fedcache.report.drawing import (
     bars,
     legend_below,
     need_matplotlib,
-    percent,
     short,
 )
 from fedcache.report.figure_runs import confusion_matrix
 from fedcache.report.render import Column, Gallery, HtmlCell, Section, gallery, lost_of, render_page
-from fedcache.store.sealed import write_output
+from fedcache.store.lock import write_output
 
 ENDINGS = (".html", ".csv", ".json")
 MOST_DRAWN = 6

@@ -8,18 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.report.drawing import (
-    INK,
-    PAPER,
-    SERIES,
-    Cell,
-    Draw,
-    Marks,
-    Plot,
-    percent,
-    short,
-    shortened,
-)
+from fedcache.progress import percent
+from fedcache.report.drawing import INK, PAPER, SERIES, Cell, Draw, Marks, Plot, short, shortened
 from fedcache.report.find_runs import StoredRun, differing, facts, labels
 from fedcache.runs.score import (
     BY_VALIDATION,

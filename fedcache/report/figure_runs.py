@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedcache.progress import percent
 from fedcache.report.comparison import Comparison, Pair, compact
 from fedcache.report.comparison_output import (
     MOST_BARS,
@@ -25,7 +26,6 @@ from fedcache.report.drawing import (
     bars,
     legend_below,
     name_places,
-    percent,
     settings_of,
     short,
     shortened,

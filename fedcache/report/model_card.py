@@ -11,7 +11,7 @@ import scipy
 
 from fedcache.config import Home
 from fedcache.errors import UsageError
-from fedcache.extract.inputs import IMAGES
+from fedcache.extract.recipe import IMAGES
 from fedcache.federate.methods import METHODS
 from fedcache.models.export.program import (
     BATCH,
@@ -29,6 +29,7 @@ from fedcache.models.export.program import (
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import ExportOptions, ModelOptions, SavedModel
 from fedcache.progress import Observer
+from fedcache.report.caution_words import describe_trust
 from fedcache.report.methods import Sizes
 from fedcache.report.methods.facts import leaving, rows_in_models
 from fedcache.report.store_card import backbone_lines
@@ -40,7 +41,6 @@ from fedcache.runs.predict_run import (
     predictor_of,
     weights_of,
 )
-from fedcache.runs.privacy_ledger import describe_trust
 from fedcache.runs.results import ClientColumns, client_columns
 from fedcache.runs.score import values_held_out
 from fedcache.tables.words import some_names

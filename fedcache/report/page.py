@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import FedcacheError, MachineError, UsageError
-from fedcache.extract.inputs import ROWS
 from fedcache.extract.planning.find_images import ImagePlaces
+from fedcache.extract.recipe import ROWS
 from fedcache.federate.trust.accounting import short_privacy
-from fedcache.progress import Observer, Silent
+from fedcache.progress import Observer, Silent, percent
 from fedcache.report import figure_data, figure_grids, figure_runs
 from fedcache.report.caution_words import caution_lines, drawn_clients
 from fedcache.report.comparison import Comparison, compared, merged_notes, over_held_out, within
 from fedcache.report.comparison_output import caption, differences, sentences
-from fedcache.report.drawing import Plot, need_matplotlib, percent, short, size
+from fedcache.report.drawing import Plot, need_matplotlib, short, size
 from fedcache.report.figure_grids import hyperparameters
 from fedcache.report.figure_runs import confusion_difference
 from fedcache.report.find_runs import (
@@ -61,7 +61,7 @@ from fedcache.runs.score import (
     score_of,
     validation_value,
 )
-from fedcache.store.sealed import write_output
+from fedcache.store.lock import write_output
 from fedcache.tables.words import counted, some_names
 
 

@@ -19,7 +19,8 @@ from PIL import Image
 import fedcache
 from fedcache.extract.planning.find_images import ImagePlaces, read_images
 from fedcache.parsing import sheet_cell, visible
-from fedcache.report.drawing import Plot, percent
+from fedcache.progress import percent
+from fedcache.report.drawing import Plot
 from fedcache.report.verdict import Verdict
 from fedcache.store.store import Store
 

@@ -11,8 +11,7 @@ import numpy as np
 from fedcache.config import Home
 from fedcache.errors import FedcacheError
 from fedcache.extract.backbones import lookup_recorded
-from fedcache.extract.inputs import IMAGES, held_by, reads_of
-from fedcache.extract.recipe import Recipe
+from fedcache.extract.recipe import IMAGES, Recipe, held_by, reads_of
 from fedcache.store.manifest import VANISHED
 from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store

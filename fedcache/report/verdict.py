@@ -9,6 +9,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from fedcache.progress import percent
 from fedcache.report.caution_words import unlike_tests
 from fedcache.report.comparison import (
     common_seeds,
@@ -17,7 +18,7 @@ from fedcache.report.comparison import (
     row_difference,
     rows_of_run,
 )
-from fedcache.report.drawing import percent, size
+from fedcache.report.drawing import size
 from fedcache.report.find_runs import StoredRun, facts
 from fedcache.report.statistics import (
     LEAST_BLOCKS,

@@ -40,18 +40,21 @@ from fedcache.progress import Observer
 from fedcache.runs.identity import Identity
 from fedcache.store.files import (
     Buffer,
+    Sealed,
     canonical_json,
+    content_beside_tensors,
     digest_of,
     explain_disk_errors,
     file_sha256,
     make_private,
     read_lines,
+    read_sealed,
     read_whole,
     sha256_hex,
     write_atomic,
+    write_sealed,
 )
 from fedcache.store.lock import is_held, wait_for_lock
-from fedcache.store.sealed import Sealed, content_beside_tensors, read_sealed, write_sealed
 
 FORMAT = 1
 MEASURED = "measured.json"

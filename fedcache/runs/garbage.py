@@ -14,9 +14,10 @@ from typing import Any
 from fedcache.config import Home
 from fedcache.errors import FedcacheError, MachineError, UsageError
 from fedcache.federate.methods import NAMES
+from fedcache.federate.trust.privacy import is_private
 from fedcache.runs.directory import MODELS, is_of_run, is_running, read_result
 from fedcache.runs.identity import code_digest
-from fedcache.runs.privacy_ledger import ROUNDS, is_private
+from fedcache.runs.privacy_ledger import ROUNDS
 from fedcache.store.catalog import (
     DAY,
     folders_in,
@@ -26,9 +27,8 @@ from fedcache.store.catalog import (
     old_stores,
     size_of,
 )
-from fedcache.store.lock import is_alive
+from fedcache.store.lock import is_alive, leftover_outputs
 from fedcache.store.mirror import FOLDER, idle_mirrors
-from fedcache.store.sealed import leftover_outputs
 
 IDLE_DAYS = 7.0
 """Days without a change after which a run without a result counts as given up."""

@@ -26,8 +26,13 @@ from fedcache.errors import (
 from fedcache.federate.partition import partition as parts
 from fedcache.federate.partition.given import of_ids, of_rows, of_splits
 from fedcache.federate.partition.json_file import check_words, words_of
-from fedcache.federate.partition.natural import with_column
-from fedcache.federate.partition.partition import SCHEMES, Columns, InfeasibleError, Partition
+from fedcache.federate.partition.partition import (
+    SCHEMES,
+    Columns,
+    InfeasibleError,
+    Partition,
+    with_column,
+)
 from fedcache.federate.partition.scheme import FEWER
 from fedcache.progress import Observer
 from fedcache.store import export

@@ -20,10 +20,15 @@ from typing import Any
 
 from fedcache.errors import CorruptionError, FedcacheError
 from fedcache.federate.trust.accounting import Spent, epsilons
-from fedcache.store.files import explain_disk_errors, make_private
+from fedcache.store.files import (
+    SealedLines,
+    explain_disk_errors,
+    make_private,
+    read_sealed,
+    read_sealed_lines,
+    write_sealed,
+)
 from fedcache.store.lock import hold_lock
-from fedcache.store.sealed import SealedLines, read_sealed, read_sealed_lines, write_sealed
-from fedcache.tables.words import some_names
 
 LEDGER = "privacy.jsonl"
 """Its name in a home."""
@@ -272,36 +277,6 @@ def _damaged(ledger: Path, error: OSError | ValueError) -> FedcacheError:
 
 
 # What was done against bad uploads and for privacy, as lines for a person.
-
-
-def is_private(result: Mapping[str, Any]) -> bool:
-    """Whether a result promises differential privacy: with noise, and not as a simulation."""
-    cost = result.get("trust", {}).get("privacy") or {}
-    return bool(cost.get("noise")) and not cost.get("simulation")
-
-
-def has_secret_times(result: Mapping[str, Any]) -> bool:
-    """Whether a result is private and its epsilon assumes that participants of rounds stay secret."""
-    cost = result.get("trust", {}).get("privacy") or {}
-    return is_private(result) and cost.get("participants") == "secret"
-
-
-def describe_trust(section: Mapping[str, Any]) -> list[str]:
-    """The ``trust`` part of a result as lines for a person."""
-    lines = []
-    if section.get("aggregate", "mean") != "mean":
-        lines.append(f"Uploads taken together by {section['aggregate']}.")
-    if "attack" in section:
-        liars = sorted({name for names in section["attackers"] for name in names})
-        happened = "nobody lied"
-        if liars:
-            happened = f"{len(liars)} clients lied ({some_names(liars, 5)})"
-        lines.append(f"Attack {section['attack']}: {happened}.")
-    if section.get("rejected"):
-        lines.append(f"{section['rejected']} uploads were rejected over all rounds and seeds.")
-    if cost := section.get("privacy"):
-        lines.append(describe_privacy(cost))
-    return lines
 
 
 def describe_privacy(cost: Mapping[str, Any]) -> str:

@@ -15,8 +15,8 @@ from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import MachineError, UsageError, shell_word, unknown
 from fedcache.extract.backbones.own import known_name
 from fedcache.extract.device import resolve_device
-from fedcache.extract.inputs import IMAGES, held_by
 from fedcache.extract.planning.plan import say_templates
+from fedcache.extract.recipe import IMAGES, held_by
 from fedcache.federate.engine.client_data import StoredRows
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import ClientOverrides, Method

@@ -27,11 +27,11 @@ from fedcache.extract.planning.find_store import (
 from fedcache.extract.planning.plan import memory_of, plan
 from fedcache.extract.recipe import OF_VIEWS, Recipe
 from fedcache.federate.methods import wants_encoders
+from fedcache.plugins import bare_name
 from fedcache.progress import Observer
 from fedcache.store.catalog import finished_stores, is_ingested
 from fedcache.store.files import digest_of
 from fedcache.store.manifest import TEXT_ORDER, ArrayInfo, match_arrays, names_of
-from fedcache.store.own_names import bare_name
 from fedcache.store.store import Store
 
 if TYPE_CHECKING:

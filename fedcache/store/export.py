@@ -17,8 +17,8 @@ from fedcache.errors import StoreError, UsageError, unknown
 from fedcache.optional import need_arrow, need_h5py
 from fedcache.store.chunks import are_empty
 from fedcache.store.files import digest_of, explain_disk_errors, make_private
+from fedcache.store.lock import output_file
 from fedcache.store.manifest import backbone_of, read_text, text_of_array
-from fedcache.store.sealed import output_file
 from fedcache.store.store import Store, put_groups
 from fedcache.tables.groups import Group
 from fedcache.tables.roles import GROUP, has_a_meaning

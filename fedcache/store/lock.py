@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import errno
+import glob
 import json
 import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
-from fedcache.errors import MachineError, StoreError
+from fedcache.config import Home
+from fedcache.errors import CorruptionError, MachineError, StoreError
 from fedcache.parsing import parse_json
-from fedcache.store.files import explain_disk_errors, write_atomic
+from fedcache.store.files import (
+    Buffer,
+    explain_disk_errors,
+    make_private,
+    read_sealed,
+    size_of,
+    write_atomic,
+    write_sealed,
+    written_unnamed,
+)
 
 POLL = 0.1
 """Seconds between two attempts to take a lock that somebody else holds."""
@@ -198,3 +209,68 @@ def lock_manifest(store: Path, needed: int = 0) -> Iterator[None]:
     lock = store / "locks" / "manifest.lock"
     with hold_lock(lock, f"the manifest of {store}", wait=True), explain_disk_errors(store, needed):
         yield
+
+
+NOTES = "outputs"
+"""Folder of the home: one note for each file that is being written outside."""
+
+
+WHAT = {"kind": "file that is being written"}
+
+
+@contextmanager
+def output_file(path: Path, needed: int = 0) -> Iterator[BinaryIO]:
+    """A file to write that takes the place of ``path`` when the block ends, as ``written_unnamed``.
+
+    Args:
+        path: of the file.
+        needed: bytes that will be written, for the message of a full disk; 0 where that is not known.
+    """
+    with _noted(path), written_unnamed(path, needed) as file:
+        yield file
+
+
+def write_output(path: Path, *parts: Buffer) -> None:
+    """Replace ``path`` by the concatenated parts, as ``output_file``."""
+    with output_file(path, size_of(parts)) as file:
+        for part in parts:
+            file.write(part)
+
+
+def leftover_outputs(home: Home) -> Iterator[Path]:
+    """Temporary files of killed processes that were writing outputs, and the notes of these."""
+    for note in sorted((home.root / NOTES).glob("*.json")):
+        try:
+            found = read_sealed(note, WHAT)
+        except CorruptionError:
+            yield note
+            continue
+        if found is None or is_alive(int(found.content["pid"])):
+            continue
+        yield from _partials(Path(found.content["path"]), str(found.content["pid"]))
+        yield note
+
+
+@contextmanager
+def _noted(path: Path) -> Iterator[None]:
+    """Remove what killed processes left of an output, and note in the home that it is being written now."""
+    home = Home.from_environment()
+    for left in _partials(path, "*"):
+        with suppress(OSError):
+            if not is_alive(writer_of(left)):
+                left.unlink(missing_ok=True)
+    note = home.root / NOTES / f"{os.getpid()}-{os.urandom(4).hex()}.json"
+    if home.root.is_dir():
+        with suppress(OSError):
+            make_private(note.parent)
+            write_sealed(note, WHAT, {"path": str(path.absolute()), "pid": os.getpid()})
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            note.unlink(missing_ok=True)
+
+
+def _partials(path: Path, pid: str) -> list[Path]:
+    """Temporary files of an output, of the process of that number or, for ``*``, of any."""
+    return sorted(path.parent.glob(f".{glob.escape(path.name)}.{pid}-{'[0-9a-f]' * 8}.partial"))

@@ -26,6 +26,7 @@ from fedcache.errors import (
     shell_word,
 )
 from fedcache.parsing import SAFE, parse_json, slug_of
+from fedcache.plugins import bare_name
 from fedcache.store import chunks as files
 from fedcache.store.chunks import DTYPES
 from fedcache.store.files import (
@@ -45,7 +46,6 @@ from fedcache.store.files import (
     write_atomic,
 )
 from fedcache.store.journal import journal_path, journals
-from fedcache.store.own_names import bare_name
 
 PART = "part"
 """Key of the manifest's ``dataset``: {number, of, recipes}. ``recipes`` are those of the arrays that are finished."""

@@ -26,12 +26,13 @@ from fedcache.store.files import (
     disk_free,
     explain_disk_errors,
     make_private,
+    read_sealed,
     sha256_hex,
     size_in_environment,
     write_atomic,
+    write_sealed,
 )
 from fedcache.store.manifest import NAME, Manifest, chunk_files, parse_manifest
-from fedcache.store.sealed import read_sealed, write_sealed
 
 FOLDER = "remote"
 """Of the home: the mirrors."""

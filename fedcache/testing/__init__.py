@@ -32,7 +32,7 @@ from fedcache.federate.execution.executor import Executor
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import SCHEMES
 from fedcache.federate.partition.scheme import Scheme
-from fedcache.store.own_names import note_named
+from fedcache.plugins import note_named
 from fedcache.testing.aggregator_laws import AGGREGATOR_LAWS, Vote
 from fedcache.testing.backbone_laws import BACKBONE_LAWS, Looked
 from fedcache.testing.dataset_laws import DATASET_LAWS, open_dataset

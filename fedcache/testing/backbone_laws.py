@@ -17,8 +17,8 @@ from torch import Tensor
 
 from fedcache.config import Home
 from fedcache.extract.backbones import Backbone, FrozenEncoder, load, locate, lookup
-from fedcache.extract.inputs import IMAGES, TEXTS, reads_of
 from fedcache.extract.planning.plan import memory_of
+from fedcache.extract.recipe import IMAGES, TEXTS, reads_of
 from fedcache.testing.law import require
 
 ITEMS = 6

@@ -16,7 +16,7 @@ from fedcache.extract import datasets
 from fedcache.extract.datasets.dataset import TRAIN, Context, Dataset, Source, uid_of
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.image_files import BadImage
-from fedcache.extract.inputs import IMAGES
+from fedcache.extract.recipe import IMAGES
 from fedcache.testing.law import require
 
 ROWS = 64

@@ -29,9 +29,8 @@ from fedcache.report.run_origin import command_of
 from fedcache.runs.directory import WRITTEN, has_model, is_running, train_table
 from fedcache.runs.origin import store_behind
 from fedcache.runs.score import choice_value, score_of, validation_value
-from fedcache.store.files import at_once, parse_signed, read_whole
+from fedcache.store.files import LONGEST_HEADER, SEAL, at_once, parse_signed, read_whole
 from fedcache.store.lock import still_runs
-from fedcache.store.sealed import LONGEST_HEADER, SEAL
 
 LAST = 20
 """Rounds from whose duration the time left is taken."""

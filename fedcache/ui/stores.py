@@ -10,9 +10,9 @@ import numpy as np
 
 from fedcache.config import Home
 from fedcache.errors import FedcacheError
-from fedcache.extract.inputs import IMAGES, held_by
 from fedcache.extract.planning.find_images import ImagePlaces, read_images
 from fedcache.extract.planning.find_store import dataset_of_store, extract_arguments
+from fedcache.extract.recipe import IMAGES, held_by
 from fedcache.report.render import thumbnail_uri
 from fedcache.store.catalog import is_ingested, size_of
 from fedcache.store.samples import SPLITS

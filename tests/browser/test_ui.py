@@ -15,7 +15,7 @@ from pictures import folder
 from ui_client import served
 
 from fedcache.runs.directory import FILES, WRITTEN
-from fedcache.store.sealed import write_sealed
+from fedcache.store.files import write_sealed
 
 SIZES = {
     "light": (1240, "light"),

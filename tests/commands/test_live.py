@@ -12,7 +12,7 @@ from command import ok, words_of
 from pty_run import on_a_terminal, plain
 from stops import StopsAfter
 
-from fedcache.commands import live_view, output
+from fedcache.commands import output
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import FedcacheError
 from fedcache.grids.request import request_grid
@@ -136,7 +136,7 @@ def test_every_execution_tells_every_round_once_also_of_a_run_that_is_resumed(
 
 
 def test_rounds_that_were_read_do_not_make_the_rest_look_fast():
-    stretch = live_view.Stretch("training", 100, "rounds")
+    stretch = output.Stretch("training", 100, "rounds")
     begun = stretch.begun
     read = Round(Path(), "fedavg", 0, 1, 1, 90, 100, None, {}, 10, 20, 900, 1800, stored=True)
     stretch.take(read)
@@ -150,8 +150,8 @@ def test_rounds_that_were_read_do_not_make_the_rest_look_fast():
 
 def test_how_fast_it_goes_is_counted_over_the_last_stretch_of_time():
     """Sixty rounds in the first moment, and one in each three tenths of a window after: the first are forgotten."""
-    stretch = live_view.Stretch("training", 100, "rounds")
-    step = 0.3 * live_view.WINDOW
+    stretch = output.Stretch("training", 100, "rounds")
+    step = 0.3 * output.WINDOW
     stretch.advance(60, stretch.begun + 0.001)
     for i in range(1, 21):
         stretch.advance(1, stretch.begun + i * step)

@@ -31,10 +31,10 @@ def test_notes_and_warnings_are_lines_on_stderr_and_kept(capsys, quiet, err):
 
 
 def test_where_nobody_draws_a_line_is_printed_every_ten_seconds(capsys, monkeypatch):
-    from fedcache.commands import live_view, output
+    from fedcache.commands import output
 
     now = [100.0]
-    for module in (live_view, output):
+    for module in (output,):
         monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     observer = TerminalObserver()
     observer.advance(1)  # before anything has begun

@@ -9,8 +9,8 @@ from command import fedcache, ok, words_of
 
 from fedcache.errors import CorruptionError
 from fedcache.grids.record import FOLDER, read_record
+from fedcache.store.files import first_of, write_sealed_lines
 from fedcache.store.lock import still_runs, this_process
-from fedcache.store.sealed import first_of, write_sealed_lines
 from fedcache.ui.index import GridIndex, RunIndex
 
 IID = words_of("--scheme iid --clients 3")

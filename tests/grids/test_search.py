@@ -20,8 +20,8 @@ from fedcache.grids import search_space
 from fedcache.grids.record import FOLDER
 from fedcache.grids.sampling import Sampling
 from fedcache.grids.search_space import Range, search_of
+from fedcache.store.files import first_of, read_sealed_lines, write_sealed_lines
 from fedcache.store.lock import this_process
-from fedcache.store.sealed import first_of, read_sealed_lines, write_sealed_lines
 from fedcache.ui.index import GridIndex, RunIndex
 
 RUN = words_of("--scheme iid --clients 3 --participation all --rounds 4 --validation 0.25")

@@ -10,7 +10,7 @@ from float64 import normal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcache.heads import products
+from fedcache.heads import linear
 from fedcache.heads.linear import affine
 from fedcache.heads.losses import log_softmax, softmax
 from fedcache.heads.projection import unit
@@ -31,12 +31,12 @@ def test_a_product_is_that_of_torch_in_every_order_of_memory():
     other[100:400] = drawn(80, 300, dtype=torch.float64).float().mT
     gaps = torch.zeros(80, 301)
     gaps[:, :300] = other[100:400].mT
-    assert products.by_onednn(wide[:, 200:500], other[100:400].mT) == products.onednn_works()
+    assert linear.by_onednn(wide[:, 200:500], other[100:400].mT) == linear.onednn_works()
     for b in (other[100:400].mT, gaps[:, :300], other[100:400].mT.contiguous()):
         torch.testing.assert_close(
-            products.times_transposed(wide[:, 200:500], b).double(), exact, rtol=0, atol=1e-4
+            linear.times_transposed(wide[:, 200:500], b).double(), exact, rtol=0, atol=1e-4
         )
-    expanded = products.times_transposed(wide[:1, 200:500].expand(60, -1), other[100:400].mT)
+    expanded = linear.times_transposed(wide[:1, 200:500].expand(60, -1), other[100:400].mT)
     torch.testing.assert_close(expanded.double(), exact[:1].expand(60, -1), rtol=0, atol=1e-4)
 
 
@@ -58,10 +58,10 @@ def test_a_map_and_its_gradients_are_those_of_torch(lead, rows):
 @pytest.mark.slow
 def test_a_processor_without_avx512_uses_torchs_own_product():
     code = (
-        "import torch; from fedcache.heads import products; from fedcache.heads.ridge import gram, gram_single\n"
+        "import torch; from fedcache.heads import linear; from fedcache.heads.ridge import gram, gram_single\n"
         "a, b = torch.ones(64, 256), torch.ones(128, 256)\n"
-        "assert not products.onednn_works() and not products.by_onednn(a, b)\n"
-        "assert torch.equal(products.times_transposed(a, b), torch.full((64, 128), 256.0))\n"
+        "assert not linear.onednn_works() and not linear.by_onednn(a, b)\n"
+        "assert torch.equal(linear.times_transposed(a, b), torch.full((64, 128), 256.0))\n"
         "assert torch.equal(gram_single(a), gram(a.double()))"
     )
     env = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}

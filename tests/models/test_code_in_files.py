@@ -10,12 +10,12 @@ from command import fedcache, ok
 from pictures import folder
 
 import fedcache as fc
+from fedcache import plugins
 from fedcache.errors import FedcacheError, StoreError
 from fedcache.extract.backbones import own_module
 from fedcache.extract.recipe import Recipe
 from fedcache.models.saved_model import SavedModel
 from fedcache.runs.run_models import model_file
-from fedcache.store import own_names
 
 NAME = "module:stranger:build"
 CODE = """
@@ -64,7 +64,7 @@ def run(once, tmp_path, monkeypatch):
 
 def forget_all(monkeypatch):
     """As in a process that has just begun."""
-    monkeypatch.setattr(own_names, "_named", set())
+    monkeypatch.setattr(plugins, "_named", set())
     monkeypatch.setattr(own_module, "_BUILT", {})
     monkeypatch.setattr(own_module, "_IN_MEMORY", {})
     monkeypatch.delitem(sys.modules, "stranger", raising=False)
@@ -130,8 +130,8 @@ def test_the_name_of_a_file_or_folder_names_no_code(run, place):
 )
 def test_a_word_names_code_only_where_it_is_the_name(given, named, monkeypatch):
     forget_all(monkeypatch)
-    own_names.note_named([given])
-    assert own_names.may_be_run(NAME) == named
+    plugins.note_named([given])
+    assert plugins.may_be_run(NAME) == named
 
 
 def test_loading_a_model_in_python_runs_no_code_that_it_names(run):

@@ -65,11 +65,11 @@ PICKLE = frozenset({"Unpickler", "pickle.load", "pickle.loads"})
 KNOWN = {
     "__init__.py __getattr__ import_module": "the fixed table _LATER of fedcache's own modules",
     "cli.py UnloadedCommand.load import_module": "the fixed table of commands, in fedcache.commands",
-    "commands/complete.py _backbones import_module": "written here",
-    "commands/complete.py _datasets import_module": "written here",
-    "commands/complete.py _schemes import_module": "written here",
-    "commands/complete.py _partitions import_module": "written here",
-    "commands/complete.py _runs import_module": "written here",
+    "commands/options.py _backbones import_module": "written here",
+    "commands/options.py _datasets import_module": "written here",
+    "commands/options.py _schemes import_module": "written here",
+    "commands/options.py _partitions import_module": "written here",
+    "commands/options.py _runs import_module": "written here",
     "commands/ui.py ui import_module": "written here",
     "extract/backbones/own_module.py _factory import_module": (
         "a module: name that derive lets through: one that the user named, or that an installed package declares"

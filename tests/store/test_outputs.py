@@ -9,12 +9,12 @@ import pytest
 from command import environment, ok
 
 from fedcache.store.files import open_unnamed
-from fedcache.store.sealed import NOTES, output_file, write_output
+from fedcache.store.lock import NOTES, output_file, write_output
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from fedcache.store.sealed import output_file
+from fedcache.store.lock import output_file
 if sys.argv[2] == "named":
     del os.O_TMPFILE
 with output_file(Path(sys.argv[1])) as file:
@@ -113,7 +113,8 @@ def test_an_output_that_is_being_written_is_left_alone(tmp_path, own_home):
 
 
 def test_a_note_can_name_no_file_but_a_partial_one(tmp_path, own_home):
-    from fedcache.store.sealed import WHAT, write_sealed
+    from fedcache.store.files import write_sealed
+    from fedcache.store.lock import WHAT
 
     (own_home / NOTES).mkdir(parents=True)
     kept = tmp_path / "kept.csv"

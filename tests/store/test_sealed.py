@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcache.errors import CorruptionError
-from fedcache.store.sealed import read_sealed, write_sealed
+from fedcache.store.files import read_sealed, write_sealed
 
 WHAT = {"kind": "test", "run": "ab", "seed": 3}
 DTYPES = (

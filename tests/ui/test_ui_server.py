@@ -17,8 +17,8 @@ from ui_client import Client
 from fedcache.process import Stop
 from fedcache.progress import Silent
 from fedcache.runs.directory import LOCK, WRITTEN, owning, read_result, write_result
+from fedcache.store.files import first_of, read_sealed_lines, write_sealed, write_sealed_lines
 from fedcache.store.lock import this_process
-from fedcache.store.sealed import first_of, read_sealed_lines, write_sealed, write_sealed_lines
 from fedcache.ui import index
 
 IID = "--scheme iid --clients 4"

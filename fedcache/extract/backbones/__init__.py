@@ -13,7 +13,8 @@ from fedcache.extract.backbones.backbone import (
     Weights,
     library_caches,
 )
-from fedcache.extract.backbones.table import BACKBONES, load, lookup, lookup_recorded
+from fedcache.extract.backbones.rows import BACKBONES
+from fedcache.extract.backbones.table import load, lookup, lookup_recorded
 from fedcache.extract.backbones.weights import (
     CHECKPOINTS,
     import_weights,

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from fedcache.errors import MachineError, UsageError, shell_word
-from fedcache.extract.inputs import IMAGES
-from fedcache.extract.recipe import Recipe
+from fedcache.extract.recipe import IMAGES, Recipe
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -22,7 +22,7 @@ from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import FedcacheError, MachineError, UsageError, shell_word
-from fedcache.store.sealed import SEAL, read_sealed
+from fedcache.store.files import SEAL, read_sealed
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

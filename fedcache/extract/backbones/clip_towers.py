@@ -15,8 +15,7 @@ from fedcache.errors import UsageError
 from fedcache.extract.backbones.backbone import Backbone, Weights
 from fedcache.extract.backbones.encoder import ModuleEncoder, deterministic, no_text
 from fedcache.extract.backbones.table import load
-from fedcache.extract.inputs import IMAGES
-from fedcache.extract.recipe import Recipe
+from fedcache.extract.recipe import IMAGES, Recipe
 
 if TYPE_CHECKING:
     import torch

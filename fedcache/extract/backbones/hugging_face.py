@@ -39,7 +39,7 @@ from fedcache.extract.backbones.own import (
 )
 from fedcache.extract.recipe import Recipe
 from fedcache.optional import needed_library, reason
-from fedcache.store.own_names import HUGGING_FACE, bare_name
+from fedcache.plugins import HUGGING_FACE, bare_name
 
 if TYPE_CHECKING:
     from torch import Tensor

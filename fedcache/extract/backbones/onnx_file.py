@@ -25,7 +25,7 @@ from fedcache.extract.backbones.own_files import (
 )
 from fedcache.extract.recipe import Recipe
 from fedcache.optional import needed_library, reason
-from fedcache.store.own_names import ONNX
+from fedcache.plugins import ONNX
 
 TYPES = {
     "tensor(float)": "float32",

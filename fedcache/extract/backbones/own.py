@@ -18,9 +18,16 @@ from fedcache.extract.backbones.hugging_face_folder import model_files
 from fedcache.extract.digests import DigestMemory, stat_key
 from fedcache.extract.recipe import VERSION, Recipe, slug
 from fedcache.optional import reason
-from fedcache.store.files import canonical_json, digest_of, file_sha256, make_private, sha256_hex
-from fedcache.store.own_names import HUGGING_FACE, bare_name
-from fedcache.store.sealed import read_sealed, write_sealed
+from fedcache.plugins import HUGGING_FACE, bare_name
+from fedcache.store.files import (
+    canonical_json,
+    digest_of,
+    file_sha256,
+    make_private,
+    read_sealed,
+    sha256_hex,
+    write_sealed,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor

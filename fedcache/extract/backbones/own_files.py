@@ -21,7 +21,7 @@ from fedcache.extract.backbones.encoder import no_text, one_row_each
 from fedcache.extract.backbones.own import Choice, facts_of, find_place, pooling_of, shape_of
 from fedcache.extract.recipe import NORMS, UNIT, Recipe
 from fedcache.optional import reason
-from fedcache.store.own_names import bare_name
+from fedcache.plugins import bare_name
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,7 +1,7 @@
 """``module:PACKAGE.MODULE:FACTORY``, and modules handed over in Python: the user's own torch modules as backbones.
 
 A factory takes nothing and returns an ``nn.Module``, or one and a transform; every process that computes calls it. Only
-a factory that the user named is imported (``store.own_names``): a name that a file holds runs nothing. A module in
+a factory that the user named is imported (``plugins``): a name that a file holds runs nothing. A module in
 memory is known to this process alone and runs here. Either is identified by its tensors and its code
 (``digest_of_module``), so that trained weights or a changed line of ``forward`` make another array.
 """
@@ -22,10 +22,9 @@ from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.encoder import ModuleEncoder, one_row_each
 from fedcache.extract.backbones.own import Choice, pooling_of, refuse_complex, shape_of, tried
 from fedcache.extract.backbones.own_digest import digest_of_parts
-from fedcache.extract.inputs import DECODERS, IMAGES, TEXTS
-from fedcache.extract.recipe import NORMS, UNIT, Recipe
+from fedcache.extract.recipe import DECODERS, IMAGES, NORMS, TEXTS, UNIT, Recipe
 from fedcache.optional import reason
-from fedcache.store.own_names import MODULE, may_be_run
+from fedcache.plugins import MODULE, may_be_run
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -34,11 +34,10 @@ from fedcache.extract.backbones.hugging_face_folder import (
 from fedcache.extract.backbones.own import Choice, content_sha256, facts_of
 from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import BadImage
-from fedcache.extract.inputs import DECODERS, SOUNDS
-from fedcache.extract.recipe import Recipe
+from fedcache.extract.recipe import DECODERS, SOUNDS, Recipe
 from fedcache.extract.sounds import decode_sound
 from fedcache.optional import needed_library, reason
-from fedcache.store.own_names import bare_name
+from fedcache.plugins import bare_name
 
 if TYPE_CHECKING:
     import torch

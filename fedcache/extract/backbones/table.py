@@ -40,10 +40,8 @@ from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.own import Choice, content_sha256, output_of, remember, row_of
 from fedcache.extract.backbones.rows import BACKBONES
 from fedcache.extract.recipe import VERSION, Recipe, slug
-from fedcache.plugins import offer, plugins
-from fedcache.store.files import digest_of, make_private
-from fedcache.store.own_names import HUGGING_FACE, MODULE, ONNX, TFLITE, bare_name
-from fedcache.store.sealed import read_sealed, write_sealed
+from fedcache.plugins import HUGGING_FACE, MODULE, ONNX, TFLITE, bare_name, offer, plugins
+from fedcache.store.files import digest_of, make_private, read_sealed, write_sealed
 
 if TYPE_CHECKING:
     import torch

@@ -40,10 +40,9 @@ from fedcache.extract.backbones.hugging_face_folder import (
 from fedcache.extract.backbones.own import Choice, content_sha256, facts_of
 from fedcache.extract.backbones.own_inputs import TEMPLATE, TRIED
 from fedcache.extract.digests import stat_key
-from fedcache.extract.inputs import DECODERS, TEXTS, Items
-from fedcache.extract.recipe import Recipe
+from fedcache.extract.recipe import DECODERS, TEXTS, Items, Recipe
 from fedcache.parsing import parse_json
-from fedcache.store.own_names import bare_name
+from fedcache.plugins import bare_name
 
 if TYPE_CHECKING:
     import torch

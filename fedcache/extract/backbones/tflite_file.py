@@ -25,7 +25,7 @@ from fedcache.extract.backbones.own_files import SIZE, FileEncoder, ImageInput, 
 from fedcache.extract.backbones.rows import PENULTIMATE
 from fedcache.extract.recipe import Recipe
 from fedcache.optional import needed_library, reason
-from fedcache.store.own_names import TFLITE
+from fedcache.plugins import TFLITE
 
 # Layers of a TFLite file, and the same file with another tensor as its output. The interpreter gives the tensor that
 # the graph declares as output, which for a classifier are scores; a feature is a tensor inside. The declaration is a

@@ -25,13 +25,13 @@ from fedcache.extract.backbones.backbone import (
 )
 from fedcache.extract.backbones.checkpoints import IMPORTED, after, read_state
 from fedcache.extract.backbones.own import content_sha256, remembered_rows
-from fedcache.extract.backbones.table import BACKBONES, load, lookup
+from fedcache.extract.backbones.rows import BACKBONES
+from fedcache.extract.backbones.table import load, lookup
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.recipe import slug
+from fedcache.plugins import HUGGING_FACE
 from fedcache.progress import Observer, Silent
-from fedcache.store.files import file_sha256, make_private, write_atomic
-from fedcache.store.own_names import HUGGING_FACE
-from fedcache.store.sealed import write_sealed
+from fedcache.store.files import file_sha256, make_private, write_atomic, write_sealed
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".pth.tar", ".npz", ".bin")
 GENERAL = (

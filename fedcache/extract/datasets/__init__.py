@@ -19,7 +19,7 @@ from fedcache.extract.datasets.columns import from_rows
 from fedcache.extract.datasets.dataset import READING, Context, Dataset, Source, join
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.image_files import BadImage
-from fedcache.extract.inputs import IMAGES
+from fedcache.extract.recipe import IMAGES
 from fedcache.plugins import KINDS, find, offer
 from fedcache.store.samples import HELD_OUT, INGESTED
 

@@ -40,7 +40,7 @@ from fedcache.extract.datasets.row_sources import (
     layout_of,
 )
 from fedcache.extract.digests import stat_key
-from fedcache.extract.inputs import IMAGES
+from fedcache.extract.recipe import IMAGES
 from fedcache.optional import need_h5py
 from fedcache.tables.foreign_files import ONE_OBJECT, clients_of, pickled_dict, refuse_client_images
 from fedcache.tables.plain_pickle import load_plain
@@ -312,7 +312,7 @@ class Reading:
 
 PIXELS = Reading(
     IMAGES,
-    columns.IMAGES,
+    columns.IMAGE_NAMES,
     lambda array: array.dtype == np.uint8 and len(array.shape) in (3, 4),
     layout_of,
 )

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import UsageError, shell_word, unknown
-from fedcache.extract import inputs
 from fedcache.extract.datasets import dataset
 from fedcache.extract.datasets.dataset import SPLIT_WORDS, TRAIN, Context, Dataset, Source
+from fedcache.extract.recipe import IMAGES, TEXTS
 from fedcache.extract.recipe import slug as safe
 from fedcache.parsing import listed
 from fedcache.store.samples import complete_split
@@ -38,7 +38,7 @@ READING = 5
 """Version of how the columns of a file are understood, as ``dataset.READING`` is of everything; images that were read
 stay known by their digests."""
 
-IMAGES = ("images", "image", "imgs", "img", "pixels", "data", "x")
+IMAGE_NAMES = ("images", "image", "imgs", "img", "pixels", "data", "x")
 """Usual names of the column of images, compared without case; the first that is there is taken."""
 
 LABEL = ".label"
@@ -242,7 +242,7 @@ def from_rows(
     label: str | None = None,
     groups: tuple[str, ...] | None = None,
     class_names: Sequence[str] | None = None,
-    holds: str = inputs.IMAGES,
+    holds: str = IMAGES,
 ) -> Dataset:
     """The dataset of rows that a reader of one's own has found, in the order of their names.
 
@@ -296,7 +296,7 @@ def assemble(
     context: Context,
     mirror: bool = True,
     uid: NDArray[np.uint8] | None = None,
-    holds: str = inputs.IMAGES,
+    holds: str = IMAGES,
 ) -> Dataset:
     """The dataset of rows found in files: rows in the order of their names, a test set in any case.
 
@@ -362,7 +362,7 @@ def dataset_of_rows(
     context: Context,
     mirror: bool = True,
     uid: NDArray[np.uint8] | None = None,
-    holds: str = inputs.IMAGES,
+    holds: str = IMAGES,
 ) -> Dataset:
     """The dataset of rows whose columns are understood, in the order of their names; arguments as of ``assemble``.
 
@@ -437,7 +437,7 @@ def _unreadable(rows: int, holds: str) -> str:
     """A note on rows that cannot be read; "" for none."""
     if not rows:
         return ""
-    if holds == inputs.TEXTS:
+    if holds == TEXTS:
         return f"{rows:,} without a text, which will be quarantined"
     return f"{rows:,} cannot be read and will be quarantined"
 

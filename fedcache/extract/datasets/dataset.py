@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fedcache.errors import UsageError
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.image_files import BadImage
-from fedcache.extract.inputs import IMAGES, one_of
+from fedcache.extract.recipe import IMAGES, one_of
 from fedcache.extract.recipe import slug as safe
 from fedcache.store.files import canonical_json
 from fedcache.store.manifest import VANISHED

@@ -29,7 +29,7 @@ from fedcache.extract.datasets import archives, columns, dataset, image_lists, t
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, TRAIN, Context, Dataset, Source
 from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import EXTENSIONS, SOUND_ENDINGS, how_to_convert
-from fedcache.extract.inputs import IMAGES, SOUNDS
+from fedcache.extract.recipe import IMAGES, SOUNDS
 from fedcache.extract.recipe import slug as safe
 from fedcache.parsing import SAFE
 from fedcache.store.files import digest_of

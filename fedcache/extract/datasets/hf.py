@@ -320,7 +320,9 @@ def _image_column(
         if len(marked) == 1:
             chosen = marked[0]
         else:
-            chosen = find_column(path, dict.fromkeys(marked), None, columns.IMAGES, "--images-key")
+            chosen = find_column(
+                path, dict.fromkeys(marked), None, columns.IMAGE_NAMES, "--images-key"
+            )
     if chosen is None or chosen not in like:
         shown = ", ".join(f"{f.name} {f.type}" for f in list(schema)[:8])
         what = "no column of images"

@@ -178,7 +178,7 @@ def _split_item(item: Any, row: int) -> tuple[Any, Any, Mapping[str, Any]]:
         return item[0], item[1], {}
     if isinstance(item, Mapping):
         names = [str(name) for name in item]
-        image = _named(names, columns.IMAGES)
+        image = _named(names, columns.IMAGE_NAMES)
         label = _named(names, LABELS)
         if image is None:
             keys = ", ".join(names[:8])

@@ -16,7 +16,7 @@ from fedcache.extract.datasets import arrays, columns
 from fedcache.extract.datasets.arrays import FileArray
 from fedcache.extract.datasets.dataset import Context, Dataset
 from fedcache.extract.datasets.row_sources import numbers_of
-from fedcache.extract.inputs import ROWS
+from fedcache.extract.recipe import ROWS
 
 HOLDS = ROWS
 USUAL = ("rows", "waves", "waveforms", "audio", "signals", "samples", "data", "x")

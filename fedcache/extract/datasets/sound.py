@@ -10,7 +10,7 @@ from typing import Any
 
 from fedcache.extract.datasets import folder
 from fedcache.extract.datasets.dataset import Context, Dataset
-from fedcache.extract.inputs import SOUNDS
+from fedcache.extract.recipe import SOUNDS
 from fedcache.extract.sounds import need_soundfile
 
 HOLDS = SOUNDS

@@ -28,7 +28,7 @@ from fedcache.extract.datasets.archives import Reopened, stamp_of
 from fedcache.extract.datasets.dataset import Context, Dataset
 from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import BadImage
-from fedcache.extract.inputs import TEXTS
+from fedcache.extract.recipe import TEXTS
 from fedcache.tables.roles import TEXTS as USUAL_TEXTS
 from fedcache.tables.roles import find_column, find_names, read_roles
 from fedcache.tables.table_files import TABLES, Table, are_words, arrow

@@ -20,9 +20,9 @@ from fedcache.extract.datasets import open_dataset
 from fedcache.extract.datasets.dataset import Dataset, uid_of
 from fedcache.extract.image_files import BadImage
 from fedcache.extract.images import decode
-from fedcache.extract.inputs import IMAGES, held_by
 from fedcache.extract.planning.find_store import dataset_of_store
 from fedcache.extract.planning.plan import context_of
+from fedcache.extract.recipe import IMAGES, held_by
 from fedcache.store.catalog import is_ingested
 from fedcache.store.store import Store
 

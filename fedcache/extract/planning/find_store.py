@@ -34,6 +34,7 @@ from fedcache.extract.datasets import (
 from fedcache.extract.planning.plan import memory_of
 from fedcache.extract.recipe import slug
 from fedcache.parsing import slug_of
+from fedcache.plugins import bare_name
 from fedcache.progress import Observer, Silent, told_as
 from fedcache.store.catalog import (
     extracted_later,
@@ -47,7 +48,6 @@ from fedcache.store.catalog import (
 from fedcache.store.journal import journals
 from fedcache.store.manifest import part_of
 from fedcache.store.mirror import local_place
-from fedcache.store.own_names import bare_name
 from fedcache.store.samples import INGESTED, group_digests
 from fedcache.store.store import Store, replace_groups
 from fedcache.tables.groups import Group

@@ -20,10 +20,9 @@ from fedcache.extract.backbones.own import known_name, tried_images
 from fedcache.extract.datasets.dataset import Context
 from fedcache.extract.device import known_device, known_dtype, named_gpus
 from fedcache.extract.digests import DigestMemory
-from fedcache.extract.inputs import IMAGES, ROWS, SOUNDS, TEXTS
-from fedcache.extract.recipe import RECIPE_KEYS, Recipe
+from fedcache.extract.recipe import IMAGES, RECIPE_KEYS, ROWS, SOUNDS, TEXTS, Recipe
+from fedcache.plugins import HUGGING_FACE, PREFIXES, bare_name
 from fedcache.progress import Observer
-from fedcache.store.own_names import HUGGING_FACE, PREFIXES, bare_name
 from fedcache.store.store import Store
 
 

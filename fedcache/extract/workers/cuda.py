@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedcache.errors import MachineError
 from fedcache.extract.backbones.encoder import deterministic
 from fedcache.extract.batches import BatchRunner
-from fedcache.extract.inputs import IMAGES
+from fedcache.extract.recipe import IMAGES
 
 if TYPE_CHECKING:
     import torch

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedcache.errors import CorruptionError
 from fedcache.extract.batches import ComputedBatch, ComputeSettings, FeatureJob
 from fedcache.extract.datasets import Dataset
-from fedcache.extract.inputs import IMAGES
+from fedcache.extract.recipe import IMAGES
 from fedcache.extract.workers.batch_workers import (
     BatchWorkers,
     CpuWorkers,

@@ -6,7 +6,7 @@ With ``inside`` another scheme assigns the rows of every value to several client
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -41,27 +41,8 @@ OF_INSIDE = ("clients", "alpha", "shards", "shots")
 """Arguments of the scheme in ``inside``."""
 
 
-def with_column(
-    scheme: str | None, arguments: Mapping[str, Value]
-) -> tuple[str | None, dict[str, Value]]:
-    """Scheme and arguments for given ones: ``by`` or ``hold_out`` select ``natural``, with another scheme inside.
-
-    >>> with_column("dirichlet", {"by": "hospital", "alpha": 0.3})
-    ('natural', {'by': 'hospital', 'alpha': 0.3, 'inside': 'dirichlet'})
-
-    ``arguments`` are the given ones, without defaults. Raises UsageError if two of them determine the test set.
-    """
-    given = dict(arguments)
-    if given.get("hold_out") is not None and given.get("tests") is not None:
-        raise _two_test_sets(given["tests"])
-    if scheme == NAME or all(given.get(key) is None for key in ("by", "hold_out")):
-        return scheme, given
-    if scheme is not None:
-        given["inside"] = scheme
-    return NAME, given
-
-
-def _two_test_sets(tests: Value) -> UsageError:
+def two_test_sets(tests: Value) -> UsageError:
+    """The refusal of a held-out domain together with a rule for test rows."""
     return UsageError(
         f"hold_out and tests {tests} both say which rows are the test set.",
         "Leave one of them out.",
@@ -90,7 +71,7 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
         )
     # A given ``within`` cannot be told from the default here; ``with_column`` refuses it.
     if args["hold_out"] is not None and args["tests"] != "within":
-        raise _two_test_sets(args["tests"])
+        raise two_test_sets(args["tests"])
     group = pool.columns.sorted_by(by)
     notes = []
     if args["unlabelled"] == "drop":

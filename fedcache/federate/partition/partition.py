@@ -31,7 +31,7 @@ from fedcache.federate.partition.client_table import (
     sorted_once,
 )
 from fedcache.federate.partition.json_file import beyond, canonical_parts, not_rows, problem_of
-from fedcache.federate.partition.natural import NATURAL, OF_INSIDE
+from fedcache.federate.partition.natural import NATURAL, OF_INSIDE, two_test_sets
 from fedcache.federate.partition.scheme import (
     FEWER,
     TEST,
@@ -53,7 +53,7 @@ from fedcache.federate.partition.validation import with_validation
 from fedcache.notebooks import html_table
 from fedcache.plugins import PluginTable, plugins
 from fedcache.store.files import Buffer, is_array_file, mapped, pack
-from fedcache.store.sealed import write_output
+from fedcache.store.lock import write_output
 
 SCHEMES: Mapping[str, Scheme] = PluginTable(
     "partitions", {**OF_POOLS, NATURAL.name: NATURAL}, Scheme
@@ -682,3 +682,23 @@ def _checked(
         if found:
             raise json_file.corrupt(origin, f"{found}, expected rows from 0 to {rows - 1}")
     return partition
+
+
+def with_column(
+    scheme: str | None, arguments: Mapping[str, Value]
+) -> tuple[str | None, dict[str, Value]]:
+    """Scheme and arguments for given ones: ``by`` or ``hold_out`` select ``natural``, with another scheme inside.
+
+    >>> with_column("dirichlet", {"by": "hospital", "alpha": 0.3})
+    ('natural', {'by': 'hospital', 'alpha': 0.3, 'inside': 'dirichlet'})
+
+    ``arguments`` are the given ones, without defaults. Raises UsageError if two of them determine the test set.
+    """
+    given = dict(arguments)
+    if given.get("hold_out") is not None and given.get("tests") is not None:
+        raise two_test_sets(given["tests"])
+    if scheme == NATURAL.name or all(given.get(key) is None for key in ("by", "hold_out")):
+        return scheme, given
+    if scheme is not None:
+        given["inside"] = scheme
+    return NATURAL.name, given

@@ -43,7 +43,7 @@ from fedcache.heads.losses import MASKED
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import SavedModel, in_double, owned
 from fedcache.models.sources import has_known_backbones, read_recipes
-from fedcache.store.sealed import write_output
+from fedcache.store.lock import write_output
 
 WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER)
 

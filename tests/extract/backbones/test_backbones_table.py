@@ -13,7 +13,7 @@ from fedcache.errors import FedcacheError
 from fedcache.extract.backbones import BACKBONES, load, lookup
 from fedcache.extract.backbones.backbone import Weights
 from fedcache.extract.recipe import VERSION
-from fedcache.store.sealed import read_sealed, write_sealed
+from fedcache.store.files import read_sealed, write_sealed
 
 TIMM = [b for b in BACKBONES.values() if b.architecture.startswith(("tf_", "vit_"))]
 CLIP = [b for b in BACKBONES.values() if b.provider == "open_clip"]

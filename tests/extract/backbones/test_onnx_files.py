@@ -18,8 +18,8 @@ from fedcache import optional
 from fedcache.errors import CorruptionError, Exit, MachineError, UsageError
 from fedcache.extract.backbones import Weights, load, locate, lookup, own
 from fedcache.extract.digests import DigestMemory
+from fedcache.plugins import bare_name
 from fedcache.store.files import file_sha256
-from fedcache.store.own_names import bare_name
 from fedcache.store.store import Store
 
 GREY = torch.full((3, 8, 8, 3), 51, dtype=torch.uint8)

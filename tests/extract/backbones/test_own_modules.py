@@ -20,7 +20,7 @@ import fedcache as fc
 from fedcache.errors import CorruptionError, Exit, UsageError
 from fedcache.extract.backbones import load, lookup, own_module
 from fedcache.extract.backbones.own_module import digest_of_module
-from fedcache.store.own_names import note_named
+from fedcache.plugins import note_named
 from fedcache.store.store import Store
 
 FILE = """

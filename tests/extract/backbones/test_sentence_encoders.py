@@ -23,7 +23,7 @@ from fedcache.extract.backbones import load, lookup, own_module
 from fedcache.extract.backbones.backbone import Weights
 from fedcache.extract.backbones.own import content_sha256
 from fedcache.extract.backbones.text_encoder import TextEncoder, tokens_of
-from fedcache.store.own_names import note_named
+from fedcache.plugins import note_named
 from fedcache.store.store import Store
 
 WORDS = [

@@ -12,7 +12,7 @@ from setting_lines import set_to
 from sklearn.metrics import f1_score
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engine import client_data, optimiser
+from fedcache.federate.engine import client_data, local_training
 from fedcache.federate.engine.client_data import FEAT_POSTS, Data, prepare, stack_clients
 from fedcache.federate.engine.context import drawn_views
 from fedcache.federate.engine.local_training import batch_sizes
@@ -289,13 +289,13 @@ KERNELS = {
     [("renamed", "sgd"), ("with other arguments", "adam"), ("another step", "sgd")],
 )
 def test_a_private_kernel_of_torch_that_is_not_the_step_written_out_is_not_used(change, opt):
-    assert optimiser.fused_kernels_work()
+    assert local_training.fused_kernels_work()
     fused = go("fedavg", {"opt": opt, "lr": 0.05}, execution="sequential")
     try:
         with pytest.MonkeyPatch.context() as patch:
-            optimiser.fused_kernels_work.cache_clear()
+            local_training.fused_kernels_work.cache_clear()
             KERNELS[change](patch, f"_fused_{opt}_")
-            assert not optimiser.fused_kernels_work()
+            assert not local_training.fused_kernels_work()
             assert (
                 gap(
                     fused.server,
@@ -304,7 +304,7 @@ def test_a_private_kernel_of_torch_that_is_not_the_step_written_out_is_not_used(
                 < 1e-6
             )
     finally:
-        optimiser.fused_kernels_work.cache_clear()
+        local_training.fused_kernels_work.cache_clear()
 
 
 def test_features_beyond_the_memory_budget_are_in_a_file_of_the_scratch_folder(

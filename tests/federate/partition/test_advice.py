@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from partition_rows import columns_from
 
 from fedcache.errors import FedcacheError
-from fedcache.federate.partition.natural import with_column
-from fedcache.federate.partition.partition import SCHEMES, InfeasibleError, make
+from fedcache.federate.partition.partition import SCHEMES, InfeasibleError, make, with_column
 from fedcache.federate.partition.scheme import FEWER
 from fedcache.runs.partitions import typed_arguments
 

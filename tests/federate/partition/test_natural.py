@@ -7,8 +7,13 @@ from hypothesis import strategies as st
 from refusal import refused
 
 from fedcache.errors import FedcacheError
-from fedcache.federate.partition.natural import with_column
-from fedcache.federate.partition.partition import Columns, InfeasibleError, Partition, make
+from fedcache.federate.partition.partition import (
+    Columns,
+    InfeasibleError,
+    Partition,
+    make,
+    with_column,
+)
 from fedcache.tables.groups import Group
 
 WARDS = ("north", "south", "east")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcache.errors import FedcacheError
-from fedcache.federate.partition import json_file, row_lists
+from fedcache.federate.partition import client_table, json_file
 from fedcache.federate.partition.client_table import (
     Client,
     ClientTable,
@@ -200,12 +200,12 @@ def test_a_run_on_a_table_is_the_run_on_its_clients(protocol):
         st.one_of(st.integers(0, 2**48 - 1), st.sampled_from([0, 9, 10, 99, 100, 10**15])),
         max_size=40,
     ),
-    st.sampled_from([1, 2, 7, row_lists.BLOCK]),
+    st.sampled_from([1, 2, 7, client_table.BLOCK]),
 )
 @examples(60, 600)
 def test_numbers_are_written_as_python_writes_them(numbers, block):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_lists, "BLOCK", block)
+        patch.setattr(client_table, "BLOCK", block)
         text, cuts = in_decimal(np.array(numbers, np.int64))
     assert text == "".join(f"{n}," for n in numbers)
     assert [text[a : b - 1] for a, b in pairwise(cuts.tolist())] == [str(n) for n in numbers]

@@ -33,7 +33,7 @@ from fedcache.runs.spec import (
     participation_text,
     policy_from_config,
 )
-from fedcache.store.sealed import write_output
+from fedcache.store.lock import write_output
 
 IN_PROCESS = "In one process it runs: fedcache train --clients-from DIR --method {}"
 

@@ -27,7 +27,7 @@ from typing import Any
 from fedcache.errors import MachineError, UsageError, shell_word
 from fedcache.federate.engines.flower import QUIET
 from fedcache.store.files import make_private
-from fedcache.store.sealed import write_output
+from fedcache.store.lock import write_output
 
 LOW = (1, 41)
 HIGH = (1, 42)

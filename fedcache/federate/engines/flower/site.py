@@ -47,8 +47,14 @@ from fedcache.runs.features import text_of
 from fedcache.runs.identity import code_of
 from fedcache.runs.origin import check_text
 from fedcache.runs.store_choice import arrays_for, feat_post_for
-from fedcache.store.files import canonical_json, digest_of, make_private, sha256_hex
-from fedcache.store.sealed import read_sealed, write_sealed
+from fedcache.store.files import (
+    canonical_json,
+    digest_of,
+    make_private,
+    read_sealed,
+    sha256_hex,
+    write_sealed,
+)
 from fedcache.store.store import Store
 
 # A site's own model is saved on its machine, as a model file like that of a run; the server never

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from fedcache.config import Home
 from fedcache.errors import CorruptionError, unknown
+from fedcache.store.files import read_sealed, write_sealed
 from fedcache.store.lock import hold_lock
-from fedcache.store.sealed import read_sealed, write_sealed
 
 VARIABLE = "FEDCACHE_SITE_NAMES"
 """Environment variable with the path of the table, for the app of a server; "" or unset without keys."""
