@@ -40,8 +40,8 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from fedcache.calls.backbones import backbone as backbone
+    from fedcache.extract.extract_dataset import Extraction as Extraction
     from fedcache.extract.recipe import Recipe as Recipe
-    from fedcache.extract.result import Extraction as Extraction
     from fedcache.federate.engine.method import Method as Method
     from fedcache.federate.partition.partition import Partition as Partition
     from fedcache.grids.result import Grid as Grid
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 _LATER = {
     "backbone": "fedcache.calls.backbones",
-    "Extraction": "fedcache.extract.result",
+    "Extraction": "fedcache.extract.extract_dataset",
     "FedClassifier": "fedcache.models.fed_classifier",
     "Grid": "fedcache.grids.result",
     "Method": "fedcache.federate.engine.method",

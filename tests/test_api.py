@@ -10,7 +10,7 @@ import pytest
 from pictures import folder
 
 import fedcache as fc
-from fedcache.api import as_keywords
+from fedcache.calls.keywords import as_keywords
 from fedcache.config import ExtractConfig, TrainConfig
 from fedcache.errors import UsageError
 
@@ -104,7 +104,7 @@ def test_functions_stay_functions_whatever_was_imported_before_and_after(first):
         f"import {first}\nimport sys, inspect, fedcache as fc\n"
         "assert not {'torch', 'numpy'} & set(sys.modules) or 'backbones' in sys.argv[1]\n"
         "import fedcache.extract.planning, fedcache.report.methods\n"
-        "from fedcache.extract import recipe\nfrom fedcache.report.drawing import percent\n"
+        "from fedcache.extract import recipe\nfrom fedcache.progress import percent\n"
         "assert inspect.isfunction(fc.extract) and inspect.isfunction(fc.report)\n"
     )
     done = subprocess.run(

@@ -17,6 +17,7 @@ from fedcache.commands.options import (
     SchemeArguments,
     command,
     configured,
+    engine_of,
     help_of,
     pick,
     scheme_arguments,
@@ -24,12 +25,11 @@ from fedcache.commands.options import (
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import CLIENTS, DATA, RESULTS, ExtractConfig, Home, PartitionConfig, read_file
 from fedcache.errors import Exit, UsageError
+from fedcache.extract.extract_dataset import Extraction, describe_growth
 from fedcache.extract.extract_dataset import extract as run
 from fedcache.extract.planning.parts import join as join_parts
 from fedcache.extract.planning.plan import quoted
 from fedcache.extract.recipe import IMAGES, one_of, part_read
-from fedcache.extract.result import Extraction, describe_growth
-from fedcache.federate.engines.choose import engine_of
 from fedcache.parsing import visible
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.runs.partitions import make_partition, write_shards

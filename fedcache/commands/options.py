@@ -11,7 +11,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -31,10 +31,14 @@ from fedcache.config import (
     refuse_remote,
     resolve,
 )
-from fedcache.errors import FedcacheError, UsageError, all_at_once, shell_word
+from fedcache.errors import FedcacheError, UsageError, all_at_once, shell_word, unknown
+from fedcache.federate.engines.ray import cluster
 from fedcache.federate.methods import METHODS, NAMES, unknown_method
 from fedcache.parsing import listed
 from fedcache.plugins import note_named, plugins
+
+if TYPE_CHECKING:
+    from fedcache.federate.engines.ray.engine import RayEngine
 
 Names = Callable[[str], list[str]]
 
@@ -588,3 +592,29 @@ def runs_directory(folder: Path | None) -> Path:
     if folder is not None and not folder.is_dir():
         raise UsageError(f"There is no directory {folder}.", "See `fedcache runs list`.")
     return folder or Home.from_environment().runs
+
+
+ENGINES = ("local", "ray")
+
+
+def engine_of(name: str, address: str | None) -> RayEngine | None:
+    """The engine of ``--engine`` and ``--ray-address``; None for this machine without Ray.
+
+    Raises UsageError for an unknown engine, a wrong address, or an address without Ray; MachineError when Ray is not
+    installed or the address does not answer.
+    """
+    if name not in ENGINES:
+        raise unknown("engine", name, ENGINES)
+    if name == "local":
+        if address is not None:
+            raise UsageError(
+                f"--ray-address {address} is for --engine ray.",
+                f"--engine ray --ray-address {address}",
+            )
+        return None
+    cluster.need_ray()
+    if address is not None:
+        cluster.check_address(address)
+    from fedcache.federate.engines.ray.engine import RayEngine  # imports torch
+
+    return RayEngine(address)

@@ -9,11 +9,19 @@ from typing import Annotated, Any
 import typer
 
 from fedcache.commands import frozen_bench
-from fedcache.commands.options import EngineName, Given, RayAddress, command, flags_of, pairs, pick
+from fedcache.commands.options import (
+    EngineName,
+    Given,
+    RayAddress,
+    command,
+    engine_of,
+    flags_of,
+    pairs,
+    pick,
+)
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, plain_line
 from fedcache.config import ExtractConfig, Home, option
 from fedcache.errors import UsageError, shell_word, unknown
-from fedcache.federate.engines.choose import engine_of
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.reproduce import registry
 from fedcache.reproduce.frozen_bench.study import NAME as FROZEN_BENCH

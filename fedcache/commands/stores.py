@@ -29,9 +29,9 @@ from fedcache.runs.privacy_ledger import (
     totals,
     totals_of_datasets,
 )
-from fedcache.store.join import finished_arrays, rows_of_part
+from fedcache.store.join import rows_of_part
 from fedcache.store.manifest import QUARANTINE, VANISHED, join_command, part_of
-from fedcache.store.store import Store
+from fedcache.store.store import Store, finished_arrays
 from fedcache.store.verify import VerifyReport
 from fedcache.store.verify import repair as repair_store
 from fedcache.store.verify import verify as verify_store

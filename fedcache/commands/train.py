@@ -30,6 +30,7 @@ from fedcache.commands.options import (
     check_methods,
     command,
     complete_methods,
+    engine_of,
     pairs,
     partition_config,
     pick,
@@ -40,9 +41,7 @@ from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import Home, PartitionConfig, SaveModels, TrainConfig, read_file
 from fedcache.errors import UsageError, shell_word
 from fedcache.extract.recipe import IMAGES, ROWS, SOUNDS, TEXTS
-from fedcache.federate.engines.choose import engine_of
 from fedcache.federate.methods import METHODS
-from fedcache.federate.trust.privacy import is_private
 from fedcache.grids import presets
 from fedcache.grids.hold_out import EACH, every_value
 from fedcache.grids.result import Grid, HeldOut
@@ -58,6 +57,7 @@ from fedcache.runs.directory import (
     has_client_models,
     reads_embeddings,
 )
+from fedcache.runs.privacy_ledger import is_private
 from fedcache.runs.run import Run, is_claimed
 from fedcache.runs.score import LEVEL, SCORES, check_score, rows_interval, score_of
 from fedcache.runs.trackers.choose import tracking

@@ -19,19 +19,12 @@ from numpy.typing import NDArray
 
 from fedcache.errors import UsageError, shell_word
 from fedcache.extract import backbones as registry
-from fedcache.extract.backbones.encoder import text_features
+from fedcache.extract.backbones.backbone import text_features
 from fedcache.extract.datasets import Source
 from fedcache.extract.image_files import BadImage
 from fedcache.extract.images import decode, resize, view
-from fedcache.extract.recipe import (
-    IMAGES,
-    ItemEncoder,
-    Prepare,
-    Recipe,
-    encode_items,
-    read_items,
-    reads_of,
-)
+from fedcache.extract.inputs import ItemEncoder, Prepare, encode_items, read_items
+from fedcache.extract.recipe import IMAGES, Recipe, reads_of
 
 if TYPE_CHECKING:
     from fedcache.extract.backbones import Backbone, FrozenEncoder, Weights

@@ -27,9 +27,9 @@ COMPUTES_FEATURES = (
     "batches.py",
     "augment.py",
     "images.py",
-    "recipe.py",
+    "inputs.py",
     "backbones/checkpoints.py",
-    "backbones/encoder.py",
+    "backbones/backbone.py",
 )
 """Files of this folder that turn an encoded image into a feature, whichever backbone it is; a provider's comes on top.
 

@@ -174,10 +174,9 @@ class _Quiet:
     here the first one in saves and the last one out restores.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._saved = warnings.catch_warnings()
+    _lock = threading.Lock()
+    _inside = 0
+    _saved = warnings.catch_warnings()
 
     def __enter__(self) -> None:
         with self._lock:

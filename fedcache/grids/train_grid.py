@@ -18,7 +18,7 @@ import torch
 
 from fedcache.config import SaveModels, TrainConfig
 from fedcache.errors import Exit, FedcacheError, StoppedError, UsageError
-from fedcache.federate.execution.choose import find_executor
+from fedcache.federate.engine.run import find_executor
 from fedcache.federate.execution.grid_batch import GridCache
 from fedcache.federate.execution.memory_estimate import shares_uploads
 from fedcache.grids.points import point_groups

@@ -42,7 +42,7 @@ from fedcache.report.statistics import (
     ranking,
 )
 from fedcache.runs.identity import draws_nothing
-from fedcache.runs.results import ClientColumns, TestRows
+from fedcache.runs.result_files import ClientColumns, TestRows
 from fedcache.runs.score import (
     BY_VALIDATION,
     DIGITS,

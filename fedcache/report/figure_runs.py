@@ -33,7 +33,7 @@ from fedcache.report.drawing import (
 )
 from fedcache.report.figure_grids import squares, tiles
 from fedcache.report.find_runs import StoredRun
-from fedcache.runs.results import ClientColumns
+from fedcache.runs.result_files import ClientColumns
 from fedcache.runs.score import BY_VALIDATION, NOT_A_CHOICE, has_validation, score_of
 
 MOST_CURVES = 8

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from fedcache.config import TrainConfig
 from fedcache.errors import CorruptionError, Exit, FedcacheError, StoreError, UsageError, shell_word
 from fedcache.federate.partition.partition import SCHEMES
-from fedcache.federate.trust.privacy import is_private
 from fedcache.runs.directory import (
     OF_TAG,
     PRUNED,
@@ -32,7 +31,8 @@ from fedcache.runs.directory import (
     tags_of,
     train_table,
 )
-from fedcache.runs.results import ClientColumns, TestRows, client_columns, test_rows
+from fedcache.runs.privacy_ledger import is_private
+from fedcache.runs.result_files import ClientColumns, TestRows, client_columns, test_rows
 from fedcache.runs.run import is_claimed
 from fedcache.runs.score import values_held_out
 from fedcache.store.files import digest_of

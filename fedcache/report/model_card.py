@@ -41,7 +41,7 @@ from fedcache.runs.predict_run import (
     predictor_of,
     weights_of,
 )
-from fedcache.runs.results import ClientColumns, client_columns
+from fedcache.runs.result_files import ClientColumns, client_columns
 from fedcache.runs.score import values_held_out
 from fedcache.tables.words import some_names
 

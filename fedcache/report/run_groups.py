@@ -27,7 +27,7 @@ from fedcache.report.find_runs import (
     name_without_hold_out,
 )
 from fedcache.runs.directory import PLACES, train_table
-from fedcache.runs.results import ClientColumns, TestRows
+from fedcache.runs.result_files import ClientColumns, TestRows
 from fedcache.runs.score import score_for, score_of, values_held_out
 
 NO_SETTING = {

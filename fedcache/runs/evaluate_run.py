@@ -21,7 +21,6 @@ from fedcache.extract.how import note_of_other_devices, resolve_compute_as
 from fedcache.extract.planning.find_store import ingested_path, need_store
 from fedcache.extract.planning.plan import context_of
 from fedcache.federate.partition.partition import Partition
-from fedcache.federate.trust.privacy import is_private
 from fedcache.models.evaluate import (
     LabelledRows,
     Mistakes,
@@ -50,6 +49,7 @@ from fedcache.runs.predict_run import (
     run_folder,
     weights_of,
 )
+from fedcache.runs.privacy_ledger import is_private
 from fedcache.runs.store_choice import open_clients
 from fedcache.store.catalog import place_of_content, recall_last, remember_last
 from fedcache.store.content import row_digests

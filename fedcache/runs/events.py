@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcache.federate.trust.privacy import has_secret_times
 from fedcache.progress import Observer, Round, Silent, tell_ended
 from fedcache.runs.directory import rounds_of
+from fedcache.runs.privacy_ledger import has_secret_times
 
 OnRound = Callable[[Round], object]
 """A hook on the result stream."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import UsageError, shell_word
 from fedcache.extract.backbones import clip_towers
-from fedcache.extract.backbones.encoder import prompts
+from fedcache.extract.backbones.backbone import prompts
 from fedcache.extract.embed_images import locate_recipe
 from fedcache.extract.recipe import Recipe
 from fedcache.federate.engine.client_data import (

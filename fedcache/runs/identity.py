@@ -48,7 +48,7 @@ DETERMINING = (
     "store/samples.py",
     "extract/batches.py",
     "extract/images.py",
-    "extract/backbones/encoder.py",
+    "extract/backbones/backbone.py",
     "extract/backbones/clip_towers.py",
 )
 """Files under fedcache/ that determine the figures of every method: the reader of features, the partition, training,

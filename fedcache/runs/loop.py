@@ -54,9 +54,9 @@ from fedcache.runs.privacy_ledger import (
     record_release,
     reported_rounds,
 )
+from fedcache.runs.result_files import check_recordable
 from fedcache.runs.results import (
     SeedResult,
-    check_recordable,
     files_of_clients,
     partition_facts,
     partition_section,

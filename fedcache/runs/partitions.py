@@ -37,7 +37,8 @@ from fedcache.federate.partition.scheme import FEWER
 from fedcache.progress import Observer
 from fedcache.store import export
 from fedcache.store.catalog import ingest_command, is_ingested
-from fedcache.store.files import mapped, read_content, sha256_hex
+from fedcache.store.chunks import mapped, read_content
+from fedcache.store.files import sha256_hex
 from fedcache.store.manifest import PARTITION_SUFFIXES, partition_file, partition_parts
 from fedcache.store.store import Store, column_of
 from fedcache.tables.groups import Group

@@ -19,7 +19,6 @@ from fedcache.federate.engine.client_data import prepare_features
 from fedcache.federate.engine.evaluate import BLOCK
 from fedcache.federate.engine.method import Method
 from fedcache.federate.methods import NAMES
-from fedcache.federate.trust.privacy import is_private
 from fedcache.models.evaluate import Measures, measure, model_labels, rows_of_store
 from fedcache.models.model import Model
 from fedcache.models.personalise import NewClient, personalise, settled, trains
@@ -45,7 +44,8 @@ from fedcache.process import Stop, usual_torch_state
 from fedcache.progress import Observer, Silent
 from fedcache.runs.directory import command_saving, read_result
 from fedcache.runs.identity import code_digest
-from fedcache.runs.results import client_columns
+from fedcache.runs.privacy_ledger import is_private
+from fedcache.runs.result_files import client_columns
 from fedcache.runs.run_models import load_seed, seeds_of
 from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import base64
-import io
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,259 +17,26 @@ from fedcache.federate.engine.simulated_time import TimingRule
 from fedcache.federate.partition.client_table import (
     ClientRows,
     ClientTable,
-    MadeWhenAsked,
     MatchedLists,
     NumberedNames,
 )
 from fedcache.federate.partition.partition import Partition
-from fedcache.optional import need_arrow
 from fedcache.plugins import Plugin
 from fedcache.progress import VALIDATION_ACCURACY
-from fedcache.runs.directory import DamagedRunError, file_digest
 from fedcache.runs.events import number
 from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity
+from fedcache.runs.result_files import (
+    CLIENTS_FILE,
+    CLIENTS_IN_RESULT,
+    ROWS_FILE,
+    ClientColumns,
+    TestRows,
+    rows_file,
+)
 from fedcache.runs.spec import ResolvedRun
 
-CLIENTS_IN_RESULT = 1_000
-"""Clients up to which ``result.json`` holds a number for each."""
-
-CLIENTS_FILE = "clients.parquet"
-
-
-def check_recordable(clients: int) -> None:
-    """Refuse before training what could not be written after it. Raises MachineError for many without pyarrow."""
-    if clients > CLIENTS_IN_RESULT:
-        need_arrow(
-            f"The result of {clients:,} clients (a parquet file above {CLIENTS_IN_RESULT:,})"
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class ClientColumns:
-    """One entry per client, in client order."""
-
-    names: Sequence[str]
-    # float64 [M], means over seeds; NaN for a client that was not scored in every one of them
-    accuracy: np.ndarray
-    classes_owned: np.ndarray  # float64 [M], classes among the training rows, means over seeds
-    # float64 [seeds, M], accuracy; of a small result, which holds means alone, [0, M]
-    per_seed: np.ndarray
-    validation: np.ndarray | None = (
-        None  # float64 [M], as ``accuracy`` on the rows to choose by; None without such rows
-    )
-
-    @property
-    def scored(self) -> np.ndarray:
-        """float64: the accuracies that are known."""
-        known: np.ndarray = self.accuracy[~np.isnan(self.accuracy)]
-        return known
-
-    def accuracy_of(self, name: str) -> float | None:
-        """Accuracy of one client; None for an unknown name and for a client that was not scored."""
-        place = next((i for i, known in enumerate(self.names) if known == name), None)
-        if place is None or np.isnan(self.accuracy[place]):
-            return None
-        return float(self.accuracy[place])
-
-    def to_parquet(self, seeds: Sequence[int]) -> bytes:
-        """The content of ``CLIENTS_FILE``: client, accuracy, classes_owned, and the accuracy of every seed."""
-        import pyarrow as pa
-        from pyarrow import parquet
-
-        def known(values: np.ndarray) -> Any:
-            return pa.array(values, pa.float64(), mask=np.isnan(values))
-
-        columns = {
-            "client": pa.array(list(self.names), pa.string()),
-            "accuracy": known(self.accuracy),
-            "classes_owned": pa.array(self.classes_owned, pa.float64()),
-            **{
-                f"accuracy_seed_{seed}": known(values)
-                for seed, values in zip(seeds, self.per_seed, strict=True)
-            },
-        }
-        if self.validation is not None:
-            columns["validation"] = known(self.validation)
-        held = io.BytesIO()
-        parquet.write_table(pa.table(columns), held, compression="zstd")
-        return held.getvalue()
-
-
-class _ColumnOfNames(MadeWhenAsked[str]):
-    """A column of strings of a table of pyarrow, whose million need not be objects for a few to be shown."""
-
-    def __init__(self, column: Any) -> None:
-        self._column = column
-
-    def __len__(self) -> int:
-        return len(self._column)
-
-    def at(self, i: int) -> str:
-        """The string of one row."""
-        return str(self._column[i].as_py())
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._column.to_pylist())
-
-    def __eq__(self, other: object) -> bool:
-        """Whether another column has the same strings in the same order."""
-        if isinstance(other, _ColumnOfNames):
-            return bool(self._column.equals(other._column))
-        return NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def client_columns(result: Mapping[str, Any], folder: Path) -> ClientColumns:
-    """The columns of a stored result in the directory ``folder``.
-
-    Raises DamagedRunError for a file that is missing or not what was written.
-    """
-    if CLIENTS_FILE not in result.get("files", {}):
-        accuracy = np.array(result["accuracy"]["per_client"], np.float64)  # None becomes NaN
-        owned = np.full(len(accuracy), np.nan)
-        if "classes_owned" in result:  # the earliest releases did not count them
-            owned = np.array(result["classes_owned"]["per_client"], np.float64)
-        held = result.get("validation")
-        validation = None
-        if held is not None:
-            validation = np.array(held["per_client"], np.float64)
-        return ClientColumns(
-            result["clients"], accuracy, owned, np.empty((0, len(accuracy))), validation
-        )
-    path = folder / CLIENTS_FILE
-    try:
-        raw = path.read_bytes()
-    except OSError:
-        raise DamagedRunError(path, "is missing or unreadable") from None
-    if file_digest(CLIENTS_FILE, raw) != result["files"][CLIENTS_FILE]:
-        raise DamagedRunError(path)
-    need_arrow(str(path))
-    from pyarrow import parquet
-
-    table = parquet.read_table(io.BytesIO(raw))
-
-    def numbers(name: str) -> np.ndarray:
-        found: np.ndarray = (
-            table[name].to_numpy(zero_copy_only=False).astype(np.float64, copy=False)
-        )
-        return found
-
-    per_seed = [numbers(name) for name in table.column_names if name.startswith("accuracy_seed_")]
-    validation = None
-    if "validation" in table.column_names:
-        validation = numbers("validation")
-    return ClientColumns(
-        _ColumnOfNames(table["client"]),
-        numbers("accuracy"),
-        numbers("classes_owned"),
-        np.stack(per_seed),
-        validation,
-    )
-
-
 # Test rows file: how often every test row was classified correctly, sealed, next to a result.
-
-
-ROWS_FILE = "test-rows.npz"
-
-
-@dataclass(frozen=True, eq=False)
-class TestRows:
-    """Outcomes of one seed for every scored test row; R rows.
-
-    Attributes:
-        rows: int64 [R], ascending: their numbers in the store.
-        right: int64 [R]: clients whose model was right.
-        scored: int64 [R]: clients whose model was scored on the row.
-        share: float64 [R]: what the row adds to the mean over clients, sum_i right_i / (n_i M) of the M scored clients
-            with n_i scored rows; the sum over rows is that mean.
-        weight: float64 [R]: what it would add if all were right; the sum over rows is 1.
-    """
-
-    rows: np.ndarray
-    right: np.ndarray
-    scored: np.ndarray
-    share: np.ndarray
-    weight: np.ndarray
-
-    __test__ = False  # not a class of tests
-
-    def to_dict(self) -> dict[str, str]:
-        """Plain JSON values."""
-        return {
-            f.name: base64.b64encode(getattr(self, f.name).tobytes()).decode() for f in fields(self)
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, str]) -> TestRows:
-        """The inverse of ``to_dict``, on a machine of the same byte order."""
-        kinds: dict[str, Any] = {f.name: np.int64 for f in fields(cls)}
-        kinds |= {"share": np.float64, "weight": np.float64}
-        return cls(
-            **{
-                name: np.frombuffer(base64.b64decode(data[name]), kind)
-                for name, kind in kinds.items()
-            }
-        )
-
-
-def rows_file(seeds: Mapping[int, TestRows | None]) -> bytes | None:
-    """The content of ``ROWS_FILE``; None unless every seed has rows. Equal rows give equal bytes."""
-    arrays = {}
-    for seed, found in seeds.items():
-        if found is None:
-            return None
-        arrays.update({f"{f.name}_{seed}": getattr(found, f.name) for f in fields(found)})
-    held = io.BytesIO()
-    np.savez_compressed(held, allow_pickle=False, **arrays)
-    return held.getvalue()
-
-
-def test_rows(result: Mapping[str, Any], folder: Path) -> dict[int, TestRows] | None:
-    """Test rows of a stored result, by seed; None for a result without them, as of earlier releases.
-
-    Raises DamagedRunError for a file that is missing or not what was written.
-    """
-    digest = result.get("files", {}).get(ROWS_FILE)
-    if digest is None:
-        return None
-    path = folder / ROWS_FILE
-    try:
-        raw = path.read_bytes()
-    except OSError:
-        raise DamagedRunError(path, "is missing or unreadable") from None
-    if file_digest(ROWS_FILE, raw) != digest:
-        raise DamagedRunError(path)
-    seeds: Sequence[int] = result["seeds"]
-    try:
-        with zipfile.ZipFile(io.BytesIO(raw)) as held:
-            return {
-                s: TestRows(
-                    **{f.name: _array(held.read(f"{f.name}_{s}.npy")) for f in fields(TestRows)}
-                )
-                for s in seeds
-            }
-    except (KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise DamagedRunError(path) from error
-
-
-def _array(raw: bytes) -> np.ndarray:
-    """The array of an .npy file's bytes, as ``np.load`` returns it, but three times as fast for a few rows."""
-    # version 1.0: magic, version, length of the header, header
-    start = 10 + int.from_bytes(raw[8:10], "little")
-    shape, kind = _header(raw[:start])
-    return np.frombuffer(raw, kind, offset=start).reshape(shape)
-
-
-@lru_cache(maxsize=64)
-def _header(raw: bytes) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    file = io.BytesIO(raw)
-    if np.lib.format.read_magic(file) != (1, 0):
-        raise ValueError("not of version 1.0")
-    shape, _, kind = np.lib.format.read_array_header_1_0(file)
-    return shape, kind
 
 
 ARRAYS = {"per_client": np.float64, "classes_owned": np.int64, "validation_per_client": np.float64}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedcache.errors import unknown
 from fedcache.notebooks import data_frame, html_facts, percent
 from fedcache.runs.directory import rounds_of
-from fedcache.runs.results import ClientColumns, client_columns
+from fedcache.runs.result_files import ClientColumns, client_columns
 from fedcache.runs.score import at_chance
 
 if TYPE_CHECKING:

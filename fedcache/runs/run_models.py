@@ -44,7 +44,6 @@ from fedcache.federate.execution.memory_estimate import (
     refuse_too_much,
 )
 from fedcache.federate.partition.client_table import names_of
-from fedcache.federate.trust.privacy import is_private
 from fedcache.models.saved_model import (
     MOST_BYTES,
     ModelFacts,
@@ -63,6 +62,7 @@ from fedcache.runs.directory import (
 )
 from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity
+from fedcache.runs.privacy_ledger import is_private
 from fedcache.runs.score import DIGITS, Order, choice_value, order_of_run, values_held_out
 from fedcache.runs.spec import ResolvedRun
 from fedcache.store.files import digest_of, file_sha256, make_private, read_sealed, write_sealed

@@ -17,6 +17,7 @@ from fedcache.extract.backbones import lookup
 from fedcache.extract.device import known_device
 from fedcache.federate.engine.hyperparameters import Value, has_batchnorm
 from fedcache.federate.engine.method import ClientOverrides, Method, check_mixed, clients_per_round
+from fedcache.federate.engine.run import executors
 from fedcache.federate.engine.sampling import UNIFORM, SamplingRule, from_everywhere, parse_sampling
 from fedcache.federate.engine.simulated_time import (
     DURATIONS,
@@ -24,7 +25,6 @@ from fedcache.federate.engine.simulated_time import (
     parse_timing,
     why_not_asynchronous,
 )
-from fedcache.federate.execution.choose import executors
 from fedcache.federate.partition.scheme import option_names
 from fedcache.federate.trust.attacks import parse_attack
 from fedcache.federate.trust.pipeline import NO_ATTACK, TrustPolicy, parse_policy

@@ -13,12 +13,11 @@ from fedcache.errors import CorruptionError, FedcacheError
 from fedcache.parsing import slug_of
 from fedcache.store.content import Content, value_id
 from fedcache.store.files import make_private, read_sealed, write_sealed
-from fedcache.store.join import finished_arrays
 from fedcache.store.journal import journal_path, journals
 from fedcache.store.lock import is_alive, is_held, try_lock, writer_of
 from fedcache.store.manifest import read_history, read_manifest, was_store
 from fedcache.store.samples import INGESTED
-from fedcache.store.store import Store
+from fedcache.store.store import Store, finished_arrays
 from fedcache.store.verify import leftover_files
 
 DAY = 86_400.0

@@ -17,7 +17,6 @@ from typing import Any
 from fedcache.errors import CorruptionError, FedcacheError, StoreError, shell_word
 from fedcache.progress import Observer
 from fedcache.store.chunks import chunk_path, read_checked
-from fedcache.store.files import digest_of
 from fedcache.store.journal import (
     Journal,
     header_differences,
@@ -27,7 +26,7 @@ from fedcache.store.journal import (
 )
 from fedcache.store.manifest import PART, ArrayInfo, StorePart, journal_header, part_of, read_text
 from fedcache.store.samples import group_digests
-from fedcache.store.store import ArrayWriter, Store, put_groups
+from fedcache.store.store import ArrayWriter, Store, finished_arrays, put_groups
 
 
 @dataclass(frozen=True)
@@ -46,33 +45,6 @@ class OpenPart:
     def begun(self) -> dict[str, Journal]:
         """The journals of its arrays, finished or not, by key."""
         return {j.key: j for j in journals(self.path) if j.header is not None}
-
-
-def finished_arrays(store: Store) -> dict[str, ArrayInfo]:
-    """The complete arrays of a store by key. Of a part those whose chunks are there, ``chunks`` being its own alone."""
-    part = part_of(store.dataset)
-    if part is None:
-        return store.arrays
-    found = {}
-    for key, recipe in sorted(store.dataset[PART]["recipes"].items()):
-        journal = read_journal(journal_path(store.path, key))
-        header = journal.header
-        own = part.chunks(journal.count)
-        if (
-            header is None
-            or header["recipe"] != digest_of(recipe)
-            or not journal.chunks.keys() >= set(own)
-        ):
-            continue
-        found[key] = ArrayInfo(
-            recipe,
-            header["how"],
-            tuple(header["shape"]),
-            header["dtype"],
-            header["chunk_rows"],
-            tuple(journal.chunks[chunk].crc for chunk in own),
-        )
-    return found
 
 
 def chunks_are_whole(store: Store, keys: Sequence[str]) -> bool:

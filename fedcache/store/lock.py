@@ -202,13 +202,24 @@ def hold_lock(path: Path, what: str, *, wait: bool) -> Iterator[None]:
 
 @contextmanager
 def lock_manifest(store: Path, needed: int = 0) -> Iterator[None]:
-    """Hold the lock of a store's manifest, for a moment; others wait.
+    """Hold the lock of a store's manifest, for a moment; others wait. What killed holders left is removed.
 
     ``needed`` bytes are written meanwhile, for the message of a full disk.
     """
     lock = store / "locks" / "manifest.lock"
     with hold_lock(lock, f"the manifest of {store}", wait=True), explain_disk_errors(store, needed):
+        _remove_partial_files(store)
         yield
+
+
+def _remove_partial_files(path: Path) -> None:
+    """Remove temporary files of killed processes whose final names only the holder of the manifest's lock writes."""
+    for folder in (path, path / "samples" / "ok" / "c", path / "partitions", path / "groups"):
+        for left in folder.glob(".*.partial"):
+            if not left.name.startswith((".journal-", ".history")):
+                left.unlink(missing_ok=True)
+    for left in (path / "text").rglob(".*.partial"):
+        left.unlink(missing_ok=True)
 
 
 NOTES = "outputs"

@@ -28,7 +28,7 @@ from fedcache.errors import (
 from fedcache.parsing import SAFE, parse_json, slug_of
 from fedcache.plugins import bare_name
 from fedcache.store import chunks as files
-from fedcache.store.chunks import DTYPES
+from fedcache.store.chunks import DTYPES, is_array_file, mapped, read_content
 from fedcache.store.files import (
     Buffer,
     append_line,
@@ -36,10 +36,7 @@ from fedcache.store.files import (
     digest_of,
     explain_disk_errors,
     file_sha256,
-    is_array_file,
-    mapped,
     parse_signed,
-    read_content,
     read_whole,
     sha256_hex,
     to_signed,

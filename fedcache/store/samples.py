@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from fedcache.errors import UsageError, unknown
 from fedcache.notebooks import data_frame
 from fedcache.store import chunks as files
-from fedcache.store.chunks import damaged
-from fedcache.store.files import Buffer, pack, unpack
+from fedcache.store.chunks import damaged, pack, unpack
+from fedcache.store.files import Buffer
 from fedcache.store.journal import journals
 from fedcache.store.manifest import COLUMNS, Manifest, column_shape, read_sidecar
 from fedcache.tables.groups import Group

@@ -22,7 +22,7 @@ from fedcache.parsing import slug_of
 from fedcache.progress import Observer, Silent
 from fedcache.store.chunks import make_directories
 from fedcache.store.content import Content, arrange_arrays
-from fedcache.store.files import Buffer, sha256_hex, write_atomic
+from fedcache.store.files import Buffer, digest_of, sha256_hex, write_atomic
 from fedcache.store.journal import journal_path, read_journal, unfinished_arrays
 from fedcache.store.lock import hold_lock, lock_manifest
 from fedcache.store.manifest import (
@@ -65,7 +65,7 @@ from fedcache.store.samples import (
     samples_frame,
     select_rows,
 )
-from fedcache.store.writer import ArrayWriter, create_store, remove_partial_files
+from fedcache.store.writer import ArrayWriter, create_store
 from fedcache.tables.groups import Group, usable_group_name
 
 if TYPE_CHECKING:
@@ -432,7 +432,6 @@ class Store:
         self.need_writable()
         with lock_manifest(self.path):
             manifest = read_manifest(self.path)
-            remove_partial_files(self.path)
             yield manifest
             manifest.write(self.path)
             self.refresh()
@@ -624,3 +623,30 @@ def column_of(store: Store, name: str) -> Group:
     if name == "class":
         return Group(store.column("label").astype(np.int32), store.manifest.classes)
     return store.group(name)
+
+
+def finished_arrays(store: Store) -> dict[str, ArrayInfo]:
+    """The complete arrays of a store by key. Of a part those whose chunks are there, ``chunks`` being its own alone."""
+    part = part_of(store.dataset)
+    if part is None:
+        return store.arrays
+    found = {}
+    for key, recipe in sorted(store.dataset[PART]["recipes"].items()):
+        journal = read_journal(journal_path(store.path, key))
+        header = journal.header
+        own = part.chunks(journal.count)
+        if (
+            header is None
+            or header["recipe"] != digest_of(recipe)
+            or not journal.chunks.keys() >= set(own)
+        ):
+            continue
+        found[key] = ArrayInfo(
+            recipe,
+            header["how"],
+            tuple(header["shape"]),
+            header["dtype"],
+            header["chunk_rows"],
+            tuple(journal.chunks[chunk].crc for chunk in own),
+        )
+    return found

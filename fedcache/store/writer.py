@@ -610,13 +610,3 @@ def _building_place(path: Path) -> Path:
     return Path(
         tempfile.mkdtemp(prefix=f".{path.name}.{os.getpid()}-", suffix=".partial", dir=path.parent)
     )
-
-
-def remove_partial_files(path: Path) -> None:
-    """Remove temporary files of killed processes whose final names only the holder of the manifest's lock writes."""
-    for folder in (path, path / "samples" / "ok" / "c", path / "partitions", path / "groups"):
-        for left in folder.glob(".*.partial"):
-            if not left.name.startswith((".journal-", ".history")):
-                left.unlink(missing_ok=True)
-    for left in (path / "text").rglob(".*.partial"):
-        left.unlink(missing_ok=True)

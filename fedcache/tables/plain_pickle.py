@@ -11,6 +11,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import IO, Any
 
 import numpy as np
@@ -54,7 +55,7 @@ class _Array(np.ndarray[Any, Any]):
 
 
 def _reconstruct(kind: Any, shape: Any, code: Any) -> _Array:
-    if kind is not _NDARRAY or shape != (0,):
+    if kind is not _allowed()["numpy", "ndarray"] or shape != (0,):
         raise pickle.UnpicklingError("an array that numpy did not write")
     return np.ndarray.__new__(_Array, (0,), dtype="b")
 
@@ -105,23 +106,27 @@ class _Frozen:
         raise pickle.UnpicklingError("it changes what it names")
 
 
-_NDARRAY = _Frozen(_never)  # pickles name the class, and need not call it
 _CORES = ("numpy.core", "numpy._core")  # before and since numpy 2
-_ALLOWED = {
-    ("numpy", "ndarray"): _NDARRAY,
-    ("numpy", "dtype"): _Frozen(_dtype),
-    ("_codecs", "encode"): _Frozen(_encode),
-    ("__builtin__", "bytes"): _Frozen(_no_bytes),  # how protocol 2 says b""
-    **{(f"{core}.multiarray", "_reconstruct"): _Frozen(_reconstruct) for core in _CORES},
-    **{(f"{core}.multiarray", "scalar"): _Frozen(_scalar) for core in _CORES},
-    **{(f"{core}.numeric", "_frombuffer"): _Frozen(_frombuffer) for core in _CORES},
-}
+
+
+@cache
+def _allowed() -> dict[tuple[str, str], _Frozen]:
+    """What a pickle may name, by module and name."""
+    return {
+        ("numpy", "ndarray"): _Frozen(_never),  # pickles name the class, and need not call it
+        ("numpy", "dtype"): _Frozen(_dtype),
+        ("_codecs", "encode"): _Frozen(_encode),
+        ("__builtin__", "bytes"): _Frozen(_no_bytes),  # how protocol 2 says b""
+        **{(f"{core}.multiarray", "_reconstruct"): _Frozen(_reconstruct) for core in _CORES},
+        **{(f"{core}.multiarray", "scalar"): _Frozen(_scalar) for core in _CORES},
+        **{(f"{core}.numeric", "_frombuffer"): _Frozen(_frombuffer) for core in _CORES},
+    }
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         try:
-            return _ALLOWED[module, name]
+            return _allowed()[module, name]
         except KeyError:
             raise pickle.UnpicklingError(f"it names {module}.{name}") from None
 

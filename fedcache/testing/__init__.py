@@ -27,7 +27,7 @@ from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import TrainingOutput
-from fedcache.federate.execution.choose import registered
+from fedcache.federate.engine.run import registered
 from fedcache.federate.execution.executor import Executor
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import SCHEMES

@@ -14,8 +14,7 @@ from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.hyperparameters import Value, has_batchnorm
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import Snapshot, TrainingOutput
-from fedcache.federate.engine.run import RunCallbacks, TrainingRun
-from fedcache.federate.execution.choose import executors
+from fedcache.federate.engine.run import RunCallbacks, TrainingRun, executors
 from fedcache.federate.execution.memory_estimate import Load
 from fedcache.testing.federation import TinyClient, fitted, make_federation, wide
 

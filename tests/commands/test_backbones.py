@@ -7,7 +7,7 @@ from checkpoint_files import resnet18_metadataset, save_metadataset
 from command import ok
 from failing_command import must_fail
 
-from fedcache.extract.backbones.encoder import ModuleEncoder
+from fedcache.extract.backbones.backbone import ModuleEncoder
 from fedcache.store.files import file_sha256
 
 NAME = "resnet18-quickdraw"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedcache.extract.backbones.encoder import ModuleEncoder
+from fedcache.extract.backbones.backbone import ModuleEncoder
 from fedcache.extract.recipe import Recipe
 
 

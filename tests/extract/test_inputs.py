@@ -16,7 +16,8 @@ from fedcache.extract.backbones.own import content_sha256
 from fedcache.extract.backbones.own_module import weights_of
 from fedcache.extract.batches import ComputeSettings, FeatureJob
 from fedcache.extract.image_files import BadImage
-from fedcache.extract.recipe import Recipe, encode_items, held_by, read_items, text_of
+from fedcache.extract.inputs import encode_items, read_items, text_of
+from fedcache.extract.recipe import Recipe, held_by
 from fedcache.extract.workers.batch_workers import InProcess
 from fedcache.extract.workers.gpu import GpuFeeder
 from fedcache.plugins import note_named

@@ -20,9 +20,9 @@ from fedcache.extract import extract_dataset as extraction
 from fedcache.extract.planning.parts import parse_part
 from fedcache.process import Stop
 from fedcache.progress import Silent
-from fedcache.store.join import finished_arrays, rows_of_part
+from fedcache.store.join import rows_of_part
 from fedcache.store.manifest import StorePart
-from fedcache.store.store import Store
+from fedcache.store.store import Store, finished_arrays
 from fedcache.store.writer import ArrayWriter
 
 SMALL = "--backbones random-projection --batch 4 --chunk-rows 8 --workers 0"

@@ -14,7 +14,7 @@ from toy_store import create
 
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import Exit, MachineError
-from fedcache.extract import extract_dataset, result
+from fedcache.extract import extract_dataset
 from fedcache.extract.backbones import Weights, lookup
 from fedcache.extract.batches import ComputedBatch, ComputeSettings
 from fedcache.extract.datasets.dataset import Dataset, domain_column, join
@@ -107,11 +107,11 @@ def test_a_disk_must_hold_all_features_and_some_to_spare(tmp_path, monkeypatch):
 
     def check(free: int, part: StorePart | None = None) -> None:
         monkeypatch.setattr(
-            result.shutil,
+            extract_dataset.shutil,
             "disk_usage",
             lambda at: SimpleNamespace(free=free if at == tmp_path else 0),
         )
-        result.check_disk(place, data, [planned("glyph-clip")] * 2, part)
+        extract_dataset.check_disk(place, data, [planned("glyph-clip")] * 2, part)
 
     check(free)
     refused(lambda: check(free - 1), "5,120", str(tmp_path), code=Exit.ENVIRONMENT)

@@ -12,7 +12,7 @@ from tolerance import close
 from torch import Tensor
 
 from fedcache.errors import FedcacheError
-from fedcache.extract.backbones.encoder import prompts, text_features
+from fedcache.extract.backbones.backbone import prompts, text_features
 
 
 class Lines:

@@ -23,7 +23,7 @@ from fedcache.report.find_runs import Gathered, StoredRun
 from fedcache.report.run_groups import merge_seeds
 from fedcache.report.verdict import lead
 from fedcache.runs.identity import draws_nothing
-from fedcache.runs.results import TestRows
+from fedcache.runs.result_files import TestRows
 
 # Accuracy of each of 100 test rows is the share of rows below this number that are right.
 BY_SEED = {0: 0.84, 1: 0.79, 2: 0.76, 3: 0.81, 4: 0.74}

@@ -16,7 +16,7 @@ import fedcache as fc
 from fedcache.config import Home
 from fedcache.errors import CorruptionError, Exit, MachineError
 from fedcache.runs import run_models
-from fedcache.runs.results import CLIENTS_IN_RESULT, check_recordable, client_columns
+from fedcache.runs.result_files import CLIENTS_IN_RESULT, check_recordable, client_columns
 from fedcache.runs.row_sources import StoreRows
 
 M = CLIENTS_IN_RESULT + 200

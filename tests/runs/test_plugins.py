@@ -15,7 +15,7 @@ import fedcache as fc
 from fedcache import plugins
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.digests import DigestMemory
-from fedcache.federate.execution.choose import executors
+from fedcache.federate.engine.run import executors
 from fedcache.federate.methods import METHODS, NAMES
 from fedcache.federate.partition.partition import SCHEMES
 from fedcache.runs.identity import code_of

@@ -17,10 +17,11 @@ from fedcache.errors import CorruptionError, Exit
 from fedcache.federate.engine import evaluate
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.partition.client_table import Client, ClientTable
-from fedcache.runs import results
+from fedcache.runs import result_files
 from fedcache.runs import results as counting
 from fedcache.runs.directory import file_digest, read_result
-from fedcache.runs.results import ROWS_FILE, TestRows, count_test_rows, rows_file
+from fedcache.runs.result_files import ROWS_FILE, TestRows, rows_file
+from fedcache.runs.results import count_test_rows
 
 ROWS = 12
 
@@ -97,7 +98,7 @@ def test_what_is_read_is_what_was_written(tmp_path):
     raw = rows_file(seeds)
     assert raw is not None
     (tmp_path / ROWS_FILE).write_bytes(raw)
-    found = results.test_rows(
+    found = result_files.test_rows(
         {"seeds": [0, 7], "files": {ROWS_FILE: file_digest(ROWS_FILE, raw)}}, tmp_path
     )
     assert found is not None
@@ -115,7 +116,7 @@ def test_a_file_of_other_arrays_is_damaged_and_no_bug(content, tmp_path):
             file.writestr(f"{name}_0.npy", content)
     raw = (tmp_path / ROWS_FILE).read_bytes()
     with pytest.raises(CorruptionError, match=r"test-rows\.npz is not what was written"):
-        results.test_rows(
+        result_files.test_rows(
             {"seeds": [0], "files": {ROWS_FILE: file_digest(ROWS_FILE, raw)}}, tmp_path
         )
 
@@ -144,7 +145,7 @@ def test_a_run_of_the_command_line_has_the_file_and_a_damaged_one_is_refused(
     )
     run = place_of(*words)
     result = read_result(run / "result.json")
-    found = results.test_rows(result, run)
+    found = result_files.test_rows(result, run)
     assert found is not None
     means = [float(r.share.sum()) for r in found.values()]
     assert means == pytest.approx(result["accuracy"]["client_mean_per_seed"])

@@ -12,9 +12,9 @@ from toy_store import KEYS, WIDTH, content, fill, in_memory, samples, write, wri
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.progress import Silent
-from fedcache.store.join import finished_arrays, join_parts, open_parts, rows_of_part
+from fedcache.store.join import join_parts, open_parts, rows_of_part
 from fedcache.store.manifest import StorePart, read_manifest
-from fedcache.store.store import ArrayWriter, Store, put_groups
+from fedcache.store.store import ArrayWriter, Store, finished_arrays, put_groups
 from fedcache.store.verify import verify
 from fedcache.tables.groups import Group
 

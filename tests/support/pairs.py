@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from draws import FULL, one_of_each
 from federation import ids
 
-from fedcache.federate.execution.choose import executors
+from fedcache.federate.engine.run import executors
 from fedcache.federate.execution.memory_estimate import Load
 from fedcache.federate.methods import METHODS
 

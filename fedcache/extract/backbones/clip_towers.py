@@ -12,8 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import UsageError
-from fedcache.extract.backbones.backbone import Backbone, Weights
-from fedcache.extract.backbones.encoder import ModuleEncoder, deterministic, no_text
+from fedcache.extract.backbones.backbone import (
+    Backbone,
+    ModuleEncoder,
+    Weights,
+    deterministic,
+    no_text,
+)
 from fedcache.extract.backbones.table import load
 from fedcache.extract.recipe import IMAGES, Recipe
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
+from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, ModuleEncoder, Weights
 from fedcache.extract.backbones.checkpoints import load_strict, read_state
-from fedcache.extract.backbones.encoder import ModuleEncoder
 from fedcache.extract.backbones.random import seed_of
 from fedcache.extract.recipe import Recipe
 

@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import UsageError
-from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
+from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights, clip_encoder
 from fedcache.extract.backbones.checkpoints import load_strict, read_state
-from fedcache.extract.backbones.encoder import clip_encoder
 from fedcache.extract.recipe import NORMS, Recipe
 
 if TYPE_CHECKING:

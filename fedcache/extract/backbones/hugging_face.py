@@ -16,11 +16,12 @@ from fedcache.errors import FedcacheError, MachineError, shell_word, unknown
 from fedcache.extract.backbones.backbone import (
     Backbone,
     FrozenEncoder,
+    ModuleEncoder,
     Weights,
     hub_snapshots,
     library_caches,
+    one_row_each,
 )
-from fedcache.extract.backbones.encoder import ModuleEncoder, one_row_each
 from fedcache.extract.backbones.hugging_face_folder import (
     PATTERNS,
     PROMPTS,

@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import MachineError, UsageError, unknown
-from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
+from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights, clip_encoder
 from fedcache.extract.backbones.checkpoints import after, load_strict, read_state, weights_in
-from fedcache.extract.backbones.encoder import clip_encoder
 from fedcache.extract.backbones.rows import OPEN_CLIP_FILES
 from fedcache.extract.recipe import Recipe
 

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import UsageError, shell_word
-from fedcache.extract.backbones.backbone import Backbone
-from fedcache.extract.backbones.encoder import no_text, one_row_each
+from fedcache.extract.backbones.backbone import Backbone, no_text, one_row_each
 from fedcache.extract.backbones.own import Choice, facts_of, find_place, pooling_of, shape_of
 from fedcache.extract.recipe import NORMS, UNIT, Recipe
 from fedcache.optional import reason

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError, UsageError
-from fedcache.extract.backbones.encoder import deterministic, no_images, no_text, one_row_each
+from fedcache.extract.backbones.backbone import deterministic, no_images, no_text, one_row_each
 from fedcache.extract.backbones.own import no_width, refuse_chance, refuse_company, refuse_complex
-from fedcache.extract.recipe import IMAGES, ROWS, TEXTS, Items, described_row
+from fedcache.extract.inputs import Items, described_row
+from fedcache.extract.recipe import IMAGES, ROWS, TEXTS
 from fedcache.optional import reason
 
 if TYPE_CHECKING:

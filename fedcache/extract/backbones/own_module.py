@@ -18,8 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import CorruptionError, FedcacheError, StoreError, UsageError
 from fedcache.extract.backbones import own_inputs
-from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
-from fedcache.extract.backbones.encoder import ModuleEncoder, one_row_each
+from fedcache.extract.backbones.backbone import (
+    Backbone,
+    FrozenEncoder,
+    ModuleEncoder,
+    Weights,
+    one_row_each,
+)
 from fedcache.extract.backbones.own import Choice, pooling_of, refuse_complex, shape_of, tried
 from fedcache.extract.backbones.own_digest import digest_of_parts
 from fedcache.extract.recipe import DECODERS, IMAGES, NORMS, TEXTS, UNIT, Recipe

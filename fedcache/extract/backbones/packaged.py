@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
+from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, ModuleEncoder, Weights
 from fedcache.extract.backbones.checkpoints import load_strict, read_state, weights_named
-from fedcache.extract.backbones.encoder import ModuleEncoder
 from fedcache.extract.recipe import Recipe
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
-from fedcache.extract.backbones.encoder import no_text
+from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights, no_text
 from fedcache.extract.recipe import Recipe
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 
 from fedcache.errors import UsageError, shell_word
-from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
-from fedcache.extract.backbones.encoder import ModuleEncoder
+from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, ModuleEncoder, Weights
 from fedcache.extract.backbones.rows import random_projection
 from fedcache.extract.recipe import Recipe
 

@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import MachineError, UsageError, unknown
-from fedcache.extract.backbones.backbone import Backbone, Weights
-from fedcache.extract.backbones.encoder import deterministic, no_images, no_text
+from fedcache.extract.backbones.backbone import Backbone, Weights, deterministic, no_images, no_text
 from fedcache.extract.backbones.hugging_face import folder_of, open_model, quiet
 from fedcache.extract.backbones.hugging_face_folder import (
     PREPROCESSING,

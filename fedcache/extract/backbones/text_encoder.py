@@ -27,8 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import MachineError, UsageError, shell_word, unknown
-from fedcache.extract.backbones.backbone import Backbone, Weights
-from fedcache.extract.backbones.encoder import deterministic, no_images
+from fedcache.extract.backbones.backbone import Backbone, Weights, deterministic, no_images
 from fedcache.extract.backbones.hugging_face import folder_of, open_model, open_tokenizer
 from fedcache.extract.backbones.hugging_face_folder import (
     PREPROCESSING,
@@ -40,7 +39,8 @@ from fedcache.extract.backbones.hugging_face_folder import (
 from fedcache.extract.backbones.own import Choice, content_sha256, facts_of
 from fedcache.extract.backbones.own_inputs import TEMPLATE, TRIED
 from fedcache.extract.digests import stat_key
-from fedcache.extract.recipe import DECODERS, TEXTS, Items, Recipe
+from fedcache.extract.inputs import Items
+from fedcache.extract.recipe import DECODERS, TEXTS, Recipe
 from fedcache.parsing import parse_json
 from fedcache.plugins import bare_name
 

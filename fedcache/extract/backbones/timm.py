@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import MachineError, UsageError, unknown
-from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
+from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, ModuleEncoder, Weights
 from fedcache.extract.backbones.checkpoints import load_strict, read_state
-from fedcache.extract.backbones.encoder import ModuleEncoder
 from fedcache.extract.backbones.rows import TIMM_FILES, crop_of
 from fedcache.extract.recipe import Recipe
 

@@ -6,9 +6,8 @@ size there is no published crop, and the image is squashed to the square.
 
 from __future__ import annotations
 
-from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
+from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, ModuleEncoder, Weights
 from fedcache.extract.backbones.checkpoints import load_strict, read_state
-from fedcache.extract.backbones.encoder import ModuleEncoder
 from fedcache.extract.recipe import Recipe
 
 

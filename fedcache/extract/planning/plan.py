@@ -15,7 +15,7 @@ from fedcache.config import ExtractConfig, Home
 from fedcache.errors import MachineError, UsageError, all_at_once, shell_word, unknown
 from fedcache.extract import backbones as registry
 from fedcache.extract.backbones import Backbone, Weights
-from fedcache.extract.backbones.encoder import prompts
+from fedcache.extract.backbones.backbone import prompts
 from fedcache.extract.backbones.own import known_name, tried_images
 from fedcache.extract.datasets.dataset import Context
 from fedcache.extract.device import known_device, known_dtype, named_gpus

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import MachineError
-from fedcache.extract.backbones.encoder import deterministic
+from fedcache.extract.backbones.backbone import deterministic
 from fedcache.extract.batches import BatchRunner
 from fedcache.extract.recipe import IMAGES
 

@@ -30,7 +30,8 @@ from fedcache.extract.batches import (
     input_key,
 )
 from fedcache.extract.datasets import Dataset
-from fedcache.extract.recipe import IMAGES, ItemEncoder, encode_items
+from fedcache.extract.inputs import ItemEncoder, encode_items
+from fedcache.extract.recipe import IMAGES
 from fedcache.extract.workers.batch_workers import BatchWorkers, depth_of
 from fedcache.extract.workers.processes import WorkerProcesses
 from fedcache.extract.workers.slots import Inputs, OpenSlots, Slots, open_slots

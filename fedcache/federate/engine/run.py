@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.errors import FedcacheError, FederatedRunError, InternalError, UsageError
+from fedcache.errors import FedcacheError, FederatedRunError, InternalError, UsageError, unknown
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.engine.context import LruCache
 from fedcache.federate.engine.evaluate import (
@@ -24,7 +25,7 @@ from fedcache.federate.engine.evaluate import (
     score_job,
     zero_shot_accuracy,
 )
-from fedcache.federate.engine.hyperparameters import Value, has_batchnorm
+from fedcache.federate.engine.hyperparameters import Hp, Value, has_batchnorm
 from fedcache.federate.engine.method import ClientOverrides, Method
 from fedcache.federate.engine.outcome import (
     DeployedModel,
@@ -38,8 +39,8 @@ from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engine.sampling import UNIFORM, SamplingRule
 from fedcache.federate.engine.simulated_time import TimedRun, TimingRule
 from fedcache.federate.engine.snapshots import resume_job, snapshot_of
-from fedcache.federate.execution.choose import choose, find_executor
-from fedcache.federate.execution.executor import Executor, timed_round
+from fedcache.federate.execution.executor import Batched, Executor, Sequential, timed_round
+from fedcache.federate.execution.gram import Gram
 from fedcache.federate.execution.grid_batch import GridBatch, GridCache
 from fedcache.federate.execution.memory_estimate import (
     ExecutionPlan,
@@ -52,7 +53,81 @@ from fedcache.federate.execution.memory_estimate import (
 from fedcache.federate.execution.state_table import StateTable
 from fedcache.federate.partition.client_table import ClientRows, NumberedNames, names_of
 from fedcache.federate.trust.pipeline import TrustPolicy
+from fedcache.plugins import find, offer, plugins
 from fedcache.process import usual_torch_state
+
+BUILT_IN: tuple[type[Executor], ...] = (Sequential, Batched, Gram)
+
+offer("executors", ["auto", *(executor.name for executor in BUILT_IN)])
+
+_registered: ContextVar[tuple[type[Executor], ...]] = ContextVar("registered", default=())
+
+
+@contextmanager
+def registered(*executors: type[Executor]) -> Iterator[None]:
+    """Further executors that may be asked for by their names, inside a ``with`` statement."""
+    token = _registered.set((*_registered.get(), *executors))
+    try:
+        yield
+    finally:
+        _registered.reset(token)
+
+
+def executors() -> dict[str, type[Executor]]:
+    """Every executor that may be chosen, by its name: those of the package, then those of a ``with registered``."""
+    return {executor.name: executor for executor in (*BUILT_IN, *_registered.get())}
+
+
+def find_executor(name: str) -> type[Executor]:
+    """The executor of that name; a plug-in serves those alone who ask for it.
+
+    Raises UsageError, with "did you mean", for a name that nobody has.
+    """
+    known = executors()
+    if name in known:
+        return known[name]
+    plugin = find("executors", name)
+    if plugin is None:
+        raise unknown("execution", name, ("auto", *known, *plugins("executors")))
+    made: type[Executor] = plugin.loaded(Executor)
+    return made
+
+
+def choose(
+    method: Method, hp: Hp, load: Load, name: str = "auto", chunk: int | None = None
+) -> ExecutionPlan:
+    """How a run, or the points of a grid, will be computed.
+
+    Raises UsageError for an unknown executor, one that cannot serve the method, or a chunk below 1.
+
+    Args:
+        method: what is trained.
+        hp: its hyperparameters.
+        load: sizes.
+        name: ``auto``, or the executor to force.
+        chunk: clients at once, where the executor takes several; None for the number that the cache suggests.
+    """
+    known = executors()
+    if name != "auto":
+        known[name] = find_executor(name)
+    refusals = {k: executor.serves(method, hp, load) for k, executor in known.items()}
+    able = [k for k, why in refusals.items() if not why]
+    if name != "auto" and name not in able:
+        why = refusals[name]
+        others = " | ".join(able)
+        raise UsageError(
+            f"The execution {name!r} cannot serve {method.name}: {why}.",
+            f"Use one that can: --execution {others}",
+        )
+    if chunk is not None and chunk < 1:
+        raise UsageError(
+            f"chunk is {chunk}, expected at least 1.", "Leave it out to let the engine pick."
+        )
+    if name == "auto":
+        # ties go to the first: built-in before registered ones
+        name = min(able, key=lambda k: known[k].cost(method, hp, load))
+    return known[name].plan(method, load, chunk)
+
 
 OnRound = Callable[[int, int, dict[str, Any], dict[str, Any], Callable[[], Snapshot]], None]
 """(point of the grid, round, metrics, traffic of the round, snapshot); points count from 0, rounds from 1.

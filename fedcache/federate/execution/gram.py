@@ -29,7 +29,7 @@ from fedcache.federate.engine.context import SameObject
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import Snapshot, itemsize
-from fedcache.federate.execution.batched import Batched, points_together
+from fedcache.federate.execution.executor import Batched, points_together
 from fedcache.federate.execution.gram_matrices import GramMatrices
 from fedcache.federate.execution.gram_states import KeptCoordinates, TensorBlocks, is_first, restore
 from fedcache.federate.execution.grid_batch import GridBatch, GridCache, Sent, split

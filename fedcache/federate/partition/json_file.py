@@ -31,7 +31,8 @@ from fedcache.federate.partition.client_table import (
 )
 from fedcache.federate.partition.scheme import LARGEST_SEED
 from fedcache.parsing import parse_json
-from fedcache.store.files import canonical_json, unpack
+from fedcache.store.chunks import unpack
+from fedcache.store.files import canonical_json
 
 SCHEMA = "fedcache.partition/1"
 WITH_VALIDATION = "fedcache.partition/2"
@@ -195,13 +196,17 @@ def _is_args(value: object) -> bool:
     )
 
 
-def _matches(pattern: re.Pattern[str]) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, str) and pattern.fullmatch(value) is not None
+def _is_scheme(value: object) -> bool:
+    return isinstance(value, str) and _SCHEME.fullmatch(value) is not None
+
+
+def _is_digest(value: object) -> bool:
+    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
 
 
 _WORDS: Fields = {
     "schema": (lambda value: value in SCHEMAS, " or ".join(SCHEMAS)),
-    "scheme": (_matches(_SCHEME), "a name of lower-case letters, digits and hyphens"),
+    "scheme": (_is_scheme, "a name of lower-case letters, digits and hyphens"),
     "args": (_is_args, "an object of plain values"),
     "seed": (
         lambda value: type(value) is int and 0 <= value <= LARGEST_SEED,
@@ -214,7 +219,7 @@ _WORDS: Fields = {
         lambda value: isinstance(value, list) and all(_is_text(note, 10_000) for note in value),
         "a list of sentences",
     ),
-    "digest": (_matches(_DIGEST), "64 hexadecimal digits"),
+    "digest": (_is_digest, "64 hexadecimal digits"),
 }
 _LIST = (lambda value: isinstance(value, list), "a list")
 

@@ -52,7 +52,8 @@ from fedcache.federate.partition.schemes import SCHEMES as OF_POOLS
 from fedcache.federate.partition.validation import with_validation
 from fedcache.notebooks import html_table
 from fedcache.plugins import PluginTable, plugins
-from fedcache.store.files import Buffer, is_array_file, mapped, pack
+from fedcache.store.chunks import is_array_file, mapped, pack
+from fedcache.store.files import Buffer
 from fedcache.store.lock import write_output
 
 SCHEMES: Mapping[str, Scheme] = PluginTable(

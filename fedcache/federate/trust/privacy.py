@@ -282,15 +282,3 @@ def parse_allowed(text: str | None) -> tuple[str, ...]:
         if word not in UNCOVERED:
             raise unknown("--dp-allow", word, UNCOVERED)
     return tuple(sorted(words))
-
-
-def is_private(result: Mapping[str, Any]) -> bool:
-    """Whether a result promises differential privacy: with noise, and not as a simulation."""
-    cost = result.get("trust", {}).get("privacy") or {}
-    return bool(cost.get("noise")) and not cost.get("simulation")
-
-
-def has_secret_times(result: Mapping[str, Any]) -> bool:
-    """Whether a result is private and its epsilon assumes that participants of rounds stay secret."""
-    cost = result.get("trust", {}).get("privacy") or {}
-    return is_private(result) and cost.get("participants") == "secret"

@@ -34,7 +34,7 @@ from torch.nn.functional import interpolate, normalize
 from fedcache.config import Home
 from fedcache.errors import MachineError, StoreError, UsageError, unknown
 from fedcache.extract import backbones
-from fedcache.extract.backbones.encoder import ModuleEncoder
+from fedcache.extract.backbones.backbone import ModuleEncoder
 from fedcache.extract.embed_images import locate_recipe
 from fedcache.extract.recipe import Recipe
 from fedcache.federate.engine.outcome import DeployedModel

@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedcache.errors import FedcacheError
 from fedcache.extract.backbones import BACKBONES, Weights, load, locate, lookup
-from fedcache.extract.backbones.encoder import text_features
+from fedcache.extract.backbones.backbone import text_features
 from fedcache.extract.backbones.packaged import network
 from fedcache.extract.digests import DigestMemory
 from fedcache.store.files import file_sha256

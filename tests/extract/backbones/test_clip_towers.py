@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn.functional import normalize
 
 from fedcache.extract.backbones import Weights, glyph_clip, lookup
+from fedcache.extract.backbones.backbone import clip_encoder
 from fedcache.extract.backbones.clip_towers import load_towers, split_towers
-from fedcache.extract.backbones.encoder import clip_encoder
 from fedcache.extract.recipe import NORMS, Recipe
 from fedcache.heads.prompt import slots, weave
 

@@ -18,7 +18,7 @@ from tolerance import SUMS, close
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.backbones import Weights, load, locate, lookup
 from fedcache.extract.backbones import glyph_clip as module
-from fedcache.extract.backbones.encoder import text_features
+from fedcache.extract.backbones.backbone import text_features
 from fedcache.extract.backbones.glyph_clip import (
     BACKBONE,
     CONTEXT,

@@ -17,7 +17,7 @@ from fedcache.federate.engine.client_data import FEAT_POSTS, Data, prepare, stac
 from fedcache.federate.engine.context import drawn_views
 from fedcache.federate.engine.local_training import batch_sizes
 from fedcache.federate.engine.outcome import fairness, macro_f1
-from fedcache.federate.execution.choose import choose
+from fedcache.federate.engine.run import choose
 from fedcache.federate.execution.grid_batch import POOLED
 from fedcache.federate.execution.memory_estimate import ExecutionPlan, Load, forecast
 from fedcache.federate.methods import METHODS, find_method

@@ -11,8 +11,8 @@ from refusal import refused
 
 from fedcache.errors import Exit
 from fedcache.federate.engine.client_data import Data, StoredRows
+from fedcache.federate.engine.run import choose
 from fedcache.federate.execution import gram
-from fedcache.federate.execution.choose import choose
 from fedcache.federate.execution.memory_estimate import (
     GPU_SET,
     Load,

@@ -5,7 +5,7 @@ import torch
 from federation import PER_ROUND, ROUNDS, difference, gap, go
 from setting_lines import set_to
 
-from fedcache.federate.execution import batched
+from fedcache.federate.execution import executor
 from fedcache.federate.execution.gram_states import Chunk, ClientStates
 from fedcache.federate.execution.grid_batch import GridBatch
 from fedcache.federate.execution.state_table import StateTable
@@ -119,7 +119,7 @@ def test_the_size_of_uploads_decides_and_both_ways_give_one_result(called, monke
     summed = go("fedavg", settings, execution="batched")
     assert set(called) == {"weighted_sum"}
     called.clear()
-    monkeypatch.setattr(batched, "SMALL_HEAD", 6 * 11 * 8)  # W alone in float64: b comes on top
+    monkeypatch.setattr(executor, "SMALL_HEAD", 6 * 11 * 8)  # W alone in float64: b comes on top
     apart = go("fedavg", settings, execution="batched")
     assert called == ["add"] * PER_ROUND * ROUNDS
     assert difference(summed, apart) < 1e-12

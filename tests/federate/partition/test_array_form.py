@@ -14,7 +14,8 @@ from fedcache.errors import CorruptionError, UsageError
 from fedcache.federate.partition.client_table import Client, MatchedLists, RowLists
 from fedcache.federate.partition.partition import Partition, load, make
 from fedcache.federate.partition.scheme import MatchedTests
-from fedcache.store.files import MAGIC, pack, parse_signed, to_signed, unpack
+from fedcache.store.chunks import MAGIC, pack, unpack
+from fedcache.store.files import parse_signed, to_signed
 
 SMALL = even_columns(4, 2, 3, domains=2)
 OWN = make("label-shift", SMALL, clients=2, ratio=2, alpha=5.0, domain=["domain 0", "domain 1"])
@@ -211,7 +212,7 @@ def test_the_file_is_the_documented_one():
 
 
 def test_names_too_long_for_a_file_are_refused_before_it_is_written(monkeypatch, tmp_path):
-    monkeypatch.setattr("fedcache.store.files.LARGEST_HEAD", 100)
+    monkeypatch.setattr("fedcache.store.chunks.LARGEST_HEAD", 100)
     with pytest.raises(UsageError):
         SHARED.save(tmp_path / "p.partition")
     assert not list(tmp_path.iterdir())

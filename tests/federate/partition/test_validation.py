@@ -16,7 +16,8 @@ from fedcache.errors import CorruptionError, Exit, FedcacheError
 from fedcache.federate.partition.client_table import RowLists
 from fedcache.federate.partition.partition import SCHEMES, Partition, from_payload, load, make
 from fedcache.federate.partition.validation import by_group_and_uid, hold_out
-from fedcache.store.files import digest_of, pack, unpack
+from fedcache.store.chunks import pack, unpack
+from fedcache.store.files import digest_of
 from fedcache.tables.groups import Group
 
 PLAIN = make("dirichlet", even_columns(30, 9, 3), clients=4, alpha=0.5)

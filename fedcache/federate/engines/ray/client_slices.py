@@ -19,10 +19,9 @@ import torch
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import UsageError
-from fedcache.federate.engine.run import new_run
+from fedcache.federate.engine.run import new_run, registered
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engines.ray.remote_calls import RayWorkerPool
-from fedcache.federate.execution.choose import registered
 from fedcache.federate.execution.executor import Sequential, fit_group
 from fedcache.federate.execution.gram_states import ClientStates
 from fedcache.heads.linear import Tree

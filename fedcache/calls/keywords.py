@@ -1,0 +1,125 @@
+"""Keywords of the Python API: their names checked, those that are options of a command, and errors in their words."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from fedcache.config import ADDRESSES, refuse_remote
+from fedcache.errors import FedcacheError, unknown
+from fedcache.plugins import note_named
+from fedcache.process import usual_torch_state
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+_OPTION = re.compile(
+    r"(?<![\w-])--([a-z][a-z-]*[a-z])(?: (?!-)((?:'[^']*'|\"[^\"]*\"|[^\s'\"])+))?"
+)
+_OPTIONS = re.compile(rf"{_OPTION.pattern}(?: {_OPTION.pattern})*")
+_COMMAND = re.compile(r"\bfedcache [a-z]")
+
+
+def names_checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Refuse a misspelt keyword with "did you mean".
+
+    Errors name keywords where those of the command name its options. The caller's torch state changes no result.
+    """
+    signature = inspect.signature(function)
+    known = signature.parameters
+    any_keyword = any(p.kind is p.VAR_KEYWORD for p in known.values())
+
+    def is_keyword(name: str) -> bool:
+        return any_keyword or name in known
+
+    @wraps(function)
+    def checked(*args: P.args, **given: P.kwargs) -> R:
+        for name in given:
+            if not is_keyword(name):
+                names = ", ".join(sorted(known))
+                listed = f"Known: {names}"
+                hint = listed
+                if "settings" in known:
+                    setting = {name: given[name]}
+                    hint = f"settings={setting!r}   for a hyperparameter of the method\n{listed}"
+                raise unknown("option", name, known, hint=hint)
+        bound = signature.bind_partial(*args, **given).arguments
+        for name, value in bound.items():
+            if name not in ADDRESSES:
+                refuse_remote(value, name, remote=name == "store")
+        # The backbones among the arguments are backbones that the user named: their code may be called.
+        for words in (bound, bound.get("options") or {}):
+            note_named([words.get("backbones"), words.get("client_backbones")])
+        try:
+            with usual_torch_state():
+                return function(*args, **given)
+        except FedcacheError as error:
+            error.message = as_keywords(error.message, is_keyword)
+            error.hint = as_keywords(error.hint, is_keyword)
+            raise
+
+    return checked
+
+
+def as_keywords(text: str, is_keyword: Callable[[str], bool]) -> str:
+    """A sentence about options of the command line as one about keywords; commands in it stay as they are.
+
+    >>> as_keywords("Take some out:  --validation 0.2 --fresh", lambda name: True)
+    'Take some out:  validation=0.2 fresh=True'
+    """
+    # Two blanks and the end of a line are where what is to be typed begins or ends.
+    parts = re.split(r"(\s{2,}|\n)", text)
+    for i, part in enumerate(parts):
+        if not _COMMAND.search(part):
+            parts[i] = _one_part(part, is_keyword)
+    return "".join(parts)
+
+
+def _one_part(text: str, is_keyword: Callable[[str], bool]) -> str:
+    typed = _OPTIONS.fullmatch(text) is not None
+
+    def written(found: re.Match[str]) -> str:
+        name = found[1].replace("-", "_")
+        value = " ".join(shlex.split(found[2] or ""))
+        key, equals, of = value.partition("=")
+        if not typed:  # within a sentence the name alone
+            if is_keyword(name):
+                return found[0].replace(f"--{found[1]}", name, 1)
+            return found[0]
+        if name == "set" and equals:
+            if is_keyword("settings"):
+                return f"settings={{{key!r}: {_literal(of)}}}"
+            return found[0]
+        if name in ("sweep", "option") and equals:
+            if is_keyword(key):
+                return f"{key}={_literal(of)}"
+            return found[0]
+        if is_keyword(name):
+            literal = "True"
+            if value:
+                literal = _literal(value)
+            return f"{name}={literal}"
+        return found[0]
+
+    return _OPTION.sub(written, text)
+
+
+def _literal(value: str) -> str:
+    """A value as Python writes it; a word in capitals stands for one and is left."""
+    if "," in value:
+        items = ", ".join(map(_literal, value.split(",")))
+        return f"[{items}]"
+    if value.isupper() or re.fullmatch(r"-?\d+(\.\d+)?(e-?\d+)?", value):
+        return value
+    return repr(value)
+
+
+def fields_of(config: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords that are fields of a configuration, as a section for ``resolve``."""
+    return {item.name: given[item.name] for item in fields(config) if item.name in given}

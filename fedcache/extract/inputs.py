@@ -1,0 +1,118 @@
+"""Kinds of input that a backbone reads and a dataset holds: images, texts, rows of numbers, or sounds.
+
+A recipe says it by its ``decoder``: ``pillow`` makes pixels of a file, ``utf-8`` a text of bytes, ``numpy`` leaves a
+row as it is, and ``soundfile`` makes samples of a WAV or FLAC file. Only images have views: encoders of the others are
+given all that was read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcache.extract.image_files import BadImage
+from fedcache.extract.recipe import SOUNDS, TEXTS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+MAX_TEXT = 16 << 20
+"""Longest text that is read, in bytes."""
+
+Items = list[Any] | NDArray[Any]
+"""B texts, B encoded sound files, or rows [B, ...] of any type."""
+
+
+class Prepared(Protocol):
+    """B items as an encoder's ``prepare`` made them ready for its model, such as tokens; picklable."""
+
+    @property
+    def bad(self) -> Mapping[int, str]:
+        """Why an item has no feature, by its place in the batch."""
+
+    def __len__(self) -> int:
+        """B."""
+
+
+Prepare = Callable[[list[Any]], Prepared]
+"""Items as they were read -> what their encoder is given. Picklable: it runs where items are read, not where the model
+computes."""
+
+
+class ItemEncoder(Protocol):
+    """A loaded backbone of texts or rows."""
+
+    def items(self, items: Items | Any) -> tuple[Tensor, NDArray[np.bool_]]:
+        """Features [B, D] float32 of texts or rows, and bool [B]: those that were cut to what the model reads.
+
+        An encoder with an attribute ``prepare`` is given what that has made of them.
+        """
+
+
+def text_of(raw: bytes) -> str:
+    """The text of a row; raises ``BadImage`` for one that is empty, too long or no UTF-8."""
+    if len(raw) > MAX_TEXT:
+        raise BadImage(f"the text has {len(raw):,} bytes; the limit is {MAX_TEXT:,}")
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        raise BadImage("the text is not UTF-8") from None
+    if not text.strip():
+        raise BadImage("there is no text")
+    return text
+
+
+def described_row(row: Any) -> str:
+    """The type and shape of a row, for messages: ``float32 [800]``."""
+    return f"{str(row.dtype).removeprefix('torch.')} {list(row.shape)}"
+
+
+def read_items(source: Any, rows: Sequence[int], kind: str) -> tuple[Items, dict[int, str], float]:
+    """The texts, rows or sound files of a batch, the reason per bad row, and the seconds it took.
+
+    A bad text is empty, a bad sound file None and a bad row zeros, of which no feature is kept; of a batch without a
+    good row the rows are [B, 0].
+    """
+    start = time.perf_counter()
+    found: list[Any] = []
+    bad: dict[int, str] = {}
+    for row in rows:
+        try:
+            raw = source.read(row)
+            found.append(text_of(raw) if kind == TEXTS else raw)
+        except BadImage as error:
+            bad[row] = str(error)
+            found.append("" if kind == TEXTS else None)
+    if kind in (TEXTS, SOUNDS):
+        return found, bad, time.perf_counter() - start
+    good = next((one for one in found if one is not None), np.zeros(0, np.float32))
+    stacked = np.stack([np.zeros_like(good) if one is None else one for one in found])
+    return stacked, bad, time.perf_counter() - start
+
+
+def encode_items(
+    encoder: ItemEncoder, items: Items | Prepared, batch: int, blank: Sequence[int], width: int
+) -> tuple[NDArray[np.float32], int]:
+    """Features [n, 1, D] of n texts or rows, NaN for those numbered in ``blank``, and how many were cut.
+
+    The last batch is filled up with copies of its last item, as one of images is; prepared items are not, as their
+    encoder computes them in groups of its own. A batch of which nothing could be read reaches no model.
+    """
+    count = len(items)
+    if len(blank) == count:
+        return np.full((count, 1, width), np.nan, np.float32), 0
+    short = batch - count
+    padded: Items | Prepared = items
+    if isinstance(items, list):
+        padded = items + items[-1:] * short
+    elif isinstance(items, np.ndarray) and short:
+        padded = np.concatenate([items, np.repeat(items[-1:], short, axis=0)])
+    features, cut = encoder.items(padded)
+    out = features[:count].to("cpu").numpy().astype(np.float32, copy=False)[:, None].copy()
+    out[list(blank)] = np.nan
+    return out, int(cut[:count].sum())
