@@ -26,7 +26,7 @@ from fedcache.extract.recipe import Recipe
 from fedcache.federate.methods import METHODS
 from fedcache.heads.losses import MASKED
 from fedcache.models.export import program
-from fedcache.models.export.program import Parts, make_program, write
+from fedcache.models.export.program import AnswerGap, Parts, make_program, write
 
 SHORT = one_of_each(cases(), lambda case: (METHODS[case[0]].needs, METHODS[case[0]].protocol))
 
@@ -186,3 +186,8 @@ def test_the_script_of_a_folder_reads_an_image_as_fedcache_does(
     read = runpy.run_path(shutil.copy(script, tmp_path))["pixels"]
     wanted = images.resize(images.decode(path.read_bytes()), recipe)
     assert np.array_equal(read(path, how)[0].permute(1, 2, 0).numpy(), wanted)
+
+
+def test_a_class_that_is_never_predicted_has_no_difference():
+    a, b = torch.tensor([[1.0, MASKED]]), torch.tensor([[1.5, 1.0001 * MASKED]])
+    assert AnswerGap.of((a, a), (b, a)) == AnswerGap(0.5, 0.0)

@@ -91,8 +91,11 @@ def test_a_flipped_bit_and_a_model_of_another_run_are_corruption(store):
     run, other = place_of(FED3R), place_of(f"{FED3R} --set lam=1.0")
     path, index = model_file(run, 0), run / "models" / "models.json"
     flip_bit(path, -1)
-    again = f"fedcache train --config {run / 'config.toml'} --fresh"
-    must_fail(again, f"predict {run} --store {store}", code=5)
+    train = f"train --config {run / 'config.toml'}"
+    again = f"{train} --fresh"
+    for words in (f"predict {run} --store {store}", f"evaluate {run} --store {store}"):
+        must_fail(again, words, code=5)
+    must_fail("--fresh", train, code=5)
     assert fedcache(f"predict {path} --store {store}").code == 5  # the file by itself too
     shutil.copy(model_file(other, 0), path)
     assert fedcache(f"predict {run} --store {store}").code == 5
