@@ -20,7 +20,7 @@ from refusal import refused
 from safetensors.torch import load_file
 from test_export_program import LINEAR, nine_rows, trained
 
-from fedcache.errors import MachineError, UsageError
+from fedcache.errors import MachineError
 from fedcache.extract import images
 from fedcache.extract.recipe import Recipe
 from fedcache.federate.methods import METHODS
@@ -49,10 +49,11 @@ def same(scores, probabilities, wanted_scores, wanted):
     assert float((probabilities.double() - wanted).abs().max()) <= 1e-5 * size
 
 
-def onnx_reads(path, given):
+def onnx_reads(path, given, metadata):
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    assert session.get_modelmeta().custom_metadata_map.items() >= metadata.items()
     answers = session.run(None, {session.get_inputs()[0].name: given.numpy()})
     return map(torch.from_numpy, answers)
 
@@ -66,7 +67,7 @@ def test_a_method_in_every_format(case, tmp_path):
     write(tmp_path / "m.pt2", "torch", parts)
     same(*torch.export.load(tmp_path / "m.pt2").module()(given), scores, wanted)
     write(tmp_path / "m.onnx", "onnx", parts)
-    same(*onnx_reads(tmp_path / "m.onnx", given), scores, wanted)
+    same(*onnx_reads(tmp_path / "m.onnx", given, parts.metadata), scores, wanted)
     said = write(tmp_path / "m.safetensors", "safetensors", parts)
     held, made = load_file(tmp_path / "m.safetensors"), predictor.deployed[0]
     for group, tree in (("server", made.down), ("own", made.personal)):
@@ -92,7 +93,7 @@ def test_a_method_in_every_format(case, tmp_path):
 def test_a_method_as_a_graph(case, tmp_path):
     parts, given, scores, wanted = written(case)
     write(tmp_path / "m.onnx", "onnx", parts)
-    same(*onnx_reads(tmp_path / "m.onnx", given), scores, wanted)
+    same(*onnx_reads(tmp_path / "m.onnx", given, parts.metadata), scores, wanted)
 
 
 @pytest.mark.slow
@@ -104,60 +105,36 @@ def test_what_onnxruntime_cannot_compute_is_refused_by_name(tmp_path):
     write(tmp_path / "m.pt2", "torch", parts)  # as the hint says
 
 
-@pytest.mark.parametrize(
-    ("factor", "raised"),
-    [
-        (1.0, None),
-        (1.01, MachineError),
-        (float("nan"), MachineError),
-        ("no operator\nfor it", UsageError),
-    ],
-)
-def test_a_graph_is_written_where_it_agrees(factor, raised, tmp_path, monkeypatch):
-    predictor, _ = trained(next(case for case in cases() if case[0] == "fedncm"), torch.float32)
-    parts = Parts(predictor, "card", make_program(predictor, home=None))
-    told = {}
+@pytest.mark.parametrize("factor", [1.01, float("nan")])
+def test_a_graph_with_other_scores_is_not_written(factor, tmp_path, monkeypatch):
+    import onnxruntime
 
-    def export(program, **words):
-        if isinstance(factor, str):
-            raise RuntimeError(factor)
-        assert (program, words["input_names"]) == (parts.program.exported, ["features"])
-        return SimpleNamespace(
-            model=SimpleNamespace(metadata_props=told),
-            model_proto=SimpleNamespace(SerializeToString=lambda: b"graph"),
-        )
+    run = onnxruntime.InferenceSession.run
 
-    def answer(names, given):
-        """As onnxruntime would, with the scores of the program times a factor."""
-        assert names == ["scores", "probabilities"]
-        with torch.no_grad():
-            scores, p = parts.program.module(torch.from_numpy(given["features"]))
-        return [(factor * scores).numpy(), p.numpy()]
+    def wrong(*given):
+        scores, probabilities = run(*given)
+        return factor * scores, probabilities
 
-    session = SimpleNamespace(run=answer)
-    runtime = SimpleNamespace(InferenceSession=lambda _raw, providers: session)
-    monkeypatch.setattr(torch.onnx, "export", export)
-    monkeypatch.setitem(sys.modules, "onnxruntime", runtime)
-    if raised is None:
-        said = write(tmp_path / "m.onnx", "onnx", parts)
-        assert said["difference"] == {"scores": 0.0, "probabilities": 0.0}
-        assert (tmp_path / "m.onnx").read_bytes() == b"graph"
-        assert told == parts.metadata
-        return
-    with pytest.raises(raised):
+    monkeypatch.setattr(onnxruntime.InferenceSession, "run", wrong)
+    parts, *_ = written(next(case for case in cases() if case[0] == "fedncm"))
+    with pytest.raises(MachineError):
         write(tmp_path / "m.onnx", "onnx", parts)
     assert not list(tmp_path.iterdir())
 
 
-def test_weights_beyond_one_onnx_file_are_refused(tmp_path, monkeypatch):
-    predictor, _ = trained(next(case for case in cases() if case[0] == "fedncm"), torch.float32)
-    program = make_program(predictor, home=None)
-    held = [*program.exported.state_dict.values(), *program.exported.constants.values()]
-    assert program.bytes == sum(t.nbytes for t in held) > 0
-    monkeypatch.setattr("fedcache.models.export.program.MOST_ONNX", program.bytes - 1)
-    monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: pytest.fail("made the graph first"))
-    with pytest.raises(UsageError):
-        write(tmp_path / "m.onnx", "onnx", Parts(predictor, "card", program))
+def test_weights_beyond_one_onnx_file_and_what_onnx_lacks_are_refused(tmp_path, monkeypatch):
+    parts, *_ = written(next(case for case in cases() if case[0] == "fedncm"))
+    exported = parts.program.exported
+    held = [*exported.state_dict.values(), *exported.constants.values()]
+    assert parts.program.bytes == sum(t.nbytes for t in held) > 0
+
+    def lacks(*_, **__):
+        raise RuntimeError("no operator\nfor it")
+
+    monkeypatch.setattr(torch.onnx, "export", lacks)
+    refused(lambda: write(tmp_path / "m.onnx", "onnx", parts), "no operator")
+    monkeypatch.setattr(program, "MOST_ONNX", parts.program.bytes - 1)
+    refused(lambda: write(tmp_path / "m.onnx", "onnx", parts), "an .onnx file holds 2")
 
 
 @pytest.mark.parametrize(
