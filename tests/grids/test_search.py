@@ -28,6 +28,11 @@ RUN = "fedavg --scheme iid --clients 3 --participation all --rounds 4 --validati
 SEARCH = f"grid {RUN} --sampler optuna --sweep lr=log:1e-3..1 --sweep batch=4,8,16"
 
 
+@pytest.fixture(autouse=True)
+def store(once):
+    return once(ingested)
+
+
 def searched(**sweeps):
     values = {k: tuple(v.split(",")) for k, v in sweeps.items()}
     return search_of(Sampling("optuna"), ["fedavg"], values)
@@ -91,16 +96,14 @@ def test_what_cannot_be_searched_is_refused(sampling, sweeps, words):
         search_of(sampling, ["fedavg"], sweeps)
 
 
-def test_a_search_without_optuna_says_how_to_install_it(tmp_path, monkeypatch):
-    ingested(tmp_path)
+def test_a_search_without_optuna_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(
         search_space, "find_spec", lambda name: None if name == "optuna" else find_spec(name)
     )
     must_fail("pip install 'fedcache[optuna]'", SEARCH, code=6)
 
 
-def test_a_search_needs_rows_to_choose_by_rounds_to_prune_by_and_one_process(tmp_path, own_home):
-    ingested(tmp_path)
+def test_a_search_needs_rows_to_choose_by_rounds_to_prune_by_and_one_process(own_home):
     for words, hint in (
         (SEARCH.replace("--validation 0.25", ""), "--validation"),
         (f"{SEARCH} --pruner median", "--eval-every"),
@@ -112,7 +115,6 @@ def test_a_search_needs_rows_to_choose_by_rounds_to_prune_by_and_one_process(tmp
 
 @pytest.mark.slow
 def test_every_trial_is_the_run_that_training_its_point_alone_gives(tmp_path):
-    ingested(tmp_path)
     done = ok(f"{SEARCH} --trials 4").data
     counts = {"trials": 4, "finished": 4, "pruned": 0, "failed": 0}
     assert done["search"].items() >= {**counts, "sampler": "tpe", "pruner": "none"}.items()
@@ -134,7 +136,6 @@ def trained_alone(point):
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["tpe", "random", "gp"])
 def test_more_trials_go_on_and_are_those_of_an_unbroken_search(tmp_path, sampler):
-    ingested(tmp_path)
     words = SEARCH.replace("optuna", f"optuna:{sampler}:3")
     (tmp_path / "whole").mkdir()
     first = ok(f"{words} --trials 3").data
@@ -148,7 +149,6 @@ def test_more_trials_go_on_and_are_those_of_an_unbroken_search(tmp_path, sampler
 
 @pytest.mark.slow
 def test_a_killed_search_goes_on_with_the_same_trials(tmp_path, own_home):
-    ingested(tmp_path)
     words = f"{SEARCH} --trials 6 --rounds 25"
     killed = start(words, home=own_home)
     began = time.monotonic()
@@ -169,10 +169,7 @@ def test_a_killed_search_goes_on_with_the_same_trials(tmp_path, own_home):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pruner", ["median", "asha"])
-def test_a_pruned_trial_is_marked_never_ranked_and_can_be_trained_to_its_end(
-    tmp_path, own_home, pruner
-):
-    ingested(tmp_path)
+def test_a_pruned_trial_is_marked_never_ranked_and_can_be_trained_to_its_end(own_home, pruner):
     words = f"{SEARCH} --eval-every 1 --trials 14 --pruner {pruner}"
     done = ok(words).data
     pruned = done["pruned"]
@@ -193,10 +190,7 @@ def test_a_pruned_trial_is_marked_never_ranked_and_can_be_trained_to_its_end(
 
 
 @pytest.mark.slow
-def test_a_space_with_few_points_is_tried_whole_and_chosen_as_a_grid_chooses(
-    tmp_path,
-):
-    ingested(tmp_path)
+def test_a_space_with_few_points_is_tried_whole_and_chosen_as_a_grid_chooses():
     words = f"grid {RUN} --sweep lr=0.3,0.01,1e-9 --sweep batch=4,8"
     done = ok(f"{words} --sampler optuna --trials 50 --retrain").data
     assert done["search"]["trials"] == len(done["points"]) == 6
@@ -206,8 +200,7 @@ def test_a_space_with_few_points_is_tried_whole_and_chosen_as_a_grid_chooses(
     assert done["retrained"][0]["sweep"] == full["best"]["sweep"]
 
 
-def test_a_trial_that_diverges_is_found_out_and_no_error(tmp_path, own_home):
-    ingested(tmp_path)
+def test_a_trial_that_diverges_is_found_out_and_no_error(own_home):
     words = f"grid {RUN} --set opt=sgd --set head=linear --sampler optuna --sweep lr=1e38,0.1,0.2"
     done = ok(f"{words} --trials 3").data
     assert [f["sweep"] for f in done["failed"]] == [{"lr": "1e38"}]
@@ -228,10 +221,7 @@ def trials_shown(home):
 
 
 @pytest.mark.slow
-def test_a_search_is_shown_as_a_grid_of_its_trials_and_with_more_of_them_it_is_the_same(
-    tmp_path, own_home
-):
-    ingested(tmp_path)
+def test_a_search_is_shown_as_a_grid_of_its_trials_and_with_more_of_them_it_is_the_same(own_home):
     for trials in (2, 3):
         done = ok(f"{SEARCH} --trials {trials} --pruner median --eval-every 4").data
         counts, shown = trials_shown(own_home)
@@ -248,7 +238,6 @@ def test_a_search_is_shown_as_a_grid_of_its_trials_and_with_more_of_them_it_is_t
 
 @pytest.mark.slow
 def test_a_study_of_other_rows_is_not_gone_on_with(tmp_path):
-    ingested(tmp_path)
     first = ok(f"{SEARCH} --trials 3").data
     x, y, split = embeddings(seed=7)
     np.savez(tmp_path / "mine.npz", **{"features/mine": x, "labels": y, "split": split})
@@ -261,10 +250,7 @@ def test_a_study_of_other_rows_is_not_gone_on_with(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_torn_last_trial_is_made_again_and_other_damage_is_refused_with_what_to_do(
-    tmp_path, own_home
-):
-    ingested(tmp_path)
+def test_a_torn_last_trial_is_made_again_and_other_damage_is_refused_with_what_to_do(own_home):
     words = f"{SEARCH} --trials 3"
     first = ok(words).data
     (trials,) = (own_home / "runs").glob("search-*/trials.jsonl")
@@ -289,12 +275,11 @@ def test_a_torn_last_trial_is_made_again_and_other_damage_is_refused_with_what_t
 
 
 @pytest.mark.slow
-def test_the_journal_for_the_tools_of_optuna_is_whole_and_never_read(tmp_path, own_home):
+def test_the_journal_for_the_tools_of_optuna_is_whole_and_never_read(own_home):
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
-    ingested(tmp_path)
     first = ok(f"{SEARCH} --trials 2").data
     journal = Path(first["search"]["study"])
     journal.write_bytes(b"\xff damaged")
@@ -306,8 +291,7 @@ def test_the_journal_for_the_tools_of_optuna_is_whole_and_never_read(tmp_path, o
     assert [t.value for t in study.trials] == [pytest.approx(value) for _, value in points(more)]
 
 
-def test_python_searches_too(tmp_path):
-    store = ingested(tmp_path)
+def test_python_searches_too(store):
     dealt = fc.partition(store, "iid", clients=3, validation=0.25)
     grid = fc.grid(
         "fedavg", store, dealt, lr="log:1e-3..1", rounds=[2, 3], sampler="optuna:random", trials=3

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from made_path import place_of
 from pyarrow import parquet
 
+import fedcache as fc
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import Exit, StoppedError
 from fedcache.models import evaluate, predictor, sources
@@ -44,7 +45,10 @@ def run(once):
 
 
 @pytest.mark.parametrize("ending", [".npz", ".parquet"])
-def test_blocks_of_rows_change_no_prediction_and_no_measure(run, tmp_path, monkeypatch, ending):
+def test_blocks_of_rows_change_no_prediction_and_no_measure(
+    run, own_home, tmp_path, monkeypatch, ending
+):
+    store, all_rows = fc.Store.open(next((own_home / "stores").iterdir())), np.arange(ROWS)
     path, held, told = tmp_path / f"lost{ending}", columns(), []
     held["features/a"][7] = np.nan
     if ending == ".npz":
@@ -61,12 +65,15 @@ def test_blocks_of_rows_change_no_prediction_and_no_measure(run, tmp_path, monke
         assert [i for i, row in enumerate(rows) if row["reason"]] == [7]
         (of_file,) = ok(f"evaluate {run} --embeddings {path}").data["runs"]
         assert of_file["left_out"]["unreadable"] == 1
-        (of_store,) = ok(f"evaluate {run} -d e --split all").data["runs"]
+        stored = ok(f"evaluate {run} -d e --split all")
+        (of_store,), warnings = stored.data["runs"], stored.envelope["warnings"]
         likely = [p for row in rows for _, p in row["top"]]
         close = [m[key] for m in (of_file["measures"], of_store["measures"]) for key in APPROXIMATE]
         same = [(row["name"], row["class"], row["reason"]) for row in rows], of_file["left_out"]
         exact = [m[key] for m in (of_file["measures"], of_store["measures"]) for key in EXACT]
-        told.append((likely + close, same, exact))
+        wrong = evaluate.find_mistakes(store, [(None, fc.load_model(run).predictor, all_rows)])
+        most = [(m.row, m.truth, m.predicted) for m in wrong.most]
+        told.append((likely + close, same, exact, warnings, wrong.wrong, wrong.rows, most))
     assert told[0][0] == pytest.approx(told[1][0])
     assert told[0][1:] == told[1][1:]
 
