@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from arrays import ingested
 from command import fedcache, ok
 from made_path import place_of
 from pictures import folder
@@ -172,3 +173,18 @@ def test_ridges_and_partitions_of_a_grid_share_the_statistics(store):
         for key in ("accuracy", "macro_f1", "traffic", "parameters"):
             assert alone[key] == point[key], key
     assert ok(f"grid {words} {sweep} --exact").data["reused"] == 10
+
+
+@pytest.mark.parametrize(
+    ("words", "shared"),
+    [
+        # sums of everybody's rows are those of any partition
+        ("fed3r --sweep scheme=iid,shards", 1),
+        # one point of each method: nobody to share with
+        ("fed3r,fedncm,fedavg --rounds 1", 0),
+    ],
+)
+def test_statistics_are_shared_by_the_points_that_can_use_them(tmp_path, words, shared):
+    ingested(tmp_path)
+    done = ok(f"grid {words} --clients 3")
+    assert done.err.count("Clients' statistics are computed once") == shared

@@ -1,8 +1,6 @@
 """What a sweep's keys mean: each value is looked at before anything is trained."""
 
 import pytest
-from arrays import ingested
-from command import ok
 from refusal import refused
 
 from fedcache.errors import UsageError
@@ -56,17 +54,6 @@ def test_a_name_that_scheme_and_method_have_is_told_apart():
     assert apart == [[0], [1]]
     together = point_groups(combinations(["perfedavg"], {"set.alpha": ["0.1", "5"]}))
     assert together == [[0, 1]]
-
-
-@pytest.mark.slow
-def test_every_point_of_a_swept_alpha_has_its_own_rows(tmp_path):
-    ingested(tmp_path)
-    words = "--scheme dirichlet --clients 4 --rounds 1"
-    sweep = "--sweep partition.alpha=1,50 --set alpha=0.02"
-    points = ok(f"grid perfedavg {words} {sweep}").data["points"]
-    assert [p["partition"]["args"]["alpha"] for p in points] == [1.0, 50.0]
-    assert [p["hyperparameters"]["alpha"] for p in points] == [0.02, 0.02]
-    assert points[0]["digest"] != points[1]["digest"]
 
 
 def test_values_of_a_run_have_the_type_of_its_option():

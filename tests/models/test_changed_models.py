@@ -85,41 +85,32 @@ def changed_facts(facts):
     """The facts with one of them, or a part of one, of another type, size, length, or away."""
     for name, value in facts.items():
         yield f"without {name}", {k: v for k, v in facts.items() if k != name}
-        for other in WRONG:
-            yield f"{name}={other!r}", {**facts, name: other}
+        others = {f"={other!r}": other for other in WRONG}
         if isinstance(value, list) and value:
-            yield f"{name} one less", {**facts, name: value[:-1]}
-            yield f"{name} one more", {**facts, name: [*value, value[-1]]}
-            for other in (None, -1, HUGE, "load", [], {}):
-                yield f"{name}[0]={other!r}", {**facts, name: [other, *value[1:]]}
-        inner = value if isinstance(value, dict) else None
-        if name in ("recipes", "computed") and isinstance(value, list) and value:
-            inner = value[0]
-        for key in inner or {}:
+            others |= {" one less": value[:-1], " one more": [*value, value[-1]]}
+            others |= {f"[0]={o!r}": [o, *value[1:]] for o in (None, -1, HUGE, "load", [], {})}
+        for what, other in others.items():
+            yield f"{name}{what}", {**facts, name: other}
+        inner = value[0] if name in ("recipes", "computed") and value else value
+        for key in inner if isinstance(inner, dict) else ():
             for other in (None, -1, 0, HUGE, "load", [], {}, [0, 0, 0]):
-                made = copy.deepcopy(facts)
-                (made[name] if isinstance(value, dict) else made[name][0])[key] = other
-                yield f"{name}.{key}={other!r}", made
+                changed = {**inner, key: other}
+                made = changed if inner is value else [changed, *value[1:]]
+                yield f"{name}.{key}={other!r}", {**facts, name: made}
 
 
 def changed_tensors(tensors):
     """The tensors with one of them of another shape or type, away, or under another name."""
     for name, t in tensors.items():
-        yield f"without {name}", {k: v for k, v in tensors.items() if k != name}
-        yield f"{name} renamed", {(f"{name}x" if k == name else k): v for k, v in tensors.items()}
-        yield f"{name} empty", {**tensors, name: t[:0] if t.dim() else t.new_zeros(0)}
-        yield f"{name} flat", {**tensors, name: t.reshape(-1)[:1]}
-        yield f"{name} whole numbers", {**tensors, name: t.to(torch.int16)}
-        yield f"{name} with an axis more", {**tensors, name: t[None]}
+        rest = {k: v for k, v in tensors.items() if k != name}
+        yield f"without {name}", rest
+        yield f"{name} renamed", {**rest, f"{name}x": t}
+        empty = t[:0] if t.dim() else t.new_zeros(0)
+        for other in (empty, t.reshape(-1)[:1], t.to(torch.int16), t[None]):
+            yield f"{name} of {other.dtype} {tuple(other.shape)}", {**tensors, name: other}
     yield "a tensor more", {**tensors, "clients/x": torch.zeros(1)}
-    yield (
-        "a stack more",
-        {
-            **tensors,
-            "clients/7/own/w": torch.zeros(1, 2),
-            "clients/7/number": torch.tensor([2**40]),
-        },
-    )
+    stack = {"clients/7/own/w": torch.zeros(1, 2), "clients/7/number": torch.tensor([2**40])}
+    yield "a stack more", {**tensors, **stack}
 
 
 def scores_of(path, store):

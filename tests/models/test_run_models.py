@@ -211,11 +211,11 @@ def test_predictions_are_written_in_three_formats(store, tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     columns = parquet.read_table(tmp_path / "out.parquet").to_pylist()
     assert lines == done.data["rows"]
-    for in_csv, in_parquet, line in zip(table, columns, lines, strict=True):
-        assert (in_csv["class"] or None) == in_parquet["class"] == line["class"]
-        assert [in_parquet["probability"], in_parquet["probability_2"]] == [
-            p for _, p in line["top"]
-        ] or line["reason"]
+    assert [row["class"] or None for row in table] == [line["class"] for line in lines]
+    for row, line in zip(columns, lines, strict=True):
+        assert row["class"] == line["class"]
+        two = [row["probability"], row["probability_2"]]
+        assert line["reason"] or two == [p for _, p in line["top"]]
     # nothing is left over
     assert not list((Path(os.environ["FEDCACHE_HOME"]) / "scratch").iterdir())
 

@@ -63,10 +63,12 @@ def test_blocks_of_rows_change_no_prediction_and_no_measure(
         assert done.code == Exit.QUARANTINED
         rows = done.data["rows"]
         assert [i for i, row in enumerate(rows) if row["reason"]] == [7]
-        (of_file,) = ok(f"evaluate {run} --embeddings {path}").data["runs"]
+        both = [
+            ok(f"evaluate {run} {words}") for words in (f"--embeddings {path}", "-d e --split all")
+        ]
+        of_file, of_store = (answer.data["runs"][0] for answer in both)
+        warnings = [answer.envelope["warnings"] for answer in both]
         assert of_file["left_out"]["unreadable"] == 1
-        stored = ok(f"evaluate {run} -d e --split all")
-        (of_store,), warnings = stored.data["runs"], stored.envelope["warnings"]
         likely = [p for row in rows for _, p in row["top"]]
         close = [m[key] for m in (of_file["measures"], of_store["measures"]) for key in APPROXIMATE]
         same = [(row["name"], row["class"], row["reason"]) for row in rows], of_file["left_out"]
