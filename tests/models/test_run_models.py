@@ -22,8 +22,9 @@ from refusal import refused
 import fedcache as fc
 from fedcache.extract.recipe import Recipe
 from fedcache.models.saved_model import SavedModel
-from fedcache.runs import loop
-from fedcache.runs.run_models import model_file
+from fedcache.runs import directory, loop
+from fedcache.runs.run_models import drop, model_file
+from fedcache.store.files import file_sha256
 
 IID = "--scheme iid --clients 3"
 FED3R = f"train --method fed3r {IID}"
@@ -159,6 +160,18 @@ def test_a_grid_keeps_the_model_of_a_run_that_is_two_points(store):
     points = ok(f"grid --method fed3r --sweep rounds=1,2 {IID}").data["points"]
     (path,) = {p["path"] for p in points}
     assert (Path(path) / "models" / "models.json").is_file()
+
+
+def test_models_that_are_removed_while_a_run_is_checked_are_no_damage(store, monkeypatch):
+    run = place_of(FED3R)
+
+    def removed(path):
+        drop(run)
+        return file_sha256(path)
+
+    monkeypatch.setattr(directory, "file_sha256", removed)
+    directory.check_models(run, directory.read_result(run / "result.json"))
+    assert not (run / "models").exists()
 
 
 def test_a_save_that_fails_leaves_no_result_and_the_run_goes_on_from_there(store, monkeypatch):
