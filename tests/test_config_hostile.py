@@ -1,7 +1,6 @@
 """fedcache.toml of any bytes: an error in words, or a configuration that says the same when it is written again."""
 
 import tomllib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ VALUES = st.recursive(
 )
 
 
-def outcome(path: Path) -> Exit | None:
+def outcome(path):
     """The code of the refusal, None for a file that is taken."""
     code = None
     try:

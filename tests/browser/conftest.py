@@ -1,23 +1,19 @@
 """Chromium without a network, and reports of real runs to open in it."""
 
-import json
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from command import ok
+from made_path import place_of
 from pictures import folder
 
 from fedcache.runs.directory import read_result, write_result
 
-QUIET = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
+QUIET = """
+    --no-sandbox --disable-gpu --disable-quic --disable-background-networking --disable-component-update --disable-sync
+"""
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -29,9 +25,38 @@ def chromium():
     if program is None:
         pytest.fail("No Chromium on the path: apt-get install chromium")
     with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=program, args=list(QUIET))
+        browser = started.chromium.launch(executable_path=program, args=QUIET.split())
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def opened(chromium):
+    """Opens an address or a file in a window; at the end it has told the console nothing and asked no other host."""
+
+    @contextmanager
+    def window(place, size="light"):
+        address = place.as_uri() if isinstance(place, Path) else place
+        ours = ("/".join(address.split("/")[:3]), "data:", "blob:")
+        said = []
+        context = chromium.new_context(
+            viewport={"width": {"light": 1240, "dark": 1440}.get(size, 390), "height": 900},
+            color_scheme="dark" if "dark" in size else "light",
+            offline=address.startswith("file:"),
+            accept_downloads=True,
+        )
+        page = context.new_page()
+        page.on("console", lambda m: said.append(f"console {m.type}: {m.text}"))
+        page.on("pageerror", lambda e: said.append(f"error: {e}"))
+        page.on("dialog", lambda d: said.append(f"dialog: {d.message}"))
+        page.on("request", lambda r: None if r.url.startswith(ours) else said.append(r.url))
+        page.goto(address)
+        page.wait_for_selector("h1")
+        yield page
+        assert said == []
+        context.close()
+
+    return window
 
 
 @pytest.fixture
@@ -62,12 +87,8 @@ def grid(tmp_path, own_home):
     """A report of 240 points: one trained run, and 239 results that differ from it in numbers and the accuracy."""
     images = folder(tmp_path / "shapes", train=12, test=4)
     ok(f"extract --dataset folder:{images} --backbones random-projection --size 8")
-    made = Path(
-        ok(
-            "train --method fedavg --scheme iid --clients 4 --rounds 2 --set batch=2 "
-            "--eval-every 1 --seeds 0-2",
-        ).data["path"]
-    )
+    iid = "--scheme iid --clients 4"
+    made = place_of(f"train fedavg {iid} --rounds 2 --set batch=2 --eval-every 1 --seeds 0-2")
     result = read_result(made / "result.json")
     for i in range(1, 240):
         copy = shutil.copytree(made, own_home / "runs" / f"{i:016x}")
@@ -77,20 +98,13 @@ def grid(tmp_path, own_home):
             "momentum": 0.05 + i // 24 / 10,
         }
         mean = 0.3 + i / 500
-        accuracy = {
-            **result["accuracy"],
-            "mean": mean,
-            "per_seed": [mean - 0.01, mean, mean + 0.01],
+        per_seed = [mean - 0.01, mean, mean + 0.01]
+        changed = {
+            "digest": f"{i:016x}{result['digest'][16:]}",
+            "accuracy": {**result["accuracy"], "mean": mean, "per_seed": per_seed},
+            "hyperparameters": {**result["hyperparameters"], **values},
         }
-        write_result(
-            copy / "result.json",
-            {
-                **result,
-                "digest": f"{i:016x}{result['digest'][16:]}",
-                "accuracy": accuracy,
-                "hyperparameters": {**result["hyperparameters"], **values},
-            },
-        )
+        write_result(copy / "result.json", {**result, **changed})
     made_of = report(tmp_path)
     assert made_of.read_text(encoding="utf-8").count("<tr data-run") == 240
     return made_of
@@ -102,16 +116,13 @@ def mistakes(tmp_path):
     images = folder(tmp_path / "shapes", train=4, test=8, classes=6)
     for split in ("train", "test"):
         for place in sorted((images / split).iterdir()):
-            place.rename(
-                place.with_name(f"{place.name}-with_a_name_that_has_no_room_in_a_narrow_column")
-            )
+            place.rename(f"{place}-with_a_name_that_has_no_room_in_a_narrow_column")
     ok(f"extract --dataset folder:{images} --backbones random-projection --size 8")
     ok("train --method fed3r --preset paper --scheme iid --clients 4")
     return report(tmp_path, "--with-images")
 
 
-def report(tmp_path: Path, *words: str) -> Path:
+def report(tmp_path, *words):
     """All runs of the home as a page."""
-    done = ok(f"report -o {tmp_path}/report.html", *words)
-    assert json.dumps(done.data)
+    ok(f"report -o {tmp_path}/report.html", *words)
     return tmp_path / "report.html"

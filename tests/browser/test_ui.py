@@ -3,43 +3,34 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from axe_check import serious
 from command import ok, start
+from made_path import place_of
 from pictures import folder
+from test_page import fits
 from ui_client import served
 
 from fedcache.runs.directory import FILES, WRITTEN
 from fedcache.store.files import write_sealed
 
-SIZES = {
-    "light": (1240, "light"),
-    "dark": (1440, "dark"),
-    "phone": (390, "light"),
-    "phone-dark": (390, "dark"),
-}
 IID = "--scheme iid --clients 4 --set batch=4 --set dim=8"
 
 
-def extracted(place: Path) -> Path:
+def extracted(place):
     images = folder(place / "shapes", train=24, test=8)
-    return Path(
-        ok(
-            f"extract --dataset folder:{images} --backbones random-projection --size 8 --workers 0",
-        ).data["path"]
+    return place_of(
+        f"extract --dataset folder:{images} --backbones random-projection --size 8 --workers 0"
     )
 
 
-def trained(place: Path) -> Path:
+def trained(place):
     """A home with everything that a page shows: a store, runs, a grid, a run that was killed and a damaged one."""
     extracted(place)
     ok(f"train --method fedavg {IID} --rounds 4 --eval-every 1 --seeds 0,1")
-    made = Path(ok("train --method fed3r --scheme iid --clients 4 --seeds 0,1").data["path"])
+    made = place_of("train --method fed3r --scheme iid --clients 4 --seeds 0,1")
     ok(
         f"grid --method fedavg,fedprox {IID} --rounds 2 --sweep lr=0.1,0.01 --seeds 0,1 "
         "--validation 0.2",
@@ -57,51 +48,25 @@ def whole(once):
     return once(trained)
 
 
-@contextmanager
-def page_of(chromium: Any, address: str, size: str = "light") -> Iterator[Any]:
-    """The page, and at the end that it said nothing to the console and asked nobody else for anything."""
-    width, scheme = SIZES[size]
-    said: list[str] = []
-    context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    page = context.new_page()
-    origin = "/".join(address.split("/")[:3])
-    page.on("console", lambda m: said.append(f"console {m.type}: {m.text}"))
-    page.on("pageerror", lambda e: said.append(f"error: {e}"))
-    page.on(
-        "request",
-        lambda r: None if r.url.startswith((origin, "data:", "blob:")) else said.append(r.url),
-    )
-    page.goto(address)
-    page.wait_for_selector("h1")
-    yield page
-    assert said == []
-    context.close()
-
-
-def go(page: Any, to: str) -> None:
+def go(page, to):
     page.goto("/".join(page.url.split("/")[:4]) + f"/{to}")
     page_has(page, "!document.querySelector('#pulse').textContent.includes('reading')")
 
 
-def page_has(page: Any, true: str) -> None:
+def page_has(page, true):
     """Wait for an expression to hold; ``wait_for_function`` needs eval, which the page's policy refuses."""
     until(lambda: page.evaluate(true) or page.wait_for_timeout(50), true)
 
 
-def links(page: Any) -> list[str]:
+def links(page):
     """Where the names in the first column of a table lead."""
     return [a.get_attribute("href") for a in page.locator("main tbody th a").all()]
 
 
-def fits(page: Any) -> None:
-    wide, seen = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
-    assert wide <= seen
-
-
-def test_one_window_shows_a_home_before_while_and_after_a_grid_is_trained(chromium, tmp_path):
+def test_one_window_shows_a_home_before_while_and_after_a_grid_is_trained(opened, tmp_path):
     """Nothing is loaded again in between: what changes comes by itself."""
     home = Path(os.environ["FEDCACHE_HOME"])
-    with served(home) as (address, _), page_of(chromium, address) as page:
+    with served(home) as (address, _), opened(address) as page:
         assert "Nothing is here yet" in page.text_content("main")
         assert serious(page) == []
         extracted(tmp_path)
@@ -142,17 +107,18 @@ def test_one_window_shows_a_home_before_while_and_after_a_grid_is_trained(chromi
         page.wait_for_selector("text=Nothing is being trained")
 
 
-def until(true: Callable[[], object], otherwise: str) -> None:
+def until(true, otherwise):
     end = time.monotonic() + 120
     while not true():
         assert time.monotonic() < end, otherwise
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_every_page_fits_is_quiet_and_has_no_serious_finding(chromium, whole, own_home, size):
-    with served(own_home) as (address, _), page_of(chromium, address, size) as page:
-        assert page.evaluate("document.documentElement.dataset.theme") == SIZES[size][1]
+@pytest.mark.parametrize("size", ["light", "dark", "phone", "phone-dark"])
+def test_every_page_fits_is_quiet_and_has_no_serious_finding(opened, whole, own_home, size):
+    with served(own_home) as (address, _), opened(address, size) as page:
+        theme = page.evaluate("document.documentElement.dataset.theme")
+        assert theme == ("dark" if "dark" in size else "light")
         go(page, "grids")
         (grid,) = links(page)
         go(page, "stores")
@@ -189,8 +155,8 @@ def test_every_page_fits_is_quiet_and_has_no_serious_finding(chromium, whole, ow
         )
 
 
-def test_all_is_reached_and_done_by_keyboard(chromium, whole, own_home):
-    with served(own_home) as (address, _), page_of(chromium, address) as page:
+def test_all_is_reached_and_done_by_keyboard(opened, whole, own_home):
+    with served(own_home) as (address, _), opened(address) as page:
         page.wait_for_selector("main table")
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
@@ -242,8 +208,8 @@ def test_all_is_reached_and_done_by_keyboard(chromium, whole, own_home):
         assert stops >= controls
 
 
-def test_a_report_is_read_in_the_page_and_thumbnails_come_when_asked_for(chromium, whole, own_home):
-    with served(own_home) as (address, _), page_of(chromium, address) as page:
+def test_a_report_is_read_in_the_page_and_thumbnails_come_when_asked_for(opened, whole, own_home):
+    with served(own_home) as (address, _), opened(address) as page:
         go(page, "runs?state=finished")
         page.click("text=Choose all 6 finished")
         page.click("#chosen >> text=Report")

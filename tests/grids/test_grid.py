@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from arrays import ingested
-from command import fedcache, ok, words_of
+from command import fedcache, ok
+from made_path import place_of
 from pictures import folder
 from refusal import refused
 from setting_lines import set_to
@@ -19,16 +20,16 @@ from fedcache.grids.points import combinations, sampled
 from fedcache.grids.request import request_grid
 from fedcache.grids.train_grid import grid
 
-IID = words_of("--scheme iid --clients 3")
-SGD = words_of("--set head=linear --set opt=sgd --set batch=8")
-SWEEP = words_of("--sweep lr=0.1,0.02 --sweep wd=0,0.01")
+IID = "--scheme iid --clients 3"
+SGD = "fedavg --set head=linear --set opt=sgd --set batch=8"
+SWEEP = "--sweep lr=0.1,0.02 --sweep wd=0,0.01"
 
 
 def extracted(place):
     """Two domains of three classes, 24 training images of each, with features of one backbone."""
     images = folder(place / "shapes", train=12, test=4, domains=("ink", "chalk"))
-    words = words_of("--backbones random-projection:128 --batch 4 --chunk-rows 8 --workers 0")
-    return Path(ok("extract --dataset", f"folder:{images}", *words).data["path"])
+    words = "--backbones random-projection:128 --batch 4 --chunk-rows 8 --workers 0"
+    return place_of(f"extract --dataset folder:{images} {words}")
 
 
 @pytest.fixture
@@ -38,50 +39,40 @@ def store(once):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "extra", "execution"),
+    ("method", "execution"),
     [
-        ("fedavg", SGD, "gram"),
-        ("fedavg", words_of("--set head=linear --set batch=8"), "batched"),
-        ("fedpcl", words_of("--set opt=sgd --set dim=6 --set batch=8"), "gram"),
+        (SGD, "gram"),
+        ("fedavg --set head=linear --set batch=8", "batched"),
+        ("fedpcl --set opt=sgd --set dim=6 --set batch=8", "gram"),
     ],
 )
-def test_every_point_of_a_program_is_its_single_run(store, method, extra, execution):
-    words = (
-        "--method",
-        method,
-        *extra,
-        *IID,
-        "--rounds",
-        3,
-        "--participation",
-        "all",
-        "--seeds",
-        "0,1",
-        "--dtype",
-        "float64",
-    )
-    done = ok("grid", *words, *SWEEP).data
+def test_every_point_of_a_program_is_its_single_run(store, method, execution):
+    words = f"{method} {IID} --rounds 3 --participation all --seeds 0,1 --dtype float64"
+    done = ok(f"grid {words} {SWEEP}").data
     assert len(done["points"]) == 4
     for point in done["points"]:
         assert (point["execution"], point["points"]) == (execution, 4)
-        settings = [w for k, v in point["sweep"].items() for w in ("--set", f"{k}={v}")]
-        alone = ok("train", *words, *settings).data
+        alone = ok(f"train {words}", *settings_of(point)).data
         assert not alone["reused"], (
             "a point that was computed with others is no substitute for the run alone"
         )
         for key in ("accuracy", "macro_f1", "fairness", "traffic", "clients", "parameters"):
             assert alone[key] == point[key], key
-    assert ok("grid", *words, *SWEEP).data["reused"] == 4
+    assert ok(f"grid {words} {SWEEP}").data["reused"] == 4
+
+
+def settings_of(point):
+    return [w for k, v in point["sweep"].items() for w in ("--set", f"{k}={v}")]
 
 
 def test_exact_points_have_the_bits_and_the_digest_of_single_runs(store):
-    words = ("--method", "fedavg", *SGD, *IID, "--rounds", 2)
-    done = ok("grid", *words, "--sweep", "lr=0.1,0.02", "--exact").data
+    words = f"{SGD} {IID} --rounds 2"
+    done = ok(f"grid {words} --sweep lr=0.1,0.02 --exact").data
     for point in done["points"]:
-        alone = ok("train", *words, "--set", f"lr={point['sweep']['lr']}").data
+        alone = ok(f"train {words}", *settings_of(point)).data
         assert alone["reused"]
         assert alone["digest"] == point["digest"]
-    together = ok("grid", *words, "--sweep", "lr=0.1,0.02").data
+    together = ok(f"grid {words} --sweep lr=0.1,0.02").data
     assert together["reused"] == 2, "what was trained alone is not trained again"
 
 
@@ -120,21 +111,12 @@ def test_a_stopped_grid_is_resumed_to_the_same_results(store, tmp_path, after):
 
 @pytest.mark.slow
 def test_processes_give_what_one_gives(store, tmp_path):
-    words = (
-        *words_of("--method fedavg --set batch=8"),
-        *IID,
-        "--rounds",
-        2,
-        "--sweep",
-        "lr=0.01,0.02",
-        "--dtype",
-        "float64",
-    )
+    words = f"grid fedavg --set batch=8 {IID} --rounds 2 --sweep lr=0.01,0.02 --dtype float64"
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(6)
-        one = ok("grid", *words, "--runs", tmp_path / "one").data["points"]
-        two = ok("grid", *words, "--runs", tmp_path / "two", "--jobs", 2).data["points"]
+        one = ok(f"{words} --runs {tmp_path}/one").data["points"]
+        two = ok(f"{words} --runs {tmp_path}/two --jobs 2").data["points"]
     finally:
         torch.set_num_threads(before)
     assert [p["accuracy"] for p in one] == [p["accuracy"] for p in two]
@@ -145,23 +127,14 @@ def test_processes_give_what_one_gives(store, tmp_path):
     ]
     assert told == [6, 3]
     # A method of one round has one run for all numbers of rounds; several processes make it at the same time.
-    done = ok(
-        "grid --method fed3r",
-        *IID,
-        "--sweep",
-        "rounds=1,2,3,4,5,6,7",
-        "--jobs",
-        2,
-        "--seeds",
-        "0-4",
-    ).data
+    done = ok(f"grid fed3r {IID} --sweep rounds=1,2,3,4,5,6,7 --jobs 2 --seeds 0-4").data
     assert len({p["digest"] for p in done["points"]}) == 1
 
 
 @pytest.mark.parametrize("rates", ["0.1,1e38", "1e38,0.1"])
 def test_a_point_that_diverges_ends_alone(store, rates):
-    words = ("--method", "fedavg", *SGD, *IID, "--rounds", 4, "--set", "epochs=3")
-    done = fedcache("grid", *words, "--sweep", f"lr={rates}", "--json")
+    words = f"{SGD} {IID} --rounds 4 --set epochs=3"
+    done = fedcache(f"grid {words} --sweep lr={rates} --json")
     assert done.code == Exit.FEDERATED
     data = done.envelope["data"]
     assert [p["sweep"]["lr"] for p in data["points"]] == ["0.1"]
@@ -169,7 +142,7 @@ def test_a_point_that_diverges_ends_alone(store, rates):
     assert lost["sweep"] == {"lr": "1e38"}
     assert "learning rate" in lost["hint"]
     (kept,) = data["points"]
-    alone = ok("train", *words, "--set", "lr=0.1").data
+    alone = ok(f"train {words} --set lr=0.1").data
     assert kept["accuracy"]["mean"] == pytest.approx(alone["accuracy"]["mean"], abs=1e-3)
 
 
@@ -184,44 +157,34 @@ def test_points_are_drawn_without_repeats():
 
 @pytest.mark.parametrize("word", ["randm:3", "random", "random:0", "random:x", "grid:2", ""])
 def test_a_wrong_sampler_is_refused(word):
-    assert (
-        fedcache("grid --method fedavg --sweep lr=0.1 --sampler", word, "--json").code == Exit.USAGE
-    )
+    assert fedcache("grid --method fedavg --sweep lr=0.1 --sampler", word).code == Exit.USAGE
 
 
 @pytest.mark.slow
 def test_ridges_and_partitions_of_a_grid_share_the_statistics(store):
-    words = words_of("--method fed3r --clients 3 --dtype float64")
-    sweep = words_of("--sweep lam=0.01,0.1,1,10,100 --sweep scheme=iid,shards")
-    done = fedcache("grid", *words, *sweep, "--json")
-    assert done.code == 0, done.err
+    words = "fed3r --clients 3 --dtype float64"
+    sweep = "--sweep lam=0.01,0.1,1,10,100 --sweep scheme=iid,shards"
+    done = ok(f"grid {words} {sweep}")
     assert done.err.count("Clients' statistics are computed once") == 1, "said once"
-    for point in done.envelope["data"]["points"]:
-        settings = ("--set", f"lam={point['sweep']['lam']}", "--scheme", point["sweep"]["scheme"])
-        alone = ok("train", *words, *settings).data
+    for point in done.data["points"]:
+        lam, scheme = point["sweep"]["lam"], point["sweep"]["scheme"]
+        alone = ok(f"train {words} --set lam={lam} --scheme {scheme}").data
         assert not alone["reused"], "sums in another order are no substitute for the run alone"
         for key in ("accuracy", "macro_f1", "traffic", "parameters"):
             assert alone[key] == point[key], key
-    exact = ok("grid", *words, *sweep, "--exact").data
-    assert exact["reused"] == 10
+    assert ok(f"grid {words} {sweep} --exact").data["reused"] == 10
 
 
 @pytest.mark.parametrize(
     ("words", "shared"),
     [
-        (
-            words_of("fed3r --sweep scheme=iid,shards"),
-            1,
-        ),  # sums of everybody's rows are those of any partition
-        (
-            words_of("fed3r,fedncm,fedavg --rounds 1"),
-            0,
-        ),  # one point of each method: nobody to share with
-        (words_of("fedcof --sweep gamma=0.1,1"), 1),
+        # sums of everybody's rows are those of any partition
+        ("fed3r --sweep scheme=iid,shards", 1),
+        # one point of each method: nobody to share with
+        ("fed3r,fedncm,fedavg --rounds 1", 0),
     ],
 )
 def test_statistics_are_shared_by_the_points_that_can_use_them(tmp_path, words, shared):
     ingested(tmp_path)
-    done = fedcache("grid --method", *words, "--clients", 3, "--json")
-    assert done.code == 0, done.err
+    done = ok(f"grid {words} --clients 3")
     assert done.err.count("Clients' statistics are computed once") == shared

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from arrays import ingested
-from command import fedcache, ok, words_of
+from command import fedcache, ok
 
 from fedcache.errors import CorruptionError
 from fedcache.grids.record import FOLDER, read_record
@@ -13,39 +13,25 @@ from fedcache.store.files import first_of, write_sealed_lines
 from fedcache.store.lock import still_runs, this_process
 from fedcache.ui.index import GridIndex, RunIndex
 
-IID = words_of("--scheme iid --clients 3")
-
-
-def small_home(place):
-    return ingested(place)
+IID = "--scheme iid --clients 3"
 
 
 @pytest.mark.parametrize(
     ("words", "points"),
     [
-        (
-            words_of("--method fedavg --sweep lr=0.1,0.01 --sweep rounds=2 --seeds 0,1"),
-            2,
-        ),
-        (
-            words_of("--method fedavg --sweep lr=0.1,0.01,0.001 --sampler random:2:7 --rounds 1"),
-            2,
-        ),
-        (
-            words_of("--method fedavg --sweep opt=sgd,adam --sweep momentum=0.5,0.9 --rounds 1"),
-            3,
-        ),
+        ("--sweep lr=0.1,0.01 --sweep rounds=2 --seeds 0,1", 2),
+        ("--sweep lr=0.1,0.01,0.001 --sampler random:2:7 --rounds 1", 2),
+        ("--sweep opt=sgd,adam --sweep momentum=0.5,0.9 --rounds 1", 3),
     ],
     ids=["all", "drawn", "not-always-read"],
 )
 def test_a_grid_leaves_its_points_the_command_of_these_and_how_each_ended(
     once, own_home, words, points
 ):
-    once(small_home)
-    done = ok("grid", *words, *IID).data
+    once(ingested)
+    done = ok(f"grid fedavg {words} {IID}").data
     (path,) = (own_home / FOLDER).iterdir()
     found = read_record(path)
-    assert found is not None
     assert found["points"] == [(p["method"], p["sweep"]) for p in done["points"]]
     assert len(found["points"]) == points
     ends = {number: line["run"] for number, line in found["ends"].items()}
@@ -62,17 +48,13 @@ def test_a_grid_leaves_its_points_the_command_of_these_and_how_each_ended(
 def test_a_grid_that_ends_early_says_so_and_one_that_cannot_write_its_record_goes_on(
     once, own_home
 ):
-    once(small_home)
+    once(ingested)
     (own_home / FOLDER).write_text("a file where the folder would be")
-    assert ok("grid --method fed3r", *IID, "--sweep", "lam=1,2").data["reused"] == 0
+    assert ok(f"grid fed3r {IID} --sweep lam=1,2").data["reused"] == 0
     (own_home / FOLDER).unlink()
-    assert (
-        fedcache("grid --method fedavg", *IID, "--sweep", "lr=0.1,0.2", "--domain", "nowhere").code
-        == 2
-    )
+    assert fedcache(f"grid fedavg {IID} --sweep lr=0.1,0.2 --domain nowhere").code == 2
     (path,) = (own_home / FOLDER).iterdir()
     found = read_record(path)
-    assert found is not None
     assert "nowhere" in found["error"]
     assert found["ends"] == {}
 
@@ -81,21 +63,14 @@ def test_a_record_that_is_being_written_is_read_as_far_as_it_goes_and_a_damaged_
     tmp_path,
 ):
     path = tmp_path / "a.jsonl"
-    told = {
-        "process": {},
-        "started": 1.0,
-        "command": "",
-        "runs": "",
-        "points": [["fedavg", {}], ["fed3r", {}]],
-    }
+    told = {"process": {}, "started": 1.0, "command": "", "runs": ""}
+    told["points"] = [["fedavg", {}], ["fed3r", {}]]
     first = first_of({"kind": "record of a grid", "grid": "a"})
     write_sealed_lines(path, [told, {"point": 1, "run": "aa"}], first)
     whole = path.read_bytes()
     for torn in (b"", b'{"point": 0, "ru'):
         path.write_bytes(whole + torn)
-        found = read_record(path)
-        assert found is not None
-        assert list(found["ends"]) == [1]
+        assert list(read_record(path)["ends"]) == [1]
     for broken in (
         b"",
         whole[:40],

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from arrays import embeddings, ingested
-from command import fedcache, ok, start, words_of
+from command import ok, start
 from failing_command import must_fail
 from made_path import place_of
 
@@ -24,27 +24,18 @@ from fedcache.store.files import first_of, read_sealed_lines, write_sealed_lines
 from fedcache.store.lock import this_process
 from fedcache.ui.index import GridIndex, RunIndex
 
-RUN = words_of("--scheme iid --clients 3 --participation all --rounds 4 --validation 0.25")
-SEARCH = (
-    "grid",
-    "--method",
-    "fedavg",
-    *RUN,
-    "--sampler",
-    "optuna",
-    "--sweep",
-    "lr=log:1e-3..1",
-    "--sweep",
-    "batch=4,8,16",
-)
+RUN = "fedavg --scheme iid --clients 3 --participation all --rounds 4 --validation 0.25"
+SEARCH = f"grid {RUN} --sampler optuna --sweep lr=log:1e-3..1 --sweep batch=4,8,16"
+
+
+@pytest.fixture(autouse=True)
+def store(once):
+    return once(ingested)
 
 
 def searched(**sweeps):
-    found = search_of(
-        Sampling("optuna"), ["fedavg"], {k: tuple(v.split(",")) for k, v in sweeps.items()}
-    )
-    assert found is not None
-    return found
+    values = {k: tuple(v.split(",")) for k, v in sweeps.items()}
+    return search_of(Sampling("optuna"), ["fedavg"], values)
 
 
 def points(done):
@@ -63,11 +54,6 @@ def test_lists_are_categories_and_ranges_are_numbers():
         "head": ("mlp", "linear"),
         "rounds": Range(2, 5, log=False, whole=True),
     }
-
-
-def test_numbers_of_a_list_have_an_order_and_words_have_none():
-    plan = searched(lr="0.1,1e-3,1", momentum="0,0.9", head="mlp,linear")
-    assert [plan.ordered(key) for key in plan.space] == [("1e-3", "0.1", "1"), None, None]
 
 
 def test_a_drawn_number_can_be_typed_and_lies_in_its_range():
@@ -110,72 +96,51 @@ def test_what_cannot_be_searched_is_refused(sampling, sweeps, words):
         search_of(sampling, ["fedavg"], sweeps)
 
 
-def test_a_search_without_optuna_says_how_to_install_it(tmp_path, monkeypatch):
-    ingested(tmp_path)
+def test_a_search_without_optuna_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(
         search_space, "find_spec", lambda name: None if name == "optuna" else find_spec(name)
     )
-    done = fedcache(*SEARCH, "--json")
-    assert done.code == 6
-    assert done.envelope["error"]["hint"] == "pip install 'fedcache[optuna]'"
+    must_fail("pip install 'fedcache[optuna]'", SEARCH, code=6)
 
 
-def test_a_search_needs_rows_to_choose_by_rounds_to_prune_by_and_one_process(tmp_path, own_home):
-    ingested(tmp_path)
-    blind = [w for w in SEARCH if w not in ("--validation", "0.25")]
-    for words, message, hint in (
-        (
-            blind,
-            "--sampler optuna chooses by validation, and the partition has no rows to choose by",
-            "--validation",
-        ),
-        ((*SEARCH, "--pruner", "median"), "rounds are scored at the end alone", "--eval-every"),
-        ((*SEARCH, "--jobs", 2), "one trial after another", "--jobs"),
+def test_a_search_needs_rows_to_choose_by_rounds_to_prune_by_and_one_process(own_home):
+    for words, hint in (
+        (SEARCH.replace("--validation 0.25", ""), "--validation"),
+        (f"{SEARCH} --pruner median", "--eval-every"),
+        (f"{SEARCH} --jobs 2", "--jobs"),
     ):
-        error = must_fail(message, *words)
-        assert hint in error["hint"]
+        assert hint in must_fail("", words)["hint"]
     assert not list((own_home / "runs").glob("*/result.json"))
 
 
 @pytest.mark.slow
 def test_every_trial_is_the_run_that_training_its_point_alone_gives(tmp_path):
-    ingested(tmp_path)
-    done = ok(*SEARCH, "--trials", 4).data
-    assert done["search"] | {"study": ""} == {
-        "sampler": "tpe",
-        "seed": 0,
-        "pruner": "none",
-        "trials": 4,
-        "finished": 4,
-        "pruned": 0,
-        "failed": 0,
-        "study": "",
-    }
+    done = ok(f"{SEARCH} --trials 4").data
+    counts = {"trials": 4, "finished": 4, "pruned": 0, "failed": 0}
+    assert done["search"].items() >= {**counts, "sampler": "tpe", "pruner": "none"}.items()
     (tmp_path / "alone").mkdir()
     for point in done["points"]:
-        settings = [w for k, v in point["sweep"].items() for w in ("--set", f"{k}={v}")]
-        train = ("train --method fedavg", *RUN, *settings)
-        assert ok(*train).data["path"] == point["path"]
-        apart = place_of(*train, "--runs", tmp_path / "alone")
-        assert (apart / "result.json").read_bytes() == (
-            Path(point["path"]) / "result.json"
-        ).read_bytes()
-    best = max(points(done), key=lambda p: p[1])[1]
-    assert [
-        p["validation"]["mean"] for p in done["points"] if p["sweep"] == done["best"]["sweep"]
-    ] == [best]
+        train = trained_alone(point)
+        path = place_of(train)
+        assert str(path) == point["path"]
+        apart = place_of(f"{train} --runs {tmp_path}/alone")
+        assert (apart / "result.json").read_bytes() == (path / "result.json").read_bytes()
+    best, _ = max(points(done), key=lambda p: p[1])
+    assert best == done["best"]["sweep"]
+
+
+def trained_alone(point):
+    return f"train {RUN} " + " ".join(f"--set {k}={v}" for k, v in point["sweep"].items())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["tpe", "random", "gp"])
 def test_more_trials_go_on_and_are_those_of_an_unbroken_search(tmp_path, sampler):
-    ingested(tmp_path)
-    words = [w if w != "optuna" else f"optuna:{sampler}:3" for w in SEARCH]
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-    first = ok(*words, "--trials", 3, "--runs", tmp_path / "a").data
-    more = ok(*words, "--trials", 13, "--runs", tmp_path / "a").data
-    whole = ok(*words, "--trials", 13, "--runs", tmp_path / "b").data
+    words = SEARCH.replace("optuna", f"optuna:{sampler}:3")
+    (tmp_path / "whole").mkdir()
+    first = ok(f"{words} --trials 3").data
+    more = ok(f"{words} --trials 13").data
+    whole = ok(f"{words} --trials 13 --runs {tmp_path}/whole").data
     assert (first["reused"], more["reused"], whole["reused"]) == (0, 3, 0)
     assert points(more) == points(whole)
     assert points(more)[:3] == points(first)
@@ -184,9 +149,8 @@ def test_more_trials_go_on_and_are_those_of_an_unbroken_search(tmp_path, sampler
 
 @pytest.mark.slow
 def test_a_killed_search_goes_on_with_the_same_trials(tmp_path, own_home):
-    ingested(tmp_path)
-    words = (*SEARCH, "--trials", 6, "--rounds", 25)
-    killed = start(*words, home=own_home)
+    words = f"{SEARCH} --trials 6 --rounds 25"
+    killed = start(words, home=own_home)
     began = time.monotonic()
     while time.monotonic() - began < 120:
         found = list((own_home / "runs").glob("search-*/trials.jsonl"))
@@ -197,21 +161,17 @@ def test_a_killed_search_goes_on_with_the_same_trials(tmp_path, own_home):
     killed.wait()
     had = len(list((own_home / "runs").glob("*/result.json")))
     assert 0 < had < 6
-    done = ok(*words).data
+    done = ok(words).data
     assert had <= done["reused"] + 1
     (tmp_path / "whole").mkdir()
-    assert points(done) == points(ok(*words, "--runs", tmp_path / "whole").data)
+    assert points(done) == points(ok(f"{words} --runs {tmp_path}/whole").data)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pruner", ["median", "asha"])
-def test_a_pruned_trial_is_marked_never_ranked_and_can_be_trained_to_its_end(
-    tmp_path, own_home, pruner
-):
-    ingested(tmp_path)
-    scored = ("--eval-every", 1)
-    words = (*SEARCH, *scored, "--trials", 14, "--pruner", pruner)
-    done = ok(*words).data
+def test_a_pruned_trial_is_marked_never_ranked_and_can_be_trained_to_its_end(own_home, pruner):
+    words = f"{SEARCH} --eval-every 1 --trials 14 --pruner {pruner}"
+    done = ok(words).data
     pruned = done["pruned"]
     assert done["search"]["pruned"] == len(pruned) > 0
     assert len(done["points"]) + len(pruned) == 14
@@ -222,96 +182,67 @@ def test_a_pruned_trial_is_marked_never_ranked_and_can_be_trained_to_its_end(
         assert not (path / "result.json").exists()
     paths = {p["path"] for p in done["points"]}
     assert paths.isdisjoint(one["path"] for one in pruned)
-    again = ok(*words).data
+    again = ok(words).data
     assert (again["pruned"], points(again), again["reused"]) == (pruned, points(done), len(paths))
-    settings = [w for k, v in pruned[0]["sweep"].items() for w in ("--set", f"{k}={v}")]
-    path = place_of("train --method fedavg", *RUN, *scored, *settings)
+    path = place_of(f"{trained_alone(pruned[0])} --eval-every 1")
     assert str(path) == pruned[0]["path"]
     assert not (path / "pruned.json").exists()
 
 
 @pytest.mark.slow
-def test_a_space_with_few_points_is_tried_whole_and_chosen_as_a_grid_chooses(
-    tmp_path,
-):
-    ingested(tmp_path)
-    words = ("grid --method fedavg", *RUN, "--sweep", "lr=0.3,0.01,1e-9", "--sweep", "batch=4,8")
-    done = ok(*words, "--sampler", "optuna", "--trials", 50, "--retrain")
-    assert done.data["search"]["trials"] == len(done.data["points"]) == 6
-    full = ok(*words, "--exact").data
+def test_a_space_with_few_points_is_tried_whole_and_chosen_as_a_grid_chooses():
+    words = f"grid {RUN} --sweep lr=0.3,0.01,1e-9 --sweep batch=4,8"
+    done = ok(f"{words} --sampler optuna --trials 50 --retrain").data
+    assert done["search"]["trials"] == len(done["points"]) == 6
+    full = ok(f"{words} --exact").data
     assert full["reused"] == 6
-    assert done.data["best"] == full["best"]
-    assert done.data["retrained"][0]["sweep"] == full["best"]["sweep"]
+    assert done["best"] == full["best"]
+    assert done["retrained"][0]["sweep"] == full["best"]["sweep"]
 
 
-def test_a_trial_that_diverges_is_found_out_and_no_error(tmp_path, own_home):
-    ingested(tmp_path)
-    words = (
-        "grid --method fedavg",
-        *RUN,
-        "--set",
-        "opt=sgd",
-        "--set",
-        "head=linear",
-        "--sampler",
-        "optuna",
-        "--sweep",
-        "lr=1e38,0.1,0.2",
-        "--trials",
-        3,
-    )
-    done = ok(*words).data
+def test_a_trial_that_diverges_is_found_out_and_no_error(own_home):
+    words = f"grid {RUN} --set opt=sgd --set head=linear --sampler optuna --sweep lr=1e38,0.1,0.2"
+    done = ok(f"{words} --trials 3").data
     assert [f["sweep"] for f in done["failed"]] == [{"lr": "1e38"}]
     assert (done["search"]["finished"], done["search"]["failed"]) == (2, 1)
-    assert ok(*words).data["failed"] == done["failed"]
+    assert ok(f"{words} --trials 3").data["failed"] == done["failed"]
 
 
 def trials_shown(home):
-    """The only grid of a home as its page shows it: its line, and every point's method, swept values and state."""
+    """The only grid of a home as its page shows it: what its line counts, and every point's swept values and state."""
     runs = RunIndex(home / "runs")
     runs.look()
     while runs.waiting:
         runs.look()
     index = GridIndex(home / FOLDER, runs)
     (line,) = index.lines()
-    grid = index.grid(line["name"])
-    assert grid is not None
-    return line, [(p["method"], p["sweep"], p["state"]) for p in grid["points"]]
+    shown = [(p["sweep"], p["state"]) for p in index.grid(line["name"])["points"]]
+    return [line[key] for key in ("state", "of", "done")], shown
 
 
 @pytest.mark.slow
-def test_a_search_is_shown_as_a_grid_of_its_trials_and_with_more_of_them_it_is_the_same(
-    tmp_path, own_home
-):
-    ingested(tmp_path)
+def test_a_search_is_shown_as_a_grid_of_its_trials_and_with_more_of_them_it_is_the_same(own_home):
     for trials in (2, 3):
-        done = ok(*SEARCH, "--trials", trials, "--pruner", "median", "--eval-every", 4).data
-        line, shown = trials_shown(own_home)
-        assert shown == [("fedavg", p["sweep"], "finished") for p in done["points"]]
-        assert (line["state"], line["of"], line["done"], line["share"]) == (
-            "finished",
-            trials,
-            trials,
-            1.0,
-        )
+        done = ok(f"{SEARCH} --trials {trials} --pruner median --eval-every 4").data
+        counts, shown = trials_shown(own_home)
+        assert shown == [(p["sweep"], "finished") for p in done["points"]]
+        assert counts == ["finished", trials, trials]
     # While it is at work, trials that are still to be drawn count.
     (path,) = (own_home / FOLDER).iterdir()
     sealed_for = first_of({"kind": "record of a grid", "grid": path.stem})
     first, *rest = read_sealed_lines(path, sealed_for)
     write_sealed_lines(path, [{**first, "process": this_process()}, *rest[:2]], sealed_for)
-    line, shown = trials_shown(own_home)
-    assert (line["state"], line["of"], line["done"], len(shown)) == ("running", 3, 1, 1)
-    assert line["share"] == pytest.approx(1 / 3)
+    counts, shown = trials_shown(own_home)
+    assert (counts, len(shown)) == (["running", 3, 1], 1)
 
 
 @pytest.mark.slow
 def test_a_study_of_other_rows_is_not_gone_on_with(tmp_path):
-    ingested(tmp_path)
-    first = ok(*SEARCH, "--trials", 3).data
+    first = ok(f"{SEARCH} --trials 3").data
     x, y, split = embeddings(seed=7)
     np.savez(tmp_path / "mine.npz", **{"features/mine": x, "labels": y, "split": split})
-    ok("ingest --name mine --replace", tmp_path / "mine.npz")
-    done = ok(*SEARCH, "--trials", 3)
+    ok(f"ingest --name mine --replace {tmp_path}/mine.npz")
+    done = ok(f"{SEARCH} --trials 3")
     assert "Trial 1 was made from other data" in done.err
     assert done.data["search"]["study"] == first["search"]["study"]
     assert points(done.data) != points(first)
@@ -319,17 +250,15 @@ def test_a_study_of_other_rows_is_not_gone_on_with(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_torn_last_trial_is_made_again_and_other_damage_is_refused_with_what_to_do(
-    tmp_path, own_home
-):
-    ingested(tmp_path)
-    first = ok(*SEARCH, "--trials", 3).data
+def test_a_torn_last_trial_is_made_again_and_other_damage_is_refused_with_what_to_do(own_home):
+    words = f"{SEARCH} --trials 3"
+    first = ok(words).data
     (trials,) = (own_home / "runs").glob("search-*/trials.jsonl")
     whole = trials.read_bytes()
     lines = whole.splitlines(keepends=True)
     for torn in (whole[:-1], whole[:-20], whole[:-200]):
         trials.write_bytes(torn)
-        again = ok(*SEARCH, "--trials", 3).data
+        again = ok(words).data
         assert (points(again), again["reused"]) == (points(first), 3)
         assert trials.read_bytes().count(b"\n") == 3
     damaged = (
@@ -339,25 +268,22 @@ def test_a_torn_last_trial_is_made_again_and_other_damage_is_refused_with_what_t
     )
     for raw in damaged:
         trials.write_bytes(raw)
-        refused = fedcache(*SEARCH, "--trials", 3, "--json")
-        assert refused.code == 5, refused.err
-        assert "Remove it and run the same command again" in refused.envelope["error"]["hint"]
-    assert ok(*SEARCH, "--trials", 3, "--fresh").data["search"]["finished"] == 3
+        must_fail("Remove it and run the same command again", words, code=5)
+    assert ok(f"{words} --fresh").data["search"]["finished"] == 3
     trials.unlink()
-    assert points(ok(*SEARCH, "--trials", 3).data) == points(first)
+    assert points(ok(words).data) == points(first)
 
 
 @pytest.mark.slow
-def test_the_journal_for_the_tools_of_optuna_is_whole_and_never_read(tmp_path, own_home):
+def test_the_journal_for_the_tools_of_optuna_is_whole_and_never_read(own_home):
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
-    ingested(tmp_path)
-    first = ok(*SEARCH, "--trials", 2).data
+    first = ok(f"{SEARCH} --trials 2").data
     journal = Path(first["search"]["study"])
     journal.write_bytes(b"\xff damaged")
-    more = ok(*SEARCH, "--trials", 3).data
+    more = ok(f"{SEARCH} --trials 3").data
     assert points(more)[:2] == points(first)
     study = optuna.load_study(
         study_name="fedcache", storage=JournalStorage(JournalFileBackend(str(journal)))
@@ -365,8 +291,7 @@ def test_the_journal_for_the_tools_of_optuna_is_whole_and_never_read(tmp_path, o
     assert [t.value for t in study.trials] == [pytest.approx(value) for _, value in points(more)]
 
 
-def test_python_searches_too(tmp_path):
-    store = ingested(tmp_path)
+def test_python_searches_too(store):
     dealt = fc.partition(store, "iid", clients=3, validation=0.25)
     grid = fc.grid(
         "fedavg", store, dealt, lr="log:1e-3..1", rounds=[2, 3], sampler="optuna:random", trials=3

@@ -2,7 +2,7 @@
 
 import pytest
 from arrays import ingested
-from command import fedcache, ok, words_of
+from command import fedcache, ok
 
 import fedcache as fc
 from fedcache.config import TrainConfig
@@ -10,8 +10,6 @@ from fedcache.errors import Exit, UsageError
 from fedcache.grids.result import without_effect
 from fedcache.grids.unused import points_that_differ, settings_for
 from fedcache.runs.score import score_of
-
-IID = words_of("--scheme iid --clients 3 --rounds 1")
 
 
 def test_a_key_reaches_the_methods_that_have_it_and_the_others_are_named():
@@ -60,48 +58,30 @@ def test_what_one_setting_turns_off_is_trained_once_there():
 
 
 def test_settings_without_an_effect_on_any_figure_are_found():
-    def point(lr, wd, mean):
-        return "m", {"lr": lr, "wd": wd}, {"accuracy": {"mean": mean}}
+    def swept(*means):
+        settings = [{"lr": lr, "wd": wd} for lr in "12" for wd in "01"]
+        return [
+            ("m", sweep, {"accuracy": {"mean": mean}})
+            for sweep, mean in zip(settings, means, strict=True)
+        ]
 
-    points = [
-        point("1", "0", 0.5),
-        point("1", "1", 0.5),
-        point("2", "0", 0.6),
-        point("2", "1", 0.6),
-    ]
-    assert without_effect(points) == ["wd"]
-    assert without_effect([*points[:3], point("2", "1", 0.7)]) == []
-
-
-@pytest.mark.slow
-def test_a_grid_trains_each_method_on_what_it_reads(tmp_path):
-    ingested(tmp_path)
-    words = words_of(
-        "grid fedavg,fed3r --sweep lr=0.1,0.01 --sweep momentum=0.1,0.5 --sweep opt=sgd,adam"
-    )
-    data = ok(*words, *IID).data
-    assert len(data["points"]) == 1 + 2 * 2 + 2
-    assert fedcache("grid fedavg --sweep momentum=0.1,0.5", *IID).code == Exit.USAGE
-    assert fedcache("grid fedavg,fed3r --sweep nonesuch=1", *IID).code == Exit.USAGE
+    assert without_effect(swept(0.5, 0.5, 0.6, 0.6)) == ["wd"]
+    assert without_effect(swept(0.5, 0.5, 0.6, 0.7)) == []
 
 
 @pytest.mark.slow
 def test_a_grid_is_ranked_by_the_score_that_is_asked_for(tmp_path):
     ingested(tmp_path)
-    words = (
-        "grid fedavg,solo --sweep lr=0.1,0.001 --scheme dirichlet --alpha 0.3 --clients 3 --rounds 1",
-    )
+    dealt = "--scheme dirichlet --alpha 0.3 --clients 3 --rounds 1"
+    words = f"grid fedavg,solo --sweep lr=0.1,0.001 {dealt}"
     for score in ("pooled", "client-mean"):
-        data = ok(*words, "--score", score).data
+        data = ok(f"{words} --score {score}").data
         figures = {p["digest"]: score_of(p, score).mean for p in data["points"]}
         assert data["score"] == score
         assert figures[data["best"]["digest"]] == max(v for v in figures.values() if v is not None)
-    assert ok(*words).data["score"] == "client-mean", (
-        "one score for one model and models of clients"
-    )
-    assert ok("grid fedavg,fed3r", *IID).data["score"] == "own"
-    assert fedcache(*words, "--score", "median").code == Exit.USAGE
-    grid = fc.grid(
-        ["fedavg", "solo"], lr=[0.1], rounds=[1], scheme=["iid"], clients=[3], score="pooled"
-    )
+    # one score for one model and models of clients
+    assert ok(words).data["score"] == "client-mean"
+    assert ok(f"grid fedavg,fed3r {dealt}").data["score"] == "own"
+    assert fedcache(f"{words} --score median").code == Exit.USAGE
+    grid = fc.grid(["fedavg", "solo"], rounds=[1], scheme=["iid"], clients=[3], score="pooled")
     assert grid.scored_by == "pooled"

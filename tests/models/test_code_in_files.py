@@ -1,12 +1,13 @@
 """A file decides nothing about which code runs: models, stores, runs and settings that name Python code of others."""
 
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command import fedcache, ok
+from failing_command import must_fail
+from made_path import place_of
 from pictures import folder
 
 import fedcache as fc
@@ -39,16 +40,8 @@ build = Net
 
 def trained(place):
     images = folder(place / "shapes", train=12, test=4)
-    ok(
-        "extract",
-        "--dataset",
-        f"folder:{images}",
-        "--backbones",
-        "random-projection",
-        "--workers",
-        0,
-    )
-    return Path(ok("train --method fed3r --scheme iid --clients 3").data["path"])
+    ok(f"extract --dataset folder:{images} --backbones random-projection --workers 0")
+    return place_of("train --method fed3r --scheme iid --clients 3")
 
 
 @pytest.fixture
@@ -73,9 +66,8 @@ def forget_all(monkeypatch):
 def hostile(run, name=NAME, **changed):
     """The model of a run whose recipe names code, sealed as anybody can seal a file."""
     model = SavedModel.load(model_file(run, 0))
-    recipe = replace(
-        Recipe.from_dict(model.facts.recipes[0]), backbone=name, weights="a" * 64, size=16
-    )
+    known = Recipe.from_dict(model.facts.recipes[0])
+    recipe = replace(known, backbone=name, weights="a" * 64, size=16)
     facts = replace(model.facts, keys=(recipe.key,), recipes=(recipe.to_dict(),), **changed)
     path = Path("hostile.safetensors")
     SavedModel(facts, model.tensors).save(path)
@@ -86,34 +78,21 @@ def nothing_ran():
     return not Path("it_ran").exists() and "stranger" not in sys.modules
 
 
-COMMANDS = (
-    ("predict", "MODEL", "shapes/test"),
-    ("evaluate", "MODEL", "--dataset", "folder:shapes"),
-    ("evaluate", "MODEL", "--store", "STORE"),
-    ("export-model", "MODEL", "-o", "out.onnx"),
+@pytest.mark.parametrize(
+    "words",
+    [
+        "predict MODEL shapes/test",
+        "evaluate MODEL --dataset folder:shapes",
+        "evaluate MODEL --store STORE",
+        "export-model MODEL -o out.onnx",
+    ],
 )
-
-
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize("name", [NAME, "module:os:abort"])
-def test_no_command_runs_the_code_that_a_model_file_names(run, words, name):
-    (store,) = (Path(os.environ["FEDCACHE_HOME"]) / "stores").glob("*.zarr")
-    places = {"MODEL": hostile(run, name), "STORE": store}
-    done = fedcache(*(places.get(word, word) for word in words))
+def test_no_command_runs_the_code_that_a_model_file_names(run, own_home, words, name):
+    (store,) = (own_home / "stores").glob("*.zarr")
+    line = words.replace("MODEL", str(hostile(run, name))).replace("STORE", str(store))
+    must_fail(name, line, code=4)
     assert nothing_ran()
-    assert done.code == 4, done.err
-    assert name in done.err
-
-
-@pytest.mark.parametrize("place", [f"{NAME}.safetensors", f"{NAME}/model.safetensors"])
-def test_the_name_of_a_file_or_folder_names_no_code(run, place):
-    model = Path(place)
-    model.parent.mkdir(exist_ok=True)
-    hostile(run).replace(model)
-    for words in COMMANDS[:2]:
-        done = fedcache(*(model if word == "MODEL" else word for word in words))
-        assert nothing_ran()
-        assert done.code == 4, done.err
 
 
 @pytest.mark.parametrize(
@@ -145,42 +124,33 @@ def test_loading_a_model_in_python_runs_no_code_that_it_names(run):
 
 def test_a_model_file_cannot_choose_which_file_is_opened(run):
     Path("mine.onnx").write_bytes(b"private")
-    done = fedcache("predict", hostile(run, f"onnx:{Path('mine.onnx').absolute()}"), "shapes/test")
-    assert done.code == 4
-    assert "which is a path" in done.err
+    model = hostile(run, f"onnx:{Path('mine.onnx').absolute()}")
+    must_fail("which is a path", f"predict {model} shapes/test", code=4)
 
 
 @pytest.fixture
 def own_run(run, monkeypatch):
     """A run on features of the module, which its user named when they were extracted."""
-    ok("extract --dataset folder:shapes --backbones", NAME, "--workers", 0)
-    assert Path("it_ran").exists()
-    done = ok("train --method fed3r --scheme iid --clients 3 --backbones", NAME)
+    ok(f"extract --dataset folder:shapes --backbones {NAME} --workers 0")
+    found = place_of(f"train --method fed3r --scheme iid --clients 3 --backbones {NAME}")
     Path("it_ran").unlink()
     forget_all(monkeypatch)
-    return str(done.data["path"])
+    return found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
-    [
-        ("predict", "RUN", "shapes/test"),
-        ("evaluate", "RUN", "--dataset", "folder:new"),
-        ("export-model", "RUN", "-o", "out"),
-    ],
-    ids=lambda words: words[0],
+    ["predict {} shapes/test", "evaluate {} --dataset folder:new", "export-model {} -o out"],
 )
 def test_code_of_a_run_is_called_when_the_user_names_it_in_the_command(own_run, words):
     folder(Path("new"), train=2, test=3)
-    command = [own_run if word == "RUN" else word for word in words]
-    done = fedcache(*command)
-    assert done.code == 4
-    assert NAME in done.err
+    command = words.format(own_run)
+    must_fail(NAME, command, code=4)
     assert nothing_ran()
-    assert fedcache(*command, "--backbone", "module:another:build").code == 2
+    assert fedcache(f"{command} --backbone module:another:build").code == 2
     assert nothing_ran()
-    ok(*command, "--backbone", NAME)
+    ok(f"{command} --backbone {NAME}")
     assert Path("it_ran").exists()
 
 
@@ -193,38 +163,30 @@ def test_code_of_a_run_is_called_when_a_program_names_it(own_run):
     assert len(model.predict("shapes/test")) == 12
 
 
-@pytest.mark.parametrize(
-    "words",
-    [("extract",), ("train", "--method", "fed3r", "--scheme", "iid", "--clients", "3")],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("words", ["extract", "train --method fed3r --scheme iid --clients 3"])
 def test_settings_in_a_file_name_no_code(run, words):
     # A folder from elsewhere may bring a fedcache.toml beside its code.
-    section = words[0]
+    section = words.split()[0]
     Path("fedcache.toml").write_text(f'[{section}]\ndataset = "folder:new"\nbackbones = "{NAME}"\n')
     folder(Path("new"), train=2, test=3)
-    assert fedcache(*words).code == 4
+    assert fedcache(words).code == 4
     assert nothing_ran()
-    assert fedcache(*words, "--backbones", NAME).code == 0
+    ok(f"{words} --backbones {NAME}")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fed3r", "coop"])
-def test_training_on_a_store_runs_no_code_that_its_recipes_name(own_run, method):
-    (store,) = (
-        one
-        for one in (Path(os.environ["FEDCACHE_HOME"]) / "stores").glob("*.zarr")
-        if "shapes" in one.name
-    )
+def test_training_on_a_store_runs_no_code_that_its_recipes_name(own_run, own_home, method):
+    (store,) = (own_home / "stores").glob("shapes*.zarr")
     for words in (
-        ("train", "--store", store, "--method", method, "--scheme", "iid", "--fresh"),
-        ("inspect", store),
-        ("verify", store),
-        ("partition", "--store", store, "--scheme", "iid"),
-        ("report", "-o", "page.html"),
-        ("runs", "show", own_run),
-        ("backbones", "list"),
-        ("doctor",),
+        f"train --store {store} --method {method} --scheme iid --fresh",
+        f"inspect {store}",
+        f"verify {store}",
+        f"partition --store {store} --scheme iid",
+        "report -o page.html",
+        f"runs show {own_run}",
+        "backbones list",
+        "doctor",
     ):
-        fedcache(*words)
+        fedcache(words)
         assert nothing_ran(), words

@@ -8,13 +8,13 @@ The short draw tries one method of each kind; ``make nightly`` all of them on al
 
 import csv
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
-from command import ok, words_of
+from command import ok
 from draws import one_of_each
 from federation import small
+from made_path import place_of
 from opened import open_dataset
 
 from fedcache.config import Home
@@ -22,7 +22,6 @@ from fedcache.extract.images import decode
 from fedcache.extract.planning.plan import memory_of
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import Partition
-from fedcache.runs.run_models import has_model
 from fedcache.store.store import Store
 
 pytestmark = pytest.mark.slow
@@ -33,13 +32,10 @@ FILES = "digits-as-files"
 
 # Three ways to say which rows a client is tested on: the same for all, its own domain, and rows like its own.
 SCHEMES = {
-    "random-projection": words_of("--scheme iid --clients 3"),
-    "efficientnet-lite0": words_of(
-        "--scheme feature-shift --domain mnist,optdigits,synth --option shots=8 --option tests=4"
-    ),
-    "glyph-clip": words_of(
-        "--scheme dirichlet --clients 3 --alpha 1.0 --option test_protocol=matched"
-    ),
+    "random-projection": "--scheme iid --clients 3",
+    "efficientnet-lite0": "--scheme feature-shift --domain mnist,optdigits,synth --option shots=8 "
+    "--option tests=4",
+    "glyph-clip": "--scheme dirichlet --clients 3 --alpha 1.0 --option test_protocol=matched",
 }
 TOWERS, IMAGES = {"text", "text tower", "image tower"}, {"pixels"}
 
@@ -65,16 +61,16 @@ def kind(case):
 
 def extracted(place):
     """A store of some digits, and its test images as files under their names."""
-    words = ("--dataset", "digits", "--limit", ROWS, "--views", 2, "--workers", 0, "--recipe")
-    ok("extract", *words, "size=32", "--backbones", "efficientnet-lite0", "--batch", 8)
+    words = f"extract --dataset digits --limit {ROWS} --views 2 --workers 0"
+    ok(f"{words} --recipe size=32 --backbones efficientnet-lite0 --batch 8")
     images = "pixels:size=32,pixels:resize=squash,pixels:views=1"
-    done = ok("extract", *words, images, "--backbones", "random-projection,glyph-clip,pixels")
+    store = place_of(f"{words} --recipe {images} --backbones random-projection,glyph-clip,pixels")
     data = open_dataset("digits", memory=memory_of(Home.from_environment()), limit=ROWS)
     for row in np.flatnonzero(data.split == TEST):
         path = place / FILES / f"{data.names[row]}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         decode(data.source.read(int(row))).save(path)
-    return Path(done.data["path"])
+    return store
 
 
 @pytest.fixture
@@ -89,9 +85,9 @@ def files(store, tmp_path_factory):
     return found
 
 
-def predicted(run, out, *words):
+def predicted(words, out):
     """Name of a row -> its predicted class and the probability, as ``predict RUN ... -o`` writes them."""
-    ok("predict", run, *words, "-o", out)
+    ok(f"predict {words} -o {out}")
     with out.open(newline="", encoding="utf-8") as file:
         return {row["name"]: (row["class"], row["probability"]) for row in csv.DictReader(file)}
 
@@ -115,35 +111,19 @@ def test_images_and_rows_have_the_stored_accuracy_to_the_last_digit(
     store, files, tmp_path, name, backbone
 ):
     held = Store.open(store).samples
-    sizes = [
-        word
-        for k, v in {**small(name), "epochs": 1}.items()
-        for word in ("--set", f"{k}={v}")
-        if k in {h.name for h in METHODS[name].hparams}
-    ]
-    scheme = SCHEMES.get(backbone, SCHEMES["random-projection"])
-    run = Path(
-        ok(
-            "train",
-            "--method",
-            name,
-            "--backbones",
-            backbone,
-            *scheme,
-            "--rounds",
-            2,
-            "--seeds",
-            "0,1",
-            *sizes,
-        ).data["path"]
+    declared = {h.name for h in METHODS[name].hparams}
+    sizes = " ".join(
+        f"--set {k}={v}" for k, v in {**small(name), "epochs": 1}.items() if k in declared
     )
+    scheme = SCHEMES.get(backbone, SCHEMES["random-projection"])
+    words = f"train {name} --backbones {backbone} {scheme} --rounds 2 --seeds 0,1 {sizes}"
+    run = place_of(words)
     result = json.loads((run / "result.json").read_text())
-    assert has_model(run)
     accuracy = {}
     for seed, client, rows in models_of(run, result):
-        which = ("--seed", seed, *(() if client is None else ("--client", client)))
-        by_row = predicted(run, tmp_path / "rows.csv", "--store", store, "--split", "test", *which)
-        by_file = predicted(run, tmp_path / "files.csv", files, "--workers", 0, *which)
+        which = f"{run} --seed {seed}" + (f" --client {client}" if client is not None else "")
+        by_row = predicted(f"{which} --store {store} --split test", tmp_path / "rows.csv")
+        by_file = predicted(f"{which} {files} --workers 0", tmp_path / "files.csv")
         assert {
             n.removeprefix(f"{files}/").removesuffix(".png"): c for n, c in by_file.items()
         } == by_row

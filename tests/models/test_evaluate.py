@@ -43,10 +43,15 @@ class Given(LabelledRows):
             yield self.source[:, start : start + 7]
 
 
-def given_rows(scores, label, domain=None):
+def given_rows(scores, label, domain=None, kind=Given):
     n = len(label)
     domain = np.zeros(n, np.int64) if domain is None else domain
-    return Given("r", np.arange(n), np.asarray(label), domain, ("d0", "d1"), LeftOutRows(), scores)
+    return kind("r", np.arange(n), label, domain, ("d0", "d1"), LeftOutRows(), scores)
+
+
+def measured(scores, label, domain=None):
+    """Figures of a model of the classes a, b, c ... whose scores are known."""
+    return measure(Fixed("abcde"[: scores.shape[2]]), given_rows(scores, label, domain))
 
 
 def drawn(seed, n=60, C=4, members=1):
@@ -62,8 +67,7 @@ def drawn(seed, n=60, C=4, members=1):
 @examples(20, 300)
 def test_figures_are_those_of_scikit_learn(seed, n, C):
     scores, label, domain = drawn(seed, n, C)
-    names = tuple(f"c{i}" for i in range(C))
-    m = measure(Fixed(names), given_rows(scores, label, domain))
+    m = measured(scores, label, domain)
     p, guess = softmax(scores[0], -1), scores[0].argmax(-1)
     assert m.all.accuracy == (guess == label).mean()
     there = np.unique(label)
@@ -72,23 +76,18 @@ def test_figures_are_those_of_scikit_learn(seed, n, C):
     )
     assert m.nll == pytest.approx(log_loss(label, p, labels=range(C)))
     found = precision_recall_fscore_support(label, guess, labels=there, zero_division=0)
-    for c, precision, recall, f1, rows in zip(m.by_class, *found, strict=True):
-        assert (c.precision or 0.0, c.recall, c.f1, c.rows) == (
-            pytest.approx(precision),
-            pytest.approx(recall),
-            pytest.approx(f1),
-            rows,
-        )
-    table = confusion_matrix(label, guess, labels=range(C))
-    assert {(i, j): k for i, j, k in m.confusion} == {
-        (names[i], names[j]): table[i, j] for i in range(C) for j in range(C) if table[i, j]
-    }
+    for c, *wanted in zip(m.by_class, *found, strict=True):
+        assert [c.precision or 0.0, c.recall, c.f1, c.rows] == pytest.approx(wanted)
+    table = np.zeros((C, C), int)
+    for truth, predicted, rows in m.confusion:
+        table["abcde".index(truth), "abcde".index(predicted)] = rows
+    assert np.array_equal(table, confusion_matrix(label, guess, labels=range(C)))
 
 
 def test_calibration_error_by_hand():
     """Two rows in (13/15, 14/15] at 0.9, one right; one row at 1.0, right: 2/3 |0.5 - 0.9| + 1/3 |1 - 1| = 4/15."""
     p = np.array([[0.9, 0.1], [0.9, 0.1], [1 - 1e-15, 1e-15]])
-    m = measure(Fixed(("a", "b")), given_rows(np.log(p)[None], np.array([0, 1, 0])))
+    m = measured(np.log(p)[None], np.array([0, 1, 0]))
     assert m.ece == pytest.approx(4 / 15)
     assert m.bins[:13] == ((0, 0.0, 0.0),) * 13
     assert m.bins[13:] == ((2, pytest.approx(0.9), 0.5), (1, pytest.approx(1.0), 1.0))
@@ -109,22 +108,19 @@ def test_no_temperature_has_less_nll_than_the_fitted_one(seed, members):
     assert t.nll == pytest.approx(nll(t.value))
     for other in np.geomspace(0.05, 50, 40):
         assert t.nll <= nll(other) + 1e-9
-    assert measure(Fixed(("a", "b", "c", "d")), given_rows(scores, label)).temperature == t
+    assert measured(scores, label).temperature == t
 
 
 @pytest.mark.parametrize("absent", [MASKED, MASKED / 5])
 def test_a_class_that_is_never_predicted_has_probability_0(absent):
     """Two rows of class 0 with p = 1/2 each, and one of class 2, which the model does not know; log 2 without it."""
     scores = np.array([[[0.0, 0.0, absent]] * 3])
-    with_it = measure(Fixed(("a", "b", "c")), given_rows(scores, np.array([0, 0, 2])))
+    with_it = measured(scores, np.array([0, 0, 2]))
     assert with_it.nll == np.inf
     assert with_it.temperature is None
-    without = measure(Fixed(("a", "b", "c")), given_rows(scores[:, :2], np.array([0, 0])))
-    assert without.nll == pytest.approx(np.log(2))
+    assert measured(scores[:, :2], np.array([0, 0])).nll == pytest.approx(np.log(2))
     # Where no class is known all are as likely.
-    assert measure(
-        Fixed(("a", "b")), given_rows(np.full((1, 1, 2), absent), np.array([0]))
-    ).nll == np.log(2)
+    assert measured(np.full((1, 1, 2), absent), np.array([0])).nll == np.log(2)
 
 
 def test_a_temperature_undoes_a_scale():
@@ -148,7 +144,7 @@ def test_classes_are_matched_by_name_and_what_is_not_scored_is_counted():
 
 def test_rows_without_a_score_are_counted_and_not_right():
     scores = np.array([[[1.0, 0.0], [np.nan, np.nan], [0.0, 1.0]]])
-    m = measure(Fixed(("a", "b")), given_rows(scores, np.array([0, 0, 0])))
+    m = measured(scores, np.array([0, 0, 0]))
     assert (m.all.rows, m.all.right, m.unscored) == (2, 1, 1)
     assert m.temperature is not None
     assert m.temperature.rows == 2
@@ -157,27 +153,25 @@ def test_rows_without_a_score_are_counted_and_not_right():
 def test_of_more_scores_than_are_kept_every_third_fits_the_temperature(monkeypatch):
     scores, label, _ = drawn(5)
     scores[:, [6, 7]] = np.nan  # rows 0, 3, 6 ... are kept; of the two without a score it is one
-    whole = measure(Fixed(("a", "b", "c", "d")), given_rows(scores, label))
+    whole = measured(scores, label)
     monkeypatch.setattr(evaluate, "MOST_KEPT", 8 * 60 * 4 // 3)
-    found = measure(Fixed(("a", "b", "c", "d")), given_rows(scores, label))
+    found = measured(scores, label)
     kept = np.setdiff1d(np.arange(0, 60, 3), [6])
     assert found.temperature == fit_temperature(scores[:, kept], label[kept])
     assert (found.temperature.rows, whole.temperature.rows) == (19, 58)
 
 
 def test_clients_models_are_counted_together_and_their_accuracies_apart():
-    names, (first, label, domain), (second, *_) = ("a", "b", "c", "d"), drawn(1), drawn(2)
-    one = measure(Fixed(names), given_rows(first, label, domain))
-    other = measure(Fixed(names), given_rows(second, label, domain))
+    (first, label, domain), (second, *_) = drawn(1), drawn(2)
+    one, other = measured(first, label, domain), measured(second, label, domain)
     pending = iter((first, second))
 
     class Turns(Given):
         def scores(self, predictor):
             yield next(pending)
 
-    rows = given_rows(first, label, domain)
-    turns = Turns(rows.name, rows.rows, rows.label, rows.domain, rows.domains, rows.left_out, first)
-    both, spread = measure_clients([("x", Fixed(names)), ("y", Fixed(names))], turns)
+    turns = given_rows(first, label, domain, kind=Turns)
+    both, spread = measure_clients([("x", Fixed("abcd")), ("y", Fixed("abcd"))], turns)
     assert spread.clients == {"x": one.all.accuracy, "y": other.all.accuracy}
     assert both.all.rows == 120
     assert both.all.accuracy == pytest.approx(spread.mean)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from command import ok
 from draws import FULL
+from made_path import place_of
 from opened import open_dataset
 
 import fedcache as fc
@@ -70,25 +71,21 @@ def home(tmp_path_factory):
     patched.setenv("FEDCACHE_HOME", str(root / "home"))
     digits = open_dataset("digits", memory=memory_of(Home.from_environment()))
     rows = np.linspace(0, len(digits.label) - 1, TRAIN + TEST).astype(int)
-    train = set(np.random.default_rng(0).permutation(len(rows))[:TRAIN].tolist())
+    train = np.random.default_rng(0).permutation(len(rows)) < TRAIN
     for number, row in enumerate(rows):
-        place = (
-            root
-            / "images"
-            / ("train" if number in train else "test")
-            / f"digit {digits.label[row]}"
-        )
-        place.mkdir(parents=True, exist_ok=True)
-        decode(digits.source.read(int(row))).save(place / f"{number:04}.png")
+        split = "train" if train[number] else "test"
+        place = root / "images" / split / f"digit {digits.label[row]}" / f"{number:04}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        decode(digits.source.read(int(row))).save(place)
     yield root
     patched.undo()
 
 
 def answers_of_others(images, run, work, features):
     """Of the folder, the graph and the estimator in a process that has no fedcache; and what export-model says."""
-    ok("export-model", run, "-o", work / "m")
-    said = ok("export-model", run, "-o", work / "m.onnx").data
-    ok("export-model", run, "-o", work / "m.joblib")
+    ok(f"export-model {run} -o {work}/m")
+    said = ok(f"export-model {run} -o {work}/m.onnx").data
+    ok(f"export-model {run} -o {work}/m.joblib")
     np.save(work / "x.npy", features)
     (work / "others.py").write_text(OTHERS)
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
@@ -124,35 +121,21 @@ def test_many_images_without_fedcache(home, tmp_path, monkeypatch, dtype, feat_p
     The folder's program runs the very kernels of ``predict`` on batches of the same size: where it did not round
     features as the store does, most rows would differ by more than 1e-5.
     """
-    pytest.importorskip("onnxscript")
-    pytest.importorskip("onnxruntime")
     monkeypatch.setenv("FEDCACHE_HOME", str(home / "home"))
-    pair, recipe = (
-        ("--backbones", "efficientnet-lite0,random-projection"),
-        f"size={SIDE},dtype={dtype}",
-    )
-    ok("extract", "-d", f"folder:{home / 'images'}", *pair, "--recipe", recipe, "--workers", 0)
-    store = fc.Store.open(next((home / "home" / "stores").glob("*.zarr")))
+    words = f"--recipe size={SIDE},dtype={dtype} --workers 0"
+    names = ("efficientnet-lite0", "random-projection")
+    path = place_of(f"extract -d folder:{home}/images {words} --backbones {','.join(names)}")
+    store = fc.Store.open(path)
     keys = [
         key
-        for name in pair[1].split(",")
+        for name in names
         for key, a in store.arrays.items()
         if a.dtype == dtype and a.recipe["backbone"] == name
     ]
-    run = ok(
-        "train --method fed3r --clients 5 --scheme iid",
-        "--store",
-        store.path,
-        "--backbones",
-        ",".join(keys),
-        "--set",
-        f"feat_post={feat_post}",
-    ).data["path"]
-    model = fc.load_model(run)
-    images = [
-        home / "images" / store.samples.name[row]
-        for row in np.flatnonzero(store.samples.split == 1)
-    ]
+    words = f"--store {path} --backbones {','.join(keys)} --set feat_post={feat_post}"
+    run = place_of(f"train --method fed3r --clients 5 --scheme iid {words}")
+    model, samples = fc.load_model(run), store.samples
+    images = [home / "images" / samples.name[row] for row in np.flatnonzero(samples.split == 1)]
     assert len(images) == TEST
     rows = [dict(row) for row in model.predict(images, top=len(model.classes))]
     wanted = np.array([[row[name] for name in model.classes] for row in rows])

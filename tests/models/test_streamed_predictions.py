@@ -1,7 +1,5 @@
 """Rows are predicted and measured block by block: any block size gives the same answer, and a stop leaves nothing."""
 
-from pathlib import Path
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -9,35 +7,36 @@ from command import fedcache, ok
 from draws import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from made_path import place_of
 from pyarrow import parquet
 
+import fedcache as fc
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import Exit, StoppedError
-from fedcache.models import predictor, sources
+from fedcache.models import evaluate, predictor, sources
 from fedcache.models.predictions import best_of, write_predictions
 from fedcache.models.saved_model import ModelOptions, PredictOptions
 from fedcache.process import Stop
 from fedcache.progress import Silent
+from fedcache.runs import evaluate_run
 from fedcache.runs import predict_run as running
 
 ROWS = 300
+EXACT, APPROXIMATE = ("rows", "right", "confusion"), ("nll", "ece")
 
 
 def columns():
     """Embeddings of two backbones."""
     rng = np.random.default_rng(0)
     label = rng.integers(0, 4, ROWS)
-    made = {
-        f"features/{k}": (label[:, None] + rng.standard_normal((ROWS, d)))
-        for k, d in (("a", 5), ("b", 3))
-    }
-    return {**{k: v.astype(np.float32) for k, v in made.items()}, "label": label}
+    a, b = ((label[:, None] + rng.standard_normal((ROWS, d))).astype(np.float32) for d in (5, 3))
+    return {"features/a": a, "features/b": b, "label": label}
 
 
 def trained(place):
     np.savez(place / "e.npz", **columns())
-    ok("ingest --name e", place / "e.npz")
-    return Path(ok("train --method fed3r -d e --scheme iid --clients 2").data["path"])
+    ok(f"ingest --name e {place}/e.npz")
+    return place_of("train --method fed3r -d e --scheme iid --clients 2")
 
 
 @pytest.fixture
@@ -46,37 +45,39 @@ def run(once):
 
 
 @pytest.mark.parametrize("ending", [".npz", ".parquet"])
-def test_blocks_of_a_file_change_no_prediction_and_no_measure(run, tmp_path, monkeypatch, ending):
-    path, told, held = tmp_path / f"lost{ending}", [], columns()
+def test_blocks_of_rows_change_no_prediction_and_no_measure(
+    run, own_home, tmp_path, monkeypatch, ending
+):
+    store, all_rows = fc.Store.open(next((own_home / "stores").iterdir())), np.arange(ROWS)
+    path, held, told = tmp_path / f"lost{ending}", columns(), []
     held["features/a"][7] = np.nan
     if ending == ".npz":
         np.savez(path, **held)
     else:
-        parquet.write_table(
-            pa.table({k: v.tolist() for k, v in held.items()}), path, row_group_size=64
-        )
+        table = pa.table({k: v.tolist() for k, v in held.items()})
+        parquet.write_table(table, path, row_group_size=64)
     for block in (1 << 14, 17):
-        for module in (sources, predictor, running):
+        for module in (sources, predictor, running, evaluate, evaluate_run):
             monkeypatch.setattr(module, "BLOCK", block)
-        done = fedcache("predict --top 2 --json", run, "--embeddings", path)
+        done = fedcache(f"predict --top 2 --json {run} --embeddings {path}")
         assert done.code == Exit.QUARANTINED
         rows = done.data["rows"]
         assert [i for i, row in enumerate(rows) if row["reason"]] == [7]
-        told.append((rows, ok("evaluate", run, "--embeddings", path).data["runs"][0]))
-    (whole, all_at_once), (parts, by_parts) = told
-    for one, other in zip(whole, parts, strict=True):
-        assert (one["name"], one["class"], one["reason"]) == (
-            other["name"],
-            other["class"],
-            other["reason"],
-        )
-        assert [p for _, p in one["top"]] == pytest.approx([p for _, p in other["top"]])
-    assert all_at_once["left_out"] == by_parts["left_out"]
-    assert all_at_once["left_out"]["unreadable"] == 1
-    first, second = all_at_once["measures"], by_parts["measures"]
-    for exact in ("rows", "right", "confusion"):
-        assert first[exact] == second[exact]
-    assert (first["nll"], first["ece"]) == pytest.approx((second["nll"], second["ece"]))
+        both = [
+            ok(f"evaluate {run} {words}") for words in (f"--embeddings {path}", "-d e --split all")
+        ]
+        of_file, of_store = (answer.data["runs"][0] for answer in both)
+        warnings = [answer.envelope["warnings"] for answer in both]
+        assert of_file["left_out"]["unreadable"] == 1
+        likely = [p for row in rows for _, p in row["top"]]
+        close = [m[key] for m in (of_file["measures"], of_store["measures"]) for key in APPROXIMATE]
+        same = [(row["name"], row["class"], row["reason"]) for row in rows], of_file["left_out"]
+        exact = [m[key] for m in (of_file["measures"], of_store["measures"]) for key in EXACT]
+        wrong = evaluate.find_mistakes(store, [(None, fc.load_model(run).predictor, all_rows)])
+        most = [(m.row, m.truth, m.predicted) for m in wrong.most]
+        told.append((likely + close, same, exact, warnings, wrong.wrong, wrong.rows, most))
+    assert told[0][0] == pytest.approx(told[1][0])
+    assert told[0][1:] == told[1][1:]
 
 
 @pytest.mark.parametrize("ending", [".csv", ".parquet"])
@@ -88,10 +89,9 @@ def test_a_prediction_that_is_stopped_between_blocks_leaves_no_file(
     stop, out = Stop(), tmp_path / "out" / f"classes{ending}"
     out.parent.mkdir()
     home, rows = Home.from_environment(), PredictOptions(embeddings=str(tmp_path / "e.npz"))
-    predictor = running.open_predictor(run, ModelOptions(), home, Silent())
-    found = running.predict_rows(
-        predictor, [], ModelOptions(), rows, ExtractConfig(), home, Silent(), stop
-    )
+    asked = ModelOptions()
+    opened = running.open_predictor(run, asked, home, Silent())
+    found = running.predict_rows(opened, [], asked, rows, ExtractConfig(), home, Silent(), stop)
     stop.ask()
     with pytest.raises(StoppedError, match="100 of 300"):
         write_predictions(out, found, 1)
@@ -105,10 +105,8 @@ def test_the_best_classes_are_the_predicted_one_and_then_those_of_the_highest_sc
     ranking = rng.integers(-2, 3, (20, 5)).astype(float)
     ranking[rng.random(ranking.shape) < 0.2] = -np.inf
     ranking[3] = np.nan
-    predicted, shares = (
-        np.where(np.isnan(ranking).any(1), -1, rng.integers(0, 5, 20)),
-        rng.random((20, 5)),
-    )
+    predicted = np.where(np.isnan(ranking).any(1), -1, rng.integers(0, 5, 20))
+    shares = rng.random((20, 5))
     names = [str(i) for i in range(20)]
     found = list(best_of(names, "abcde", predicted, shares, ranking, top, {5: "torn"}))
     assert [row.name for row in found] == names

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from command import fedcache
+from failing_command import must_fail
 from ui_client import served
 
 from fedcache.ui.server import open_in_browser, open_socket
@@ -35,19 +36,15 @@ def test_the_command_serves_until_it_is_told_to_end(tmp_path, number):
 
 
 def test_wrong_words_are_refused_with_the_next_command(tmp_path):
-    done = fedcache(f"ui --home {tmp_path}/none --json")
-    assert done.code == 2
-    assert "no directory" in done.envelope["error"]["message"]
+    must_fail("no directory", f"ui --home {tmp_path}/none")
     assert fedcache("ui --port 99999").code == 2
     with open_socket(0) as taken:
         taken.listen(1)
-        done = fedcache("ui --no-open --port", taken.getsockname()[1], "--json")
-    assert done.code == 6
-    assert "--port 0" in done.envelope["error"]["hint"]
+        must_fail("--port 0", f"ui --no-open --port {taken.getsockname()[1]}", code=6)
 
 
 def test_the_browser_is_led_to_the_address_by_a_file_that_others_cannot_read(tmp_path, monkeypatch):
-    opened: list[str] = []
+    opened = []
     monkeypatch.setattr("webbrowser.open", lambda url: bool(opened.append(url)) or True)
     assert open_in_browser("http://127.0.0.1:1/secret/", tmp_path)
     (url,) = opened
@@ -60,28 +57,25 @@ def test_the_browser_is_led_to_the_address_by_a_file_that_others_cannot_read(tmp
 
 @pytest.mark.slow
 def test_the_overview_of_a_home_needs_no_torch_and_other_commands_nothing_of_the_page(tmp_path):
-    code = (
-        "import sys\n"
-        "sys.path[:0] = ['tests/support']\n"
-        "from pathlib import Path\n"
-        "from ui_client import Client\n"
-        f"client = Client(Path({str(tmp_path)!r}))\n"
-        "client.read()\n"
-        "assert client.ask('/').code == 200\n"
-        "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules\n"
-    )
-    root = Path(__file__).parents[2]
-    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
-    code = (
-        "import sys\n"
-        "import fedcache, fedcache.cli, fedcache.grids.record\n"
-        "assert not [m for m in sys.modules if m.startswith(('fedcache.ui', 'starlette', 'uvicorn'))]\n"
-    )
-    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
+    overview = f"""
+import sys
+sys.path[:0] = ['tests/support']
+from pathlib import Path
+from ui_client import Client
+client = Client(Path({str(tmp_path)!r}))
+client.read()
+assert client.ask('/').code == 200
+assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules
+"""
+    others = """
+import sys
+import fedcache, fedcache.cli, fedcache.grids.record
+assert not [m for m in sys.modules if m.startswith(('fedcache.ui', 'starlette', 'uvicorn'))]
+"""
+    for code in (overview, others):
+        subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=True)
 
 
 def test_without_the_extra_the_command_that_installs_it_is_named(monkeypatch):
     monkeypatch.setattr("fedcache.commands.ui.find_spec", lambda _name: None)
-    done = fedcache("ui --json")
-    assert done.code == 6
-    assert done.envelope["error"]["hint"] == "pip install 'fedcache[ui]'"
+    must_fail("pip install 'fedcache[ui]'", "ui", code=6)

@@ -3,14 +3,13 @@
 import json
 import os
 import re
-import shlex
 import shutil
 import time
-from pathlib import Path
 from urllib.parse import quote, unquote, unquote_plus
 
 import pytest
-from command import ok, words_of
+from command import ok
+from made_path import place_of
 from pictures import folder
 from ui_client import Client
 
@@ -24,17 +23,15 @@ from fedcache.ui import index
 IID = "--scheme iid --clients 4"
 
 
-def trained(place: Path) -> Path:
+def trained(place):
     """A home with one store, two finished runs of one setting, and a grid of two points."""
     images = folder(place / "shapes", train=12, test=4)
-    ok(
-        f"extract --dataset folder:{images} --backbones random-projection --size 8 --workers 0",
-    )
-    words = (*words_of(IID), "--rounds", 3, "--eval-every", 1, "--set", "batch=4", "--seeds", "0,1")
-    made = ok("train --method fedavg", *words).data
+    ok(f"extract --dataset folder:{images} --backbones random-projection --size 8 --workers 0")
+    words = f"{IID} --rounds 3 --eval-every 1 --set batch=4 --seeds 0,1"
+    made = place_of(f"train --method fedavg {words}")
     ok(f"train --method fed3r {IID} --seeds 0,1")
-    ok("grid --method fedprox", *words, "--sweep", "mu=0.1,1")
-    return Path(made["path"])
+    ok(f"grid --method fedprox {words} --sweep mu=0.1,1")
+    return made
 
 
 @pytest.fixture
@@ -49,7 +46,7 @@ def client(run, own_home):
     return made
 
 
-def in_progress(run: Path, name: str, *, rounds: int = 3) -> Path:
+def in_progress(run, name):
     """A copy of a finished run as one that is not: without a result, with a checkpoint of seed 0."""
     import torch
 
@@ -57,24 +54,12 @@ def in_progress(run: Path, name: str, *, rounds: int = 3) -> Path:
     left.mkdir()
     shutil.copy(run / "config.toml", left)
     write_sealed(left / WRITTEN, {"kind": "files of a run"}, {"config.toml": ""})
-    records = [
-        {
-            "round": r,
-            "clients": [0],
-            "seconds": 2.0,
-            "accuracy": r / 10 if r > 1 else None,
-            "traffic": {"up_bytes": 100, "down_bytes": 10},
-            "diagnostics": {},
-        }
-        for r in range(1, rounds)
-    ]
-    kept = left / "checkpoint-0.safetensors"
-    write_sealed(
-        kept,
-        {"kind": "checkpoint"},
-        json.dumps({"round": rounds - 1, "records": records}),
-        {"server/w": torch.zeros(3)},
-    )
+    traffic = {"up_bytes": 100, "down_bytes": 10}
+    each = {"clients": [0], "seconds": 2.0, "traffic": traffic, "diagnostics": {}}
+    records = [{**each, "round": 1, "accuracy": None}, {**each, "round": 2, "accuracy": 0.2}]
+    state = json.dumps({"round": 2, "records": records})
+    tensors = {"server/w": torch.zeros(3)}
+    write_sealed(left / "checkpoint-0.safetensors", {"kind": "checkpoint"}, state, tensors)
     return left
 
 
@@ -94,19 +79,11 @@ def test_only_who_knows_the_token_on_this_machine_is_answered(client):
 
 
 def test_every_answer_forbids_other_sources_frames_and_keeping(client, run):
-    for path in (
-        "/",
-        "/static/ui.css",
-        "/runs",
-        f"/run?name={run.name}",
-        "/run?name=x",
-        "/nothing",
-    ):
+    paths = ("/", "/static/ui.css", "/runs", f"/run?name={run.name}", "/run?name=x", "/nothing")
+    for path in paths:
         head = client.ask(path).headers
-        policy = head["content-security-policy"]
-        assert "default-src 'none'" in policy
-        assert "script-src 'self';" in policy
-        assert "frame-ancestors 'none'" in policy
+        for part in ("default-src 'none'", "script-src 'self';", "frame-ancestors 'none'"):
+            assert part in head["content-security-policy"]
         assert head["cache-control"] == "no-store"
         assert head["referrer-policy"] == "no-referrer"
         assert head["x-content-type-options"] == "nosniff"
@@ -149,14 +126,11 @@ def test_a_page_shows_the_figures_of_a_result_and_commands_that_work(client, run
     for seed, score in enumerate(accuracy["per_seed"]):
         assert f"seed {seed} {100 * score:.2f}" in page.words
     assert page.body.count(b'data-run="seed 0"') > 0, "a line of the curves is a seed"
-    measure = re.search(f"fedcache (evaluate {run.name} .*?) Copy", page.words)
-    assert measure is not None
-    assert ok(*shlex.split(measure[1])).data
+    assert ok(re.search(f"fedcache (evaluate {run.name} .*?) Copy", page.words)[1]).data
 
 
 def test_names_of_a_dataset_are_text_on_every_page(client, run, own_home):
     facts = client.pages.runs.facts(run.name)
-    assert facts is not None
     facts["dataset"] = facts["settings"]["lr"] = "<script>alert(1)</script>"
     for path in ("/", "/runs", f"/run?name={run.name}", f"/runs?filter={quote('<script>')}"):
         body = client.ask(path).body
@@ -192,9 +166,8 @@ def test_a_grid_at_work_shows_the_run_of_a_point_that_has_not_ended(client, run,
     path = own_home / "grids" / f"{line['name']}.jsonl"
     sealed_for = first_of({"kind": "record of a grid", "grid": path.stem})
     first, one, *_ = read_sealed_lines(path, sealed_for)
-    write_sealed_lines(
-        path, [{**first, "process": this_process(), "started": time.time() - 5}, one], sealed_for
-    )
+    at_work = {**first, "process": this_process(), "started": time.time() - 5}
+    write_sealed_lines(path, [at_work, one], sealed_for)
     (line,) = client.pages.grids.lines()
     (other,) = (p for p in line["points"] if p["run"] is None)
     assert other["state"] == "waiting"
@@ -262,10 +235,7 @@ def test_a_damaged_run_is_named_and_hides_no_other(client, run, what):
 def test_a_comparison_is_that_of_the_command_line(client):
     names = sorted(r["name"] for r in client.read() if r["method"] in ("fedavg", "fed3r"))
     page = client.ask(f"/compare?runs={','.join(names)}")
-    command = re.search("fedcache (compare .*?) Copy", page.words)
-    assert command is not None
-    told = ok(*shlex.split(command[1])).data
-    (table,) = told["comparisons"]
+    (table,) = ok(re.search("fedcache (compare .*?) Copy", page.words)[1]).data["comparisons"]
     for one in table["treatments"]:
         assert f"{one['name']} {100 * one['mean']:.2f}" in page.words
     wrong = client.ask(f"/compare?runs={names[0]}&over=nothing")
