@@ -27,7 +27,7 @@ from fedcache.models.saved_model import KIND, ModelOptions, SavedModel
 from fedcache.progress import Silent
 from fedcache.runs.predict_run import open_predictor
 from fedcache.runs.run_models import model_file
-from fedcache.store.sealed import read_sealed, write_sealed
+from fedcache.store.files import read_sealed, write_sealed
 from fedcache.store.store import Store
 
 METHODS = {

@@ -12,7 +12,7 @@ import fedcache.models.saved_model as collecting
 from fedcache.errors import StoreError
 from fedcache.models.client_stacks import ClientStacks, ClientTensors, of_format_1
 from fedcache.models.saved_model import KIND, ModelFacts, SavedModel, collect
-from fedcache.store.sealed import write_sealed
+from fedcache.store.files import write_sealed
 
 NAMES = ("down/W", "down/a/b", "own/W", "own/count")
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool)
