@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 from fedcache.federate.execution.gram_states import ClientStates
 from fedcache.federate.execution.tensor_blocks import (
     ALIGNED,
-    BLOCK_BYTES,
-    LARGE_BYTES,
     TensorBlocks,
 )
 
@@ -39,19 +37,6 @@ def test_copies_are_equal_contiguous_and_apart(wanted):
         before = t.clone()
         copy.fill_(0)
         assert torch.equal(t, before)
-
-
-def test_small_tensors_share_blocks_and_large_ones_have_their_own():
-    blocks = TensorBlocks()
-    small = [blocks.copy(torch.full((1000,), float(i))) for i in range(3)]
-    assert len({t.untyped_storage().data_ptr() for t in small}) == 1
-    assert small[0].untyped_storage().nbytes() == BLOCK_BYTES
-    large = blocks.copy(torch.zeros(LARGE_BYTES // 4 + 1))
-    assert large.untyped_storage().nbytes() == large.nbytes
-    most = [blocks.copy(torch.zeros(LARGE_BYTES // 4)) for _ in range(BLOCK_BYTES // LARGE_BYTES)]
-    # the first has small ones in it: one does not fit
-    assert len({t.untyped_storage().data_ptr() for t in most}) == 2
-    assert [float(t[0]) for t in small] == [0, 1, 2]
 
 
 def test_a_client_is_written_in_its_place_round_after_round():

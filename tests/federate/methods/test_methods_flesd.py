@@ -70,22 +70,8 @@ def test_the_ensemble_is_the_mean_of_exponentials_up_to_one_constant():
     expected = torch.stack([torch.exp(r @ r.T / 0.5) for r in R]).mean(0)
     rows = Ensemble(R, None, 0.5).rows(torch.arange(6))
     assert torch.allclose(rows * math.exp(1 / 0.5), expected)
-    assert torch.allclose(expected, expected.T)
-    assert torch.allclose(
-        expected.diagonal(), torch.full((6,), math.exp(1 / 0.5), dtype=torch.float64)
-    )
-    assert float(expected.min()) >= math.exp(-1 / 0.5)
     q = Ensemble(R, None, 0.5).targets(torch.arange(6), torch.arange(6))
     assert torch.allclose(q, expected / expected.sum(-1, keepdim=True))
-
-
-def test_rotated_representations_give_the_same_targets():
-    R = torch.stack([units(s, 6, 4) for s in range(2)])
-    turn = torch.linalg.qr(units(9, 4, 4))[0]
-    i = torch.arange(6)
-    assert torch.allclose(
-        Ensemble(R, None, 0.1).targets(i, i), Ensemble(R @ turn, None, 0.1).targets(i, i)
-    )
 
 
 def test_a_large_ensemble_is_made_row_by_row_and_is_the_same(monkeypatch):
@@ -169,19 +155,6 @@ def test_a_student_that_is_the_only_client_has_nothing_to_learn():
     assert gap(after, w) < 1e-9
 
 
-def test_a_cold_queue_takes_no_step_until_it_is_full():
-    public = units(3, 12, 1, 6)
-    target = Ensemble(units(5, 1, 12, 4), None, 0.1)
-    moved = {}
-    for warm, queue in ((False, 12), (False, 8), (True, 12)):
-        hp = settled(anchors="queue", queue=queue, queue_warm=warm, esd_batch=4, esd_epochs=1)
-        w, ctx = weights(hp, 6), server(hp, public)
-        moved[warm, queue] = gap(distil.distil(w, target, ctx), w)
-    assert moved[False, 12] == 0.0  # three batches of four fill it, and the epoch is over
-    assert moved[False, 8] > 0.0
-    assert moved[True, 12] > 0.0
-
-
 @pytest.mark.parametrize(
     ("name", "encoder", "wrong", "right"),
     [("flesd", "conv", None, (8, 8)), ("flesd-head", "mlp", (8, 8), None)],
@@ -196,18 +169,6 @@ def test_an_encoder_reads_either_images_or_features(name, encoder, wrong, right)
 
 
 # -- whole methods
-
-
-def test_what_is_watched_of_clients_does_not_depend_on_the_order_in_which_they_entered():
-    losses = [
-        torch.tensor([1.0, 1.0, n, 1.0], dtype=torch.float64) for n in (0.1, 0.7, 1e16, -1e16)
-    ]
-    states = {c: {"loss": loss} for c, loss in enumerate(losses)}
-    watched = [
-        METHODS["fedavg-simclr"].diagnose({}, dict(order), {}, None)
-        for order in (states.items(), reversed(states.items()))
-    ]
-    assert watched[0] == watched[1]
 
 
 def test_non_fl_is_the_same_for_every_partition():

@@ -18,6 +18,16 @@ LIMITS = rows_of(
     pfedprompt     | a=0.0            | a=500.0          | promptfl      | lr=0.01
     tip-local      | a=0.0            | a=500.0          | clip-zs       |
     fed-tip-proto  | a=0.0            | a=500.0          | clip-zs       |
+    fedavgm        | server_momentum=0.0 |               | fedavg | opt=sgd head=linear lr=0.01 wd=1e-4
+    fedavgm        | server_momentum=0.0 |               | fedavg | opt=adam bn=true z_norm=none lr=0.01
+    fedlc          | tau=0.0          |                  | fedavg | opt=sgd head=linear lr=0.01 wd=1e-4
+    fedlc          | tau=0.0          |                  | fedavg | opt=adam bn=true z_norm=none lr=0.01
+    fedntd         | beta=0.0         |                  | fedavg | opt=sgd head=linear lr=0.01 wd=1e-4
+    fedntd         | beta=0.0         |                  | fedavg | opt=adam head=mlp bn=true z_norm=none lr=0.01 wd=1e-4
+    fedprox        | mu=0.0           |                  | fedavg | opt=sgd head=linear lr=0.01 wd=1e-4
+    fedprox        | mu=0.0           |                  | fedavg | opt=adam bn=true z_norm=none lr=0.01
+    moon           | mu=0.0           |                  | fedavg | opt=sgd bn=true z_norm=none lr=0.01 wd=1e-4
+    moon           | mu=0.0           |                  | fedavg | opt=adam bn=true z_norm=none lr=0.01
     """
 )
 """Method, its term off, and on, the plain method with settings of its own, and settings of both."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import federation, gap, go, go_all, run, run_points
+from federation import federation, gap, go, go_all
 from float64 import far
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +16,6 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.execution.grid_batch import GridCache
 from fedcache.federate.methods import METHODS
 from fedcache.federate.methods.fed3r import feature_map
 from fedcache.federate.methods.fedcgs import covariance
@@ -113,20 +112,6 @@ def test_the_mean_length_costs_every_client_a_number_each_way(participation):
     auto = go("fed3r", "rff_dim=30", participation=participation).traffic
     assert (auto.up - plain.up).tolist() == (auto.down - plain.down).tolist() == [1] * 9
     assert auto.totals()["up_bytes"] - plain.totals()["up_bytes"] == 72
-
-
-def test_points_of_a_grid_on_other_rows_have_their_own_bandwidth():
-    method = METHODS["fed3r"]
-    data = replace(
-        DATA, x=DATA.x * torch.linspace(2.0, 30.0, len(DATA.x), dtype=torch.float64)[:, None, None]
-    )
-    shared, hp = GridCache(), method.resolve("paper", {"rff_dim": 30})
-    for group in (CLIENTS, [*CLIENTS[:4], replace(CLIENTS[4], train=CLIENTS[5].train)]):
-        how = {"rounds": 1, "participation": None, "dtype": torch.float64}
-        (point,) = run_points(method, [hp], data, group, cache=shared, **how)
-        alone = run(method, hp, data, group, **how)
-        assert point.hp == alone.hp
-        assert gap(point.server, alone.server) < 1e-12
 
 
 # fed3r-prior

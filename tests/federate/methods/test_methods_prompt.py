@@ -188,18 +188,6 @@ def test_a_size_left_out_is_the_papers_in_proportion():
         assert len(tpfl.init(ctx)["v"]) == 6 * size * (2 * side - 2 * size)
 
 
-@pytest.mark.parametrize("template", ["padding", "fixed_patch", "random_patch"])
-def test_a_visual_prompt_of_zeros_leaves_the_logits_as_they_are(template):  # T-V3
-    data, _ = one_client("tpfl", torch.float32)
-    logits = []
-    for settings in ({"vp_template": template, "vp_size": 1}, {"vp_size": 0}):
-        ctx = context("tpfl", {**FEW, **settings}, towers=data.towers, dtype=torch.float32)
-        logits.append(
-            tpfl.predict(tpfl.deploy(tpfl.init(ctx), {}, None, ctx), {}, None, data.x[:, 0], ctx)
-        )
-    assert torch.equal(*logits)
-
-
 def test_a_random_patch_moves_and_its_draws_are_seeded():
     data, clients = one_client("tpfl")
     seen = []
@@ -284,38 +272,6 @@ def test_a_step_of_atpfl_is_a_step_of_eq_5(settings):
     assert gap(up, {k: d - 1e-3 * q for (k, d), q in zip(down.items(), grads, strict=True)}) < 1e-12
     # z_prev of its next participation
     assert gap(state, {f"prev/{k}": t for k, t in up.items()}) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("settings", "first", "second"),
-    [
-        (
-            {},
-            80,
-            200,
-        ),  # 40 images trained on and 40 z_g; 40 z_prev more in the second, in the first they are z_g
-        ({"mu_aug": 0.0}, 40, 80),
-        (
-            {"vp_template": "random_patch", "vp_size": 2},
-            120,
-            240,
-        ),  # all three with each batch, at its place
-    ],
-)
-def test_fixed_features_are_made_once_per_round_and_not_per_batch(settings, first, second):
-    data, clients = federation(sizes=(20, 20))
-    data = fitted(METHODS["atpfl"], data)
-    for rounds, rows in ((1, first), (2, second)):
-        towers = TinyTowers(11)
-        out = go(
-            "atpfl",
-            {**FEW, **settings, "batch": 5},
-            replace(data, towers=towers),
-            clients,
-            rounds=rounds,
-        )
-        # of the model, and of zero-shot beside it
-        assert towers.image.rows == rows + 2 * len(out.evaluation.rows)
 
 
 # Who sends what, and who is scored on what.

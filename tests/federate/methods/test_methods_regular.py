@@ -7,7 +7,7 @@ from federation import federation, gap, go, go_all, keeps
 from float64 import normal
 from reference_steps import gradient, linear, linear_gradient, local_batches, mean_of
 from refusal import refused
-from setting_lines import cases_of, set_to
+from setting_lines import set_to
 from torch.nn.functional import cosine_similarity, cross_entropy, kl_div, normalize, one_hot
 
 from fedcache.federate.methods import METHODS, ditto
@@ -18,39 +18,6 @@ SINGLE = {"dtype": torch.float32}
 
 def project(p, x):
     return normalize(torch.relu(x @ p["P.W"].T + p["P.b"]), dim=-1)
-
-
-LIMITS = cases_of(
-    """
-    fedavgm server_momentum=0.0
-    fedlc tau=0.0
-    fedntd beta=0.0
-    fedprox mu=0.0
-    moon mu=0.0
-    """
-)
-
-
-@pytest.mark.parametrize(("name", "off"), LIMITS)
-@pytest.mark.parametrize(("opt", "head"), [("sgd", "linear"), ("adam", "mlp")])
-def test_without_its_term_a_method_is_fedavg_bit_for_bit(name, off, opt, head):  # T-N1, T-P1
-    shared = {
-        "lr": 0.01,
-        "wd": 1e-4,
-        "batch": 16,
-        "dim": 8,
-        "bn": True,
-        "z_norm": "none",
-        "opt": opt,
-    }
-    shared |= {"head": head} if head in METHODS[name].hparam("head").choices else {}
-    fedavg = go("fedavg", shared, **SINGLE).server
-    without, held = (go(name, {**shared, **term}, **SINGLE).server for term in (off, {}))
-    assert (
-        gap({k: without[k] for k in fedavg}, fedavg)
-        == 0.0
-        < gap({k: held[k] for k in fedavg}, fedavg)
-    )
 
 
 # fedntd

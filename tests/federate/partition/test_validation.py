@@ -15,7 +15,7 @@ from refusal import refused
 from fedcache.errors import CorruptionError, Exit, FedcacheError
 from fedcache.federate.partition.partition import SCHEMES, Partition, from_payload, load, make
 from fedcache.federate.partition.row_lists import RowLists
-from fedcache.federate.partition.validation import by_group_and_uid, hold_out
+from fedcache.federate.partition.validation import hold_out
 from fedcache.store.array_file import pack, unpack
 from fedcache.store.files import digest_of
 from fedcache.tables.groups import Group
@@ -49,8 +49,7 @@ def one_by_one(train, label, uid, share):
     return taken
 
 
-@pytest.mark.slow
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(
     sizes=st.lists(st.integers(0, 9), min_size=1, max_size=6),
     classes=st.integers(1, 4),
@@ -61,7 +60,8 @@ def test_of_each_class_the_rows_with_the_smallest_uids_are_taken_up_to_the_share
     sizes, classes, share, seed
 ):
     rng, n = np.random.default_rng(seed), sum(sizes)
-    label, uid = rng.integers(-1, classes, n), rng.integers(0, 3, (n, 16)).astype(np.uint8)
+    label, uid = rng.integers(-1, classes, n), np.zeros((n, 16), np.uint8)
+    uid[:, [0, 15]] = rng.integers(0, 3, (n, 2))  # many are equal, or but for their end
     dealt = RowLists.of_sizes(rng.permutation(n), np.array(sizes)).ascending()
     left, taken = hold_out(dealt, label, uid, share)
     assert [rows.tolist() for rows in taken] == one_by_one(
@@ -280,17 +280,3 @@ def test_clients_that_hold_the_same_rows_give_them_up_together_or_are_refused():
         ),
         "1 would have none",
     )
-
-
-@given(
-    groups=st.lists(st.sampled_from([0, 1, 5, 2**40]), max_size=40),
-    kinds=st.integers(1, 300),
-    seed=st.integers(0, 9),
-)
-def test_rows_are_ordered_by_group_then_by_all_of_the_uid_then_as_they_stand(groups, kinds, seed):
-    rng = np.random.default_rng(seed)
-    uid = np.zeros((len(groups), 16), np.uint8)
-    # many are equal, or but for their end
-    uid[:, rng.integers(0, 16)] = rng.integers(0, kinds, len(groups)) % 256
-    expected = sorted(range(len(groups)), key=lambda r: (groups[r], uid[r].tobytes(), r))
-    assert by_group_and_uid(np.array(groups, np.int64), uid).tolist() == expected
