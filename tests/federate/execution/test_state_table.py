@@ -9,7 +9,7 @@ import pytest
 import torch
 from draws import examples
 from federation import ROUNDS, federation, fitted, gap
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedcache.errors import CorruptionError, MachineError, StoreError
@@ -70,6 +70,7 @@ def test_a_table_gives_back_what_it_was_given(tmp_path):
 
 @pytest.mark.slow
 @examples(40, 1000)
+@example(steps=[(0, 1), "checkpoint", (0, 1), "mark", (0, 1), "mark", (0, 1), "kill"])
 @given(
     st.lists(
         st.one_of(

@@ -145,9 +145,6 @@ def test_pfedme_deploys_either_model_of_the_same_training():
     assert (own.protocol, shared.protocol) == ("personalised", "global")
     assert shared.states == {}
     head = Head("mlp", dim=8, bn=True, z_norm=False)
-    assert torch.equal(
-        shared.predict(data.x), logits(head, shared.server, data.x[:, 0])[0].argmax(-1)
-    )
     for i, c in enumerate(clients):
         if i not in own.states:
             continue

@@ -70,8 +70,6 @@ def test_strata_without_noise_are_the_exact_rows_where_a_step_has_them_all():
     exact, strata = (go("fst-cbdg", {**settings, "synth": s}) for s in ("exact", "strata"))
     assert gap(exact.server, strata.server) < 1e-12
     assert (exact.fidelity, strata.fidelity) == ("exact", "approx")
-    noisy = [go("fst-cbdg", {"sigma": 0.2, "batch": 200, "synth": s}) for s in ("exact", "strata")]
-    assert gap(noisy[0].server, noisy[1].server) > 1e-6
 
 
 READINGS = [

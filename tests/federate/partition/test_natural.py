@@ -8,7 +8,6 @@ from partition_rows import attempt
 from refusal import refused
 
 from fedcache.errors import FedcacheError
-from fedcache.federate.partition.natural import with_column
 from fedcache.federate.partition.partition import Columns, InfeasibleError, make
 from fedcache.tables.groups import Group
 
@@ -81,11 +80,6 @@ def test_rows_without_a_label_are_kept_or_left_out():
     assert made.notes == ("3 rows without a label are left out",)
 
 
-def test_rows_of_one_class_each_leave_one_row_to_test_on():
-    made = make("natural", columns(["n"] * 3, label=[0, 1, 2]), by="ward")
-    assert [len(made.clients[0].train), len(made.clients[0].test)] == [2, 1]
-
-
 def test_leave_one_domain_out_trains_on_all_rows_of_the_others_and_tests_on_all_of_it():
     data = columns(["n"] * 8, split=[0, 0, 1, 1, 0, 0, 1, 1])
     made = make("natural", data, by="domain", hold_out=("sketch",))
@@ -138,17 +132,6 @@ def test_another_scheme_deals_the_rows_of_every_value():
     fewer = make("natural", alone, by="ward", inside="iid", clients=2)
     for name, rows in held(fewer).items():  # one more value moves no other draw
         assert held(made)[name] == rows
-
-
-def test_a_column_beside_a_scheme_means_that_scheme_inside_every_value():
-    inside = {"by": "ward", "alpha": 0.3, "inside": "dirichlet"}
-    assert with_column("dirichlet", {"by": "ward", "alpha": 0.3}) == ("natural", inside)
-    assert with_column(None, {"hold_out": ("x",)}) == ("natural", {"hold_out": ("x",)})
-    assert with_column("iid", {"clients": 3, "by": None}) == ("iid", {"clients": 3, "by": None})
-    refused(
-        lambda: with_column("iid", {"by": "ward", "hold_out": ("x",), "tests": "within"}),
-        "hold_out and tests within",
-    )
 
 
 @pytest.mark.parametrize(

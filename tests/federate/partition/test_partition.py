@@ -204,10 +204,6 @@ def test_both_shifts_test_on_balanced_or_matched_rows_of_the_own_domain():
     for place, (a, b) in enumerate(zip(balanced.clients, own.clients, strict=True)):
         assert np.bincount(DIGIT5.label[a.test]).tolist() == [100] * 10
         assert set(DIGIT5.domain[b.test]) == {place}
-        train, test = (np.bincount(DIGIT5.label[rows], minlength=10) for rows in (b.train, b.test))
-        assert ((train > 0) == (test > 0)).all()
-        assert test.max() == 120  # the scarcest class is used up
-        assert np.abs(test / test.sum() - train / train.sum()).max() < 10 / test.sum()
 
 
 # Matched tests
@@ -242,7 +238,6 @@ def test_two_shards_of_cifar10_are_250_rows_each():
     counts = partition.counts(CIFAR10)
     assert set(np.unique(counts)) == {0, 250, 500}
     assert (counts.sum(axis=1) == 500).all()
-    assert np.array_equal(np.sort(trained(partition)), np.flatnonzero(CIFAR10.split == 0))
 
 
 @settings(max_examples=40)
@@ -297,12 +292,6 @@ def test_few_shot_disjoint_gives_each_class_to_one_client():
     assert set(np.unique(counts)) == {0, 4}
     assert ((counts > 0).sum(axis=0) == 1).all()
     assert (counts > 0).sum(axis=1).tolist() == [3, 3, 3, 1]
-
-
-def test_few_shot_iid_gives_every_class_to_every_client():
-    partition = make("few-shot", DIGIT5, clients=6, shots=4, skew="iid")
-    assert (partition.counts(DIGIT5) == 4).all()
-    assert len(set(trained(partition).tolist())) == 6 * 4 * 10
 
 
 def test_clients_share_images_only_when_asked_to():

@@ -200,12 +200,6 @@ def test_a_wrong_argument_is_named(scheme, args, message):
 def test_arguments_are_declared_well(scheme):
     tags = [argument.tag for argument in scheme.arguments]
     assert len({*tags, "s", ""}) == len(tags) + 2, "one for each, and none is the seed's"
-    for argument in scheme.arguments:
-        if argument.default is not None:
-            assert argument.check(argument.default) == argument.default
-    assert scheme.resolve({argument.name: None for argument in scheme.arguments}) == scheme.resolve(
-        {}
-    )
 
 
 @pytest.mark.parametrize(
