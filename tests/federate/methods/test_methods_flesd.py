@@ -9,7 +9,7 @@ import torch
 from federation import difference, federation, gap, small
 from federation import go as go_on
 from refusal import refused
-from setting_lines import chosen
+from setting_lines import chosen, set_to
 from torch import nn
 
 from fedcache.federate.engine.context import ClientRng, Ctx, RunConstants
@@ -117,31 +117,32 @@ def test_a_query_may_be_left_out_of_its_anchors():
 # -- distillation (eqs 7, 9, 10; T-E3, T-E5)
 
 
-def server(hp, public, views=1):
+def server(hp, public, image=None):
     draws = ClientRng(0, 0, ("/server",), 0, torch.float64, torch.device("cpu"))
     env = RunConstants(
-        3, public.shape[-1], views, 1, None, torch.float64, torch.device("cpu"), public=public
+        3,
+        public.shape[-1],
+        1,
+        1,
+        None,
+        torch.float64,
+        torch.device("cpu"),
+        public=public,
+        image=image,
     )
     return Ctx((), hp, env, draws, (), 0)
 
 
-def settled(**settings):
-    return METHODS["flesd-head"].resolve(
-        "paper", {**small("flesd-head"), "anchors": "all", **settings}
-    )
-
-
-def weights(hp, width, seed=0):
+def fresh(encoder, seed=0, width=0):
     g = np.random.default_rng(seed)
-    return contrastive.encoder_of(hp).init(
-        lambda shape: torch.from_numpy(g.uniform(-1, 1, shape)), width
-    )
+    return encoder.init(lambda shape: torch.from_numpy(g.uniform(-1, 1, shape)), width)
 
 
 def test_a_student_that_is_the_only_client_has_nothing_to_learn():
     public = units(3, 9, 1, 6)
-    hp = settled(tau_T=0.2, tau_S=0.2, wd=0.0, esd_epochs=1, esd_batch=9)
-    w, ctx = weights(hp, 6), server(hp, public)
+    settings = set_to("anchors=all tau_T=0.2 tau_S=0.2 wd=0.0 esd_epochs=1 esd_batch=9")
+    hp = METHODS["flesd-head"].resolve("paper", {**small("flesd-head"), **settings})
+    w, ctx = fresh(contrastive.encoder_of(hp), width=6), server(hp, public)
     R = distil.unit(w, public[:, 0], ctx)
     i = torch.arange(9)
     assert (
@@ -158,12 +159,10 @@ def test_a_student_that_is_the_only_client_has_nothing_to_learn():
     [("flesd", "conv", None, (8, 8)), ("flesd-head", "mlp", (8, 8), None)],
 )
 def test_an_encoder_reads_either_images_or_features(name, encoder, wrong, right):
-    ctx = server({**METHODS[name].resolve(), "encoder": encoder}, units(3, 12, 1, 6))
-    refused(
-        lambda: METHODS[name].check(ctx.hp, replace(ctx, env=replace(ctx.env, image=wrong))),
-        f"encoder={encoder}",
-    )
-    METHODS[name].check(ctx.hp, replace(ctx, env=replace(ctx.env, image=right)))
+    hp = {**METHODS[name].resolve(), "encoder": encoder}
+    public = units(3, 12, 1, 6)
+    refused(lambda: METHODS[name].check(hp, server(hp, public, wrong)), f"encoder={encoder}")
+    METHODS[name].check(hp, server(hp, public, right))
 
 
 # -- whole methods
@@ -227,8 +226,7 @@ def test_clients_of_other_backbones_and_trunks_distil_into_one_student():
 def test_a_narrow_trunk_has_one_gradient_in_either_memory_format(channels):
     # On processors with AVX2 alone oneDNN's strided 1 x 1 convolution of few channels ends the process, channels last.
     e = Encoder("conv", channels=channels)
-    g = np.random.default_rng(0)
-    p = e.init(lambda shape: torch.from_numpy(g.uniform(-1, 1, shape)).float(), 0)
+    p = {n: t.float() for n, t in fresh(e).items()}
     names = [n for n in e.trained() if n.startswith("t.")]
     for n in names:
         p[n].requires_grad_()

@@ -49,15 +49,7 @@ def test_the_classifier_of_fedbabu_never_changes():
 )
 def test_fine_tuning_moves_what_it_is_told_to_and_leaves_the_server(tune, moved):
     data, clients = federation()
-    how = {
-        **STEP,
-        "opt": "sgd",
-        "momentum": 0.0,
-        "wd": 0.0,
-        "batch": 64,
-        "tune": tune,
-        "tune_epochs": 2,
-    }
+    how = {**STEP, **set_to("opt=sgd momentum=0.0 wd=0.0 batch=64 tune_epochs=2"), "tune": tune}
     out = go("fedbabu", how, rounds=2)
     plain = go("fedbabu", {**how, "tune_epochs": 0}, rounds=2)
     assert gap(out.server, plain.server) == 0.0
@@ -81,14 +73,7 @@ def test_fine_tuning_moves_what_it_is_told_to_and_leaves_the_server(tune, moved)
 )
 def test_the_margin_of_fedlc_is_that_of_the_paper(absent, denominator):
     settings = {
-        "head": "linear",
-        "init": "zero",
-        "opt": "sgd",
-        "lr": 0.1,
-        "momentum": 0.0,
-        "wd": 0.0,
-        "batch": 8,
-        "tau": 0.7,
+        **set_to("head=linear init=zero opt=sgd lr=0.1 momentum=0.0 wd=0.0 batch=8 tau=0.7"),
         "absent": absent,
         "denominator": denominator,
     }

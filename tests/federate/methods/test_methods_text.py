@@ -29,11 +29,8 @@ def test_zero_shot_is_the_nearest_text_feature_at_every_scale():  # T-Z1
 def test_self_training_alone_is_a_fixed_point(beta, scale):  # T-F1: f and q have one scale
     data, _ = federation()
     settings = {
-        "ablation": "ist_only",
-        "wd": 0.0,
+        **set_to("ablation=ist_only wd=0.0 epochs=2 batch=16"),
         "beta": beta,
-        "epochs": 2,
-        "batch": 16,
         "lr": 0.1 / scale**2,
         "logit_scale": scale,
     }

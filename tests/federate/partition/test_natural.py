@@ -2,12 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from partition_rows import attempt
 from refusal import refused
 
-from fedcache.errors import FedcacheError
 from fedcache.federate.partition.partition import Columns, InfeasibleError, make
 from fedcache.tables.groups import Group
 
@@ -149,29 +145,3 @@ def test_another_scheme_deals_the_rows_of_every_value():
 def test_what_cannot_be_is_refused_by_name(given, said):
     refused(lambda: make("natural", columns(["n"] * 12), **given), said)
     refused(lambda: make("natural", columns(["n", "s"]), by="ward"), "no value of ward")
-
-
-@pytest.mark.slow
-@given(
-    ward=st.lists(st.sampled_from(["", "n", "s", "e", "w"]), min_size=6, max_size=60),
-    split=st.randoms(use_true_random=False),
-    tests=st.sampled_from(["within", "held-out-clients", "global"]),
-    rows=st.sampled_from(["auto", "train", "all"]),
-    inside=st.sampled_from([None, "iid"]),
-    seed=st.integers(0, 3),
-)
-def test_every_row_has_one_use_and_its_own_client(ward, split, tests, rows, inside, seed):
-    data = columns(ward, split=[int(split.random() < 0.3) for _ in ward])
-    words = {} if inside is None else {"inside": inside, "clients": 1}
-    made = attempt("natural", data, by="ward", tests=tests, rows=rows, seed=seed, **words)
-    if isinstance(made, FedcacheError):
-        assert made.hint
-        return
-    trained = np.concatenate([c.train for c in made.clients])
-    assert len(np.unique(trained)) == len(trained)
-    assert not set(trained.tolist()) & set(made.table.tested.tolist())
-    for client in made.clients:
-        own = client.name.split("/")[0]
-        assert {ward[r] for r in client.train} == {own}
-        if tests == "within":
-            assert {ward[r] for r in client.test} == {own}

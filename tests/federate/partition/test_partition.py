@@ -59,6 +59,10 @@ def test_every_row_has_exactly_one_client(scheme, data, columns, seed):
         assert partition.pool == len(pool)
         assert (split[partition.test] == 1).all() or not (split == 1).any()
         assert partition.dropped == len(np.setdiff1d(pool, held))
+    for client in partition.clients if scheme.name == "natural" else ():
+        assert {client.name.split("/")[0]} == {
+            columns.domains[d] for d in columns.domain[client.train]
+        }
     if scheme.name in LEAVE_NONE and (columns.label >= 0).all():
         assert partition.dropped == 0
     for used in (rows, partition.test, held):
