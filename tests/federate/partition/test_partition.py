@@ -31,6 +31,10 @@ def test_every_row_has_exactly_one_client(scheme, data, columns, seed):
     args = some_arguments(data.draw, scheme)
     if "clients" in {argument.name for argument in scheme.arguments}:
         args.setdefault("clients", data.draw(st.integers(1, 8)))
+    if (
+        scheme.name == "natural"
+    ):  # without the arguments of the scheme inside, which would be refused
+        args = {k: args[k] for k in args.keys() & {"rows", "tests", "unlabelled"}}
     partition = attempt(scheme.name, columns, seed=seed, **args)
     if isinstance(partition, FedcacheError):
         assert partition.code == Exit.USAGE
