@@ -126,11 +126,6 @@ def test_the_size_of_uploads_decides_and_both_ways_give_one_result(called, monke
     assert summed.traffic == apart.traffic
 
 
-def test_what_a_client_keeps_stacked_is_added_client_by_client(called):
-    go("fedpcl", "dim=5 batch=16 epochs=1", execution="batched")
-    assert called == ["add"] * PER_ROUND * ROUNDS
-
-
 def test_a_client_whose_tensors_change_their_shape_leaves_the_block():
     """A block would keep its old place for as long as its neighbours, and a new one every round would fill memory."""
     states = ClientStates()

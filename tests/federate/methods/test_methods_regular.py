@@ -128,11 +128,9 @@ def test_ditto_is_fedavg_and_without_pull_solo_bit_for_bit(opt, head):
     alone = go("solo", settings, **SINGLE)
     shared = go("fedavg", settings, **SINGLE)
     assert gap(free.server, shared.server) == gap(held.server, shared.server) == 0.0
-    assert held.traffic == shared.traffic
     assert all(gap(ditto.personal(s), alone.states[i]) == 0.0 for i, s in free.states.items())
     assert all(gap(ditto.personal(s), alone.states[i]) > 0.0 for i, s in held.states.items())
     assert np.array_equal(free.client_accuracy, alone.client_accuracy)
-    assert free.protocol == "personalised"
 
 
 def test_the_pull_of_ditto_is_towards_what_was_received():

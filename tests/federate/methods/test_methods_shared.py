@@ -57,12 +57,6 @@ def test_uploads_do_not_depend_on_what_fit_does_not_read(name, key):
             assert gap(a, b) == 0.0
 
 
-def test_weights_or_draws_of_clients_are_not_additive():
-    fed3r = METHODS["fed3r"]
-    assert not fed3r.additive(fed3r.resolve("paper", {"class_weight": "local"}))
-    assert not fed3r.additive(fed3r.resolve("paper", {"rff_dim": 8}))
-
-
 GRIDS = cases_of(
     """
     fed3r

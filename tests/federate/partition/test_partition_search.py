@@ -207,7 +207,6 @@ def test_arguments_are_declared_well(scheme):
     [
         ([1] * 6, "iid", "split train"),
         ([0] * 6, "iid", "split test"),
-        ([2] * 6, "label-shift", "split train"),
     ],
 )
 def test_an_absent_split_is_named(splits, scheme, split):
