@@ -794,7 +794,7 @@ TABLE = (
         'len(there))\n        rng = generator(0, "sampling", *key)',
     ),
     B(
-        "the_seed_changes_who_holds_what",
+        "every_scheme_keeps_the_laws_of_partitions",
         "partitions ignore the seed",
         "federate/partition/scheme.py",
         '[self.seed, "partition"',

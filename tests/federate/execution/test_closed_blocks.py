@@ -1,7 +1,6 @@
 """Sums by blocks: of a client's rows, of many clients' rows at once, and of products in float32."""
 
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from setting_lines import cases_of
 
 from fedcache.errors import FedcacheError
-from fedcache.federate.engine.client_data import ClientData, cut_out, stack_clients
+from fedcache.federate.engine.client_data import cut_out, stack_clients
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution import executor
 from fedcache.federate.methods import METHODS, fedncm
@@ -53,25 +52,6 @@ def test_sums_by_blocks_are_the_sums(case, axes, size, monkeypatch):
     if not axes:
         (cut,) = cut_out(data.x, data.y, [clients[0].train])
         assert gap(whole, job.method.fit({}, {}, cut, job.ctx(ids, axes))[1]) < 1e-12
-
-
-@given(data=st.data())
-def test_blocks_hold_every_row_of_every_client_once(data):
-    sizes = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=4))
-    size = data.draw(st.integers(1, 10))
-    ends = np.cumsum([0, *sizes])
-    x = torch.arange(float(max(1, ends[-1]))).reshape(-1, 1, 1)
-    y = torch.arange(len(x))
-    rows = stack_clients(x, y, [np.arange(a, b) for a, b in pairwise(ends)], 1)
-    seen = [[] for _ in sizes]
-    for block in rows.blocks(size):
-        assert isinstance(block, ClientData)
-        assert block.rows.shape[-1] <= size
-        z, mask = block.full()
-        assert torch.equal(block.labels(block.positions()).double(), z[..., 0].double())
-        for i in range(len(sizes)):
-            seen[i] += z[i, mask[i] > 0, 0].tolist()
-    assert seen == [[float(r) for r in range(a, b)] for a, b in pairwise(ends)]
 
 
 def crowd(clients=1200, width=6):

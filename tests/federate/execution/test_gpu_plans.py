@@ -16,9 +16,6 @@ from fedcache.federate.execution import gram
 from fedcache.federate.execution.memory_estimate import (
     GPU_SET,
     Load,
-    forecast,
-    free_memory,
-    refuse_too_much,
 )
 from fedcache.federate.methods import METHODS
 from fedcache.runs import row_sources
@@ -59,20 +56,6 @@ def test_large_heads_are_batched_on_a_gpu_as_far_as_four_copies_fit(heads):
 def test_what_takes_no_steps_is_computed_client_by_client_on_a_gpu_too():
     assert plan(GPU, "fed3r").name == "sequential"
     assert plan(replace(GPU, clients=1)).name == "sequential"
-
-
-def test_free_memory_of_a_gpu_is_the_drivers_and_what_torch_holds_unused(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (7 << 30, 80 << 30))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 5 << 30)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 3 << 30)
-    assert free_memory("cuda") == 9 << 30
-
-
-@pytest.mark.parametrize(("device", "words"), [("cpu", "MiB are free"), ("cuda", "GPU")])
-def test_a_run_that_does_not_fit_is_told_whose_memory_is_short(device, words):
-    load = replace(SMALL, device=device)
-    found = forecast(load, plan(load), opt="sgd", stacked=False)
-    refused(lambda: refuse_too_much(found, load, plan(load), 1 << 20, loaded=True), words, code=6)
 
 
 class Inputs:

@@ -47,13 +47,6 @@ def test_matrices_of_clients_are_products_of_their_rows_and_zero_past_them(sizes
             torch.testing.assert_close(grams.of(c), own, rtol=0, atol=0)
 
 
-def test_equal_clients_that_lie_together_share_one_block_of_memory():
-    _, _, grams = made(SIZES["equal"])
-    stacked = grams.stacked(list(grams.n))
-    assert stacked.data_ptr() == grams.gram[0].data_ptr()
-    assert stacked.untyped_storage().nbytes() == sum(t.nbytes for t in grams.gram.values())
-
-
 def test_scored_rows_are_multiplied_with_every_basis_also_with_one_that_comes_later():
     x, rows, grams = made(SIZES["unequal"])
     tested = torch.tensor([1, 4, 6])
@@ -88,16 +81,3 @@ def test_products_in_float32_are_those_of_float64_to_its_rounding(columns):
     torch.testing.assert_close(grams.stacked(clients).double(), exact @ exact.mT, rtol=0, atol=1e-3)
     worth = gram_matrices.by_onednn(base[0], block)
     assert worth == gram_matrices.by_onednn(block.mT, A.flatten(0, 1)[..., 0].mT)
-
-
-def test_products_of_scored_rows_are_forgotten_oldest_first(monkeypatch):
-    x, _, grams = made(SIZES["unequal"])
-    base = [torch.ones(4, x.shape[-1], dtype=torch.float64)]
-    places = [torch.arange(n, n + 3) for n in (5, 6, 7)]
-    for rows in places[:2]:
-        grams.beside(0, x, rows, base)
-    assert len(grams._beside) == 2
-    monkeypatch.setattr(gram_matrices, "CACHE_BYTES", 1)
-    grams.beside(0, x, places[2], base)
-    ((_, latest),) = grams._beside
-    assert latest == places[2].numpy().tobytes()

@@ -126,6 +126,13 @@ def test_the_size_of_uploads_decides_and_both_ways_give_one_result(called, monke
     assert summed.traffic == apart.traffic
 
 
-def test_what_a_client_keeps_stacked_is_added_client_by_client(called):
-    go("fedpcl", "dim=5 batch=16 epochs=1", execution="batched")
-    assert called == ["add"] * PER_ROUND * ROUNDS
+def test_a_client_whose_tensors_change_their_shape_leaves_the_block():
+    """A block would keep its old place for as long as its neighbours, and a new one every round would fill memory."""
+    states = ClientStates()
+    states.write(0, {"q": torch.zeros(4)})
+    states.write(1, {"q": torch.zeros(4)})
+    for rows in (5, 6):
+        states.write(0, {"q": torch.full((rows,), 2.0)})
+        assert states[0]["q"].untyped_storage().nbytes() == 4 * rows
+    assert states[0]["q"].tolist() == [2.0] * 6
+    assert states[1]["q"].tolist() == [0.0] * 4

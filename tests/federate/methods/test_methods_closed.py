@@ -98,11 +98,3 @@ def test_a_class_that_nobody_has_is_never_predicted(name, settings):
         assert torch.equal(
             out.predict(DATA.x), go_all(name, settings, DATA, CLIENTS).predict(DATA.x)
         )
-
-
-def test_a_class_of_one_row_has_that_row_as_its_mean():
-    rows = [(DATA.y == c).nonzero()[: 20 if c else 1, 0] for c in range(6)]
-    everybody = replace(CLIENTS[0], train=torch.cat(rows).numpy())
-    out = go_all("fedncm", "metric=euclid", DATA, [everybody])
-    mean = torch.stack([DATA.x[r, 0].mean(0) for r in rows])
-    assert torch.equal(out.predict(DATA.x), torch.cdist(DATA.x[:, 0], mean).argmin(-1))

@@ -102,30 +102,6 @@ def test_the_first_numbers_are_drawn_as_torch_draws_them():
     assert all(not p[f"cross.{k}.b"].any() for k in "QKVO")
 
 
-def test_the_order_of_names_changes_no_context_and_permutes_the_class_features():
-    ctx, p, texts = network()
-    order = torch.tensor([3, 0, 5, 1, 4, 2])
-    turned = replace(ctx, env=replace(ctx.env, names=tuple(ctx.env.names[i] for i in order)))
-    assert gap(fedtpg.context(p, texts, ctx), fedtpg.context(p, texts[order], turned)) < 1e-12
-    T = fedtpg.deploy(p, {}, None, ctx)["T"]
-    assert gap(fedtpg.deploy(p, {}, None, turned)["T"], T[order]) < 1e-12
-    assert T.shape == (6, 11)
-    assert gap(T.norm(dim=-1), torch.ones(6, dtype=T.dtype)) < 1e-12
-
-
-def test_equal_names_have_equal_contexts_and_features_and_count_once():
-    ctx, p, texts = network()
-    one = fedtpg.context(p, texts[:1], ctx)
-    assert gap(fedtpg.context(p, texts[:1].expand(5, -1), ctx), one) < 1e-12
-    assert (
-        gap(fedtpg.context(p, texts[[0, 0, 1, 1]], ctx), fedtpg.context(p, texts[:2], ctx)) < 1e-12
-    )
-    assert gap(fedtpg.context(p, texts[:2], ctx), one) > 1e-3  # other names, another context
-    same = replace(ctx, env=replace(ctx.env, names=("dog",) * 6))
-    T = fedtpg.deploy(p, {}, None, same)["T"]
-    assert gap(T, T[:1].expand(6, -1)) < 1e-12
-
-
 def test_the_trained_network_is_torchs_sgd_on_the_clients_own_names():
     data, clients = federation(sizes=(40,), per_client=3)
     data = fitted(METHODS["fedtpg"], data)

@@ -5,18 +5,18 @@ The loop is written out here as its ``global_aggregate.py`` has it, on torch's o
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from federation import federation, fitted, gap, go_tiny, small, tiny
 from refusal import refused
 from setting_lines import set_to
+from test_methods_flesd import fresh, server
 from torch import nn
 from torchvision.models import resnet18, resnet50
 
 from fedcache.errors import Exit
 from fedcache.federate.engine.client_data import ClientData
-from fedcache.federate.engine.context import ClientRng, Ctx, RunConstants
+from fedcache.federate.engine.context import RunConstants
 from fedcache.federate.methods import METHODS
 from fedcache.federate.methods.common import distillation, simclr
 from fedcache.federate.methods.common.live_images import POLICIES, policy_of
@@ -25,19 +25,6 @@ from fedcache.heads.encoder import Encoder
 from fedcache.heads.simclr import Ensemble
 
 CPU = torch.device("cpu")
-
-
-def server(hp, public, image=None):
-    draws = ClientRng(0, 0, ("/server",), 0, torch.float64, CPU)
-    env = RunConstants(
-        3, public.shape[-1], 1, 1, None, torch.float64, CPU, public=public, image=image
-    )
-    return Ctx((), hp, env, draws, (), 0)
-
-
-def fresh(encoder, seed=0):
-    g = np.random.default_rng(seed)
-    return encoder.init(lambda shape: torch.from_numpy(g.uniform(-1, 1, shape)), 0)
 
 
 def bytes_of(rows, side, seed=0):
@@ -150,10 +137,7 @@ def test_each_view_by_itself_is_a_model_called_twice(how, same):
         "paper",
         {
             **small("fedavg-simclr"),
-            "encoder": "conv",
-            "channels": 64,
-            "proj": 8,
-            "simclr": "one_way",
+            **set_to("encoder=conv channels=64 proj=8 simclr=one_way"),
         },
     )
     ctx = replace(

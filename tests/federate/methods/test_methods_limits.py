@@ -18,6 +18,16 @@ LIMITS = rows_of(
     pfedprompt     | a=0.0            | a=500.0          | promptfl      | lr=0.01
     tip-local      | a=0.0            | a=500.0          | clip-zs       |
     fed-tip-proto  | a=0.0            | a=500.0          | clip-zs       |
+    fedavgm        | server_momentum=0.0 |               | fedavg | opt=sgd head=linear lr=0.01 wd=1e-4
+    fedavgm        | server_momentum=0.0 |               | fedavg | opt=adam bn=true z_norm=none lr=0.01
+    fedlc          | tau=0.0          |                  | fedavg | opt=sgd head=linear lr=0.01 wd=1e-4
+    fedlc          | tau=0.0          |                  | fedavg | opt=adam bn=true z_norm=none lr=0.01
+    fedntd         | beta=0.0         |                  | fedavg | opt=sgd head=linear lr=0.01 wd=1e-4
+    fedntd         | beta=0.0         |           | fedavg | opt=adam head=mlp bn=true z_norm=none lr=0.01 wd=1e-4
+    fedprox        | mu=0.0           |                  | fedavg | opt=sgd head=linear lr=0.01 wd=1e-4
+    fedprox        | mu=0.0           |                  | fedavg | opt=adam bn=true z_norm=none lr=0.01
+    moon           | mu=0.0           |                  | fedavg | opt=sgd bn=true z_norm=none lr=0.01 wd=1e-4
+    moon           | mu=0.0           |                  | fedavg | opt=adam bn=true z_norm=none lr=0.01
     """
 )
 """Method, its term off, and on, the plain method with settings of its own, and settings of both."""
@@ -27,6 +37,30 @@ def tensors(out):
     """All that the server and the clients of a run keep, by name."""
     of_clients = {f"{c}/{k}": t for c, state in out.states.items() for k, t in state.items()}
     return {**out.server, **of_clients}
+
+
+ALONE = rows_of(
+    """
+    fedavg         | solo             | opt=sgd head=linear init=shared lr=0.01
+    fedavg         | solo             | opt=adam dim=8 init=shared lr=0.01
+    fedper         | solo             | opt=sgd dim=8 init=shared lr=0.05 reset_opt=false
+    fedper         | solo             | opt=adam dim=8 init=shared lr=0.05 reset_opt=false
+    lg-fedavg      | solo             | opt=sgd dim=8 init=shared lr=0.05 reset_opt=false
+    lg-fedavg      | solo             | opt=adam dim=8 init=shared lr=0.05 reset_opt=false
+    """
+)
+
+
+@pytest.mark.parametrize(("name", "plain", "settings"), ALONE)
+def test_one_client_is_a_client_that_trains_alone_bit_for_bit(name, plain, settings):  # T-S2
+    data, clients = federation(dtype=torch.float32)
+    one, alone = (
+        go_all(method, settings, data, clients[1:2], dtype=torch.float32)
+        for method in (name, plain)
+    )
+    (wanted,) = alone.states.values()
+    assert gap({**one.server, **one.states.get(0, {})}, wanted) == 0.0
+    assert one.client_accuracy == alone.client_accuracy
 
 
 @pytest.mark.parametrize(("name", "off", "on", "plain", "both"), LIMITS)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import federation, gap, go, go_all, run, run_points
+from federation import federation, gap, go, go_all
 from float64 import far
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,11 +16,9 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.execution.grid_batch import GridCache
 from fedcache.federate.methods import METHODS
 from fedcache.federate.methods.fed3r import feature_map
 from fedcache.federate.methods.fedcgs import covariance
-from fedcache.federate.methods.fedcof import scatter
 from fedcache.heads.ridge import gram
 
 LABEL = DATA.y[POOL].numpy()
@@ -115,20 +113,6 @@ def test_the_mean_length_costs_every_client_a_number_each_way(participation):
     assert auto.totals()["up_bytes"] - plain.totals()["up_bytes"] == 72
 
 
-def test_points_of_a_grid_on_other_rows_have_their_own_bandwidth():
-    method = METHODS["fed3r"]
-    data = replace(
-        DATA, x=DATA.x * torch.linspace(2.0, 30.0, len(DATA.x), dtype=torch.float64)[:, None, None]
-    )
-    shared, hp = GridCache(), method.resolve("paper", {"rff_dim": 30})
-    for group in (CLIENTS, [*CLIENTS[:4], replace(CLIENTS[4], train=CLIENTS[5].train)]):
-        how = {"rounds": 1, "participation": None, "dtype": torch.float64}
-        (point,) = run_points(method, [hp], data, group, cache=shared, **how)
-        alone = run(method, hp, data, group, **how)
-        assert point.hp == alone.hp
-        assert gap(point.server, alone.server) < 1e-12
-
-
 # fed3r-prior
 
 
@@ -184,16 +168,6 @@ def statistics(x, y):
     return {"gram": gram(z), "class_sum": member.T @ z, "count": member.sum(0)}
 
 
-def test_an_affine_map_of_the_features_changes_no_prediction():  # T-K8
-    g = np.random.default_rng(5)
-    M, t = torch.from_numpy(g.standard_normal((11, 11))), torch.from_numpy(g.standard_normal(11))
-    mapped = replace(DATA, x=DATA.x @ M + 3.0 * t, text=None)
-    plain, moved = (
-        go_all("fedcgs", "gamma_shrink=0.0", d, CLIENTS).predict(d.x) for d in (DATA, mapped)
-    )
-    assert torch.equal(plain, moved)
-
-
 def test_automatic_shrinkage_is_a_thousandth_of_the_mean_diagonal():
     gamma = 1e-3 * float(covariance(statistics(X, Y), "within").trace()) / 11
     auto, given_ = (go_all("fedcgs", {"gamma_shrink": g}).server for g in ("auto", gamma))
@@ -210,20 +184,6 @@ def test_a_covariance_needs_more_rows_than_means():
 
 
 # fedcof
-
-
-def test_means_of_random_parts_scatter_like_the_class():  # T-K9
-    # 4000 draws of a class of 30 rows on 6 clients, taken as 4000 classes: the scatter is summed over them.
-    g = np.random.default_rng(0)
-    root = g.standard_normal((20, 20)) / 4
-    sizes = np.array([1, 2, 3, 5, 8, 11])
-    rows = g.standard_normal((4000, 30, 20)) @ root.T + 0.5
-    ends = np.cumsum(sizes)
-    sums = np.stack([rows[:, e - n : e].sum(1) for e, n in zip(ends, sizes, strict=True)])
-    counts = np.repeat(sizes[:, None], 4000, 1).astype(float)
-    estimate = scatter(torch.from_numpy(sums), torch.from_numpy(counts)).numpy() / (4000 * 29)
-    truth = root @ root.T
-    assert np.linalg.norm(estimate - truth) < 0.05 * np.linalg.norm(truth)
 
 
 def by_hand(gamma, group, data=DATA, classes=6):

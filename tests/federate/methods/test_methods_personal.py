@@ -62,16 +62,7 @@ def test_classifiers_start_alike_or_each_on_its_own():  # D-11; P is shared eith
 def test_fedrep_is_two_phases_of_torch(opt):
     # An independent reference: torch.nn, a fresh torch.optim per phase, a loop over clients.
     data, clients = federation(sizes=(20, 33, 7))
-    settings = {
-        "opt": opt,
-        "lr": 0.02,
-        "wd": 1e-3,
-        "batch": 16,
-        "dim": 5,
-        "e_h": 2,
-        "e_b": 2,
-        "bn": False,
-    }
+    settings = {**set_to("lr=0.02 wd=1e-3 batch=16 dim=5 e_h=2 e_b=2 bn=false"), "opt": opt}
     start = go_all("fedrep", {**settings, "e_h": 0, "e_b": 0}, data, clients, rounds=1)
     out = go_all("fedrep", settings, data, clients, rounds=2)
     P = torch.nn.Linear(11, 5).double()
@@ -145,9 +136,6 @@ def test_pfedme_deploys_either_model_of_the_same_training():
     assert (own.protocol, shared.protocol) == ("personalised", "global")
     assert shared.states == {}
     head = Head("mlp", dim=8, bn=True, z_norm=False)
-    assert torch.equal(
-        shared.predict(data.x), logits(head, shared.server, data.x[:, 0])[0].argmax(-1)
-    )
     for i, c in enumerate(clients):
         if i not in own.states:
             continue

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from federation import federation, fitted, gap, go, go_all
+from federation import federation, fitted, gap, go, go_all, keeps
 from refusal import refused
 from setting_lines import chosen, set_to
 from torch.nn.functional import cross_entropy, normalize
@@ -100,12 +100,7 @@ def test_tpfl_without_a_visual_prompt_is_promptfl_on_live_features_bit_for_bit(s
 def test_one_client_is_coop_by_torchs_own_adam(csc):  # T-T3
     data, clients = one_client("promptfl")
     settings = {
-        "n_ctx": 3,
-        "batch": 64,
-        "epochs": 2,
-        "lr": 0.02,
-        "sched_unit": "none",
-        "reset_opt": False,
+        **set_to("n_ctx=3 batch=64 epochs=2 lr=0.02 sched_unit=none reset_opt=false"),
         "csc": csc,
     }
     out = go_all("promptfl", settings, data, clients)
@@ -188,22 +183,10 @@ def test_a_size_left_out_is_the_papers_in_proportion():
         assert len(tpfl.init(ctx)["v"]) == 6 * size * (2 * side - 2 * size)
 
 
-@pytest.mark.parametrize("template", ["padding", "fixed_patch", "random_patch"])
-def test_a_visual_prompt_of_zeros_leaves_the_logits_as_they_are(template):  # T-V3
-    data, _ = one_client("tpfl", torch.float32)
-    logits = []
-    for settings in ({"vp_template": template, "vp_size": 1}, {"vp_size": 0}):
-        ctx = context("tpfl", {**FEW, **settings}, towers=data.towers, dtype=torch.float32)
-        logits.append(
-            tpfl.predict(tpfl.deploy(tpfl.init(ctx), {}, None, ctx), {}, None, data.x[:, 0], ctx)
-        )
-    assert torch.equal(*logits)
-
-
 def test_a_random_patch_moves_and_its_draws_are_seeded():
     data, clients = one_client("tpfl")
     seen = []
-    settings = {**FEW, "vp_template": "random_patch", "vp_size": 2, "batch": 5, "vp_init": "randn"}
+    settings = set_to("n_ctx=2 epochs=1 vp_template=random_patch vp_size=2 batch=5 vp_init=randn")
     original = prompts.paint
 
     def spy(p, ctx, at=(0, 0)):
@@ -242,13 +225,7 @@ def test_a_visual_prompt_larger_than_the_image_is_refused():
 def test_a_step_of_atpfl_is_a_step_of_eq_5(settings):
     data, clients = one_client("atpfl")
     settings = {
-        "n_ctx": 2,
-        "batch": 64,
-        "opt": "sgd",
-        "momentum": 0.0,
-        "lr": 1e-3,
-        "sched_unit": "none",
-        "epochs": 1,
+        **set_to("n_ctx=2 batch=64 opt=sgd momentum=0.0 lr=1e-3 sched_unit=none epochs=1"),
         **settings,
     }
     ctx = context("atpfl", settings, towers=data.towers, names=data.names)
@@ -284,38 +261,6 @@ def test_a_step_of_atpfl_is_a_step_of_eq_5(settings):
     assert gap(up, {k: d - 1e-3 * q for (k, d), q in zip(down.items(), grads, strict=True)}) < 1e-12
     # z_prev of its next participation
     assert gap(state, {f"prev/{k}": t for k, t in up.items()}) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("settings", "first", "second"),
-    [
-        (
-            {},
-            80,
-            200,
-        ),  # 40 images trained on and 40 z_g; 40 z_prev more in the second, in the first they are z_g
-        ({"mu_aug": 0.0}, 40, 80),
-        (
-            {"vp_template": "random_patch", "vp_size": 2},
-            120,
-            240,
-        ),  # all three with each batch, at its place
-    ],
-)
-def test_fixed_features_are_made_once_per_round_and_not_per_batch(settings, first, second):
-    data, clients = federation(sizes=(20, 20))
-    data = fitted(METHODS["atpfl"], data)
-    for rounds, rows in ((1, first), (2, second)):
-        towers = TinyTowers(11)
-        out = go(
-            "atpfl",
-            {**FEW, **settings, "batch": 5},
-            replace(data, towers=towers),
-            clients,
-            rounds=rounds,
-        )
-        # of the model, and of zero-shot beside it
-        assert towers.image.rows == rows + 2 * len(out.evaluation.rows)
 
 
 # Who sends what, and who is scored on what.
@@ -367,17 +312,9 @@ def test_without_a_step_the_approximation_is_zero_shot():
 def test_a_step_of_the_approximation_by_torch(csc):
     data, clients = federation(sizes=(20, 12), per_client=6)
     settings = {
+        **set_to("batch=64 opt=sgd momentum=0.0 lr=0.01 mu_aug=3.0 gamma_aug=0.2 a=0.7 scale=20.0"),
+        **set_to("epochs=1 sched_unit=none"),
         "csc": csc,
-        "batch": 64,
-        "opt": "sgd",
-        "momentum": 0.0,
-        "lr": 0.01,
-        "mu_aug": 3.0,
-        "gamma_aug": 0.2,
-        "a": 0.7,
-        "scale": 20.0,
-        "epochs": 1,
-        "sched_unit": "none",
     }
     saved = []
     go_all(
@@ -386,10 +323,11 @@ def test_a_step_of_the_approximation_by_torch(csc):
         data,
         clients,
         rounds=2,
-        on_round=lambda _r, _m, _t, snap: saved.append(snap().tensors),
+        on_round=keeps(saved),
     )
+    first, second = (after.tensors for after in saved)
     down, prev = (
-        {k: saved[0][f"{who}/{k}"] for k in ("u", "rho")} for who in ("server", "client/1/prev")
+        {k: first[f"{who}/{k}"] for k in ("u", "rho")} for who in ("server", "client/1/prev")
     )
     x, y = data.x[clients[1].train, 0], data.y[clients[1].train]
 
@@ -403,4 +341,4 @@ def test_a_step_of_the_approximation_by_torch(csc):
     assert abs(float(pull.detach()) / 2 - math.log(2.0)) > 1e-6
     grads = torch.autograd.grad(value, list(leaf.values()))
     for (k, d), g in zip(down.items(), grads, strict=True):
-        assert gap(saved[1][f"client/1/prev/{k}"], d - 0.01 * g) < 1e-12
+        assert gap(second[f"client/1/prev/{k}"], d - 0.01 * g) < 1e-12

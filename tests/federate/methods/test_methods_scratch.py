@@ -8,23 +8,9 @@ from federation import fitted, gap, go_tiny, tiny
 from setting_lines import set_to
 
 from fedcache.config import Home
-from fedcache.federate.engine.context import ClientRng, Ctx, RunConstants
 from fedcache.federate.methods import METHODS, fedavg_scratch
 from fedcache.reproduce.planning import Options, RequirementCheck, plan
 from fedcache.reproduce.registry import entry
-
-
-def test_it_is_a_resnet_18_and_its_classifier():
-    hp = METHODS["fedavg-scratch"].resolve()
-    env = RunConstants(
-        10, 32 * 32 * 3, 1, 1, None, torch.float32, torch.device("cpu"), image=(32, 32)
-    )
-    ctx = Ctx(
-        (), hp, env, ClientRng(0, 0, ("server",), 0, torch.float32, torch.device("cpu")), (0,), 1
-    )
-    made = fedavg_scratch.init(ctx)
-    assert fedavg_scratch.trainable(made, {}) == 11_168_832 + 512 * 10 + 10
-    assert not any(n.startswith(("p1", "p2")) for n in made), "no projection"
 
 
 def test_one_client_of_fedavg_is_a_client_alone():

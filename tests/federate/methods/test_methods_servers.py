@@ -10,8 +10,6 @@ from scipy.special import kl_div
 from setting_lines import set_to
 
 from fedcache.federate.methods import feddisco
-from fedcache.federate.partition.partition import make
-from fedcache.testing.partition_laws import small_columns
 
 SGD = set_to("opt=sgd lr=0.1 momentum=0.0 wd=0.0 head=linear init=zero batch=16")
 NAMES = ("W", "b")
@@ -189,21 +187,6 @@ def test_weights_of_feddisco_by_hand():
         assert feddisco.weights(up, disco_ctx(**settings)).tolist() == pytest.approx(wanted)
 
 
-@pytest.mark.parametrize(
-    ("scheme", "args"), [("dirichlet", {"alpha": 0.1}), ("shards", {"shards": 2})]
-)
-def test_every_client_counts_in_feddisco_at_its_defaults(scheme, args):
-    columns = small_columns()
-    for seed in range(20):
-        parts = make(scheme, columns, seed=seed, clients=10, **args).clients
-        counts = np.stack([np.bincount(columns.label[c.train], minlength=4) for c in parts])
-        distances = feddisco.discrepancy(
-            torch.from_numpy(counts / counts.sum(1, keepdims=True)), "kl"
-        )
-        p = feddisco.weights(disco_uploads(counts.sum(1).tolist(), distances.tolist()), disco_ctx())
-        assert (p > 0).all(), (seed, p)
-
-
 def test_feddisco_warns_of_clients_that_count_for_nothing():
     for settings, pair, warned in (
         ({**SGD, "metric": "l2"}, federation(per_client=1), 1),
@@ -213,17 +196,6 @@ def test_feddisco_warns_of_clients_that_count_for_nothing():
             len([w for w in go_all("feddisco", settings, *pair).warnings if "weight 0" in w])
             == warned
         )
-
-
-def test_distances_of_class_shares():
-    shares = torch.tensor(
-        [[0.25, 0.25, 0.25, 0.25], [1.0, 0.0, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0]], dtype=torch.float64
-    )
-    assert feddisco.discrepancy(shares, "l2").tolist() == pytest.approx([0.0, 0.75**0.5, 0.5])
-    assert feddisco.discrepancy(shares, "kl").tolist() == pytest.approx([0.0, np.log(4), np.log(2)])
-    assert feddisco.over_clients(
-        feddisco.discrepancy(shares, "kl"), "kl"
-    ).tolist() == pytest.approx([0, 2 / 3, 1 / 3])
 
 
 @pytest.mark.parametrize("metric", ["l2", "kl"])

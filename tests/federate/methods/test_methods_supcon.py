@@ -56,15 +56,13 @@ def test_a_batch_without_a_positive_has_no_loss_and_no_gradient():
 
 def test_the_loss_is_scaled_by_tau_over_tau_base():  # T-U4: 1 at tau = 0.07
     p = {"P.W": normal(5, 11), "P.b": torch.zeros(5, dtype=torch.float64)}
-    batch = {"x": units(8, 11), "y": torch.arange(8) % 3, "w": even(8)}
-    z = normalize(torch.relu(batch["x"] @ p["P.W"].T), dim=-1)
-    second = {**batch, "x2": units(8, 11, seed=3)}
-    z2 = normalize(torch.relu(second["x2"] @ p["P.W"].T), dim=-1)
-    views = torch.cat([z, z2])
+    x, x2, y = units(8, 11), units(8, 11, seed=3), torch.arange(8) % 3
+    batch = {"x": x, "x2": x2, "y": y, "w": even(8)}
+    views = normalize(torch.relu(torch.cat([x, x2]) @ p["P.W"].T), dim=-1)
     for tau, base, factor in ((0.07, 0.07, 1.0), (0.35, 0.07, 5.0), (0.35, 0.35, 1.0)):
         ctx = lanes("supcon", {"dim": 5, "bn": False, "tau": tau, "tau_base": base})
-        value = float(supcon.loss(p, second, {}, ctx)[0])
-        assert value == pytest.approx(factor * reference_supcon(views, batch["y"].repeat(2), tau))
+        value = float(supcon.loss(p, batch, {}, ctx)[0])
+        assert value == pytest.approx(factor * reference_supcon(views, y.repeat(2), tau))
 
 
 def test_supcon_deploys_its_own_prototypes():

@@ -10,7 +10,7 @@ from setting_lines import set_to
 
 from fedcache.federate.engine.context import generator
 from fedcache.federate.engine.outcome import entropy_bits
-from fedcache.federate.methods.common.synthesis import stratified, synthetic
+from fedcache.federate.methods.common.synthesis import stratified
 
 
 def states(out, name="rows/q"):
@@ -29,11 +29,8 @@ def test_zero_shot_is_the_nearest_text_feature_at_every_scale():  # T-Z1
 def test_self_training_alone_is_a_fixed_point(beta, scale):  # T-F1: f and q have one scale
     data, _ = federation()
     settings = {
-        "ablation": "ist_only",
-        "wd": 0.0,
+        **set_to("ablation=ist_only wd=0.0 epochs=2 batch=16"),
         "beta": beta,
-        "epochs": 2,
-        "batch": 16,
         "lr": 0.1 / scale**2,
         "logit_scale": scale,
     }
@@ -41,25 +38,6 @@ def test_self_training_alone_is_a_fixed_point(beta, scale):  # T-F1: f and q hav
     assert gap(out.server["W"], data.text) < 1e-12
     assert float(out.server["b"].abs().max()) < 1e-12
     assert torch.equal(out.predict(data.x), go("clip-zs").predict(data.x))
-
-
-def test_soft_labels_stay_on_the_simplex():  # T-F4
-    out = go("fst-cbdg", "lr=0.5 epochs=3 batch=16")
-    for q in states(out):
-        assert float((q.sum(-1) - 1).abs().max()) < 1e-12
-        assert float(q.min()) >= 0.0
-
-
-def test_noise_has_the_size_that_was_asked_for():
-    text = torch.zeros(2, 400, dtype=torch.float64)
-    for sigma, norm in (
-        (None, 1.0),
-        (0.3, 6.0),
-    ):  # default 1/sqrt(400): unit norm; .3 * sqrt(400) = 6
-        ctx = lanes("fst-cbdg", {"sigma": sigma}, classes=2, width=400, text=text)
-        z = synthetic([np.zeros(500, np.int64)], ctx, 0, 0)["z"]
-        assert float(z.norm(dim=1).mean()) == pytest.approx(norm, rel=0.01)
-        assert float(z.mean().abs()) < 0.01
 
 
 @pytest.mark.parametrize("reduce", ["mean", "sum"])
@@ -89,14 +67,12 @@ def test_strata_without_noise_are_the_exact_rows_where_a_step_has_them_all():
     exact, strata = (go("fst-cbdg", {**settings, "synth": s}) for s in ("exact", "strata"))
     assert gap(exact.server, strata.server) < 1e-12
     assert (exact.fidelity, strata.fidelity) == ("exact", "approx")
-    noisy = [go("fst-cbdg", {"sigma": 0.2, "batch": 200, "synth": s}) for s in ("exact", "strata")]
-    assert gap(noisy[0].server, noisy[1].server) > 1e-6
 
 
 READINGS = [
     {},
     {"logit_scale": 8.0},
-    {"tsamp_scope": "batch"},
+    {"tsamp_scope": "batch", "sigma": 0.4},
     {"tsamp_scope": "iteration"},
     set_to("tsamp_scope=iteration tsamp_reduce=joint lambda=0.7 logit_scale=3.0"),
     {"tsamp_reduce": "joint", "lambda": 0.7},
@@ -114,6 +90,7 @@ def test_one_client_is_algorithm_1(reading):
     settings = {"batch": 16, "lr": 0.1, "gamma": 0.2, **reading}
     out = go_all("fst-cbdg", settings, data, clients, rounds=1)
     s, lam = reading.get("logit_scale", 1.0), reading.get("lambda", 1.0)
+    sigma = reading.get("sigma", 11**-0.5)
     scope, reduce = reading.get("tsamp_scope", "client"), reading.get("tsamp_reduce", "mean")
     x, T = data.x[clients[0].train, 0].numpy(), data.text.numpy()
     W, b, vW, vb = T.copy(), np.zeros(6), np.zeros_like(T), np.zeros(6)
@@ -142,7 +119,7 @@ def test_one_client_is_algorithm_1(reading):
             "batch": lacking(q[i]),
             "iteration": lacking(q),
         }[scope]
-        z = T[part] + draws.normal("synth", [len(part)], 11, 0, t).numpy() / np.sqrt(11)
+        z = T[part] + draws.normal("synth", [len(part)], 11, 0, t).numpy() * sigma
         B, R = len(i), len(part)
         real, fake = {
             "mean": (1 / B, lam / R),
@@ -180,6 +157,3 @@ def test_self_training_is_watched():
     )
     assert seen["entropy_bits"] == pytest.approx(float(entropy_bits(q[rows]).mean()))
     assert seen["drift"] < 1e-12
-    most = [np.bincount(q[c.train].argmax(-1).numpy(), minlength=6).max() for c in clients]
-    lacking = [6 * m - len(c.train) for m, c in zip(most, clients, strict=True)]
-    assert seen["synthetic"] == pytest.approx(np.mean(lacking))

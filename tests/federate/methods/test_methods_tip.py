@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from federation import federation, gap, go_all
-from float64 import doubles, normal
+from float64 import doubles
 from method_calls import lanes
 
 from fedcache.federate.engine.client_data import stack_clients
@@ -29,7 +29,8 @@ def test_hand_worked_logits():
     assert torch.allclose(logits, doubles([[12.0, 4.0 * np.exp(-3.0)]]))
 
 
-def test_each_client_has_its_own_cache():
+def test_each_client_has_its_own_cache(monkeypatch):
+    monkeypatch.setattr(tip_local, "KEYS", 7)  # a long cache is read in parts
     out = go_all("tip-local", "a=20.0 b=2.0")
     assert out.protocol == "personalised"
     x = DATA.x[:, 0]
@@ -37,18 +38,6 @@ def test_each_client_has_its_own_cache():
         closeness = torch.exp(-2.0 * (1.0 - x[client.test] @ x[client.train].T))
         u = 100.0 * x[client.test] @ DATA.text.T + 20.0 * closeness @ one_hot(DATA.y[client.train])
         assert np.array_equal(mine, u.argmax(1).numpy())
-
-
-def test_a_long_cache_is_read_in_parts(monkeypatch):
-    g = torch.Generator().manual_seed(0)
-    keys = torch.nn.functional.normalize(normal(50, 11), dim=-1)
-    value = one_hot(torch.randint(6, (50,), generator=g))
-    ctx = lanes("tip-local", {}, text=DATA.text)
-    whole = tip_local.cached_logits(DATA.x[:9, 0], keys, value, ctx)
-    monkeypatch.setattr(tip_local, "KEYS", 7)
-    assert torch.allclose(
-        tip_local.cached_logits(DATA.x[:9, 0], keys, value, ctx), whole, atol=1e-12
-    )
 
 
 def means(client, least):

@@ -5,7 +5,6 @@ import shlex
 
 import numpy as np
 import pytest
-from command import fedcache, ok
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from partition_rows import columns_from
@@ -132,36 +131,3 @@ def check_warnings(made, columns, arguments):
             **{**arguments, **typed_arguments(made.scheme, changed)},
         )
         assert not any(FEWER in note for note in enough.notes), (advice.group(1), enough.notes)
-
-
-@pytest.mark.parametrize("shots", [2, 10])
-@pytest.mark.parametrize("inside", ["label-shift", "few-shot", "feature-shift"])
-def test_the_advice_of_a_warning_gives_every_client_what_it_is_asked_for(inside, shots):
-    columns = rows_of_values([[60, 62, 58], [50, 55, 61], [50, 49, 53], [57, 51, 60]])
-    own = {a.name for a in SCHEMES[inside].arguments}
-    for clients, seed in ((2, 0), (5, 1)):
-        asked = {"by": "domain", "inside": inside, "clients": clients, "shots": shots}
-        check(
-            "natural", columns, {k: v for k, v in asked.items() if k != "clients" or k in own}, seed
-        )
-        check("feature-shift", columns, {"shots": 10 * shots}, seed)
-
-
-def test_the_command_for_two_unequal_domains_is_one_that_works(own_home, tmp_path):
-    """Domain b has too few rows for any number of clients, so the advice for domain a cannot work."""
-    rng = np.random.default_rng(0)
-    columns = {
-        "labels": np.arange(18) % 2,
-        "split": np.where(np.arange(18) % 5 == 4, "test", "train"),
-        "domain": np.array(["a"] * 16 + ["b"] * 2),
-    }
-    np.savez(
-        tmp_path / "two.npz", **{"features/mine": rng.normal(size=(18, 4)).astype("f4"), **columns}
-    )
-    ok("ingest --name two", tmp_path / "two.npz")
-    words = ("partition --dataset two --scheme label-shift --by domain --clients 2 --alpha 1",)
-    refused = fedcache(*words, "--json")
-    assert refused.code == 2
-    assert "b: " in refused.envelope["error"]["message"]
-    hint = refused.envelope["error"]["hint"]
-    ok(*shlex.split(COMMAND.findall(hint)[0])[1:])

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from partition_rows import even_columns
 
-from fedcache.federate.partition.client_table import RowLists
-from fedcache.federate.partition.domain_shift import draw, draw_by_class, fill_up, lowered
-from fedcache.federate.partition.partition import SCHEMES, InfeasibleError, Partition, make
+from fedcache.federate.partition.domain_shift import fill_up, lowered
+from fedcache.federate.partition.partition import InfeasibleError, Partition, make
+from fedcache.federate.partition.row_lists import RowLists
 
 COLUMNS = even_columns(50, 10, 4)
 
@@ -23,12 +23,6 @@ def test_the_longest_give_one_by_one():
     assert filled[1].tolist() == [7, 8, 9, 10, 11]
     assert 12 in filled[2]
     assert {*filled[2], *filled[3]} - {12} == set(range(7)) - set(filled[0])
-
-
-def test_a_list_of_the_level_to_which_others_fall_keeps_what_it_has():
-    # 7 -> 6 -> 5, then the first of two 5s -> 4; the third has 4 and neither gives nor gets
-    assert lowered(np.array([7, 5, 4, 1, 0]), 3, 0).tolist() == [4, 5, 4, 1, 0]
-    assert lowered(np.array([4, 7, 5, 4]), 3, 2).tolist() == [4, 4, 5, 4]
 
 
 def one_by_one(sizes, missing):
@@ -92,21 +86,6 @@ def test_a_first_draw_that_is_sound_is_not_changed(scheme):
     assert filled.digest != plain.digest == off.digest
 
 
-@pytest.mark.parametrize(
-    "scheme", [name for name, s in SCHEMES.items() if any(a.name == "clients" for a in s.arguments)]
-)
-def test_more_clients_than_rows_are_refused_with_a_number_that_fits(scheme):
-    args = {"alpha": 5.0} if scheme in ("dirichlet", "lda", "flesd", "label-shift") else {}
-    args |= {"inside": "iid"} if scheme == "natural" else {}
-    columns = even_columns(5, 5, 2)
-    with pytest.raises(InfeasibleError) as error:
-        make(scheme, columns, clients=50, **args)
-    assert error.value.message.count("\n") == 0
-    instead = error.value.instead
-    assert 1 <= instead.get("clients", 1) <= 10
-    assert len(make(scheme, columns, **{"clients": 50, **args, **instead}).clients) <= 10
-
-
 def test_so_many_that_a_draw_takes_seconds_are_refused_without_one(monkeypatch):
     monkeypatch.setattr("fedcache.federate.partition.domain_shift.TRIAL_SHARES", 100)
     monkeypatch.setattr(
@@ -117,15 +96,3 @@ def test_so_many_that_a_draw_takes_seconds_are_refused_without_one(monkeypatch):
         make("dirichlet", COLUMNS, clients=300, alpha=0.3)
     monkeypatch.undo()
     assert len(make("dirichlet", COLUMNS, **error.value.instead, alpha=0.3).clients) == 200
-
-
-@pytest.mark.parametrize("alpha", [0.01, 0.3, 2.0])
-def test_one_draw_by_class_is_the_draw(alpha):
-    whole = draw(np.random.default_rng(4), alpha, 1, 3, 7)
-    assert np.array_equal(
-        np.stack(list(draw_by_class(np.random.default_rng(4), alpha, 1, 3, 7))),
-        whole.swapaxes(0, 1),
-    )
-    several = draw(np.random.default_rng(4), alpha, 5, 3, 7)
-    parts = np.stack(list(draw_by_class(np.random.default_rng(4), alpha, 5, 3, 7)))
-    assert np.array_equal(parts, several.swapaxes(0, 1))

@@ -2,18 +2,9 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from refusal import refused
 
-from fedcache.errors import FedcacheError
-from fedcache.federate.partition.partition import (
-    Columns,
-    InfeasibleError,
-    Partition,
-    make,
-    with_column,
-)
+from fedcache.federate.partition.partition import Columns, InfeasibleError, make
 from fedcache.tables.groups import Group
 
 WARDS = ("north", "south", "east")
@@ -85,11 +76,6 @@ def test_rows_without_a_label_are_kept_or_left_out():
     assert made.notes == ("3 rows without a label are left out",)
 
 
-def test_rows_of_one_class_each_leave_one_row_to_test_on():
-    made = make("natural", columns(["n"] * 3, label=[0, 1, 2]), by="ward")
-    assert [len(made.clients[0].train), len(made.clients[0].test)] == [2, 1]
-
-
 def test_leave_one_domain_out_trains_on_all_rows_of_the_others_and_tests_on_all_of_it():
     data = columns(["n"] * 8, split=[0, 0, 1, 1, 0, 0, 1, 1])
     made = make("natural", data, by="domain", hold_out=("sketch",))
@@ -144,17 +130,6 @@ def test_another_scheme_deals_the_rows_of_every_value():
         assert held(made)[name] == rows
 
 
-def test_a_column_beside_a_scheme_means_that_scheme_inside_every_value():
-    inside = {"by": "ward", "alpha": 0.3, "inside": "dirichlet"}
-    assert with_column("dirichlet", {"by": "ward", "alpha": 0.3}) == ("natural", inside)
-    assert with_column(None, {"hold_out": ("x",)}) == ("natural", {"hold_out": ("x",)})
-    assert with_column("iid", {"clients": 3, "by": None}) == ("iid", {"clients": 3, "by": None})
-    refused(
-        lambda: with_column("iid", {"by": "ward", "hold_out": ("x",), "tests": "within"}),
-        "hold_out and tests within",
-    )
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -170,37 +145,3 @@ def test_a_column_beside_a_scheme_means_that_scheme_inside_every_value():
 def test_what_cannot_be_is_refused_by_name(given, said):
     refused(lambda: make("natural", columns(["n"] * 12), **given), said)
     refused(lambda: make("natural", columns(["n", "s"]), by="ward"), "no value of ward")
-
-
-@pytest.mark.slow
-@given(
-    ward=st.lists(st.sampled_from(["", "n", "s", "e", "w"]), min_size=6, max_size=60),
-    split=st.randoms(use_true_random=False),
-    tests=st.sampled_from(["within", "held-out-clients", "global"]),
-    rows=st.sampled_from(["auto", "train", "all"]),
-    inside=st.sampled_from([None, "iid"]),
-    seed=st.integers(0, 3),
-)
-def test_every_row_has_one_use_and_its_own_client(ward, split, tests, rows, inside, seed):
-    data = columns(ward, split=[int(split.random() < 0.3) for _ in ward])
-    words = {} if inside is None else {"inside": inside, "clients": 1}
-    refused = None
-    try:
-        made = make("natural", data, by="ward", tests=tests, rows=rows, seed=seed, **words)
-    except FedcacheError as error:
-        refused = error
-    if refused is not None:
-        assert refused.hint
-        return
-    trained = np.concatenate([c.train for c in made.clients])
-    assert len(np.unique(trained)) == len(trained)
-    assert not set(trained.tolist()) & set(made.table.tested.tolist())
-    for client in made.clients:
-        own = client.name.split("/")[0]
-        assert {ward[r] for r in client.train} == {own}
-        assert len(client.train)
-        assert len(client.test)
-        if tests == "within":
-            assert {ward[r] for r in client.test} == {own}
-    again = Partition.from_file(memoryview(b"".join(made.to_file())))
-    assert again.digest == made.digest

@@ -31,6 +31,10 @@ def test_every_row_has_exactly_one_client(scheme, data, columns, seed):
     args = some_arguments(data.draw, scheme)
     if "clients" in {argument.name for argument in scheme.arguments}:
         args.setdefault("clients", data.draw(st.integers(1, 8)))
+    if (
+        scheme.name == "natural"
+    ):  # without the arguments of the scheme inside, which would be refused
+        args = {k: args[k] for k in args.keys() & {"rows", "tests", "unlabelled"}}
     partition = attempt(scheme.name, columns, seed=seed, **args)
     if isinstance(partition, FedcacheError):
         assert partition.code == Exit.USAGE
@@ -59,6 +63,10 @@ def test_every_row_has_exactly_one_client(scheme, data, columns, seed):
         assert partition.pool == len(pool)
         assert (split[partition.test] == 1).all() or not (split == 1).any()
         assert partition.dropped == len(np.setdiff1d(pool, held))
+    for client in partition.clients if scheme.name == "natural" else ():
+        assert {client.name.split("/")[0]} == {
+            columns.domains[d] for d in columns.domain[client.train]
+        }
     if scheme.name in LEAVE_NONE and (columns.label >= 0).all():
         assert partition.dropped == 0
     for used in (rows, partition.test, held):
@@ -70,35 +78,8 @@ def test_every_row_has_exactly_one_client(scheme, data, columns, seed):
     assert make(scheme.name, columns, seed=seed, **args).digest == partition.digest
 
 
-@pytest.mark.parametrize("scheme", [s for s in SCHEMES if s not in ("feature-shift", "natural")])
-def test_the_seed_changes_who_holds_what(scheme):
-    made = [make(scheme, DIGIT5, seed=seed) for seed in range(3)]
-    assert len({p.digest for p in made}) == 3
-    assert len({p.clients[0].train.tobytes() for p in made}) == 3
-
-
 def test_a_numpy_seed_is_a_seed():
     assert make("iid", DIGIT5, seed=np.int64(3)).digest == make("iid", DIGIT5, seed=3).digest
-
-
-@pytest.mark.parametrize(
-    "scheme", ["dirichlet", "lda", "flesd", "label-shift", "feature-label-shift"]
-)
-def test_class_shares_are_even_for_a_large_alpha(scheme):
-    """Within 5 % of 1 / M of every class. Floors of FedPCL's two schemes are small numbers, so those get more rows."""
-    more = {"label-shift": {"shots": 200}, "feature-label-shift": {"shots": 200}}.get(scheme, {})
-    columns = DIGIT5 if scheme == "feature-label-shift" else CIFAR10
-    partition = make(
-        scheme, columns, alpha=1e6, **more, **({} if "feature" in scheme else {"clients": 5})
-    )
-    counts = partition.counts(columns).astype(float)
-    # its training rows are a random floor(n_i / r) of an even draw: compare the draw
-    if scheme == "label-shift":
-        held = [np.concatenate([c.train, c.test]) for c in partition.clients]
-        counts = np.stack([np.bincount(columns.label[rows], minlength=10) for rows in held]).astype(
-            float
-        )
-    assert np.abs(counts / counts.sum(axis=0) * 5 - 1).max() < 0.05
 
 
 # Feature shift
@@ -174,18 +155,6 @@ def test_label_shift_draws_the_released_rows_per_class(clients, rows, ratio):
     assert 100 * clients - clients < len(trained(partition)) <= 100 * clients
 
 
-def test_label_shift_tests_each_client_on_its_own_draw():
-    partition = make("label-shift", CIFAR10, alpha=0.3)
-    assert partition.test_protocol == "matched"
-    for client in partition.clients:
-        have = np.bincount(CIFAR10.label[client.test], minlength=10)
-        assert (CIFAR10.split[client.test] == 0).all()
-        own = np.bincount(CIFAR10.label[np.concatenate([client.train, client.test])], minlength=10)
-        # 10 of 11 rows are for testing: no class of 40 is trained on whole
-        assert have[own >= 40].min(initial=1) > 0
-    assert partition.test.tolist() == np.flatnonzero(CIFAR10.split == 1).tolist()
-
-
 def test_label_shift_on_the_test_split_leaves_the_rest_for_global_evaluation():
     partition = make("label-shift", CIFAR10, pool="test", test_protocol="balanced", tests=30)
     assert (CIFAR10.split[trained(partition)] == 1).all()
@@ -204,15 +173,6 @@ def test_a_small_pool_keeps_ratio_and_clients_and_says_what_each_has():
     assert partition.args["ratio"] == 11
     (note,) = partition.notes
     assert f"{mean:.1f} training rows a client instead of 100; --shots 4" in note
-
-
-def test_label_shift_on_a_labelled_test_split_needs_no_training_labels():
-    columns = columns_from([-1] * 10 + [0, 1] * 30, [0] * 70, [0] * 10 + [1] * 60, [1] * 70, 2, 1)
-    args = {"clients": 2, "ratio": 2.0, "shots": 5, "alpha": 5.0}
-    partition = make("label-shift", columns, pool="test", **args)
-    assert partition.pool == 60
-    assert partition.dropped == 20  # 5 x 2 x 2 = 20 of the 30 rows of each class are dealt
-    refused(lambda: make("label-shift", columns, **args), "10 training rows")
 
 
 # Feature and label shift
@@ -252,10 +212,6 @@ def test_both_shifts_test_on_balanced_or_matched_rows_of_the_own_domain():
     for place, (a, b) in enumerate(zip(balanced.clients, own.clients, strict=True)):
         assert np.bincount(DIGIT5.label[a.test]).tolist() == [100] * 10
         assert set(DIGIT5.domain[b.test]) == {place}
-        train, test = (np.bincount(DIGIT5.label[rows], minlength=10) for rows in (b.train, b.test))
-        assert ((train > 0) == (test > 0)).all()
-        assert test.max() == 120  # the scarcest class is used up
-        assert np.abs(test / test.sum() - train / train.sum()).max() < 10 / test.sum()
 
 
 # Matched tests
@@ -290,7 +246,6 @@ def test_two_shards_of_cifar10_are_250_rows_each():
     counts = partition.counts(CIFAR10)
     assert set(np.unique(counts)) == {0, 250, 500}
     assert (counts.sum(axis=1) == 500).all()
-    assert np.array_equal(np.sort(trained(partition)), np.flatnonzero(CIFAR10.split == 0))
 
 
 @settings(max_examples=40)
@@ -345,12 +300,6 @@ def test_few_shot_disjoint_gives_each_class_to_one_client():
     assert set(np.unique(counts)) == {0, 4}
     assert ((counts > 0).sum(axis=0) == 1).all()
     assert (counts > 0).sum(axis=1).tolist() == [3, 3, 3, 1]
-
-
-def test_few_shot_iid_gives_every_class_to_every_client():
-    partition = make("few-shot", DIGIT5, clients=6, shots=4, skew="iid")
-    assert (partition.counts(DIGIT5) == 4).all()
-    assert len(set(trained(partition).tolist())) == 6 * 4 * 10
 
 
 def test_clients_share_images_only_when_asked_to():

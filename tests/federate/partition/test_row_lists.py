@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -26,20 +25,27 @@ from fedcache.federate.partition.client_table import (
     sorted_once,
     train_sizes,
 )
-from fedcache.federate.partition.domain_shift import deal_rows
+from fedcache.federate.partition.matched_lists import MatchedLists
 from fedcache.federate.partition.partition import Partition
+from fedcache.federate.partition.row_lists import (
+    NumberedNames,
+    RowLists,
+    is_among,
+    sorted_once,
+)
 from fedcache.federate.partition.scheme import MatchedTests
 
-LISTS = st.lists(st.lists(st.integers(0, 60), max_size=6), max_size=7)
+ROWS = st.integers(0, 60) | st.sampled_from([99, 100, 999, 10**15, 2**48 - 1])
+LISTS = st.lists(st.lists(ROWS, max_size=6), max_size=7)
 
 
 def arrays(lists):
     return [np.array(rows, np.int64) for rows in lists]
 
 
-@given(LISTS, st.randoms())
+@given(LISTS, st.randoms(), st.sampled_from([1, 2, 7, row_lists.BLOCK]))
 @examples(30, 300)
-def test_lists_are_what_lists_of_their_own_would_be(lists, draw):
+def test_lists_are_what_lists_of_their_own_would_be(lists, draw, block):
     held = RowLists.of(arrays(lists))
     assert [rows.tolist() for rows in held] == [held[i].tolist() for i in range(len(held))] == lists
     assert held.sizes.tolist() == [len(rows) for rows in lists]
@@ -49,7 +55,9 @@ def test_lists_are_what_lists_of_their_own_would_be(lists, draw):
     assert [rows.tolist() for rows in held.take(np.array(order, np.int64))] == [
         lists[i] for i in order
     ]
-    assert held.words(0, len(held)) == [",".join(map(str, rows)) for rows in lists]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_lists, "BLOCK", block)
+        assert held.words(0, len(held)) == [",".join(map(str, rows)) for rows in lists]
     assert [rows.tolist() for rows in held[1:3]] == lists[1:3]
     assert [rows.tolist() for rows in held.first(2)] == lists[:2]
     assert len(held.first(None)) == len(lists)
@@ -77,18 +85,6 @@ def test_sorting_and_looking_up_are_those_of_sets(values, others):
     assert sorted_once(np.array(values, np.int64)).tolist() == sorted(set(values))
     assert is_among(np.array(values, np.int64), np.array(others, np.int64)).tolist() == [
         v in others for v in values
-    ]
-
-
-def test_classes_are_dealt_piece_by_piece():
-    rows, counts = arrays([[0, 1, 2, 3], [10, 11, 12]]), np.array([[1, 0, 2], [0, 2, 1]])
-    dealt = deal_rows(rows, counts, np.random.default_rng(3))
-    rng = np.random.default_rng(3)
-    first, second = (rng.permutation(r) for r in rows)
-    assert [d.tolist() for d in dealt] == [
-        [first[0]],
-        second[:2].tolist(),
-        [*first[1:3], second[2]],
     ]
 
 
@@ -193,22 +189,6 @@ def test_a_run_on_a_table_is_the_run_on_its_clients(protocol):
     same_runs(data, own, table)
     scored = go("fed3r", {}, data, table).evaluation.rows.tolist()
     assert scored == sorted({row for c in own for row in c.test.tolist()})
-
-
-@given(
-    st.lists(
-        st.one_of(st.integers(0, 2**48 - 1), st.sampled_from([0, 9, 10, 99, 100, 10**15])),
-        max_size=40,
-    ),
-    st.sampled_from([1, 2, 7, client_table.BLOCK]),
-)
-@examples(60, 600)
-def test_numbers_are_written_as_python_writes_them(numbers, block):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client_table, "BLOCK", block)
-        text, cuts = in_decimal(np.array(numbers, np.int64))
-    assert text == "".join(f"{n}," for n in numbers)
-    assert [text[a : b - 1] for a, b in pairwise(cuts.tolist())] == [str(n) for n in numbers]
 
 
 def test_a_run_on_matched_tests_by_rule_is_the_run_on_their_lists():
