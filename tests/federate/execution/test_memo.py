@@ -3,7 +3,7 @@
 import pytest
 from federation import difference, federation, fitted, run, run_points
 
-from fedcache.federate.execution.cache import LruCache
+from fedcache.federate.engine.context import LruCache
 from fedcache.federate.methods import METHODS
 
 

@@ -11,9 +11,8 @@ from federation import federation
 
 from fedcache.errors import Exit, FedcacheError, MachineError
 from fedcache.federate.engine import run as engine
-from fedcache.federate.engine.run import TrainingRun, plan
+from fedcache.federate.engine.run import TrainingRun, choose, plan
 from fedcache.federate.execution import gram
-from fedcache.federate.execution.choose import choose
 from fedcache.federate.execution.memory_estimate import (
     ExecutionPlan,
     Forecast,

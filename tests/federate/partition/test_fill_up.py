@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from partition_rows import even_columns
 
+from fedcache.federate.partition.client_table import RowLists
 from fedcache.federate.partition.domain_shift import fill_up, lowered
 from fedcache.federate.partition.partition import InfeasibleError, Partition, make
-from fedcache.federate.partition.row_lists import RowLists
 
 COLUMNS = even_columns(50, 10, 4)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcache.errors import FedcacheError
-from fedcache.federate.partition import client_table, json_file
+from fedcache.federate.partition import json_file
 from fedcache.federate.partition.client_table import (
     Client,
     ClientTable,
@@ -19,20 +19,12 @@ from fedcache.federate.partition.client_table import (
     NumberedNames,
     RowLists,
     all_train_rows,
-    in_decimal,
     is_among,
     names_of,
     sorted_once,
     train_sizes,
 )
-from fedcache.federate.partition.matched_lists import MatchedLists
 from fedcache.federate.partition.partition import Partition
-from fedcache.federate.partition.row_lists import (
-    NumberedNames,
-    RowLists,
-    is_among,
-    sorted_once,
-)
 from fedcache.federate.partition.scheme import MatchedTests
 
 ROWS = st.integers(0, 60) | st.sampled_from([99, 100, 999, 10**15, 2**48 - 1])

@@ -12,10 +12,10 @@ from partition_rows import any_columns, attempt, columns_from, even_columns, som
 from refusal import refused
 
 from fedcache.errors import CorruptionError, Exit, FedcacheError
+from fedcache.federate.partition.client_table import RowLists
 from fedcache.federate.partition.partition import SCHEMES, Partition, from_payload, make
-from fedcache.federate.partition.row_lists import RowLists
 from fedcache.federate.partition.validation import hold_out
-from fedcache.store.array_file import pack, unpack
+from fedcache.store.chunks import pack, unpack
 from fedcache.store.files import digest_of
 from fedcache.tables.groups import Group
 
