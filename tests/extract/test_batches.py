@@ -5,7 +5,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +33,7 @@ SETTINGS = ComputeSettings("cpu", "float32", 4, 1)
 class Pictures:
     """Ten squares of 8 and one of 6 pixels; row 2 is no image."""
 
-    def read(self, row: int) -> bytes:
+    def read(self, row):
         if row == 2:
             raise BadImage("torn")
         out = io.BytesIO()
@@ -45,14 +44,14 @@ class Pictures:
 UID = np.arange(11 * 16, dtype=np.uint8).reshape(11, 16)
 
 
-def job(name: str = "random-projection:4", key: str = "a", **changed: Any) -> FeatureJob:
+def job(name="random-projection:4", key="a", **changed):
     row = lookup(name)
     weights = Weights(None, "none" if name == "pixels" else "seed:0", "seeded")
     recipe = replace(row.recipe, weights=weights.sha256, **changed)
     return FeatureJob(key, row, weights, recipe, how={"device": "cpu"})
 
 
-def data(rows: int = 10) -> Any:
+def data(rows=10):
     return SimpleNamespace(source=Pictures(), uid=UID, names=[str(i) for i in range(rows)])
 
 
@@ -109,15 +108,7 @@ def test_a_batch_is_the_projection_of_its_pixels_and_bad_rows_are_nan():
         ("cuda", 2, 1, 4, GpuFeeder, 2),
     ],
 )
-def test_the_workers_of_a_device(
-    device: str,
-    asked: int | None,
-    tasks: int,
-    cores: int,
-    kind: type,
-    count: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_workers_of_a_device(device, asked, tasks, cores, kind, count, monkeypatch):
     for module in (batch_workers, gpu):
         made_pool = SimpleNamespace(close=lambda: None)
         monkeypatch.setattr(module, "WorkerProcesses", lambda *_, made=made_pool: made)
@@ -152,7 +143,7 @@ def test_a_node_that_would_compute_in_another_way_is_refused(monkeypatch):
             "probe": None,
             "settings": SETTINGS,
         }
-        spec: Any = SimpleNamespace(source=Pictures(), **{**own, **more})
+        spec = SimpleNamespace(source=Pictures(), **{**own, **more})
         chunk_tasks._check_machine(spec)
 
     whole = chunk_tasks._digest(Pictures(), 1)
@@ -180,13 +171,7 @@ def test_the_size_of_pixels_as_they_are_is_that_of_the_first_image_that_opens():
     images = data()
     images.source = Wide()
     assert feature_shape(job("pixels", dtype="uint8", size=0), images) == (10, 1, 5, 7, 3)
-    assert feature_shape(job("pixels", dtype="uint8", size=9, views=2), images) == (
-        10,
-        2,
-        9,
-        9,
-        3,
-    )
+    assert feature_shape(job("pixels", dtype="uint8", size=9, views=2), images) == (10, 2, 9, 9, 3)
     assert feature_shape(job(views=2), images) == (10, 2, 4)
     images.names = images.names[:3]
     with pytest.raises(CorruptionError, match="No image"):

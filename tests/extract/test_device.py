@@ -1,7 +1,5 @@
 """Which device is taken, and why."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from refusal import refused

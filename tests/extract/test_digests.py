@@ -16,7 +16,6 @@ from pictures import folder
 from fedcache.extract import digests
 from fedcache.extract.backbones import lookup
 from fedcache.extract.digests import DigestMemory, package_state, remembered_of_package
-from fedcache.runs.identity import code_digest
 from fedcache.store.files import canonical_json
 
 facts = st.recursive(
@@ -77,7 +76,7 @@ def images(tmp_path):
     )
 
 
-def home() -> Path:
+def home():
     return Path(os.environ["FEDCACHE_HOME"])
 
 
@@ -178,16 +177,3 @@ def test_what_the_package_says_is_read_once_until_a_file_of_it_changes(tmp_path,
         fact.write_bytes(b"{}")
     assert [asked(), asked()] == [(["x = 2"], 1), (["x = 2"], 0)]
     package_state.cache_clear()
-
-
-def test_the_digest_of_code_is_remembered_as_it_is(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path))
-    package_state.cache_clear()
-    digest = code_digest.__wrapped__
-    first = digest("fedavg")
-    monkeypatch.setattr(
-        "fedcache.runs.identity.digest_of_code", lambda *_: pytest.fail("parsed again")
-    )
-    assert digest("fedavg") == first == code_digest("fedavg")
-    with pytest.raises(pytest.fail.Exception):
-        digest("fedprox")

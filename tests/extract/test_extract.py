@@ -6,7 +6,6 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -35,11 +34,9 @@ def images(tmp_path):
     return folder(tmp_path / "shapes")
 
 
-def extract(images: Path, *words: object) -> Any:
+def extract(images, *words):
     return fedcache(
-        f"extract --dataset folder:{images} --backbones random-projection {SMALL}",
-        *words,
-        "--json",
+        f"extract --dataset folder:{images} --backbones random-projection {SMALL}", *words, "--json"
     )
 
 
@@ -206,7 +203,7 @@ def test_a_finished_extraction_needs_no_gpu_and_says_so(images, monkeypatch):
 def test_only_the_command_line_changes_how_its_process_keeps_memory(images, monkeypatch):
     import fedcache as fc
 
-    calls: list[None] = []
+    calls = []
     for module in (
         "commands.extract",
         "extract.workers.batch_workers",

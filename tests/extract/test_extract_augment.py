@@ -19,7 +19,7 @@ def images(tmp_path):
     return folder(tmp_path / "shapes", train=8, test=3)
 
 
-def extracted(images: Path, *words: object) -> tuple[str, Store]:
+def extracted(images, *words):
     """Key of the array and the store after one extraction."""
     done = ok(f"extract --dataset folder:{images} {WORDS}", *words).data
     return done["arrays"][0]["key"], Store.open(Path(done["path"]))

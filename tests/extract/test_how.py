@@ -4,7 +4,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from command import fedcache, ok
+from command import fedcache
 from pictures import folder
 
 from fedcache.config import ExtractConfig
@@ -77,18 +77,6 @@ def test_an_unfinished_array_of_other_code_is_not_resumed(tmp_path, monkeypatch)
     # A finished array is used whatever computed it: ``how`` is no part of the look-up.
     again = fedcache(f"{words} --max-bad 9")
     assert (again.code, again.data["decoded"]) == (Exit.QUARANTINED, 0)
-
-
-def test_chunks_of_a_store_made_by_other_code_are_not_taken_over(tmp_path, monkeypatch):
-    images = folder(tmp_path / "shapes")
-    words = f"extract --dataset folder:{images} --backbones random-projection --batch 4 --chunk-rows 8 --workers 0"
-    with monkeypatch.context() as patch:
-        patch.setattr(how, "features_code_digest", lambda provider: "0" * 16)
-        ok(words)
-    shutil.copytree(folder(tmp_path / "more", train=20), images, dirs_exist_ok=True)
-    grown = fedcache(f"{words} --json")
-    assert grown.data["growth"] is None
-    assert "computed otherwise" in grown.err
 
 
 def test_what_values_depend_on_is_the_device_the_batch_the_code_and_the_libraries(monkeypatch):

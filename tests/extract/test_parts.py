@@ -1,15 +1,11 @@
 """``extract --part i/n`` and ``join``: the bytes of one process, whoever computed the parts, and every refusal."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-from command import Done, fedcache, ok
-from filelock import FileLock
+from command import fedcache, ok
 from pictures import folder
 from toy_store import content
 
@@ -20,26 +16,25 @@ from fedcache.extract import extract_dataset as extraction
 from fedcache.extract.planning.parts import parse_part
 from fedcache.process import Stop
 from fedcache.progress import Silent
-from fedcache.store.join import finished_arrays, rows_of_part
+from fedcache.store.join import rows_of_part
 from fedcache.store.part import StorePart
 from fedcache.store.store import Store
-from fedcache.store.writer import ArrayWriter
 
 SMALL = "--backbones random-projection --batch 4 --chunk-rows 8 --workers 0"
 
 
 @pytest.fixture
-def images(tmp_path: Path) -> Path:
+def images(tmp_path):
     return folder(tmp_path / "shapes")
 
 
-def part(images: Path, store: Path, which: str, *more: object, options: str = SMALL) -> Done:
+def part(images, store, which, *more, options=SMALL):
     return fedcache(
         f"extract --dataset folder:{images} {options} --store {store} --part {which} --json", *more
     )
 
 
-def parts(images: Path, store: Path, count: int, options: str = SMALL) -> list[Path]:
+def parts(images, store, count, options=SMALL):
     """The folders of all parts."""
     made = []
     for number in range(1, count + 1):
@@ -49,11 +44,11 @@ def parts(images: Path, store: Path, count: int, options: str = SMALL) -> list[P
     return made
 
 
-def joined(made: list[Path], out: Path, *more: object) -> Done:
+def joined(made, out, *more):
     return fedcache("join", *made, "-o", out, *more, "--json")
 
 
-def test_the_chunks_of_all_parts_are_all_chunks_once() -> None:
+def test_the_chunks_of_all_parts_are_all_chunks_once():
     for count in range(1, 12):
         for of in range(1, 15):
             found = [chunk for i in range(1, of + 1) for chunk in StorePart(i, of).chunks(count)]
@@ -61,7 +56,7 @@ def test_the_chunks_of_all_parts_are_all_chunks_once() -> None:
 
 
 @pytest.mark.slow
-def test_parts_and_a_join_give_the_bytes_of_one_process(images: Path, tmp_path: Path) -> None:
+def test_parts_and_a_join_give_the_bytes_of_one_process(images, tmp_path):
     """Two backbones with chunks of different sizes, and images that cannot be read in three of the four parts."""
     for broken in ("test/ant/000.png", "train/10/003.png", "train/zebra/011.png"):
         (images / broken).write_bytes(b"no picture")
@@ -89,28 +84,18 @@ def test_parts_and_a_join_give_the_bytes_of_one_process(images: Path, tmp_path: 
     assert fedcache("verify", out).code == 0
 
 
-@pytest.mark.slow
-def test_parts_of_small_chunks_and_more_parts_than_chunks(images: Path, tmp_path: Path) -> None:
-    whole = ok(f"extract --dataset folder:{images} {SMALL}").data["path"]
-    made = parts(images, tmp_path / "x.zarr", 7)  # of 6 chunks
-    assert [ok("inspect", p).data["arrays"][0]["chunks"] for p in made] == [0, 1, 1, 1, 1, 1, 1]
-    done = joined(made, tmp_path / "out.zarr")
-    assert done.code == 0, done.err + done.out
-    assert content(tmp_path / "out.zarr") == content(Path(whole))
-
-
 class StopAfter(Silent):
     """Asks to stop once so many images were extracted."""
 
-    def __init__(self, images: int) -> None:
+    def __init__(self, images):
         self.left = images
         self.flag = Stop()
         self.what = ""
 
-    def start(self, what: str, total: int, unit: str) -> None:
+    def start(self, what, total, unit):
         self.what = what
 
-    def advance(self, units: int) -> None:
+    def advance(self, units):
         if self.what == "extracting":
             self.left -= units
         if self.left <= 0:
@@ -119,8 +104,8 @@ class StopAfter(Silent):
 
 @pytest.mark.slow
 def test_interrupted_parts_from_other_paths_and_homes_join_to_the_same_bytes(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    images, tmp_path, monkeypatch
+):
     whole = tmp_path / "whole.zarr"
     ok(f"extract --dataset folder:{images} {SMALL} --store {whole}")
     elsewhere = tmp_path / "scratch" / "pictures of node 2"
@@ -166,7 +151,7 @@ def test_interrupted_parts_from_other_paths_and_homes_join_to_the_same_bytes(
 
 
 @pytest.mark.slow
-def test_text_features_are_those_of_the_first_part(tmp_path: Path) -> None:
+def test_text_features_are_those_of_the_first_part(tmp_path):
     command = (
         "extract --dataset digits --limit 40 --backbones glyph-clip --batch 4 --chunk-rows 8 --workers 0"
         " --text 'a {}.' --text 'the digit {}.'"
@@ -184,7 +169,7 @@ def test_text_features_are_those_of_the_first_part(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_changed_dataset_is_computed_in_full_by_parts(images: Path, tmp_path: Path) -> None:
+def test_a_changed_dataset_is_computed_in_full_by_parts(images, tmp_path):
     ok(f"extract --dataset folder:{images} {SMALL}")
     for image in sorted(images.rglob("*.png"))[-3:]:
         shutil.copy(image, image.with_name(f"new-{image.name}"))
@@ -199,7 +184,7 @@ def test_a_changed_dataset_is_computed_in_full_by_parts(images: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_part_is_never_a_store(images: Path, tmp_path: Path) -> None:
+def test_a_part_is_never_a_store(images, tmp_path):
     (first,) = parts(images, tmp_path / "home" / "stores" / "x.zarr", 1)
     for line in (
         "train --method fedavg --store",
@@ -229,9 +214,7 @@ def test_a_part_is_never_a_store(images: Path, tmp_path: Path) -> None:
     assert joined([first], tmp_path / "out.zarr").code == 0
 
 
-def test_a_folder_of_another_kind_is_refused_before_anything_is_computed(
-    images: Path, tmp_path: Path
-) -> None:
+def test_a_folder_of_another_kind_is_refused_before_anything_is_computed(images, tmp_path):
     whole = tmp_path / "x.part-1-of-2.zarr"
     store = Path(ok(f"extract --dataset folder:{images} {SMALL}").data["path"])
     shutil.copytree(store, whole)
@@ -245,17 +228,15 @@ def test_a_folder_of_another_kind_is_refused_before_anything_is_computed(
     assert cut.code == Exit.USAGE
 
 
-def refusal(done: Done) -> str:
+def refusal(done):
     assert done.code == Exit.STORE, done.err + done.out
-    message: str = done.envelope["error"]["message"]
+    message = done.envelope["error"]["message"]
     assert "\n" not in message
     return message
 
 
 @pytest.mark.slow
-def test_parts_that_do_not_belong_together_are_refused_by_name(
-    images: Path, tmp_path: Path
-) -> None:
+def test_parts_that_do_not_belong_together_are_refused_by_name(images, tmp_path):
     out = tmp_path / "out.zarr"
     one, two = parts(images, tmp_path / "x.zarr", 2)
     assert refusal(joined([two], out)) == "1 of 2 parts are missing: 1."
@@ -289,9 +270,7 @@ def test_parts_that_do_not_belong_together_are_refused_by_name(
 
 
 @pytest.mark.slow
-def test_a_damaged_part_is_named_and_its_command_makes_only_that_again(
-    images: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_part_is_named_and_its_command_makes_only_that_again(images, tmp_path):
     whole = Path(ok(f"extract --dataset folder:{images} {SMALL}").data["path"])
     out = tmp_path / "out.zarr"
     made = parts(images, tmp_path / "x.zarr", 2)
@@ -315,37 +294,7 @@ def test_a_damaged_part_is_named_and_its_command_makes_only_that_again(
 
 
 @pytest.mark.slow
-def test_an_interrupted_join_goes_on(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = Path(ok(f"extract --dataset folder:{images} {SMALL}").data["path"])
-    made = parts(images, tmp_path / "x.zarr", 2)
-    out = tmp_path / "out.zarr"
-    adopt = ArrayWriter.adopt
-    taken: list[int] = []
-
-    def until_the_third(self: ArrayWriter, chunk: int, *rest: Any) -> None:
-        if len(taken) == 2:
-            raise KeyboardInterrupt
-        taken.append(chunk)
-        adopt(self, chunk, *rest)
-
-    monkeypatch.setattr(ArrayWriter, "adopt", until_the_third)
-    assert joined(made, out).code == Exit.INTERRUPTED
-    assert Store.open(out).arrays == {}
-    assert fedcache("train --method fedavg --no-extract --store", out).code == Exit.STORE
-    monkeypatch.setattr(
-        ArrayWriter, "adopt", lambda s, c, *rest: taken.append(c) or adopt(s, c, *rest)
-    )
-    assert joined(made, out).code == 0
-    assert sorted(taken) == [0, 1, 2, 3, 4, 5]  # none twice
-    assert content(out) == content(whole)
-
-
-@pytest.mark.slow
-def test_too_many_unreadable_images_of_all_parts_together_are_refused(
-    images: Path, tmp_path: Path
-) -> None:
+def test_too_many_unreadable_images_of_all_parts_together_are_refused(images, tmp_path):
     for name in ("test/ant/000.png", "train/zebra/011.png"):
         (images / name).write_bytes(b"no picture")
     made = parts(images, tmp_path / "x.zarr", 2, f"{SMALL} --max-bad 1")
@@ -357,8 +306,8 @@ def test_too_many_unreadable_images_of_all_parts_together_are_refused(
 
 
 @pytest.mark.slow
-def test_the_python_api_joins_stores_and_paths(images: Path, tmp_path: Path) -> None:
-    words: dict[str, Any] = {"batch": 4, "chunk_rows": 8, "workers": 0}
+def test_the_python_api_joins_stores_and_paths(images, tmp_path):
+    words = {"batch": 4, "chunk_rows": 8, "workers": 0}
     whole = fc.extract(f"folder:{images}", "random-projection", store=tmp_path / "w.zarr", **words)
     made = [
         fc.extract(f"folder:{images}", "random-projection", part=f"{i}/2", **words) for i in (1, 2)
@@ -372,7 +321,7 @@ def test_the_python_api_joins_stores_and_paths(images: Path, tmp_path: Path) -> 
         fc.join([])
 
 
-def variables(monkeypatch: pytest.MonkeyPatch, **values: object) -> None:
+def variables(monkeypatch, **values):
     for name in list(os.environ):
         if name.startswith("SLURM_ARRAY") or name in ("RANK", "WORLD_SIZE"):
             monkeypatch.delenv(name)
@@ -380,9 +329,7 @@ def variables(monkeypatch: pytest.MonkeyPatch, **values: object) -> None:
         monkeypatch.setenv(name, str(value))
 
 
-def array(
-    number: object, first: object, last: object, count: object, step: object = 1
-) -> dict[str, object]:
+def array(number, first, last, count, step=1):
     named = {"ID": number, "MIN": first, "MAX": last, "COUNT": count, "STEP": step}
     return {f"SLURM_ARRAY_TASK_{name}": value for name, value in named.items()}
 
@@ -397,14 +344,12 @@ def array(
         ({"RANK": 7, "WORLD_SIZE": 8, "LOCAL_RANK": 3}, StorePart(8, 8)),
     ],
 )
-def test_auto_reads_the_variables_of_a_job_and_says_which(
-    given: dict[str, object], expected: StorePart, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_reads_the_variables_of_a_job_and_says_which(given, expected, monkeypatch):
     variables(monkeypatch, **given)
-    notes: list[str] = []
+    notes = []
 
     class Listener(Silent):
-        def note(self, text: str) -> None:
+        def note(self, text):
             notes.append(text)
 
     assert parse_part("auto", Listener()) == expected
@@ -428,9 +373,7 @@ def test_auto_reads_the_variables_of_a_job_and_says_which(
         {"SLURM_ARRAY_TASK_ID": 1},
     ],
 )
-def test_auto_is_refused_where_the_variables_say_no_part(
-    given: dict[str, object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_is_refused_where_the_variables_say_no_part(given, monkeypatch):
     variables(monkeypatch, **given)
     with pytest.raises(FedcacheError, match="--part auto") as refused:
         parse_part("auto", Silent())
@@ -438,33 +381,18 @@ def test_auto_is_refused_where_the_variables_say_no_part(
 
 
 @pytest.mark.parametrize("text", ["0/4", "5/4", "1/0", "1", "a/b", "-1/4", "1/4/2", "", "1.5/4"])
-def test_what_is_no_part_is_refused(text: str) -> None:
+def test_what_is_no_part_is_refused(text):
     with pytest.raises(FedcacheError, match="expected i/n"):
         parse_part(text, Silent())
 
 
-def test_variables_of_a_job_mean_nothing_without_the_option(
-    images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_of_a_job_mean_nothing_without_the_option(images, monkeypatch):
     variables(monkeypatch, RANK=1, WORLD_SIZE=2, **array(2, 1, 2, 2))
     done = ok(f"extract --dataset folder:{images} {SMALL}")
     assert (done.data["part"], done.data["decoded"]) == (None, 48)
 
 
-@pytest.mark.slow
-def test_a_second_process_is_told_of_parts(images: Path, tmp_path: Path) -> None:
-    done = ok(f"extract --dataset folder:{images} {SMALL} --part 1/2")
-    place = Path(done.data["path"])
-    (key,) = finished_arrays(Store.open(place, part=True))
-    again = f"extract --dataset folder:{images} {SMALL} --part 1/2 --fresh --json"
-    with FileLock(place / "locks" / f"{key}.lock"):
-        refused = fedcache(again)
-    assert refused.code == Exit.STORE
-    assert "fedcache extract --part 1/2" in refused.envelope["error"]["hint"]
-    assert ok(again).data["decoded"] == 24
-
-
-def test_a_dry_run_of_a_part_names_its_folder(images: Path, tmp_path: Path) -> None:
+def test_a_dry_run_of_a_part_names_its_folder(images, tmp_path):
     done = part(images, tmp_path / "x.zarr", "2/4", "--dry-run")
     assert done.code == 0, done.err
     assert done.data["path"].endswith("x.part-2-of-4.zarr")

@@ -4,7 +4,6 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -42,10 +41,8 @@ from fedcache.store.part import StorePart
 from fedcache.store.samples import Samples
 
 
-def test_the_time_to_expect_is_counted_from_a_few_batches_after_the_models_are_warm(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    done: list[object] = []
+def test_the_time_to_expect_is_counted_from_a_few_batches_after_the_models_are_warm(monkeypatch):
+    done = []
 
     class Timed:
         """Workers that know how long batches took: 2 s of forward passes, and 1, 9 and 3 s of decoding."""
@@ -58,7 +55,7 @@ def test_the_time_to_expect_is_counted_from_a_few_batches_after_the_models_are_w
 
         def submit(self, batch, keys):
             done.append((batch, list(keys)))
-            future: Future[ComputedBatch] = Future()
+            future = Future()
             decoding = (1.0, 9.0, 3.0)[batch]
             future.set_result(ComputedBatch({}, {}, 4, decoding, {"a": 1.5, "b": 0.5}))
             return future
@@ -73,7 +70,7 @@ def test_the_time_to_expect_is_counted_from_a_few_batches_after_the_models_are_w
     monkeypatch.setattr(cost, "cores", lambda: 8)
     monkeypatch.setattr(cost, "resolve_compute", lambda *_: (Device("cpu", "", ""), settings))
     monkeypatch.setattr(cost, "jobs_of", lambda *_: jobs)
-    data: Any = SimpleNamespace(names=list(range(1000)))
+    data = SimpleNamespace(names=list(range(1000)))
     config = ExtractConfig(dataset="x", workers=3)
     # 25 batches by three processes are nine rounds of 3 s + 2 s
     assert cost.expected_seconds(data, [], config, 100) == pytest.approx(45.0)
@@ -86,7 +83,7 @@ def test_the_time_to_expect_is_counted_from_a_few_batches_after_the_models_are_w
     assert done == [4, "warm", (0, ["a", "b"]), (1, ["a", "b"]), "closed"]
 
 
-def planned(name: str, **changes: Any) -> PlannedArray:
+def planned(name, **changes):
     backbone = lookup(name)
     return PlannedArray(
         backbone, Weights(None, "w", "here"), replace(backbone.recipe, weights="w", **changes)
@@ -102,10 +99,10 @@ def test_the_bytes_of_an_array_are_those_of_its_numbers():
 
 def test_a_disk_must_hold_all_features_and_some_to_spare(tmp_path, monkeypatch):
     free = 2 * 10 * 128 * 2 + (64 << 20)
-    data: Any = SimpleNamespace(names=range(10))
+    data = SimpleNamespace(names=range(10))
     place = tmp_path / "not" / "there"
 
-    def check(free: int, part: StorePart | None = None) -> None:
+    def check(free, part=None):
         monkeypatch.setattr(
             result.shutil,
             "disk_usage",
@@ -133,7 +130,7 @@ def test_so_many_images_may_be_unreadable():
         refused(lambda text=text: parse_max_bad(text, 100), f"--max-bad {text}")
 
 
-def recipe(name: str, **options: Any) -> Recipe:
+def recipe(name, **options):
     config = ExtractConfig(dataset="x", backbones=("random-projection", "pixels"), **options)
     return recipe_of(lookup(name), Weights(None, "w", ""), config)
 
@@ -230,7 +227,7 @@ def test_templates_are_those_asked_for_else_the_datasets_else_the_backbones(
             bool(stored) if templates is None else tuple(templates) == stored
         )
 
-    store: Any = SimpleNamespace(has_text=has_text)
+    store = SimpleNamespace(has_text=has_text)
     arrays = [planned("glyph-clip"), planned("pixels")]
     key = arrays[0].recipe.key
     found = wanted_text(
@@ -280,7 +277,7 @@ def test_a_word_may_mean_an_unfinished_array():
     )
     other = replace(ordered, label=None, order=None)
     assert (ordered.backbone, other.backbone) == ("glyph-clip", "glyph-clip")
-    store: Any = SimpleNamespace(path="s.zarr")
+    store = SimpleNamespace(path="s.zarr")
     assert "2 of 6 chunks" in ordered.state(store)
     # Whether it is meant where the home ordered it as glyph-clip@32, and where it did not.
     for word, known, unknown in (
@@ -293,7 +290,7 @@ def test_a_word_may_mean_an_unfinished_array():
         assert (ordered.means(word), other.means(word)) == (known, unknown)
 
 
-def rows_now() -> Dataset:
+def rows_now():
     """Four images: b is new, and d has other bytes than before."""
     return Dataset(
         spec="folder:x",
@@ -311,7 +308,7 @@ def rows_now() -> Dataset:
     )
 
 
-def rows_before() -> Samples:
+def rows_before():
     """Five rows of a store, in an order of its own; the last had vanished already, under a name that is back."""
     return Samples(
         uid=np.repeat(np.array([[3], [4], [5], [1], [2]], np.uint8), 16, 1),
@@ -360,8 +357,8 @@ def test_text_features_are_carried_over_with_the_numbers_of_their_own_weights(tm
         parent.put_text(
             "a", ["a {}"], matrix, {"backbone": "a", "weights": weights, "classes": ["x", "y", "z"]}
         )
-    data: Any = SimpleNamespace(classes=("x", "y", "z"))
-    others: Any = SimpleNamespace(classes=("x", "y", "w"))
+    data = SimpleNamespace(classes=("x", "y", "z"))
+    others = SimpleNamespace(classes=("x", "y", "w"))
     IncrementalPlan(data, parent).carry_text(store)
     assert store.texts == parent.texts, "also in their order: the last are current"
     assert np.array_equal(store.text("a"), two)
@@ -422,7 +419,7 @@ def test_a_recipe_of_a_newer_release_is_refused():
 
 def test_weights_that_a_library_publishes_are_fetched_before_they_are_needed(tmp_path, monkeypatch):
     here, pulled, said = planned("pixels"), [], []
-    observer: Any = SimpleNamespace(note=said.append)
+    observer = SimpleNamespace(note=said.append)
     assert pull_if_needed(here, ExtractConfig(), Home(tmp_path), observer) is here
     missing = replace(here, weights=Weights(None, "", "timm", download="timm/model.bin, 5 MB"))
 

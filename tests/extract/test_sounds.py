@@ -1,7 +1,5 @@
 """Decoding of sound files: channels, rates, and files that are refused."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np
@@ -9,13 +7,11 @@ import pytest
 import soundfile
 from tiny_sounds import tone
 
-from fedcache.errors import MachineError
-from fedcache.extract import sounds
 from fedcache.extract.image_files import BadImage
 from fedcache.extract.sounds import decode_sound
 
 
-def encoded(samples: np.ndarray, rate: int, kind: str = "WAV", subtype: str | None = None) -> bytes:
+def encoded(samples, rate, kind="WAV", subtype=None):
     file = io.BytesIO()
     soundfile.write(file, samples, rate, format=kind, subtype=subtype)
     return file.getvalue()
@@ -40,10 +36,10 @@ def test_a_tone_keeps_its_pitch_at_another_rate():
 
 
 def test_a_long_file_is_read_to_the_limit_and_no_further(monkeypatch):
-    asked: list[int] = []
+    asked = []
     plain = soundfile.SoundFile.read
 
-    def read(self: soundfile.SoundFile, frames: int, **words: object) -> np.ndarray:
+    def read(self, frames, **words):
         asked.append(frames)
         return plain(self, frames, **words)
 
@@ -83,13 +79,3 @@ def test_a_file_with_no_channel_is_refused():
     raw[at : at + 2] = b"\0\0"
     with pytest.raises(BadImage):
         decode_sound(bytes(raw), 4000, 1000)
-
-
-def test_without_the_library_the_sentence_says_what_to_install(monkeypatch):
-    def absent(name: str) -> object:
-        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-    monkeypatch.setattr("fedcache.optional.import_module", absent)
-    with pytest.raises(MachineError) as found:
-        sounds.need_soundfile()
-    assert found.value.hint == "pip install 'fedcache[sound]'"

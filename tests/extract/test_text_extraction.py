@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny_hf
-from command import Done, fedcache, ok
+from command import fedcache, ok
 
 import fedcache as fc
 from fedcache.errors import Exit, UsageError
@@ -20,7 +20,7 @@ def bag(encoders):
     return f"module:{encoders}:bag"
 
 
-def sentences(count: int) -> list[str]:
+def sentences(count):
     """Different texts of one of two topics."""
     draw = np.random.default_rng(0)
     return [
@@ -29,41 +29,17 @@ def sentences(count: int) -> list[str]:
     ]
 
 
-def write(path: Path, texts: list[str]) -> Path:
+def write(path, texts):
     rows = [f"{text},{('weather', 'food')[i % 2]},shop{i % 3}" for i, text in enumerate(texts)]
     path.write_text("text,label,shop\n" + "\n".join(rows) + "\n")
     return path
 
 
-def extract(bag: str, path: Path, *words: object) -> Done:
+def extract(bag, path, *words):
     return ok(
         f"extract --dataset texts:{path.name} --backbones {bag} --batch 4 --chunk-rows 8",
         *(words or ("--workers", 0)),
     )
-
-
-def passes(done: Done) -> int:
-    return sum(array["forward_batches"] for array in done.data["arrays"])
-
-
-@pytest.mark.slow
-def test_a_changed_text_costs_one_chunk_and_a_renamed_file_none(bag, tmp_path):
-    texts = sentences(64)
-    first = extract(bag, write(tmp_path / "a.csv", texts))
-    assert (passes(first), passes(extract(bag, tmp_path / "a.csv"))) == (16, 0)
-    (tmp_path / "a.csv").rename(tmp_path / "renamed.csv")
-    again = extract(bag, tmp_path / "renamed.csv")
-    assert (passes(again), again.data["path"]) == (0, first.data["path"])
-    texts[13] = "quite another text"
-    changed = extract(bag, write(tmp_path / "renamed.csv", texts))
-    # The new text is a row of its own behind the others: a chunk of one batch.
-    assert changed.data["growth"] == {
-        "new": 1,
-        "vanished": 1,
-        "reused_chunks": 8,
-        "forward_passes": 1,
-    }
-    assert "image" not in changed.err + first.err
 
 
 def test_rows_without_a_text_are_quarantined_by_name_and_never_zeros(bag, tmp_path):
@@ -131,7 +107,7 @@ def test_a_model_of_rows_predicts_from_a_store(bag, tmp_path):
     assert len(ok(f"predict {run['path']} --store {store}").data["rows"]) == 60
 
 
-def decoder_rows(done: Done) -> dict[str, bytes]:
+def decoder_rows(done):
     """The features of every array of a store, as bytes, by the recipe's word for its output."""
     store = Store.open(Path(done.data["path"]))
     return {

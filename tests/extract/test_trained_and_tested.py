@@ -7,7 +7,7 @@ from PIL import Image
 import fedcache as fc
 
 
-def pictures(count: int) -> list[tuple[Image.Image, int]]:
+def pictures(count):
     rng = np.random.default_rng(0)
     return [
         (Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)), i % 2)

@@ -31,7 +31,7 @@ STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.tensor([1.
 class Payload:
     """Pickles to a call that creates a file when it is opened."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.path = path
 
     def __reduce__(self):
@@ -56,7 +56,7 @@ def loaded(path, key=None):
     return net.state_dict(), taken[0]
 
 
-def refused(path: Path, match: str | None = None, **options) -> FedcacheError:
+def refused(path, match=None, **options):
     with pytest.raises(FedcacheError, match=match) as caught:
         read_state(path, **options)
     assert caught.value.code is Exit.ENVIRONMENT

@@ -25,11 +25,11 @@ from fedcache.extract.digests import DigestMemory
 RESNET = "resnet18-quickdraw"
 
 
-def sha(data: bytes) -> str:
+def sha(data):
     return hashlib.sha256(data).hexdigest()
 
 
-def put(path: Path, data: bytes) -> Path:
+def put(path, data):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     return path
@@ -48,9 +48,7 @@ def find(own_home):
     return call
 
 
-def hub_file(
-    data: bytes, *, repository="models--timm--resnet50_clip.openai", blob=None, ref=True
-) -> Path:
+def hub_file(data, *, repository="models--timm--resnet50_clip.openai", blob=None, ref=True):
     """A file in the layout of the Hugging Face cache: a snapshot links to a blob named by its sha256."""
     folder = library_caches().huggingface / repository
     stored = put(folder / "blobs" / (blob or sha(data)), data)

@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -40,12 +39,12 @@ def saved(tmp_path_factory):
     return {kind: tiny_hf.folder(root / kind, kind) for kind in ("vit", "clip", "resnet", "bert")}
 
 
-def opened(path: Path, output: str | None = None) -> tuple[Any, Any]:
+def opened(path, output=None):
     row = lookup(f"hf:{path}", output=output)
     return row, load(row, Weights(path, content_sha256(path), ""), row.recipe)
 
 
-def pixels() -> torch.Tensor:
+def pixels():
     """What transformers' own arithmetic makes of the images, in float64."""
     x = (IMAGES.double() / 255 - torch.tensor([0.5] * 3)) / torch.tensor([0.25, 0.5, 1.0])
     return x.permute(0, 3, 1, 2).float()
@@ -181,6 +180,9 @@ def test_sentence_transformers_files_say_how_to_pool(saved, tmp_path):
     expected = (state / state.norm()).numpy()
     # cut to four tokens
     assert close(encoder.encode_texts(["a photo of a dog ."])[0], expected, SUMS)
+    told = {"pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True}
+    (path / "1_Pooling" / "config.json").write_text(json.dumps(told))
+    assert lookup(f"hf:{path}").recipe.pooling == "last"
     (path / "modules.json").write_text(json.dumps([{"type": "sentence_transformers.models.Dense"}]))
     with pytest.raises(UsageError, match=r"not known.*Dense"):
         TextEncoder(f"hf:{path}")
@@ -269,7 +271,7 @@ def test_a_repository_is_found_in_the_cache_and_only_there(
 
 
 def test_pulling_asks_for_the_files_that_count_and_nothing_else(saved, monkeypatch):
-    asked: dict[str, Any] = {}
+    asked = {}
 
     class Hub:
         @staticmethod
@@ -289,7 +291,7 @@ def test_pulling_asks_for_the_files_that_count_and_nothing_else(saved, monkeypat
         fetch("hf:tiny-vit", offline=False)
 
 
-def damaged(path: Path, how: str) -> None:
+def damaged(path, how):
     weights, config = path / "model.safetensors", path / "config.json"
     if how == "cut weights":
         weights.write_bytes(weights.read_bytes()[:200])
@@ -336,7 +338,7 @@ def test_damaged_and_hostile_folders_are_a_sentence(saved, tmp_path, how, said):
     assert "Traceback" not in done.err
 
 
-PREPROCESSING: list[tuple[dict[str, Any], tuple[int, str, float] | None]] = [
+PREPROCESSING = [
     ({"size": 224, "do_center_crop": False}, (224, "squash", 1.0)),
     (
         {

@@ -2,7 +2,6 @@
 
 import shlex
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +25,7 @@ GREY = torch.full((3, 8, 8, 3), 51, dtype=torch.uint8)
 """Three images that are 51 everywhere: 0.2 of 255."""
 
 
-def run(row: Any, images: torch.Tensor = GREY, **changed: Any) -> np.ndarray[Any, Any]:
+def run(row, images=GREY, **changed):
     recipe = row.recipe.override(changed)
     return (
         load(row, Weights(Path(row.place), file_sha256(Path(row.place)), ""), recipe)

@@ -2,9 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -93,13 +91,13 @@ def nets(tmp_path, monkeypatch):
         sys.modules.pop(one, None)
 
 
-def features(store: Path | Store) -> np.ndarray[Any, Any]:
+def features(store):
     opened = store if isinstance(store, Store) else Store.open(store)
     (key,) = opened.arrays
     return np.asarray(opened.reader(key).rows(np.arange(opened.rows)), np.float32)[:, 0]
 
 
-def flat(root: Path) -> None:
+def flat(root):
     """Two images of one colour, of different sizes and classes."""
     for side in (8, 11):
         (root / f"class{side}").mkdir(parents=True)
@@ -111,19 +109,19 @@ class Small(nn.Module):
 
     size = 8
 
-    def __init__(self, factor: float = 1.0) -> None:
+    def __init__(self, factor=1.0):
         super().__init__()
         self.factor = factor
         self.weight = nn.Parameter(torch.tensor([1.0, 2.0]))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return x[:, :2].mean((2, 3)) * self.weight * self.factor
 
 
 def test_a_factorys_features_are_those_of_its_module(nets, tmp_path):
     images = folder(tmp_path / "images", train=3, test=1)
     done = ok(
-        f"extract --dataset folder:{images} --backbones module:{nets}:build --recipe dtype=float32",
+        f"extract --dataset folder:{images} --backbones module:{nets}:build --recipe dtype=float32"
     )
     store = Store.open(Path(done.data["path"]))
     (array,) = store.arrays.values()
@@ -161,7 +159,7 @@ def test_the_values_are_worked_by_hand(nets, tmp_path):
 
 def test_a_transform_makes_the_input(nets, tmp_path):
     flat(tmp_path / "flat")
-    seen: list[tuple[str, tuple[int, int]]] = []
+    seen = []
 
     def transform(image):
         seen.append((image.mode, image.size))
@@ -219,7 +217,7 @@ def test_tokens_and_maps_are_averaged_and_the_recipe_says_so(nets, tokens):
     ]
 
 
-CHANGES: dict[str, Callable[[Any], None]] = {
+CHANGES = {
     "a weight": lambda m: m.weight.data.add_(1e-7),
     "a dtype": lambda m: setattr(m, "weight", nn.Parameter(m.weight.double())),
     "an attribute": lambda m: setattr(m, "factor", 2.0),
@@ -230,7 +228,7 @@ CHANGES: dict[str, Callable[[Any], None]] = {
 }
 
 
-def hook(module: Any, inputs: Any, output: Any) -> Any:
+def hook(module, inputs, output):
     return output * 2
 
 
@@ -312,12 +310,12 @@ def test_what_is_no_module_is_a_sentence(nets, spec, said):
 
 
 class Shaped(nn.Module):
-    def __init__(self, out: Any, **said: Any) -> None:
+    def __init__(self, out, **said):
         super().__init__()
         self.out = out
         vars(self).update(said)
 
-    def forward(self, x: torch.Tensor) -> Any:
+    def forward(self, x):
         return self.out(x)
 
 
@@ -342,11 +340,11 @@ def test_modules_that_give_no_features_are_refused(nets, module, said):
 class OfTexts(nn.Module):
     reads = "texts"
 
-    def __init__(self, out: Any) -> None:
+    def __init__(self, out):
         super().__init__()
         self.out = out
 
-    def forward(self, texts: list[str]) -> Any:
+    def forward(self, texts):
         return self.out(torch.tensor([[float(len(text)), 1.0] for text in texts]))
 
 

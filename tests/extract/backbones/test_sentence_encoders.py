@@ -1,12 +1,9 @@
 """Encoders of texts: features are those of the model alone with each text, text features those of prompts."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -54,17 +51,17 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     return tiny_hf.sentence_encoder(tmp_path_factory.mktemp("hf") / "tiny", WORDS)
 
 
-def csv(path: Path, texts: list[str] = TEXTS, labels: str = "abababa") -> Path:
+def csv(path, texts=TEXTS, labels="abababa"):
     lines = [f'"{text}",{label}' for text, label in zip(texts, labels, strict=False)]
     path.write_text("text,label\n" + "\n".join(lines) + "\n")
     return path
 
 
-def by_hand(model: Path, text: str) -> np.ndarray:
+def by_hand(model, text):
     """The mean of a text's last states: transformers alone, one text at a time, so that there is no padding."""
     net = transformers.AutoModel.from_pretrained(model).eval()
     tokens = transformers.AutoTokenizer.from_pretrained(model)(
@@ -74,14 +71,13 @@ def by_hand(model: Path, text: str) -> np.ndarray:
         return net(**tokens).last_hidden_state[0].double().mean(0).numpy()
 
 
-def rows_of(store: Store, key: str) -> np.ndarray:
+def rows_of(store, key):
     return store.reader(key).all()[:, 0]
 
 
-def extracted(path: Path, model: Path, *words: object) -> tuple[Store, str]:
+def extracted(path, model, *words):
     done = ok(
-        f"extract --dataset texts:{path} --backbones hf:{model} --recipe dtype=float32",
-        *words,
+        f"extract --dataset texts:{path} --backbones hf:{model} --recipe dtype=float32", *words
     )
     return Store.open(Path(done.data["path"])), done.data["arrays"][0]["key"]
 
@@ -150,10 +146,10 @@ def test_a_slow_tokenizer_counts_the_same_texts(model):
     fast = transformers.AutoTokenizer.from_pretrained(model)
 
     class Slow(SimpleNamespace):
-        def __getitem__(self, name: str) -> Any:
+        def __getitem__(self, name):
             return getattr(self, name)
 
-    def slow(*args: Any, **more: Any) -> Slow:
+    def slow(*args, **more):
         return Slow(encodings=None, input_ids=fast(*args, **more)["input_ids"])
 
     found = tokens_of(slow, exact, encoder.length)
