@@ -13,9 +13,12 @@ import torch
 from command import apart, fedcache, ok, words_of
 from damage import flip_bit
 from filelock import FileLock
+from heard import Heard
 from pictures import folder
+from PIL import Image
 from toy_store import content
 
+import fedcache as fc
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract import backbones
@@ -29,15 +32,27 @@ from fedcache.store.store import Store
 SMALL = "--batch 4 --chunk-rows 8 --workers 0"
 
 
-@pytest.fixture
-def images(tmp_path):
-    return folder(tmp_path / "shapes")
-
-
-def extract(images, *words):
+def extract(images, *words, backbones="random-projection"):
     return fedcache(
-        f"extract --dataset folder:{images} --backbones random-projection {SMALL}", *words, "--json"
+        f"extract --dataset folder:{images} --backbones {backbones} {SMALL}", *words, "--json"
     )
+
+
+class StopAfter(Silent):
+    """Asks to stop once so many images were extracted."""
+
+    def __init__(self, images):
+        self.left = images
+        self.flag = Stop()
+
+    def start(self, what, total, unit):
+        self.what = what
+
+    def advance(self, units):
+        if self.what == "extracting":
+            self.left -= units
+        if self.left <= 0:
+            self.flag.ask()
 
 
 def test_features_are_the_projection_of_the_resized_image(images):
@@ -99,15 +114,6 @@ def test_an_interrupted_extraction_resumes_to_the_same_bytes(images, tmp_path):
     """Chunks computed in two goes, with the collector stopped after half of them, equal those of one go."""
     whole = Path(extract(images, "--store", tmp_path / "whole.zarr").data["path"])
 
-    class StopAfter(Silent):
-        seen = 0
-        flag = Stop()
-
-        def advance(self, units):
-            self.seen += units
-            if self.seen >= 20:
-                self.flag.ask()
-
     config = ExtractConfig(
         dataset=f"folder:{images}",
         backbones=("random-projection",),
@@ -115,7 +121,7 @@ def test_an_interrupted_extraction_resumes_to_the_same_bytes(images, tmp_path):
         chunk_rows=8,
         workers=0,
     )
-    observer = StopAfter()
+    observer = StopAfter(20)
     home = Home(Path(os.environ["FEDCACHE_HOME"]))
     part = tmp_path / "part.zarr"
     with pytest.raises(FedcacheError) as caught:
@@ -201,8 +207,6 @@ def test_a_finished_extraction_needs_no_gpu_and_says_so(images, monkeypatch):
 
 
 def test_only_the_command_line_changes_how_its_process_keeps_memory(images, monkeypatch):
-    import fedcache as fc
-
     calls = []
     for module in (
         "commands.extract",
@@ -261,3 +265,30 @@ def test_a_link_out_of_the_folder_is_left_out_with_a_warning_until_it_is_asked_f
     assert not fedcache(f"{words} --follow-links").envelope[
         "warnings"
     ]  # at once, as everything is there
+
+
+def noise(count):
+    return np.random.default_rng(0).integers(0, 256, (count, 8, 8, 3), dtype=np.uint8)
+
+
+def test_images_without_classes_have_features_and_it_is_said_that_they_have_no_text_features(
+    tmp_path,
+):
+    np.save(tmp_path / "im.npy", noise(6))
+    done = fedcache(f"extract --dataset arrays:{tmp_path / 'im.npy'} --backbones glyph-clip")
+    assert done.code == Exit.OK
+    assert "no text features" in done.err
+    told = ok("inspect").data
+    assert (told["ok"], told["classes"], told["text"]) == (6, [], [])
+    refused = fedcache("train --method clip-zs --scheme iid --clients 2")
+    assert refused.code == Exit.STORE
+    assert "clip-zs needs text features" in refused.err
+
+
+def test_test_rows_that_hold_what_a_training_row_holds_are_said():
+    rows = [(Image.fromarray(x), i % 2) for i, x in enumerate(noise(30))]
+    for first, said in ((20, 0), (18, 1)):
+        heard = Heard()
+        given = {"train": rows[:20], "test": rows[first:]}
+        fc.extract(given, ["random-projection"], size=8, observer=heard)
+        assert len([warning for warning in heard.warnings if "2 test rows" in warning]) == said

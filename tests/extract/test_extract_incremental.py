@@ -9,30 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import apart, fedcache, ok, start, words_of
+from command import apart, ok, start, words_of
 from damage import flip_bit
 from draws import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from pictures import CLASSES, folder, picture
+from test_extract import SMALL, extract
 
 from fedcache.runs.partitions import make_partition
 from fedcache.store.manifest import VANISHED
 from fedcache.store.store import Store
 from fedcache.store.verify import verify
-
-SMALL = "--batch 4 --chunk-rows 8 --workers 0"
-
-
-def extract(images, *words, backbones="random-projection"):
-    return fedcache(
-        f"extract --dataset folder:{images} --backbones {backbones} {SMALL}", *words, "--json"
-    )
-
-
-@pytest.fixture
-def images(tmp_path):
-    return folder(tmp_path / "shapes")  # 3 classes of 12 and 4: 48 rows, 6 chunks
 
 
 def store_of(done):
@@ -80,12 +68,9 @@ def test_new_images_are_appended_and_whole_chunks_are_linked(images, tmp_path):
     add(images, "test/10/zzz.png", 3, 2)
     (images / "train/zebra/005.png").unlink()
     add(images, "train/10/003.png", 4, 2)  # other content under the same name
-    plan = ok(
-        f"extract --dataset folder:{images} --backbones random-projection {SMALL} --dry-run"
-    ).data
+    plan = extract(images, "--dry-run").data
     done = extract(images)
     after = store_of(done)
-    assert done.code == 0
     # 3 new (one of them the changed one), 2 gone; the partial chunk's one row and the 3 new rows are computed
     expected = {"new": 3, "vanished": 2, "reused_chunks": 6, "forward_passes": 4}
     assert plan["growth"] == expected == done.data["growth"]
@@ -109,12 +94,6 @@ def test_new_images_are_appended_and_whole_chunks_are_linked(images, tmp_path):
     assert by_uid(after) == by_uid(fresh(images, tmp_path))
     assert verify(after.path).ok
     assert verify(before.path).ok  # and the earlier store is what it was
-    again = extract(images)
-    assert (again.data["decoded"], again.data["path"], again.data["growth"]) == (
-        0,
-        done.data["path"],
-        None,
-    )
 
 
 @pytest.mark.slow
@@ -182,8 +161,6 @@ def test_all_backbones_views_and_text_are_carried_over(images, tmp_path):
     assert after.arrays.keys() == before.arrays.keys()
     assert np.array_equal(after.text("glyph-clip"), before.text("glyph-clip"))
     assert [t["state"] for t in done.data["text"]] == ["current"]
-    new, old = after.reader(next(iter(after.arrays))), before.reader(next(iter(after.arrays)))
-    assert np.array_equal(new.all()[:48], old.all())
 
 
 @pytest.mark.parametrize(
@@ -282,9 +259,7 @@ def test_an_unfinished_store_goes_on_without_its_parent(images, tmp_path):
     assert store_of(done).path == grown.path
     assert done.data["decoded"] == 48  # of 49 rows, one of which has vanished
     assert verify(grown.path).ok
-    assert (
-        fedcache(f"extract --dataset folder:{images} --backbones pixels {SMALL} --rehash").code == 0
-    )
+    assert extract(images, "--rehash", backbones="pixels").code == 0
 
 
 @pytest.mark.slow

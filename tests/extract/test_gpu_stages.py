@@ -20,7 +20,7 @@ from fedcache.errors import Exit, MachineError
 from fedcache.extract import compute_features
 from fedcache.extract.workers import gpu
 from fedcache.extract.workers.batch_workers import InProcess
-from fedcache.extract.workers.gpu import GpuFeeder, input_bytes
+from fedcache.extract.workers.gpu import GpuFeeder
 from fedcache.process import Stop
 
 pytestmark = pytest.mark.skipif(
@@ -150,14 +150,6 @@ def test_an_error_on_the_device_is_the_answer_of_its_batch_and_ends_no_other(fee
     assert second.result(PATIENCE).decoded == 4
 
 
-def test_slots_are_given_back_so_that_few_serve_many_batches(feeder):
-    there = feeder([job(size=8)], workers=1)
-    assert there.depth == 4
-    for _ in range(3):
-        answers = [there.submit(1, ["a"]) for _ in range(there.depth)]
-        assert len({answer.result(PATIENCE).features["a"].sum() for answer in answers}) == 1
-
-
 def test_closing_waits_for_nothing_that_nobody_will_take(feeder):
     def wait_for_the_end(_):
         while not line.closed:
@@ -171,12 +163,6 @@ def test_closing_waits_for_nothing_that_nobody_will_take(feeder):
     device = line.device
     assert device.fetched <= 1, "the one that was waited for"
     assert not any(thread.is_alive() for thread in line.threads)
-
-
-def test_the_memory_of_slots_counts_images_that_recipes_share_once():
-    both = [job(size=8), job("random-projection:6", "b", size=8), job(size=4, views=3)]
-    assert input_bytes(both, 10) == 10 * (8 * 8 * 3 + 3 * 4 * 4 * 3)
-    assert input_bytes([job("pixels", "p")], 10) == 0, "images of any size travel as they are"
 
 
 def open_memory():

@@ -30,15 +30,6 @@ def network():
     ).eval()
 
 
-class TwoTowers(nn.Module):
-    """An image tower and a text tower, as open_clip names them."""
-
-    def __init__(self):
-        super().__init__()
-        self.visual = network()
-        self.words = nn.Linear(4, 8)
-
-
 def encoder(module, dtype, **more):
     recipe = Recipe("x", "", size=8)
     return ModuleEncoder("x", module, recipe, device="cpu", dtype=dtype, **more)  # type: ignore[arg-type]
@@ -66,7 +57,7 @@ def test_features_have_the_bits_of_autocast(dtype):
 
 
 def test_a_tower_of_texts_keeps_its_weights():
-    both = TwoTowers()
+    both = nn.ModuleDict({"visual": network(), "words": nn.Linear(4, 8)})
     made = encoder(
         both, "bfloat16", image=both.visual, text=both.words, tokenize=lambda _: torch.ones(2, 4)
     )

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from command import fedcache, ok
-from pictures import folder
+from heard import Heard
+from test_extract import StopAfter
 from toy_store import content
 
 import fedcache as fc
@@ -14,18 +15,12 @@ from fedcache.config import ExtractConfig, Home
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract import extract_dataset as extraction
 from fedcache.extract.planning.parts import parse_part
-from fedcache.process import Stop
 from fedcache.progress import Silent
 from fedcache.store.join import rows_of_part
 from fedcache.store.part import StorePart
 from fedcache.store.store import Store
 
 SMALL = "--backbones random-projection --batch 4 --chunk-rows 8 --workers 0"
-
-
-@pytest.fixture
-def images(tmp_path):
-    return folder(tmp_path / "shapes")
 
 
 def part(images, store, which, *more, options=SMALL):
@@ -84,24 +79,6 @@ def test_parts_and_a_join_give_the_bytes_of_one_process(images, tmp_path):
     assert fedcache("verify", out).code == 0
 
 
-class StopAfter(Silent):
-    """Asks to stop once so many images were extracted."""
-
-    def __init__(self, images):
-        self.left = images
-        self.flag = Stop()
-        self.what = ""
-
-    def start(self, what, total, unit):
-        self.what = what
-
-    def advance(self, units):
-        if self.what == "extracting":
-            self.left -= units
-        if self.left <= 0:
-            self.flag.ask()
-
-
 @pytest.mark.slow
 def test_interrupted_parts_from_other_paths_and_homes_join_to_the_same_bytes(
     images, tmp_path, monkeypatch
@@ -126,10 +103,6 @@ def test_interrupted_parts_from_other_paths_and_homes_join_to_the_same_bytes(
             with pytest.raises(FedcacheError) as caught:
                 extraction.extract(config, home, observer=observer, stop=observer.flag)
             assert caught.value.code is Exit.INTERRUPTED
-            (begun,) = home.stores.glob("*.zarr")
-            refused = joined([*made, begun], tmp_path / "early.zarr")
-            assert refused.code == Exit.STORE
-            assert not (tmp_path / "early.zarr").exists()
         done = extraction.extract(config, home)
         assert (done.arrays[0]["kept_chunks"], done.arrays[0]["chunks"]) == (2, 3)
         made.append(done.path)
@@ -194,19 +167,15 @@ def test_a_part_is_never_a_store(images, tmp_path):
         refused = fedcache(line, first, "--json")
         assert refused.code == Exit.STORE, line
         assert "part 1 of 1" in refused.envelope["error"]["message"]
-        assert "fedcache join" in refused.envelope["error"]["hint"]
     into = fedcache(f"extract --dataset folder:{images} {SMALL} --store {first} --json")
     assert into.code == Exit.STORE
     assert "holds part 1 of 1, not a whole store" in into.envelope["error"]["message"]
     (entry,) = ok("ls").data["entries"]
     assert (entry["part"], len(entry["arrays"])) == ([1, 1], 1)
-    assert "part 1 of 1" in fedcache("ls").out
     seen = ok("inspect", first).data
     assert (seen["part"], seen["unfinished"]) == ([1, 1], [])
-    assert "fedcache join" in fedcache("inspect", first).out
     assert fedcache("verify", first).code == 0
     assert fedcache("inspect").code == Exit.STORE  # the last extraction is none
-    assert "(part 1 of 1)" in fedcache("inspect").err
     # Nothing that was extracted is passed over for the dataset of a home without any.
     assert fedcache("train --method fedavg").code == Exit.STORE
     assert fedcache(f"extract {SMALL} --part 2/2").code == Exit.USAGE
@@ -244,19 +213,14 @@ def test_parts_that_do_not_belong_together_are_refused_by_name(images, tmp_path)
     message = refusal(joined([one, two, copy], out))
     assert message == f"Part 2 of 2 is given 2 times: {two} and {copy}."
     assert str(tmp_path / "no.zarr") in refusal(joined([one, tmp_path / "no.zarr"], out))
-    (third, *_) = parts(images, tmp_path / "y.zarr", 3)
-    message = refusal(joined([one, two, third], out))
-    assert message == f"{third} is part 1 of 3, and {one} is part 1 of 2."
-    options = SMALL.replace("random-projection", "random-projection,pixels --size 16")
-    more = part(images, tmp_path / "more.zarr", "2/2", options=options)
-    message = refusal(joined([one, Path(more.data["path"])], out))
-    assert "has pixels-" in message or "random-projection by another recipe" in message
-    sized = part(images, tmp_path / "sized.zarr", "2/2", "--size", 16)
-    message = refusal(joined([one, Path(sized.data["path"])], out))
-    assert f"has random-projection by another recipe than {one}: size 16 and not" in message
-    threads = part(images, tmp_path / "how.zarr", "2/2", "--threads", 2)
-    message = refusal(joined([one, Path(threads.data["path"])], out))
-    assert message.endswith(f"in another way than {one}: threads is 2 and not 1.")
+    for name, which, options, said in (
+        ("y", "1/3", "", f"y.part-1-of-3.zarr is part 1 of 3, and {one} is part 1 of 2."),
+        ("more", "2/2", "--backbones pixels", "pixels"),
+        ("sized", "2/2", "--size 16", f"by another recipe than {one}: size 16 and not"),
+        ("how", "2/2", "--threads 2", f"in another way than {one}: threads is 2 and not 1."),
+    ):
+        other = part(images, tmp_path / f"{name}.zarr", which, options=f"{SMALL} {options}")
+        assert said in refusal(joined([one, two, other.data["path"]], out))
     (images / "train" / "ant" / "000.png").unlink()
     other = part(images, tmp_path / "data.zarr", "2/2")
     message = refusal(joined([one, Path(other.data["path"])], out))
@@ -282,11 +246,6 @@ def test_a_damaged_part_is_named_and_its_command_makes_only_that_again(images, t
     assert Store.open(out).arrays == {}
     again = part(images, tmp_path / "x.zarr", "2/2")
     assert (again.data["decoded"], again.data["arrays"][0]["kept_chunks"]) == (8, 2)
-    (gone,) = made[1].glob("features/*/c/5/0/0")
-    kept = gone.read_bytes()
-    gone.unlink()
-    assert joined(made, out).code == Exit.CORRUPT
-    gone.write_bytes(kept)
     assert joined(made, out).code == 0
     assert content(out) == content(whole)
     (made[0] / "manifest.json").write_bytes(b"{}")
@@ -346,14 +305,9 @@ def array(number, first, last, count, step=1):
 )
 def test_auto_reads_the_variables_of_a_job_and_says_which(given, expected, monkeypatch):
     variables(monkeypatch, **given)
-    notes = []
-
-    class Listener(Silent):
-        def note(self, text):
-            notes.append(text)
-
-    assert parse_part("auto", Listener()) == expected
-    (note,) = notes
+    heard = Heard()
+    assert parse_part("auto", heard) == expected
+    (note,) = heard.notes
     assert next(iter(given)) in note
     assert f"Part {expected.number} of {expected.of}" in note
 

@@ -3,7 +3,6 @@
 The workers here are threads that wait for each other, so what is counted depends on no clock.
 """
 
-import json
 import math
 import threading
 import time
@@ -11,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from command import fedcache, ok
 
 from fedcache.extract.batches import ComputedBatch
 from fedcache.extract.planning.cost import BatchCost, pipeline_seconds
@@ -156,17 +154,6 @@ def test_a_kill_never_costs_more_than_the_first_line_says():
     assert np.array_equal(kept.rows[:, 0, 0], np.arange(800))
 
 
-def test_a_request_to_stop_ends_with_whole_chunks():
-    stop = Stop()
-    workers = Threads(2, 100 * 8, 8, stop.ask)
-    kept = {"a": Kept(4 * 8), "b": Kept(8)}
-    whole, collector = run(workers, kept, stop)
-    assert not whole
-    assert not collector.pending
-    assert 1 <= len(kept["a"].chunks) < 25
-    assert len(kept["b"].rows) == len(kept["a"].rows)
-
-
 @pytest.mark.parametrize(
     ("workers", "batch_bytes", "depth"),
     [(1, 0, 4), (8, 4096, 18), (8, 1 << 28, 12), (8, 1 << 40, 10)],
@@ -223,51 +210,3 @@ def test_the_estimate_counts_workers_cores_and_the_device(
 def test_the_estimate_shares_batches_among_gpus():
     found = pipeline_seconds(WORKS, 10, device="cuda", workers=8, cores=8, gpus=2)
     assert found == pytest.approx(0.5 + 5 * 1.5)
-
-
-SLEEPING = """
-import json, os, pathlib, time
-import torch
-
-class Sleeping(torch.nn.Module):
-    size = 8
-
-    def forward(self, x):
-        began = time.time()
-        time.sleep({seconds})
-        line = json.dumps([began, time.time(), len(x)]) + chr(10)
-        with open({log!r}, "a") as file:
-            file.write(line)
-        return x.mean((2, 3))
-
-make = Sleeping
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("workers", "batch"), [(4, 64)])
-def test_processes_compute_at_once_and_the_estimate_says_how_long(
-    workers, batch, tmp_path, monkeypatch
-):
-    log = tmp_path / "log.jsonl"
-    seconds = 0.25
-    name = f"sleeping_{workers}_{batch}"
-    (tmp_path / f"{name}.py").write_text(SLEEPING.format(seconds=seconds, log=str(log)))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    words = (
-        f"extract --dataset digits --backbones module:{name}:make --batch {batch} "
-        f"--workers {workers} --device cpu"
-    )
-    planned = ok(f"{words} --dry-run").data
-    rounds = math.ceil(math.ceil(planned["images"] / batch) / workers)
-    assert planned["seconds"] >= rounds * seconds * 0.99
-    log.unlink()
-    done = fedcache(f"{words} --json")
-    assert done.code == 0, done.err
-    calls = [json.loads(line) for line in log.read_text().splitlines()]
-    whole = [(began, ended) for began, ended, size in calls if size == batch]
-    # Most calls of a whole batch find the other workers busy: at the middle of a call as many sleep as there are.
-    busy = [sum(began <= (one[0] + one[1]) / 2 <= ended for began, ended in whole) for one in whole]
-    assert max(busy) == workers
-    assert np.median(busy) >= workers - 1

@@ -18,9 +18,6 @@ class Lines:
     def __init__(self, rows):
         self.rows = rows
 
-    def image(self, x):
-        return x
-
     def text(self, lines):
         return torch.tensor([self.rows[line] for line in lines], dtype=torch.float32)
 

@@ -32,14 +32,6 @@ def sentences(count):
 def write(path, texts):
     rows = [f"{text},{('weather', 'food')[i % 2]},shop{i % 3}" for i, text in enumerate(texts)]
     path.write_text("text,label,shop\n" + "\n".join(rows) + "\n")
-    return path
-
-
-def extract(bag, path, *words):
-    return ok(
-        f"extract --dataset texts:{path.name} --backbones {bag} --batch 4 --chunk-rows 8",
-        *(words or ("--workers", 0)),
-    )
 
 
 def test_rows_without_a_text_are_quarantined_by_name_and_never_zeros(bag, tmp_path):
@@ -57,17 +49,10 @@ def test_rows_without_a_text_are_quarantined_by_name_and_never_zeros(bag, tmp_pa
     assert np.flatnonzero(store.samples.ok == 0).tolist() == bad
 
 
-def test_texts_without_labels_have_features_and_no_text_features(bag, tmp_path):
-    (tmp_path / "a.csv").write_text("text\none\ntwo\nthree\n")
-    words = f"extract --dataset texts:a.csv --backbones {bag}"
-    assert ok(f"{words} --dry-run").data["text"] == []
-    done = ok(words).data
-    assert (done["images"], done["text"], ok(words).data["decoded"]) == (3, [], 0)
-
-
 @pytest.mark.slow
 def test_methods_train_on_texts_and_their_models_read_texts(bag, tmp_path):
-    extract(bag, write(tmp_path / "a.csv", sentences(60)))
+    write(tmp_path / "a.csv", sentences(60))
+    ok(f"extract --dataset texts:a.csv --backbones {bag}")
     run = ok("train --method fed3r --preset paper --by shop").data
     assert (run["accuracy"]["mean"], run["dataset"]["holds"]) == (1.0, "texts")
     (tmp_path / "new.csv").write_text('id,text\nq,"bread soup"\np,"wind, snow"\nr,\n')

@@ -320,33 +320,18 @@ def test_pixels_are_the_image(tmp_path):
 # What every encoder does
 
 
-@pytest.fixture(scope="module")
-def lite(tmp_path_factory):
-    weights = in_wheel("efficientnet-lite0", tmp_path_factory.mktemp("lite"))
-    return lambda **options: load(
-        lookup("efficientnet-lite0"), weights, lookup("efficientnet-lite0").recipe, **options
-    )
-
-
 @pytest.mark.slow
-def test_an_encoder_is_deterministic_and_leaves_torch_as_it_was(lite):
-    x = images(4, 64)
-    flags = (
-        torch.backends.cudnn.benchmark,
-        torch.backends.cudnn.deterministic,
-        torch.backends.cudnn.allow_tf32,
-    )
-    first = lite().image(x)
-    second = lite().image(x)
+def test_an_encoder_is_deterministic_and_leaves_torch_as_it_was(tmp_path):
+    def flags():
+        cudnn = torch.backends.cudnn
+        return cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, torch.is_grad_enabled()
+
+    row, x, before = lookup("efficientnet-lite0"), images(4, 64), flags()
+    weights = in_wheel(row.name, tmp_path)
+    first, second = (load(row, weights, row.recipe).image(x) for _ in range(2))
     assert torch.equal(first, second)
     assert not first.requires_grad
-    after = (
-        torch.backends.cudnn.benchmark,
-        torch.backends.cudnn.deterministic,
-        torch.backends.cudnn.allow_tf32,
-    )
-    assert after == flags
-    assert torch.is_grad_enabled()
+    assert flags() == before
 
 
 # CLIP, last: it is the large one

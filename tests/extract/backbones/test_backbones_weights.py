@@ -154,7 +154,7 @@ def test_ready_lists_what_locate_finds(find, own_home):
 
 
 @pytest.mark.parametrize("name", ["clip-vit-b-32", "vgg11"])
-def test_without_a_network_a_pull_ends_in_exit_6(name, own_home, no_network, monkeypatch):
+def test_without_a_network_a_pull_ends_in_exit_6(name, find, own_home, no_network, monkeypatch):
     # the hub's client waits between its tries
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     with pytest.raises(FedcacheError, match="could not be fetched") as caught:
@@ -164,13 +164,7 @@ def test_without_a_network_a_pull_ends_in_exit_6(name, own_home, no_network, mon
     assert no_network  # it did try
     no_network.clear()
     with pytest.raises(FedcacheError):  # and left nothing that counts as weights
-        locate(
-            lookup(name),
-            given={},
-            home=own_home,
-            memory=DigestMemory(own_home / "digests"),
-            offline=True,
-        )
+        find(name)
 
 
 def test_a_given_file_must_exist(find, tmp_path):

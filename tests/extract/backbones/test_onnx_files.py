@@ -80,14 +80,7 @@ def test_maps_and_tokens_are_averaged_and_the_recipe_says_so(tmp_path, output, l
 def test_features_that_depend_on_the_batch_are_refused(tmp_path, output, batch):
     # A file of two images at a time is filled up with copies of the last one, and what it gives depends on that.
     path = encoder(tmp_path / "a.onnx", outputs=output, batch=batch)
-    images = folder(tmp_path / "images", train=3, test=1)
-    for words in (
-        ("backbones", "verify", f"onnx:{path}"),
-        ("extract", "--dataset", f"folder:{images}", "--backbones", f"onnx:{path}"),
-    ):
-        done = fedcache(*words)
-        assert done.code == Exit.USAGE
-        assert "onnx:a.onnx" in done.err
+    refused(lambda: lookup(f"onnx:{path}"), "onnx:a.onnx")
     assert lookup(f"onnx:{encoder(tmp_path / 'one.onnx', outputs='l', batch=1)}").width == 6
 
 
@@ -200,19 +193,6 @@ def test_names_without_a_file_are_a_sentence(tmp_path):
     refused(
         lambda: lookup("onnx:absent.onnx", home=tmp_path), "onnx:absent.onnx", code=Exit.ENVIRONMENT
     )
-
-
-def test_without_onnxruntime_the_extra_is_named(tmp_path, monkeypatch):
-    def absent(package):
-        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
-
-    path = encoder(tmp_path / "a.onnx")
-    monkeypatch.setattr(optional, "import_module", absent)
-    with pytest.raises(
-        MachineError, match=r"onnx:a\.onnx needs onnxruntime, which is not installed"
-    ) as caught:
-        lookup(f"onnx:{path}")
-    assert caught.value.hint == "pip install 'fedcache[onnx]'"
 
 
 def test_another_device_or_dtype_is_refused(tmp_path):
