@@ -135,29 +135,26 @@ def test_a_node_that_would_compute_in_another_way_is_refused(monkeypatch):
     mine = {"device": "cpu", "torch": "2"}
     monkeypatch.setattr(chunk_tasks, "how_record", lambda *_: mine)
     monkeypatch.setattr(chunk_tasks.socket, "gethostname", lambda: "node3")
-    arrays = {"a": SimpleNamespace(check=lambda: None)}
+    unfinished = {"a": SimpleNamespace(check=lambda: None)}
 
-    def check(how=mine, **more):
-        own = {
-            "jobs": [replace(job(), how=how)],
-            "arrays": arrays,
-            "probe": None,
-            "settings": SETTINGS,
-        }
-        spec = SimpleNamespace(source=Pictures(), **{**own, **more})
-        chunk_tasks._check_machine(spec)
+    def check(how=mine, arrays=unfinished, probe=None, **changed):
+        jobs = [replace(job(), how=how, **changed)]
+        chunk_tasks._check_machine(
+            SimpleNamespace(
+                source=Pictures(), jobs=jobs, arrays=arrays, probe=probe, settings=SETTINGS
+            )
+        )
 
     whole = chunk_tasks._digest(Pictures(), 1)
     check()
     check({"torch": "1"}, arrays={})  # of an array that is finished
     check(probe=(1, whole))
-    away = replace(job(), weights=Weights(Path("/nowhere/w.pt"), "seed:0", ""), how=mine)
     with pytest.raises(MachineError, match=r"node3 .*torch 1, torch 2"):
         check({"device": "cpu", "torch": "1"})
     with pytest.raises(MachineError, match="node3"):
         check(probe=(3, whole))
     with pytest.raises(MachineError, match=r"node3 .*/nowhere/w\.pt"):
-        check(jobs=[away])
+        check(weights=Weights(Path("/nowhere/w.pt"), "seed:0", ""))
 
 
 def test_the_size_of_pixels_as_they_are_is_that_of_the_first_image_that_opens():

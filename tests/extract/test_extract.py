@@ -21,10 +21,7 @@ from toy_store import content
 import fedcache as fc
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract import backbones
 from fedcache.extract import extract_dataset as extraction
-from fedcache.extract.images import decode, resize
-from fedcache.extract.recipe import Recipe
 from fedcache.process import Stop
 from fedcache.progress import Silent
 from fedcache.store.store import Store
@@ -53,22 +50,6 @@ class StopAfter(Silent):
             self.left -= units
         if self.left <= 0:
             self.flag.ask()
-
-
-def test_features_are_the_projection_of_the_resized_image(images):
-    done = extract(images)
-    assert done.code == 0, done.err
-    store = Store.open(Path(done.data["path"]))
-    (key,) = store.arrays
-    recipe = Recipe.from_dict(store.arrays[key].recipe)
-    weights = backbones.Weights(None, recipe.weights, "seeded")
-    encoder = backbones.load(
-        backbones.lookup("random-projection"), weights, recipe, device="cpu", dtype="float32"
-    )
-    row = 7
-    image = resize(decode((images / store.samples.name[row]).read_bytes()), recipe)
-    one = encoder.image(torch.from_numpy(image)[None].repeat(4, 1, 1, 1))[0].numpy()
-    assert np.allclose(store.reader(key).rows(np.array([row]))[0, 0], one, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 from command import fedcache
-from pictures import folder
 
 from fedcache.config import ExtractConfig
 from fedcache.errors import Exit
@@ -30,7 +29,6 @@ def sources(tmp_path):
     [
         ("images.py", "from __future__", "# a remark\nfrom __future__", False),
         ("images.py", "ASPECT = (3 / 4, 4 / 3)", "ASPECT = (4 / 5, 5 / 4)", True),
-        ("images.py", "(255, 255, 255, 255)", "(0, 0, 0, 255)", True),
         ("backbones/encoder.py", "255 * std", "256 * std", True),
         ("backbones/random.py", "inputs**0.5", "inputs**0.25", True),
     ],
@@ -48,8 +46,7 @@ def test_what_computes_features_is_told_from_what_is_said_about_it(sources, file
         assert features_code_digest("pixels", sources) == before["pixels"]
 
 
-def test_an_unfinished_array_of_other_code_is_not_resumed(tmp_path, monkeypatch):
-    images = folder(tmp_path / "shapes")
+def test_an_unfinished_array_of_other_code_is_not_resumed(images, tmp_path, monkeypatch):
     words = (
         f"extract --dataset folder:{images} --backbones random-projection --batch 4 "
         f"--chunk-rows 8 --workers 0 --store {tmp_path / 's.zarr'} --json"
@@ -59,7 +56,6 @@ def test_an_unfinished_array_of_other_code_is_not_resumed(tmp_path, monkeypatch)
     stopped = fedcache(f"{words} --max-bad 0")
     assert stopped.code == Exit.CORRUPT
     (journal,) = journals(tmp_path / "s.zarr")
-    assert journal.header is not None
     assert journal.header["how"]["code"] == features_code_digest("random")
     kept = journal.chunks.keys()
     assert kept

@@ -59,13 +59,7 @@ def test_a_dataset_without_a_column_has_not_that_of_another(specs):
     shown = ok(f"inspect --dataset {specs['none']}")
     assert f"The column site is not of {specs['none']}" in shown.err
     assert sites(path) == ()
-
-
-def test_the_dataset_last_extracted_has_its_own_columns(specs):
-    path = ok(f"extract --dataset {specs['three']} {WORDS}").data["path"]
-    ok(f"extract --dataset {specs['two']} {WORDS}")
-    ok(f"inspect --dataset {specs['three']}")
-    assert sites(path) == ("p", "q", "r")
+    # a command that names none means the dataset last extracted
     ok("inspect")
     assert sites(path) == ("a", "b")
     Path(specs["two"].partition(":")[2]).unlink()  # the store is still what is meant

@@ -74,7 +74,7 @@ class Threads(BatchWorkers):
         self.threads.shutdown()
 
 
-def run(workers, writers, stop=None):
+def run(workers, writers):
     tasks = [(number, tuple(writers)) for number in range(math.ceil(workers.rows / workers.batch))]
     collector = ChunkCollector(writers, workers.rows, workers.batch, workers.depth)
     try:
@@ -83,7 +83,7 @@ def run(workers, writers, stop=None):
             workers,
             collector,
             max_bad=0,
-            stop=stop or Stop(),
+            stop=Stop(),
             stats=ExtractionStats(),
             observer=Silent(),
         )

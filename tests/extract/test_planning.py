@@ -73,12 +73,6 @@ def test_the_time_to_expect_is_counted_from_a_few_batches_after_the_models_are_w
     # 25 batches by three processes are nine rounds of 3 s + 2 s
     assert cost.expected_seconds(data, [], config, 100) == pytest.approx(45.0)
     assert done == ["warm", 0, 1, 2]
-    # without a number of workers, so few batches are computed in this process: two of 1 s and of 9 s, and 2 s each
-    data.names = data.names[:8]
-    done.clear()
-    found = cost.expected_seconds(data, [], ExtractConfig(dataset="x"), 8)
-    assert found == pytest.approx(2 * (5.0 + 2.0))
-    assert done == ["warm", 0, 1]
 
 
 def planned(name, **changes):

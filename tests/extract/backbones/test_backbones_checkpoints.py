@@ -78,9 +78,7 @@ def test_every_layout_of_the_same_tensors_reads_alike(tmp_path):
             {"epoch": 3, wrapper: STATE, "best": np.float64(0.5), "n": np.int64(4)},
             tmp_path / f"{wrapper}.pt",
         )
-    files = sorted(tmp_path.iterdir())
-    assert len(files) == 8
-    for file in files:
+    for file in tmp_path.iterdir():
         assert same(loaded(file)[0]), file.name
     assert loaded(tmp_path / "c.pt")[1].sentence(tmp_path / "c.pt", "net") == ""
 

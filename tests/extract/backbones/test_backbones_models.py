@@ -370,7 +370,6 @@ def test_clip_rn50_gives_projected_images_and_unit_text(rn50, caplog):
     text = text_features(encoder, ["fire_truck", "cat"], ["a photo of a {}."])
     assert text.shape == (2, 1024)
     assert close(text, F.normalize(words, dim=-1), 4096)
-    assert close(np.linalg.norm(text, axis=1), np.ones(2), 1024)
 
 
 @pytest.mark.slow

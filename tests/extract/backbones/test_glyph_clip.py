@@ -134,7 +134,6 @@ def test_features_are_the_projections_of_open_clips_own_model(encoder, rows):
     # raw projections, as every image feature is
     assert not torch.allclose(got.norm(dim=1), torch.ones(8), atol=0.01)
     assert close(encoder.text(prompts), words, SUMS)
-    assert close(encoder.text(prompts).norm(dim=1), torch.ones(3), SUMS)
 
 
 @settings(max_examples=50)

@@ -21,7 +21,6 @@ from fedcache.extract.backbones.hugging_face import fetch
 from fedcache.extract.backbones.hugging_face_folder import (
     PATTERNS,
     PROMPTS,
-    model_files,
     read_preprocessing,
 )
 from fedcache.extract.backbones.own import content_sha256
@@ -88,7 +87,6 @@ def test_the_features_are_transformers_own(saved, kind, output, word, feature):
         "squash",
         "bilinear",
     )
-    assert (row.recipe.mean, row.recipe.std) == ((0.5, 0.5, 0.5), (0.25, 0.5, 1.0))
 
 
 def test_a_bfloat16_checkpoint_is_computed_in_float32(saved, tmp_path):
@@ -135,12 +133,6 @@ def test_a_text_tower_gives_unit_rows_of_its_own(saved):
 
 def test_texts_are_the_mean_of_their_tokens_without_padding(saved):
     encoder = TextEncoder(f"hf:{saved['bert']}")
-    assert (encoder.name, encoder.width, encoder.output.pooling, encoder.model.unit) == (
-        "hf:bert",
-        16,
-        "mean",
-        False,
-    )
     texts = ["a cat", "a photo of a dog ."]
     found = encoder.encode_texts(texts)
     assert found.shape == (2, 16)
@@ -159,16 +151,11 @@ def test_texts_are_the_mean_of_their_tokens_without_padding(saved):
 def test_sentence_transformers_files_say_how_to_pool(saved, tmp_path):
     path = shutil.copytree(saved["bert"], tmp_path / "s")
     (path / "1_Pooling").mkdir()
-    pooling = {
-        "word_embedding_dimension": 16,
-        "pooling_mode_cls_token": True,
-        "pooling_mode_mean_tokens": False,
-    }
+    pooling = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
     (path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    names = [f"sentence_transformers.models.{m}" for m in ("Transformer", "Pooling", "Normalize")]
-    (path / "modules.json").write_text(
-        json.dumps([{"idx": i, "type": n} for i, n in enumerate(names)])
-    )
+    types = ("Transformer", "Pooling", "Normalize")
+    steps = [{"type": f"sentence_transformers.models.{name}"} for name in types]
+    (path / "modules.json").write_text(json.dumps(steps))
     (path / "sentence_bert_config.json").write_text('{"max_seq_length": 4}')
     encoder = TextEncoder(f"hf:{path}")
     assert (encoder.output.pooling, encoder.model.unit, encoder.length) == ("cls", True, 4)
@@ -187,40 +174,14 @@ def test_sentence_transformers_files_say_how_to_pool(saved, tmp_path):
 
 
 @pytest.mark.slow
-def test_extract_train_predict_and_refuse_other_weights(saved, tmp_path, own_home):
-    images = folder(tmp_path / "images", train=6, test=2)
-    path = shutil.copytree(saved["clip"], tmp_path / "mine")
-    words = f"extract --dataset folder:{images} --backbones hf:{path}"
-    made = ok(words).data
-    (array,) = made["arrays"]
-    assert (array["recipe"]["backbone"], array["recipe"]["weights"]) == (
-        "hf:mine",
-        content_sha256(path),
-    )
-    store = Store.open(Path(made["path"]))
-    assert {"transformers", "torch"} <= set(store.arrays[array["key"]].how)
-    assert store.has_text("hf:mine", weights=array["recipe"]["weights"])
-    predict = (
-        "predict",
-        ok("train --method fed3r --clients 2 --scheme iid").data["path"],
-        next((images / "test").rglob("*.png")),
-    )
-    assert ok(*predict).data["rows"]
-    config = json.loads((path / "preprocessor_config.json").read_text())
-    (path / "preprocessor_config.json").write_text(
-        json.dumps({**config, "image_mean": [0.1, 0.1, 0.1]})
-    )
-    assert fedcache(*predict).code == Exit.ENVIRONMENT
-    assert len(Store.open(Path(ok(words).data["path"])).arrays) == 2
-
-
-@pytest.mark.slow
 def test_one_folder_has_one_name_however_it_is_spelled(saved, tmp_path, own_home, monkeypatch):
     images = folder(tmp_path / "images", train=6, test=2)
     path = shutil.copytree(saved["vit"], tmp_path / "models" / "vit")
     monkeypatch.chdir(tmp_path)
     words = f"extract --dataset folder:{images} --backbones"
-    (first,) = ok(f"{words} hf:models/vit").data["arrays"]
+    made = ok(f"{words} hf:models/vit").data
+    (first,) = made["arrays"]
+    assert {"transformers", "torch"} <= set(Store.open(Path(made["path"])).arrays[first["key"]].how)
     spelled = {
         f"hf:{path}": Path("/"),
         f"hf:{path}/": tmp_path,
@@ -230,12 +191,15 @@ def test_one_folder_has_one_name_however_it_is_spelled(saved, tmp_path, own_home
     for name, place in spelled.items():
         monkeypatch.chdir(place)
         again = ok(f"{words} {name} --recipe {name}:output=cls").data
-        assert (again["decoded"], [array["key"] for array in again["arrays"]]) == (
-            0,
-            [first["key"]],
-        )
-        trained = ok(f"train --method fed3r --backbones {name} --clients 2 --scheme iid").data
-        assert trained["path"]
+        assert again["decoded"] == 0
+        assert [array["key"] for array in again["arrays"]] == [first["key"]]
+        run = ok(f"train --method fed3r --backbones {name} --clients 2 --scheme iid").data["path"]
+    # With another preprocessing it is another array, which a model of the first does not read.
+    predict = ("predict", run, next((images / "test").rglob("*.png")))
+    assert ok(*predict).data["rows"]
+    edited("0.25", "0.3")(path / "preprocessor_config.json")
+    assert fedcache(*predict).code == Exit.ENVIRONMENT
+    assert len(Store.open(Path(ok(f"{words} hf:{path}").data["path"])).arrays) == 2
     # A name that means another folder from here is not taken, whatever it meant elsewhere.
     other = tmp_path / "elsewhere" / "models" / "vit"
     shutil.copytree(tiny_hf.folder(tmp_path / "other", "vit", seed=1), other)
@@ -375,8 +339,3 @@ def test_what_counts_is_what_is_digested(saved, tmp_path):
     assert content_sha256(path) == before == content_sha256(saved["vit"])
     (path / "tokenizer.json").write_text("{}")
     assert content_sha256(path) != before
-    assert {f.name for f in model_files(path)} >= {
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-    }

@@ -141,7 +141,7 @@ def test_extract_train_and_predict_by_either_name(tmp_path, monkeypatch):
         "rows"
     ]
     (entry,) = (e for e in ok("backbones list").data["backbones"] if e["yours"])
-    assert (entry["name"], entry["ready"], entry["width"]) == ("onnx:mine.onnx", True, 6)
+    assert (entry["name"], entry["ready"]) == ("onnx:mine.onnx", True)
     assert ok("backbones verify onnx:mine.onnx").data["width"] == 6
 
 

@@ -5,8 +5,6 @@ import importlib
 import sys
 import threading
 import types
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
@@ -50,11 +48,6 @@ class Slots:
 
     def __init__(self, v):
         self.v = v
-
-
-@dataclass
-class Config:
-    v: Any
 
 
 class Mixed(Plain):
@@ -137,7 +130,6 @@ HELD = {
     "an object": lambda v: Held(Plain(v)),
     "one with slots": lambda v: Held(Slots(v)),
     "a namespace": lambda v: Held(types.SimpleNamespace(v=v)),
-    "a dataclass": lambda v: Held(Config(v)),
     "an object that holds itself": lambda v: Held(Mixed(v)),
     "a bound method": lambda v: Held(Plain(v).method),
     "an object in a partial": lambda v: Held(functools.partial(apply, by=Plain(v))),
