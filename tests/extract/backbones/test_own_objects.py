@@ -126,6 +126,16 @@ def of_inner_object(v):
     return Held(Factor())
 
 
+def hook_object(v):
+    class Hook(Plain):
+        def __call__(self, *given):
+            return given[2] * self.v
+
+    module = Held(0)
+    module.register_forward_hook(Hook(v))
+    return module
+
+
 HELD = {
     "an object": lambda v: Held(Plain(v)),
     "one with slots": lambda v: Held(Slots(v)),
@@ -138,7 +148,7 @@ HELD = {
     "a narrow tensor": lambda v: Held(torch.tensor([v], dtype=torch.bfloat16)),
     "its own forward": lambda v: bound(Held(0), v),
     "a hook's closure": lambda v: hooked(Held(0), v),
-    "a hook that is an object": lambda v: hook_object(v),
+    "a hook that is an object": hook_object,
     "a closure of a class": of_function,
     "a class that calls its parent": of_super,
     "a default of a class": of_default,
@@ -147,21 +157,17 @@ HELD = {
 }
 
 
-def hook_object(v):
-    class Hook(Plain):
-        def __call__(self, *given):
-            return given[2] * self.v
-
-    module = Held(0)
-    module.register_forward_hook(Hook(v))
-    return module
-
-
 def test_what_a_module_holds_is_in_its_digest():
     for name, held in HELD.items():
         assert digest(held(2.0)) == digest(held(2.0)), name
         assert digest(held(2.0)) != digest(held(3.0)), name
-    assert digest(nn.Identity(), Plain(2.0)) != digest(nn.Identity(), Plain(3.0)), "a transform"
+    for transform in (
+        Plain,
+        lambda v: Plain(v).method,
+        lambda v: nn.Threshold(v, 0),
+        lambda v: types.SimpleNamespace(transforms=[Plain(v)]),
+    ):
+        assert digest(nn.Identity(), transform(2.0)) != digest(nn.Identity(), transform(3.0))
 
 
 def test_methods_of_parts_are_told_by_the_parts():
