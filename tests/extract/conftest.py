@@ -4,6 +4,7 @@ import sys
 
 import own_encoders
 import pytest
+from pictures import folder
 
 
 @pytest.fixture
@@ -14,3 +15,9 @@ def encoders(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
     yield name
     sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def images(tmp_path):
+    """Images of 3 classes, 12 to train and 4 to test: 48 rows, 6 chunks of 8."""
+    return folder(tmp_path / "shapes")

@@ -1,11 +1,9 @@
 """One batch, whoever computes it: inputs, bad rows, the short last batch, and decoders that feed the models."""
 
 import io
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +32,7 @@ SETTINGS = ComputeSettings("cpu", "float32", 4, 1)
 class Pictures:
     """Ten squares of 8 and one of 6 pixels; row 2 is no image."""
 
-    def read(self, row: int) -> bytes:
+    def read(self, row):
         if row == 2:
             raise BadImage("torn")
         out = io.BytesIO()
@@ -45,14 +43,14 @@ class Pictures:
 UID = np.arange(11 * 16, dtype=np.uint8).reshape(11, 16)
 
 
-def job(name: str = "random-projection:4", key: str = "a", **changed: Any) -> FeatureJob:
+def job(name="random-projection:4", key="a", **changed):
     row = lookup(name)
     weights = Weights(None, "none" if name == "pixels" else "seed:0", "seeded")
     recipe = replace(row.recipe, weights=weights.sha256, **changed)
     return FeatureJob(key, row, weights, recipe, how={"device": "cpu"})
 
 
-def data(rows: int = 10) -> Any:
+def data(rows=10):
     return SimpleNamespace(source=Pictures(), uid=UID, names=[str(i) for i in range(rows)])
 
 
@@ -82,16 +80,12 @@ def test_a_batch_is_the_projection_of_its_pixels_and_bad_rows_are_nan():
 
     runner = BatchRunner([job(size=8, views=2), job("pixels", "p")], Pictures(), UID, 10, SETTINGS)
     assert [list(runner.rows_of(b)) for b in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    began = time.perf_counter()
     made = runner.compute(0, ["a", "p"])
     kinds = {key: (x.shape, x.dtype) for key, x in made.features.items()}
     assert kinds == {"a": ((4, 2, 4), np.float32), "p": ((4, 1, 8, 8, 3), np.uint8)}
     assert np.isnan(made.features["a"]).all((1, 2)).tolist() == [False, False, True, False]
     assert (made.bad, made.decoded) == ({2: "torn"}, 4)
-    rates = runner.warm()
-    for seconds in (made.forward_seconds, rates):
-        assert seconds.keys() == {"a", "p"}
-        assert 0 <= sum(seconds.values()) <= time.perf_counter() - began
+    assert made.forward_seconds.keys() == runner.warm().keys() == {"a", "p"}
     # the last batch is filled up with its last row, so that two rows are as of a batch of four
     last = runner.compute(2, ["a"])
     x = torch.from_numpy(np.stack([np.asarray(picture(r, r % 3, side=8)) for r in (8, 9, 9, 9)]))
@@ -109,18 +103,15 @@ def test_a_batch_is_the_projection_of_its_pixels_and_bad_rows_are_nan():
         ("cuda", 2, 1, 4, GpuFeeder, 2),
     ],
 )
-def test_the_workers_of_a_device(
-    device: str,
-    asked: int | None,
-    tasks: int,
-    cores: int,
-    kind: type,
-    count: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_workers_of_a_device(device, asked, tasks, cores, kind, count, monkeypatch):
+    asked_for = []
+
+    def pool(processes, *_):
+        asked_for.append(processes)
+        return SimpleNamespace(close=lambda: None)
+
     for module in (batch_workers, gpu):
-        made_pool = SimpleNamespace(close=lambda: None)
-        monkeypatch.setattr(module, "WorkerProcesses", lambda *_, made=made_pool: made)
+        monkeypatch.setattr(module, "WorkerProcesses", pool)
     monkeypatch.setattr(batch_workers, "make_runner", lambda *_: None)
     monkeypatch.setattr(gpu, "BatchRunner", lambda *_: None)
     monkeypatch.setattr(local, "CudaStages", lambda _: SimpleNamespace(close=lambda: None))
@@ -135,6 +126,7 @@ def test_the_workers_of_a_device(
     )
     assert type(made) is kind
     assert made.workers == count
+    assert asked_for == ([] if kind is InProcess else [count])
     assert made.depth == (1 if kind is InProcess else 2 * count + 2)
     made.close()
 
@@ -143,29 +135,26 @@ def test_a_node_that_would_compute_in_another_way_is_refused(monkeypatch):
     mine = {"device": "cpu", "torch": "2"}
     monkeypatch.setattr(chunk_tasks, "how_record", lambda *_: mine)
     monkeypatch.setattr(chunk_tasks.socket, "gethostname", lambda: "node3")
-    arrays = {"a": SimpleNamespace(check=lambda: None)}
+    unfinished = {"a": SimpleNamespace(check=lambda: None)}
 
-    def check(how=mine, **more):
-        own = {
-            "jobs": [replace(job(), how=how)],
-            "arrays": arrays,
-            "probe": None,
-            "settings": SETTINGS,
-        }
-        spec: Any = SimpleNamespace(source=Pictures(), **{**own, **more})
-        chunk_tasks._check_machine(spec)
+    def check(how=mine, arrays=unfinished, probe=None, **changed):
+        jobs = [replace(job(), how=how, **changed)]
+        chunk_tasks._check_machine(
+            SimpleNamespace(
+                source=Pictures(), jobs=jobs, arrays=arrays, probe=probe, settings=SETTINGS
+            )
+        )
 
     whole = chunk_tasks._digest(Pictures(), 1)
     check()
     check({"torch": "1"}, arrays={})  # of an array that is finished
     check(probe=(1, whole))
-    away = replace(job(), weights=Weights(Path("/nowhere/w.pt"), "seed:0", ""), how=mine)
     with pytest.raises(MachineError, match=r"node3 .*torch 1, torch 2"):
         check({"device": "cpu", "torch": "1"})
     with pytest.raises(MachineError, match="node3"):
         check(probe=(3, whole))
     with pytest.raises(MachineError, match=r"node3 .*/nowhere/w\.pt"):
-        check(jobs=[away])
+        check(weights=Weights(Path("/nowhere/w.pt"), "seed:0", ""))
 
 
 def test_the_size_of_pixels_as_they_are_is_that_of_the_first_image_that_opens():
@@ -180,13 +169,7 @@ def test_the_size_of_pixels_as_they_are_is_that_of_the_first_image_that_opens():
     images = data()
     images.source = Wide()
     assert feature_shape(job("pixels", dtype="uint8", size=0), images) == (10, 1, 5, 7, 3)
-    assert feature_shape(job("pixels", dtype="uint8", size=9, views=2), images) == (
-        10,
-        2,
-        9,
-        9,
-        3,
-    )
+    assert feature_shape(job("pixels", dtype="uint8", size=9, views=2), images) == (10, 2, 9, 9, 3)
     assert feature_shape(job(views=2), images) == (10, 2, 4)
     images.names = images.names[:3]
     with pytest.raises(CorruptionError, match="No image"):

@@ -14,7 +14,7 @@ SITES = [f"s{i % 5}" for i in range(ROWS)]
 ALONE = [f"row {i}" for i in range(ROWS)]
 
 
-SUGGESTED: list[tuple[dict[str, list[str]], str | None]] = [
+SUGGESTED = [
     ({"age": NUMBERS, "hospital_id": NUMBERS}, "hospital_id"),
     ({"age": NUMBERS, "region": WORDS}, "region"),
     ({"region": WORDS, "Site": SITES}, "Site"),

@@ -3,12 +3,8 @@
 That each tensor of another stream is waited for is what can be seen here; ``tests/gpu`` compares features on a GPU.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,14 +19,14 @@ from fedcache.extract.workers.cuda import CudaStages, StagingBuffers
 class Trace:
     """Streams and events that write down what is done with them, in order."""
 
-    def __init__(self) -> None:
-        self.lines: list[str] = []
+    def __init__(self):
+        self.lines = []
         self.current = "default"
         self.made = 0
         self.locked = 0
         """Tensors in page-locked memory."""
 
-    def stream(self, device: object) -> Any:
+    def stream(self, device):
         name = ("incoming", "computing", "outgoing")[self.made]
         self.made += 1
         return SimpleNamespace(
@@ -38,7 +34,7 @@ class Trace:
         )
 
     @contextmanager
-    def entered(self, stream: Any) -> Iterator[None]:
+    def entered(self, stream):
         before = self.current
         self.current = stream.name
         try:
@@ -46,10 +42,10 @@ class Trace:
         finally:
             self.current = before
 
-    def event(self, enable_timing: bool = False) -> Any:
+    def event(self, enable_timing=False):
         held = SimpleNamespace(on="nothing")
 
-        def record() -> None:
+        def record():
             held.on = self.current
             self.lines.append(f"record {self.current}")
 
@@ -61,18 +57,18 @@ class Trace:
 
 
 @pytest.fixture
-def trace(monkeypatch: pytest.MonkeyPatch) -> Trace:
+def trace(monkeypatch):
     made = Trace()
     monkeypatch.setattr(torch.cuda, "Stream", made.stream)
     monkeypatch.setattr(torch.cuda, "Event", made.event)
     monkeypatch.setattr(torch.cuda, "stream", made.entered)
     empty = torch.empty
 
-    def pageable(*shape: Any, pin_memory: bool = False, **how: Any) -> torch.Tensor:
+    def pageable(*shape, pin_memory=False, **how):
         made.locked += pin_memory
         return empty(*shape, **how)
 
-    def lent(tensor: torch.Tensor, stream: Any) -> None:
+    def lent(tensor, stream):
         made.lines.append(f"lent to {stream.name}")
 
     monkeypatch.setattr(torch, "empty", pageable)
@@ -81,7 +77,7 @@ def trace(monkeypatch: pytest.MonkeyPatch) -> Trace:
 
 
 @pytest.fixture
-def stages(trace: Trace) -> Iterator[CudaStages]:
+def stages(trace):
     jobs = [job(size=8, views=2)]
     runner = BatchRunner(jobs, data().source, data().uid, 10, SETTINGS)
     made = CudaStages(runner)
@@ -89,7 +85,7 @@ def stages(trace: Trace) -> Iterator[CudaStages]:
     made.close()
 
 
-def test_each_stage_waits_for_the_one_before(stages: CudaStages, trace: Trace) -> None:
+def test_each_stage_waits_for_the_one_before(stages, trace):
     images = np.random.default_rng(0).integers(0, 256, (4, 2, 8, 8, 3), np.uint8)
     loaded = stages.load(images)
     given = images.copy()
@@ -116,10 +112,8 @@ def test_each_stage_waits_for_the_one_before(stages: CudaStages, trace: Trace) -
     ]
 
 
-def test_a_model_that_cannot_be_recorded_runs_without_and_a_note_says_so(
-    stages: CudaStages, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse() -> None:
+def test_a_model_that_cannot_be_recorded_runs_without_and_a_note_says_so(stages, monkeypatch):
+    def refuse():
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", refuse)
@@ -134,14 +128,12 @@ def test_a_model_that_cannot_be_recorded_runs_without_and_a_note_says_so(
 class Recorded:
     """A graph that was recorded of a model: replayed, it does nothing, as of a model that decided something once."""
 
-    def replay(self) -> None: ...
+    def replay(self): ...
 
 
-def test_a_recorded_model_that_gives_other_features_is_not_used(
-    stages: CudaStages, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recorded_model_that_gives_other_features_is_not_used(stages, monkeypatch):
     @contextmanager
-    def recording(*_: Any, **__: Any) -> Iterator[None]:
+    def recording(*_, **__):
         yield
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Recorded)
@@ -151,10 +143,8 @@ def test_a_recorded_model_that_gives_other_features_is_not_used(
     assert "other features" in stages.notes[0]
 
 
-def test_a_full_gpu_is_one_sentence_with_the_batch_that_may_fit(
-    stages: CudaStages, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(x: torch.Tensor) -> torch.Tensor:
+def test_a_full_gpu_is_one_sentence_with_the_batch_that_may_fit(stages, monkeypatch):
+    def full(x):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(stages.runner.encoders["a"], "image", full)
@@ -163,7 +153,7 @@ def test_a_full_gpu_is_one_sentence_with_the_batch_that_may_fit(
     assert "--batch 2" in told.value.hint
 
 
-def test_a_staging_buffer_is_not_overwritten_before_its_copy_has_ended(trace: Trace) -> None:
+def test_a_staging_buffer_is_not_overwritten_before_its_copy_has_ended(trace):
     staging = StagingBuffers()
     used = []
     for _ in range(4):

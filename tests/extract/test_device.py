@@ -1,8 +1,5 @@
 """Which device is taken, and why."""
 
-from __future__ import annotations
-
-import pytest
 import torch
 from refusal import refused
 
@@ -25,15 +22,11 @@ def test_without_a_gpu_the_reason_is_said(monkeypatch):
         refused(lambda: resolve_device("cuda"), "--device cuda", code=Exit.ENVIRONMENT)
 
 
-@pytest.fixture
-def four_gpus(monkeypatch):
-    """Three GPUs of one kind and one of another."""
+def test_all_gpus_of_one_kind_are_taken_or_those_that_are_named(monkeypatch):
+    # Three GPUs of one kind and one of another.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda n=0: "B100" if n == 1 else "A100")
-
-
-def test_all_gpus_of_one_kind_are_taken_or_those_that_are_named(four_gpus, monkeypatch):
     for asked in ("auto", "cuda"):
         found = resolve_device(asked)
         assert (found.kind, found.name, found.gpus) == ("cuda", "A100", (0, 2, 3))

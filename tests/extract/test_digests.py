@@ -1,7 +1,6 @@
 """What a home remembers so that nothing is read twice: sealed, and forgotten when it is not what was written."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from pictures import folder
 from fedcache.extract import digests
 from fedcache.extract.backbones import lookup
 from fedcache.extract.digests import DigestMemory, package_state, remembered_of_package
-from fedcache.runs.identity import code_digest
 from fedcache.store.files import canonical_json
 
 facts = st.recursive(
@@ -77,14 +75,10 @@ def images(tmp_path):
     )
 
 
-def home() -> Path:
-    return Path(os.environ["FEDCACHE_HOME"])
-
-
-def test_damaged_memories_change_no_store(images):
+def test_damaged_memories_change_no_store(images, own_home):
     """A changed character of a remembered uid was a changed image and a second store; broken base64 was exit 10."""
     first = ok(*images, "--backbones", "random-projection")
-    whole = {file: file.read_bytes() for file in (home() / "digests").iterdir()}
+    whole = {file: file.read_bytes() for file in (own_home / "digests").iterdir()}
     for size, character in ((8, b"A"), (16, b"?"), (24, None)):
         for file, raw in whole.items():
             at = raw.index(b'"uid":"') + 10 if b'"uid":"' in raw else len(raw) // 2
@@ -93,7 +87,7 @@ def test_damaged_memories_change_no_store(images):
             )
         again = ok(*images, "--backbones", "random-projection,pixels", "--size", size)
         assert again.data["path"] == first.data["path"]
-    assert len(list((home() / "stores").glob("*.zarr"))) == 1
+    assert len(list((own_home / "stores").glob("*.zarr"))) == 1
 
 
 def test_a_damaged_recipe_is_derived_again(tmp_path):
@@ -111,9 +105,9 @@ def test_a_damaged_recipe_is_derived_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_another_dataset_is_not_taken_for_the_one_last_extracted(images):
+def test_another_dataset_is_not_taken_for_the_one_last_extracted(images, own_home):
     ok(*images, "--backbones", "random-projection")
-    last = home() / "last.json"
+    last = own_home / "last.json"
     raw = last.read_bytes()
     for bad in (raw.replace(b"images", b"imagos"), b"", canonical_json(json.loads(raw)["content"])):
         last.write_bytes(bad)
@@ -137,16 +131,16 @@ def test_another_dataset_is_not_taken_for_the_one_last_extracted(images):
     assert last.read_bytes() == raw
 
 
-def test_an_older_note_of_the_last_store_is_told(images):
+def test_an_older_note_of_the_last_store_is_told(images, own_home):
     """A whole older file has a seal of its own; but its dataset was extracted again since."""
     ok(*images, "--backbones", "random-projection")
-    old = (home() / "last.json").read_bytes()
+    old = (own_home / "last.json").read_bytes()
     place = Path(images[2].removeprefix("folder:")) / "train" / "ant"
     shutil.copy(place / "000.png", place / "more.png")
     grown = Path(ok(*images, "--backbones", "random-projection").data["path"])
     train = "train --method fed3r --scheme iid --clients 2"
     assert ok(train).envelope["warnings"] == []
-    (home() / "last.json").write_bytes(old)
+    (own_home / "last.json").write_bytes(old)
     (warning,) = ok(train).envelope["warnings"]
     assert f"--store {grown.name}" in warning
 
@@ -174,20 +168,4 @@ def test_what_the_package_says_is_read_once_until_a_file_of_it_changes(tmp_path,
     assert [asked(), asked()] == [(["x = 1"], 1), (["x = 1"], 0)]
     source.write_text("x = 2")
     assert [asked(), asked()] == [(["x = 2"], 1), (["x = 2"], 0)]
-    for fact in (home / "digests").iterdir():
-        fact.write_bytes(b"{}")
-    assert [asked(), asked()] == [(["x = 2"], 1), (["x = 2"], 0)]
     package_state.cache_clear()
-
-
-def test_the_digest_of_code_is_remembered_as_it_is(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path))
-    package_state.cache_clear()
-    digest = code_digest.__wrapped__
-    first = digest("fedavg")
-    monkeypatch.setattr(
-        "fedcache.runs.identity.digest_of_code", lambda *_: pytest.fail("parsed again")
-    )
-    assert digest("fedavg") == first == code_digest("fedavg")
-    with pytest.raises(pytest.fail.Exception):
-        digest("fedprox")

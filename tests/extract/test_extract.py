@@ -6,7 +6,6 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,15 +13,15 @@ import torch
 from command import apart, fedcache, ok, words_of
 from damage import flip_bit
 from filelock import FileLock
+from heard import Heard
 from pictures import folder
+from PIL import Image
 from toy_store import content
 
+import fedcache as fc
 from fedcache.config import ExtractConfig, Home
 from fedcache.errors import Exit, FedcacheError
-from fedcache.extract import backbones
 from fedcache.extract import extract_dataset as extraction
-from fedcache.extract.images import decode, resize
-from fedcache.extract.recipe import Recipe
 from fedcache.process import Stop
 from fedcache.progress import Silent
 from fedcache.store.store import Store
@@ -30,33 +29,27 @@ from fedcache.store.store import Store
 SMALL = "--batch 4 --chunk-rows 8 --workers 0"
 
 
-@pytest.fixture
-def images(tmp_path):
-    return folder(tmp_path / "shapes")
-
-
-def extract(images: Path, *words: object) -> Any:
+def extract(images, *words, backbones="random-projection"):
     return fedcache(
-        f"extract --dataset folder:{images} --backbones random-projection {SMALL}",
-        *words,
-        "--json",
+        f"extract --dataset folder:{images} --backbones {backbones} {SMALL}", *words, "--json"
     )
 
 
-def test_features_are_the_projection_of_the_resized_image(images):
-    done = extract(images)
-    assert done.code == 0, done.err
-    store = Store.open(Path(done.data["path"]))
-    (key,) = store.arrays
-    recipe = Recipe.from_dict(store.arrays[key].recipe)
-    weights = backbones.Weights(None, recipe.weights, "seeded")
-    encoder = backbones.load(
-        backbones.lookup("random-projection"), weights, recipe, device="cpu", dtype="float32"
-    )
-    row = 7
-    image = resize(decode((images / store.samples.name[row]).read_bytes()), recipe)
-    one = encoder.image(torch.from_numpy(image)[None].repeat(4, 1, 1, 1))[0].numpy()
-    assert np.allclose(store.reader(key).rows(np.array([row]))[0, 0], one, rtol=2e-3, atol=2e-3)
+class StopAfter(Silent):
+    """Asks to stop once so many images were extracted."""
+
+    def __init__(self, images):
+        self.left = images
+        self.flag = Stop()
+
+    def start(self, what, total, unit):
+        self.what = what
+
+    def advance(self, units):
+        if self.what == "extracting":
+            self.left -= units
+        if self.left <= 0:
+            self.flag.ask()
 
 
 @pytest.mark.slow
@@ -102,15 +95,6 @@ def test_an_interrupted_extraction_resumes_to_the_same_bytes(images, tmp_path):
     """Chunks computed in two goes, with the collector stopped after half of them, equal those of one go."""
     whole = Path(extract(images, "--store", tmp_path / "whole.zarr").data["path"])
 
-    class StopAfter(Silent):
-        seen = 0
-        flag = Stop()
-
-        def advance(self, units):
-            self.seen += units
-            if self.seen >= 20:
-                self.flag.ask()
-
     config = ExtractConfig(
         dataset=f"folder:{images}",
         backbones=("random-projection",),
@@ -118,7 +102,7 @@ def test_an_interrupted_extraction_resumes_to_the_same_bytes(images, tmp_path):
         chunk_rows=8,
         workers=0,
     )
-    observer = StopAfter()
+    observer = StopAfter(20)
     home = Home(Path(os.environ["FEDCACHE_HOME"]))
     part = tmp_path / "part.zarr"
     with pytest.raises(FedcacheError) as caught:
@@ -204,9 +188,7 @@ def test_a_finished_extraction_needs_no_gpu_and_says_so(images, monkeypatch):
 
 
 def test_only_the_command_line_changes_how_its_process_keeps_memory(images, monkeypatch):
-    import fedcache as fc
-
-    calls: list[None] = []
+    calls = []
     for module in (
         "commands.extract",
         "extract.workers.batch_workers",
@@ -264,3 +246,30 @@ def test_a_link_out_of_the_folder_is_left_out_with_a_warning_until_it_is_asked_f
     assert not fedcache(f"{words} --follow-links").envelope[
         "warnings"
     ]  # at once, as everything is there
+
+
+def noise(count):
+    return np.random.default_rng(0).integers(0, 256, (count, 8, 8, 3), dtype=np.uint8)
+
+
+def test_images_without_classes_have_features_and_it_is_said_that_they_have_no_text_features(
+    tmp_path,
+):
+    np.save(tmp_path / "im.npy", noise(6))
+    done = fedcache(f"extract --dataset arrays:{tmp_path / 'im.npy'} --backbones glyph-clip")
+    assert done.code == Exit.OK
+    assert "no text features" in done.err
+    told = ok("inspect").data
+    assert (told["ok"], told["classes"], told["text"]) == (6, [], [])
+    refused = fedcache("train --method clip-zs --scheme iid --clients 2")
+    assert refused.code == Exit.STORE
+    assert "clip-zs needs text features" in refused.err
+
+
+def test_test_rows_that_hold_what_a_training_row_holds_are_said():
+    rows = [(Image.fromarray(x), i % 2) for i, x in enumerate(noise(30))]
+    for first, said in ((20, 0), (18, 1)):
+        heard = Heard()
+        given = {"train": rows[:20], "test": rows[first:]}
+        fc.extract(given, ["random-projection"], size=8, observer=heard)
+        assert len([warning for warning in heard.warnings if "2 test rows" in warning]) == said

@@ -19,26 +19,10 @@ def images(tmp_path):
     return folder(tmp_path / "shapes", train=8, test=3)
 
 
-def extracted(images: Path, *words: object) -> tuple[str, Store]:
+def extracted(images, *words):
     """Key of the array and the store after one extraction."""
     done = ok(f"extract --dataset folder:{images} {WORDS}", *words).data
     return done["arrays"][0]["key"], Store.open(Path(done["path"]))
-
-
-@pytest.mark.slow
-def test_policies_are_arrays_of_one_store_which_share_the_plain_image(images):
-    keys = [
-        extracted(images, "--views", 3, "--augment", p, "--workers", 0)[0]
-        for p in ("simclr", "domainnet", POLICY)
-    ]
-    default, _ = extracted(images, "--views", 3, "--workers", 0)
-    assert default == keys[0]  # the default has a name
-    _, store = extracted(images, "--views", 3, "--augment", "flip=0.50,rotate=30.0", "--workers", 0)
-    assert set(store.arrays) == set(keys)  # other words for the second
-    simclr, flipped, noisy = (store.reader(key).all() for key in keys)
-    assert np.array_equal(simclr[:, 0], flipped[:, 0])
-    assert np.array_equal(simclr[:, 0], noisy[:, 0])
-    assert (flipped[:, 1:] != noisy[:, 1:]).any(-1).all()
 
 
 @pytest.mark.slow
@@ -90,8 +74,7 @@ def test_a_model_trained_on_augmented_rows_predicts_from_plain_images(images, tm
 @pytest.mark.slow
 def test_digits_are_not_flipped_and_that_is_said():
     words = f"--limit 8 {WORDS} --workers 0 --views 2 --augment flip=1"
-    done = fedcache(f"extract --dataset digits {words} --json")
-    assert done.code == 0, done.err
+    done = ok(f"extract --dataset digits {words}")
     assert "Views are not flipped" in done.err
     store = Store.open(Path(done.data["path"]))
     x = store.reader(done.data["arrays"][0]["key"]).all()

@@ -1,16 +1,12 @@
 """The way from decoders to a device and back, on a device whose streams sleep: what is given, overlapped and freed."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,11 +18,9 @@ from toy_store import content
 
 from fedcache.errors import Exit, MachineError
 from fedcache.extract import compute_features
-from fedcache.extract.batches import BatchRunner, FeatureJob, decode_batch
 from fedcache.extract.workers import gpu
 from fedcache.extract.workers.batch_workers import InProcess
-from fedcache.extract.workers.gpu import GpuFeeder, input_bytes
-from fedcache.extract.workers.slots import Placed, Slots, open_slots
+from fedcache.extract.workers.gpu import GpuFeeder
 from fedcache.process import Stop
 
 pytestmark = pytest.mark.skipif(
@@ -39,26 +33,24 @@ PATIENCE = 60.0
 class HereInstead:
     """Decoders in this process, so that no process starts: each call is done when it is submitted."""
 
-    def __init__(
-        self, count: int, initializer: Callable[..., None], needed: Any, stop: Stop
-    ) -> None:
+    def __init__(self, count, initializer, needed, stop):
         initializer(*needed)
         self.closed = False
 
-    def submit(self, call: Callable[..., Any], *args: Any) -> Future[Any]:
-        done: Future[Any] = Future()
+    def submit(self, call, *args):
+        done = Future()
         try:
             done.set_result(call(*args))
         except Exception as error:
             done.set_exception(error)
         return done
 
-    def result(self, answer: Future[Any]) -> Any:
+    def result(self, answer):
         return answer.result()
 
-    def check(self) -> None: ...
+    def check(self): ...
 
-    def close(self) -> None:
+    def close(self):
         self.closed = True
 
 
@@ -66,15 +58,10 @@ JOBS = [job(size=8, views=2), job("random-projection:6", "b", size=4), job("pixe
 
 
 @pytest.fixture
-def feeder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., GpuFeeder]]:
-    made: list[GpuFeeder] = []
+def feeder(monkeypatch):
+    made = []
 
-    def make(
-        jobs: list[FeatureJob] = JOBS,
-        workers: int = 2,
-        device: Callable[[BatchRunner], Any] = SleepingDevice,
-        gpus: tuple[int, ...] = (),
-    ) -> GpuFeeder:
+    def make(jobs=JOBS, workers=2, device=SleepingDevice, gpus=()):
         monkeypatch.setattr(gpu, "WorkerProcesses", HereInstead)
         settings = replace(SETTINGS, gpus=gpus)
         one = GpuFeeder(jobs, data(), settings, workers, Stop(), device)
@@ -87,7 +74,7 @@ def feeder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., GpuFeeder]
             one.close()
 
 
-def test_a_device_gives_what_one_process_gives(feeder: Callable[..., GpuFeeder]) -> None:
+def test_a_device_gives_what_one_process_gives(feeder):
     there = feeder()
     here = InProcess(JOBS, data(), SETTINGS)
     assert there.warm() == {"a": 0.5, "b": 0.5, "p": 0.5}
@@ -105,17 +92,17 @@ def test_a_device_gives_what_one_process_gives(feeder: Callable[..., GpuFeeder])
     here.close()
 
 
-def test_copies_run_while_the_device_computes(feeder: Callable[..., GpuFeeder]) -> None:
+def test_copies_run_while_the_device_computes(feeder):
     """The features of a batch are only given out once the next batch was copied in: in turn, they would never be."""
     last = 9
     ready = [threading.Event() for _ in range(last + 2)]
 
     class Watched(SleepingDevice):
-        def load(self, images: Any) -> Any:
+        def load(self, images):
             ready[self.loaded].set()
             return super().load(images)
 
-    def wait_for_next(number: int) -> None:
+    def wait_for_next(number):
         if number < last:
             assert ready[number + 1].wait(PATIENCE)
 
@@ -123,15 +110,15 @@ def test_copies_run_while_the_device_computes(feeder: Callable[..., GpuFeeder]) 
     answers = [there.submit(number % 3, ["a"]) for number in range(last + 1)]
     for answer in answers:
         assert answer.result(PATIENCE).decoded
-    device: Any = there.lines[0].device
+    device = there.lines[0].device
     assert device.most_held <= gpu.HELD
 
 
-def test_several_devices_share_the_batches(feeder: Callable[..., GpuFeeder]) -> None:
+def test_several_devices_share_the_batches(feeder):
     """No device gives its first batch out before the other has one too."""
     meeting = threading.Barrier(2, timeout=PATIENCE)
 
-    def meet(number: int) -> None:
+    def meet(number):
         if number == 0:
             meeting.wait()
 
@@ -143,18 +130,16 @@ def test_several_devices_share_the_batches(feeder: Callable[..., GpuFeeder]) -> 
     answers = [there.submit(1, ["a"]) for _ in range(there.depth)]
     features = {answer.result(PATIENCE).features["a"].tobytes() for answer in answers}
     assert len(features) == 1
-    devices: list[Any] = [line.device for line in there.lines]
+    devices = [line.device for line in there.lines]
     assert sum(device.fetched for device in devices) == len(answers)
 
 
-def test_an_error_on_the_device_is_the_answer_of_its_batch_and_ends_no_other(
-    feeder: Callable[..., GpuFeeder],
-) -> None:
+def test_an_error_on_the_device_is_the_answer_of_its_batch_and_ends_no_other(feeder):
     there = feeder([job(size=8)])
-    device: Any = there.lines[0].device
+    device = there.lines[0].device
     run = device.run
 
-    def failing(key: str, loaded: Any) -> Any:
+    def failing(key, loaded):
         device.run = run
         raise MachineError("The GPU's memory is too small.", "--batch 2")
 
@@ -165,18 +150,8 @@ def test_an_error_on_the_device_is_the_answer_of_its_batch_and_ends_no_other(
     assert second.result(PATIENCE).decoded == 4
 
 
-def test_slots_are_given_back_so_that_few_serve_many_batches(
-    feeder: Callable[..., GpuFeeder],
-) -> None:
-    there = feeder([job(size=8)], workers=1)
-    assert there.depth == 4
-    for _ in range(3):
-        answers = [there.submit(1, ["a"]) for _ in range(there.depth)]
-        assert len({answer.result(PATIENCE).features["a"].sum() for answer in answers}) == 1
-
-
-def test_closing_waits_for_nothing_that_nobody_will_take(feeder: Callable[..., GpuFeeder]) -> None:
-    def wait_for_the_end(_: int) -> None:
+def test_closing_waits_for_nothing_that_nobody_will_take(feeder):
+    def wait_for_the_end(_):
         while not line.closed:
             time.sleep(0.001)
 
@@ -185,59 +160,12 @@ def test_closing_waits_for_nothing_that_nobody_will_take(feeder: Callable[..., G
     for _ in range(there.depth):
         there.submit(1, ["a"])
     there.close()
-    device: Any = line.device
+    device = line.device
     assert device.fetched <= 1, "the one that was waited for"
     assert not any(thread.is_alive() for thread in line.threads)
 
 
-def test_images_of_a_slot_are_read_where_they_were_put() -> None:
-    made = Slots(3, 4 * 8 * 8 * 3 + 64)
-    other = open_slots(*made.address)
-    g = np.random.default_rng(0)
-    images = g.integers(0, 256, (4, 1, 8, 8, 3), np.uint8)
-    small = g.integers(0, 256, (5,), np.uint8)
-    many = np.zeros(made.slot_bytes, np.uint8)
-    floats = np.ones(3, np.float32)
-    slots = [made.take() for _ in range(3)]
-    assert sorted(slots) == [0, 1, 2]
-    placed = other.put(slots[1], {"i": images, "s": small, "m": many, "f": floats, "t": ["a"]})
-    assert placed["i"] == Placed(0, images.shape)
-    assert placed["s"] == Placed(4 * 8 * 8 * 3, (5,))
-    assert placed["m"] is many, "what does not fit travels as it is"
-    assert placed["f"] is floats
-    found = made.get(slots[1], placed)
-    assert np.array_equal(found["i"], images)
-    assert np.array_equal(found["s"], small)
-    assert found["t"] == ["a"]
-    assert not made.get(slots[0], placed)["i"].any(), "another slot is other memory"
-    made.free(slots[2])
-    assert made.take() == slots[2]
-    made.close()
-
-
-def test_the_memory_of_slots_counts_images_that_recipes_share_once() -> None:
-    both = [job(size=8), job("random-projection:6", "b", size=8), job(size=4, views=3)]
-    assert input_bytes(both, 10) == 10 * (8 * 8 * 3 + 3 * 4 * 4 * 3)
-    assert input_bytes([job("pixels", "p")], 10) == 0, "images of any size travel as they are"
-
-
-def test_a_worker_decodes_into_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Slots(2, input_bytes([job(size=8)], 4))
-    gpu.init_decoder(*made.address)
-    runner = BatchRunner([job(size=8)], data().source, data().uid, 10, SETTINGS)
-    decoding = runner.decoding(0, ["a"])
-    placed, bad, seconds = gpu.decode_into(1, *decoding)
-    expected, _, _ = decode_batch(*decoding)
-    found = made.get(1, placed)
-    assert found.keys() == expected.keys()
-    for key, images in expected.items():
-        assert isinstance(placed[key], Placed)
-        assert np.array_equal(found[key], images)
-    assert (bad, seconds > 0) == ({2: "torn"}, True)
-    made.close()
-
-
-def open_memory() -> int:
+def open_memory():
     """Files of batches that this process holds or maps."""
     found = Path("/proc/self/maps").read_text().count("fedcache-batches")
     for link in Path("/proc/self/fd").iterdir():
@@ -247,31 +175,7 @@ def open_memory() -> int:
 
 
 @pytest.mark.slow
-def test_decoders_before_a_device_give_what_one_process_gives_and_leave_no_memory() -> None:
-    before = open_memory()
-    alone = InProcess(JOBS, data(), SETTINGS)
-    feeder = GpuFeeder(JOBS, data(), SETTINGS, 2, Stop(), SleepingDevice)
-    keys = ["a", "b", "p"]
-    try:
-        assert open_memory() > before
-        answers = [feeder.submit(batch, keys) for batch in (0, 1, 2)]
-        for batch in (0, 2):
-            one = alone.finish(batch, keys, alone.submit(batch, keys))
-            two = feeder.finish(batch, keys, answers[batch])
-            for key in keys:
-                assert np.array_equal(one.features[key], two.features[key], equal_nan=key != "p")
-            assert two.decode_seconds > 0
-        feeder.check()
-    finally:
-        feeder.close()
-        alone.close()
-    assert open_memory() == before
-
-
-@pytest.mark.slow
-def test_a_store_has_the_same_bytes_whichever_way_its_batches_took(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_has_the_same_bytes_whichever_way_its_batches_took(tmp_path, monkeypatch):
     images = folder(tmp_path / "shapes", train=30, test=9)
     (images / "train" / "zebra" / "000.png").write_bytes(b"no image")
     words = (
@@ -282,26 +186,30 @@ def test_a_store_has_the_same_bytes_whichever_way_its_batches_took(
     assert alone.code == Exit.QUARANTINED
     assert "at most 40 images are computed again" in alone.err  # a batch of 8 and two chunks of 16
 
-    def devices(*given: Any, stop: Stop, **_: Any) -> GpuFeeder:
+    def devices(*given, stop, **_):
         jobs, rows, settings = given
-        return GpuFeeder(jobs, rows, replace(settings, gpus=(0, 1)), 2, stop, SleepingDevice)
+        made = GpuFeeder(jobs, rows, replace(settings, gpus=(0, 1)), 2, stop, SleepingDevice)
+        assert open_memory() > before
+        return made
 
+    before = open_memory()
     monkeypatch.setattr(compute_features, "open_workers", devices)
     done = fedcache(words, "--store", tmp_path / "piped.zarr")
     assert done.code == Exit.QUARANTINED
     assert "the fake device records no graphs" in done.err
     assert content(tmp_path / "piped.zarr") == content(tmp_path / "alone.zarr")
+    assert open_memory() == before
 
 
 @pytest.mark.slow
-def test_a_decoder_that_is_killed_is_one_sentence_and_leaves_no_memory() -> None:
+def test_a_decoder_that_is_killed_is_one_sentence_and_leaves_no_memory():
     before = open_memory()
     feeder = GpuFeeder([job(size=8)], data(), SETTINGS, 2, Stop(), SleepingDevice)
     assert feeder.submit(0, ["a"]).result(PATIENCE).decoded == 4
     for process in list((feeder.pool.pool._processes or {}).values()):
         process.kill()
 
-    def go_on(decoders: GpuFeeder) -> None:
+    def go_on(decoders):
         while True:
             decoders.submit(1, ["a"]).result(PATIENCE)
 

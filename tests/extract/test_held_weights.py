@@ -1,13 +1,10 @@
 """Weights held in a narrow type: the features have the bits of autocast, which casts them in every call."""
 
-from __future__ import annotations
-
 import copy
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedcache.extract.backbones.backbone import ModuleEncoder
 from fedcache.extract.recipe import Recipe
@@ -16,11 +13,11 @@ from fedcache.extract.recipe import Recipe
 class Own(nn.Linear):
     """A layer that computes with its weight itself."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return nn.functional.linear(x, self.weight / self.weight.norm(), self.bias)
 
 
-def network() -> nn.Module:
+def network():
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(3, 6, 3),
@@ -33,28 +30,19 @@ def network() -> nn.Module:
     ).eval()
 
 
-class TwoTowers(nn.Module):
-    """An image tower and a text tower, as open_clip names them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.visual = network()
-        self.words = nn.Linear(4, 8)
-
-
-def encoder(module: nn.Module, dtype: str, **more: object) -> ModuleEncoder:
+def encoder(module, dtype, **more):
     recipe = Recipe("x", "", size=8)
     return ModuleEncoder("x", module, recipe, device="cpu", dtype=dtype, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_features_have_the_bits_of_autocast(dtype: str) -> None:
+def test_features_have_the_bits_of_autocast(dtype):
     images = torch.randint(0, 256, (4, 8, 8, 3), dtype=torch.uint8)
     plain = encoder(network(), "float32")
     held = encoder(network(), dtype)
     assert {p.dtype for p in plain.module.parameters()} == {torch.float32}
     narrow = getattr(torch, dtype)
-    layers: Any = held.module
+    layers = held.module
     assert [layers[i].weight.dtype for i in (0, 1, 4, 5, 6)] == [
         narrow,
         torch.float32,
@@ -68,8 +56,8 @@ def test_features_have_the_bits_of_autocast(dtype: str) -> None:
     assert not torch.equal(plain.image(images), expected)
 
 
-def test_a_tower_of_texts_keeps_its_weights() -> None:
-    both: Any = TwoTowers()
+def test_a_tower_of_texts_keeps_its_weights():
+    both = nn.ModuleDict({"visual": network(), "words": nn.Linear(4, 8)})
     made = encoder(
         both, "bfloat16", image=both.visual, text=both.words, tokenize=lambda _: torch.ones(2, 4)
     )

@@ -7,7 +7,6 @@ import pytest
 from command import ok
 from make_images import tree, write_directory
 
-import fedcache as fc
 from fedcache.store.store import Store
 
 RNG = np.random.default_rng(5)
@@ -25,7 +24,7 @@ def specs(tmp_path):
     return {name: f"arrays:{tmp_path / name}.npz" for name in ("two", "three", "none")}
 
 
-def sites(path: str) -> tuple[str, ...]:
+def sites(path):
     store = Store.open(Path(path))
     return store.group("site").words if "site" in store.groups else ()
 
@@ -60,13 +59,7 @@ def test_a_dataset_without_a_column_has_not_that_of_another(specs):
     shown = ok(f"inspect --dataset {specs['none']}")
     assert f"The column site is not of {specs['none']}" in shown.err
     assert sites(path) == ()
-
-
-def test_the_dataset_last_extracted_has_its_own_columns(specs):
-    path = ok(f"extract --dataset {specs['three']} {WORDS}").data["path"]
-    ok(f"extract --dataset {specs['two']} {WORDS}")
-    ok(f"inspect --dataset {specs['three']}")
-    assert sites(path) == ("p", "q", "r")
+    # a command that names none means the dataset last extracted
     ok("inspect")
     assert sites(path) == ("a", "b")
     Path(specs["two"].partition(":")[2]).unlink()  # the store is still what is meant
@@ -90,17 +83,3 @@ def test_columns_come_in_the_order_of_a_store_that_grew(tmp_path):
     ok(f"inspect --dataset folder:{root / 'a.csv'}")
     store = Store.open(Path(grown))
     assert store.group("site").values() == [of[name] for name in store.samples.name]
-
-
-def test_images_of_a_program_bring_their_own_columns():
-    def items(site):
-        return [
-            {"image": i, "label": int(y), "site": s}
-            for i, y, s in zip(IMAGES, LABELS, site, strict=True)
-        ]
-
-    given = {"backbones": ["random-projection"], "size": 8}
-    store = fc.extract(items(TWO), **given)
-    assert store.group("site").words == ("a", "b")
-    assert fc.extract(items(THREE), **given).group("site").words == ("p", "q", "r")
-    assert fc.extract(items(TWO), **given).group("site").words == ("a", "b")

@@ -3,21 +3,13 @@
 The workers here are threads that wait for each other, so what is counted depends on no clock.
 """
 
-from __future__ import annotations
-
-import json
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from command import fedcache, ok
-from numpy.typing import NDArray
 
 from fedcache.extract.batches import ComputedBatch
 from fedcache.extract.planning.cost import BatchCost, pipeline_seconds
@@ -40,25 +32,25 @@ BATCHES = 48
 class Kept:
     """A writer that keeps chunks, each once it may."""
 
-    def __init__(self, chunk_rows: int) -> None:
+    def __init__(self, chunk_rows):
         self.chunk_rows = chunk_rows
-        self.chunks: dict[int, NDArray[Any]] = {}
+        self.chunks = {}
         self.open = threading.Event()
         self.open.set()
 
-    def write(self, chunk: int, rows: NDArray[Any], bad: Mapping[int, str] | None = None) -> None:
+    def write(self, chunk, rows, bad=None):
         assert self.open.wait(PATIENCE)
         self.chunks[chunk] = rows
 
     @property
-    def rows(self) -> NDArray[Any]:
+    def rows(self):
         return np.concatenate([self.chunks[chunk] for chunk in sorted(self.chunks)])
 
 
 class Threads(BatchWorkers):
     """Threads whose feature of a row is its number; ``meet`` is called by each before it answers."""
 
-    def __init__(self, workers: int, rows: int, batch: int, meet: Callable[[], object]) -> None:
+    def __init__(self, workers, rows, batch, meet):
         self.workers = workers
         self.depth = depth_of(workers, 4 * batch)
         self.rows = rows
@@ -67,24 +59,22 @@ class Threads(BatchWorkers):
         self.submitted = 0
         self.threads = ThreadPoolExecutor(workers)
 
-    def submit(self, batch: int, keys: Sequence[str]) -> Future[Any]:
+    def submit(self, batch, keys):
         self.submitted += 1
         return self.threads.submit(self._compute, batch, tuple(keys))
 
-    def _compute(self, batch: int, keys: tuple[str, ...]) -> ComputedBatch:
+    def _compute(self, batch, keys):
         self.meet()
         first = batch * self.batch
         rows = np.arange(first, min(first + self.batch, self.rows), dtype=np.float32)
         features = dict.fromkeys(keys, rows[:, None, None])
         return ComputedBatch(features, {}, len(rows), 0.0, dict.fromkeys(keys, 0.0))
 
-    def close(self) -> None:
+    def close(self):
         self.threads.shutdown()
 
 
-def run(
-    workers: Threads, writers: Mapping[str, Kept], stop: Stop | None = None
-) -> tuple[bool, ChunkCollector]:
+def run(workers, writers):
     tasks = [(number, tuple(writers)) for number in range(math.ceil(workers.rows / workers.batch))]
     collector = ChunkCollector(writers, workers.rows, workers.batch, workers.depth)
     try:
@@ -93,7 +83,7 @@ def run(
             workers,
             collector,
             max_bad=0,
-            stop=stop or Stop(),
+            stop=Stop(),
             stats=ExtractionStats(),
             observer=Silent(),
         )
@@ -103,7 +93,7 @@ def run(
     return whole, collector
 
 
-def until(happened: Callable[[], bool]) -> bool:
+def until(happened):
     """Whether it has happened, after ``PATIENCE`` at most."""
     end = time.monotonic() + PATIENCE
     while not happened():
@@ -115,11 +105,11 @@ def until(happened: Callable[[], bool]) -> bool:
 
 @pytest.mark.parametrize("batch", [32, 256, 512, 1024])
 @pytest.mark.parametrize("count", [2, 4, 8])
-def test_as_many_batches_are_computed_at_once_as_there_are_workers(count: int, batch: int) -> None:
+def test_as_many_batches_are_computed_at_once_as_there_are_workers(count, batch):
     """Every batch waits until as many are being computed as there are workers, and one more waits for a worker."""
     met = 0
 
-    def fed() -> None:
+    def fed():
         """Called once ``count`` batches are being computed, before any of them ends."""
         nonlocal met
         met += 1
@@ -140,20 +130,20 @@ def test_as_many_batches_are_computed_at_once_as_there_are_workers(count: int, b
         assert np.array_equal(kept.rows[:, 0, 0], np.arange(rows))
 
 
-def test_a_kill_never_costs_more_than_the_first_line_says() -> None:
+def test_a_kill_never_costs_more_than_the_first_line_says():
     """With a disk that answers nothing the loop begins exactly as many batches as the limit allows, and then waits."""
     kept = Kept(4 * 8)
     kept.open.clear()
     workers = Threads(2, 100 * 8, 8, lambda: None)
     expected = workers.depth + 2 * 4
 
-    def release() -> None:
+    def release():
         assert until(lambda: workers.submitted == expected)
         time.sleep(0.02)  # time to begin one too many
         seen.append(workers.submitted)
         kept.open.set()
 
-    seen: list[int] = []
+    seen = []
     helper = threading.Thread(target=release)
     helper.start()
     whole, collector = run(workers, {"a": kept})
@@ -164,22 +154,11 @@ def test_a_kill_never_costs_more_than_the_first_line_says() -> None:
     assert np.array_equal(kept.rows[:, 0, 0], np.arange(800))
 
 
-def test_a_request_to_stop_ends_with_whole_chunks() -> None:
-    stop = Stop()
-    workers = Threads(2, 100 * 8, 8, stop.ask)
-    kept = {"a": Kept(4 * 8), "b": Kept(8)}
-    whole, collector = run(workers, kept, stop)
-    assert not whole
-    assert not collector.pending
-    assert 1 <= len(kept["a"].chunks) < 25
-    assert len(kept["b"].rows) == len(kept["a"].rows)
-
-
 @pytest.mark.parametrize(
     ("workers", "batch_bytes", "depth"),
     [(1, 0, 4), (8, 4096, 18), (8, 1 << 28, 12), (8, 1 << 40, 10)],
 )
-def test_what_waits_is_bounded_by_memory(workers: int, batch_bytes: int, depth: int) -> None:
+def test_what_waits_is_bounded_by_memory(workers, batch_bytes, depth):
     assert depth_of(workers, batch_bytes) == depth
 
 
@@ -196,9 +175,7 @@ def test_what_waits_is_bounded_by_memory(workers: int, batch_bytes: int, depth: 
         (256, 150_528, "cuda", 256),  # pixels of 224 px: 38 MB a batch
     ],
 )
-def test_chunks_have_eight_batches_of_a_gpu_and_512_rows_on_a_cpu(
-    batch: int, row_bytes: int, device: str, rows: int
-) -> None:
+def test_chunks_have_eight_batches_of_a_gpu_and_512_rows_on_a_cpu(batch, row_bytes, device, rows):
     assert chunk_rows_for(batch, row_bytes, device) == rows
 
 
@@ -224,60 +201,12 @@ DECODES = BatchCost(decode=4.0, forward=1.0, processor=5.0)
     ],
 )
 def test_the_estimate_counts_workers_cores_and_the_device(
-    cost: BatchCost, batches: int, device: str, workers: int, cores: int, seconds: float
-) -> None:
+    cost, batches, device, workers, cores, seconds
+):
     found = pipeline_seconds(cost, batches, device=device, workers=workers, cores=cores)
     assert found == pytest.approx(seconds)
 
 
-def test_the_estimate_shares_batches_among_gpus() -> None:
+def test_the_estimate_shares_batches_among_gpus():
     found = pipeline_seconds(WORKS, 10, device="cuda", workers=8, cores=8, gpus=2)
     assert found == pytest.approx(0.5 + 5 * 1.5)
-
-
-SLEEPING = """
-import json, os, pathlib, time
-import torch
-
-class Sleeping(torch.nn.Module):
-    size = 8
-
-    def forward(self, x):
-        began = time.time()
-        time.sleep({seconds})
-        line = json.dumps([began, time.time(), len(x)]) + chr(10)
-        with open({log!r}, "a") as file:
-            file.write(line)
-        return x.mean((2, 3))
-
-make = Sleeping
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("workers", "batch"), [(4, 64)])
-def test_processes_compute_at_once_and_the_estimate_says_how_long(
-    workers: int, batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = tmp_path / "log.jsonl"
-    seconds = 0.25
-    name = f"sleeping_{workers}_{batch}"
-    (tmp_path / f"{name}.py").write_text(SLEEPING.format(seconds=seconds, log=str(log)))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    words = (
-        f"extract --dataset digits --backbones module:{name}:make --batch {batch} "
-        f"--workers {workers} --device cpu"
-    )
-    planned = ok(f"{words} --dry-run").data
-    rounds = math.ceil(math.ceil(planned["images"] / batch) / workers)
-    assert planned["seconds"] >= rounds * seconds * 0.99
-    log.unlink()
-    done = fedcache(f"{words} --json")
-    assert done.code == 0, done.err
-    calls = [json.loads(line) for line in log.read_text().splitlines()]
-    whole = [(began, ended) for began, ended, size in calls if size == batch]
-    # Most calls of a whole batch find the other workers busy: at the middle of a call as many sleep as there are.
-    busy = [sum(began <= (one[0] + one[1]) / 2 <= ended for began, ended in whole) for one in whole]
-    assert max(busy) == workers
-    assert np.median(busy) >= workers - 1

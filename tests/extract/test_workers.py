@@ -20,17 +20,17 @@ from fedcache.process import INTERRUPTED, Stop
 MORE_THAN_A_PIPE = b"x" * (1 << 20)
 
 
-def keep(_: bytes) -> None:
+def keep(_):
     """What a worker needs at its start, far more than a pipe holds."""
 
 
 class HalfSent:
     """A value whose answer is cut: the worker dies after the first bytes are in the pipe."""
 
-    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+    def __reduce__(self):
         import multiprocessing.connection as connection
 
-        def cut(self: object, buf: bytes) -> None:
+        def cut(self, buf):
             os.write(self._handle, (len(buf)).to_bytes(4, "big") + bytes(buf[:1000]))  # type: ignore[attr-defined]
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -38,7 +38,7 @@ class HalfSent:
         return bytes, (MORE_THAN_A_PIPE,)
 
 
-def half_an_answer() -> HalfSent:
+def half_an_answer():
     return HalfSent()
 
 
@@ -46,7 +46,7 @@ def half_an_answer() -> HalfSent:
 def stillborn(monkeypatch):
     """Pools of workers that end before they read anything, as a signal to the group ends those that are starting."""
 
-    def made(count: int, needed: bytes, stop: Stop) -> WorkerProcesses:
+    def made(count, needed, stop):
         pool = WorkerProcesses(count, keep, (needed,), stop)
         monkeypatch.setattr(spawn, "_python_exe", b"/bin/true")
         return pool
@@ -66,7 +66,6 @@ def test_a_worker_that_dies_in_the_middle_of_an_answer_is_noticed_and_the_pool_e
     with pytest.raises(MachineError, match="worker ended"):
         pool.ask(half_an_answer)
     thread = pool.pool._executor_manager_thread
-    assert thread is not None
     pool.close()
     thread.join(200)
     assert not thread.is_alive()  # the interpreter waits for it when it ends
@@ -108,30 +107,24 @@ with stop_on_signals(Stop().ask, print):
 
 
 @pytest.mark.slow
-def test_the_second_signal_ends_a_process_whose_interpreter_takes_long_to_end():
+@pytest.mark.parametrize(
+    ("code", "number", "status"),
+    [
+        (SLOW_TO_END, signal.SIGINT, -signal.SIGALRM),
+        (DEAF, signal.SIGINT, 130),
+        (DEAF, signal.SIGTERM, 130),
+    ],
+)
+def test_the_second_signal_ends_a_process_that_does_not_listen(code, number, status):
     run = subprocess.Popen(
-        [sys.executable, "-c", SLOW_TO_END], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
-    assert run.stdout is not None
     assert run.stdout.readline() == b"ready\n"
-    for _ in range(2):
-        run.send_signal(signal.SIGINT)
-        time.sleep(0.1)
-    assert run.wait(50) == -signal.SIGALRM
-    run.stdout.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_second_signal_ends_a_process_that_does_not_listen(number):
-    run = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE, text=True)
-    assert run.stdout is not None
-    assert run.stdout.readline() == "ready\n"
     run.send_signal(number)
     time.sleep(0.1)
     assert run.poll() is None  # the first only asks
     run.send_signal(number)
-    assert run.wait(50) == 130
+    assert run.wait(50) == status
     run.stdout.close()
 
 
@@ -177,22 +170,18 @@ def test_a_worker_leaves_signals_to_its_parent_and_takes_what_it_is_sent(monkeyp
     ]
 
 
-def test_a_process_without_a_parent_watches_none(monkeypatch):
-    monkeypatch.setattr(processes, "parent_process", lambda: None)
-    monkeypatch.setattr(processes.threading, "Thread", lambda **_: pytest.fail("watches"))
-    processes.die_with_parent()
-
-
 def test_a_worker_ends_with_its_parent(monkeypatch):
-    waited, ended = [], []
-    monkeypatch.setattr(processes, "parent_process", lambda: SimpleNamespace(sentinel=7))
-    monkeypatch.setattr(processes.connection, "wait", waited.append)
-    monkeypatch.setattr(processes.os, "_exit", ended.append)
+    done = []
+    monkeypatch.setattr(processes.connection, "wait", done.append)
+    monkeypatch.setattr(processes.os, "_exit", done.append)
     monkeypatch.setattr(
         processes.threading, "Thread", lambda target, daemon: SimpleNamespace(start=target)
     )
-    processes.die_with_parent()
-    assert (waited, ended) == ([[7]], [1])
+    for parent in (None, SimpleNamespace(sentinel=7)):
+        monkeypatch.setattr(processes, "parent_process", lambda parent=parent: parent)
+        assert not done
+        processes.die_with_parent()
+    assert done == [[7], 1]
 
 
 def test_a_process_that_ends_at_once_ends_its_workers(monkeypatch):
@@ -205,17 +194,12 @@ def test_a_process_that_ends_at_once_ends_its_workers(monkeypatch):
 
 
 def test_memory_is_kept_only_where_the_c_library_can(monkeypatch):
-    asked = []
-    for answers, kept in (((1, 1), True), ((0, 1), False), ((1, 0), False)):
-        left = list(answers)
-        library = SimpleNamespace(
-            mallopt=lambda *given, left=left: asked.append(given) or left.pop(0)
-        )
+    # as malloc.h names them: M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
+    most = {-3: 2**31 - 1, -1: 2**31 - 1}
+    for able, kept in (({-3, -1}, True), ({-1}, False), ({-3}, False)):
+        library = SimpleNamespace(mallopt=lambda n, v, able=able: n in able and v == most[n])
         monkeypatch.setattr("ctypes.CDLL", lambda _name, library=library: library)
         assert process.keep_freed_memory() is kept
-    assert asked[:2] == [(-3, 2**31 - 1), (-1, 2**31 - 1)], (
-        "as malloc.h names them: M_MMAP_THRESHOLD, M_TRIM_THRESHOLD"
-    )
     monkeypatch.setattr("ctypes.CDLL", lambda _name: SimpleNamespace())
     assert process.keep_freed_memory() is False
     process.return_freed_memory()  # does nothing there

@@ -31,7 +31,7 @@ STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.tensor([1.
 class Payload:
     """Pickles to a call that creates a file when it is opened."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.path = path
 
     def __reduce__(self):
@@ -56,7 +56,7 @@ def loaded(path, key=None):
     return net.state_dict(), taken[0]
 
 
-def refused(path: Path, match: str | None = None, **options) -> FedcacheError:
+def refused(path, match=None, **options):
     with pytest.raises(FedcacheError, match=match) as caught:
         read_state(path, **options)
     assert caught.value.code is Exit.ENVIRONMENT
@@ -78,9 +78,7 @@ def test_every_layout_of_the_same_tensors_reads_alike(tmp_path):
             {"epoch": 3, wrapper: STATE, "best": np.float64(0.5), "n": np.int64(4)},
             tmp_path / f"{wrapper}.pt",
         )
-    files = sorted(tmp_path.iterdir())
-    assert len(files) == 8
-    for file in files:
+    for file in tmp_path.iterdir():
         assert same(loaded(file)[0]), file.name
     assert loaded(tmp_path / "c.pt")[1].sentence(tmp_path / "c.pt", "net") == ""
 
@@ -127,15 +125,6 @@ def test_the_options_of_a_training_script_are_read_as_data(tmp_path):
     options = argparse.Namespace(lr=0.1, data=Path("images"), nested=argparse.Namespace(epochs=3))
     torch.save({"state_dict": STATE, "args": options, "epoch": 3}, tmp_path / "a.pt")
     assert same(loaded(tmp_path / "a.pt")[0])
-
-
-def test_a_head_beside_the_backbone_does_not_hide_what_the_other_names_begin_with(tmp_path):
-    source, target = nn.Linear(3, 2), nn.Linear(3, 2)
-    state = {f"backbone.{k}": v for k, v in source.state_dict().items()} | {
-        "head.weight": torch.zeros(4)
-    }
-    load_strict(target, state, backbone="net", path=tmp_path, ignore=("head.",))
-    assert torch.equal(target.weight, source.weight)
 
 
 def under(prefix, state):
@@ -338,10 +327,8 @@ def test_a_damaged_checkpoint_loads_only_what_has_the_right_names_and_shapes(
     header = 8 + struct.unpack("<Q", raw[:8])[0]
     raw[data.draw(st.integers(0, header - 1))] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(raw)
-    holder = nn.Module()
-    holder.add_module("a", nn.Linear(3, 2))
     try:
-        load_strict(holder, read_state(path), backbone="linear", path=path)
+        loaded(path)
     except FedcacheError as error:
         assert error.code is Exit.ENVIRONMENT  # noqa: PT017 - most flips are refused, some change a name's spelling only
 

@@ -1,7 +1,6 @@
 """Loaded backbones compute what their authors' code computes, from files in the authors' layouts."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,16 +19,16 @@ from fedcache.extract.digests import DigestMemory
 from fedcache.store.files import file_sha256
 
 
-def at(path: Path) -> Weights:
+def at(path):
     return Weights(path, file_sha256(path), str(path))
 
 
-def native(name: str, path: Path, **changes):
+def native(name, path, **changes):
     row = lookup(name)
     return load(row, at(path), replace(row.recipe, **changes))
 
 
-def in_wheel(name: str, tmp_path: Path) -> Weights:
+def in_wheel(name, tmp_path):
     return locate(
         lookup(name),
         given={},
@@ -321,43 +320,18 @@ def test_pixels_are_the_image(tmp_path):
 # What every encoder does
 
 
-@pytest.fixture(scope="module")
-def lite(tmp_path_factory):
-    weights = in_wheel("efficientnet-lite0", tmp_path_factory.mktemp("lite"))
-    return lambda **options: load(
-        lookup("efficientnet-lite0"), weights, lookup("efficientnet-lite0").recipe, **options
-    )
-
-
 @pytest.mark.slow
-def test_an_encoder_is_deterministic_and_leaves_torch_as_it_was(lite):
-    x = images(4, 64)
-    flags = (
-        torch.backends.cudnn.benchmark,
-        torch.backends.cudnn.deterministic,
-        torch.backends.cudnn.allow_tf32,
-    )
-    first = lite().image(x)
-    second = lite().image(x)
+def test_an_encoder_is_deterministic_and_leaves_torch_as_it_was(tmp_path):
+    def flags():
+        cudnn = torch.backends.cudnn
+        return cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, torch.is_grad_enabled()
+
+    row, x, before = lookup("efficientnet-lite0"), images(4, 64), flags()
+    weights = in_wheel(row.name, tmp_path)
+    first, second = (load(row, weights, row.recipe).image(x) for _ in range(2))
     assert torch.equal(first, second)
     assert not first.requires_grad
-    after = (
-        torch.backends.cudnn.benchmark,
-        torch.backends.cudnn.deterministic,
-        torch.backends.cudnn.allow_tf32,
-    )
-    assert after == flags
-    assert torch.is_grad_enabled()
-
-
-def test_normalisation_is_that_of_the_recipe():
-    row = lookup("random-projection")
-    x = images(2, 32)
-    moved = replace(row.recipe, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
-    weights = Weights(None, "seed:0", "")
-    draws = torch.randn(64, 3072, generator=torch.Generator().manual_seed(0)) / 3072**0.5
-    expected = normal(x, moved.mean, moved.std).flatten(1) @ draws.T
-    assert close(load(row, weights, moved).image(x), expected, 3072)
+    assert flags() == before
 
 
 # CLIP, last: it is the large one
@@ -396,7 +370,6 @@ def test_clip_rn50_gives_projected_images_and_unit_text(rn50, caplog):
     text = text_features(encoder, ["fire_truck", "cat"], ["a photo of a {}."])
     assert text.shape == (2, 1024)
     assert close(text, F.normalize(words, dim=-1), 4096)
-    assert close(np.linalg.norm(text, axis=1), np.ones(2), 1024)
 
 
 @pytest.mark.slow

@@ -74,21 +74,16 @@ def test_untrained_prompts_have_the_text_features_of_the_extraction(towers):
 
 
 def test_images_have_the_features_of_the_extraction_bit_for_bit(towers):
-    side = 8 if towers.name == "tiny-clip" else 32
+    recipe = RECIPE if towers.name == "tiny-clip" else glyph_clip.BACKBONE.recipe
+    side = recipe.size
     images = torch.randint(
         0, 256, (5, side, side, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
     )
     live = towers.image.encode(towers.image.normalise(images))
     assert torch.equal(live, normalize(towers.encoder.image(images), dim=-1))
-    mean, std = (
-        torch.tensor(v).view(1, 3, 1, 1) for v in (_recipe(towers).mean, _recipe(towers).std)
-    )
+    mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (recipe.mean, recipe.std))
     expected = (images.permute(0, 3, 1, 2) / 255 - mean) / std
     assert close(towers.image.normalise(images), expected, 4)
-
-
-def _recipe(towers):
-    return RECIPE if towers.name == "tiny-clip" else glyph_clip.BACKBONE.recipe
 
 
 def test_inputs_take_a_gradient_and_weights_none(towers):

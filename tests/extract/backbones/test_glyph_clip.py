@@ -4,8 +4,6 @@ import hashlib
 import importlib
 import string
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +21,6 @@ from fedcache.extract.backbones.glyph_clip import (
     BACKBONE,
     CONTEXT,
     END,
-    PARAMETERS,
     build,
     tokenize,
 )
@@ -73,7 +70,7 @@ def trainer(drawing):
     return importlib.import_module("train_glyph_clip")
 
 
-def zero_shot(encoder: Any, inputs: np.ndarray, label: np.ndarray, names: list[str]) -> float:
+def zero_shot(encoder, inputs, label, names):
     text = text_features(encoder, names, [str(BACKBONE.template)])
     image = torch.cat([encoder.image(part) for part in torch.from_numpy(inputs).split(500)]).numpy()
     return float(((image @ text.T).argmax(1) == label).mean())
@@ -114,18 +111,6 @@ def test_the_packaged_weights_are_found_and_are_the_published_file(tmp_path):
     assert FILE.stat().st_size == BACKBONE.size < 4_400_000
 
 
-def test_the_file_holds_exactly_the_towers_in_half_precision():
-    state, model = load_file(FILE), build()
-    assert {k: v.shape for k, v in state.items()} == {
-        k: v.shape for k, v in model.state_dict().items()
-    }
-    assert {v.dtype for k, v in state.items() if not k.endswith("num_batches_tracked")} == {
-        torch.float16
-    }
-    assert all(bool(torch.isfinite(v).all()) for v in state.values())
-    assert sum(p.numel() for p in model.parameters()) == PARAMETERS
-
-
 def test_another_file_is_refused(tmp_path):
     state = load_file(FILE)
     del state["text_projection"]
@@ -149,7 +134,6 @@ def test_features_are_the_projections_of_open_clips_own_model(encoder, rows):
     # raw projections, as every image feature is
     assert not torch.allclose(got.norm(dim=1), torch.ones(8), atol=0.01)
     assert close(encoder.text(prompts), words, SUMS)
-    assert close(encoder.text(prompts).norm(dim=1), torch.ones(3), SUMS)
 
 
 @settings(max_examples=50)
@@ -219,7 +203,7 @@ def test_the_tool_refuses_their_kin_and_renamed_copies(drawing):
     drawing.check_family("Lato", "Lato-Bold.ttf")
 
 
-def glyphs_of(drawing: ModuleType) -> Any:
+def glyphs_of(drawing):
     """Two fonts of plain shapes: no font file is needed to draw from them."""
     ink = torch.zeros(2, 62, 48, 48, dtype=torch.uint8)
     ink[..., 8:40, 20:28] = 255

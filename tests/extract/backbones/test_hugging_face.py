@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +21,6 @@ from fedcache.extract.backbones.hugging_face import fetch
 from fedcache.extract.backbones.hugging_face_folder import (
     PATTERNS,
     PROMPTS,
-    model_files,
     read_preprocessing,
 )
 from fedcache.extract.backbones.own import content_sha256
@@ -40,12 +38,12 @@ def saved(tmp_path_factory):
     return {kind: tiny_hf.folder(root / kind, kind) for kind in ("vit", "clip", "resnet", "bert")}
 
 
-def opened(path: Path, output: str | None = None) -> tuple[Any, Any]:
+def opened(path, output=None):
     row = lookup(f"hf:{path}", output=output)
     return row, load(row, Weights(path, content_sha256(path), ""), row.recipe)
 
 
-def pixels() -> torch.Tensor:
+def pixels():
     """What transformers' own arithmetic makes of the images, in float64."""
     x = (IMAGES.double() / 255 - torch.tensor([0.5] * 3)) / torch.tensor([0.25, 0.5, 1.0])
     return x.permute(0, 3, 1, 2).float()
@@ -89,7 +87,6 @@ def test_the_features_are_transformers_own(saved, kind, output, word, feature):
         "squash",
         "bilinear",
     )
-    assert (row.recipe.mean, row.recipe.std) == ((0.5, 0.5, 0.5), (0.25, 0.5, 1.0))
 
 
 def test_a_bfloat16_checkpoint_is_computed_in_float32(saved, tmp_path):
@@ -136,12 +133,6 @@ def test_a_text_tower_gives_unit_rows_of_its_own(saved):
 
 def test_texts_are_the_mean_of_their_tokens_without_padding(saved):
     encoder = TextEncoder(f"hf:{saved['bert']}")
-    assert (encoder.name, encoder.width, encoder.output.pooling, encoder.model.unit) == (
-        "hf:bert",
-        16,
-        "mean",
-        False,
-    )
     texts = ["a cat", "a photo of a dog ."]
     found = encoder.encode_texts(texts)
     assert found.shape == (2, 16)
@@ -151,8 +142,6 @@ def test_texts_are_the_mean_of_their_tokens_without_padding(saved):
         with torch.inference_mode():
             states = encoder.model.module(input_ids=torch.tensor([one])).last_hidden_state
         assert close(row, states.mean(1)[0], SUMS)
-    many = encoder.encode_texts(texts * 40)
-    assert close(many, np.tile(found, (40, 1)), SUMS)
     assert encoder.encode_texts([]).shape == (0, 16)
     for wrong in ("a cat", [1]):
         with pytest.raises(UsageError, match="list of strings"):
@@ -162,16 +151,11 @@ def test_texts_are_the_mean_of_their_tokens_without_padding(saved):
 def test_sentence_transformers_files_say_how_to_pool(saved, tmp_path):
     path = shutil.copytree(saved["bert"], tmp_path / "s")
     (path / "1_Pooling").mkdir()
-    pooling = {
-        "word_embedding_dimension": 16,
-        "pooling_mode_cls_token": True,
-        "pooling_mode_mean_tokens": False,
-    }
+    pooling = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
     (path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    names = [f"sentence_transformers.models.{m}" for m in ("Transformer", "Pooling", "Normalize")]
-    (path / "modules.json").write_text(
-        json.dumps([{"idx": i, "type": n} for i, n in enumerate(names)])
-    )
+    types = ("Transformer", "Pooling", "Normalize")
+    steps = [{"type": f"sentence_transformers.models.{name}"} for name in types]
+    (path / "modules.json").write_text(json.dumps(steps))
     (path / "sentence_bert_config.json").write_text('{"max_seq_length": 4}')
     encoder = TextEncoder(f"hf:{path}")
     assert (encoder.output.pooling, encoder.model.unit, encoder.length) == ("cls", True, 4)
@@ -181,37 +165,12 @@ def test_sentence_transformers_files_say_how_to_pool(saved, tmp_path):
     expected = (state / state.norm()).numpy()
     # cut to four tokens
     assert close(encoder.encode_texts(["a photo of a dog ."])[0], expected, SUMS)
+    told = {"pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True}
+    (path / "1_Pooling" / "config.json").write_text(json.dumps(told))
+    assert lookup(f"hf:{path}").recipe.pooling == "last"
     (path / "modules.json").write_text(json.dumps([{"type": "sentence_transformers.models.Dense"}]))
     with pytest.raises(UsageError, match=r"not known.*Dense"):
         TextEncoder(f"hf:{path}")
-
-
-@pytest.mark.slow
-def test_extract_train_predict_and_refuse_other_weights(saved, tmp_path, own_home):
-    images = folder(tmp_path / "images", train=6, test=2)
-    path = shutil.copytree(saved["clip"], tmp_path / "mine")
-    words = f"extract --dataset folder:{images} --backbones hf:{path}"
-    made = ok(words).data
-    (array,) = made["arrays"]
-    assert (array["recipe"]["backbone"], array["recipe"]["weights"]) == (
-        "hf:mine",
-        content_sha256(path),
-    )
-    store = Store.open(Path(made["path"]))
-    assert {"transformers", "torch"} <= set(store.arrays[array["key"]].how)
-    assert store.has_text("hf:mine", weights=array["recipe"]["weights"])
-    predict = (
-        "predict",
-        ok("train --method fed3r --clients 2 --scheme iid").data["path"],
-        next((images / "test").rglob("*.png")),
-    )
-    assert ok(*predict).data["rows"]
-    config = json.loads((path / "preprocessor_config.json").read_text())
-    (path / "preprocessor_config.json").write_text(
-        json.dumps({**config, "image_mean": [0.1, 0.1, 0.1]})
-    )
-    assert fedcache(*predict).code == Exit.ENVIRONMENT
-    assert len(Store.open(Path(ok(words).data["path"])).arrays) == 2
 
 
 @pytest.mark.slow
@@ -220,7 +179,9 @@ def test_one_folder_has_one_name_however_it_is_spelled(saved, tmp_path, own_home
     path = shutil.copytree(saved["vit"], tmp_path / "models" / "vit")
     monkeypatch.chdir(tmp_path)
     words = f"extract --dataset folder:{images} --backbones"
-    (first,) = ok(f"{words} hf:models/vit").data["arrays"]
+    made = ok(f"{words} hf:models/vit").data
+    (first,) = made["arrays"]
+    assert {"transformers", "torch"} <= set(Store.open(Path(made["path"])).arrays[first["key"]].how)
     spelled = {
         f"hf:{path}": Path("/"),
         f"hf:{path}/": tmp_path,
@@ -230,12 +191,15 @@ def test_one_folder_has_one_name_however_it_is_spelled(saved, tmp_path, own_home
     for name, place in spelled.items():
         monkeypatch.chdir(place)
         again = ok(f"{words} {name} --recipe {name}:output=cls").data
-        assert (again["decoded"], [array["key"] for array in again["arrays"]]) == (
-            0,
-            [first["key"]],
-        )
-        trained = ok(f"train --method fed3r --backbones {name} --clients 2 --scheme iid").data
-        assert trained["path"]
+        assert again["decoded"] == 0
+        assert [array["key"] for array in again["arrays"]] == [first["key"]]
+        run = ok(f"train --method fed3r --backbones {name} --clients 2 --scheme iid").data["path"]
+    # With another preprocessing it is another array, which a model of the first does not read.
+    predict = ("predict", run, next((images / "test").rglob("*.png")))
+    assert ok(*predict).data["rows"]
+    edited("0.25", "0.3")(path / "preprocessor_config.json")
+    assert fedcache(*predict).code == Exit.ENVIRONMENT
+    assert len(Store.open(Path(ok(f"{words} hf:{path}").data["path"])).arrays) == 2
     # A name that means another folder from here is not taken, whatever it meant elsewhere.
     other = tmp_path / "elsewhere" / "models" / "vit"
     shutil.copytree(tiny_hf.folder(tmp_path / "other", "vit", seed=1), other)
@@ -269,7 +233,7 @@ def test_a_repository_is_found_in_the_cache_and_only_there(
 
 
 def test_pulling_asks_for_the_files_that_count_and_nothing_else(saved, monkeypatch):
-    asked: dict[str, Any] = {}
+    asked = {}
 
     class Hub:
         @staticmethod
@@ -289,54 +253,52 @@ def test_pulling_asks_for_the_files_that_count_and_nothing_else(saved, monkeypat
         fetch("hf:tiny-vit", offline=False)
 
 
-def damaged(path: Path, how: str) -> None:
-    weights, config = path / "model.safetensors", path / "config.json"
-    if how == "cut weights":
-        weights.write_bytes(weights.read_bytes()[:200])
-    elif how == "pickle":
-        weights.unlink()
-        torch.save({}, path / "pytorch_model.bin")
-    elif how == "no config":
-        config.unlink()
-    elif how == "no json":
-        config.write_text("{")
-    elif how == "own code":
-        config.write_text(
-            json.dumps({**json.loads(config.read_text()), "auto_map": {"AutoModel": "evil.Model"}})
-        )
-    elif how == "no preprocessing":
-        (path / "preprocessor_config.json").unlink()
-    elif how == "another width":
-        config.write_text(json.dumps({**json.loads(config.read_text()), "num_hidden_layers": 2}))
-    elif how == "a link out":
-        elsewhere = path.parent / "elsewhere.safetensors"
-        shutil.move(weights, elsewhere)
-        weights.symlink_to(elsewhere)
+def edited(old, new):
+    """A change of a text file."""
+
+    def edit(file):
+        text = file.read_text()
+        assert old in text
+        file.write_text(text.replace(old, new, 1))
+
+    return edit
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("file", "damage", "said"),
     [
-        ("cut weights", "transformers"),
-        ("pickle", "pytorch_model.bin"),
-        ("no config", "config.json"),
-        ("no json", "JSON"),
-        ("own code", "code of its own"),
-        ("no preprocessing", "preprocessor_config.json"),
-        ("another width", "missing"),
-        ("a link out", "link"),
+        ("model.safetensors", lambda f: f.write_bytes(f.read_bytes()[:200]), "transformers"),
+        (
+            "model.safetensors",
+            lambda f: f.rename(f.with_name("pytorch_model.bin")),
+            "pytorch_model.bin",
+        ),
+        (
+            "model.safetensors",
+            lambda f: f.symlink_to(shutil.move(f, f.parents[1] / f.name)),
+            "link",
+        ),
+        ("config.json", Path.unlink, "config.json"),
+        ("config.json", lambda f: f.write_text("{"), "JSON"),
+        (
+            "config.json",
+            edited("{", '{"auto_map": {"AutoModel": "evil.Model"},'),
+            "code of its own",
+        ),
+        ("config.json", edited('hidden_layers": 1', 'hidden_layers": 2'), "missing"),
+        ("preprocessor_config.json", Path.unlink, "preprocessor_config.json"),
     ],
 )
-def test_damaged_and_hostile_folders_are_a_sentence(saved, tmp_path, how, said):
+def test_damaged_and_hostile_folders_are_a_sentence(saved, tmp_path, file, damage, said):
     path = shutil.copytree(saved["vit"], tmp_path / "m")
-    damaged(path, how)
+    damage(path / file)
     done = fedcache(f"backbones verify hf:{path}")
     assert done.code in (Exit.ENVIRONMENT, Exit.USAGE)
     assert said in done.err
     assert "Traceback" not in done.err
 
 
-PREPROCESSING: list[tuple[dict[str, Any], tuple[int, str, float] | None]] = [
+PREPROCESSING = [
     ({"size": 224, "do_center_crop": False}, (224, "squash", 1.0)),
     (
         {
@@ -377,8 +339,3 @@ def test_what_counts_is_what_is_digested(saved, tmp_path):
     assert content_sha256(path) == before == content_sha256(saved["vit"])
     (path / "tokenizer.json").write_text("{}")
     assert content_sha256(path) != before
-    assert {f.name for f in model_files(path)} >= {
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-    }

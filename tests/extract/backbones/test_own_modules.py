@@ -2,9 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -93,13 +91,13 @@ def nets(tmp_path, monkeypatch):
         sys.modules.pop(one, None)
 
 
-def features(store: Path | Store) -> np.ndarray[Any, Any]:
+def features(store):
     opened = store if isinstance(store, Store) else Store.open(store)
     (key,) = opened.arrays
     return np.asarray(opened.reader(key).rows(np.arange(opened.rows)), np.float32)[:, 0]
 
 
-def flat(root: Path) -> None:
+def flat(root):
     """Two images of one colour, of different sizes and classes."""
     for side in (8, 11):
         (root / f"class{side}").mkdir(parents=True)
@@ -111,19 +109,19 @@ class Small(nn.Module):
 
     size = 8
 
-    def __init__(self, factor: float = 1.0) -> None:
+    def __init__(self, factor=1.0):
         super().__init__()
         self.factor = factor
         self.weight = nn.Parameter(torch.tensor([1.0, 2.0]))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return x[:, :2].mean((2, 3)) * self.weight * self.factor
 
 
 def test_a_factorys_features_are_those_of_its_module(nets, tmp_path):
     images = folder(tmp_path / "images", train=3, test=1)
     done = ok(
-        f"extract --dataset folder:{images} --backbones module:{nets}:build --recipe dtype=float32",
+        f"extract --dataset folder:{images} --backbones module:{nets}:build --recipe dtype=float32"
     )
     store = Store.open(Path(done.data["path"]))
     (array,) = store.arrays.values()
@@ -131,22 +129,19 @@ def test_a_factorys_features_are_those_of_its_module(nets, tmp_path):
     assert (array.recipe["mean"], array.recipe["std"]) == ([0.5, 0.5, 0.5], [0.25, 0.5, 1.0])
     assert array.recipe["pooling"] == "output"
     module = importlib.import_module(nets).build().eval()
-    # Another way: Pillow's resize and numpy's norm in float64, of every image; rows are compared in any order.
+    # Another way: Pillow's resize and numpy's norm in float64, of every image.
     expected = []
-    for path in images.rglob("*.png"):
+    for name in store.samples.name:
         square = (
-            np.asarray(Image.open(path).resize((16, 16), Image.Resampling.BICUBIC), np.float64)
+            np.asarray(
+                Image.open(images / name).resize((16, 16), Image.Resampling.BICUBIC), np.float64
+            )
             / 255
         )
         x = torch.tensor((square - 0.5) / [0.25, 0.5, 1.0]).float().permute(2, 0, 1)[None]
         expected.append(module(x)[0].detach().numpy())
-    found = features(store)
-    assert len(found) == 12
-    assert close(
-        found[found[:, 0].argsort()],
-        np.array(sorted(expected, key=lambda row: row[0])),
-        16 * 16 * 3,
-    )
+    assert len(expected) == 12
+    assert close(features(store), np.array(expected), 16 * 16 * 3)
 
 
 def test_the_values_are_worked_by_hand(nets, tmp_path):
@@ -161,7 +156,7 @@ def test_the_values_are_worked_by_hand(nets, tmp_path):
 
 def test_a_transform_makes_the_input(nets, tmp_path):
     flat(tmp_path / "flat")
-    seen: list[tuple[str, tuple[int, int]]] = []
+    seen = []
 
     def transform(image):
         seen.append((image.mode, image.size))
@@ -195,31 +190,24 @@ def test_a_module_is_left_as_it_is_and_trained_further_it_is_another_array(nets,
     } == {"module:Small"}
 
 
-@pytest.mark.parametrize("tokens", [(2, 7), (2, 3, 4)])
-def test_tokens_and_maps_are_averaged_and_the_recipe_says_so(nets, tokens):
-    # All places of a map hold 0, 1, .. T-1 along the place: their mean is (T - 1) / 2 for every channel.
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [((6, 2), [5.0, 6.0]), ((2, 3, 4), [5.5, 17.5])],  # the means of 0, 2, .. 10 and of 0, 1, .. 11
+)
+def test_tokens_and_maps_are_averaged_and_the_recipe_says_so(nets, shape, expected):
     class Places(nn.Module):
         size = 8
 
         def forward(self, x):
-            places = torch.arange(float(np.prod(tokens[1:]))).reshape(tokens[1:])
-            both = (
-                torch.stack([places, places])
-                if len(tokens) == 3
-                else torch.stack([places, places], 1)
-            )
-            return both.expand(len(x), *both.shape)
+            return torch.arange(float(np.prod(shape))).reshape(shape).expand(len(x), *shape)
 
     row = lookup(fc.backbone(Places(), "places"))
     assert (row.width, row.recipe.pooling) == (2, "avg(output)")
     encoder = load(row, own_module.weights_of(row), row.recipe)
-    last = float(np.prod(tokens[1:])) - 1
-    assert encoder.image(torch.zeros(1, 8, 8, 3, dtype=torch.uint8)).tolist() == [
-        [last / 2, last / 2]
-    ]
+    assert encoder.image(torch.zeros(1, 8, 8, 3, dtype=torch.uint8)).tolist() == [expected]
 
 
-CHANGES: dict[str, Callable[[Any], None]] = {
+CHANGES = {
     "a weight": lambda m: m.weight.data.add_(1e-7),
     "a dtype": lambda m: setattr(m, "weight", nn.Parameter(m.weight.double())),
     "an attribute": lambda m: setattr(m, "factor", 2.0),
@@ -230,7 +218,7 @@ CHANGES: dict[str, Callable[[Any], None]] = {
 }
 
 
-def hook(module: Any, inputs: Any, output: Any) -> Any:
+def hook(module, inputs, output):
     return output * 2
 
 
@@ -312,12 +300,12 @@ def test_what_is_no_module_is_a_sentence(nets, spec, said):
 
 
 class Shaped(nn.Module):
-    def __init__(self, out: Any, **said: Any) -> None:
+    def __init__(self, out, **said):
         super().__init__()
         self.out = out
         vars(self).update(said)
 
-    def forward(self, x: torch.Tensor) -> Any:
+    def forward(self, x):
         return self.out(x)
 
 
@@ -342,11 +330,11 @@ def test_modules_that_give_no_features_are_refused(nets, module, said):
 class OfTexts(nn.Module):
     reads = "texts"
 
-    def __init__(self, out: Any) -> None:
+    def __init__(self, out):
         super().__init__()
         self.out = out
 
-    def forward(self, texts: list[str]) -> Any:
+    def forward(self, texts):
         return self.out(torch.tensor([[float(len(text)), 1.0] for text in texts]))
 
 
@@ -354,6 +342,7 @@ def test_modules_of_texts_that_give_no_features_are_refused(nets):
     refused(lambda: fc.backbone(OfTexts(lambda x: x[:, :0])), "rows of 0 numbers")
     refused(lambda: fc.backbone(OfTexts(torch.fft.fft)), "complex")
     assert fc.backbone(OfTexts(lambda x: x)) == "module:OfTexts"
+    refused(lambda: fc.backbone(OfTexts(lambda x: x), size=32), "size is of images")
     refused(lambda: fc.extract("digits", [Small(), Small(2.0)]), "module:Small")
     refused(lambda: fc.backbone(Small(), "a,b"))
 

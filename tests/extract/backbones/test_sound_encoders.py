@@ -1,7 +1,5 @@
 """Encoders of sounds: features are those of transformers for each sound alone."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -24,12 +22,12 @@ KINDS = ("wav2vec2", "whisper", "ast")
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hf")
     return {kind: tiny_sounds.encoder(folder / kind, kind) for kind in KINDS}
 
 
-def by_hand(folder: Path, kind: str, wave: np.ndarray) -> np.ndarray:
+def by_hand(folder, kind, wave):
     """The feature of a sound alone, by transformers."""
     net = transformers.AutoModel.from_pretrained(folder).eval()
     extractor = transformers.AutoFeatureExtractor.from_pretrained(folder)
