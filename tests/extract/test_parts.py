@@ -17,7 +17,7 @@ from fedcache.extract import extract_dataset as extraction
 from fedcache.extract.planning.parts import parse_part
 from fedcache.progress import Silent
 from fedcache.store.join import rows_of_part
-from fedcache.store.part import StorePart
+from fedcache.store.manifest import StorePart
 from fedcache.store.store import Store
 
 SMALL = "--backbones random-projection --batch 4 --chunk-rows 8 --workers 0"
