@@ -8,7 +8,7 @@ from command import ok
 from pictures import folder
 
 
-def extracted(place: Path) -> Path:
+def extracted(place):
     """A store of 36 training and 12 test images of three classes, with features of one backbone."""
     images = folder(place / "shapes", train=12, test=4)
     done = ok(
@@ -17,7 +17,7 @@ def extracted(place: Path) -> Path:
     return Path(done.data["path"])
 
 
-def ingested(place: Path) -> Path:
+def ingested(place):
     """A store of 200 rows of five classes that can be told apart, every fourth a test row."""
     y = np.tile(np.arange(5), 40)
     x = (np.random.default_rng(0).normal(size=(200, 8)) + 2 * np.eye(5, 8)[y]).astype(np.float32)

@@ -2,21 +2,19 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from command import ok
 from failing_command import must_fail
 
-import fedcache as fc
 from fedcache.runs.directory import rounds_of
 
 M = 12
 WORDS = f"--scheme iid --clients {M} --rounds 4 --participation 6 --set head=linear"
 
 
-def ingested(place: Path) -> Path:
+def ingested(place):
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, 240)
     x = (np.eye(3, 6)[y] + 0.6 * rng.standard_normal((240, 6))).astype(np.float32)
@@ -32,9 +30,8 @@ def store(once):
     return once(ingested)
 
 
-def result_of(path: str | Path) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads((Path(path) / "result.json").read_text())
-    return result
+def result_of(path):
+    return json.loads((Path(path) / "result.json").read_text())
 
 
 def test_an_asynchronous_run_is_another_run_and_says_what_was_simulated(store):
@@ -72,8 +69,7 @@ def test_the_configuration_of_an_asynchronous_run_runs_it_again(store, tmp_path)
 
     def train(file):
         words = f"--asynchronous 2 --client-durations {file} --server-step 0.5 --staleness-power 1"
-        data: dict[str, Any] = ok(f"train --method fedprox {words} {WORDS}").data
-        return data
+        return ok(f"train --method fedprox {words} {WORDS}").data
 
     done = train(slow)
     assert ok("train --config", Path(done["path"]) / "config.toml").data["reused"]
@@ -82,21 +78,6 @@ def test_the_configuration_of_an_asynchronous_run_runs_it_again(store, tmp_path)
     assert train(moved)["reused"]
     moved.write_text(slow.read_text().replace("client-00,1", "client-00,9"))
     assert train(moved)["path"] != done["path"]
-
-
-def test_python_takes_the_same_words_and_tells_time_round_by_round(store):
-    parts = fc.partition("few", "iid", clients=M)
-    told: list[fc.Round] = []
-
-    def train(**how):
-        return fc.train("fedrep", "few", parts, rounds=3, participation=4, **how)
-
-    run = train(asynchronous=2, client_durations="rows", on_round=told.append)
-    assert [set(r.diagnostics) >= {"simulated_time", "staleness_mean"} for r in told] == [True] * 3
-    assert run.result["timing"]["client_durations"] == "rows"
-    waiting = train(client_durations="rows")
-    assert waiting.accuracy.mean == train().accuracy.mean
-    assert set(waiting.result["timing"]) == {"client_durations", "simulated_time"}
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,11 @@
 """When an accuracy is no better than a guess, against numbers worked out by hand."""
 
-from typing import Any
-
 import pytest
 
 from fedcache.runs.score import at_chance
 
 
-def result(
-    accuracy: float | None, per_class: list[int] | None, *, seeds: int = 1, **more: Any
-) -> dict[str, Any]:
+def result(accuracy, per_class, *, seeds=1, **more):
     """Of test rows ``per_class`` in every seed, all of them taken for the first class."""
     counts = (
         None if per_class is None else [[seeds * n, *[0] * (len(per_class) - 1)] for n in per_class]

@@ -14,7 +14,6 @@ from pictures import folder
 from fedcache.config import Home
 from fedcache.runs import garbage
 from fedcache.runs.directory import write_result
-from fedcache.runs.garbage import find_garbage, remove
 from fedcache.store.lock import hold_lock
 from fedcache.store.store import Store
 from fedcache.store.verify import verify
@@ -29,7 +28,7 @@ def home(shapes):
     return Path(os.environ["FEDCACHE_HOME"])
 
 
-def listed(*words: object) -> dict[str, str]:
+def listed(*words):
     return {Path(g["path"]).name: g["kind"] for g in ok("gc", *words).data["garbage"]}
 
 
@@ -169,17 +168,3 @@ def test_results_of_other_code_and_stores_of_other_content(home, tmp_path, monke
         f"extract --dataset folder:{images} --backbones random-projection --workers 0",
     )
     assert listed("--kind", "old-stores") == {first.name: "old-stores"}
-
-
-def test_models_of_finished_runs_go_when_they_are_named_and_results_stay(own_home):
-    for name in ("a", "b"):
-        (own_home / "runs" / name / "models").mkdir(parents=True)
-        (own_home / "runs" / name / "models" / "seed-0.safetensors").write_bytes(bytes(70))
-    run = own_home / "runs" / "a"
-    write_result(run / "result.json", {"digest": "d" * 64})
-    assert find_garbage(Home(own_home)) == []
-    (found,) = find_garbage(Home(own_home), ["models"])
-    assert (found.path, found.kind, found.bytes) == (run / "models", "models", 70)
-    remove([found])
-    assert (run / "result.json").exists()
-    assert not (run / "models").exists()

@@ -6,7 +6,6 @@ from command import ok
 
 import fedcache as fc
 from fedcache.errors import FedcacheError, UsageError
-from fedcache.federate.partition.partition import Partition
 from fedcache.runs.partitions import load_partition
 
 ROWS = 40
@@ -23,7 +22,7 @@ def store(tmp_path):
     )
 
 
-def held(made: Partition) -> dict[str, tuple[list[int], list[int]]]:
+def held(made):
     return {c.name: (c.train.tolist(), c.test.tolist()) for c in made.clients}
 
 
@@ -89,7 +88,7 @@ def test_clients_without_a_name_get_one_that_is_free(store):
         fc.partition(store, ["a", "b", "b", "d"] * 10, name="natural-by-client-s0")
 
 
-def rows_of_first_client(made: Partition) -> list[int]:
+def rows_of_first_client(made):
     return sorted([*made.clients[0].train.tolist(), *made.clients[0].test.tolist()])
 
 

@@ -1,7 +1,6 @@
 """Which changes of the code make a stored run old: those of what it computes, and no others."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +18,7 @@ def package(tmp_path_factory):
     return root
 
 
-def changed(root: Path, file: str, old: str, new: str, method: str = "fedavg") -> bool:
+def changed(root, file, old, new, method="fedavg"):
     """Whether the digest of a method's code differs while ``old`` is ``new`` in a file."""
     before, path = digest_of_code(root, method), root / file
     text = path.read_text()

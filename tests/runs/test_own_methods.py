@@ -48,7 +48,7 @@ def write(tmp_path, monkeypatch):
     # a file that changes within a second has a stale cache
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
-    def made(file: str = FILE, helper: str = "FACTOR = 0.5\n") -> Any:
+    def made(file=FILE, helper="FACTOR = 0.5\n"):
         (tmp_path / "my_method.py").write_text(file)
         (tmp_path / "my_helper.py").write_text(helper)
         for name in ("my_method", "my_helper"):
@@ -123,7 +123,7 @@ def test_the_digest_covers_the_file_of_a_bound_dataclass(tmp_path, write):
 
 def test_what_has_no_honest_digest_is_refused(tmp_path, write):
     module = write()
-    typed: dict[str, Any] = {}
+    typed = {}
     exec(FILE, typed)  # as a notebook's cell does
     bound = module.partial(module.aggregate, object())
     for method, said in (

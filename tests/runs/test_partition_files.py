@@ -28,14 +28,14 @@ def store():
     )
 
 
-def as_json(store: fc.Store, name: str, **how: object) -> fc.Partition:
+def as_json(store, name, **how):
     """A partition that an earlier release saved."""
     made = make_partition(store, "dirichlet", save=False, **{**DIRICHLET, **how})
     store.put_partition(name, made.to_payload())
     return made
 
 
-def files_of(store: fc.Store) -> list[str]:
+def files_of(store):
     return [file.name for file in (store.path / "partitions").iterdir()]
 
 
@@ -159,7 +159,7 @@ def test_verify_computes_the_digest_that_reading_a_store_believes(store):
     assert [problem["file"] for problem in done.data["problems"]] == ["partitions/p.partition"]
 
 
-def damage(store: fc.Store, name: str, at: int) -> None:
+def damage(store, name, at):
     file = store.path / f"partitions/{name}.partition"
     flip_bit(file, at)
 

@@ -1,7 +1,6 @@
 """What clients are dealt: arguments, defaults of the papers, labels, and in what single clients differ."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ from fedcache.runs.partitions import (
 )
 
 
-def store(labels: Any = None, domains: Any = None, rows: int = 40, **changes: Any) -> fc.Store:
+def store(labels=None, domains=None, rows=40, **changes):
     """40 rows of two classes, the first 30 of them for training, with two arrays of 3 and 2 features."""
     split = np.where(np.arange(rows) < rows * 3 // 4, "train", "test")
     x = np.random.default_rng(0).normal(size=(rows, 5)).astype(np.float32)
@@ -34,7 +33,7 @@ def store(labels: Any = None, domains: Any = None, rows: int = 40, **changes: An
     )
 
 
-def refused(call: Any, *args: Any, match: str, **options: Any) -> str:
+def refused(call, *args, match, **options):
     """The hint of the UsageError that a call ends with."""
     with pytest.raises(UsageError, match=match) as caught:
         call(*args, **options)
@@ -127,9 +126,7 @@ def test_a_scheme_and_its_clients_are_those_of_the_paper(method, config, domain,
     refused(default_partition, METHODS[method], place, wrong, domain, heard, match="'dirichlet'")
 
 
-def dealt(
-    train: dict[str, Any], config: PartitionConfig, *, repartition: bool = False
-) -> tuple[Any, Any, list[str]]:
+def dealt(train, config, *, repartition=False):
     heard, place = Heard(), store()
     make_partition(place, "iid", clients=3, seed=9, name="saved")
     found, name = partition_seeds(

@@ -2,7 +2,6 @@
 
 import importlib
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -89,7 +88,7 @@ outside-log = outside_pkg.things:Log
 """
 
 
-def install(place: Path, version: str = "1.2") -> Path:
+def install(place, version="1.2"):
     """A package as pip would leave it, below ``place``; returns the file of its code."""
     package, facts = place / "outside_pkg", place / "outside_pkg-1.2.dist-info"
     package.mkdir(parents=True, exist_ok=True)
@@ -114,7 +113,7 @@ def site(tmp_path, monkeypatch):
     forget_modules()
 
 
-def forget_modules() -> None:
+def forget_modules():
     for name in [name for name in sys.modules if name.partition(".")[0] == "outside_pkg"]:
         del sys.modules[name]
 
@@ -124,7 +123,7 @@ def store(once):
     return once(small_store)
 
 
-def train(store: Path, *words: object) -> dict:
+def train(store, *words):
     return ok(f"train --store {store} --scheme iid --clients 4", *words).data
 
 

@@ -1,7 +1,5 @@
 """A private run that is started several times at once: one training, one result, one entry in the ledger."""
 
-import threading
-
 import pytest
 from command import fedcache
 from private_starts import CONFIG, held_owner, home, ingested, started, until_all_wait
@@ -9,7 +7,6 @@ from private_starts import CONFIG, held_owner, home, ingested, started, until_al
 from fedcache.config import Home
 from fedcache.runs.loop import train
 from fedcache.runs.privacy_ledger import read_releases
-from fedcache.runs.run import Run
 
 
 @pytest.fixture(autouse=True)
@@ -30,20 +27,6 @@ def test_others_wait_for_the_owner_of_a_private_run_and_return_its_result(tmp_pa
     assert results == 3 * results[:1], told
     assert sorted(r.seed for r in read_releases(home() / "privacy.jsonl")) == [0, 1]
     assert train(CONFIG, Home(home())).reused
-
-
-def test_threads_of_one_process_share_one_training():
-    runs: list[Run] = []
-    threads = [
-        threading.Thread(target=lambda: runs.append(train(CONFIG, Home(home())))) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(runs) == 4
-    assert all(run.result == runs[0].result for run in runs)
-    assert sorted(r.seed for r in read_releases(home() / "privacy.jsonl")) == [0, 1]
 
 
 def test_a_private_run_that_is_made_again_and_killed_while_it_is_stored_is_not_damaged(monkeypatch):

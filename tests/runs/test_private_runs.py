@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import Done, fedcache, ok
+from command import fedcache, ok
 from failing_command import must_fail
 from heard import Heard
 from private_starts import ingested
@@ -18,7 +18,6 @@ from safetensors import safe_open
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import CorruptionError, Exit, FedcacheError
 from fedcache.process import Stop
-from fedcache.progress import Round
 from fedcache.runs.directory import rounds_of
 from fedcache.runs.loop import train
 from fedcache.runs.privacy_ledger import Release, read_releases, record_release, totals_of_datasets
@@ -35,19 +34,19 @@ def store(once):
     return once(ingested)
 
 
-def home() -> Path:
+def home():
     return Path(os.environ["FEDCACHE_HOME"])
 
 
-def releases() -> list[Release]:
+def releases():
     return list(read_releases(home() / "privacy.jsonl"))
 
 
-def run_of(done: Done) -> Path:
+def run_of(done):
     return Path(done.data["path"])
 
 
-def kept(done: dict) -> tuple[list, list]:
+def kept(done):
     """Scores of a run that follow its weights closely: of every client and class."""
     return done["confusion"], done["accuracy"]["per_seed"]
 
@@ -141,12 +140,12 @@ def test_epsilon_composes_over_seeds_points_and_repeats():
     assert of_rows["epsilon_pld"] == pytest.approx(composed((2.0, 0.5, 36), (2.0, share, 4)))
 
 
-def costs(told: dict, rounds: int) -> None:
+def costs(told, rounds):
     """Epsilon that is told is that of so many rounds with noise of 2 and half of the clients in each."""
     assert told["epsilon_pld"] == pytest.approx(composed((2.0, 0.5, rounds)))
 
 
-def composed(*spent: tuple[float, float, int]) -> float:
+def composed(*spent):
     """Epsilon of (noise, share, rounds) together for delta 1e-5, by dp-accounting alone."""
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
     from dp_accounting.pld import PLDAccountant
@@ -257,11 +256,11 @@ CONFIG = TrainConfig(
 )
 
 
-def stopped_after(rounds: int, heard: Heard | None = None) -> Path:
+def stopped_after(rounds, heard=None):
     """A private run that was stopped after so many rounds: its directory. A round is kept before it is told."""
     stop = Stop()
 
-    def hook(told: Round) -> None:
+    def hook(told):
         if not told.stored:
             with safe_open(
                 told.path / f"checkpoint-{told.seed}.safetensors", framework="pt"
@@ -282,7 +281,7 @@ def stopped_after(rounds: int, heard: Heard | None = None) -> Path:
 def test_a_private_run_that_is_stopped_makes_no_told_round_twice():
     stopped_after(2)
     stopped_after(4)
-    rounds: list[Round] = []
+    rounds = []
     done = train(CONFIG, Home(home()), hooks=[rounds.append])
     assert [(r.round, r.stored) for r in rounds] == [(r, r <= 4) for r in range(1, 7)]
     assert [r.accuracy for r in rounds] == [r["accuracy"] for r in rounds_of(done.path)]

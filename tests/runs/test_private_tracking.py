@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 from private_starts import CONFIG, ingested
 
-from fedcache.config import Home, TrainConfig
+from fedcache.config import Home
 from fedcache.process import Stop
-from fedcache.progress import Round
 from fedcache.runs.loop import train
 from fedcache.runs.trackers import choose
-from fedcache.runs.trackers.seeds import Figures, SeedTracker
+from fedcache.runs.trackers.seeds import SeedTracker
 
 
 @pytest.fixture(autouse=True)
@@ -24,29 +23,27 @@ def store(once):
 class Record:
     """What a tracking library is given, in the order in which it is given it, between the rounds as they end."""
 
-    def __init__(self) -> None:
-        self.order: list[str] = []
+    def __init__(self):
+        self.order = []
 
-    def begin(self, _first: Round) -> "Record":
+    def begin(self, _first):
         return self
 
-    def write(self, _round: Round) -> None:
+    def write(self, _round):
         self.order.append("tracked")
 
-    def end(self, figures: Figures | None) -> None:
+    def end(self, figures):
         pass
 
 
-def tracked(
-    name: str, config: TrainConfig, monkeypatch: pytest.MonkeyPatch, stop_after: int = 99
-) -> list[str]:
+def tracked(name, config, monkeypatch, stop_after=99):
     """Which of ``trained`` and ``tracked`` happened, in order, with a library whose runs are a ``Record``."""
     record, stop = Record(), Stop()
     kind = type(choose.tracker(f"{name}:there", Path()))
     assert issubclass(kind, SeedTracker)
     monkeypatch.setattr(kind, "begin", lambda _self, first: record.begin(first))
 
-    def trained(_round: Round) -> None:
+    def trained(_round):
         record.order.append("trained")
         if len(record.order) == stop_after:
             stop.ask()

@@ -2,7 +2,6 @@
 
 import json
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from fedcache.runs import results
 from fedcache.runs.results import SeedResult, columns_of_seeds, mean_std
 
 
-def seed(number: int, accuracies: tuple[float | None, ...], **changes: Any) -> SeedResult:
+def seed(number, accuracies, **changes):
     """A seed whose rounds gave these accuracies, of two clients."""
     rounds = [
         {"round": i + 1, "accuracy": a, "diagnostics": {"rejected": i}}
@@ -24,7 +23,7 @@ def seed(number: int, accuracies: tuple[float | None, ...], **changes: Any) -> S
         "classes_owned": np.array([1, 2]),
         **changes,
     }
-    whole: dict[str, Any] = {
+    whole = {
         "seed": number,
         "accuracy": accuracies[-1],
         "mean_client": 0.5,
@@ -104,7 +103,7 @@ def test_traffic_is_summed_over_seeds_and_a_round_is_that_of_the_first():
     }
 
 
-def timed(number: int, *rounds: tuple[list[str], float, float | None, int]) -> SeedResult:
+def timed(number, *rounds):
     """A seed whose rounds had these clients, ended then, and whose updates were so old on average and at most."""
     made = seed(number, (0.5,) * len(rounds))
     for record, (clients, end, mean, most) in zip(made.rounds, rounds, strict=True):

@@ -1,8 +1,6 @@
 """What a run reads of one store or of the stores of its clients, and what is said of it."""
 
 import shutil
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ import fedcache as fc
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import FedcacheError, StoreError, UsageError
 from fedcache.process import Stop
-from fedcache.runs.features import RunInputs
 from fedcache.runs.loop import prepare_run, row_source
 from fedcache.runs.row_sources import InputCache, Preparation
 from fedcache.runs.store_choice import open_clients
@@ -22,11 +19,11 @@ from fedcache.store.export import write_shards
 ROWS = 20
 
 
-def features(views: int, width: int, seed: int = 0) -> np.ndarray:
+def features(views, width, seed=0):
     return np.random.default_rng(seed).normal(size=(ROWS, views, width)).astype(np.float32)
 
 
-def store(labels: Any = None, arrays: dict[str, Any] | None = None, **changes: Any) -> fc.Store:
+def store(labels=None, arrays=None, **changes):
     """20 rows of two classes and two domains, the first 15 of them for training; arrays of 4 views and of 2."""
     y = np.arange(ROWS) % 2 if labels is None else labels
     domains = np.where(np.arange(ROWS) % 4 < 2, "ink", "pen")
@@ -37,9 +34,7 @@ def store(labels: Any = None, arrays: dict[str, Any] | None = None, **changes: A
     )
 
 
-def prepared(
-    place: fc.Store, method: str, cache: InputCache | None = None, **config: Any
-) -> tuple[RunInputs, Heard]:
+def prepared(place, method, cache=None, **config):
     heard = Heard()
     asked = TrainConfig(method=method, store=str(place.path), participation="all", **config)
     preparation = Preparation(Home.from_environment(), heard, Stop(), cache=cache or InputCache())
@@ -82,7 +77,7 @@ def test_points_of_a_grid_read_features_draw_rows_and_warn_once():
     assert other.partitions is not first.partitions
 
 
-def sites(place: fc.Store, folder: Path) -> Path:
+def sites(place, folder):
     """Two clients of different rows that share the test rows 15 to 19."""
     test = np.arange(15, ROWS)
     write_shards(
@@ -100,7 +95,7 @@ def test_shards_do_not_go_where_others_are(tmp_path):
             write_shards(place, [(client, rows, rows) for client in clients], folder)
 
 
-def of_shards(folder: Path, method: str, **config: Any) -> RunInputs:
+def of_shards(folder, method, **config):
     asked = TrainConfig(method=method, clients_from=str(folder), participation="all", **config)
     preparation = Preparation(Home.from_environment(), Heard(), Stop())
     return prepare_run(asked, row_source(asked, PartitionConfig(), preparation))

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,8 +11,6 @@ from damage import flip_bit
 from draws import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors import safe_open
-from safetensors.torch import save
 from stops import StopsAfter
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
@@ -35,15 +32,15 @@ STATE = {
 }
 
 
-def directory(root: Path, method: str = "fedavg") -> RunDirectory:
+def directory(root, method="fedavg"):
     made = RunDirectory(root, Identity({"method": method}, ["r"], "d", "p", "c"))
     made.begin({"method": method}, {})
     return made
 
 
-def read(run: RunDirectory, seed: int = 0) -> tuple[Any, list[str]]:
+def read(run, seed=0):
     """A checkpoint with its tensors as lists, and what was said."""
-    said: list[str] = []
+    said = []
     found = run.checkpoint(seed, said.append)
     return None if found is None else (
         {k: t.tolist() for k, t in found[0].items()},
@@ -51,17 +48,8 @@ def read(run: RunDirectory, seed: int = 0) -> tuple[Any, list[str]]:
     ), said
 
 
-def checkpoint_of(run: RunDirectory, seed: int = 0) -> Path:
+def checkpoint_of(run, seed=0):
     return run.path / f"checkpoint-{seed}.safetensors"
-
-
-def test_a_checkpoint_is_given_back_as_it_was(tmp_path):
-    run = directory(tmp_path)
-    run.save_checkpoint(0, TENSORS, STATE)
-    found, said = read(run)
-    assert found == ({k: t.tolist() for k, t in TENSORS.items()}, json.dumps(STATE))
-    assert said == []
-    assert read(run, seed=1) == (None, [])
 
 
 @pytest.mark.slow
@@ -77,23 +65,6 @@ def test_a_flipped_bit_anywhere_in_a_checkpoint_is_found(place, bit, tmp_path_fa
     assert found is not None or (
         "Seed 0 begins again." in said[0] and not checkpoint_of(run).exists()
     )
-
-
-@pytest.mark.parametrize(("old", "new"), [('"round": 4', '"round": 7'), ("[0, 2]", "[0, 1]")])
-def test_no_figure_of_a_checkpoint_changes_unseen(tmp_path, old, new):
-    """The digest of the first release covered the tensors alone: round 4 became round 7, and the result was wrong."""
-    run = directory(tmp_path)
-    run.save_checkpoint(0, TENSORS, STATE)
-    with safe_open(checkpoint_of(run), framework="pt") as file:
-        meta = {
-            k: v.replace(json.dumps(old)[1:-1], json.dumps(new)[1:-1])
-            for k, v in file.metadata().items()
-        }
-        assert meta != file.metadata()
-    checkpoint_of(run).write_bytes(save(TENSORS, meta))
-    found, said = read(run)
-    assert found is None
-    assert len(said) == 1
 
 
 def test_a_restart_forgets_the_checkpoints_of_some_seeds(tmp_path):

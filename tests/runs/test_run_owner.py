@@ -10,9 +10,7 @@ from private_starts import home, ingested
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.process import Stop
-from fedcache.runs.events import Round
 from fedcache.runs.loop import train
-from fedcache.runs.run import Run
 
 CONFIG = TrainConfig(method="fedavg", rounds=2, seeds="0,1")
 
@@ -20,11 +18,11 @@ CONFIG = TrainConfig(method="fedavg", rounds=2, seeds="0,1")
 class Waiting(Heard):
     """Sets ``begun`` when it is told that another training of the run is waited for."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.begun = threading.Event()
 
-    def note(self, text: str) -> None:
+    def note(self, text):
         super().note(text)
         if "Waiting for it to end" in text:
             self.begun.set()
@@ -33,11 +31,11 @@ class Waiting(Heard):
 class Pause:
     """A hook that holds a training in its first round until ``go`` is set."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.reached = threading.Event()
         self.go = threading.Event()
 
-    def __call__(self, _told: Round) -> None:
+    def __call__(self, _told):
         self.reached.set()
         assert self.go.wait(60)
 
@@ -56,7 +54,7 @@ def test_the_second_training_of_a_run_waits_and_returns_the_result_of_the_first(
         second = pool.submit(train, CONFIG, Home(home()), observer=heard)
         waited = heard.begun.wait(20)
         pause.go.set()
-        runs: list[Run] = [first.result(), second.result()]
+        runs = [first.result(), second.result()]
     assert waited, "the second trained the same run beside the first"
     assert [run.reused for run in runs] == [False, True]
     assert runs[0].result == runs[1].result

@@ -3,16 +3,12 @@
 import os
 import pickle
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import torch
 
-from fedcache.errors import CorruptionError, FedcacheError, MachineError, StoreError, UsageError
-from fedcache.federate.engine.client_data import Data
+from fedcache.errors import CorruptionError, MachineError, StoreError, UsageError
 from fedcache.runs import run_models
 from fedcache.runs.directory import (
     EXECUTIONS_OF_0_1,
@@ -23,11 +19,10 @@ from fedcache.runs.directory import (
 )
 from fedcache.runs.garbage import Garbage, remove
 from fedcache.runs.identity import Identity
-from fedcache.runs.row_sources import on_device
 from fedcache.runs.run import values_of
 
 
-def refused(kind: type[FedcacheError], match: str, call: Callable[[], Any]) -> str:
+def refused(kind, match, call):
     """The hint of the error that a call ends with."""
     with pytest.raises(kind, match=match) as caught:
         call()
@@ -73,7 +68,7 @@ def test_what_cannot_be_deleted_is_named_with_what_is_gone(tmp_path):
 UNLINK = Path.unlink
 
 
-def no_permission_for_b(path: Path, missing_ok: bool = False) -> None:
+def no_permission_for_b(path, missing_ok=False):
     if path.name == "b":
         raise PermissionError(13, "Permission denied")
     UNLINK(path, missing_ok)
@@ -86,33 +81,19 @@ def test_swept_words_are_numbers_where_all_are(made):
     assert [type(value) for value in found] == [type(value) for value in made]
 
 
-def test_all_tensors_go_to_the_device_that_trains():
-    class Inputs(SimpleNamespace):
-        def with_data(self, data):
-            return Inputs(data=data)
-
-    x, y = torch.zeros(3, 1, 4), torch.zeros(3, dtype=torch.int64)
-    towers: Any = SimpleNamespace(to=lambda device: f"towers on {device}")
-    full: Any = Inputs(data=Data(x, y, 2, torch.zeros(2, 4), domain=y, towers=towers))
-    assert on_device(full, "cpu") is full
-    moved = on_device(full, "meta").data
-    assert {t.device.type for t in (moved.x, moved.y, moved.text, moved.domain)} == {"meta"}
-    assert (moved.towers, moved.classes) == ("towers on meta", 2)
-
-
 def test_a_model_that_cannot_be_saved_costs_no_run_unless_it_was_asked_for(tmp_path, monkeypatch):
     def nothing(*_):
         raise UsageError("predict gives 2 scores for 3 classes.", "Return scores [N, C].")
 
     monkeypatch.setattr(run_models, "facts_of", lambda *_: SimpleNamespace(personal=True))
     monkeypatch.setattr(run_models, "collect", nothing)
-    inputs: Any = SimpleNamespace(data=None, features=SimpleNamespace(scaling=None))
-    spec: Any = SimpleNamespace(trust=SimpleNamespace(protects=False))
-    out: Any = SimpleNamespace(seed=0)
+    inputs = SimpleNamespace(data=None, features=SimpleNamespace(scaling=None))
+    spec = SimpleNamespace(trust=SimpleNamespace(protects=False))
+    out = SimpleNamespace(seed=0)
 
     def save(clients):
-        identity: Any = None
-        kept: Any = SimpleNamespace(clients=clients)
+        identity = None
+        kept = SimpleNamespace(clients=clients)
         return run_models.save_seed(tmp_path, inputs, spec, identity, out, kept)
 
     for clients in (None, "none"):

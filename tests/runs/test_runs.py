@@ -11,7 +11,6 @@ from failing_command import must_fail
 from made_path import place_of
 
 import fedcache as fc
-from fedcache.runs import loop
 
 FILES = ("config.toml", "rounds.jsonl", "partition-0.partition", "partition-1.partition")
 IID = "--scheme iid --clients 3"
@@ -159,11 +158,3 @@ def test_a_grid_goes_round_a_damaged_point_and_says_so(shapes):
     assert fresh["damaged"] == []
     assert [p["accuracy"] for p in fresh["points"]] == [p["accuracy"] for p in points]
     assert ok(GRID).data["reused"] == 2
-
-
-@pytest.mark.parametrize(
-    ("flag", "value", "expected"), [("--device", "gpu", "cuda"), ("--participation", "0", "10%")]
-)
-def test_a_wrong_value_is_refused_before_minutes_of_extraction(monkeypatch, flag, value, expected):
-    monkeypatch.setattr(loop, "row_source", lambda *_: pytest.fail("looked for a store first"))
-    must_fail(expected, "train --method fed3r", flag, value)

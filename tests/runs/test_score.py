@@ -1,10 +1,6 @@
 """The one accuracy of a table: of new results, of earlier ones, and over test rows."""
 
-from typing import Any
-
-import numpy as np
 import pytest
-from federation import federation, go
 from scipy import stats
 
 from fedcache.runs.score import Score, rows_interval, score_for, score_of, wilson
@@ -19,7 +15,7 @@ NEW = {
 }
 
 
-def result(accuracy: dict[str, Any], protocol: str = "global", **more: Any) -> dict[str, Any]:
+def result(accuracy, protocol="global", **more):
     return {
         "accuracy": accuracy,
         "protocol": protocol,
@@ -71,13 +67,3 @@ def test_what_does_not_vary_over_seeds_has_an_interval_over_test_rows_and_no_dev
     assert rows_interval(result(OWN, confusion=[[30, 10], [10, 30]])) is None
     assert rows_interval({**told, "partition": {"digests": ["p", "q"]}}) is None
     assert rows_interval({**told, "protocol": "personalised"}) is None
-
-
-@pytest.mark.parametrize("name", ["fedncm", "solo"])
-def test_pooled_counts_every_row_of_every_client(name):
-    data, clients = federation(sizes=(20, 40, 33))
-    found = go(name, {}, data, clients, rounds=1).evaluation
-    rows = np.array([(data.y[c.test] >= 0).sum() for c in clients])
-    scored = ~np.isnan(found.client_accuracy)
-    want = (found.client_accuracy[scored] * rows[scored]).sum() / rows[scored].sum()
-    assert found.pooled == pytest.approx(want)

@@ -1,7 +1,6 @@
 """What a run is asked to do, once every default is in place."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -10,7 +9,6 @@ from fedcache.errors import FedcacheError, UsageError
 from fedcache.federate.methods import METHODS
 from fedcache.runs.spec import (
     check_config,
-    check_participation,
     hyperparameters,
     leaves_batchnorm_out,
     non_default_options,
@@ -22,7 +20,7 @@ from fedcache.runs.spec import (
 )
 
 
-def refused(match: str, call: Any, *args: Any) -> None:
+def refused(match, call, *args):
     with pytest.raises(UsageError, match=match):
         call(*args)
 
@@ -71,12 +69,6 @@ def test_clients_a_round_are_a_number_or_a_share(text, meant):
 @pytest.mark.parametrize("text", ["0", "0.0", "1.1", "101%", "nan", "poisson"])
 def test_other_words_for_clients_a_round_are_refused(text):
     refused(f"--participation {text} ", parse_participation, text)
-
-
-def test_no_more_clients_are_asked_for_than_there_are():
-    check_participation(TrainConfig(participation="3"), 3)
-    check_participation(TrainConfig(participation="100%"), 3)
-    refused("--participation 4", check_participation, TrainConfig(participation="4"), 3)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import os
 import resource
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.execution import memory_estimate
 from fedcache.runs import loop
-from fedcache.runs.run import Run
 
 CONFIG = TrainConfig(method="ditto", rounds=5, seeds="0", participation="2")
 
@@ -26,7 +24,7 @@ def home(shapes, monkeypatch):
     return Home(Path(os.environ["FEDCACHE_HOME"]))
 
 
-def train(home: Home, runs: str, listener: StopsAfter) -> Run:
+def train(home, runs, listener):
     return loop.train(
         CONFIG,
         home,
@@ -38,7 +36,7 @@ def train(home: Home, runs: str, listener: StopsAfter) -> Run:
 
 
 @contextmanager
-def no_file_above(size: int) -> Iterator[None]:
+def no_file_above(size):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

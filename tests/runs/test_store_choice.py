@@ -3,13 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from heard import Heard
 
 from fedcache.config import TrainConfig
-from fedcache.errors import FedcacheError, StoreError, UsageError
+from fedcache.errors import StoreError, UsageError
 from fedcache.federate.methods import METHODS
 from fedcache.runs.store_choice import (
     array_name,
@@ -22,9 +21,7 @@ from fedcache.runs.store_choice import (
 from fedcache.store.manifest import ArrayInfo
 
 
-def shelf(
-    *keys: str, text: tuple[str, ...] = (), name: str = "s.zarr", **recipes: dict[str, Any]
-) -> Any:
+def shelf(*keys, text=(), name="s.zarr", **recipes):
     """An ingested store with arrays ``backbone@size/variant``; those of pixels hold images.
 
     ``text`` names the backbones with text features.
@@ -32,7 +29,7 @@ def shelf(
     arrays = {}
     for key in keys:
         backbone, _, size = key.partition("/")[0].partition("@")
-        recipe: dict[str, Any] = {"backbone": backbone, "size": int(size or 0)}
+        recipe = {"backbone": backbone, "size": int(size or 0)}
         kind = "uint8" if backbone == "pixels" else "float16"
         arrays[key] = ArrayInfo(
             {**recipe, **recipes.get(backbone, {})}, {}, (9, 1, 4), kind, 8, (0, 0)
@@ -45,7 +42,7 @@ def shelf(
     )
 
 
-def refused(kind: type[FedcacheError], match: str, call: Any, *args: Any) -> str:
+def refused(kind, match, call, *args):
     """The hint of the error that a call ends with."""
     with pytest.raises(kind, match=match) as caught:
         call(*args)
@@ -96,7 +93,7 @@ def test_a_sized_name_means_the_plain_array_and_views_are_named_by_their_key():
     assert "a@16/views (width 4, 4 views by flip=0.5)" in hint
 
 
-def told(method: str, store: Any, *names: str) -> tuple[list[str], list[str]]:
+def told(method, store, *names):
     heard = Heard()
     return arrays_for(METHODS[method], METHODS[method].resolve(), store, names, heard), heard.notes
 
@@ -161,6 +158,6 @@ CLIPS, RESNETS = ("glyph-clip", "clip-rn50"), ("resnet18-birds", "resnet18-aircr
 )
 def test_what_is_done_to_features_follows_their_backbones(value, requested, preset, keys, post):
     heard, store = Heard(), shelf(*CLIPS, *RESNETS, "a", text=CLIPS)
-    hp: dict[str, Any] = {} if value is None else {"feat_post": value}
+    hp = {} if value is None else {"feat_post": value}
     assert feat_post_for(hp, requested, preset, store, keys, heard) == post
     assert bool(heard.notes) == (post in ("l2", "sign"))

@@ -3,7 +3,6 @@
 import itertools
 import json
 import zipfile
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -26,12 +25,12 @@ from fedcache.runs.results import count_test_rows
 ROWS = 12
 
 
-def data(labels: np.ndarray) -> Data:
+def data(labels):
     return Data(torch.zeros(len(labels), 1, 1), torch.from_numpy(labels), 3)
 
 
 @st.composite
-def scored(draw: st.DrawFn) -> tuple[np.ndarray, ClientTable, np.ndarray]:
+def scored(draw):
     """Labels, clients (some of which share the common rows) and the predictions of each client's model."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     labels = rng.integers(-1 if draw(st.booleans()) else 0, 3, ROWS)
@@ -46,7 +45,7 @@ def scored(draw: st.DrawFn) -> tuple[np.ndarray, ClientTable, np.ndarray]:
     return labels, ClientTable.of(clients, common), rng.integers(0, 3, (len(tests), ROWS))
 
 
-def one_hot(guesses: np.ndarray) -> Callable[[torch.Tensor], torch.Tensor]:
+def one_hot(guesses):
     table = torch.eye(3)[torch.from_numpy(guesses)]
     return lambda rows: table[rows]
 

@@ -2,7 +2,6 @@
 
 import json
 import struct
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 from arrays import ingested
-from command import Done, apart, fedcache, ok
+from command import apart, fedcache, ok
 from stops import StopsAfter
 
 import fedcache as fc
@@ -39,7 +38,7 @@ class Tracked:
     final: dict[str, float] = field(default_factory=dict)
 
 
-def read_mlflow(place: Path) -> dict[str, Tracked]:
+def read_mlflow(place):
     from mlflow.tracking import MlflowClient
 
     from fedcache.runs.trackers.mlflow import quiet
@@ -68,7 +67,7 @@ def read_mlflow(place: Path) -> dict[str, Tracked]:
     return found
 
 
-def records(path: Path) -> Iterator[Any]:
+def records(path):
     """The records of a file of W&B: blocks of 32 KiB of pieces with a checksum, a length and a kind."""
     from wandb.proto.wandb_internal_pb2 import Record
 
@@ -88,7 +87,7 @@ def records(path: Path) -> Iterator[Any]:
             whole = b""
 
 
-def read_wandb(place: Path) -> dict[str, Tracked]:
+def read_wandb(place):
     import wandb
 
     wandb.teardown()  # as a process does at its end: what is in flight is written
@@ -121,7 +120,7 @@ def read_wandb(place: Path) -> dict[str, Tracked]:
     return found
 
 
-def read_trackio(place: Path) -> dict[str, Tracked]:
+def read_trackio(place):
     import sqlite3
 
     found = {}
@@ -149,7 +148,7 @@ def read_trackio(place: Path) -> dict[str, Tracked]:
     return found
 
 
-def read_tensorboard(place: Path) -> dict[str, Tracked]:
+def read_tensorboard(place):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     found = {}
@@ -179,7 +178,7 @@ READ = {
 }
 
 
-def told(name: str, line: str, place: Path, home: Path) -> Done:
+def told(name, line, place, home):
     """The command line with a tracker; trackio reads its folder once in a process."""
     line = f"{line} --track {name}:{place}"
     if name != "trackio":
@@ -189,7 +188,7 @@ def told(name: str, line: str, place: Path, home: Path) -> Done:
     return done
 
 
-def is_that_of(one: Tracked, path: Path, seed: int) -> None:
+def is_that_of(one, path, seed):
     """A tracked run holds what ``rounds.jsonl`` and ``result.json`` of a run say of a seed."""
     result = json.loads((path / "result.json").read_text())
     lines = rounds_of(path)

@@ -2,7 +2,6 @@
 
 import time
 import types
-from typing import Any
 
 import pytest
 from arrays import ingested
@@ -10,7 +9,7 @@ from heard import Heard
 
 import fedcache as fc
 from fedcache.config import Home
-from fedcache.progress import Round, Silent
+from fedcache.progress import Silent
 from fedcache.runs import loop
 from fedcache.runs.trackers import choose
 
@@ -28,15 +27,15 @@ def dealt(mine):
 class Told(Silent):
     """The rounds that an observer hears."""
 
-    def __init__(self) -> None:
-        self.rounds: list[Round] = []
+    def __init__(self):
+        self.rounds = []
 
-    def told(self, round_: Round) -> None:
+    def told(self, round_):
         self.rounds.append(round_)
 
 
 def test_on_round_is_told_what_the_result_says(mine, dealt):
-    told: list[Round] = []
+    told = []
 
     def train():
         told.clear()
@@ -59,10 +58,10 @@ def test_on_round_is_told_what_the_result_says(mine, dealt):
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_hook_and_observer_of_a_grid_are_told_which_point(mine, dealt, jobs):
-    told: list[Round] = []
+    told = []
     heard = Told()
     options = {"rounds": 2, "execution": "sequential"}
-    how: dict[str, Any] = {
+    how = {
         "on_round": told.append,
         "observer": heard,
         "options": options,
@@ -95,7 +94,7 @@ def test_a_hook_that_raises_is_named_and_the_run_continues(mine, dealt, observer
     assert len(said) == 1
     assert "breaks failed in round 2 of seed 0" in said[0]
     assert "no such dashboard" in said[0]
-    told: list[Round] = []
+    told = []
     assert train(told.append, None).path == run.path
     assert len(told) == 4
 
@@ -103,14 +102,14 @@ def test_a_hook_that_raises_is_named_and_the_run_continues(mine, dealt, observer
 class Closing:
     """A tracker of which only the end matters."""
 
-    def __init__(self, problem: Exception | None = None) -> None:
+    def __init__(self, problem=None):
         self.closed = 0
         self.problem = problem
 
-    def __call__(self, round_: Round) -> None:
+    def __call__(self, round_):
         """Nothing is written."""
 
-    def close(self) -> None:
+    def close(self):
         self.closed += 1
         if self.problem is not None:
             raise self.problem

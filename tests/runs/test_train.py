@@ -2,7 +2,6 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +27,7 @@ SMALL = "--batch 4 --chunk-rows 8 --workers 0"
 IID = "--scheme iid --clients 3"
 
 
-def extracted(place: Path) -> Path:
+def extracted(place):
     """Two domains of three classes, with features of two backbones, text features of one, and its images."""
     images = folder(place / "shapes", train=12, test=4, domains=("ink", "chalk"))
     recipe = "random-projection:size=16,pixels:size=32,pixels:resize=squash"
@@ -41,7 +40,7 @@ def store(once):
     return once(extracted)
 
 
-def on_its_way(name: str) -> tuple[object, ...]:
+def on_its_way(name):
     """What the way from a command line to a result depends on; the laws of the engine train every method."""
     method = METHODS[name]
     return method.needs, method.one_shot, method.central, method.protocol(method.resolve())
@@ -127,20 +126,20 @@ def test_training_from_client_stores_equals_training_by_index(store, tmp_path):
     must_fail("lacks client 1", f"train --method fed3r --clients-from {tmp_path}/sites", code=4)
 
 
-def train(config: TrainConfig, runs: str, **how: Any) -> fc.Run:
+def train(config, runs, **how):
     home = Home.from_environment()
     return loop.train(
         config, home, partition=PartitionConfig("iid", 3), runs=home.root / runs, **how
     )
 
 
-def train_until_stopped(said: str, config: TrainConfig, runs: str, **how: Any) -> None:
+def train_until_stopped(said, config, runs, **how):
     with pytest.raises(FedcacheError, match=said) as caught:
         train(config, runs, **how)
     assert caught.value.code is Exit.INTERRUPTED
 
 
-def same_files(one: fc.Run, other: fc.Run) -> bool:
+def same_files(one, other):
     names = ("result.json", "rounds.jsonl")
     return all((one.path / name).read_bytes() == (other.path / name).read_bytes() for name in names)
 
@@ -148,24 +147,24 @@ def same_files(one: fc.Run, other: fc.Run) -> bool:
 class StopsInRound(Silent):
     """Asks for a stop while the round after ``last`` takes its steps."""
 
-    def __init__(self, last: int) -> None:
+    def __init__(self, last):
         self.last = last
         self.rounds = 0
         self.flag = AfterSomeReads(self)
 
-    def advance(self, units: int) -> None:
+    def advance(self, units):
         self.rounds += units
 
 
 class AfterSomeReads(Stop):
     """Asked when it is read for the third time in the round; two reads are at the end of the round before."""
 
-    def __init__(self, story: StopsInRound) -> None:
+    def __init__(self, story):
         self.story = story
         self.reads = 0
 
     @property
-    def requested(self) -> bool:
+    def requested(self):
         self.reads += self.story.rounds == self.story.last
         return self.reads > 2
 

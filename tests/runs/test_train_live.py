@@ -15,7 +15,7 @@ IID = "--scheme iid --clients 2 --participation all --rounds 2"
 ONE = ("--set", "epochs=1")  # each step runs a tower
 
 
-def extracted(place: Path) -> Path:
+def extracted(place):
     """Three classes with features and text features of glyph-clip, and no images yet."""
     images = folder(place / "shapes", train=8, test=4)
     return Path(
@@ -28,7 +28,7 @@ def store(once):
     return once(extracted)
 
 
-def refused(line: str) -> tuple[int, str, str]:
+def refused(line):
     """Exit code, message and hint."""
     error = (done := fedcache(f"{line} {IID} --json")).envelope["error"]
     return done.code, error["message"], error["hint"]

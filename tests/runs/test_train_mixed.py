@@ -12,7 +12,7 @@ A, B = "random-projection:16", "random-projection:8"
 IID = "--scheme iid --clients 3 --rounds 2 --participation all"
 
 
-def extracted(place: Path) -> Path:
+def extracted(place):
     images = folder(place / "shapes", train=8, test=4)
     done = ok(
         f"extract --dataset folder:{images} --backbones {A},{B},pixels --recipe pixels:size=8 "
