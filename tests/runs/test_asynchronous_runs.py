@@ -1,6 +1,5 @@
 """Asynchronous rounds and simulated time from the command line and from Python: identity, results, grids, refusals."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,60 +9,32 @@ from failing_command import must_fail
 
 from fedcache.runs.directory import rounds_of
 
+pytestmark = pytest.mark.usefixtures("rows")
 M = 12
 WORDS = f"--scheme iid --clients {M} --rounds 4 --participation 6 --set head=linear"
 
 
-def ingested(place):
-    rng = np.random.default_rng(0)
-    y = rng.integers(0, 3, 240)
-    x = (np.eye(3, 6)[y] + 0.6 * rng.standard_normal((240, 6))).astype(np.float32)
-    np.savez(
-        place / "rows.npz", embeddings=x, labels=y, split=(np.arange(240) >= 180).astype(np.int8)
-    )
-    ok(f"ingest {place}/rows.npz --name few")
-    return place
-
-
-@pytest.fixture
-def store(once):
-    return once(ingested)
-
-
-def result_of(path):
-    return json.loads((Path(path) / "result.json").read_text())
-
-
-def test_an_asynchronous_run_is_another_run_and_says_what_was_simulated(store):
-    plain = ok(f"train --method fedavg {WORDS}")
-    assert "timing" not in result_of(plain.data["path"])
-    done = ok(
-        f"train --method fedavg --asynchronous 3 --eval-every 2 --seeds 0,1 {WORDS}",
-    )
-    assert done.data["path"] != plain.data["path"]
-    result = result_of(done.data["path"])
-    timing = result["timing"]
-    said = {
-        "asynchronous": 3,
-        "server_step": 1.0,
-        "staleness_power": 0.5,
-        "client_durations": "half-normal",
-    }
-    assert said.items() <= timing.items()
-    rounds = rounds_of(Path(done.data["path"]))
+def test_an_asynchronous_run_is_another_run_and_says_what_was_simulated():
+    plain = ok(f"train --method fedavg {WORDS}").data
+    assert "timing" not in plain
+    done = ok(f"train --method fedavg --asynchronous 3 --eval-every 2 --seeds 0,1 {WORDS}").data
+    assert done["digest"] != plain["digest"]
+    timing = done["timing"]
+    assert (timing["asynchronous"], timing["client_durations"]) == (3, "half-normal")
+    rounds = rounds_of(Path(done["path"]))
     last = [r["diagnostics"]["simulated_time"] for r in rounds if r["round"] == 4]
     assert timing["simulated_time"] == pytest.approx(np.mean(last))
     assert timing["updates"] == 2 * 4 * 3
     stale = [r["diagnostics"]["staleness_mean"] for r in rounds]
     assert timing["staleness_mean"] == pytest.approx(np.mean(stale))
     assert timing["staleness_max"] == max(r["diagnostics"]["staleness_max"] for r in rounds) > 0
-    curve = result["accuracy"]["per_round"]
+    curve = done["accuracy"]["per_round"]
     assert [p["round"] for p in curve] == [2, 4]
     assert curve[1]["simulated_time"] == timing["simulated_time"] > curve[0]["simulated_time"]
 
 
 @pytest.mark.slow
-def test_the_configuration_of_an_asynchronous_run_runs_it_again(store, tmp_path):
+def test_the_configuration_of_an_asynchronous_run_runs_it_again(tmp_path):
     slow = tmp_path / "slow.csv"
     slow.write_text("client,duration\n" + "".join(f"client-{i:02},{1 + i % 3}\n" for i in range(M)))
 
@@ -92,13 +63,11 @@ def test_the_configuration_of_an_asynchronous_run_runs_it_again(store, tmp_path)
         ("--method central --client-durations equal", "central"),
     ],
 )
-def test_what_does_not_go_with_asynchronous_rounds_is_answered(store, words, why):
+def test_what_does_not_go_with_asynchronous_rounds_is_answered(words, why):
     must_fail(why, f"train --method fedavg --scheme iid --clients {M} {words}")
 
 
 @pytest.mark.parametrize("method", ["scaffold", "fed3r", "solo", "central"])
-def test_methods_whose_uploads_cannot_wait_are_refused(store, method):
-    must_fail(
-        method, "train --method", method, "--asynchronous", 2, "--scheme", "iid", "--clients", M
-    )
+def test_methods_whose_uploads_cannot_wait_are_refused(method):
+    must_fail(method, f"train --method {method} --asynchronous 2 --scheme iid --clients {M}")
     assert ok("methods info", method).data["asynchronous"] is False

@@ -23,14 +23,14 @@ def features(views, width, seed=0):
     return np.random.default_rng(seed).normal(size=(ROWS, views, width)).astype(np.float32)
 
 
-def store(labels=None, arrays=None, **changes):
+def store(labels=None, arrays=None, classes=("cat", "dog"), **changes):
     """20 rows of two classes and two domains, the first 15 of them for training; arrays of 4 views and of 2."""
     y = np.arange(ROWS) % 2 if labels is None else labels
     domains = np.where(np.arange(ROWS) % 4 < 2, "ink", "pen")
     split = np.where(np.arange(ROWS) < 15, "train", "test")
     made = arrays or {"a": features(4, 3), "b": features(2, 2, 1)}
     return fc.Store.from_arrays(
-        made, labels=y, domains=domains, classes=("cat", "dog"), splits=split, **changes
+        made, labels=y, domains=domains, classes=classes, splits=split, **changes
     )
 
 
@@ -165,5 +165,9 @@ def test_a_folder_without_client_stores_is_refused(tmp_path):
     shutil.rmtree(folder / "9-copy.zarr")
     shutil.rmtree(folder / "0-p.zarr")
     refused("client 0")
+    other = sites(store(classes=("cat", "cow")), tmp_path / "others")
+    shutil.copytree(other / "0-p.zarr", folder / "0-p.zarr")
+    refused(r"^1-q\.zarr and 0-p\.zarr")
+    shutil.rmtree(folder / "0-p.zarr")
     fc.Store.from_arrays({"a": features(1, 2)}, path=folder / "0-p.zarr")
     refused(r"0-p\.zarr is not a client's")

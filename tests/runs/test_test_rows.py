@@ -81,7 +81,6 @@ def test_rows_of_two_clients_by_hand():
     rows = count_test_rows(
         evaluate.evaluate_personal(models, data(labels), table), table, torch.from_numpy(labels)
     )
-    assert rows is not None
     assert rows.rows.tolist() == [0, 1, 2]  # 3 has no label
     assert rows.right.tolist() == [1, 1, 0]
     assert rows.scored.tolist() == [1, 2, 1]
@@ -95,12 +94,10 @@ def test_what_is_read_is_what_was_written(tmp_path):
     seeds = {seed: TestRows(*counts, *rng.random((2, 5))) for seed in (0, 7)}
     assert rows_file({0: seeds[0], 1: None}) is None
     raw = rows_file(seeds)
-    assert raw is not None
     (tmp_path / ROWS_FILE).write_bytes(raw)
     found = result_files.test_rows(
         {"seeds": [0, 7], "files": {ROWS_FILE: file_digest(ROWS_FILE, raw)}}, tmp_path
     )
-    assert found is not None
     for seed, name in itertools.product(seeds, seeds[0].to_dict()):
         assert np.array_equal(getattr(found[seed], name), getattr(seeds[seed], name))
 
@@ -126,34 +123,20 @@ def test_a_run_of_the_command_line_has_the_file_and_a_damaged_one_is_refused(
     rows, monkeypatch, method
 ):
     words = (
-        "train",
-        "--method",
-        method,
-        "--scheme",
-        "dirichlet",
-        "--alpha",
-        0.5,
-        "--clients",
-        4,
-        "--rounds",
-        2,
-        "--seeds",
-        "0,1",
-        "--option",
-        "test_protocol=matched",
+        f"train --method {method} --scheme dirichlet --alpha 0.5 --clients 4 --rounds 2 "
+        "--seeds 0,1 --option test_protocol=matched"
     )
-    run = place_of(*words)
+    run = place_of(words)
     result = read_result(run / "result.json")
     found = result_files.test_rows(result, run)
-    assert found is not None
     means = [float(r.share.sum()) for r in found.values()]
     assert means == pytest.approx(result["accuracy"]["client_mean_per_seed"])
     pooled = [r.right.sum() / r.scored.sum() for r in found.values()]
     assert pooled == pytest.approx(result["accuracy"]["pooled_per_seed"])
     file = run / ROWS_FILE
     file.write_bytes(file.read_bytes()[:-1])
-    assert fedcache(*words).code == Exit.CORRUPT
+    assert fedcache(words).code == Exit.CORRUPT
     monkeypatch.setattr(counting, "MOST_ROWS", 3)
-    without = read_result(place_of(*words, "--fresh") / "result.json")
+    without = read_result(place_of(f"{words} --fresh") / "result.json")
     assert ROWS_FILE not in without["files"]
     assert without["accuracy"] == result["accuracy"]
