@@ -26,17 +26,14 @@ def read_only(monkeypatch):
             raise OSError(errno.EROFS, "Read-only file system", str(path))
         return real(path, flags, *more, **named)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "open", refusing)
-        yield patch
+    monkeypatch.setattr(os, "open", refusing)
 
 
 def held_elsewhere(path):
     code = "import filelock, sys\nwith filelock.FileLock(sys.argv[1]):\n    print(flush=True)\n    sys.stdin.read()"
     process = subprocess.Popen(
-        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", code, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
-    assert process.stdout is not None
     process.stdout.readline()
     return process
 

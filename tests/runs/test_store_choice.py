@@ -81,9 +81,8 @@ def test_a_sized_name_means_the_plain_array_and_views_are_named_by_their_key():
     views = store.arrays["a@16/views"]
     drawn = {**views.recipe, "views": 4, "decoder": "pillow"}
     store.arrays["a@16/plain"] = replace(views, recipe={**drawn, "views": 1})
-    store.arrays["a@16/views"] = replace(
-        views, recipe={**drawn, "augment": "flip=0.5"}, shape=(9, 4, 4)
-    )
+    flipped = {**drawn, "augment": "flip=0.5"}
+    store.arrays["a@16/views"] = replace(views, recipe=flipped, shape=(9, 4, 4))
     assert chosen_arrays(store, ["a@16", "a@16/views"]) == ["a@16/plain", "a@16/views"]
     assert [array_name(store, key) for key in store.arrays] == ["a@16", "a@16/views", "a@24"]
     del store.arrays["a@16/plain"]
@@ -115,10 +114,8 @@ def test_a_method_with_text_takes_one_backbone(method):
     assert "clip-rn50@224" in note
     assert told(method, store, "glyph-clip") == (["glyph-clip@32"], [])
     assert told(method, shelf("b", "a", text=("a",)))[0] == ["a"]
-    assert (
-        refused(UsageError, "got 2", told, method, store, "clip-rn50", "glyph-clip")
-        == "--backbones clip-rn50"
-    )
+    hint = refused(UsageError, "got 2", told, method, store, "clip-rn50", "glyph-clip")
+    assert hint == "--backbones clip-rn50"
     refused(StoreError, r"s\.zarr has none", told, method, shelf("a", "b"))
 
 
@@ -137,10 +134,8 @@ def test_an_encoder_is_trained_on_one_array_of_images():
     assert image_array(method, store, ["pixels@16"]) == "pixels@16"
     assert image_array(method, shelf("a", "pixels@8"), []) == "pixels@8"
     for names in (["a"], ["pixels@8", "pixels@16"]):
-        assert (
-            refused(UsageError, ", ".join(names), image_array, method, store, names)
-            == "--backbones pixels@8"
-        )
+        hint = refused(UsageError, ", ".join(names), image_array, method, store, names)
+        assert hint == "--backbones pixels@8"
     refused(StoreError, r"s\.zarr has none", image_array, method, shelf("a"), [])
 
 
@@ -148,16 +143,16 @@ CLIPS, RESNETS = ("glyph-clip", "clip-rn50"), ("resnet18-birds", "resnet18-aircr
 
 
 @pytest.mark.parametrize(
-    ("value", "requested", "preset", "keys", "post"),
+    ("value", "preset", "keys", "post"),
     [
-        ("none", False, "paper", CLIPS, "l2"),
-        ("standardize", False, "paper", CLIPS, "standardize"),
-        ("none", False, "paper", (*CLIPS, "a"), "none"),
-        ("none", False, "official", RESNETS, "sign"),
+        ("none", "paper", CLIPS, "l2"),
+        ("standardize", "paper", CLIPS, "standardize"),
+        ("none", "paper", (*CLIPS, "a"), "none"),
+        ("none", "official", RESNETS, "sign"),
     ],
 )
-def test_what_is_done_to_features_follows_their_backbones(value, requested, preset, keys, post):
+def test_what_is_done_to_features_follows_their_backbones(value, preset, keys, post):
     heard, store = Heard(), shelf(*CLIPS, *RESNETS, "a", text=CLIPS)
-    hp = {} if value is None else {"feat_post": value}
-    assert feat_post_for(hp, requested, preset, store, keys, heard) == post
+    hp = {"feat_post": value}
+    assert feat_post_for(hp, False, preset, store, keys, heard) == post
     assert bool(heard.notes) == (post in ("l2", "sign"))
