@@ -93,11 +93,6 @@ def test_a_scheme_and_its_clients_are_those_of_the_paper(method, config, domain,
     assert len(heard.notes) == notes
 
 
-def test_a_misspelt_scheme_is_refused_with_the_one_that_is_meant():
-    asked = METHODS["fed3r"], store(), PartitionConfig("dirichlt"), (), Heard()
-    refused(default_partition, *asked, match="'dirichlet'")
-
-
 def dealt(train, config, **how):
     heard, place = Heard(), store()
     make_partition(place, "iid", clients=3, seed=9, name="saved")

@@ -14,15 +14,7 @@ from fedcache.runs.results import SeedResult, columns_of_seeds, mean_std
 
 def seed(number, accuracies, **changes):
     """A seed whose rounds gave these accuracies, of two clients."""
-    rounds = [
-        {"round": i + 1, "accuracy": a, "diagnostics": {"rejected": i}}
-        for i, a in enumerate(accuracies)
-    ]
-    given = {
-        "per_client": np.array([0.25, None], float),
-        "classes_owned": np.array([1, 2]),
-        **changes,
-    }
+    rounds = [{"round": i + 1, "accuracy": a} for i, a in enumerate(accuracies)]
     whole = {
         "seed": number,
         "accuracy": accuracies[-1],
@@ -51,8 +43,10 @@ def seed(number, accuracies, **changes):
         "warnings": [],
         "seconds": 1.0,
         "measured": {},
+        "per_client": np.array([0.25, None], float),
+        "classes_owned": np.array([1, 2]),
     }
-    return SeedResult(**{**whole, **given})
+    return SeedResult(**{**whole, **changes})
 
 
 def test_mean_and_deviation_of_known_values_alone():
@@ -138,12 +132,8 @@ def test_staleness_is_a_mean_over_updates_and_time_one_over_seeds():
 def test_a_seed_is_read_as_it_was_written_and_as_earlier_releases_wrote_it(clients):
     written = seed(3, (None, 0.5), clients=clients, attackers=["q"], confusion=[[1, 0], [2, 3]])
     plain = json.loads(json.dumps(written.to_dict()))
-    earlier = {
-        **plain,
-        "per_client": [0.25, None],
-        "classes_owned": [1, 2],
-        "clients": list(clients),
-    }
+    lists = {"per_client": [0.25, None], "classes_owned": [1, 2], "clients": list(clients)}
+    earlier = {**plain, **lists}
     for found in (SeedResult.from_dict(plain), SeedResult.from_dict(earlier)):
         assert list(found.clients) == list(clients)
         assert np.array_equal(found.per_client, [0.25, np.nan], equal_nan=True)
