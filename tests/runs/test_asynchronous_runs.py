@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from command import ok
 from failing_command import must_fail
+from made_path import place_of
 
 from fedcache.runs.directory import rounds_of
 
@@ -40,15 +41,14 @@ def test_the_configuration_of_an_asynchronous_run_runs_it_again(tmp_path):
 
     def train(file):
         words = f"--asynchronous 2 --client-durations {file} --server-step 0.5 --staleness-power 1"
-        return ok(f"train --method fedprox {words} {WORDS}").data
+        return place_of(f"train --method fedprox {words} {WORDS}")
 
     done = train(slow)
-    assert ok("train --config", Path(done["path"]) / "config.toml").data["reused"]
-    moved = tmp_path / "moved.csv"
-    moved.write_bytes(slow.read_bytes())
-    assert train(moved)["reused"]
-    moved.write_text(slow.read_text().replace("client-00,1", "client-00,9"))
-    assert train(moved)["path"] != done["path"]
+    assert ok(f"train --config {done}/config.toml").data["reused"]
+    moved = slow.rename(tmp_path / "moved.csv")
+    assert train(moved) == done
+    moved.write_text(moved.read_text().replace("client-00,1", "client-00,9"))
+    assert train(moved) != done
 
 
 @pytest.mark.parametrize(

@@ -20,21 +20,15 @@ from fedcache.runs.result_files import CLIENTS_IN_RESULT, check_recordable, clie
 from fedcache.runs.row_sources import StoreRows
 
 M = CLIENTS_IN_RESULT + 200
-WORDS = f"--scheme iid --clients {M} --rounds 2 --participation 5"
+WORDS = f"--store many --scheme iid --clients {M} --rounds 2 --participation 5"
 
 
-def ingested(place):
+def ingested(_place):
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, 2 * M)
     x = (np.eye(3, 6)[y] + 0.6 * rng.standard_normal((2 * M, 6))).astype(np.float32)
-    np.savez(
-        place / "rows.npz",
-        embeddings=x,
-        labels=y,
-        split=(np.arange(2 * M) >= M + 100).astype(np.int8),
-    )
-    ok(f"ingest {place}/rows.npz --name many")
-    return place
+    split = np.where(np.arange(2 * M) < M + 100, "train", "test")
+    return fc.Store.from_arrays({"x": x}, labels=y, splits=split, name="many").path
 
 
 @pytest.fixture
@@ -68,7 +62,7 @@ def test_models_that_do_not_fit_into_memory_are_refused_before_anything_is_train
 @pytest.mark.slow
 def test_many_clients_have_a_column_of_validation_accuracy(store):
     done = ok(
-        f"train --method fedrep --seeds 0,1 --scheme iid --clients {M - 150} --validation 0.4 "
+        f"train --method fedrep --seeds 0,1 --store many --scheme iid --clients {M - 150} --validation 0.4 "
         "--rounds 1 --participation 5 --set batch=1 --set bn=false"
     )
     path, found = Path(done.data["path"]), done.data["validation"]

@@ -48,9 +48,7 @@ def refused(call, *args, match, **options):
     ],
 )
 def test_words_become_what_the_scheme_declares(scheme, given, typed):
-    found = typed_arguments(scheme, given)
-    assert found == typed
-    assert {k: type(v) for k, v in found.items()} == {k: type(v) for k, v in typed.items()}
+    assert repr(typed_arguments(scheme, given)) == repr(typed)
     refused(typed_arguments, f"{scheme}t", given, match=f"Did you mean '{scheme}'")
 
 

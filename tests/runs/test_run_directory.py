@@ -15,9 +15,8 @@ from stops import StopsAfter
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import FedcacheError
 from fedcache.runs import loop
-from fedcache.runs.directory import RunDirectory, measured_of
+from fedcache.runs.directory import RunDirectory
 from fedcache.runs.identity import Identity
-from fedcache.store.files import to_signed
 
 TENSORS = {
     "server/W": torch.arange(6.0).reshape(2, 3),
@@ -97,17 +96,6 @@ def test_a_finished_seed_of_another_seed_or_run_is_found(tmp_path):
     shutil.copy(other.path / "seed-0.json", run.path / "seed-0.json")
     assert run.seed_result(0, said.append) is run.seed_result(1, said.append) is None
     assert len(said) == 2
-
-
-def test_measurements_of_another_run_are_not_shown(tmp_path):
-    run, other = directory(tmp_path), directory(tmp_path, "fedprox")
-    told = {"seconds": {"train": 1.5}}
-    result, _ = (d.finish({"digest": d.identity.digest}, [], told) for d in (run, other))
-    assert measured_of(run.path, result) == told
-    shutil.copy(other.path / "measured.json", run.path)
-    assert measured_of(run.path, result) is None
-    (run.path / "measured.json").write_bytes(to_signed(told))
-    assert measured_of(run.path, result) is None
 
 
 def test_a_run_with_a_damaged_checkpoint_begins_again_to_the_same_bits(shapes):

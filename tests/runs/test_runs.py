@@ -10,6 +10,8 @@ from damage import flip_bit
 from failing_command import must_fail
 from made_path import place_of
 
+from fedcache.store.files import to_signed
+
 FILES = ("config.toml", "rounds.jsonl", "partition-0.partition", "partition-1.partition")
 IID = "--scheme iid --clients 3"
 FED3R = f"train --method fed3r {IID}"
@@ -46,10 +48,10 @@ def test_a_repeated_command_prints_the_stored_result_and_checks_the_features_aga
     assert fedcache(FED3R).code == 5
 
 
-@pytest.mark.slow
 def test_damaged_measurements_are_a_warning_and_no_error(shapes):
     path = place_of(FED3R) / "measured.json"
-    for content in (b"", b"[]", b'{"seconds": 1}'):
+    anothers = (place_of(f"train --method fedncm {IID}") / "measured.json").read_bytes()
+    for content in (b"[]", to_signed({"seconds": {"train": 0.1}}), anothers):
         path.write_bytes(content)
         again = ok(FED3R)
         assert again.data["reused"]

@@ -1,13 +1,16 @@
-"""Trackers, each by the real library writing on this machine: every round once, all parameters, the final figures."""
+"""What hooks, observers and trackers hear of a run; each tracker by the real library writing on this machine."""
 
 import json
 import struct
+import time
+import types
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from arrays import ingested
@@ -16,10 +19,17 @@ from stops import StopsAfter
 
 import fedcache as fc
 from fedcache.config import Home, PartitionConfig, TrainConfig
+from fedcache.progress import Silent
+from fedcache.runs import loop
 from fedcache.runs.directory import read_result, rounds_of
-from fedcache.runs.loop import train
 from fedcache.runs.trackers import choose, seeds
 from fedcache.runs.trackers.tensorboard import EventFile
+
+
+@pytest.fixture(autouse=True)
+def mine(tmp_path):
+    return ingested(tmp_path)
+
 
 TRAIN = "train --method fedavg --scheme iid --clients 3 --participation all"
 
@@ -218,7 +228,6 @@ def test_every_round_parameter_and_final_figure_is_there_once_also_when_it_is_to
     tmp_path, own_home, name
 ):
     pytest.importorskip(name)
-    ingested(tmp_path)
     words = f"{TRAIN} --rounds 4 --seeds 0-1 --eval-every 2"
     place = tmp_path / "tracked"
     first = told(name, words, place, own_home).data
@@ -244,7 +253,6 @@ def test_points_of_a_grid_are_a_group_also_beyond_the_seeds_that_are_written_at_
 ):
     pytest.importorskip(name)
     monkeypatch.setattr(seeds, "OPEN", 1)
-    ingested(tmp_path)
     grid = f"{TRAIN} --rounds 2 --sweep lr=0.1,0.05".replace("train", "grid")
     done = told(name, grid, tmp_path / "g", own_home).data
     found = READ[name](tmp_path / "g")
@@ -259,10 +267,7 @@ def test_points_of_a_grid_are_a_group_also_beyond_the_seeds_that_are_written_at_
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_run_that_is_resumed_or_begins_anew_is_tracked_once(tmp_path, own_home, name):
     pytest.importorskip(name)
-    store = ingested(tmp_path)
-    config = TrainConfig(
-        method="fedavg", rounds=4, participation="all", store=str(store), eval_every=2
-    )
+    config = TrainConfig(method="fedavg", rounds=4, participation="all", eval_every=2)
     home = Home.from_environment()
 
     def track(**more):
@@ -273,7 +278,7 @@ def test_a_run_that_is_resumed_or_begins_anew_is_tracked_once(tmp_path, own_home
                 else nullcontext()
             )
             with stops:
-                train(config, home, partition=PartitionConfig("iid", 3), hooks=hooks, **more)
+                loop.train(config, home, partition=PartitionConfig("iid", 3), hooks=hooks, **more)
         (one,) = READ[name](tmp_path / "r").values()
         return one
 
@@ -289,7 +294,6 @@ def test_a_run_that_is_resumed_or_begins_anew_is_tracked_once(tmp_path, own_home
 
 @pytest.mark.parametrize("name", choose.TRACKERS)
 def test_what_is_not_installed_is_refused_before_any_work(tmp_path, own_home, monkeypatch, name):
-    ingested(tmp_path)
     package = {"mlflow": "sqlalchemy"}.get(name, name)
     monkeypatch.setattr(
         choose, "find_spec", lambda asked: None if asked == package else find_spec(asked)
@@ -334,8 +338,89 @@ def test_a_library_that_fails_is_one_warning_and_the_run_continues(tmp_path, mon
 
     pytest.importorskip("tensorboard")
     monkeypatch.setattr(EventFile, where, fails)
-    ingested(tmp_path)
     done = ok(f"{TRAIN} --rounds 2 --track tensorboard:{tmp_path}/tracked")
     assert not done.data["reused"]
     (warning,) = done.envelope["warnings"]
     assert "the tracker is down" in warning
+
+
+@pytest.fixture
+def dealt(mine):
+    return fc.partition(mine, "iid", clients=3)
+
+
+def test_on_round_is_told_what_the_result_says(mine, dealt):
+    told = []
+
+    def train():
+        told.clear()
+        return fc.train(
+            "fedavg", mine, dealt, rounds=3, seeds=range(2), eval_every=1, on_round=told.append
+        )
+
+    run = train()
+    assert [(r.seed, r.round, r.stored) for r in told] == [
+        (s, n, False) for s in (0, 1) for n in (1, 2, 3)
+    ]
+    assert [told[2].accuracy, told[5].accuracy] == run.accuracy["per_seed"]
+    assert told[2].sent_bytes + told[5].sent_bytes == run.traffic["exact"]["up_bytes"]
+    assert told[0].settings["lr"] == run.result["hyperparameters"]["lr"]
+    before = [(r.accuracy, True) for r in told]
+    assert train().reused
+    assert [(r.accuracy, r.stored) for r in told] == before
+
+
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_hook_and_observer_of_a_grid_are_told_which_point(mine, dealt, jobs):
+    told = []
+    observer, heard = Silent(), []
+    observer.told = heard.append
+    options = {"rounds": 2, "execution": "sequential"}
+    how = {"on_round": told.append, "observer": observer, "options": options, "jobs": jobs}
+    grid = fc.grid("fedavg", mine, dealt, lr=[0.1, 0.02], **how)
+    for rounds in (told, heard):
+        found = sorted((str(r.path), r.point, r.round) for r in rounds)
+        names = [(str(point.run.path), f"lr={point.sweep['lr']}") for point in grid.points]
+        assert found == sorted((*name, number) for name in names for number in (1, 2))
+        assert {r.points for r in rounds} == {2}
+
+
+def test_a_hook_that_raises_is_named_and_the_run_continues(mine, dealt):
+    def breaks(round_):
+        if round_.round == 2:
+            raise ValueError("no such dashboard")
+
+    def train(hook):
+        return fc.train("fedavg", mine, dealt, rounds=4, on_round=hook)
+
+    with pytest.warns(RuntimeWarning, match="breaks failed in round 2 of seed 0") as caught:
+        train(breaks)
+    assert "no such dashboard" in str(caught.list[0].message)
+    told = []
+    assert train(told.append).reused
+    assert len(told) == 4
+
+
+def test_a_tracker_is_closed_however_the_run_ends(tmp_path, monkeypatch):
+    made = mock.Mock()
+    monkeypatch.setattr(choose, "tracker", lambda *_: made)
+    home = Home(tmp_path)
+    with choose.tracking("tensorboard", home, None, None) as hooks:
+        assert [hook.tracker for hook in hooks] == [made]
+        assert not made.close.called
+    with pytest.raises(KeyError), choose.tracking("tensorboard:x", home, tmp_path / "r", None):
+        raise KeyError
+    assert made.close.call_count == 2
+
+
+def test_the_time_of_those_who_listen_is_no_training(mine, dealt, monkeypatch):
+    clock = [0.0]
+    clocks = {"monotonic": time.monotonic, "time": time.time, "perf_counter": lambda: clock[0]}
+    monkeypatch.setattr(loop, "time", types.SimpleNamespace(**clocks))
+
+    def slow(_round):
+        clock[0] += 100.0
+
+    run = fc.train("fedavg", mine, dealt, rounds=3, on_round=slow)
+    assert clock[0] == 300.0
+    assert run.measured["seconds"]["train"] == 0.0

@@ -164,33 +164,6 @@ def test_a_stop_inside_a_round_keeps_the_rounds_before_it(tmp_path, execution, m
         assert same_files(train(config, runs), whole)
 
 
-def test_a_stop_inside_the_first_round_is_heard(tmp_path):
-    ingested(tmp_path)
-    config = TrainConfig(method="fedavg", rounds=1, seeds="0", execution="sequential")
-    story = StopsInRound(0)
-    train_until_stopped("in round 1 of seed 0", config, "first", observer=story, stop=story.flag)
-
-
-def test_a_seed_that_has_ended_is_not_trained_again(tmp_path):
-    """Stopped after round 2 of the second of three seeds."""
-    ingested(tmp_path)
-    stop = Stop()
-    told = []
-
-    def hook(done):
-        told.append((done.seed, done.round, done.stored))
-        if told[-1] == (4, 2, False):
-            stop.ask()
-
-    config = TrainConfig(method="fedavg", rounds=3, seeds="7,4,5")
-    train_until_stopped("after round 2 of seed 4", config, "runs", hooks=[hook], stop=stop)
-    assert told == [(7, 1, False), (7, 2, False), (7, 3, False), (4, 1, False), (4, 2, False)]
-    told.clear()
-    train(config, "runs", hooks=[hook])
-    every = [(seed, round_) for seed in (7, 4, 5) for round_ in (1, 2, 3)]
-    assert told == [(seed, round_, i < 5) for i, (seed, round_) in enumerate(every)]
-
-
 def test_features_that_are_all_the_same_are_warned_of(tmp_path):
     fine = np.random.default_rng(0).normal(size=(70, 4)).astype("f4")
     late = np.r_[np.ones((64, 4), "f4"), fine[:6]]
