@@ -337,7 +337,7 @@ def test_any_change_of_the_ledger_but_a_torn_last_line_is_found(tmp_path):
         ledger.write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
         with pytest.raises(CorruptionError):
             read_releases(ledger)
-    for lines in (first + third, second + first + third, first + first + second, second):
+    for lines in (first + third, second + first + third, first + first + second):
         ledger.write_bytes(lines)
         with pytest.raises(CorruptionError):
             read_releases(ledger)

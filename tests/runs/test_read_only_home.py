@@ -38,20 +38,14 @@ def held_elsewhere(path):
     return process
 
 
-def test_a_lock_that_is_left_is_not_held(tmp_path, request):
-    (tmp_path / LOCK).touch()
-    request.getfixturevalue("read_only")
-    with pytest.raises(OSError, match="Read-only"):
-        FileLock(tmp_path / LOCK).acquire()
-    assert not is_held(tmp_path / LOCK)
-    assert not is_held(tmp_path / "none.lock")
-    assert not is_running(tmp_path)
-
-
-def test_a_lock_that_a_process_with_write_access_holds_is_held(tmp_path, request):
+def test_a_lock_is_held_while_a_process_with_write_access_holds_it(tmp_path, request):
     with held_elsewhere(tmp_path / LOCK) as process:
         request.getfixturevalue("read_only")
         assert is_held(tmp_path / LOCK)
         assert is_running(tmp_path)
         process.communicate(b"")
+    with pytest.raises(OSError, match="Read-only"):
+        FileLock(tmp_path / LOCK).acquire()
+    assert (tmp_path / LOCK).exists()
     assert not is_held(tmp_path / LOCK)
+    assert not is_running(tmp_path)

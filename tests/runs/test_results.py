@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -16,15 +17,12 @@ def seed(number, accuracies, **changes):
     """A seed whose rounds gave these accuracies, of two clients."""
     rounds = [{"round": i + 1, "accuracy": a} for i, a in enumerate(accuracies)]
     whole = {
+        **dict.fromkeys(field.name for field in fields(SeedResult)),
         "seed": number,
         "accuracy": accuracies[-1],
         "mean_client": 0.5,
-        "macro_f1": 0.5,
         "by_domain": {"ink": 0.5},
-        "fairness": {},
         "rounds": rounds,
-        "protocol": "global",
-        "fidelity": "exact",
         "traffic": {
             "up": 10,
             "down": 20,
@@ -34,15 +32,7 @@ def seed(number, accuracies, **changes):
             "down_bytes": 80,
         },
         "per_round": {"up": 5.0, "down": 10.0, "paper_up": 3.0, "paper_down": 4.0},
-        "execution": "gram",
-        "chunk": 2,
-        "points": 1,
-        "threads": 1,
         "clients": ["p", "q"],
-        "trainable": 5,
-        "warnings": [],
-        "seconds": 1.0,
-        "measured": {},
         "per_client": np.array([0.25, None], float),
         "classes_owned": np.array([1, 2]),
     }

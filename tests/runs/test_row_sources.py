@@ -19,18 +19,14 @@ from fedcache.store.export import write_shards
 ROWS = 20
 
 
-def features(views, width, seed=0):
-    return np.random.default_rng(seed).normal(size=(ROWS, views, width)).astype(np.float32)
-
-
-def store(labels=None, arrays=None, classes=("cat", "dog"), **changes):
+def store(labels=10 * (0, 1), classes=("cat", "dog"), **changes):
     """20 rows of two classes and two domains, the first 15 of them for training; arrays of 4 views and of 2."""
-    y = np.arange(ROWS) % 2 if labels is None else labels
+    rng = np.random.default_rng(0)
+    arrays = {key: rng.normal(size=(ROWS, *shape)) for key, shape in (("a", (4, 3)), ("b", (2, 2)))}
     domains = np.where(np.arange(ROWS) % 4 < 2, "ink", "pen")
     split = np.where(np.arange(ROWS) < 15, "train", "test")
-    made = arrays or {"a": features(4, 3), "b": features(2, 2, 1)}
     return fc.Store.from_arrays(
-        made, labels=y, domains=domains, classes=classes, splits=split, **changes
+        arrays, labels=labels, domains=domains, classes=classes, splits=split, **changes
     )
 
 
@@ -155,5 +151,5 @@ def test_a_folder_without_client_stores_is_refused(tmp_path):
     shutil.copytree(other / "0-p.zarr", folder / "0-p.zarr")
     refused(r"^1-q\.zarr and 0-p\.zarr")
     shutil.rmtree(folder / "0-p.zarr")
-    fc.Store.from_arrays({"a": features(1, 2)}, path=folder / "0-p.zarr")
+    store(path=folder / "0-p.zarr")
     refused(r"0-p\.zarr is not a client's")

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -43,7 +42,7 @@ def test_what_killed_writers_left_in_a_run_is_removed_when_it_is_old(tmp_path):
     old, new = run.path / ".a.partial", run.path / ".b.partial"
     old.touch()
     new.touch()
-    os.utime(old, (time.time() - 90, time.time() - 90))
+    os.utime(old, (1, 1))
     run.finish({"method": "fedavg"}, [], {})
     assert not old.exists()
     assert new.exists()
@@ -51,7 +50,7 @@ def test_what_killed_writers_left_in_a_run_is_removed_when_it_is_old(tmp_path):
 
 def test_a_result_of_an_earlier_release_names_its_execution_as_now(tmp_path):
     path = tmp_path / "result.json"
-    for former, now in (("gram", "gram"), *EXECUTIONS_OF_0_1.items()):
+    for former, now in EXECUTIONS_OF_0_1.items():
         write_result(path, {"method": "x", "lift": former})
         found = read_result(path)
         assert (found["execution"], "lift" in found) == (now, False)

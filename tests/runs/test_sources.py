@@ -29,10 +29,8 @@ def extract(images, words):
 def reopened(path, prefix):
     """Damage one chunk of an array and repair the store: the array is unfinished again."""
     key = next(k for k in Store.open(path).arrays if k.startswith(prefix))
-    chunk = next(
-        f for f in sorted((path / "features" / key).rglob("*")) if f.is_file() and "c" in f.parts
-    )
-    chunk.write_bytes(b"damaged")
+    chunks = path / "features" / key / "c"
+    next(file for file in chunks.rglob("*") if file.is_file()).write_bytes(b"damaged")
     fedcache(f"repair {path}")
     assert [u["name"] for u in Store.open(path).unfinished()] == [key]
     return key

@@ -87,9 +87,6 @@ def test_a_sized_name_means_the_plain_array_and_views_are_named_by_their_key():
     assert [array_name(store, key) for key in store.arrays] == ["a@16", "a@16/views", "a@24"]
     del store.arrays["a@16/plain"]
     assert array_name(store, "a@16/views") == "a@16/views"  # though nothing else has that size yet
-    store.arrays["a@16/other"] = replace(views, recipe=drawn, shape=(9, 4, 4))
-    hint = refused(UsageError, "'a@16' means 2", chosen_arrays, store, ["a@16"])
-    assert "a@16/views (width 4, 4 views by flip=0.5)" in hint
 
 
 def told(method, store, *names):
