@@ -49,11 +49,8 @@ def kept(done):
 
 
 def test_real_noise_must_be_asked_for_with_what_it_does_not_cover():
-    done = fedcache(f"{TRAIN} --dp-noise 2 --json")
-    assert done.code == Exit.USAGE
-    hint = done.envelope["error"]["hint"]
-    assert "--dp-allow evaluation" in hint
-    assert "--dp-seed 0" in hint
+    error = must_fail("--dp-allow evaluation", f"{TRAIN} --dp-noise 2")
+    assert "--dp-seed 0" in error["hint"]
     assert not (home() / "privacy.jsonl").exists()
     assert not (home() / "runs").exists()
 

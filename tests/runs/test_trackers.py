@@ -14,7 +14,8 @@ from unittest import mock
 
 import pytest
 from arrays import ingested
-from command import apart, fedcache, ok
+from command import apart, ok
+from failing_command import must_fail
 from stops import StopsAfter
 
 import fedcache as fc
@@ -298,9 +299,7 @@ def test_what_is_not_installed_is_refused_before_any_work(tmp_path, own_home, mo
     monkeypatch.setattr(
         choose, "find_spec", lambda asked: None if asked == package else find_spec(asked)
     )
-    done = fedcache(f"{TRAIN} --track", name, "--json")
-    assert done.code == 6
-    assert done.envelope["error"]["hint"] == f"pip install 'fedcache[{name}]'"
+    must_fail(f"pip install 'fedcache[{name}]'", f"{TRAIN} --track {name}", code=6)
     assert not (own_home / "runs").exists()
 
 
