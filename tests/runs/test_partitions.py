@@ -117,11 +117,7 @@ def test_only_what_the_paper_chose_is_scaled_down():
     clients = len(found[4].clients)
     assert 0 < clients < 100
     assert notes[2].endswith(f" Scaled down: clients {clients}.")
-    for asked in (
-        PartitionConfig("dirichlet"),
-        PartitionConfig(None, 100),
-        PartitionConfig(options={"alpha": 0.1}),
-    ):
+    for asked in (PartitionConfig("dirichlet"), PartitionConfig(None, 100)):
         refused(dealt, {}, asked, match="\\w")
 
 

@@ -305,9 +305,8 @@ def test_what_is_not_installed_is_refused_before_any_work(tmp_path, own_home, mo
 
 def test_several_trackers_are_asked_for_at_once_and_none_twice(tmp_path):
     place = tmp_path / "place"
-    with choose.tracking(
-        [f"wandb:{place}", f"tensorboard:{place}"], Home(tmp_path), None, None
-    ) as hooks:
+    both = [f"wandb:{place}", f"tensorboard:{place}"]
+    with choose.tracking(both, Home(tmp_path), None, None) as hooks:
         assert [type(hook.tracker).__name__ for hook in hooks] == ["WandB", "TensorBoard"]
     twice = choose.tracking([f"wandb:{place}", "wandb"], Home(tmp_path), None, None)
     with pytest.raises(fc.FedcacheError, match="twice"), twice:
