@@ -657,7 +657,7 @@ PROMISES = (
         "A run that is started several times at once is trained once: one result, of a private run one entry for each seed",
         (
             "tests/runs/test_run_owner.py",
-            "tests/runs/test_private_owner.py",
+            f"{PRIVATE} -k 'others_wait or again_and_killed'",
             "tests/durability/test_private_starts.py",
         ),
         (

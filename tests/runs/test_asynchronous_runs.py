@@ -1,102 +1,54 @@
 """Asynchronous rounds and simulated time from the command line and from Python: identity, results, grids, refusals."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from command import ok
 from failing_command import must_fail
+from made_path import place_of
 
-import fedcache as fc
 from fedcache.runs.directory import rounds_of
 
+pytestmark = pytest.mark.usefixtures("rows")
 M = 12
 WORDS = f"--scheme iid --clients {M} --rounds 4 --participation 6 --set head=linear"
 
 
-def ingested(place: Path) -> Path:
-    rng = np.random.default_rng(0)
-    y = rng.integers(0, 3, 240)
-    x = (np.eye(3, 6)[y] + 0.6 * rng.standard_normal((240, 6))).astype(np.float32)
-    np.savez(
-        place / "rows.npz", embeddings=x, labels=y, split=(np.arange(240) >= 180).astype(np.int8)
-    )
-    ok(f"ingest {place}/rows.npz --name few")
-    return place
-
-
-@pytest.fixture
-def store(once):
-    return once(ingested)
-
-
-def result_of(path: str | Path) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads((Path(path) / "result.json").read_text())
-    return result
-
-
-def test_an_asynchronous_run_is_another_run_and_says_what_was_simulated(store):
-    plain = ok(f"train --method fedavg {WORDS}")
-    assert "timing" not in result_of(plain.data["path"])
-    done = ok(
-        f"train --method fedavg --asynchronous 3 --eval-every 2 --seeds 0,1 {WORDS}",
-    )
-    assert done.data["path"] != plain.data["path"]
-    result = result_of(done.data["path"])
-    timing = result["timing"]
-    said = {
-        "asynchronous": 3,
-        "server_step": 1.0,
-        "staleness_power": 0.5,
-        "client_durations": "half-normal",
-    }
-    assert said.items() <= timing.items()
-    rounds = rounds_of(Path(done.data["path"]))
+def test_an_asynchronous_run_is_another_run_and_says_what_was_simulated():
+    plain = ok(f"train --method fedavg {WORDS}").data
+    assert "timing" not in plain
+    done = ok(f"train --method fedavg --asynchronous 3 --eval-every 2 --seeds 0,1 {WORDS}").data
+    assert done["digest"] != plain["digest"]
+    timing = done["timing"]
+    assert (timing["asynchronous"], timing["client_durations"]) == (3, "half-normal")
+    rounds = rounds_of(Path(done["path"]))
     last = [r["diagnostics"]["simulated_time"] for r in rounds if r["round"] == 4]
     assert timing["simulated_time"] == pytest.approx(np.mean(last))
     assert timing["updates"] == 2 * 4 * 3
     stale = [r["diagnostics"]["staleness_mean"] for r in rounds]
     assert timing["staleness_mean"] == pytest.approx(np.mean(stale))
     assert timing["staleness_max"] == max(r["diagnostics"]["staleness_max"] for r in rounds) > 0
-    curve = result["accuracy"]["per_round"]
+    curve = done["accuracy"]["per_round"]
     assert [p["round"] for p in curve] == [2, 4]
     assert curve[1]["simulated_time"] == timing["simulated_time"] > curve[0]["simulated_time"]
 
 
 @pytest.mark.slow
-def test_the_configuration_of_an_asynchronous_run_runs_it_again(store, tmp_path):
+def test_the_configuration_of_an_asynchronous_run_runs_it_again(tmp_path):
     slow = tmp_path / "slow.csv"
     slow.write_text("client,duration\n" + "".join(f"client-{i:02},{1 + i % 3}\n" for i in range(M)))
 
     def train(file):
         words = f"--asynchronous 2 --client-durations {file} --server-step 0.5 --staleness-power 1"
-        data: dict[str, Any] = ok(f"train --method fedprox {words} {WORDS}").data
-        return data
+        return place_of(f"train --method fedprox {words} {WORDS}")
 
     done = train(slow)
-    assert ok("train --config", Path(done["path"]) / "config.toml").data["reused"]
-    moved = tmp_path / "moved.csv"
-    moved.write_bytes(slow.read_bytes())
-    assert train(moved)["reused"]
-    moved.write_text(slow.read_text().replace("client-00,1", "client-00,9"))
-    assert train(moved)["path"] != done["path"]
-
-
-def test_python_takes_the_same_words_and_tells_time_round_by_round(store):
-    parts = fc.partition("few", "iid", clients=M)
-    told: list[fc.Round] = []
-
-    def train(**how):
-        return fc.train("fedrep", "few", parts, rounds=3, participation=4, **how)
-
-    run = train(asynchronous=2, client_durations="rows", on_round=told.append)
-    assert [set(r.diagnostics) >= {"simulated_time", "staleness_mean"} for r in told] == [True] * 3
-    assert run.result["timing"]["client_durations"] == "rows"
-    waiting = train(client_durations="rows")
-    assert waiting.accuracy.mean == train().accuracy.mean
-    assert set(waiting.result["timing"]) == {"client_durations", "simulated_time"}
+    assert ok(f"train --config {done}/config.toml").data["reused"]
+    moved = slow.rename(tmp_path / "moved.csv")
+    assert train(moved) == done
+    moved.write_text(moved.read_text().replace("client-00,1", "client-00,9"))
+    assert train(moved) != done
 
 
 @pytest.mark.parametrize(
@@ -111,13 +63,11 @@ def test_python_takes_the_same_words_and_tells_time_round_by_round(store):
         ("--method central --client-durations equal", "central"),
     ],
 )
-def test_what_does_not_go_with_asynchronous_rounds_is_answered(store, words, why):
+def test_what_does_not_go_with_asynchronous_rounds_is_answered(words, why):
     must_fail(why, f"train --method fedavg --scheme iid --clients {M} {words}")
 
 
 @pytest.mark.parametrize("method", ["scaffold", "fed3r", "solo", "central"])
-def test_methods_whose_uploads_cannot_wait_are_refused(store, method):
-    must_fail(
-        method, "train --method", method, "--asynchronous", 2, "--scheme", "iid", "--clients", M
-    )
+def test_methods_whose_uploads_cannot_wait_are_refused(method):
+    must_fail(method, f"train --method {method} --asynchronous 2 --scheme iid --clients {M}")
     assert ok("methods info", method).data["asynchronous"] is False

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
+from arrays import small_store
 from command import fedcache, ok
 from damage import flip_bit
 
@@ -20,23 +20,16 @@ DIRICHLET = {"clients": 3, "alpha": 2.0}
 
 
 @pytest.fixture
-def store():
-    x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
-    split = np.where(np.arange(60) < 45, "train", "test")
-    return fc.Store.from_arrays(
-        {"a": x}, labels=np.arange(60) % 3, splits=split, classes=("x", "y", "z")
-    )
+def store(tmp_path):
+    return fc.Store.open(small_store(tmp_path))
 
 
-def as_json(store: fc.Store, name: str, **how: object) -> fc.Partition:
-    """A partition that an earlier release saved."""
-    made = make_partition(store, "dirichlet", save=False, **{**DIRICHLET, **how})
-    store.put_partition(name, made.to_payload())
-    return made
-
-
-def files_of(store: fc.Store) -> list[str]:
+def files_of(store):
     return [file.name for file in (store.path / "partitions").iterdir()]
+
+
+def damage(store, at):
+    flip_bit(store.path / "partitions/p.partition", at)
 
 
 @pytest.mark.parametrize("protocol", ["balanced", "matched"])
@@ -45,17 +38,15 @@ def test_a_saved_partition_is_a_file_of_arrays_and_the_same_again_writes_nothing
     made = make_partition(store, "dirichlet", name="p", **how)
     assert files_of(store) == ["p.partition"]
     assert load_partition(store, "p").to_payload() == made.to_payload()
-    written = [store.path / "partitions/p.partition", store.path / "manifest.json"]
-    before = [file.stat().st_mtime_ns for file in written]
+    before = (store.path / "manifest.json").stat().st_mtime_ns
     make_partition(store, "dirichlet", name="p", **how)
-    assert [file.stat().st_mtime_ns for file in written] == before
-    other = make_partition(store, "dirichlet", name="p", **how, seed=1, replace=True)
-    assert load_partition(store, "p").digest == other.digest != made.digest
+    assert (store.path / "manifest.json").stat().st_mtime_ns == before
     assert verify(store.path).ok
 
 
 def test_json_of_an_earlier_release_is_read_by_everything(store, tmp_path):
-    made = as_json(store, "old")
+    made = make_partition(store, "dirichlet", save=False, **DIRICHLET)
+    store.put_partition("old", made.to_payload())
     assert load_partition(store, "old").digest == made.digest
     assert store.partition("old") == made.to_payload()
     # and is left as it is
@@ -82,12 +73,12 @@ def test_a_damaged_or_missing_file_is_found_and_forgotten_by_repair(store, place
     if place is None:
         (store.path / "partitions/p.partition").unlink()
     else:
-        damage(store, "p", place)
+        damage(store, place)
     with pytest.raises(CorruptionError):
         load_partition(store, "p")
     assert fedcache(f"train --method fed3r --store {store.path} -p p --json").code == Exit.CORRUPT
     assert [p["file"] for p in verify(store.path).problems] == ["partitions/p.partition"]
-    assert len(repair(store.path)) == 1
+    repair(store.path)
     assert fc.Store.open(store.path).partitions == []
 
 
@@ -97,27 +88,13 @@ def test_a_partition_is_shared_as_a_file_of_either_form(store, tmp_path, name):
     made = ok(f"partition {where} --scheme iid --clients 3 --out", tmp_path / name).data
     raw = (tmp_path / name).read_bytes()
     assert raw.startswith(b"{" if name == "mine.json" else b"\x89FCARR1\n")
-    run = ok(f"train --method fed3r {where} -p", tmp_path / name).data
+    train = f"train --method fed3r {where} -p {tmp_path / name}"
+    run = ok(train).data
     assert run["partition"]["digest"] == made["digest"]
     (tmp_path / name).unlink()  # the run keeps the partition
     assert ok("train --config", Path(run["path"]) / "config.toml").data["reused"]
     (tmp_path / name).write_bytes(raw[:-9])
-    assert (
-        fedcache(f"train --method fed3r {where} -p", tmp_path / name, "--json").code == Exit.CORRUPT
-    )
-
-
-def test_a_file_that_says_it_is_another_partition_is_refused(store, tmp_path):
-    one, other = (
-        make_partition(store, "dirichlet", save=False, **DIRICHLET, seed=seed) for seed in (0, 1)
-    )
-    # a forger's head; a store vouches for its own files alone
-    one.__dict__["digest"] = other.digest
-    one.save(tmp_path / "p.partition")
-    done = fedcache(
-        f"train --method fed3r --store {store.path} -p {tmp_path}/p.partition --json",
-    )
-    assert done.code == Exit.CORRUPT
+    assert fedcache(train).code == Exit.CORRUPT
 
 
 @pytest.mark.slow
@@ -134,16 +111,12 @@ def test_a_run_of_an_earlier_release_keeps_its_partition_as_json(store):
     config.write_text(config.read_text().replace("partition-0.partition", "partition-0.json"))
     result = read_result(path / "result.json")
     files = {k: v for k, v in result["files"].items() if k != new.name}
-    write_result(
-        path / "result.json",
-        {**result, "files": {**files, old.name: file_digest(old.name, old.read_bytes())}},
-    )
+    files[old.name] = file_digest(old.name, old.read_bytes())
+    write_result(path / "result.json", {**result, "files": files})
 
     assert ok(f"train --config {config}").data["reused"]
     (entry,) = gather([path], path.parent).entries
-    rows = store_of_run([entry])
-    assert not isinstance(rows, str)
-    assert rows.partition.digest == made.digest
+    assert store_of_run([entry]).partition.digest == made.digest
     old.write_bytes(old.read_bytes().replace(b"client-0", b"client-9"))
     assert fedcache(f"{words} --json").code == Exit.CORRUPT
 
@@ -159,18 +132,13 @@ def test_verify_computes_the_digest_that_reading_a_store_believes(store):
     assert [problem["file"] for problem in done.data["problems"]] == ["partitions/p.partition"]
 
 
-def damage(store: fc.Store, name: str, at: int) -> None:
-    file = store.path / f"partitions/{name}.partition"
-    flip_bit(file, at)
-
-
 @pytest.mark.parametrize(
     ("at", "scheme"),
     [(-64, "--scheme dirichlet --clients 3 --alpha 2 --partition-seed 7"), (20, "--scheme SCHEME")],
 )
 def test_a_damaged_partition_is_made_again_by_the_command_that_its_error_names(store, at, scheme):
     made = make_partition(store, "dirichlet", name="p", **DIRICHLET, seed=7)
-    damage(store, "p", at)
+    damage(store, at)
     with pytest.raises(CorruptionError) as caught:
         load_partition(store, "p")
     assert f"fedcache partition {scheme} --name p" in caught.value.hint
@@ -179,6 +147,6 @@ def test_a_damaged_partition_is_made_again_by_the_command_that_its_error_names(s
     assert refused.value.hint.endswith("--replace")
     make_partition(store, "dirichlet", name="p", **DIRICHLET, seed=7)
     assert load_partition(store, "p").digest == made.digest
-    damage(store, "p", at)
+    damage(store, at)
     other = make_partition(store, "dirichlet", name="p", **DIRICHLET, seed=8, replace=True)
     assert load_partition(store, "p").digest == other.digest

@@ -1,27 +1,31 @@
-"""Private runs on the real command line: fresh noise, what it costs over seeds, grids and repeats, and what is told."""
+"""Private runs: fresh noise, what it costs over seeds, grids and repeats, what is told and tracked, and who trains."""
 
 import json
-import os
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
-from command import Done, fedcache, ok
+from command import fedcache, ok
 from failing_command import must_fail
 from heard import Heard
-from private_starts import ingested
+from made_path import place_of
+from private_starts import CONFIG as STARTED
+from private_starts import held_owner, home, ingested, started, until_all_wait
 from safetensors import safe_open
 
-from fedcache.config import Home, TrainConfig
+from fedcache.config import Home
 from fedcache.errors import CorruptionError, Exit, FedcacheError
 from fedcache.process import Stop
-from fedcache.progress import Round
-from fedcache.runs.directory import rounds_of
+from fedcache.runs import directory
+from fedcache.runs.directory import measured_of, rounds_of
 from fedcache.runs.loop import train
 from fedcache.runs.privacy_ledger import Release, read_releases, record_release, totals_of_datasets
+from fedcache.runs.trackers import choose
 
 TRAIN = "train --method fedavg --scheme iid --clients 10 --rounds 4 --participation 0.5 --dp-clip 1"
 REAL = f"{TRAIN} --dp-noise 2 --dp-allow evaluation"
@@ -35,29 +39,18 @@ def store(once):
     return once(ingested)
 
 
-def home() -> Path:
-    return Path(os.environ["FEDCACHE_HOME"])
-
-
-def releases() -> list[Release]:
+def releases():
     return list(read_releases(home() / "privacy.jsonl"))
 
 
-def run_of(done: Done) -> Path:
-    return Path(done.data["path"])
-
-
-def kept(done: dict) -> tuple[list, list]:
+def kept(done):
     """Scores of a run that follow its weights closely: of every client and class."""
     return done["confusion"], done["accuracy"]["per_seed"]
 
 
 def test_real_noise_must_be_asked_for_with_what_it_does_not_cover():
-    done = fedcache(f"{TRAIN} --dp-noise 2 --json")
-    assert done.code == Exit.USAGE
-    hint = done.envelope["error"]["hint"]
-    assert "--dp-allow evaluation" in hint
-    assert "--dp-seed 0" in hint
+    error = must_fail("--dp-allow evaluation", f"{TRAIN} --dp-noise 2")
+    assert "--dp-seed 0" in error["hint"]
     assert not (home() / "privacy.jsonl").exists()
     assert not (home() / "runs").exists()
 
@@ -79,28 +72,22 @@ def test_two_real_runs_of_one_command_differ_and_both_are_spent():
 
 
 def test_the_model_of_a_private_run_is_kept_and_what_its_loss_costs_is_said():
-    run, simulated = run_of(ok(REAL)), run_of(ok(SIMULATED))
+    run, simulated = place_of(REAL), place_of(SIMULATED)
     ok("gc --kind models --delete")
     assert (run / "models").is_dir()
     assert not (simulated / "models").exists()
     shutil.rmtree(run / "models")
     moved = simulated.rename(simulated.with_name("my run"))
-    for path, told, config in (
-        (run, True, f"{run / 'config.toml'}"),
-        (moved, False, f"'{moved / 'config.toml'}'"),
-    ):
+    for path, told in ((run, True), (moved, False)):
         refused = fedcache("predict", path, "photo.jpg")
         assert refused.code == Exit.STORE
         assert ("spends as much privacy again" in refused.err) is told
-        assert f"fedcache train --config {config} --fresh" in refused.err
 
 
 @pytest.mark.slow
 def test_a_simulation_says_so_wherever_its_epsilon_is_told():
     first = ok(SIMULATED).data
-    again = ok(f"{SIMULATED} --fresh").data
-    assert kept(again) == kept(first)
-    assert again["files"] == first["files"]
+    assert ok(f"{SIMULATED} --fresh").data["files"] == first["files"]
     assert first["trust"]["privacy"]["simulation"] is True
     lines = [line for line in fedcache(SIMULATED).out.splitlines() if "epsilon" in line]
     assert lines
@@ -141,12 +128,12 @@ def test_epsilon_composes_over_seeds_points_and_repeats():
     assert of_rows["epsilon_pld"] == pytest.approx(composed((2.0, 0.5, 36), (2.0, share, 4)))
 
 
-def costs(told: dict, rounds: int) -> None:
+def costs(told, rounds):
     """Epsilon that is told is that of so many rounds with noise of 2 and half of the clients in each."""
     assert told["epsilon_pld"] == pytest.approx(composed((2.0, 0.5, rounds)))
 
 
-def composed(*spent: tuple[float, float, int]) -> float:
+def composed(*spent):
     """Epsilon of (noise, share, rounds) together for delta 1e-5, by dp-accounting alone."""
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
     from dp_accounting.pld import PLDAccountant
@@ -162,12 +149,8 @@ def test_the_epsilon_of_a_grid_covers_the_model_that_is_trained_again():
     words = f"{GRID} --validation 0.25 --sweep lr=0.1,0.01 --seeds 0,1 --retrain"
     done = ok(words).data
     (spent,) = done["privacy"]
-    assert (spent["points"], spent["retrained"], spent["seeds"], spent["unit"]) == (
-        2,
-        1,
-        6,
-        "client",
-    )
+    assert (spent["points"], spent["retrained"], spent["seeds"]) == (2, 1, 6)
+    assert spent["unit"] == "client"
     # Two points and one retrained model, of two seeds with four rounds each: 3 * 2 * 4 rounds.
     costs(spent, 24)
     assert f"epsilon {spent['epsilon_pld']:.3g}" in fedcache(words).out
@@ -215,7 +198,6 @@ def test_the_epsilon_of_a_search_covers_pruned_trials(monkeypatch):
 
 
 def test_releases_of_one_dataset_are_added_up_by_its_name_and_by_its_content():
-    pytest.importorskip("dp_accounting")
     grown = replace(RELEASE, dataset_digest="grown", partition="q", time=1.0)
     renamed = replace(RELEASE, dataset="copy", dataset_digest="grown", partition="r", time=2.0)
     other = replace(RELEASE, dataset="other", dataset_digest="o", time=3.0)
@@ -232,12 +214,7 @@ def test_nothing_that_is_written_down_tells_who_took_part_unless_that_is_allowed
     assert {r["clients"] for r in rounds} == {None}
     assert {r["traffic"]["clients"] for r in rounds} == {5}
     assert len({r["traffic"]["up"] for r in rounds}) == 1
-    assert (
-        json.loads((Path(secret["path"]) / "measured.json").read_text())["content"]["per_seed"][
-            "0"
-        ]["rounds"]
-        == []
-    )
+    assert measured_of(Path(secret["path"]), secret)["per_seed"]["0"]["rounds"] == []
     told = ok(f"{REAL},participants --rounds 12").data
     assert len({len(r["clients"]) for r in rounds_of(Path(told["path"]))}) > 1
     figures = told["trust"]["privacy"]
@@ -246,22 +223,14 @@ def test_nothing_that_is_written_down_tells_who_took_part_unless_that_is_allowed
     assert [release.share for release in releases()] == [0.5, 1.0]
 
 
-CONFIG = TrainConfig(
-    method="fedavg",
-    rounds=6,
-    participation="0.5",
-    dp_clip=1.0,
-    dp_noise=2.0,
-    dp_allow="evaluation",
-    eval_every=1,
-)
+CONFIG = replace(STARTED, rounds=6, seeds="0")
 
 
-def stopped_after(rounds: int, heard: Heard | None = None) -> Path:
+def stopped_after(rounds, heard=None):
     """A private run that was stopped after so many rounds: its directory. A round is kept before it is told."""
     stop = Stop()
 
-    def hook(told: Round) -> None:
+    def hook(told):
         if not told.stored:
             with safe_open(
                 told.path / f"checkpoint-{told.seed}.safetensors", framework="pt"
@@ -282,7 +251,7 @@ def stopped_after(rounds: int, heard: Heard | None = None) -> Path:
 def test_a_private_run_that_is_stopped_makes_no_told_round_twice():
     stopped_after(2)
     stopped_after(4)
-    rounds: list[Round] = []
+    rounds = []
     done = train(CONFIG, Home(home()), hooks=[rounds.append])
     assert [(r.round, r.stored) for r in rounds] == [(r, r <= 4) for r in range(1, 7)]
     assert [r.accuracy for r in rounds] == [r["accuracy"] for r in rounds_of(done.path)]
@@ -307,7 +276,7 @@ def test_a_run_that_the_ledger_lacks_is_told_of():
 
 
 def test_a_result_that_is_gone_is_made_again_with_a_warning_of_what_that_spends():
-    run = run_of(ok(REAL))
+    run = place_of(REAL)
     (run / "result.json").unlink()
     assert ok(REAL).envelope["warnings"] == []  # it is made from the seed, which draws no noise
     (run / "result.json").unlink()
@@ -322,12 +291,8 @@ def test_a_result_that_is_gone_is_made_again_with_a_warning_of_what_that_spends(
 @pytest.mark.slow
 def test_a_ledger_that_lost_its_last_lines_is_refused_and_the_hint_starts_a_new_one():
     ledger, count = home() / "privacy.jsonl", home() / "privacy-count.json"
-    for fresh in (
-        (),
-        ("--fresh",),
-        ("--fresh",),
-    ):  # of the same run and seed: its result tells of one release
-        ok(REAL, *fresh)
+    for fresh in ("", "--fresh", "--fresh"):  # of one run and seed: its result tells of one release
+        ok(f"{REAL} {fresh}")
     whole, counted = ledger.read_bytes(), count.read_bytes()
     two_lines = b"".join(whole.splitlines(keepends=True)[:2])
     for file, left in (
@@ -369,7 +334,7 @@ def test_any_change_of_the_ledger_but_a_torn_last_line_is_found(tmp_path):
         ledger.write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
         with pytest.raises(CorruptionError):
             read_releases(ledger)
-    for lines in (first + third, second + first + third, first + first + second, second):
+    for lines in (first + third, second + first + third, first + first + second):
         ledger.write_bytes(lines)
         with pytest.raises(CorruptionError):
             read_releases(ledger)
@@ -390,8 +355,6 @@ def test_any_change_of_the_ledger_but_a_torn_last_line_is_found(tmp_path):
 
 
 def test_a_grid_of_processes_writes_every_release(tmp_path):
-    from concurrent.futures import ThreadPoolExecutor
-
     ledger = tmp_path / "privacy.jsonl"
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: record_release(ledger, RELEASE), range(20)))
@@ -412,14 +375,12 @@ def test_resuming_from_an_older_state_is_another_release():
     assert not list((home() / "privacy-rounds").iterdir())  # the seed has ended
 
 
-@pytest.mark.parametrize(("lost", "released"), [("rounds", 2), ("ledger", 1)])
+@pytest.mark.parametrize(
+    ("lost", "released"), [("privacy-rounds/*-0.json", 2), ("privacy*.json*", 1)]
+)
 def test_a_state_of_which_it_is_not_known_what_was_told_is_another_release(lost, released):
-    run = stopped_after(2)
-    gone = {
-        "rounds": [home() / "privacy-rounds" / f"{run.name}-0.json"],
-        "ledger": [home() / "privacy.jsonl", home() / "privacy-count.json"],
-    }
-    for path in gone[lost]:
+    stopped_after(2)
+    for path in home().glob(lost):
         path.unlink()
     first, second = Heard(), Heard()
     stopped_after(4, first)
@@ -430,11 +391,6 @@ def test_a_state_of_which_it_is_not_known_what_was_told_is_another_release(lost,
     assert len(releases()) == released
 
 
-@pytest.mark.parametrize("noise", ["1e-300", "nan"])
-def test_noise_too_small_to_compute_with_is_refused(noise):
-    must_fail("--dp-noise", f"{TRAIN} --dp-noise", noise, "--dp-seed", 0)
-
-
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -442,9 +398,107 @@ def test_noise_too_small_to_compute_with_is_refused(noise):
         ("--max-rows-per-client 80", "--max-rows-per-client"),
         ("--set head=mlp --set bn=true", "BatchNorm"),
         ("--dp-delta 1e-300", "--dp-delta"),
+        ("--dp-noise 1e-300", "--dp-noise"),
+        ("--dp-noise nan", "--dp-noise"),
     ],
 )
 def test_what_would_tell_of_single_clients_or_mean_nothing_is_refused(words, named):
     must_fail(named, f"{REAL} {words}")
     assert not list((home() / "runs").glob("*/result.json"))
     assert not (home() / "privacy.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_others_wait_for_the_owner_of_a_private_run_and_return_its_result(tmp_path):
+    owner = held_owner(tmp_path, 2)
+    others = [started(tmp_path), started(tmp_path)]
+    until_all_wait(tmp_path, others)
+    (tmp_path / "go").touch()
+    told = [one.communicate(timeout=200) for one in (owner, *others)]
+    results = [out for out, _ in told]
+    assert results[0], told
+    assert results == 3 * results[:1], told
+    assert sorted(release.seed for release in releases()) == [0, 1]
+    assert train(STARTED, Home(home())).reused
+
+
+def test_a_private_run_that_is_made_again_and_killed_while_it_is_stored_is_not_damaged(monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    def killed(*_):
+        raise Killed
+
+    train(STARTED, Home(home()))
+    with monkeypatch.context() as patched:
+        patched.setattr(directory, "write_result", killed)
+        with pytest.raises(Killed):
+            train(STARTED, Home(home()), fresh=True)
+    assert len(releases()) == 4
+    assert not train(STARTED, Home(home())).reused
+    # its seeds had ended: no noise is drawn again
+    assert len(releases()) == 4
+    ok("runs list")
+
+
+def tracked(name, config, monkeypatch, stop_after=99):
+    """Which of ``trained`` and ``tracked`` happened, in order."""
+    order, stop, library = [], Stop(), mock.Mock()
+    library.write = lambda _round: order.append("tracked")
+    kind = type(choose.tracker(f"{name}:there", Path()))
+    monkeypatch.setattr(kind, "begin", lambda *_: library)
+
+    def trained(_round):
+        order.append("trained")
+        if len(order) == stop_after:
+            stop.ask()
+
+    with choose.tracking(f"{name}:there", Home(home()), None, None) as hooks:
+        try:
+            train(config, Home(home()), hooks=[trained, *hooks], stop=stop, fresh=True)
+        except BaseException:
+            assert stop.requested
+    return order
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", choose.TRACKERS)
+def test_a_tracker_is_told_of_a_private_run_when_all_its_rounds_have_ended(name, monkeypatch):
+    pytest.importorskip(name)
+    order = tracked(name, STARTED, monkeypatch)
+    assert order == 8 * ["trained"] + 8 * ["tracked"]
+
+
+def test_a_private_run_that_is_stopped_is_tracked_when_it_stops(monkeypatch):
+    pytest.importorskip("tensorboard")
+    assert tracked("tensorboard", STARTED, monkeypatch, stop_after=3) == 3 * ["trained"] + 3 * [
+        "tracked"
+    ]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param({"dp_allow": "evaluation,participants"}, id="participants are allowed"),
+        pytest.param({"dp_seed": 0, "dp_allow": None}, id="a simulation"),
+    ],
+)
+def test_other_runs_are_tracked_round_by_round(config, monkeypatch):
+    pytest.importorskip("tensorboard")
+    assert tracked("tensorboard", replace(STARTED, **config), monkeypatch) == 8 * [
+        "trained",
+        "tracked",
+    ]
+
+
+def test_all_events_of_a_private_run_in_tensorboard_have_one_time(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with choose.tracking(f"tensorboard:{tmp_path}", Home(home()), None, None) as hooks:
+        run = train(STARTED, Home(home()), hooks=hooks)
+    for seed in (0, 1):
+        read = EventAccumulator(str(tmp_path / run.path.name / f"seed-{seed}"))
+        read.Reload()
+        times = {e.wall_time for name in ("accuracy", "bytes/up") for e in read.Scalars(name)}
+        assert len(times) == 1

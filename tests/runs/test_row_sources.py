@@ -1,8 +1,6 @@
 """What a run reads of one store or of the stores of its clients, and what is said of it."""
 
 import shutil
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ import fedcache as fc
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import FedcacheError, StoreError, UsageError
 from fedcache.process import Stop
-from fedcache.runs.features import RunInputs
 from fedcache.runs.loop import prepare_run, row_source
 from fedcache.runs.row_sources import InputCache, Preparation
 from fedcache.runs.store_choice import open_clients
@@ -22,24 +19,18 @@ from fedcache.store.export import write_shards
 ROWS = 20
 
 
-def features(views: int, width: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=(ROWS, views, width)).astype(np.float32)
-
-
-def store(labels: Any = None, arrays: dict[str, Any] | None = None, **changes: Any) -> fc.Store:
+def store(labels=10 * (0, 1), classes=("cat", "dog"), **changes):
     """20 rows of two classes and two domains, the first 15 of them for training; arrays of 4 views and of 2."""
-    y = np.arange(ROWS) % 2 if labels is None else labels
+    rng = np.random.default_rng(0)
+    arrays = {key: rng.normal(size=(ROWS, *shape)) for key, shape in (("a", (4, 3)), ("b", (2, 2)))}
     domains = np.where(np.arange(ROWS) % 4 < 2, "ink", "pen")
     split = np.where(np.arange(ROWS) < 15, "train", "test")
-    made = arrays or {"a": features(4, 3), "b": features(2, 2, 1)}
     return fc.Store.from_arrays(
-        made, labels=y, domains=domains, classes=("cat", "dog"), splits=split, **changes
+        arrays, labels=labels, domains=domains, classes=classes, splits=split, **changes
     )
 
 
-def prepared(
-    place: fc.Store, method: str, cache: InputCache | None = None, **config: Any
-) -> tuple[RunInputs, Heard]:
+def prepared(place, method, cache=None, **config):
     heard = Heard()
     asked = TrainConfig(method=method, store=str(place.path), participation="all", **config)
     preparation = Preparation(Home.from_environment(), heard, Stop(), cache=cache or InputCache())
@@ -49,23 +40,17 @@ def prepared(
 def test_all_arrays_are_concatenated_as_far_as_they_have_views():
     place = store()
     inputs, heard = prepared(place, "fedavg")
-    keys = list(place.arrays)
+    keys = tuple(place.arrays)
     parts = [place.reader(key).all()[:, :2] for key in keys]
     assert torch.equal(inputs.data.x, torch.from_numpy(np.concatenate(parts, axis=2)))
-    assert inputs.data.widths == tuple(place.arrays[key].shape[2] for key in keys)
+    assert inputs.data.widths == (3, 2)
     assert any(note.startswith("Views: 2 of each backbone") for note in heard.notes)
-    assert inputs.features.arrays == tuple(keys)
+    assert inputs.features.arrays == keys
     assert inputs.features.digests == tuple(place.arrays[key].digest for key in keys)
     assert (inputs.domains, inputs.classes) == (("ink", "pen"), ("cat", "dog"))
-    assert inputs.data.domain is not None
-    assert inputs.data.domain.tolist() == [int(i % 4 >= 2) for i in range(ROWS)]
-    assert inputs.data.y.tolist() == [i % 2 for i in range(ROWS)]
-    assert inputs.dataset == {
-        "slug": place.dataset["slug"],
-        "digest": place.dataset["digest"],
-        "rows": ROWS,
-        "ok": ROWS,
-    }
+    assert inputs.data.domain.tolist() == 5 * [0, 0, 1, 1]
+    assert inputs.data.y.tolist() == 10 * [0, 1]
+    assert inputs.dataset["ok"] == ROWS
 
 
 def test_points_of_a_grid_read_features_draw_rows_and_warn_once():
@@ -82,12 +67,11 @@ def test_points_of_a_grid_read_features_draw_rows_and_warn_once():
     assert other.partitions is not first.partitions
 
 
-def sites(place: fc.Store, folder: Path) -> Path:
+def sites(place, folder):
     """Two clients of different rows that share the test rows 15 to 19."""
     test = np.arange(15, ROWS)
-    write_shards(
-        place, [("p", np.array([1, 5, 7]), test), ("q", np.array([0, 5, 9, 14]), test)], folder
-    )
+    held = [("p", np.array([1, 5, 7]), test), ("q", np.array([0, 5, 9, 14]), test)]
+    write_shards(place, held, folder)
     return folder
 
 
@@ -95,12 +79,12 @@ def test_shards_do_not_go_where_others_are(tmp_path):
     place, rows = store(), np.array([0, 1])
     folder = sites(place, tmp_path / "sites")
     assert sites(place, folder) == folder, "the same ones are there already"
-    for clients, said in ((["p"], r"1-q\.zarr"), (["p", "q"], "digest")):
+    for clients, said in (("p", r"1-q\.zarr"), ("pq", "digest")):
         with pytest.raises(FedcacheError, match=said):
             write_shards(place, [(client, rows, rows) for client in clients], folder)
 
 
-def of_shards(folder: Path, method: str, **config: Any) -> RunInputs:
+def of_shards(folder, method, **config):
     asked = TrainConfig(method=method, clients_from=str(folder), participation="all", **config)
     preparation = Preparation(Home.from_environment(), Heard(), Stop())
     return prepare_run(asked, row_source(asked, PartitionConfig(), preparation))
@@ -114,16 +98,12 @@ def test_rows_that_several_client_stores_hold_are_read_once(tmp_path):
     x = torch.nn.functional.normalize(torch.from_numpy(place.reader(key).all()[rows]), dim=-1)
     assert torch.allclose(inputs.data.x, x), "a backbone with text: to the sphere"
     assert inputs.data.y.tolist() == [r % 2 for r in rows]
-    assert inputs.data.domain is not None
     assert inputs.data.domain.tolist() == [int(r % 4 >= 2) for r in rows]
     partition = inputs.partitions[3]
     assert inputs.partitions == {3: partition, 1: partition}
-    assert [(c.name, c.train.tolist()) for c in partition.clients] == [
-        ("p", [1, 2, 3]),
-        ("q", [0, 2, 4, 5]),
-    ]
+    trained = {c.name: c.train.tolist() for c in partition.clients}
+    assert trained == {"p": [1, 2, 3], "q": [0, 2, 4, 5]}
     assert partition.test.tolist() == [6, 7, 8, 9, 10]
-    assert all(client.test.tolist() == partition.test.tolist() for client in partition.clients)
     assert partition.validation is None
     assert (inputs.dataset["digest"], inputs.dataset["rows"]) == (place.dataset["digest"], 17)
 
@@ -134,10 +114,7 @@ def test_client_stores_bring_the_rows_to_choose_by(tmp_path):
     write_shards(place, held, tmp_path / "sites", [np.array([5, 6]), None])
     (partition,) = of_shards(tmp_path / "sites", "fedncm", backbones=("a",)).partitions.values()
     # Rows 0, 1, 5, 6, 7, 9, 14, 15, .. of the parent: 5 and 6 are the third and the fourth.
-    assert [c.validation.tolist() for c in partition.clients if c.validation is not None] == [
-        [2, 3],
-        [],
-    ]
+    assert [c.validation.tolist() for c in partition.clients] == [[2, 3], []]
     assert [c.train.tolist() for c in partition.clients] == [[1, 4], [0, 5, 6]]
 
 
@@ -170,5 +147,9 @@ def test_a_folder_without_client_stores_is_refused(tmp_path):
     shutil.rmtree(folder / "9-copy.zarr")
     shutil.rmtree(folder / "0-p.zarr")
     refused("client 0")
-    fc.Store.from_arrays({"a": features(1, 2)}, path=folder / "0-p.zarr")
+    other = sites(store(classes=("cat", "cow")), tmp_path / "others")
+    shutil.copytree(other / "0-p.zarr", folder / "0-p.zarr")
+    refused(r"^1-q\.zarr and 0-p\.zarr")
+    shutil.rmtree(folder / "0-p.zarr")
+    store(path=folder / "0-p.zarr")
     refused(r"0-p\.zarr is not a client's")

@@ -1,10 +1,8 @@
 """What a resume reads: sealed for its run and seed; what is not whole, or another's, begins again with a warning."""
 
-import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,16 +10,13 @@ from damage import flip_bit
 from draws import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors import safe_open
-from safetensors.torch import save
 from stops import StopsAfter
 
 from fedcache.config import Home, PartitionConfig, TrainConfig
 from fedcache.errors import FedcacheError
 from fedcache.runs import loop
-from fedcache.runs.directory import RunDirectory, measured_of
+from fedcache.runs.directory import RunDirectory
 from fedcache.runs.identity import Identity
-from fedcache.store.files import to_signed
 
 TENSORS = {
     "server/W": torch.arange(6.0).reshape(2, 3),
@@ -35,33 +30,21 @@ STATE = {
 }
 
 
-def directory(root: Path, method: str = "fedavg") -> RunDirectory:
+def directory(root, method="fedavg"):
     made = RunDirectory(root, Identity({"method": method}, ["r"], "d", "p", "c"))
     made.begin({"method": method}, {})
     return made
 
 
-def read(run: RunDirectory, seed: int = 0) -> tuple[Any, list[str]]:
-    """A checkpoint with its tensors as lists, and what was said."""
-    said: list[str] = []
+def read(run, seed=0):
+    """A checkpoint as text, and what was said."""
+    said = []
     found = run.checkpoint(seed, said.append)
-    return None if found is None else (
-        {k: t.tolist() for k, t in found[0].items()},
-        json.dumps(found[1]),
-    ), said
+    return found and repr(found), said
 
 
-def checkpoint_of(run: RunDirectory, seed: int = 0) -> Path:
+def checkpoint_of(run, seed=0):
     return run.path / f"checkpoint-{seed}.safetensors"
-
-
-def test_a_checkpoint_is_given_back_as_it_was(tmp_path):
-    run = directory(tmp_path)
-    run.save_checkpoint(0, TENSORS, STATE)
-    found, said = read(run)
-    assert found == ({k: t.tolist() for k, t in TENSORS.items()}, json.dumps(STATE))
-    assert said == []
-    assert read(run, seed=1) == (None, [])
 
 
 @pytest.mark.slow
@@ -74,26 +57,9 @@ def test_a_flipped_bit_anywhere_in_a_checkpoint_is_found(place, bit, tmp_path_fa
     flip_bit(checkpoint_of(run), place, bit=bit)
     found, said = read(run)
     assert found in (None, whole)  # the spaces that pad a header hold nothing
-    assert found is not None or (
-        "Seed 0 begins again." in said[0] and not checkpoint_of(run).exists()
-    )
-
-
-@pytest.mark.parametrize(("old", "new"), [('"round": 4', '"round": 7'), ("[0, 2]", "[0, 1]")])
-def test_no_figure_of_a_checkpoint_changes_unseen(tmp_path, old, new):
-    """The digest of the first release covered the tensors alone: round 4 became round 7, and the result was wrong."""
-    run = directory(tmp_path)
-    run.save_checkpoint(0, TENSORS, STATE)
-    with safe_open(checkpoint_of(run), framework="pt") as file:
-        meta = {
-            k: v.replace(json.dumps(old)[1:-1], json.dumps(new)[1:-1])
-            for k, v in file.metadata().items()
-        }
-        assert meta != file.metadata()
-    checkpoint_of(run).write_bytes(save(TENSORS, meta))
-    found, said = read(run)
-    assert found is None
-    assert len(said) == 1
+    if found is None:
+        assert "Seed 0 begins again." in said[0]
+        assert not checkpoint_of(run).exists()
 
 
 def test_a_restart_forgets_the_checkpoints_of_some_seeds(tmp_path):
@@ -102,19 +68,15 @@ def test_a_restart_forgets_the_checkpoints_of_some_seeds(tmp_path):
         run.save_seed(seed, {"accuracy": 0.5})
         run.save_checkpoint(seed, TENSORS, STATE)
     run.restart([0, 1])
-    assert sorted(f.name for f in run.path.iterdir()) == [
-        "checkpoint-2.safetensors",
-        "config.toml",
-        "files.json",
-        *(f"seed-{seed}.json" for seed in (0, 1, 2)),
-    ]
+    assert list(run.path.glob("checkpoint*")) == [checkpoint_of(run, 2)]
+    assert len(list(run.path.glob("seed-*"))) == 3
 
 
 def test_a_checkpoint_of_another_seed_or_run_is_found(tmp_path):
     run, other = directory(tmp_path), directory(tmp_path, "fedprox")
-    for seed in (0, 1):
-        run.save_checkpoint(seed, TENSORS, {**STATE, "round": seed})
-        other.save_checkpoint(seed, TENSORS, {**STATE, "round": seed})
+    for made in (run, other):
+        for seed in (0, 1):
+            made.save_checkpoint(seed, TENSORS, STATE)
     shutil.copy(checkpoint_of(run, 1), checkpoint_of(run, 0))
     shutil.copy(checkpoint_of(other, 1), checkpoint_of(run, 1))
     for seed in (0, 1):
@@ -126,28 +88,14 @@ def test_a_checkpoint_of_another_seed_or_run_is_found(tmp_path):
 
 def test_a_finished_seed_of_another_seed_or_run_is_found(tmp_path):
     run, other, said = directory(tmp_path), directory(tmp_path, "fedprox"), []
-    run.save_seed(0, {"accuracy": 0.9})
-    run.save_seed(1, {"accuracy": 0.1})
+    for seed in (0, 1):
+        run.save_seed(seed, {"accuracy": seed})
     other.save_seed(0, {"accuracy": 0.5})
-    assert run.seed_result(1, said.append) == {"accuracy": 0.1}
+    assert run.seed_result(1, said.append) == {"accuracy": 1}
     shutil.copy(run.path / "seed-0.json", run.path / "seed-1.json")
     shutil.copy(other.path / "seed-0.json", run.path / "seed-0.json")
-    assert run.seed_result(0, said.append) is None
-    assert run.seed_result(1, said.append) is None
+    assert run.seed_result(0, said.append) is run.seed_result(1, said.append) is None
     assert len(said) == 2
-
-
-def test_measurements_of_another_run_are_not_shown(tmp_path):
-    run, other = directory(tmp_path), directory(tmp_path, "fedprox")
-    results = [
-        d.finish({"digest": d.identity.digest}, [], {"seconds": {"train": 1.5}})
-        for d in (run, other)
-    ]
-    assert measured_of(run.path, results[0]) == {"seconds": {"train": 1.5}}
-    shutil.copy(other.path / "measured.json", run.path)
-    assert measured_of(run.path, results[0]) is None
-    (run.path / "measured.json").write_bytes(to_signed({"seconds": {"train": 0.1}}))
-    assert measured_of(run.path, results[0]) is None
 
 
 def test_a_run_with_a_damaged_checkpoint_begins_again_to_the_same_bits(shapes):
@@ -158,8 +106,9 @@ def test_a_run_with_a_damaged_checkpoint_begins_again_to_the_same_bits(shapes):
     with pytest.raises(FedcacheError):
         loop.train(config, home, partition=dealt, observer=first, stop=first.flag)
     (checkpoint,) = home.runs.rglob("checkpoint-0.safetensors")
+    # a figure beside the tensors, which the digest of the first release did not cover
     checkpoint.write_bytes(checkpoint.read_bytes().replace(b"accuracy", b"bccuracy", 1))
     second = StopsAfter()
     run = loop.train(config, home, partition=dealt, observer=second)
-    assert [said for said in second.warnings if "Seed 0 begins again." in said]
+    assert "Seed 0 begins again." in "".join(second.warnings)
     assert (run.path / "result.json").read_bytes() == (whole.path / "result.json").read_bytes()

@@ -5,26 +5,25 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from heard import Heard
-from private_starts import home, ingested
+from private_starts import home
 
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import Exit, FedcacheError
 from fedcache.process import Stop
-from fedcache.runs.events import Round
 from fedcache.runs.loop import train
-from fedcache.runs.run import Run
 
+pytestmark = pytest.mark.usefixtures("rows")
 CONFIG = TrainConfig(method="fedavg", rounds=2, seeds="0,1")
 
 
 class Waiting(Heard):
     """Sets ``begun`` when it is told that another training of the run is waited for."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.begun = threading.Event()
 
-    def note(self, text: str) -> None:
+    def note(self, text):
         super().note(text)
         if "Waiting for it to end" in text:
             self.begun.set()
@@ -33,18 +32,13 @@ class Waiting(Heard):
 class Pause:
     """A hook that holds a training in its first round until ``go`` is set."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.reached = threading.Event()
         self.go = threading.Event()
 
-    def __call__(self, _told: Round) -> None:
+    def __call__(self, _told):
         self.reached.set()
         assert self.go.wait(60)
-
-
-@pytest.fixture(autouse=True)
-def store(once):
-    return once(ingested)
 
 
 def test_the_second_training_of_a_run_waits_and_returns_the_result_of_the_first():
@@ -56,10 +50,9 @@ def test_the_second_training_of_a_run_waits_and_returns_the_result_of_the_first(
         second = pool.submit(train, CONFIG, Home(home()), observer=heard)
         waited = heard.begun.wait(20)
         pause.go.set()
-        runs: list[Run] = [first.result(), second.result()]
     assert waited, "the second trained the same run beside the first"
-    assert [run.reused for run in runs] == [False, True]
-    assert runs[0].result == runs[1].result
+    assert (first.result().reused, second.result().reused) == (False, True)
+    assert first.result().result == second.result().result
 
 
 def test_a_training_that_waits_can_be_stopped():
@@ -69,9 +62,7 @@ def test_a_training_that_waits_can_be_stopped():
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(train, CONFIG, Home(home()), hooks=[pause])
         assert pause.reached.wait(60)
-        with pytest.raises(
-            FedcacheError, match="while waiting for another training of the same run"
-        ) as stopped:
+        with pytest.raises(FedcacheError, match="while waiting for another training") as stopped:
             train(CONFIG, Home(home()), stop=stop)
         pause.go.set()
         assert not first.result().reused

@@ -2,17 +2,13 @@
 
 import os
 import pickle
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from unittest import mock
 
 import pytest
-import torch
 
-from fedcache.errors import CorruptionError, FedcacheError, MachineError, StoreError, UsageError
-from fedcache.federate.engine.client_data import Data
+from fedcache.errors import CorruptionError, MachineError, StoreError, UsageError
 from fedcache.runs import run_models
 from fedcache.runs.directory import (
     EXECUTIONS_OF_0_1,
@@ -23,11 +19,10 @@ from fedcache.runs.directory import (
 )
 from fedcache.runs.garbage import Garbage, remove
 from fedcache.runs.identity import Identity
-from fedcache.runs.row_sources import on_device
 from fedcache.runs.run import values_of
 
 
-def refused(kind: type[FedcacheError], match: str, call: Callable[[], Any]) -> str:
+def refused(kind, match, call):
     """The hint of the error that a call ends with."""
     with pytest.raises(kind, match=match) as caught:
         call()
@@ -47,7 +42,7 @@ def test_what_killed_writers_left_in_a_run_is_removed_when_it_is_old(tmp_path):
     old, new = run.path / ".a.partial", run.path / ".b.partial"
     old.touch()
     new.touch()
-    os.utime(old, (time.time() - 90, time.time() - 90))
+    os.utime(old, (1, 1))
     run.finish({"method": "fedavg"}, [], {})
     assert not old.exists()
     assert new.exists()
@@ -55,65 +50,33 @@ def test_what_killed_writers_left_in_a_run_is_removed_when_it_is_old(tmp_path):
 
 def test_a_result_of_an_earlier_release_names_its_execution_as_now(tmp_path):
     path = tmp_path / "result.json"
-    for former, now in (("gram", "gram"), *EXECUTIONS_OF_0_1.items()):
+    for former, now in EXECUTIONS_OF_0_1.items():
         write_result(path, {"method": "x", "lift": former})
         found = read_result(path)
         assert (found["execution"], "lift" in found) == (now, False)
 
 
-def test_what_cannot_be_deleted_is_named_with_what_is_gone(tmp_path):
+def test_what_cannot_be_deleted_is_named_with_what_is_gone(tmp_path, monkeypatch):
     garbage = [Garbage(tmp_path / name, "leftovers", "", 1) for name in ("a", "b")]
-    (tmp_path / "a").touch()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "unlink", no_permission_for_b)
-        refused(MachineError, f"{tmp_path / 'b'} .* 1 of 2", lambda: remove(garbage))
-    assert not (tmp_path / "a").exists()
+    monkeypatch.setattr(Path, "unlink", mock.Mock(side_effect=[None, PermissionError(13, "no")]))
+    refused(MachineError, f"{tmp_path / 'b'} .* 1 of 2", lambda: remove(garbage))
 
 
-UNLINK = Path.unlink
-
-
-def no_permission_for_b(path: Path, missing_ok: bool = False) -> None:
-    if path.name == "b":
-        raise PermissionError(13, "Permission denied")
-    UNLINK(path, missing_ok)
-
-
-@pytest.mark.parametrize("made", [[1, 2, None], [1.0, 0.5], ["1", "b"]], ids=str)
-def test_swept_words_are_numbers_where_all_are(made):
-    found = values_of([None if value is None else str(value) for value in made])
-    assert found == made
-    assert [type(value) for value in found] == [type(value) for value in made]
-
-
-def test_all_tensors_go_to_the_device_that_trains():
-    class Inputs(SimpleNamespace):
-        def with_data(self, data):
-            return Inputs(data=data)
-
-    x, y = torch.zeros(3, 1, 4), torch.zeros(3, dtype=torch.int64)
-    towers: Any = SimpleNamespace(to=lambda device: f"towers on {device}")
-    full: Any = Inputs(data=Data(x, y, 2, torch.zeros(2, 4), domain=y, towers=towers))
-    assert on_device(full, "cpu") is full
-    moved = on_device(full, "meta").data
-    assert {t.device.type for t in (moved.x, moved.y, moved.text, moved.domain)} == {"meta"}
-    assert (moved.towers, moved.classes) == ("towers on meta", 2)
+def test_swept_words_are_numbers_where_all_are():
+    for made in ([1, 2, None], [1.0, 0.5], ["1", "b"]):
+        found = values_of([value and str(value) for value in made])
+        assert repr(found) == repr(made)
 
 
 def test_a_model_that_cannot_be_saved_costs_no_run_unless_it_was_asked_for(tmp_path, monkeypatch):
-    def nothing(*_):
-        raise UsageError("predict gives 2 scores for 3 classes.", "Return scores [N, C].")
-
+    error = UsageError("predict gives 2 scores for 3 classes.", "Return scores [N, C].")
     monkeypatch.setattr(run_models, "facts_of", lambda *_: SimpleNamespace(personal=True))
-    monkeypatch.setattr(run_models, "collect", nothing)
-    inputs: Any = SimpleNamespace(data=None, features=SimpleNamespace(scaling=None))
-    spec: Any = SimpleNamespace(trust=SimpleNamespace(protects=False))
-    out: Any = SimpleNamespace(seed=0)
+    monkeypatch.setattr(run_models, "collect", mock.Mock(side_effect=error))
+    spec = mock.Mock(trust=SimpleNamespace(protects=False))
 
     def save(clients):
-        identity: Any = None
-        kept: Any = SimpleNamespace(clients=clients)
-        return run_models.save_seed(tmp_path, inputs, spec, identity, out, kept)
+        asked = mock.Mock(), spec, None, SimpleNamespace(seed=0), SimpleNamespace(clients=clients)
+        return run_models.save_seed(tmp_path, *asked)
 
     for clients in (None, "none"):
         saved, (said,) = save(clients)

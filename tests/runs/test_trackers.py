@@ -1,30 +1,38 @@
-"""Trackers, each by the real library writing on this machine: every round once, all parameters, the final figures."""
+"""What hooks, observers and trackers hear of a run; each tracker by the real library writing on this machine."""
 
 import json
 import struct
-from collections.abc import Iterator
+import time
+import types
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from arrays import ingested
-from command import Done, apart, fedcache, ok
+from command import apart, ok
+from failing_command import must_fail
 from stops import StopsAfter
 
 import fedcache as fc
 from fedcache.config import Home, PartitionConfig, TrainConfig
-from fedcache.runs.directory import rounds_of
-from fedcache.runs.loop import train
+from fedcache.progress import Silent
+from fedcache.runs import loop
+from fedcache.runs.directory import read_result, rounds_of
 from fedcache.runs.trackers import choose, seeds
-from fedcache.runs.trackers.mlflow import MLflow, MLflowRun
 from fedcache.runs.trackers.tensorboard import EventFile
-from fedcache.runs.trackers.wandb import WandBRun
+
+
+@pytest.fixture(autouse=True)
+def mine(tmp_path):
+    return ingested(tmp_path)
+
 
 TRAIN = "train --method fedavg --scheme iid --clients 3 --participation all"
-NAMES = ("mlflow", "wandb", "trackio", "tensorboard")
 
 
 @dataclass
@@ -39,7 +47,7 @@ class Tracked:
     final: dict[str, float] = field(default_factory=dict)
 
 
-def read_mlflow(place: Path) -> dict[str, Tracked]:
+def read_mlflow(place):
     from mlflow.tracking import MlflowClient
 
     from fedcache.runs.trackers.mlflow import quiet
@@ -52,8 +60,7 @@ def read_mlflow(place: Path) -> dict[str, Tracked]:
         for run in runs:
             parent = run.data.tags.get("mlflow.parentRunId", "")
             if not run.data.metrics:
-                assert run.info.status == "FINISHED"
-                continue
+                continue  # of a group
             one = Tracked(run.data.params, groups.get(parent, ""), run.info.status == "FINISHED")
             for name in run.data.metrics:
                 points = [
@@ -68,7 +75,7 @@ def read_mlflow(place: Path) -> dict[str, Tracked]:
     return found
 
 
-def records(path: Path) -> Iterator[Any]:
+def records(path):
     """The records of a file of W&B: blocks of 32 KiB of pieces with a checksum, a length and a kind."""
     from wandb.proto.wandb_internal_pb2 import Record
 
@@ -88,7 +95,7 @@ def records(path: Path) -> Iterator[Any]:
             whole = b""
 
 
-def read_wandb(place: Path) -> dict[str, Tracked]:
+def read_wandb(place):
     import wandb
 
     wandb.teardown()  # as a process does at its end: what is in flight is written
@@ -121,7 +128,7 @@ def read_wandb(place: Path) -> dict[str, Tracked]:
     return found
 
 
-def read_trackio(place: Path) -> dict[str, Tracked]:
+def read_trackio(place):
     import sqlite3
 
     found = {}
@@ -149,7 +156,7 @@ def read_trackio(place: Path) -> dict[str, Tracked]:
     return found
 
 
-def read_tensorboard(place: Path) -> dict[str, Tracked]:
+def read_tensorboard(place):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     found = {}
@@ -179,7 +186,7 @@ READ = {
 }
 
 
-def told(name: str, line: str, place: Path, home: Path) -> Done:
+def told(name, line, place, home):
     """The command line with a tracker; trackio reads its folder once in a process."""
     line = f"{line} --track {name}:{place}"
     if name != "trackio":
@@ -189,40 +196,25 @@ def told(name: str, line: str, place: Path, home: Path) -> Done:
     return done
 
 
-def is_that_of(one: Tracked, path: Path, seed: int) -> None:
+def is_that_of(one, path, seed):
     """A tracked run holds what ``rounds.jsonl`` and ``result.json`` of a run say of a seed."""
-    result = json.loads((path / "result.json").read_text())
-    lines = rounds_of(path)
-    mine = [line for line in lines if line["seed"] == seed]
-    measured = [
-        (r["round"], pytest.approx(r["accuracy"])) for r in mine if r["accuracy"] is not None
-    ]
-    assert one.figures["accuracy"] == measured
-    up = [sum(r["traffic"]["up_bytes"] for r in mine[: n + 1]) for n in range(len(mine))]
-    assert one.figures["bytes/up"] == [
-        (r["round"], pytest.approx(n)) for r, n in zip(mine, up, strict=True)
-    ]
+    result = read_result(path / "result.json")
+    mine = [line for line in rounds_of(path) if line["seed"] == seed]
+    measured = {r["round"]: r["accuracy"] for r in mine if r["accuracy"] is not None}
+    assert dict(one.figures["accuracy"]) == pytest.approx(measured)
+    assert len(one.figures["accuracy"]) == len(measured)
+    up = accumulate(r["traffic"]["up_bytes"] for r in mine)
+    assert one.figures["bytes/up"] == [(n, pytest.approx(sent)) for n, sent in enumerate(up, 1)]
     for name, value in mine[-1]["diagnostics"].items():
         if value is not None:
-            assert one.figures[f"diagnostics/{name}"][-1] == (
-                mine[-1]["round"],
-                pytest.approx(value),
-            )
+            assert one.figures[f"diagnostics/{name}"][-1][1] == pytest.approx(value)
     place = result["seeds"].index(seed)
     assert one.ended
-    assert one.final["final/accuracy"] == pytest.approx(result["accuracy"]["per_seed"][place])
-    assert one.final["final/macro_f1"] == pytest.approx(result["macro_f1"]["per_seed"][place])
+    for name in ("accuracy", "macro_f1"):
+        assert one.final[f"final/{name}"] == pytest.approx(result[name]["per_seed"][place])
     given = {key: str(value) for key, value in one.parameters.items()}
-    wanted = {
-        "method": "fedavg",
-        "seed": seed,
-        "digest": result["digest"],
-        "run": path.name,
-        "code": result["code"],
-        "partition.scheme": "iid",
-        "eval_every": 2,
-        "rounds": 4,
-    }
+    wanted = {"seed": seed, "run": path.name, "partition.scheme": "iid", "eval_every": 2}
+    wanted |= {key: result[key] for key in ("method", "digest", "code", "rounds")}
     shown = {k: "auto" if v is None else v for k, v in result["hyperparameters"].items()}
     for key, value in {**wanted, **shown}.items():
         assert given[key] == str(value), key
@@ -237,7 +229,6 @@ def test_every_round_parameter_and_final_figure_is_there_once_also_when_it_is_to
     tmp_path, own_home, name
 ):
     pytest.importorskip(name)
-    ingested(tmp_path)
     words = f"{TRAIN} --rounds 4 --seeds 0-1 --eval-every 2"
     place = tmp_path / "tracked"
     first = told(name, words, place, own_home).data
@@ -263,18 +254,13 @@ def test_points_of_a_grid_are_a_group_also_beyond_the_seeds_that_are_written_at_
 ):
     pytest.importorskip(name)
     monkeypatch.setattr(seeds, "OPEN", 1)
-    ingested(tmp_path)
-    grid = (
-        TRAIN.replace("train", "grid")
-        + " --rounds 2 --sweep lr=0.1,0.05 --set opt=sgd --set head=linear"
-    )
+    grid = f"{TRAIN} --rounds 2 --sweep lr=0.1,0.05".replace("train", "grid")
     done = told(name, grid, tmp_path / "g", own_home).data
     found = READ[name](tmp_path / "g")
     assert sorted(found) == sorted(f"{Path(p['path']).name}-seed-0" for p in done["points"])
     assert {str(one.parameters["point"]) for one in found.values()} == {"lr=0.1", "lr=0.05"}
-    assert all(
-        [number for number, _ in one.figures["bytes/up"]] == [1, 2] for one in found.values()
-    )
+    for one in found.values():
+        assert [number for number, _ in one.figures["bytes/up"]] == [1, 2]
     (group,) = {one.group for one in found.values()}
     assert group == "" if name == "tensorboard" else group.startswith("grid-")
 
@@ -282,10 +268,7 @@ def test_points_of_a_grid_are_a_group_also_beyond_the_seeds_that_are_written_at_
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_run_that_is_resumed_or_begins_anew_is_tracked_once(tmp_path, own_home, name):
     pytest.importorskip(name)
-    store = ingested(tmp_path)
-    config = TrainConfig(
-        method="fedavg", rounds=4, participation="all", store=str(store), eval_every=2
-    )
+    config = TrainConfig(method="fedavg", rounds=4, participation="all", eval_every=2)
     home = Home.from_environment()
 
     def track(**more):
@@ -296,7 +279,7 @@ def test_a_run_that_is_resumed_or_begins_anew_is_tracked_once(tmp_path, own_home
                 else nullcontext()
             )
             with stops:
-                train(config, home, partition=PartitionConfig("iid", 3), hooks=hooks, **more)
+                loop.train(config, home, partition=PartitionConfig("iid", 3), hooks=hooks, **more)
         (one,) = READ[name](tmp_path / "r").values()
         return one
 
@@ -310,30 +293,23 @@ def test_a_run_that_is_resumed_or_begins_anew_is_tracked_once(tmp_path, own_home
         is_that_of(whole, path.parent, 0)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", choose.TRACKERS)
 def test_what_is_not_installed_is_refused_before_any_work(tmp_path, own_home, monkeypatch, name):
-    ingested(tmp_path)
     package = {"mlflow": "sqlalchemy"}.get(name, name)
     monkeypatch.setattr(
         choose, "find_spec", lambda asked: None if asked == package else find_spec(asked)
     )
-    done = fedcache(f"{TRAIN} --track", name, "--json")
-    assert done.code == 6
-    assert done.envelope["error"]["hint"] == f"pip install 'fedcache[{name}]'"
+    must_fail(f"pip install 'fedcache[{name}]'", f"{TRAIN} --track {name}", code=6)
     assert not (own_home / "runs").exists()
 
 
 def test_several_trackers_are_asked_for_at_once_and_none_twice(tmp_path):
     place = tmp_path / "place"
-    with choose.tracking(
-        [f"wandb:{place}", f"tensorboard:{place}"], Home(tmp_path), None, None
-    ) as hooks:
+    both = [f"wandb:{place}", f"tensorboard:{place}"]
+    with choose.tracking(both, Home(tmp_path), None, None) as hooks:
         assert [type(hook.tracker).__name__ for hook in hooks] == ["WandB", "TensorBoard"]
-    twice = [f"wandb:{place}", "wandb"]
-    with (
-        pytest.raises(fc.FedcacheError, match="twice"),
-        choose.tracking(twice, Home(tmp_path), None, None),
-    ):
+    twice = choose.tracking([f"wandb:{place}", "wandb"], Home(tmp_path), None, None)
+    with pytest.raises(fc.FedcacheError, match="twice"), twice:
         pass
 
 
@@ -344,9 +320,7 @@ def test_the_environment_of_a_library_says_where_and_what_the_option_says_goes_b
     runs = tmp_path / "runs"
 
     def uri(spec):
-        made = choose.tracker(spec, runs)
-        assert isinstance(made, MLflow)
-        return made.uri
+        return choose.tracker(spec, runs).uri
 
     assert uri("mlflow") == f"sqlite:///{runs / 'mlflow' / 'mlflow.db'}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracker:5000")
@@ -356,20 +330,95 @@ def test_the_environment_of_a_library_says_where_and_what_the_option_says_goes_b
 
 
 @pytest.mark.parametrize("where", ["write", "end"])
-@pytest.mark.parametrize(
-    "kind", [EventFile, pytest.param(MLflowRun, marks=SLOW), pytest.param(WandBRun, marks=SLOW)]
-)
-def test_a_library_that_fails_is_one_warning_and_the_run_continues(
-    tmp_path, monkeypatch, kind, where
-):
+def test_a_library_that_fails_is_one_warning_and_the_run_continues(tmp_path, monkeypatch, where):
     def fails(*_):
         raise RuntimeError("the tracker is down")
 
-    name = {EventFile: "tensorboard", MLflowRun: "mlflow", WandBRun: "wandb"}[kind]
-    pytest.importorskip(name)
-    monkeypatch.setattr(kind, where, fails)
-    ingested(tmp_path)
-    done = ok(f"{TRAIN} --rounds 2 --track", f"{name}:{tmp_path / 'tracked'}")
+    pytest.importorskip("tensorboard")
+    monkeypatch.setattr(EventFile, where, fails)
+    done = ok(f"{TRAIN} --rounds 2 --track tensorboard:{tmp_path}/tracked")
     assert not done.data["reused"]
     (warning,) = done.envelope["warnings"]
     assert "the tracker is down" in warning
+
+
+@pytest.fixture
+def dealt(mine):
+    return fc.partition(mine, "iid", clients=3)
+
+
+def test_on_round_is_told_what_the_result_says(mine, dealt):
+    told = []
+
+    def train():
+        told.clear()
+        return fc.train(
+            "fedavg", mine, dealt, rounds=3, seeds=range(2), eval_every=1, on_round=told.append
+        )
+
+    run = train()
+    assert [(r.seed, r.round, r.stored) for r in told] == [
+        (s, n, False) for s in (0, 1) for n in (1, 2, 3)
+    ]
+    assert [told[2].accuracy, told[5].accuracy] == run.accuracy["per_seed"]
+    assert told[2].sent_bytes + told[5].sent_bytes == run.traffic["exact"]["up_bytes"]
+    assert told[0].settings["lr"] == run.result["hyperparameters"]["lr"]
+    before = [(r.accuracy, True) for r in told]
+    assert train().reused
+    assert [(r.accuracy, r.stored) for r in told] == before
+
+
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_hook_and_observer_of_a_grid_are_told_which_point(mine, dealt, jobs):
+    told = []
+    observer, heard = Silent(), []
+    observer.told = heard.append
+    options = {"rounds": 2, "execution": "sequential"}
+    how = {"on_round": told.append, "observer": observer, "options": options, "jobs": jobs}
+    grid = fc.grid("fedavg", mine, dealt, lr=[0.1, 0.02], **how)
+    for rounds in (told, heard):
+        found = sorted((str(r.path), r.point, r.round) for r in rounds)
+        names = [(str(point.run.path), f"lr={point.sweep['lr']}") for point in grid.points]
+        assert found == sorted((*name, number) for name in names for number in (1, 2))
+        assert {r.points for r in rounds} == {2}
+
+
+def test_a_hook_that_raises_is_named_and_the_run_continues(mine, dealt):
+    def breaks(round_):
+        if round_.round == 2:
+            raise ValueError("no such dashboard")
+
+    def train(hook):
+        return fc.train("fedavg", mine, dealt, rounds=4, on_round=hook)
+
+    with pytest.warns(RuntimeWarning, match="breaks failed in round 2 of seed 0") as caught:
+        train(breaks)
+    assert "no such dashboard" in str(caught.list[0].message)
+    told = []
+    assert train(told.append).reused
+    assert len(told) == 4
+
+
+def test_a_tracker_is_closed_however_the_run_ends(tmp_path, monkeypatch):
+    made = mock.Mock()
+    monkeypatch.setattr(choose, "tracker", lambda *_: made)
+    home = Home(tmp_path)
+    with choose.tracking("tensorboard", home, None, None) as hooks:
+        assert [hook.tracker for hook in hooks] == [made]
+        assert not made.close.called
+    with pytest.raises(KeyError), choose.tracking("tensorboard:x", home, tmp_path / "r", None):
+        raise KeyError
+    assert made.close.call_count == 2
+
+
+def test_the_time_of_those_who_listen_is_no_training(mine, dealt, monkeypatch):
+    clock = [0.0]
+    clocks = {"monotonic": time.monotonic, "time": time.time, "perf_counter": lambda: clock[0]}
+    monkeypatch.setattr(loop, "time", types.SimpleNamespace(**clocks))
+
+    def slow(_round):
+        clock[0] += 100.0
+
+    run = fc.train("fedavg", mine, dealt, rounds=3, on_round=slow)
+    assert clock[0] == 300.0
+    assert run.measured["seconds"]["train"] == 0.0

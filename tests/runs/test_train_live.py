@@ -6,21 +6,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import fedcache, ok
+from made_path import place_of
 from pictures import folder
 
 from fedcache.store.store import Store
 
 SMALL = "--batch 4 --chunk-rows 8 --workers 0"
 IID = "--scheme iid --clients 2 --participation all --rounds 2"
-ONE = ("--set", "epochs=1")  # each step runs a tower
+ONE = "--set epochs=1"  # each step runs a tower
 
 
-def extracted(place: Path) -> Path:
+def extracted(place):
     """Three classes with features and text features of glyph-clip, and no images yet."""
     images = folder(place / "shapes", train=8, test=4)
-    return Path(
-        ok(f"extract --dataset folder:{images} --backbones glyph-clip {SMALL}").data["path"]
-    )
+    return place_of(f"extract --dataset folder:{images} --backbones glyph-clip {SMALL}")
 
 
 @pytest.fixture
@@ -28,7 +27,7 @@ def store(once):
     return once(extracted)
 
 
-def refused(line: str) -> tuple[int, str, str]:
+def refused(line):
     """Exit code, message and hint."""
     error = (done := fedcache(f"{line} {IID} --json")).envelope["error"]
     return done.code, error["message"], error["hint"]
@@ -42,7 +41,7 @@ def test_images_that_are_missing_come_by_the_command_that_is_named(store):
     ok(f"extract --store {store} --backbones pixels --recipe pixels:size=24 {SMALL}")
     assert "it has pixels@24" in refused("train --method tpfl")[1]
     ok(*shlex.split(hint)[1:])
-    done = ok(f"train --method tpfl {IID}", *ONE, "--backbones", "glyph-clip,pixels").data
+    done = ok(f"train --method tpfl {IID} {ONE} --backbones glyph-clip,pixels").data
     assert done["backbones"] == ["glyph-clip", "pixels"]
     assert done["fidelity"] == "exact"
     assert done["traffic"]["paper"]["per_client_round"]["up"] == 16 * 128 + 6 * 4 * (64 - 8)
@@ -58,7 +57,7 @@ def test_nothing_extracted_brings_tower_and_images(tmp_path):
     assert hint.endswith(
         "--backbones glyph-clip,pixels --recipe pixels:size=32 --recipe pixels:resize=squash"
     )
-    done = ok(f"train --method atpfl --dataset folder:{images} {IID}", *ONE).data
+    done = ok(f"train --method atpfl --dataset folder:{images} {IID} {ONE}").data
     held = Store.open(next((tmp_path / "home" / "stores").glob("*.zarr")))
     assert {k.split("-")[0] for k in held.arrays} == {"glyph", "pixels"}
     assert done["backbones"] == ["glyph-clip", "pixels"]
@@ -72,13 +71,14 @@ def test_a_prompt_of_the_templates_words_starts_at_zero_shot(store):
 
 @pytest.mark.slow
 def test_methods_that_ask_the_text_tower_train_and_predict(store):
-    for name, settings in (("tofa", ()), ("fedtpg", ONE), ("pfedprompt", ONE)):
-        done = ok(f"train --method {name} {IID}", *settings).data
+    for words, whose in (
+        ("tofa", "--client client-1"),
+        (f"fedtpg {ONE}", ""),
+        (f"pfedprompt {ONE}", "--client client-1"),
+    ):
+        done = ok(f"train --method {words} {IID}").data
         assert done["accuracy"]["zero_shot"] is not None
-        assert done["protocol"] == ("global" if name == "fedtpg" else "personalised")
-        whose = () if name == "fedtpg" else ("--client", "client-1")
-        told = ok("predict", done["path"], "--store", store, *whose).data
-        assert len(told["rows"]) > 0
+        assert len(ok(f"predict {done['path']} --store {store} {whose}").data["rows"]) > 0
 
 
 def test_prompts_that_do_not_fit_are_exit_2(store):
@@ -113,14 +113,11 @@ def test_live_features_are_the_cached_ones(store):
     from fedcache.runs.features import encoders_of_run, read_images
     from fedcache.runs.store_choice import images_for
 
-    ok(
-        f"extract --store {store} --backbones pixels "
-        f"--recipe pixels:size=32,pixels:resize=squash {SMALL}",
-    )
+    recipe = "pixels:size=32,pixels:resize=squash"
+    ok(f"extract --store {store} --backbones pixels --recipe {recipe} {SMALL}")
     held = Store.open(store)
     key = next(k for k in held.arrays if k.startswith("glyph"))
     encoders = encoders_of_run(METHODS["tpfl"], held, key, Home.from_environment())
-    assert encoders is not None
     pixels = read_images(held, [images_for(held, key)]).data.x.view(-1, 32, 32, 3)
     tower = encoders.towers.image
     live = tower.encode(tower.normalise(pixels))
