@@ -14,7 +14,7 @@ from pyarrow import parquet
 import fedcache as fc
 from fedcache.config import Home
 from fedcache.errors import CorruptionError, Exit, MachineError
-from fedcache.runs import forecast
+from fedcache.runs import run_models
 from fedcache.runs.directory import read_result, rounds_of
 from fedcache.runs.result_files import CLIENTS_IN_RESULT, check_recordable, client_columns
 from fedcache.runs.row_sources import StoreRows
@@ -52,7 +52,7 @@ def test_models_that_do_not_fit_into_memory_are_refused_before_anything_is_train
     for command in (f"grid {words} --sweep beta=0.1,0.2", f"train {words}"):
         planned = ok(f"{command} --dry-run").data["programs"][0]["memory"]["total"]
         # as much as training needs
-        monkeypatch.setattr(forecast, "free_memory", lambda *_, needed=planned: needed)
+        monkeypatch.setattr(run_models, "free_memory", lambda *_, needed=planned: needed)
         done = fedcache(f"{command} --save-clients all")
         assert done.code == Exit.ENVIRONMENT, done.err
         assert not list(Home.from_environment().runs.glob("*/rounds.jsonl"))

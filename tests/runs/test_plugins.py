@@ -14,7 +14,7 @@ import fedcache as fc
 from fedcache import plugins
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.digests import DigestMemory
-from fedcache.federate.execution.choose import executors
+from fedcache.federate.engine.run import executors
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import SCHEMES
 from fedcache.federate.trust.robust_rules import parse_rule
