@@ -29,7 +29,7 @@ TABLES = (
 """Tests of tables that name every method."""
 
 
-def commands_of(section: str) -> list[str]:
+def commands_of(section):
     """The lines of the shell blocks of a section of the page."""
     page = (ROOT / "docs" / "add-a-method.md").read_text(encoding="utf-8")
     body = page.partition(f"## {section}\n")[2].partition("\n## ")[0]
@@ -54,7 +54,7 @@ def checkout(tmp_path):
     return tmp_path
 
 
-def run(words: list[str], folder: Path) -> str:
+def run(words, folder):
     """Run a command in the copy, with its package and this environment's Python; returns the output."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -43,7 +43,7 @@ def test_every_law_of_the_engine_has_a_mutation():
     assert break_laws.general_laws() <= {row.law for row in break_laws.TABLE}
 
 
-def unknown_words(selection: str) -> list[str]:
+def unknown_words(selection):
     """The words of ``FILE -k WORDS`` that are nowhere in the file, so that they choose no test."""
     file, _, words = selection.partition(" -k ")
     text = (ROOT / file).read_text(encoding="utf-8").lower()

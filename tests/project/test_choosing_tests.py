@@ -20,7 +20,7 @@ SUITES = tool("suites")
 def changed(monkeypatch):
     """``changed(*paths)``: git says that these differ from main; methods that are tried because of them."""
 
-    def set_changed(*paths: str) -> frozenset[str]:
+    def set_changed(*paths):
         monkeypatch.setenv("FEDCACHE_CHANGED", " ".join(paths))
         methods_tried.changed_methods.cache_clear()
         return methods_tried.changed_methods()

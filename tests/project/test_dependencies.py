@@ -51,13 +51,13 @@ LOADED_BY_NAME = {
 FOR_DEVELOPERS = {"docs", "browser", "notebooks", "audit", "release", "dev"}
 
 
-def distribution(requirement: str) -> str:
+def distribution(requirement):
     """``flwr`` of ``flwr>=1.41,<1.42``."""
     return re.split(r"[\[<>=!~ ;]", requirement, maxsplit=1)[0]
 
 
 @cache
-def trees() -> dict[str, ast.Module]:
+def trees():
     """The modules of the package by their place below it."""
     folder = ROOT / "fedcache"
     return {
@@ -66,12 +66,12 @@ def trees() -> dict[str, ast.Module]:
     }
 
 
-def imported() -> dict[str, set[str]]:
+def imported():
     """Distributions that the package imports -> files that do, at the top or in a function."""
-    found: dict[str, set[str]] = defaultdict(set)
+    found = defaultdict(set)
     for place, tree in trees().items():
         for node in ast.walk(tree):
-            names: list[str] = []
+            names = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
@@ -85,7 +85,7 @@ def imported() -> dict[str, set[str]]:
     return found
 
 
-def extras() -> dict[str, set[str]]:
+def extras():
     return {
         name: {distribution(line) for line in lines}
         for name, lines in PROJECT["optional-dependencies"].items()
@@ -140,7 +140,7 @@ def test_what_is_optional_is_imported_inside_functions_alone():
 @pytest.mark.slow
 def test_every_extra_that_a_sentence_names_exists():
     known = set(PROJECT["optional-dependencies"])
-    named: dict[str, str] = {}
+    named = {}
     for folder in ("fedcache", "docs", "tools"):
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in (".py", ".md", ".toml", ".txt") and path.name != "changelog.md":

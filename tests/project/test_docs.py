@@ -9,7 +9,6 @@ import io
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +38,7 @@ PAGES = sorted(
 """The pages that people write. `make docs` makes the others, and checks the links of all."""
 
 
-def text(path: Path) -> str:
+def text(path):
     """A page with the files that it includes."""
     found = path.read_text(encoding="utf-8")
     return INCLUDE.sub(lambda m: (ROOT / m[1]).read_text(encoding="utf-8"), found)
@@ -78,7 +77,7 @@ def test_a_page_outside_the_site_links_what_is_in_the_repository(name):
 # command lines
 
 
-def lines(page: str) -> Iterator[tuple[str, bool]]:
+def lines(page):
     """The command lines of a page's shell blocks, indented blocks and literals, and whether they are whole."""
     body = re.sub(r"<!--.*?-->|\\\n", " ", page, flags=re.DOTALL)
     for kind, block in FENCE.findall(body):
@@ -89,7 +88,7 @@ def lines(page: str) -> Iterator[tuple[str, bool]]:
     yield from ((found, False) for found in INLINE.findall(outside) if "[" not in found)
 
 
-def check_lines(pages: Mapping[str, str]) -> int:
+def check_lines(pages):
     """Parse every command line of pages, by name; how many there are."""
     wrong = []
     seen = 0
@@ -134,7 +133,7 @@ def test_an_example_of_an_exit_code_leaves_with_it():
         assert fedcache(*shlex.split(MEANINGS[code].example)[1:]).code == code
 
 
-def small_store(tmp_path: Path) -> fc.Store:
+def small_store(tmp_path):
     rng = np.random.default_rng(0)
     labels = np.arange(120) % 3
     features = (rng.normal(size=(120, 5)) + 2 * np.eye(5)[labels]).astype(np.float32)

@@ -6,7 +6,6 @@ could choose what it runs.
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -92,7 +91,7 @@ KNOWN = {
 }
 
 
-def places(tree: ast.AST, inside: str = "") -> Iterator[tuple[str, ast.AST]]:
+def places(tree, inside=""):
     """Nodes of a module with the names of the classes and functions around them."""
     for child in ast.iter_child_nodes(tree):
         around = inside
@@ -102,7 +101,7 @@ def places(tree: ast.AST, inside: str = "") -> Iterator[tuple[str, ast.AST]]:
         yield from places(child, around)
 
 
-def risk_of(node: ast.AST) -> str | None:
+def risk_of(node):
     """What a node does of the above; None for all others."""
     if isinstance(node, ast.Name) and node.id in IMPORTERS | BUILT_IN | PICKLE:
         return node.id
@@ -130,7 +129,7 @@ def risk_of(node: ast.AST) -> str | None:
     return None
 
 
-def found_in(source: str, name: str) -> Iterator[str]:
+def found_in(source, name):
     for around, node in places(ast.parse(source)):
         risk = risk_of(node)
         if risk is not None:

@@ -23,7 +23,7 @@ FAMILIES = tool("method_families")
 # README and tutorials
 
 
-def test_every_tutorial_is_one_that_is_run_and_listed() -> None:
+def test_every_tutorial_is_one_that_is_run_and_listed():
     there = sorted(p.name for p in (DOCS / "tutorials").glob("*.md") if p.name != "README.md")
     assert there == [p.name for p in RUN.PAGES[1:]]
     listed = (DOCS / "tutorials" / "README.md").read_text(encoding="utf-8")

@@ -5,9 +5,7 @@ import shutil
 import tarfile
 import tomllib
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -30,7 +28,7 @@ RELEASE = tool("release")
 SMOKE = tool("smoke_wheel")
 
 
-def parsed(path: Path) -> Any:
+def parsed(path):
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
@@ -142,7 +140,7 @@ def test_the_lock_file_is_of_this_pyproject_and_names_public_registries_alone():
 # files that other programs read
 
 
-def targets() -> set[str]:
+def targets():
     return set(
         re.findall(
             r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
@@ -150,14 +148,14 @@ def targets() -> set[str]:
     )
 
 
-def steps() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+def steps():
     for path in sorted((GITHUB / "workflows").glob("*.yml")):
         for job in parsed(path)["jobs"].values():
             for step in job["steps"]:
                 yield path.name, job, step
 
 
-def made(job: dict[str, Any], line: str) -> list[str]:
+def made(job, line):
     """The targets of a line ``make ...``, those of a matrix written out."""
     words = re.sub(
         r"\$\{\{ matrix\.(\w+) \}\}", lambda m: " ".join(job["strategy"]["matrix"][m[1]]), line
@@ -166,7 +164,7 @@ def made(job: dict[str, Any], line: str) -> list[str]:
 
 
 def test_workflows_call_targets_of_the_makefile():
-    called: dict[str, set[str]] = {}
+    called = {}
     for name, job, step in steps():
         for line in step.get("run", "").splitlines():
             assert line.startswith("make ") or name == "wheels.yml", line
@@ -223,7 +221,7 @@ def test_the_container_copies_what_is_there_and_runs_without_root():
 # archives
 
 
-def archives(folder: Path, left_out: str) -> tuple[Path, Path]:
+def archives(folder, left_out):
     """A wheel and an sdist of this repository without one file."""
     wheel, sdist = folder / "a.whl", folder / "a.tar.gz"
     package = [
@@ -256,7 +254,7 @@ def test_a_file_that_an_archive_lacks_is_named(tmp_path):
     assert SMOKE.contents_missing(*archives(tmp_path, "CITATION.cff")) == ["sdist: CITATION.cff"]
 
 
-def requirement(line: str) -> tuple[str, str]:
+def requirement(line):
     """Normalised name and sorted versions of ``Name[extra]>=1,<2``."""
     found = re.match(r"([\w.-]+)(\[.*?\])?(.*)", line)
     assert found is not None

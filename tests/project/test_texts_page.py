@@ -26,7 +26,7 @@ def test_the_example_runs_as_it_is_written(tmp_path, monkeypatch):
         shlex.split(line) for block in blocks for line in block.partition("```")[0].splitlines()
     ]
     assert [words[0] for words in commands].count("fedcache") == len(commands) - 1
-    best: dict[str, dict[str, float]] = {}
+    best = {}
     topics = runpy.run_path(str(ROOT / "examples" / f"{NAME}.py"))["TOPICS"]
     words = sorted({word for topic in topics.values() for word in topic.split()})
     try:

@@ -5,7 +5,6 @@ import io
 import json
 import tarfile
 import tempfile
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -25,7 +24,6 @@ from opened import open_dataset
 from refusal import refused
 
 from fedcache.errors import Exit
-from fedcache.extract.datasets.dataset import Dataset
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.planning.ingest import open_any
 from fedcache.parsing import in_a_list
@@ -57,7 +55,7 @@ class Read:
     may_be_labels: dict[str, int]
 
 
-def array_of(values: Sequence[Any], *, objects: bool) -> np.ndarray:
+def array_of(values, *, objects):
     """A column as numpy has it: words of Python where ``objects``, else of numpy; a missing number is NaN."""
     known = [value for value in values if value is not None]
     if any(isinstance(value, bool) for value in known) and len(known) < len(values):
@@ -73,12 +71,12 @@ def array_of(values: Sequence[Any], *, objects: bool) -> np.ndarray:
     return np.array(known)
 
 
-def write_npz(path: Path, content: dict[str, Any], columns: Columns) -> None:
+def write_npz(path, content, columns):
     arrays = {name: array_of(values, objects=None in values) for name, values in columns.items()}
     np.savez(path, **content, **arrays)  # type: ignore[arg-type]
 
 
-def write_h5(path: Path, content: dict[str, Any], columns: Columns) -> None:
+def write_h5(path, content, columns):
     with h5py.File(path, "w") as file:
         for name, array in content.items():
             file[name] = array
@@ -92,11 +90,11 @@ def write_h5(path: Path, content: dict[str, Any], columns: Columns) -> None:
             )
 
 
-def write_parquet(path: Path, content: dict[str, Any], columns: Columns) -> None:
+def write_parquet(path, content, columns):
     pq.write_table(pa.table({**content, **columns}), path)
 
 
-def write_csv(path: Path, content: dict[str, Any], columns: Columns) -> None:
+def write_csv(path, content, columns):
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow([*content, *columns])
@@ -104,7 +102,7 @@ def write_csv(path: Path, content: dict[str, Any], columns: Columns) -> None:
             writer.writerow(["" if value is None else value for value in row])
 
 
-def write_tar(path: Path, columns: Columns) -> None:
+def write_tar(path, columns):
     with tarfile.open(path, "w") as file:
         for row in range(ROWS):
             fields = {name: values[row] for name, values in columns.items()}
@@ -114,7 +112,7 @@ def write_tar(path: Path, columns: Columns) -> None:
                 file.addfile(info, io.BytesIO(data))
 
 
-def of_embeddings(path: Path, choice: ColumnChoice) -> Read:
+def of_embeddings(path, choice):
     found = open_embeddings(path, choice)
     made = arrange(found, "mine")  # which completes the splits
     splits = None if "held_out" in made.dataset else made.samples.split.tolist()
@@ -129,7 +127,7 @@ def of_embeddings(path: Path, choice: ColumnChoice) -> Read:
     )
 
 
-def of_dataset(spec: str, choice: ColumnChoice) -> Read:
+def of_dataset(spec, choice):
     words = {
         "label": choice.label,
         "split": choice.split,
@@ -144,7 +142,7 @@ def of_dataset(spec: str, choice: ColumnChoice) -> Read:
     }
     said = "&".join(f"{word}={value}" for word, value in escaped.items())
     path = Path(spec.partition(":")[2])
-    found: Dataset = open_dataset(
+    found = open_dataset(
         f"{spec}?{said}" if said else spec, memory=DigestMemory(path.parent / "digests")
     )
     splits = None if HELD_OUT in found.reading else found.split.tolist()
@@ -159,42 +157,40 @@ def of_dataset(spec: str, choice: ColumnChoice) -> Read:
     )
 
 
-def read_file(kind: str, path: Path, choice: ColumnChoice | None = None) -> Read:
+def read_file(kind, path, choice=None):
     """What ingest, or a reader of datasets of this kind, understands of a file."""
     choice = choice or ColumnChoice()
     return of_dataset(f"{kind}:{path}", choice) if kind else of_embeddings(path, choice)
 
 
-def ingest_wide_csv(folder: Path, columns: Columns) -> Path:
+def ingest_wide_csv(folder, columns):
     dimensions = {f"f{d}": FEATURES[:, d].tolist() for d in range(FEATURES.shape[1])}
     write_csv(folder / "wide.csv", dimensions, columns)
     return folder / "wide.csv"
 
 
-def list_of_images(folder: Path, columns: Columns) -> Path:
+def list_of_images(folder, columns):
     for row, png in enumerate(PNGS):
         (folder / f"{row:04d}.png").write_bytes(png)
     write_csv(folder / "list.csv", {"path": [f"{row:04d}.png" for row in range(ROWS)]}, columns)
     return folder / "list.csv"
 
 
-def made(
-    write: Callable[..., None], name: str, content: dict[str, Any]
-) -> Callable[[Path, Columns], Path]:
-    def make(folder: Path, columns: Columns) -> Path:
+def made(write, name, content):
+    def make(folder, columns):
         write(folder / name, content, columns)
         return folder / name
 
     return make
 
 
-def tar_of(folder: Path, columns: Columns) -> Path:
+def tar_of(folder, columns):
     write_tar(folder / "shard.tar", columns)
     return folder / "shard.tar"
 
 
 PICTURES = {"image": [{"bytes": png, "path": None} for png in PNGS]}
-DOORS: dict[str, tuple[str, Callable[[Path, Columns], Path]]] = {
+DOORS = {
     "ingest npz": ("", made(write_npz, "e.npz", {"embeddings": FEATURES})),
     "ingest h5": ("", made(write_h5, "e.h5", {"embeddings": FEATURES})),
     "ingest parquet": ("", made(write_parquet, "e.parquet", {"embedding": FEATURES.tolist()})),
@@ -213,12 +209,12 @@ DOORS: dict[str, tuple[str, Callable[[Path, Columns], Path]]] = {
 TWO = [row % 2 for row in range(ROWS)]
 
 
-def column(*values: Any) -> list[Any]:
+def column(*values):
     """These values again and again, one a row."""
     return [values[row % len(values)] for row in range(ROWS)]
 
 
-def through(door: str, folder: Path, columns: Columns, choice: ColumnChoice | None = None) -> Read:
+def through(door, folder, columns, choice=None):
     kind, make = DOORS[door]
     inside = folder / door.replace(" ", "-")
     inside.mkdir(exist_ok=True)
@@ -226,7 +222,7 @@ def through(door: str, folder: Path, columns: Columns, choice: ColumnChoice | No
     return read_file(kind, path, choice)
 
 
-def all_doors(folder: Path, columns: Columns, choice: ColumnChoice | None = None) -> Read:
+def all_doors(folder, columns, choice=None):
     """What every door reads, which is the same."""
     inside = Path(tempfile.mkdtemp(dir=folder))
     found = {door: through(door, inside, columns, choice) for door in DOORS}
@@ -236,13 +232,13 @@ def all_doors(folder: Path, columns: Columns, choice: ColumnChoice | None = None
     return first
 
 
-def no_door(folder: Path, columns: Columns, *said: str, choice: ColumnChoice | None = None) -> None:
+def no_door(folder, columns, *said, choice=None):
     """Every door refuses the table and says these words."""
     for door in DOORS:
         refused(lambda door=door: through(door, folder, columns, choice), *said)
 
 
-def of_words(words: list[str]) -> bool:
+def of_words(words):
     """Whether a CSV that holds them says so too: of numbers and "NA" it would make numbers, some of them missing."""
     empty = {cell.lower() for cell in EMPTY_CELLS} | {"none"}
     return any(not word.isdigit() and word.lower() not in empty for word in words)
@@ -301,7 +297,7 @@ def test_a_table_means_the_same_through_every_door(tmp_path_factory, data):
     def column(values):
         return [values[row % len(values)] for row in rows]
 
-    columns: Columns = {}
+    columns = {}
     named = data.draw(LABEL_NAMES)
     values = data.draw(VALUES)
     columns[named] = column([*values, None] if data.draw(st.booleans()) else values)
@@ -452,7 +448,7 @@ def test_a_name_that_does_not_say_it_is_refused(tmp_path, name):
 
 def test_a_value_of_its_own_in_every_row_is_a_group_only_when_asked_for(tmp_path):
     when = [f"2026-01-{1 + row:02d}T10:00:00" for row in range(ROWS)]
-    columns: Columns = {"label": TWO, "note": TEXTS, "when": when}
+    columns = {"label": TWO, "note": TEXTS, "when": when}
     read = all_doors(tmp_path, columns)
     assert (read.groups, read.unused) == ({}, {"note", "when"})
     assert all_doors(tmp_path, columns, ColumnChoice(groups=("when",))).groups == {"when": when}
@@ -460,7 +456,7 @@ def test_a_value_of_its_own_in_every_row_is_a_group_only_when_asked_for(tmp_path
 
 @pytest.mark.parametrize("name", ["病院", "cell type", "R&D", "a,b", "100%"])
 def test_any_column_of_few_values_may_be_the_labels(tmp_path, name):
-    columns: Columns = {name: column("flu", "cold", "none"), "age": column(*range(4))}
+    columns = {name: column("flu", "cold", "none"), "age": column(*range(4))}
     assert all_doors(tmp_path, columns).may_be_labels == {name: 3, "age": 4}
     assert all_doors(tmp_path, columns, ColumnChoice(label=name)).classes == ("cold", "flu", "none")
     assert all_doors(tmp_path, columns, ColumnChoice(unlabelled=True)).may_be_labels == {}
@@ -499,7 +495,7 @@ def test_the_likeliest_column_of_labels_is_suggested_first(tmp_path):
 def test_groups_are_called_like_their_columns_or_it_is_said(tmp_path):
     site = column("x", "y")
     other = column("u", "u", "v")
-    columns: Columns = {
+    columns = {
         "label": TWO,
         "a b": other,
         "a_b": site,
@@ -534,13 +530,13 @@ def test_blanks_around_names_are_no_part_of_them(tmp_path):
 
 
 def test_an_empty_column_is_not_the_labels_if_another_one_is(tmp_path):
-    columns: Columns = {"label": [None] * ROWS, "class": column("a", "b")}
+    columns = {"label": [None] * ROWS, "class": column("a", "b")}
     assert all_doors(tmp_path, columns).classes == ("a", "b")
 
 
 def test_a_table_of_numbers_beside_the_labels_is_not_the_labels(tmp_path):
     pairs = [[row, row + 1] for row in range(ROWS)]
-    columns: Columns = {"labels": pairs, "category": column("a", "b")}
+    columns = {"labels": pairs, "category": column("a", "b")}
     for door in DOORS:
         if door != "ingest h5":
             read = through(door, tmp_path, columns)
@@ -591,7 +587,7 @@ def test_measurements_and_lists_in_a_csv_are_no_classes(tmp_path, label):
 
 
 def test_a_column_called_label_is_a_group_of_a_table_without_labels(tmp_path):
-    columns: Columns = {"label": column("a", "b"), "empty": [None] * ROWS}
+    columns = {"label": column("a", "b"), "empty": [None] * ROWS}
     read = all_doors(tmp_path, columns, ColumnChoice(unlabelled=True))
     assert (read.classes, read.groups, read.unused) == ((), {"label": columns["label"]}, {"empty"})
 
@@ -624,9 +620,9 @@ def test_rows_of_one_split_and_of_no_split_are_refused(tmp_path):
 # Class names
 
 
-def named_codes(table: pa.Table, names: list[str]) -> pa.Table:
+def named_codes(table, names):
     """A table whose label is a ClassLabel of Hugging Face, or a list of one."""
-    features: dict[str, Any] = {"label": {"names": names, "_type": "ClassLabel"}}
+    features = {"label": {"names": names, "_type": "ClassLabel"}}
     if pa.types.is_list(table.schema.field("label").type):
         features = {"label": {"feature": features["label"], "length": 1, "_type": "Sequence"}}
     return table.replace_schema_metadata(
@@ -675,7 +671,7 @@ def test_class_names_of_the_file_are_read_by_every_door(tmp_path):
 
 
 def test_as_many_class_names_as_rows_are_the_names_of_numbers(tmp_path):
-    columns: Columns = {
+    columns = {
         "label": [*reversed(range(ROWS))],
         "classes": [f"c{row}" for row in range(ROWS)],
     }
@@ -683,7 +679,7 @@ def test_as_many_class_names_as_rows_are_the_names_of_numbers(tmp_path):
     assert (read.classes, read.labels) == (tuple(columns["classes"]), columns["label"])
 
 
-def write_arrow(path: Path, table: pa.Table) -> None:
+def write_arrow(path, table):
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
         stream.write_table(table)
 
@@ -737,7 +733,7 @@ def test_class_names_that_are_numbers_are_whole_numbers(tmp_path):
 
 
 def test_every_entry_of_a_torch_file_is_used_or_named(tmp_path):
-    alone: dict[str, Any] = {
+    alone = {
         "epoch": 3,
         "model": "vit",
         "config": {"lr": {"head": 0.1}},
@@ -785,7 +781,7 @@ def test_training_and_test_rows_in_one_file_are_read_by_every_door(tmp_path, pat
     write = write_h5 if ending == "h5" else write_npz
     words = [str(x) for x in label[16:] + label[:16]]
     for kind, content, array in (*OF_ARRAYS, ("", "data", FEATURES)):
-        held: dict[str, Any] = {"other": FEATURES[:5]}
+        held = {"other": FEATURES[:5]}
         columns = {}
         for split, rows in (("train", slice(0, 16)), ("test", slice(16, ROWS))):
             held[pattern.format(name=content, split=split)] = array[rows]
@@ -840,7 +836,7 @@ def test_a_column_goes_with_the_array_of_its_split_unless_there_are_two(tmp_path
 
 
 def test_features_of_two_splits_are_those_of_the_file(tmp_path):
-    columns: Columns = {"y_train": TWO[:16], "y_test": TWO[16:]}
+    columns = {"y_train": TWO[:16], "y_test": TWO[16:]}
     write_npz(tmp_path / "e.npz", {"X_train": FEATURES[:16], "X_test": FEATURES[16:]}, columns)
     store = Store.open(ok(f"ingest {tmp_path}/e.npz --name two").data["path"])
     assert np.array_equal(store.reader(*store.arrays).all()[:, 0], np.roll(FEATURES, 8, axis=0))
@@ -912,7 +908,7 @@ def test_the_column_that_the_user_names_says_the_split_whatever_names_say(tmp_pa
     for _, place in places:
         place.mkdir()
     for split in ("train", "test", "other"):
-        columns: Columns = {"label": TWO, "part": part}
+        columns = {"label": TWO, "part": part}
         write_parquet(tmp_path / "h" / f"{split}-0.parquet", PICTURES, columns)
         write_tar(tmp_path / "w" / f"{split}-0.tar", columns)
         (tmp_path / "i" / split).mkdir()
@@ -936,7 +932,7 @@ def test_the_column_that_the_user_names_says_the_split_whatever_names_say(tmp_pa
 
 
 def test_a_column_of_test_rows_beside_the_splits_is_named_and_no_group(tmp_path):
-    columns: Columns = {
+    columns = {
         "label": column("a", "b"),
         "split": column("train", "test", "val"),
         "is_val": column(0, 0, 1),
@@ -958,14 +954,14 @@ def test_a_column_of_test_rows_beside_the_splits_is_named_and_no_group(tmp_path)
     assert read_file("", tmp_path / "e.npz").unused == {"is_test"}
 
 
-def extraction(spec: str) -> tuple[object, ...]:
+def extraction(spec):
     return ("extract", "--dataset", spec, "--backbones", "pixels", "--size", "8", "--workers", 0)
 
 
 def test_files_without_a_split_in_their_name_are_named_if_no_other_has_training_rows(tmp_path):
     (tmp_path / "h").mkdir()
     (tmp_path / "w").mkdir()
-    columns: Columns = {"label": TWO}
+    columns = {"label": TWO}
     for name in ("site_a", "site_val", "test_site"):
         write_parquet(tmp_path / "h" / f"{name}.parquet", PICTURES, columns)
         write_tar(tmp_path / "w" / f"{name}.tar", columns)
@@ -979,7 +975,7 @@ def test_files_without_a_split_in_their_name_are_named_if_no_other_has_training_
 
 
 def test_labels_of_another_name_are_asked_for_before_anything_is_written(tmp_path):
-    columns: Columns = {"diagnosis": column("flu", "cold")}
+    columns = {"diagnosis": column("flu", "cold")}
     write_npz(tmp_path / "e.npz", {"X": FEATURES}, columns)
     write_npz(tmp_path / "i.npz", {"images": IMAGES}, columns)
     doors = (

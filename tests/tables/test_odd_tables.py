@@ -5,10 +5,7 @@ import json
 import re
 import shlex
 import tarfile
-from collections.abc import Sequence
 from decimal import Decimal
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,8 +25,6 @@ from test_doors import (
     ROWS,
     TEXTS,
     TWO,
-    Columns,
-    Read,
     all_doors,
     column,
     extraction,
@@ -49,13 +44,13 @@ from fedcache.tables.embeddings import open_embeddings
 from fedcache.tables.roles import ColumnChoice
 
 
-def options_of(command: str) -> set[str]:
+def options_of(command):
     found = COMMANDS.commands[command]
     loaded = found.load() if hasattr(found, "load") else found
     return {name for option in loaded.params for name in option.opts}
 
 
-def refusal(door: str, folder: Path, columns: Columns, choice: ColumnChoice | None = None) -> str:
+def refusal(door, folder, columns, choice=None):
     with pytest.raises(FedcacheError) as caught:
         through(door, folder, columns, choice or ColumnChoice())
     return str(caught.value)
@@ -181,7 +176,7 @@ def test_a_list_of_words_is_read_as_it_is_written(words):
 KEYS = [f"{row:04d}" for row in range(ROWS)]
 
 
-def shard(path: Path, keys: Sequence[str] = KEYS, **parts: Sequence[Any]) -> Path:
+def shard(path, keys=KEYS, **parts):
     """Samples whose parts have these endings: words as they are, and what is no word as JSON."""
     with tarfile.open(path, "w") as file:
         for row, key in enumerate(keys):
@@ -196,12 +191,12 @@ def shard(path: Path, keys: Sequence[str] = KEYS, **parts: Sequence[Any]) -> Pat
     return path
 
 
-def of_shard(path: Path, choice: ColumnChoice | None = None) -> Read:
+def of_shard(path, choice=None):
     return of_dataset(f"webdataset:{path}", choice or ColumnChoice())
 
 
 def test_of_two_columns_of_labels_every_door_takes_the_same(tmp_path):
-    columns: Columns = {"cls": column("x", "y", "z"), "label": column("q", "w")}
+    columns = {"cls": column("x", "y", "z"), "label": column("q", "w")}
     assert all_doors(tmp_path, columns).classes == ("q", "w")
 
 
@@ -265,7 +260,7 @@ def test_folders_of_all_samples_that_are_named_like_splits_are_the_splits(tmp_pa
 )
 def test_integers_of_any_size_are_the_classes_that_they_are(tmp_path, ids):
     label = column(*ids)
-    columns: Columns = {"label": label, "site": label}
+    columns = {"label": label, "site": label}
     for row, png in enumerate(PNGS):
         (tmp_path / f"{row:04d}.png").write_bytes(png)
     rows = [

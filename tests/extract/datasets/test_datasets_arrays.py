@@ -21,7 +21,7 @@ GRAY = np.random.default_rng(1).integers(0, 256, (20, 6, 8), dtype=np.uint8)
 LABELS = np.arange(20) % 4
 
 
-def write(path: Path, **columns: object) -> Path:
+def write(path, **columns):
     """A file of columns, in the format of its ending; ``.npz`` compressed where its name says packed."""
     if path.suffix == ".h5":
         with h5py.File(path, "w") as file:
@@ -43,7 +43,7 @@ def write(path: Path, **columns: object) -> Path:
     return path
 
 
-def opened(path: Path, tail: str = ""):
+def opened(path, tail=""):
     return open_dataset(f"arrays:{path}{tail}")
 
 

@@ -4,9 +4,7 @@ import json
 import pickle
 import shlex
 from contextlib import suppress
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +25,7 @@ NAMES = ["airplane", "bird", "cat"]
 FEATURES = {"image": {"_type": "Image"}, "label": {"names": NAMES, "_type": "ClassLabel"}}
 
 
-def table(rows: range, *, features: Any = FEATURES, **more: Any) -> pa.Table:
+def table(rows, *, features=FEATURES, **more):
     """Rows of images and labels, row i of class i mod 3, as ``push_to_hub`` has them."""
     images = pa.array(
         [{"bytes": PNG[i], "path": f"{i}.png"} for i in rows],
@@ -38,15 +36,13 @@ def table(rows: range, *, features: Any = FEATURES, **more: Any) -> pa.Table:
     return pa.table(held).replace_schema_metadata(metadata)
 
 
-def write(path: Path, held: pa.Table, rows: int = 7) -> Path:
+def write(path, held, rows=7):
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(held, path, row_group_size=rows)
     return path
 
 
-def save(
-    folder: Path, held: pa.Table, name: str = "data-00000-of-00001.arrow", **state: Any
-) -> Path:
+def save(folder, held, name="data-00000-of-00001.arrow", **state):
     """What ``save_to_disk`` writes."""
     folder.mkdir(parents=True, exist_ok=True)
     with (
@@ -59,18 +55,18 @@ def save(
     return folder
 
 
-def opened(path: Path, tail: str = "", **options: Any):
+def opened(path, tail="", **options):
     return open_dataset(f"hf:{path}{tail}", **options)
 
 
-def two_splits(root: Path) -> Path:
+def two_splits(root):
     write(root / "data" / "train-00000-of-00002.parquet", table(range(20)))
     write(root / "data" / "train-00001-of-00002.parquet", table(range(20, 30)))
     write(root / "data" / "test-00000-of-00001.parquet", table(range(30, 40)))
     return root
 
 
-def check(data: Any) -> None:
+def check(data):
     """30 training and 10 test images of three named classes."""
     assert (np.bincount(data.split).tolist(), data.classes) == ([30, 10], tuple(NAMES))
     for i in (0, 19, 20, 29, 30, 39, 3):
@@ -205,7 +201,7 @@ def test_rows_without_bytes_and_damaged_pages_are_bad_images(tmp_path):
     assert {7} <= bad <= {5, 6, 7, 8, 9}
 
 
-def readable(data: Any, row: int) -> bool:
+def readable(data, row):
     try:
         return data.source.read(row) == PNG[row]
     except BadImage:
@@ -296,7 +292,7 @@ def test_nothing_is_fetched_unless_pull_is_asked_and_no_network_is_said(
 def test_pull_takes_the_parquet_files_that_the_library_finds(tmp_path, monkeypatch):
     import huggingface_hub
 
-    asked: list[Any] = []
+    asked = []
 
     def dataset_info(api, name, revision, files_metadata):
         file = SimpleNamespace(rfilename="default/train/0.parquet", size=3_000_000)
@@ -308,7 +304,7 @@ def test_pull_takes_the_parquet_files_that_the_library_finds(tmp_path, monkeypat
 
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    said: list[str] = []
+    said = []
     assert pull("hf:me/mine", data=tmp_path, say=said.append) == tmp_path / "me" / "mine"
     assert asked == [("me/mine", "abc", ["*.parquet"])]
     assert "3.0 MB" in said[0]

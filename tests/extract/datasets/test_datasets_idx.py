@@ -2,7 +2,6 @@
 
 import gzip
 import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,9 +19,7 @@ TRAIN = np.random.default_rng(0).integers(0, 256, (30, 5, 7), dtype=np.uint8)
 TEST = np.random.default_rng(1).integers(0, 256, (10, 5, 7), dtype=np.uint8)
 
 
-def write(
-    folder: Path, images: str, array: np.ndarray, labels: str = "", numbers: object = None
-) -> Path:
+def write(folder, images, array, labels="", numbers=None):
     """A pair of files; compressed where its name ends in .gz."""
     folder.mkdir(parents=True, exist_ok=True)
     raw = struct.pack(f">{1 + array.ndim}I", 0x800 + array.ndim, *array.shape) + array.tobytes()
@@ -37,7 +34,7 @@ def write(
     return folder / images
 
 
-def check(folder: Path) -> None:
+def check(folder):
     data = open_dataset(f"idx:{folder}")
     assert (np.bincount(data.split).tolist(), data.classes) == ([30, 10], tuple("0123456789"))
     for split, images in (("train", TRAIN), ("test", TEST)):

@@ -2,7 +2,6 @@
 
 import io
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +30,7 @@ FORMS = {
 }
 
 
-def loaded(items: Any):
+def loaded(items):
     return in_memory.load(items, Context(DigestMemory(Path("unused"))))
 
 
@@ -71,13 +70,13 @@ class Held(TorchDataset):
 
     classes = ("plane", "car", "bird")
 
-    def __init__(self, shift: bool = False) -> None:
+    def __init__(self, shift=False):
         self.shift, self.reads = shift, 0
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 12
 
-    def __getitem__(self, row: int) -> tuple[Image.Image, int]:
+    def __getitem__(self, row):
         self.reads += 1
         image = RGB[row] + np.uint8(self.reads if self.shift else 0)
         return Image.fromarray(image), LABELS[row]

@@ -5,7 +5,6 @@ import hashlib
 import os
 import pickle
 import shutil
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.feather
@@ -66,7 +65,7 @@ def test_a_text_is_known_by_its_bytes_and_a_missing_one_by_its_name(table, tmp_p
 
 def test_the_same_table_is_one_dataset_in_every_format_and_under_every_name(table, tmp_path):
     first = open_dataset(f"texts:{table}")
-    columns: dict[str, Any] = {
+    columns = {
         "text": [
             "A fine day.",
             "Rain, and\nmore rain",

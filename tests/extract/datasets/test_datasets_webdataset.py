@@ -3,8 +3,6 @@
 import json
 import pickle
 import tarfile
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from make_images import encoded, pixels, write_tar
@@ -19,9 +17,9 @@ from fedcache.extract.datasets.webdataset import _expand
 PNG = [encoded(pixels(i)) for i in range(60)]
 
 
-def samples(rows: range, **parts: Any) -> dict[str, bytes]:
+def samples(rows, **parts):
     """``000017.png`` and a .cls of row mod 3; ``parts`` are functions of the row that give another part, or None."""
-    found: dict[str, bytes] = {}
+    found = {}
     for i in rows:
         found[f"{i:06d}.png"] = PNG[i]
         for ending, make in {"cls": lambda i: str(i % 3), **parts}.items():
@@ -30,7 +28,7 @@ def samples(rows: range, **parts: Any) -> dict[str, bytes]:
     return found
 
 
-def shards(root: Path, count: int = 3, each: int = 10, **parts: Any) -> Path:
+def shards(root, count=3, each=10, **parts):
     root.mkdir()
     for n in range(count):
         write_tar(root / f"train-{n:04d}.tar", samples(range(n * each, n * each + each), **parts))
@@ -38,7 +36,7 @@ def shards(root: Path, count: int = 3, each: int = 10, **parts: Any) -> Path:
     return root
 
 
-def opened(place: object, tail: str = ""):
+def opened(place, tail=""):
     return open_dataset(f"webdataset:{place}{tail}")
 
 
@@ -133,7 +131,7 @@ def test_many_shards_are_read_with_few_open(tmp_path):
     assert len(source._warm) == WARM
 
 
-def hostile(path: Path, name: str, **what: Any) -> Path:
+def hostile(path, name, **what):
     with tarfile.open(path, "w") as archive:
         entry = tarfile.TarInfo(name)
         for key, value in what.items():

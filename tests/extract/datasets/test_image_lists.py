@@ -3,9 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,11 +23,11 @@ ROWS = [
 ]
 
 
-def images(root: Path) -> Path:
+def images(root):
     return write_directory(root, {path: png(i) for i, (path, *_) in enumerate(ROWS)})
 
 
-def facts(data: Any) -> set[tuple[Any, ...]]:
+def facts(data):
     """What every row is: its content, class, split and client."""
     clients = data.groups[next(name for name in data.groups if name.startswith("client"))].values()
     words = [data.classes[code] for code in data.label]
@@ -38,9 +36,7 @@ def facts(data: Any) -> set[tuple[Any, ...]]:
     )
 
 
-def csv_text(
-    names: tuple[str, ...], separator: str = ",", spelt: Callable[[str], str] = str
-) -> str:
+def csv_text(names, separator=",", spelt=str):
     lines = [separator.join(names)]
     return (
         "\n".join([*lines, *(separator.join([spelt(path), *rest]) for path, *rest in ROWS)]) + "\n"
@@ -111,7 +107,7 @@ def test_paths_of_a_drive_are_refused(tmp_path):
 # Hugging Face's ImageFolder
 
 
-def image_folder(root: Path, *, tables: str, ending: str) -> dict[str, bytes]:
+def image_folder(root, *, tables, ending):
     """Files of an ImageFolder: one table at the top, or one in each split."""
     files = {f"{split}/{Path(path).name}": png(i) for i, (path, _, split, _) in enumerate(ROWS)}
     groups = (

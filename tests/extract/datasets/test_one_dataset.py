@@ -1,8 +1,6 @@
 """The same images have the same features and uids in whatever form they come."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,19 +16,19 @@ PNG = [encoded(picture) for picture in PICTURES]
 LABELS = [i % 3 for i in range(12)]
 
 
-def as_arrays(root: Path) -> str:
+def as_arrays(root):
     np.savez(root / "a.npz", images=PICTURES, labels=LABELS)
     return f"arrays:{root / 'a.npz'}"
 
 
-def as_parquet(root: Path) -> str:
+def as_parquet(root):
     pq.write_table(
         pa.table({"image": [{"bytes": png} for png in PNG], "label": LABELS}), root / "a.parquet"
     )
     return f"hf:{root / 'a.parquet'}"
 
 
-def as_shards(root: Path) -> str:
+def as_shards(root):
     files = {f"{i:06d}.png": png for i, png in enumerate(PNG)}
     files |= {
         f"{i:06d}.json": json.dumps({"label": label}).encode() for i, label in enumerate(LABELS)
@@ -38,7 +36,7 @@ def as_shards(root: Path) -> str:
     return f"webdataset:{write_tar(root / 'a.tar', files)}"
 
 
-def as_list(root: Path) -> Any:
+def as_list(root):
     return list(zip(map(Image.fromarray, PICTURES), LABELS, strict=True))
 
 
