@@ -361,7 +361,6 @@ def test_the_user_says_which_labels_mean_none(tmp_path):
         ({"is_train": [1, 0, 0], "is_val": ["no", "yes", "no"]}, [0, 2, 1]),
         ({"train": [0, 1, 0], "test": [1, 0, 0], "val": [0, 0, 1]}, [1, 0, 2]),
         ({"fold": ["train", "Test", "val"]}, [0, 1, 2]),
-        ({"partition": ["train", "Test", "val"]}, [0, 1, 2]),
         # Without test rows a fifth of the training rows is held out.
         ({"split": ["train"]}, None),
         ({"is_test": [False]}, None),
@@ -410,7 +409,6 @@ def test_a_column_named_like_a_split_that_says_none_stops_every_door(tmp_path, c
     ("columns", "choice"),
     [
         ({"fold": [10, 11, 12]}, ColumnChoice()),
-        ({"partition": [10, 11, 12]}, ColumnChoice()),
         # A value, and whether a row is usable.
         ({"val": [0, 1, 2], "is_valid": [0, 1, 2]}, ColumnChoice()),
         ({"val": [True, True, False], "is_valid": [True, True, False]}, ColumnChoice()),
@@ -478,18 +476,23 @@ def test_the_likeliest_column_of_labels_is_suggested_first(tmp_path):
             found = through(door, tmp_path, {name: values[name] for name in names}).may_be_labels
             expected = ["diagnosis", "grade", "y_true", "kind", "hospital_id", "sex", "site", "age"]
             assert list(found) == expected, door
-    for kind, name, array in OF_ARRAYS:
-        path = tmp_path / f"of{kind}.npz"
-        write_npz(
-            path,
-            {name: array, "classes": np.array(list("pqrs"))},
-            {"kind": values["kind"], "y_true": TWO},
-        )
-        assert list(read_file(kind, path).may_be_labels) == ["kind", "y_true"]
-    spec = f"arrays:{tmp_path / 'ofarrays.npz'}"
-    said = "kind has 4 values, y_true has 2 values"
-    assert said in ok(f"datasets info {spec}").out
-    assert said in fedcache(*extraction(spec)).err
+
+
+@pytest.mark.parametrize(
+    ("columns", "classes", "groups"),
+    [
+        ({"Label": ["x", "y"], "label": ["a", "b", "c"]}, ("a", "b", "c"), ["Label"]),
+        ({"cls": ["x", "y"], "label": ["a", "b", "c"]}, ("a", "b", "c"), ["cls"]),
+        ({"label": [None], "class": ["a", "b"]}, ("a", "b"), []),
+        # Blanks around a name are no part of it.
+        ({" Label": [0, 1], " site": ["x", "y"]}, ("0", "1"), ["site"]),
+    ],
+)
+def test_of_two_columns_that_may_be_the_labels_the_same_is_taken(
+    tmp_path, columns, classes, groups
+):
+    read = all_doors(tmp_path, {name: column(*values) for name, values in columns.items()})
+    assert (read.classes, list(read.groups)) == (classes, groups)
 
 
 def test_groups_are_called_like_their_columns_or_it_is_said(tmp_path):
@@ -511,27 +514,7 @@ def test_groups_are_called_like_their_columns_or_it_is_said(tmp_path):
     assert "is the group h_pital" in " ".join(open_embeddings(tmp_path / "e.npz").notes)
 
 
-def test_of_two_columns_of_one_name_the_exact_one_is_taken(tmp_path):
-    two = column("x", "y")
-    three = column("a", "b", "c")
-    read = all_doors(tmp_path, {"Label": two, "label": three})
-    assert (read.classes, read.groups) == (("a", "b", "c"), {"Label": two})
-    no_door(tmp_path, {"Label": two, "LABEL": three}, "may each be the column", "--label-key")
-
-
 # Shapes and names of columns
-
-
-def test_blanks_around_names_are_no_part_of_them(tmp_path):
-    read = all_doors(
-        tmp_path, {" Label": column(0, 1, 2), "is_test ": TWO, " site": column("x", "y")}
-    )
-    assert (read.classes, read.splits, list(read.groups)) == (("0", "1", "2"), TWO, ["site"])
-
-
-def test_an_empty_column_is_not_the_labels_if_another_one_is(tmp_path):
-    columns = {"label": [None] * ROWS, "class": column("a", "b")}
-    assert all_doors(tmp_path, columns).classes == ("a", "b")
 
 
 def test_a_table_of_numbers_beside_the_labels_is_not_the_labels(tmp_path):
@@ -559,23 +542,6 @@ def test_what_a_table_of_arrow_holds_is_the_same_to_every_door_that_reads_one(tm
             assert (read.classes, read.labels, list(read.groups)) == (classes, codes, ["site"]), (
                 held.type
             )
-
-
-def test_words_and_numbers_in_one_column_of_json_are_words(tmp_path):
-    label = column(1, "1", "x", 2.5, None, True)
-    list_of_images(tmp_path, {})
-    rows = [{"path": f"{row:04d}.png", "label": label[row]} for row in range(ROWS)]
-    (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    with_features = [{"embedding": FEATURES[row].tolist(), **rows[row]} for row in range(ROWS)]
-    (tmp_path / "e.jsonl").write_text("\n".join(map(json.dumps, with_features)))
-    (tmp_path / "e.json").write_text(json.dumps(with_features))
-    for read in (
-        read_file("", tmp_path / "e.jsonl"),
-        read_file("", tmp_path / "e.json"),
-        read_file("folder", tmp_path / "list.jsonl"),
-        through("webdataset", tmp_path, {"label": label}),
-    ):
-        assert (read.classes, read.labels[:6]) == (("1", "2.5", "True", "x"), [0, 0, 3, 1, -1, 2])
 
 
 @pytest.mark.parametrize("label", [["0.5", "1.0", "inf"], ["[1, 0]", "[0, 1]", "[0, 0]"]])
@@ -859,6 +825,7 @@ def test_errors_name_what_is_wrong(tmp_path):
     said = "part cannot be a group: floats that are not whole."
     no_door(tmp_path, parts, said, choice=ColumnChoice(groups=("part",)))
     no_door(tmp_path, {"label": TWO, " label": TWO}, "column 'label' is there twice", "of its own")
+    no_door(tmp_path, {"Label": TWO, "LABEL": TWO}, "may each be the column", "--label-key")
 
 
 def test_a_column_without_a_name_is_named_as_such(tmp_path):
@@ -867,21 +834,6 @@ def test_a_column_without_a_name_is_named_as_such(tmp_path):
         assert (read.groups, read.unused) == ({}, {""}), door
     write_npz(tmp_path / "e.npz", {"X": FEATURES}, {"y": TWO, "": column("a", "b")})
     assert "Not used: '' (a column without a name)." in open_embeddings(tmp_path / "e.npz").notes
-
-
-def test_every_list_among_images_without_classes_is_suggested(tmp_path):
-    list_of_images(tmp_path, {"label": TWO})
-    for name in ("train", "test"):
-        (tmp_path / f"{name}.csv").write_bytes((tmp_path / "list.csv").read_bytes())
-    commands = [f"info folder:{tmp_path / name}.csv" for name in ("list", "test", "train")]
-    refused(lambda: read_file("folder", tmp_path), *commands)
-
-
-def test_a_command_that_fails_is_not_advised_again(tmp_path):
-    write_npz(tmp_path / "e.npz", {"X": FEATURES}, {"label": TWO, "split": column("a", "b")})
-    for words in ((), ("--label-key", "nothing"), ("--split-key", "label")):
-        said = fedcache(f"ingest {tmp_path}/e.npz --name mine", *words)
-        assert (said.code, "Then:" in said.err) == (Exit.USAGE, False)
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -946,12 +898,11 @@ def test_a_column_of_test_rows_beside_the_splits_is_named_and_no_group(tmp_path)
     assert said in fedcache(f"ingest {tmp_path}/e.npz --name mine").err
     kept = all_doors(tmp_path, columns, ColumnChoice(groups=("is_test",)))
     assert list(kept.groups) == ["is_test"]
-    write_npz(
-        tmp_path / "e.npz",
-        {"X_train": FEATURES, "X_test": FEATURES},
-        {"is_test_train": TWO, "is_test_test": TWO},
-    )
-    assert read_file("", tmp_path / "e.npz").unused == {"is_test"}
+
+
+def samples_of(*words):
+    """The samples of the store that a command makes."""
+    return Store.open(ok(*words).data["path"]).samples
 
 
 def extraction(spec):
@@ -988,29 +939,12 @@ def test_labels_of_another_name_are_asked_for_before_anything_is_written(tmp_pat
         assert "--label-key diagnosis" in said.err
     assert not ok("ls").data["entries"]
     for words in doors:
-        assert Store.open(ok(*words, "--label-key", "diagnosis").data["path"]).samples.classes == (
+        assert samples_of(*words, "--label-key", "diagnosis").classes == (
             "cold",
             "flu",
         )
         again = ("--replace",) if words[0] == "ingest" else ()
-        assert Store.open(ok(*words, "--unlabelled", *again).data["path"]).samples.classes == ()
+        assert samples_of(*words, "--unlabelled", *again).classes == ()
     # Features of the class names make a store useful without labels.
     write_npz(tmp_path / "t.npz", {"features/a": FEATURES, "text/a": FEATURES[:2]}, columns)
     assert ok(f"ingest {tmp_path}/t.npz --name texts").data["groups"] == ["diagnosis"]
-
-
-def test_no_label_is_one_option_of_ingest_and_extract(tmp_path):
-    write_npz(tmp_path / "e.npz", {"X": FEATURES}, {"y": column(-1, 0, 4)})
-    write_npz(tmp_path / "i.npz", {"x": IMAGES}, {"y": column(-1, 0, 4)})
-    ingest = ("ingest", tmp_path / "e.npz", "--name", "mine")
-    assert "--no-label -1" in fedcache(*ingest).err
-    ingest = (*ingest, "--replace")
-    for words in (ingest, extraction(f"arrays:{tmp_path / 'i.npz'}")):
-        samples = Store.open(ok(*words, "--no-label", "-1").data["path"]).samples
-        assert (samples.classes, samples.label[:3].tolist()) == (("0", "4"), [-1, 0, 1])
-
-
-def test_a_column_of_sentences_beside_embeddings_is_no_error(tmp_path):
-    for name in ("text", "sentence", "texts", "content"):
-        read = through("ingest parquet", tmp_path, {name: TEXTS, "label": column(0, 1, 2)})
-        assert (read.unused, read.groups, len(read.classes)) == ({name}, {}, 3)

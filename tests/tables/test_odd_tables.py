@@ -25,12 +25,13 @@ from test_doors import (
     ROWS,
     TEXTS,
     TWO,
-    all_doors,
     column,
     extraction,
+    list_of_images,
     of_dataset,
     of_embeddings,
     read_file,
+    samples_of,
     through,
     write_h5,
     write_npz,
@@ -40,7 +41,6 @@ from fedcache.errors import Exit, FedcacheError, UsageError
 from fedcache.extract.digests import DigestMemory
 from fedcache.parsing import in_a_list, listed
 from fedcache.store.store import Store
-from fedcache.tables.embeddings import open_embeddings
 from fedcache.tables.roles import ColumnChoice
 
 
@@ -82,20 +82,24 @@ def test_every_option_of_a_refusal_is_one_of_the_command_that_reads_the_table(tm
             assert 0.25 not in values or f": {name} holds floats that are not whole" in said, door
 
 
-def test_the_column_of_the_split_and_of_the_domain_are_options_of_extract(tmp_path):
+def test_columns_and_values_are_options_of_ingest_and_extract(tmp_path):
     columns = {
-        "label": TWO,
+        "y": column(-1, 0, 4),
         "split": column("a", "b"),
         "part": column("train", "test"),
         "hospital": column("x", "x", "y"),
     }
-    write_npz(tmp_path / "i.npz", {"images": IMAGES}, columns)
-    spec = f"arrays:{tmp_path / 'i.npz'}"
-    named = ("--split-key", "part", "--domain-key", "hospital")
-    samples = Store.open(ok(*extraction(spec), *named).data["path"]).samples
-    assert (samples.split.tolist(), samples.domains) == (TWO, ("x", "y"))
-    assert ok("datasets", "info", spec, *named).data["domains"] == ["x", "y"]
-    assert "--split-key" in fedcache(*extraction(spec)).err
+    write_npz(tmp_path / "i.npz", {"X": FEATURES, "images": IMAGES}, columns)
+    extract = extraction(f"arrays:{tmp_path / 'i.npz'}")
+    assert "--split-key" in fedcache(*extract).err
+    options = ("--split-key", "part", "--no-label", "-1", "--domain-key", "hospital")
+    assert samples_of(*extract, *options).domains == ("x", "y")
+    assert ok("datasets", "info", extract[2], *options).data["domains"] == ["x", "y"]
+    ingest = ("ingest", tmp_path / "i.npz", "--name", "mine")
+    for words in ((*extract, *options), (*ingest, *options[:4])):
+        samples = samples_of(*words)
+        assert samples.split.tolist() == TWO
+        assert (samples.classes, samples.label[:3].tolist()) == (("0", "4"), [-1, 0, 1])
 
 
 # Splits in the names of arrays
@@ -134,7 +138,7 @@ def test_features_of_another_name_with_a_split_in_it_are_suggested_whole(tmp_pat
     write_npz(tmp_path / "f.npz", arrays, {"train_labels": TWO[:16], "val_labels": TWO[16:]})
     words = ("ingest", tmp_path / "f.npz", "--name", "mine")
     (suggested,) = re.findall(r"--features-key \S+", fedcache(*words).err)
-    samples = Store.open(ok(*words, *suggested.split()).data["path"]).samples
+    samples = samples_of(*words, *suggested.split())
     assert (np.bincount(samples.split).tolist(), samples.classes) == ([16, 8], ("0", "1"))
 
 
@@ -195,11 +199,6 @@ def of_shard(path, choice=None):
     return of_dataset(f"webdataset:{path}", choice or ColumnChoice())
 
 
-def test_of_two_columns_of_labels_every_door_takes_the_same(tmp_path):
-    columns = {"cls": column("x", "y", "z"), "label": column("q", "w")}
-    assert all_doors(tmp_path, columns).classes == ("q", "w")
-
-
 def test_texts_that_differ_in_every_sample_are_no_labels(tmp_path):
     captions = [f"a photo of {row}" for row in range(ROWS)]
     path = shard(tmp_path / "b.tar", txt=captions, json=[{"breed": "a"}, {"breed": "b"}])
@@ -252,7 +251,32 @@ def test_folders_of_all_samples_that_are_named_like_splits_are_the_splits(tmp_pa
     assert of_shard(shard(tmp_path / "t.tar", [*keys[:-1], KEYS[-1]])).splits is None
 
 
-# Large integers
+# Numbers and words in JSON
+
+
+def readings_of_json(folder, label):
+    """What every door that reads JSON understands of these labels, which are those of ``site`` too."""
+    list_of_images(folder, {})
+    rows = [
+        {"path": f"{row:04d}.png", "text": TEXTS[row], "label": value, "site": value}
+        for row, value in enumerate(label)
+    ]
+    with_features = [{"embedding": FEATURES[i].tolist(), **row} for i, row in enumerate(rows)]
+    (folder / "e.jsonl").write_text("\n".join(map(json.dumps, with_features)))
+    (folder / "e.json").write_text(json.dumps(with_features))
+    yield through("webdataset", folder, {"label": label, "site": label})
+    yield read_file("", folder / "e.json")
+    for kind in ("", "folder", "texts"):
+        yield read_file(kind, folder / "e.jsonl")
+
+
+def test_words_and_numbers_in_one_column_of_json_are_words(tmp_path):
+    for read in readings_of_json(tmp_path, column(1, "1", "x", 2.5, None, True)):
+        assert (read.classes, read.labels[:6]) == (("1", "2.5", "True", "x"), [0, 0, 3, 1, -1, 2])
+
+
+def test_large_floats_of_json_are_no_integers(tmp_path):
+    refused(lambda: list(readings_of_json(tmp_path, column(1e20, 1.5e20))), "2^53")
 
 
 @pytest.mark.parametrize(
@@ -260,43 +284,15 @@ def test_folders_of_all_samples_that_are_named_like_splits_are_the_splits(tmp_pa
 )
 def test_integers_of_any_size_are_the_classes_that_they_are(tmp_path, ids):
     label = column(*ids)
-    columns = {"label": label, "site": label}
-    for row, png in enumerate(PNGS):
-        (tmp_path / f"{row:04d}.png").write_bytes(png)
-    rows = [
-        {
-            "embedding": FEATURES[row].tolist(),
-            "path": f"{row:04d}.png",
-            "text": TEXTS[row],
-            "label": x,
-            "site": x,
-        }
-        for row, x in enumerate(label)
-    ]
-    (tmp_path / "e.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (tmp_path / "e.json").write_text(json.dumps(rows))
     decimals = pa.array(map(Decimal, label), pa.decimal128(38, 0))
     for read in (
-        read_file("", tmp_path / "e.jsonl"),
-        read_file("", tmp_path / "e.json"),
-        read_file("folder", tmp_path / "e.jsonl"),
-        read_file("texts", tmp_path / "e.jsonl"),
+        *readings_of_json(tmp_path, label),
         through("ingest parquet", tmp_path, {"label": decimals, "site": decimals}),
-        through("webdataset", tmp_path, columns),
-        through("ingest csv", tmp_path, columns),
+        through("ingest csv", tmp_path, {"label": label, "site": label}),
     ):
         assert read.classes == tuple(map(str, sorted(ids)))
         assert [read.classes[code] for code in read.labels] == [str(value) for value in label]
         assert read.groups["site"] == [str(value) for value in label]
-
-
-def test_large_floats_of_json_are_no_integers(tmp_path):
-    rows = [
-        {"embedding": FEATURES[row].tolist(), "label": [1e20, 1.5e20][row % 2]}
-        for row in range(ROWS)
-    ]
-    (tmp_path / "e.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    refused(lambda: of_embeddings(tmp_path / "e.jsonl", ColumnChoice()), "2^53")
 
 
 # Names that a shell or a spec reads otherwise
@@ -328,14 +324,14 @@ def test_a_suggested_column_of_any_name_can_be_pasted(tmp_path, name):
     hint = fedcache(*extraction(f"arrays:{file}")).err.split("column of labels: ")[1]
     options, _, rest = hint.partition(", in a spec ")
     (whole,) = shlex.split(rest.partition("; or say that there are none")[0])
-    assert Store.open(ok(*extraction(whole)).data["path"]).samples.classes == ("a", "b")
+    assert samples_of(*extraction(whole)).classes == ("a", "b")
     assert ok("datasets", "info", f"arrays:{file}", *shlex.split(options)).data["classes"] == [
         "a",
         "b",
     ]
     words = ("ingest", file, "--name", "mine")
     suggested, _, _ = fedcache(*words).err.split("column of labels: ")[1].partition("; or say")
-    assert Store.open(ok(*words, *shlex.split(suggested)).data["path"]).samples.classes == (
+    assert samples_of(*words, *shlex.split(suggested)).classes == (
         "a",
         "b",
     )
@@ -365,23 +361,6 @@ def test_each_of_several_datasets_names_its_own_labels(tmp_path):
     (suggested,) = re.findall(r"--dataset (.+)", said.err)
     store = Store.open(ok(*extraction(*shlex.split(suggested))).data["path"])
     assert (store.samples.classes, store.samples.domains) == (("a", "b"), ("one", "two"))
-
-
-# Class names
-
-
-def test_every_door_says_which_class_names_were_there_twice(tmp_path):
-    path = tmp_path / "f.npz"
-    for names, twice in ((["a", "a", "b"], True), (["a #0", "a #1", "b"], False)):
-        write_npz(
-            path,
-            {"X": FEATURES, "images": IMAGES, "class_names": np.array(names)},
-            {"y": column(0, 1, 2)},
-        )
-        found = open_dataset(f"arrays:{path}", memory=DigestMemory(tmp_path / "digests"))
-        assert found.classes == ("a #0", "a #1", "b")
-        for said in (found.reading, " ".join(open_embeddings(path).notes)):
-            assert ("twice, a," in said) == twice
 
 
 # Equal tables are refused in equal words
@@ -418,17 +397,6 @@ def test_a_dict_beside_the_rows_of_an_npz_is_not_used_and_the_rows_are(tmp_path,
         assert (read.labels, read.unused) == (TWO, {name}), kind
         write_npz(path, {name: np.array({"x": array, "y": TWO})}, {})
         refused(lambda kind=kind: read_file(kind, path), "is a pickle", "allow_pickle=True")
-
-
-def test_two_arrays_that_may_be_the_rows_are_named(tmp_path):
-    write_npz(tmp_path / "f.npz", {"features": FEATURES, "images": IMAGES}, {"label": TWO})
-    said = (
-        "several columns that may be rows",
-        "features float32",
-        "images uint8",
-        "--images-key NAME",
-    )
-    refused(lambda: of_dataset(f"rows:{tmp_path / 'f.npz'}", ColumnChoice()), *said)
 
 
 def test_a_list_of_columns_with_a_line_break_outside_of_quotes_is_refused():

@@ -103,21 +103,6 @@ def test_rows_are_those_of_the_file_in_any_order_and_row_groups_of_any_size(tmp_
     assert all(data.source.read(int(row)) == PNG[row] for row in [*order, *range(100)])
 
 
-def test_a_row_group_is_read_once_in_small_batches_when_rows_come_in_order(tmp_path, monkeypatch):
-    data = opened(write(tmp_path / "a.parquet", table(range(100)), 1000))
-    source = pickle.loads(pickle.dumps(data.source))
-    asked = []
-    real = pq.ParquetFile.iter_batches
-    monkeypatch.setattr(
-        pq.ParquetFile,
-        "iter_batches",
-        lambda f, n, **how: asked.append((n, how)) or real(f, n, **how),
-    )
-    for row in range(100):
-        assert source.read(row) == PNG[row]
-    assert asked == [(32, {"row_groups": [0], "columns": ["image"]})]
-
-
 def test_arrow_files_left_by_a_map_are_not_rows_and_picked_rows_are_refused(tmp_path):
     folder = save(tmp_path / "saved", table(range(30)))
     with (

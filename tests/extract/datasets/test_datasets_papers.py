@@ -6,11 +6,10 @@ import os
 import pickle
 import shutil
 import string
-from collections import Counter
 
 import numpy as np
 import pytest
-from command import fedcache, ok
+from command import fedcache
 from make_images import write_directory
 from opened import open_dataset, peek
 from paper_trees import TREES, python2, write
@@ -20,10 +19,7 @@ from fedcache.extract.datasets import paper
 from fedcache.extract.datasets.listing import info
 from fedcache.extract.datasets.paper_index import READERS, _letters
 from fedcache.extract.datasets.papers import check
-from fedcache.federate.partition import partition
-from fedcache.store.store import Store
 
-SMALL = "--batch 8 --chunk-rows 8 --workers 0 --size 8"
 IDS = [f"{name}-{number}" for name, number in TREES]
 
 
@@ -201,29 +197,6 @@ def test_a_split_that_is_not_the_published_one_is_refused(change, words, tmp_pat
     assert words in check("eurosat", tmp_path)["wrong"][-1]
 
 
-def test_another_spelling_of_a_class_is_no_matter(tmp_path):
-    write("eurosat", 0, tmp_path)
-    change_json(
-        tmp_path / "split_zhou_EuroSAT.json",
-        lambda s: s.update(
-            {
-                k: [[p, n, "sea" if n == 9 else w.upper().replace(" ", "_")] for p, n, w in v]
-                for k, v in s.items()
-            }
-        ),
-    )
-    data = open_dataset("paper:eurosat", roots={"eurosat": tmp_path})
-    assert data.classes == paper.read("eurosat").classes
-
-
-class Trap:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (self.path,)
-
-
 def bad_cifar(**changes):
     return python2({"labels": [0], "data": np.zeros((1, 3072), np.uint8), **changes})
 
@@ -315,27 +288,7 @@ def test_a_file_that_does_not_hold_what_it_should_is_named(
     refused(name, tmp_path, Exit.CORRUPT, words)
 
 
-def test_a_pickle_runs_nothing(tmp_path):
-    write("cifar10", 0, tmp_path)
-    trap = pickle.dumps({"data": [Trap(str(tmp_path / "sprung"))]})
-    (tmp_path / "cifar-10-batches-py" / "data_batch_1").write_bytes(trap)
-    refused("cifar10", tmp_path, Exit.CORRUPT, "mkdir")
-    assert not (tmp_path / "sprung").exists()
-
-
 # Counts
-
-
-def test_counts_that_differ_from_the_published_are_said_and_checked(tmp_path):
-    write("pets", 0, tmp_path)
-    data = open_dataset("paper:pets", roots={"pets": tmp_path})
-    assert "train 37, published 2,944" in data.reading
-    report = check("pets", tmp_path)
-    assert (report["missing"], report["counts"]) == (
-        [],
-        {"train": 37, "test": 37, "validation": 37},
-    )
-    assert "test: 37 images, published 3,669" in report["wrong"]
 
 
 def test_a_whole_copy_passes_and_one_image_less_does_not(tmp_path, monkeypatch):
@@ -352,6 +305,8 @@ def test_a_whole_copy_passes_and_one_image_less_does_not(tmp_path, monkeypatch):
     assert fedcache(f"datasets check office10 {tmp_path}").code == 0
     monkeypatch.setitem(counts, "dslr", 61)
     assert check("office10", tmp_path)["wrong"] == ["dslr: 60 images, published 61"]
+    data = open_dataset("paper:office10", roots={"office10": tmp_path})
+    assert "dslr 60, published 61" in data.reading
     assert fedcache(f"datasets check office10 {tmp_path}").code == 5
 
 
@@ -395,9 +350,6 @@ def test_a_data_file_agrees_with_itself(name):
         assert all(
             len(md5) == 32 and set(md5) <= set(string.hexdigits) for md5 in layout.md5.values()
         )
-    for file in held.files:
-        assert file.url.startswith(("https://", "http://"))
-        assert len(file.md5) == 32 or not file.direct  # what is downloaded can be checked
     assert set(info(f"paper:{name}")["splits"]) <= words
 
 
@@ -423,52 +375,6 @@ def test_check_tells_missing_from_wrong(tmp_path):
     few = fedcache(f"datasets check paper:ucf101 {tmp_path} --json")
     assert (few.code, few.data["missing"]) == (5, [])
     assert few.data["layout"] == "CoOp's split"
-
-
-# From end to end
-
-
-def extracted(name, layout, root):
-    """Write a dataset, extract it, and return its rows and its store."""
-    rows = write(name, layout, root)
-    done = ok(
-        f"extract --dataset paper:{name} --data {name}={root} -b random-projection {SMALL}",
-    )
-    store = Store.open(done.data["path"])
-    assert list(store.samples.name) == [row.name for row in rows]
-    return rows, store
-
-
-def named(store, rows):
-    return sorted(store.samples.name[i] for i in rows)
-
-
-def dealt(tmp_path, *words):
-    ok("partition", *words, "--out", tmp_path / "p.json")
-    return partition.load(tmp_path / "p.json")
-
-
-def first(rows, count, domain, split):
-    """Names of the first ``count`` rows of each class, in the order of the files."""
-    seen = Counter()
-    found = []
-    for row in rows:
-        if (row.domain, row.split) == (domain, split):
-            seen[row.label] += 1
-            if seen[row.label] <= count:
-                found.append(row.name)
-    return found
-
-
-@pytest.mark.slow
-def test_digit5_by_feature_shift_as_in_fedpcl(tmp_path):
-    """A client is a domain, in the paper's order, with the first images of each class in the order of the files."""
-    rows, store = extracted("digit5", 0, tmp_path / "digits")
-    made = dealt(tmp_path, "--scheme", "feature-shift", "--shots", 2, "--option", "tests=3")
-    assert [client.name for client in made.clients] == ["mnist", "svhn", "usps", "synth", "mnistm"]
-    for client in made.clients:
-        assert named(store, client.train) == first(rows, 2, client.name, 0)
-        assert named(store, client.test) == first(rows, 3, client.name, 1)
 
 
 def test_a_list_that_is_a_link_out_of_the_folder_is_not_read_unless_asked(tmp_path):

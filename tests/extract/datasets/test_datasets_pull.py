@@ -5,6 +5,7 @@ import hashlib
 import http.server
 import io
 import os
+import shlex
 import shutil
 import ssl
 import subprocess
@@ -95,24 +96,8 @@ def encrypted(tmp_path, monkeypatch):
         pytest.skip("this system has no openssl to make a certificate")
     key = tmp_path / "key.pem"
     certificate = tmp_path / "certificate.pem"
-    words = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-keyout",
-        key,
-        "-out",
-        certificate,
-        "-days",
-        "1",
-        "-subj",
-        "/CN=localhost",
-        "-addext",
-        "subjectAltName=IP:127.0.0.1",
-    ]
+    words = f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {certificate} -days 1 -subj /CN=localhost"
+    words = [*shlex.split(words), "-addext", "subjectAltName=IP:127.0.0.1"]
     subprocess.run(words, check=True, capture_output=True)
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

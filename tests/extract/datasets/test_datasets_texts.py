@@ -43,6 +43,10 @@ def test_a_csv_of_texts_is_read(table, tmp_path):
     assert data.names == tuple("012345")
     assert data.groups["site"].values() == ["north", "south", "north", "south", None, "north"]
     assert data.source.read(1) == b"Rain, and\nmore rain"
+    assert data.uid[2].tobytes() == hashlib.sha256(b"Eggs and ham").digest()[:16]
+    assert data.uid[3].tobytes() == hashlib.sha256(b"unreadable\x003").digest()[:16]
+    with pytest.raises(BadImage, match="there is no text"):
+        data.source.read(3)
     assert data.source.read(5) == "Ünïcode soup".encode()
     for told in (
         "5 train, 1 test",
@@ -53,14 +57,6 @@ def test_a_csv_of_texts_is_read(table, tmp_path):
     ):
         assert told in data.reading
     assert "image" not in data.reading
-
-
-def test_a_text_is_known_by_its_bytes_and_a_missing_one_by_its_name(table, tmp_path):
-    data = open_dataset(f"texts:{table}")
-    assert data.uid[2].tobytes() == hashlib.sha256(b"Eggs and ham").digest()[:16]
-    assert data.uid[3].tobytes() == hashlib.sha256(b"unreadable\x003").digest()[:16]
-    with pytest.raises(BadImage, match="there is no text"):
-        data.source.read(3)
 
 
 def test_the_same_table_is_one_dataset_in_every_format_and_under_every_name(table, tmp_path):
@@ -92,18 +88,10 @@ def test_the_same_table_is_one_dataset_in_every_format_and_under_every_name(tabl
         assert open_dataset(f"texts:{tmp_path / name}").digest == first.digest, name
 
 
-def test_rows_are_in_the_order_of_their_names(tmp_path):
-    path = tmp_path / "t.tsv"
-    path.write_text("id\ttext\tlabel\nb\tsecond\t1\na\tfirst\t0\n")
-    data = open_dataset(f"texts:{path}")
-    assert (data.names, data.label.tolist()) == (("a", "b"), [0, 1])
-    assert [data.source.read(row) for row in (0, 1)] == [b"first", b"second"]
-
-
-def test_columns_are_named_in_the_spec(tmp_path):
+def test_columns_are_named_in_the_spec_and_rows_are_in_the_order_of_their_names(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text(
-        "key,text,said,mood,part,place,a,b\nx,no,yes,3,test,up,1,1\ny,no,oh,5,train,down,1,2\n"
+        "key,text,said,mood,part,place,a,b\ny,no,oh,5,train,down,1,2\nx,no,yes,3,test,up,1,1\n"
     )
     words = "text=said&label=mood&split=part&name=key&domain=place&group=b"
     data = open_dataset(f"texts:{path}?{words}")

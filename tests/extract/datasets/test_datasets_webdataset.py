@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import tarfile
 
 import numpy as np
 from make_images import encoded, pixels, write_tar
@@ -129,24 +128,6 @@ def test_many_shards_are_read_with_few_open(tmp_path):
         assert data.source.read(row) == PNG[row]
     (source,) = data.source.sources
     assert len(source._warm) == WARM
-
-
-def hostile(path, name, **what):
-    with tarfile.open(path, "w") as archive:
-        entry = tarfile.TarInfo(name)
-        for key, value in what.items():
-            setattr(entry, key, value)
-        archive.addfile(entry)
-    return path
-
-
-def test_hostile_shards_are_refused_whole(tmp_path):
-    for name, what in (
-        ("../a.png", {}),
-        ("a.png", {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}),
-    ):
-        path = hostile(tmp_path / "a.tar", name, **what)
-        refused(lambda path=path: opened(path), name, code=Exit.CORRUPT)
 
 
 def test_cut_compressed_and_odd_shards_are_refused(tmp_path):
