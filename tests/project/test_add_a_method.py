@@ -5,11 +5,10 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from repository_files import ROOT, content
 
-ROOT = Path(__file__).parents[2]
 COPIED = (
     "fedcache",
     "tests",
@@ -31,7 +30,7 @@ TABLES = (
 
 def commands_of(section):
     """The lines of the shell blocks of a section of the page."""
-    page = (ROOT / "docs" / "add-a-method.md").read_text(encoding="utf-8")
+    page = content("docs/add-a-method.md")
     body = page.partition(f"## {section}\n")[2].partition("\n## ")[0]
     return [
         line
@@ -72,7 +71,5 @@ def test_following_the_page_adds_a_method(checkout):
     # The environment of these tests is the contributor's: nothing is installed.
     out = run([*check.split(), f"VENV={sys.prefix}", "-o", f"{sys.prefix}/.dev"], checkout)
     assert int(re.search(r"(\d+) passed", out)[1]) > 30
-    assert "# shrunken-means" in (checkout / "docs" / "methods" / "shrunken-means.md").read_text(
-        encoding="utf-8"
-    )
+    assert "# shrunken-means" in content(checkout / "docs/methods/shrunken-means.md")
     run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TABLES], checkout)

@@ -1,16 +1,13 @@
 """Which tests a change runs: the methods of the laws, `make quick`, and the suites of `.ci/run`."""
 
 import subprocess
-from pathlib import Path
 
 import methods_tried
 import pytest
 from loaded_files import tool
+from repository_files import ROOT, content
 
 from fedcache.federate.methods import NAMES
-
-ROOT = Path(__file__).resolve().parents[2]
-
 
 QUICK = tool("quick")
 SUITES = tool("suites")
@@ -117,7 +114,7 @@ def test_a_suite_is_skipped_only_where_nothing_it_depends_on_differs():
 
 
 def test_every_suite_is_a_target_and_every_path_is_there():
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    makefile = content("Makefile")
     for suite in SUITES.SUITES:
         assert f"\n{suite.target}:" in makefile
         assert [path for path in suite.paths if not (ROOT / path).exists()] == [], suite.target

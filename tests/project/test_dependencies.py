@@ -6,14 +6,13 @@ import sys
 import tomllib
 from collections import defaultdict
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 from command import fedcache, ok
+from repository_files import ROOT, content
 
-ROOT = Path(__file__).resolve().parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PROJECT = tomllib.loads(content("pyproject.toml"))["project"]
 
 DISTRIBUTIONS = {
     "PIL": "pillow",
@@ -66,23 +65,21 @@ def trees():
     }
 
 
-def imported():
-    """Distributions that the package imports -> files that do, at the top or in a function."""
-    found = defaultdict(set)
-    for place, tree in trees().items():
-        for node in ast.walk(tree):
-            names = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.level == 0:
-                names = [str(node.module)]
-            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "needed_library":
-                first = node.args[0]
-                names = [str(first.value)] if isinstance(first, ast.Constant) else []
-            for name in {n.split(".")[0] for n in names} - sys.stdlib_module_names - {"fedcache"}:
-                named = COMES_WITH.get(name, DISTRIBUTIONS.get(name, name))
-                found[named].add(place)
-    return found
+def others_in(node):
+    """The distributions of others that a node imports, at the top or in a function."""
+    names = []
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom) and node.level == 0:
+        names = [node.module]
+    elif is_needed_library(node) and isinstance(node.args[0], ast.Constant):
+        names = [node.args[0].value]
+    modules = {name.split(".")[0] for name in names} - sys.stdlib_module_names - {"fedcache"}
+    return {COMES_WITH.get(name, DISTRIBUTIONS.get(name, name)) for name in modules}
+
+
+def is_needed_library(node):
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == "needed_library"
 
 
 def extras():
@@ -97,7 +94,11 @@ def extras():
 def test_what_the_package_imports_is_declared_and_what_is_declared_is_imported():
     core = {distribution(line) for line in PROJECT["dependencies"]}
     optional_ones = set().union(*extras().values())
-    found = imported()
+    found = defaultdict(set)
+    for place, tree in trees().items():
+        for node in ast.walk(tree):
+            for name in others_in(node):
+                found[name].add(place)
     undeclared = {
         n: w
         for n, w in found.items()
@@ -113,27 +114,15 @@ def test_what_the_package_imports_is_declared_and_what_is_declared_is_imported()
 def test_what_is_optional_is_imported_inside_functions_alone():
     """Else ``import fedcache`` or a command fails where the extra is not installed."""
     core = {distribution(line) for line in PROJECT["dependencies"]} | {"pytest"}
-    apart = {
-        "federate/engines/flower",
-        "federate/engines/ray",
-        "ui/",
-    }  # imported by their own commands, behind a check
-    wrong = []
-    for place, tree in trees().items():
-        if any(place.startswith(folder) for folder in apart):
-            continue
-        for node in tree.body:
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                names = (
-                    [a.name for a in node.names]
-                    if isinstance(node, ast.Import)
-                    else [str(node.module)]
-                )
-                for name in (
-                    {n.split(".")[0] for n in names} - sys.stdlib_module_names - {"fedcache"}
-                ):
-                    if DISTRIBUTIONS.get(name, name) not in core:
-                        wrong.append(f"{place}:{node.lineno} imports {name}")
+    # Imported by their own commands, behind a check.
+    apart = ("federate/engines/flower", "federate/engines/ray", "ui/")
+    wrong = [
+        f"{place}:{node.lineno} imports {name}"
+        for place, tree in trees().items()
+        if not place.startswith(apart)
+        for node in tree.body
+        for name in others_in(node) - core
+    ]
     assert wrong == []
 
 
@@ -144,23 +133,20 @@ def test_every_extra_that_a_sentence_names_exists():
     for folder in ("fedcache", "docs", "tools"):
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in (".py", ".md", ".toml", ".txt") and path.name != "changelog.md":
-                for words in re.findall(
-                    r"(?:fedcache|'\.|\"\.)\[([a-z0-9, _-]+)\]", path.read_text(encoding="utf-8")
-                ):
+                for words in re.findall(r"(?:fedcache|'\.|\"\.)\[([a-z0-9, _-]+)\]", content(path)):
                     named |= {
                         word.strip(): str(path.relative_to(ROOT)) for word in words.split(",")
                     }
     for place, tree in trees().items():
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "needed_library":
+            if is_needed_library(node):
                 last = node.args[2]
-                assert isinstance(last, ast.Constant), place
-                named[str(last.value)] = place
+                named[last.value] = place
     assert {name: where for name, where in named.items() if name not in known} == {}
 
 
 def test_the_page_on_installation_says_what_every_extra_is_for():
-    page = (ROOT / "docs" / "installation.md").read_text(encoding="utf-8")
+    page = content("docs/installation.md")
     named = {
         word
         for row in re.findall(r"^\|.*\|.*\|(.+)\|$", page, re.MULTILINE)

@@ -3,11 +3,11 @@
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from loaded_files import ROOT
 
-PACKAGE = Path(__file__).parents[2] / "fedcache"
+PACKAGE = ROOT / "fedcache"
 
 
 def test_no_module_is_named_for_nothing():

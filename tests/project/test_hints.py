@@ -10,8 +10,8 @@ from typing import NamedTuple
 import pytest
 from command import fedcache
 from command_lines import COMMANDS, faults, hints_of_the_package, known_options, spans
+from repository_files import ROOT, content
 
-ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "fedcache"
 PIECES = {
     "kind": "method",
@@ -99,12 +99,11 @@ def texts(source, where):
         if isinstance(node, ast.JoinedStr):
             for parts in itertools.product(*map(_choices, node.values)):
                 yield _joined(f"{where}:{node.lineno}", parts, id(node) in messages)
-        if isinstance(node, ast.List) and _is_constant(node.elts[:1], "fedcache"):
-            words = [
-                str(word.value) if isinstance(word, ast.Constant) else "HOLE"
-                for word in _whole(node.elts)
-            ]
-            yield Text(f"{where}:{node.lineno}", f"`{' '.join(words)}`", [], False)
+        if isinstance(node, ast.List) and ast.unparse(node).startswith("['fedcache'"):
+            # Up to the words that stand for several.
+            words = itertools.takewhile(lambda word: not isinstance(word, ast.Starred), node.elts)
+            line = " ".join(w.value if isinstance(w, ast.Constant) else "HOLE" for w in words)
+            yield Text(f"{where}:{node.lineno}", f"`{line}`", [], False)
 
 
 def _put_back_named_words(tree):
@@ -140,15 +139,6 @@ def _is_an_error(node):
     )
 
 
-def _whole(words):
-    """The words of a list up to those that stand for several."""
-    return list(itertools.takewhile(lambda word: not isinstance(word, ast.Starred), words))
-
-
-def _is_constant(nodes, value):
-    return any(isinstance(node, ast.Constant) and node.value == value for node in nodes)
-
-
 def _choices(part):
     value = part.value if isinstance(part, ast.FormattedValue) else part
     if isinstance(value, ast.IfExp):
@@ -171,15 +161,13 @@ def _joined(where, parts, message):
 TEXTS = [
     text
     for path in sorted(PACKAGE.rglob("*.py"))
-    for text in texts(path.read_text(encoding="utf-8"), str(path.relative_to(ROOT)))
+    for text in texts(content(path), str(path.relative_to(ROOT)))
 ]
 OPTIONS = known_options() | OF_OTHERS
 VARIABLES = {
     word
     for path in PACKAGE.rglob("*.py")
-    for word in re.findall(
-        r"(?:environ|VARIABLE).*\"(FEDCACHE_\w+)\"", path.read_text(encoding="utf-8")
-    )
+    for word in re.findall(r"(?:environ|VARIABLE).*\"(FEDCACHE_\w+)\"", content(path))
 }
 
 

@@ -6,11 +6,11 @@ could choose what it runs.
 
 import ast
 from collections import Counter
-from pathlib import Path
 
 import pytest
+from repository_files import ROOT, content
 
-PACKAGE = Path(__file__).resolve().parents[2] / "fedcache"
+PACKAGE = ROOT / "fedcache"
 
 # Import a module, run text as code or a shell, or open what may hold code, by these names wherever they stand.
 IMPORTERS = frozenset(
@@ -141,9 +141,7 @@ def test_every_place_that_could_run_code_is_listed_with_where_its_name_comes_fro
     found = Counter(
         place
         for path in sorted(PACKAGE.rglob("*.py"))
-        for place in found_in(
-            path.read_text(encoding="utf-8"), path.relative_to(PACKAGE).as_posix()
-        )
+        for place in found_in(content(path), path.relative_to(PACKAGE).as_posix())
     )
     assert sorted(found) == sorted(KNOWN)
 
@@ -170,7 +168,7 @@ def test_what_could_run_code_is_seen(source):
 @pytest.mark.slow
 def test_no_reader_is_allowed_objects_and_no_library_remote_code():
     for path in PACKAGE.rglob("*.py"):
-        for _, node in places(ast.parse(path.read_text(encoding="utf-8"))):
+        for _, node in places(ast.parse(content(path))):
             if isinstance(node, ast.keyword) and node.arg in ("allow_pickle", "trust_remote_code"):
                 assert ast.unparse(node.value) == "False", f"{path}:{node.value.lineno}"
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("torch.load", "np.load"):

@@ -2,17 +2,16 @@
 
 import json
 import re
-from pathlib import Path
 from typing import get_args
 
 import latex2mathml.converter
 import pytest
 from loaded_files import tool
+from repository_files import ROOT, content
 
 from fedcache.federate.engine.method import Family
 from fedcache.federate.methods import NAMES
 
-ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
 
@@ -26,10 +25,10 @@ FAMILIES = tool("method_families")
 def test_every_tutorial_is_one_that_is_run_and_listed():
     there = sorted(p.name for p in (DOCS / "tutorials").glob("*.md") if p.name != "README.md")
     assert there == [p.name for p in RUN.PAGES[1:]]
-    listed = (DOCS / "tutorials" / "README.md").read_text(encoding="utf-8")
+    listed = content("docs/tutorials/README.md")
     assert [name for name in there if f"]({name})" not in listed] == []
     for page in RUN.PAGES:
-        shown = list(RUN.pairs(page.read_text(encoding="utf-8")))
+        shown = list(RUN.pairs(content(page)))
         assert any(block.kind == "sh" for block, _ in shown), page.name
         assert any(
             output is not None and output.body.strip() not in ("", "?") for _, output in shown
@@ -87,7 +86,7 @@ def method_pages():
 
 @pytest.mark.slow
 def test_the_accuracies_of_a_page_are_those_of_the_ranking(method_pages):
-    found = json.loads((DOCS / "frozen-bench.json").read_text(encoding="utf-8"))
+    found = json.loads(content("docs/frozen-bench.json"))
     checked = 0
     for ranking in found["rankings"]:
         part = ranking["title"].removeprefix("partition ")
@@ -123,8 +122,8 @@ def test_the_accuracies_of_a_page_are_those_of_the_ranking(method_pages):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda p: p.name)
 def test_the_page_of_a_notebook_has_its_cells_and_what_they_print(path):
-    page = (DOCS / "examples" / f"{path.stem}.md").read_text(encoding="utf-8")
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    page = content(DOCS / "examples" / f"{path.stem}.md")
+    cells = json.loads(content(path))["cells"]
     again = f"run: python tools/run_notebooks.py --write {path.name}"
     for cell in cells:
         source = "".join(cell["source"])

@@ -2,16 +2,13 @@
 
 import re
 import shutil
-import tarfile
 import tomllib
-import zipfile
-from pathlib import Path
 
 import pytest
 import yaml
 from loaded_files import tool
+from repository_files import ROOT, content
 
-ROOT = Path(__file__).resolve().parents[2]
 GITHUB = ROOT / ".github"
 PUBLIC = {"pypi.org", "files.pythonhosted.org"}
 NAMED = (
@@ -25,11 +22,10 @@ NAMED = (
 
 
 RELEASE = tool("release")
-SMOKE = tool("smoke_wheel")
 
 
 def parsed(path):
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
+    return yaml.safe_load(content(path))
 
 
 @pytest.fixture
@@ -54,13 +50,11 @@ def test_a_release_is_named_and_dated_everywhere_and_the_next_one_opens(copy):
     RELEASE.set_version("9.1.0", "2026-12-24", copy)
     assert RELEASE.disagreements(copy) == []
     assert set(RELEASE.versions(copy).values()) == {"9.1.0"}
-    assert "\n## 9.1.0 - 2026-12-24\n" in (copy / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert "\n## 9.1.0 - 2026-12-24\n" in content(copy / "CHANGELOG.md")
     assert parsed(copy / "CITATION.cff")["date-released"].isoformat() == "2026-12-24"
     RELEASE.set_version("9.2.0.dev0", "2026-12-25", copy)
     assert RELEASE.disagreements(copy) == []
-    assert re.findall(
-        r"^## (.+)$", (copy / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE
-    )[:2] == [
+    assert re.findall(r"^## (.+)$", content(copy / "CHANGELOG.md"), re.MULTILINE)[:2] == [
         "Unreleased",
         "9.1.0 - 2026-12-24",
     ]
@@ -75,7 +69,7 @@ def test_a_release_collects_the_notes_of_changes(copy):
     RELEASE.set_version("9.1.0", "2026-12-24", copy)
     assert (
         "\n## 9.1.0 - 2026-12-24\n\n### Added\n- A feature.\n\n### Fixed\n- The first fix.\n- The second fix.\n"
-    ) in (copy / "CHANGELOG.md").read_text(encoding="utf-8")
+    ) in content(copy / "CHANGELOG.md")
     assert list((copy / "changes").iterdir()) == []
 
 
@@ -90,29 +84,12 @@ def test_a_file_that_was_forgotten_is_named(copy):
     assert RELEASE.disagreements(copy) == [f"CITATION.cff says 0.0.1, pyproject.toml {version}"]
 
 
-def test_the_address_of_the_repository_is_written_once(copy):
-    for address in ("https://git.example/a/fedcache", "https://git.example/b/fedcache"):
-        RELEASE.set_address(address, copy)
-        urls = tomllib.loads((copy / "pyproject.toml").read_text(encoding="utf-8"))["project"][
-            "urls"
-        ]
-        assert urls == {
-            "Repository": address,
-            "Issues": f"{address}/issues",
-            "Changelog": f"{address}/blob/main/CHANGELOG.md",
-        }
-        assert parsed(copy / "CITATION.cff")["repository-code"] == address
-    assert "https://git.example/a" not in "".join(
-        (copy / n).read_text(encoding="utf-8") for n in NAMED
-    )
-
-
 # the lock file
 
 
 def test_the_lock_file_is_of_this_pyproject_and_names_public_registries_alone():
-    locked = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    locked = tomllib.loads(content("uv.lock"))
+    project = tomllib.loads(content("pyproject.toml"))["project"]
     ours = next(p for p in locked["package"] if p["name"] == "fedcache")
     declared = [("", line) for line in project["dependencies"]]
     declared += [
@@ -126,7 +103,7 @@ def test_the_lock_file_is_of_this_pyproject_and_names_public_registries_alone():
             (extra[1] if extra else "", *requirement(entry["name"] + entry.get("specifier", "")))
         )
     assert {w for w in wanted ^ held if w[1] != "fedcache"} == set(), "make lock"
-    hosts = set(re.findall(r"https?://([^/\"]+)", (ROOT / "uv.lock").read_text(encoding="utf-8")))
+    hosts = set(re.findall(r"https?://([^/\"]+)", content("uv.lock")))
     assert hosts == PUBLIC
     files = [
         f
@@ -141,11 +118,7 @@ def test_the_lock_file_is_of_this_pyproject_and_names_public_registries_alone():
 
 
 def targets():
-    return set(
-        re.findall(
-            r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
-        )
-    )
+    return set(re.findall(r"^([a-z][a-z-]*):", content("Makefile"), re.MULTILINE))
 
 
 def steps():
@@ -174,13 +147,9 @@ def test_workflows_call_targets_of_the_makefile():
     assert {n: sorted(found - targets()) for n, found in called.items() if found - targets()} == {}
     assert {"test", "long", "browser"} <= called["test.yml"]
     assert {"smoke-wheel", "sbom"} <= called["wheels.yml"]
-    ci = re.findall(
-        r"^make ([a-z-]+)", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE
-    )
+    ci = re.findall(r"^make ([a-z-]+)", content(".ci/run"), re.MULTILINE)
     assert {"everything", "test", "engines"} <= set(ci) <= targets()
-    phony = re.search(
-        r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
-    )
+    phony = re.search(r"^\.PHONY: (.+)$", content("Makefile"), re.MULTILINE)
     assert phony is not None
     assert set(phony[1].split()) == targets()
 
@@ -198,18 +167,14 @@ def test_workflows_may_do_no_more_than_they_need():
 
 
 def test_the_container_copies_what_is_there_and_runs_without_root():
-    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    text = content("Dockerfile")
+    project = tomllib.loads(content("pyproject.toml"))["project"]
     copied = [
         w
         for line in re.findall(r"^COPY (?!--from)(.+)$", text, re.MULTILINE)
         for w in line.split()[:-1]
     ]
-    admitted = {
-        n[1:]
-        for n in (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
-        if n.startswith("!")
-    }
+    admitted = {n[1:] for n in content(".dockerignore").split() if n.startswith("!")}
     assert set(copied) == admitted
     assert all((ROOT / name).exists() for name in copied)
     extras = re.search(r"^ARG EXTRAS=(.+)$", text, re.MULTILINE)
@@ -219,39 +184,6 @@ def test_the_container_copies_what_is_there_and_runs_without_root():
 
 
 # archives
-
-
-def archives(folder, left_out):
-    """A wheel and an sdist of this repository without one file."""
-    wheel, sdist = folder / "a.whl", folder / "a.tar.gz"
-    package = [
-        p for p in (ROOT / "fedcache").rglob("*") if p.is_file() and "__pycache__" not in p.parts
-    ]
-    names = {p.relative_to(ROOT).as_posix() for p in package}
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for name in {*names, "fedcache-1.dist-info/licenses/LICENSE"} - {left_out}:
-            archive.writestr(name, "")
-    with tarfile.open(sdist, "w") as archive:
-        for name in {*names, *SMOKE.SDIST} - {left_out}:
-            archive.addfile(tarfile.TarInfo(f"fedcache-1/{name}"))
-    return wheel, sdist
-
-
-@pytest.mark.slow
-def test_a_file_that_an_archive_lacks_is_named(tmp_path):
-    assert SMOKE.contents_missing(*archives(tmp_path, "")) == []
-    data = {
-        p.suffix: p
-        for p in (ROOT / "fedcache").rglob("*")
-        if p.is_file() and p.suffix not in (".py", ".pyc")
-    }
-    for path in (*data.values(), ROOT / "fedcache" / "py.typed"):
-        name = path.relative_to(ROOT).as_posix()
-        assert SMOKE.contents_missing(*archives(tmp_path, name)) == [
-            f"sdist: {name}",
-            f"wheel: {name}",
-        ]
-    assert SMOKE.contents_missing(*archives(tmp_path, "CITATION.cff")) == ["sdist: CITATION.cff"]
 
 
 def requirement(line):

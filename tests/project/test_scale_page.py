@@ -1,14 +1,11 @@
 """docs/scale.md says what the code does: bytes of messages, files of a store."""
 
-from pathlib import Path
-
 import loaded_files
 import numpy as np
 import pytest
+from repository_files import content
 
 import fedcache as fc
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +14,7 @@ def tool():
 
 
 def test_the_page_is_that_of_the_code(tool):
-    text = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+    text = content("docs/scale.md")
     assert text == tool.page(text), "run: python tools/make_scale.py"
 
 

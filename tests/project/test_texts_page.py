@@ -10,8 +10,8 @@ import pytest
 import tiny_hf
 import tiny_sounds
 from command import fedcache, ok
+from repository_files import ROOT, content
 
-ROOT = Path(__file__).parents[2]
 NAME = "texts_and_sound"
 
 
@@ -21,7 +21,7 @@ def test_the_example_runs_as_it_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
     monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path / "home"))
-    blocks = (ROOT / "docs" / "texts.md").read_text(encoding="utf-8").split("```sh\n")[1:]
+    blocks = content("docs/texts.md").split("```sh\n")[1:]
     commands = [
         shlex.split(line) for block in blocks for line in block.partition("```")[0].splitlines()
     ]

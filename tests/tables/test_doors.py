@@ -163,6 +163,11 @@ def read_file(kind, path, choice=None):
     return of_dataset(f"{kind}:{path}", choice) if kind else of_embeddings(path, choice)
 
 
+def unreadable(kind, path, *said, choice=None):
+    """Such a file is refused with these words."""
+    refused(lambda: read_file(kind, path, choice), *said)
+
+
 def ingest_wide_csv(folder, columns):
     dimensions = {f"f{d}": FEATURES[:, d].tolist() for d in range(FEATURES.shape[1])}
     write_csv(folder / "wide.csv", dimensions, columns)
@@ -568,7 +573,7 @@ def test_lines_may_end_in_a_carriage_return_and_files_may_not_be_empty(tmp_path)
             path.write_bytes(path.read_bytes().replace(b"\r\n", b"\r"))
             assert read_file(kind, path).classes == ("a", "b")
         path.write_bytes(b"")
-        refused(lambda kind=kind, path=path: read_file(kind, path), "is empty")
+        unreadable(kind, path, "is empty")
 
 
 def test_rows_of_one_split_and_of_no_split_are_refused(tmp_path):
@@ -576,7 +581,7 @@ def test_rows_of_one_split_and_of_no_split_are_refused(tmp_path):
     for kind, name, array in OF_ARRAYS:
         arrays = {f"{name}_train": array[:16], f"{name}_test": array[16:]}
         write_npz(path, {name: array, **arrays}, {"y_train": [0] * 16, "y_test": [1] * 8})
-        refused(lambda kind=kind: read_file(kind, path), "split")
+        unreadable(kind, path, "split")
         # A column without a split beside splits is named as not used.
         write_npz(path, arrays, {"y_train": [0, 1] * 8, "y_test": [1, 0] * 4, "y": [0] * 5})
         read = read_file(kind, path)
@@ -796,9 +801,9 @@ def test_a_column_goes_with_the_array_of_its_split_unless_there_are_two(tmp_path
     write_npz(tmp_path / "e.npz", arrays, columns)
     assert read_file("", tmp_path / "e.npz").labels == [0] * 10 + [1] * 6
     write_npz(tmp_path / "two.npz", {**arrays, "X_dev": FEATURES[16:22]}, columns)
-    refused(lambda: read_file("", tmp_path / "two.npz"), "which rows y_validation belongs to")
+    unreadable("", tmp_path / "two.npz", "which rows y_validation belongs to")
     write_npz(tmp_path / "twice.npz", arrays, {**columns, "y_val": ["c"] * 6})
-    refused(lambda: read_file("", tmp_path / "twice.npz"), "which rows y_validation belongs to")
+    unreadable("", tmp_path / "twice.npz", "which rows y_validation belongs to")
 
 
 def test_features_of_two_splits_are_those_of_the_file(tmp_path):
@@ -816,7 +821,7 @@ def test_errors_name_what_is_wrong(tmp_path):
         {"X": FEATURES, "classes": names},
         {"label": column("ant", "bee", "lion")},
     )
-    refused(lambda: read_file("", tmp_path / "e.npz"), "'lion'", "ant, bee")
+    unreadable("", tmp_path / "e.npz", "'lion'", "ant, bee")
     large = {"label": column(2.0**60, 2.0**61)}
     for door in ("ingest npz", "arrays npz", "rows npz", "hf", "texts parquet"):
         said = "label holds rounded floats above 2^53, expected"
@@ -856,18 +861,13 @@ def test_names_that_say_one_split_of_all_rows_leave_it_to_the_columns(tmp_path, 
 
 def test_the_column_that_the_user_names_says_the_split_whatever_names_say(tmp_path):
     part = column("train", "test", "test")
-    places = [("hf", tmp_path / "h"), ("webdataset", tmp_path / "w"), ("folder", tmp_path / "i")]
+    columns = {"label": TWO, "part": part}
+    places = [("hf", tmp_path / "h"), ("webdataset", tmp_path / "w")]
     for _, place in places:
         place.mkdir()
     for split in ("train", "test", "other"):
-        columns = {"label": TWO, "part": part}
         write_parquet(tmp_path / "h" / f"{split}-0.parquet", PICTURES, columns)
         write_tar(tmp_path / "w" / f"{split}-0.tar", columns)
-        (tmp_path / "i" / split).mkdir()
-        list_of_images(tmp_path / "i" / split, {})
-        (tmp_path / "i" / split / "list.csv").unlink()
-        names = [f"{row:04d}.png" for row in range(ROWS)]
-        write_csv(tmp_path / "i" / split / "metadata.csv", {"file_name": names}, columns)
     for kind, content, array in OF_ARRAYS:
         held = {f"{content}_{split}": array for split in ("train", "test", "val")}
         of_splits = {
@@ -916,10 +916,8 @@ def test_files_without_a_split_in_their_name_are_named_if_no_other_has_training_
     for name in ("site_a", "site_val", "test_site"):
         write_parquet(tmp_path / "h" / f"{name}.parquet", PICTURES, columns)
         write_tar(tmp_path / "w" / f"{name}.tar", columns)
-    refused(
-        lambda: read_file("hf", tmp_path / "h"), "site_a.parquet would be left out", "train-0000"
-    )
-    refused(lambda: read_file("webdataset", tmp_path / "w"), "site_a.tar would be", "train-0000")
+    unreadable("hf", tmp_path / "h", "site_a.parquet would be left out", "train-0000")
+    unreadable("webdataset", tmp_path / "w", "site_a.tar would be", "train-0000")
 
 
 # What a user is told, and that nothing is written before

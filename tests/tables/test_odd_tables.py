@@ -33,6 +33,7 @@ from test_doors import (
     read_file,
     samples_of,
     through,
+    unreadable,
     write_h5,
     write_npz,
 )
@@ -113,24 +114,14 @@ def test_labels_without_a_split_in_their_name_stop_every_door(tmp_path, write, n
         arrays = {f"{content}_train": array[:16], f"{content}_test": array[16:]}
         write(path, arrays, {name: TWO})
 
-        def read(choice, kind=kind, path=path):
-            return read_file(kind, path, choice)
-
-        refused(
-            lambda: read(ColumnChoice()),
-            "may be the labels",
-            f"{name}_train and {name}_test",
-            "--unlabelled",
-        )
-        refused(
-            lambda: read(ColumnChoice(label=name)),
-            "no split in its name",
-            f"{name}_train and {name}_test",
-        )
-        refused(lambda: read(ColumnChoice(groups=(name,))), "no split in its name")
-        assert read(ColumnChoice(unlabelled=True)).unused == {name}
+        splits = f"{name}_train and {name}_test"
+        unreadable(kind, path, "may be the labels", splits, "--unlabelled")
+        said = ("no split in its name", splits)
+        unreadable(kind, path, *said, choice=ColumnChoice(label=name))
+        unreadable(kind, path, said[0], choice=ColumnChoice(groups=(name,)))
+        assert read_file(kind, path, ColumnChoice(unlabelled=True)).unused == {name}
         write(path, arrays, {f"{name}_train": TWO[:16], f"{name}_test": TWO[16:]})
-        assert read(ColumnChoice(label=name)).classes == ("0", "1")
+        assert read_file(kind, path, ColumnChoice(label=name)).classes == ("0", "1")
 
 
 def test_features_of_another_name_with_a_split_in_it_are_suggested_whole(tmp_path):
@@ -396,7 +387,7 @@ def test_a_dict_beside_the_rows_of_an_npz_is_not_used_and_the_rows_are(tmp_path,
         read = read_file(kind, path)
         assert (read.labels, read.unused) == (TWO, {name}), kind
         write_npz(path, {name: np.array({"x": array, "y": TWO})}, {})
-        refused(lambda kind=kind: read_file(kind, path), "is a pickle", "allow_pickle=True")
+        unreadable(kind, path, "is a pickle", "allow_pickle=True")
 
 
 def test_a_list_of_columns_with_a_line_break_outside_of_quotes_is_refused():

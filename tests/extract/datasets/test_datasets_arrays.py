@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from no_dataset import no_dataset
 from opened import open_dataset, peek
 from refusal import refused
 
@@ -138,7 +139,7 @@ def test_what_is_no_pixels_is_refused_with_what_makes_them(tmp_path, images, wor
 
 def test_a_file_without_images_says_what_it_holds(tmp_path):
     path = write(tmp_path / "a.npz", features=np.ones((4, 3)), scans=RGB, more=RGB)
-    refused(lambda: opened(path), "features float64 [4, 3]", "scans uint8", "--images-key")
+    no_dataset(f"arrays:{path}", "features float64 [4, 3]", "scans uint8", "--images-key")
     assert np.array_equal(opened(path, "?images=more").source.read(2), RGB[2])
     alone = write(tmp_path / "b.npz", scans=RGB, features=np.ones((20, 3)))
     assert "from scans, no labels" in opened(alone).reading
@@ -170,7 +171,7 @@ def test_a_cut_or_altered_file_ends_with_one_sentence(tmp_path, name):
     assert caught.value.code in (Exit.USAGE, Exit.CORRUPT)
     if name != "a.h5":  # a zip holds checksums
         path.write_bytes(raw[:400] + bytes([raw[400] ^ 1]) + raw[401:])
-        refused(lambda: opened(path), name, code=Exit.CORRUPT)
+        no_dataset(f"arrays:{path}", name, code=Exit.CORRUPT)
 
 
 def test_rows_of_a_damaged_block_are_bad_images_and_the_others_are_read(tmp_path, monkeypatch):
@@ -205,24 +206,24 @@ def test_links_out_of_an_h5_file_or_folder_are_not_followed(tmp_path):
     secret = write(tmp_path / "secret.h5", images=RGB)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["images"] = h5py.ExternalLink(str(secret), "images")
-    refused(lambda: opened(tmp_path / "a.h5"), "link")
+    no_dataset(f"arrays:{tmp_path / 'a.h5'}", "link")
     inside = write(tmp_path / "inside", labels=LABELS)
     np.save(tmp_path / "out.npy", RGB)
     (inside / "images.npy").symlink_to(tmp_path / "out.npy")
-    refused(lambda: opened(inside), "no column of images")
+    no_dataset(f"arrays:{inside}", "no column of images")
 
 
 def test_missing_files_other_endings_and_odd_specs_are_refused(tmp_path):
     path = write(tmp_path / "a.npz", x=RGB, y=LABELS)
     (tmp_path / "a.mat").write_bytes(b"x")
-    refused(lambda: opened(tmp_path / "no.npz"), "no.npz")
-    refused(lambda: opened(tmp_path / "a.mat"), ".npz, .npy, .h5", "savez")
+    no_dataset(f"arrays:{tmp_path / 'no.npz'}", "no.npz")
+    no_dataset(f"arrays:{tmp_path / 'a.mat'}", ".npz, .npy, .h5", "savez")
     for tail, named in (
         ("?lable=y", "'label'"),
         ("?label=y&label=y", "twice"),
         ("?label=z", "'z'"),
     ):
-        refused(lambda tail=tail: opened(path, tail), named)
+        no_dataset(f"arrays:{path}{tail}", named)
 
 
 def test_what_was_opened_is_remembered_until_the_file_or_the_columns_change(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from command import fedcache
 from make_images import encoded, pixels
+from no_dataset import no_dataset
 from opened import open_dataset, peek
 from refusal import refused
 
@@ -113,7 +114,7 @@ def test_arrow_files_left_by_a_map_are_not_rows_and_picked_rows_are_refused(tmp_
     assert len(opened(folder)) == 30
     assert len(opened(folder / "other.arrow")) == 3
     save(folder, table(range(30)), _indices_data_files=[{"filename": "indices.arrow"}])
-    refused(lambda: opened(folder), "flatten_indices")
+    no_dataset(f"hf:{folder}", "flatten_indices")
 
 
 def test_the_names_of_class_labels_are_those_of_groups_too(tmp_path):
@@ -133,19 +134,17 @@ def test_columns_of_plain_bytes_without_metadata_are_read(tmp_path):
     data = opened(write(tmp_path / "a.parquet", plain))
     assert data.source.read(11) == PNG[11]
     path = write(tmp_path / "b.parquet", plain.append_column("thumb", pa.array(PNG[:20])))
-    refused(lambda: opened(path), "--images-key")
+    no_dataset(f"hf:{path}", "--images-key")
     assert opened(path, "?images=thumb").source.read(3) == PNG[3]
-    refused(lambda: opened(path, "?images=y"), "'y'")
+    no_dataset(f"hf:{path}?images=y", "'y'")
 
 
 def test_several_classes_and_configurations_are_refused_by_name(tmp_path):
     for name in ("fine_grained", "coarse_grained"):
         for split in ("train", "test"):
             write(tmp_path / "two" / name / split / "0000.parquet", table(range(9)))
-    refused(
-        lambda: opened(tmp_path / "two"),
-        "2 configurations: coarse_grained, fine_grained",
-        "fine_grained",
+    no_dataset(
+        f"hf:{tmp_path / 'two'}", "2 configurations: coarse_grained, fine_grained", "fine_grained"
     )
     assert len(opened(tmp_path / "two" / "fine_grained")) == 18
     both = {n: {"_type": "ClassLabel", "names": NAMES} for n in ("kind", "sort")}
@@ -241,14 +240,10 @@ def test_offsets_that_lead_out_of_the_file_are_refused(tmp_path):
 
 def test_what_is_not_there_says_what_brings_it(tmp_path):
     spec = "hf:ylecun/mnist"
-    refused(
-        lambda: open_dataset(spec, data=tmp_path),
-        f"pull {spec}",
-        code=Exit.ENVIRONMENT,
-    )
+    no_dataset(spec, f"pull {spec}", code=Exit.ENVIRONMENT, data=tmp_path)
     (tmp_path / "a.csv").write_text("x")
     for place in (tmp_path / "no", tmp_path, tmp_path / "a.csv"):
-        refused(lambda place=place: opened(place), str(place))
+        no_dataset(f"hf:{place}", str(place))
     root = two_splits(tmp_path / "data" / "ylecun" / "mnist")
     check(open_dataset(spec, data=tmp_path / "data"))
     check(open_dataset("hf:digits", roots={"digits": root}))

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from no_dataset import no_dataset
 from opened import open_dataset, peek
-from refusal import refused
 
 import fedcache as fc
 from fedcache.errors import Exit, FedcacheError
@@ -117,14 +117,10 @@ def test_of_several_datasets_in_a_folder_the_beginning_of_the_names_chooses(tmp_
             TRAIN,
             f"emnist-{name}-train-labels-idx1-ubyte",
         )
-    refused(
-        lambda: open_dataset(f"idx:{raw}"),
-        "emnist-digits, emnist-letters",
-        "--dataset idx:",
-    )
+    no_dataset(f"idx:{raw}", "emnist-digits, emnist-letters", "--dataset idx:")
     assert len(open_dataset(f"idx:{raw / 'emnist-letters'}")) == 30
-    refused(lambda: open_dataset(f"idx:{raw / 'mnist'}"), "IDX files")
-    refused(lambda: open_dataset("idx"), "idx:FOLDER")
+    no_dataset(f"idx:{raw / 'mnist'}", "IDX files")
+    no_dataset("idx", "idx:FOLDER")
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
@@ -138,9 +134,9 @@ def test_cut_long_and_foreign_files_are_refused(tmp_path, ending):
     packed = [pack(bad) for bad in (plain[:-1], plain + b"x", b"PK" + plain[2:], b"", claims_more)]
     for bad in (raw[: len(raw) // 2], *packed):
         file.write_bytes(bad)
-        refused(lambda: open_dataset(f"idx:{file}"), "IDX", code=Exit.CORRUPT)
+        no_dataset(f"idx:{file}", "IDX", code=Exit.CORRUPT)
     write(tmp_path / "raw", names[0], TRAIN, names[1], np.zeros(29))
-    refused(lambda: open_dataset(f"idx:{file}"), "29 labels", code=Exit.CORRUPT)
+    no_dataset(f"idx:{file}", "29 labels", code=Exit.CORRUPT)
 
 
 @settings(max_examples=40)
@@ -158,7 +154,7 @@ def test_a_link_out_of_the_folder_is_left_out(tmp_path):
     raw = tmp_path / "raw"
     raw.mkdir()
     (raw / "train-images-idx3-ubyte").symlink_to(tmp_path / "else" / "train-images-idx3-ubyte")
-    refused(lambda: open_dataset(f"idx:{raw}"), "IDX files")
+    no_dataset(f"idx:{raw}", "IDX files")
     assert len(open_dataset(f"idx:{raw}", follow_links=True)) == 30
     write(tmp_path / "else", "t10k-images-idx3-ubyte", TEST, "t10k-labels-idx1-ubyte")
     write(tmp_path / "half", "t10k-images-idx3-ubyte", TEST)

@@ -5,8 +5,8 @@ import pickle
 import h5py
 import numpy as np
 import pytest
+from no_dataset import no_dataset
 from opened import open_dataset
-from refusal import refused
 
 from fedcache.errors import FedcacheError
 from fedcache.extract.image_files import BadImage
@@ -39,7 +39,7 @@ def test_rows_have_their_numbers_in_every_format(tmp_path, dtype, shape):
 
 def test_the_column_of_rows_is_named_by_the_user(tmp_path):
     np.savez(tmp_path / "n.npz", a=np.ones((4, 3)), b=np.ones((4, 2)), grade=[1, 2, 1, 2])
-    refused(lambda: open_dataset(f"rows:{tmp_path / 'n.npz'}"), "float64")
+    no_dataset(f"rows:{tmp_path / 'n.npz'}", "float64")
     data = open_dataset(f"rows:{tmp_path / 'n.npz'}?rows=b&label=grade")
     assert (data.source.read(0).shape, data.classes) == ((2,), ("1", "2"))
 
