@@ -1,15 +1,12 @@
 """Layout of the package: the direction of imports, import cycles, parameter lists and unique class names."""
 
 import ast
-import inspect
 import re
 import sys
 
 import pytest
 from loaded_files import tool
 from repository_files import ROOT, content
-
-import fedcache as fc
 
 # The number of faults of each kind that are allowed. There is no limit on lines: such limits were met by packing code.
 # Those of size and density are in tools/house.py.
@@ -75,18 +72,6 @@ def test_size_does_not_depend_on_layout(house, tmp_path):
 def test_commands_run_functions_of_few_files(house):
     found = house.files_run()
     assert {command: n for command, n in found.items() if n > house.FILES_RUN[command]} == {}
-
-
-def test_the_python_api_is_signatures_and_one_call_each(house):
-    known = house.modules()
-    tree = ast.parse(known["fedcache.api"].read_text(encoding="utf-8"))
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    assert {f.name for f in functions} == {
-        n for n, f in vars(fc).items() if n in fc.__all__ and inspect.isfunction(f)
-    }
-    for function in functions:
-        inside = [n for n in ast.walk(function) if isinstance(n, ast.Import | ast.ImportFrom)]
-        assert sum(len(n.names) for n in inside) == 1, function.name
 
 
 def test_faults_are_seen(house, tmp_path):

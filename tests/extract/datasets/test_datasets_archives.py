@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_images import png, tree, write_tar, write_zip
+from no_dataset import no_dataset
 from opened import open_dataset
 
 from fedcache.errors import Exit, FedcacheError
@@ -34,14 +35,13 @@ HOSTILE = [
 
 
 def refused(path, *words, code=Exit.CORRUPT):
-    before = {p for p in path.parent.rglob("*") if "digests" not in p.parts}
-    with pytest.raises(FedcacheError) as caught:
-        open_dataset(f"folder:{path}")
-    assert caught.value.code == code
-    assert caught.value.hint
-    for word in words:
-        assert word in str(caught.value)
-    assert {p for p in path.parent.rglob("*") if "digests" not in p.parts} == before
+    before = files_beside(path)
+    no_dataset(f"folder:{path}", *words, code=code)
+    assert files_beside(path) == before
+
+
+def files_beside(path):
+    return {p for p in path.parent.rglob("*") if "digests" not in p.parts}
 
 
 def zip_with(path, name):

@@ -2,11 +2,11 @@
 
 import pickle
 
-import h5py
 import numpy as np
 import pytest
 from no_dataset import no_dataset
 from opened import open_dataset
+from test_datasets_arrays import write
 
 from fedcache.errors import FedcacheError
 from fedcache.extract.image_files import BadImage
@@ -18,15 +18,10 @@ from fedcache.extract.image_files import BadImage
 )
 def test_rows_have_their_numbers_in_every_format(tmp_path, dtype, shape):
     waves = (np.random.default_rng(0).normal(size=shape) * 100).astype(dtype)
-    labels = np.array(list("abababa"))
-    np.savez(tmp_path / "stored.npz", waves=waves, label=labels)
-    np.savez_compressed(tmp_path / "packed.npz", waves=waves, label=labels)
-    with h5py.File(tmp_path / "h.h5", "w") as file:
-        file["waves"] = waves
-        file["label"] = labels.astype("S1")
     digests = set()
     for name in ("stored.npz", "packed.npz", "h.h5"):
-        data = open_dataset(f"rows:{tmp_path / name}")
+        path = write(tmp_path / name, waves=waves, label=np.array(list("abababa")))
+        data = open_dataset(f"rows:{path}")
         assert (data.holds, data.classes) == ("rows", ("a", "b"))
         source = pickle.loads(pickle.dumps(data.source))
         for row in (6, 0, 3):

@@ -4,7 +4,6 @@ import bz2
 import hashlib
 import os
 import pickle
-import struct
 from collections import Counter
 
 import numpy as np
@@ -12,21 +11,13 @@ import pytest
 from make_images import png, write_directory
 from no_dataset import no_dataset
 from opened import open_dataset, peek
+from test_datasets_idx import write
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.datasets import torchvision as readers
 from fedcache.extract.image_files import BadImage
 
 datasets = pytest.importorskip("torchvision.datasets")
-
-
-def write_idx(folder, prefix, images, labels):
-    folder.mkdir(parents=True, exist_ok=True)
-    head = struct.pack(">IIII", 0x803, *images.shape)
-    (folder / f"{prefix}-images-idx3-ubyte").write_bytes(head + images.tobytes())
-    (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(
-        struct.pack(">II", 0x801, len(labels)) + bytes(labels)
-    )
 
 
 @pytest.fixture
@@ -36,7 +27,12 @@ def mnist(tmp_path):
     train, test = (rng.integers(0, 256, (n, 28, 28), dtype=np.uint8) for n in (60, 20))
     root = tmp_path / "data" / "MNIST"
     for prefix, images in (("train", train), ("t10k", test)):
-        write_idx(root / "MNIST" / "raw", prefix, images, [i % 10 for i in range(len(images))])
+        write(
+            root / "MNIST" / "raw",
+            f"{prefix}-images-idx3-ubyte",
+            images,
+            f"{prefix}-labels-idx1-ubyte",
+        )
     return root, train, test
 
 
@@ -109,7 +105,8 @@ def test_usps_counts_its_labels_from_zero(tmp_path):
 def test_emnist_letters_loses_its_class_without_images(tmp_path):
     images = np.stack([np.full((28, 28), i, np.uint8) for i in range(1, 27)])
     for part in ("train", "test"):
-        write_idx(tmp_path / "EMNIST" / "raw", f"emnist-letters-{part}", images, list(range(1, 27)))
+        names = [f"emnist-letters-{part}-{end}-ubyte" for end in ("images-idx3", "labels-idx1")]
+        write(tmp_path / "EMNIST" / "raw", names[0], images, names[1], range(1, 27))
     data = open_dataset("torchvision:EMNIST-letters", roots={"EMNIST-letters": tmp_path})
     assert data.classes == tuple("abcdefghijklmnopqrstuvwxyz")
     row = data.names.index("train/00002")
