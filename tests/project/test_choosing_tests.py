@@ -92,16 +92,6 @@ def test_quick_runs_the_tests_that_are_named_after_a_module_or_import_it(capsys)
     assert QUICK.choose(["docs/index.md"]) == ([], [], [])
 
 
-def test_every_module_of_the_package_has_tests_that_quick_would_run():
-    without = [
-        path.relative_to(ROOT).as_posix()
-        for path in sorted((ROOT / "fedcache").rglob("*.py"))
-        if not path.name.startswith("__")
-        and not QUICK.choose([path.relative_to(ROOT).as_posix()])[0]
-    ]
-    assert without == []
-
-
 def test_a_suite_is_skipped_only_where_nothing_it_depends_on_differs():
     targets = {suite.target: suite for suite in SUITES.SUITES}
     browser = targets["browser"]

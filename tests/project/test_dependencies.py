@@ -9,6 +9,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from arrays import embeddings
 from command import fedcache, ok
 from repository_files import ROOT, content
 
@@ -134,9 +135,7 @@ def test_every_extra_that_a_sentence_names_exists():
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in (".py", ".md", ".toml", ".txt") and path.name != "changelog.md":
                 for words in re.findall(r"(?:fedcache|'\.|\"\.)\[([a-z0-9, _-]+)\]", content(path)):
-                    named |= {
-                        word.strip(): str(path.relative_to(ROOT)) for word in words.split(",")
-                    }
+                    named |= dict.fromkeys(re.split(" *, *", words), path)
     for place, tree in trees().items():
         for node in ast.walk(tree):
             if is_needed_library(node):
@@ -162,15 +161,8 @@ def plain(monkeypatch, tmp_path):
         for name in [n for n in sys.modules if n == module or n.startswith(f"{module}.")]:
             monkeypatch.delitem(sys.modules, name)
         monkeypatch.setitem(sys.modules, module, None)
-    rng = np.random.default_rng(0)
-    y = np.arange(2400) % 3
-    x = (np.eye(3, 6)[y] + 0.3 * rng.standard_normal((2400, 6))).astype(np.float32)
-    np.savez(
-        tmp_path / "rows.npz",
-        embeddings=x,
-        labels=y,
-        split=(np.arange(2400) >= 1800).astype(np.int8),
-    )
+    x, y, split = embeddings(2400)
+    np.savez(tmp_path / "rows.npz", embeddings=x, labels=y, split=split)
     return tmp_path
 
 

@@ -5,18 +5,21 @@ import re
 from typing import get_args
 
 import latex2mathml.converter
+import numpy as np
 import pytest
 from loaded_files import tool
 from repository_files import ROOT, content
 
+import fedcache as fc
 from fedcache.federate.engine.method import Family
-from fedcache.federate.methods import NAMES
+from fedcache.federate.methods import METHODS, NAMES
 
 DOCS = ROOT / "docs"
 
 
 RUN = tool("run_pages")
 FAMILIES = tool("method_families")
+SCALE = tool("make_scale")
 
 
 # README and tutorials
@@ -129,3 +132,63 @@ def test_the_page_of_a_notebook_has_its_cells_and_what_they_print(path):
         assert shown in page, again
     assert page.count("```python\n") == sum(cell["cell_type"] == "code" for cell in cells), again
     assert page.count("```text\n") >= 4
+
+
+# docs/readings.md: every number that code and docs refer to has a row, and every switch in it exists
+
+
+OF_PARTITIONS = {"sharing", "test_protocol"}
+
+
+def test_every_number_of_a_reading_has_one_row_and_every_switch_exists():
+    lines = content("docs/readings.md").splitlines()
+    rows = [line.split("|") for line in lines if re.match(r"\| D-\d+ \|", line)]
+    numbers = [row[1].strip() for row in rows]
+    assert len(set(numbers)) == len(numbers)
+    files = [p for kind in ("py", "toml", "md") for p in (ROOT / "fedcache").rglob(f"*.{kind}")]
+    used = set()
+    for path in [*files, *(ROOT / "docs").glob("*.md")]:
+        used |= set(re.findall(r"\bD-\d+\b", content(path)))
+    assert used <= set(numbers)
+    settings = {h.name for name in METHODS for h in METHODS[name].hparams}
+    switches = {word for row in rows for word in re.findall(r"`([a-z_A-Z0-9]+)", row[-2])}
+    assert switches - settings - OF_PARTITIONS == set()
+
+
+# docs/scale.md: bytes of messages, files of a store
+
+
+def test_the_page_is_that_of_the_code():
+    text = content("docs/scale.md")
+    assert text == SCALE.page(text), "run: python tools/make_scale.py"
+
+
+@pytest.mark.parametrize(
+    ("method", "numbers", "width"),
+    [
+        ("fedavg", lambda D, C: (D + 1) * C, 4),
+        ("fedncm", lambda D, C: D * C, 8),
+        ("fed3r", lambda D, C: D * (D + 1) // 2 + C * D, 8),
+    ],
+)
+def test_an_upload_is_as_large_as_the_formula_says(method, numbers, width):
+    for D, C in ((16, 3), (33, 5)):
+        words = len(SCALE.pack(SCALE.SiteMessage({}, [SCALE.wire(method, D, C).upload])).words)
+        told = SCALE.wire(method, D, C).up - words
+        assert told - width * numbers(D, C) in range(8 * C + 9), (
+            "nothing but class counts comes on top"
+        )
+
+
+def test_a_store_has_the_files_and_bytes_that_the_page_multiplies_out(tmp_path):
+    rows = SCALE.chunk_rows_for(64, 2 * 16)
+    store = fc.Store.from_arrays(
+        {"mine": np.zeros((1100, 16), np.float32)}, path=tmp_path / "s.zarr"
+    )
+    (info,) = store.arrays.values()
+    chunks = [p for p in (store.path / "features").rglob("c/*/0/*") if p.is_file()]
+    assert info.chunk_rows == rows
+    assert len(chunks) == -(-1100 // rows) == 3
+    assert {p.stat().st_size for p in chunks} == {
+        SCALE.array_bytes((rows, 1, 16), info.dtype) + SCALE.CRC_BYTES
+    }

@@ -74,6 +74,7 @@ def test_mnistm_is_a_photograph_inverted_where_the_digit_is(bundle):
     """The patch of the photograph is at the place that the image's key draws."""
     from sklearn.datasets import load_sample_images
 
+    source = pickle.loads(pickle.dumps(bundle.source))
     gray = digits._mnist()
     photographs = load_sample_images().images
     for k, i in ((0, 0), (3, 1), (9, 149)):
@@ -81,19 +82,23 @@ def test_mnistm_is_a_photograph_inverted_where_the_digit_is(bundle):
         draw = np.random.Generator(np.random.PCG64([20240229, 1, k, i]))
         top, left = (draw.integers(side - 27) for side in photograph.shape[:2])
         patch = photograph[top : top + 28, left : left + 28]
-        mixed = bundle.source.read(bundle.names.index(f"mnistm/{k}/{i:04d}"))
+        mixed = source.read(bundle.names.index(f"mnistm/{k}/{i:04d}"))
         assert np.array_equal(np.abs(patch - gray[k, 350 + i].astype(int)[:, :, None]), mixed)
 
 
-def test_every_drawn_digit_has_a_key_of_its_own(monkeypatch):
+def test_every_drawn_digit_has_a_key_of_its_own_and_more_of_them_keep_what_was_there(monkeypatch):
     """The images of a release are those of every other: the keys of the draws are what they always were."""
     keys = []
     monkeypatch.setattr(
         np.random, "PCG64", lambda key, real=np.random.PCG64: keys.append(key) or real(key)
     )
-    drawn = digits._drawn_rows(20)
-    assert [next(drawn)[0] for _ in range(3)] == ["synth/0/00000", "synth/0/00001", "synth/1/00000"]
-    assert keys == [[20240229, 2, 0, 0], [20240229, 2, 0, 1], [20240229, 2, 1, 0]]
+    few = list(digits._drawn_rows(20))
+    assert [row[0] for row in few[:3]] == ["synth/0/00000", "synth/0/00001", "synth/1/00000"]
+    assert keys[:3] == [[20240229, 2, 0, 0], [20240229, 2, 0, 1], [20240229, 2, 1, 0]]
+    more = {row[0]: row for row in digits._drawn_rows(40)}
+    for name, *facts, image in few:
+        assert more[name][:3] == (name, *facts)
+        assert np.array_equal(more[name][3], image)
 
 
 def test_optdigits_are_scikit_learns_scaled_to_bytes(bundle):
@@ -103,13 +108,6 @@ def test_optdigits_are_scikit_learns_scaled_to_bytes(bundle):
     first = np.flatnonzero(oracle.target == 5)[0]
     got = bundle.source.read(bundle.names.index("optdigits/5/0000")).astype(float)
     assert np.abs(got - oracle.images[first] * 255 / 16).max() <= 0.5
-
-
-def test_images_of_synth_have_three_channels_after_pickling(bundle):
-    source = pickle.loads(pickle.dumps(bundle.source))
-    image = source.read(bundle.names.index("synth/0/00000"))
-    assert (image.shape, image.dtype) == ((32, 32, 3), np.uint8)
-    assert info("digits")["made_from"]["pillow"] in bundle.reading
 
 
 @pytest.mark.slow
@@ -130,18 +128,6 @@ def test_another_process_makes_the_same_bundle_and_peek_makes_none(bundle, memor
         check=True,
     )
     assert out.stdout.split() == [bundle.digest, "nothing", bundle.digest]
-
-
-@pytest.mark.slow
-def test_more_synth_keeps_what_was_there(bundle, memory):
-    more = open_dataset("digits:synth=3300", memory=memory)
-    assert more.slug == "digits-synth3300"
-    assert len(more) == len(bundle) + 300
-    where = {name: row for row, name in enumerate(more.names)}
-    for row, name in enumerate(bundle.names):
-        assert np.array_equal(more.uid[where[name]], bundle.uid[row])
-        assert more.split[where[name]] == bundle.split[row]
-    assert peek("digits:synth=3300", memory=memory) == (more.slug, more.digest)
 
 
 def test_a_wrong_option_is_refused(memory):

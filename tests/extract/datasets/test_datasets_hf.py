@@ -148,11 +148,9 @@ def test_several_classes_and_configurations_are_refused_by_name(tmp_path):
     )
     assert len(opened(tmp_path / "two" / "fine_grained")) == 18
     both = {n: {"_type": "ClassLabel", "names": NAMES} for n in ("kind", "sort")}
-    several = table(range(9), sort=[0] * 9).rename_columns(["image", "kind", "sort"])
-    several = several.replace_schema_metadata(
-        {"huggingface": json.dumps({"info": {"features": both}})}
-    )
-    refused(lambda: opened(write(tmp_path / "b.parquet", several)), "kind, sort", "--label-key")
+    several = table(range(9), features=both, sort=[0] * 9).rename_columns(["image", *both])
+    place = write(tmp_path / "b.parquet", several)
+    no_dataset(f"hf:{place}", "kind, sort", "--label-key")
 
 
 def test_files_of_no_known_split_are_left_out_and_named(tmp_path):

@@ -1,7 +1,9 @@
 """``texts:FILE``: which column is what, dirty cells, rows without a text, and files that are none."""
 
+import csv
 import gzip
 import hashlib
+import io
 import os
 import pickle
 import shutil
@@ -62,20 +64,9 @@ def test_a_csv_of_texts_is_read(table, tmp_path):
 
 def test_the_same_table_is_one_dataset_in_every_format_and_under_every_name(table, tmp_path):
     first = open_dataset(f"texts:{table}")
-    columns = {
-        "text": [
-            "A fine day.",
-            "Rain, and\nmore rain",
-            "Eggs and ham",
-            None,
-            "Bread",
-            "Ünïcode soup",
-        ],
-        "label": ["weather", "weather", "food", "food", None, "food"],
-        "split": ["train", "train", "test", "train", "train", "train"],
-        "site": ["north", "south", "north", "south", None, "north"],
-    }
-    held = pa.table(columns)
+    rows = list(csv.DictReader(io.StringIO(CSV)))
+    columns = ("text", "label", "split", "site")
+    held = pa.table({name: [row[name].strip() or None for row in rows] for name in columns})
     pa.parquet.write_table(held, tmp_path / "a.parquet", row_group_size=2)
     pa.feather.write_feather(held, tmp_path / "b.feather", compression="uncompressed")
     coded = held.set_column(0, "text", held["text"].dictionary_encode())

@@ -89,12 +89,12 @@ def test_dtd_keeps_its_validation_set_and_a_lost_image_keeps_its_row(tmp_path):
 
 
 def test_usps_counts_its_labels_from_zero(tmp_path):
-    def line(label, value):
-        return f"{label} " + " ".join(f"{i + 1}:{value}" for i in range(256)) + "\n"
-
     for name, count in (("usps.bz2", 20), ("usps.t.bz2", 10)):
-        text = "".join(line(i % 10 + 1, -1.0 if i % 2 else 1.0) for i in range(count))
-        (tmp_path / name).write_bytes(bz2.compress(text.encode()))
+        lines = []
+        for i in range(count):
+            values = [f"{pixel + 1}:{(-1) ** i}" for pixel in range(256)]
+            lines.append(" ".join([str(i % 10 + 1), *values]))
+        (tmp_path / name).write_bytes(bz2.compress("\n".join(lines).encode()))
     data = open_dataset("torchvision:USPS", roots={"USPS": tmp_path})
     row = data.names.index("train/00003")
     assert data.classes[data.label[row]] == "3"
