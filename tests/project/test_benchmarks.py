@@ -71,7 +71,6 @@ def test_a_missed_row_fails_unless_its_roofline_says_why(tmp_path):
         lambda: [fake("fed3r") | {"name": "no such line"}],
         lambda: [{k: v for k, v in fake("fed3r").items() if k != "hardware"}],
     ],
-    ids=["raises", "unknown name", "lacks a field"],
 )
 def test_a_family_that_fails_leaves_its_rows_and_the_others(tmp_path, broken):
     code, found = go(tmp_path, lambda family: broken() if family == "closed" else full(family))

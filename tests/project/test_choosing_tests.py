@@ -76,7 +76,7 @@ def test_what_differs_from_main_is_counted_from_where_the_branch_left_it(monkeyp
     assert methods_tried.changed_files() == {f"{methods_tried.COMMITS + 1}.txt", "new.txt"}
 
 
-def test_quick_runs_the_tests_that_are_named_after_a_module_or_import_it(capsys):
+def test_quick_runs_the_tests_that_are_named_after_a_module_or_import_it():
     chosen, left_out, methods = QUICK.choose(["fedcache/heads/ridge.py"])
     assert "tests/heads/test_singular_systems.py" in chosen
     assert len(chosen) <= QUICK.FILES + len(QUICK.OF_EVERY_METHOD)

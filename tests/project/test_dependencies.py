@@ -161,7 +161,7 @@ def plain(monkeypatch, tmp_path):
         for name in [n for n in sys.modules if n == module or n.startswith(f"{module}.")]:
             monkeypatch.delitem(sys.modules, name)
         monkeypatch.setitem(sys.modules, module, None)
-    x, y, split = embeddings(2400)
+    x, y, split = embeddings(2400, width=16)
     np.savez(tmp_path / "rows.npz", embeddings=x, labels=y, split=split)
     return tmp_path
 

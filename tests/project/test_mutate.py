@@ -16,12 +16,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-mutants_of = tool("mutants").mutants_of
-
-
 def changes(source):
     """(before, after) of every mutant."""
-    return {(m.before, m.after) for m in mutants_of(textwrap.dedent(source), "m.py")}
+    return {
+        (m.before, m.after) for m in tool("mutants").mutants_of(textwrap.dedent(source), "m.py")
+    }
 
 
 STATEMENTS = [

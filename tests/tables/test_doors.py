@@ -10,7 +10,6 @@ import tempfile
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -43,8 +42,6 @@ FEATURES = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("f4")
 IMAGES = np.random.default_rng(1).integers(0, 255, (ROWS, 4, 4, 3), dtype=np.uint8)
 PNGS = [encoded(image) for image in IMAGES]
 TEXTS = [f"a text of its own, number {row}" for row in range(ROWS)]
-
-Columns = dict[str, list[Any]]
 
 
 @dataclass(frozen=True)
@@ -92,6 +89,9 @@ def write_h5(path, content, columns):
                 data=array.tolist() if words else array,
                 dtype=h5py.string_dtype() if words else None,
             )
+
+
+WRITE = {"npz": write_npz, "h5": write_h5}
 
 
 def write_parquet(path, content, columns):
@@ -701,16 +701,16 @@ def test_every_entry_of_a_torch_file_is_used_or_named(tmp_path):
 # Shapes and splits in the names of arrays
 
 
-@pytest.mark.parametrize("write", [write_npz, write_h5])
-def test_a_column_vector_is_a_column(tmp_path, write):
+@pytest.mark.parametrize("ending", WRITE)
+def test_a_column_vector_is_a_column(tmp_path, ending):
     label = np.arange(ROWS)[:, None] % 3
-    path = tmp_path / f"e.{'npz' if write is write_npz else 'h5'}"
+    path = tmp_path / f"e.{ending}"
     for values in (
         label,
         label.astype("f4"),
-        np.array(["a", "b", "c"])[label] if write is write_npz else label,
+        np.array(["a", "b", "c"])[label] if ending == "npz" else label,
     ):
-        write(path, {"X": FEATURES, "images": IMAGES, "y": values, "site": values}, {})
+        WRITE[ending](path, {"X": FEATURES, "images": IMAGES, "y": values, "site": values}, {})
         ours = read_file("", path)
         theirs = read_file("arrays", path)
         assert ours.labels == theirs.labels == column(0, 1, 2)
@@ -729,7 +729,7 @@ def test_a_column_vector_is_a_column(tmp_path, write):
 def test_training_and_test_rows_in_one_file_are_read_by_every_door(tmp_path, pattern, ending):
     label = column(7, 281, 999)
     site = column("a", "b")
-    write = write_h5 if ending == "h5" else write_npz
+    write = WRITE[ending]
     words = [str(x) for x in label[16:] + label[:16]]
     for kind, content, array in (*OF_ARRAYS, ("", "data", FEATURES)):
         held = {"other": FEATURES[:5]}
@@ -764,7 +764,7 @@ def test_two_arrays_of_one_split_are_joined_with_their_own_columns(tmp_path, end
     # An HDF5 file lists its arrays in the order of their names.
     validation = ["val", "dev"] if ending == "npz" else ["dev", "val"]
     words = [x for word in ("test", "train", *validation) for x in label[parts[word]]]
-    write = write_h5 if ending == "h5" else write_npz
+    write = WRITE[ending]
     for kind, content, array in OF_ARRAYS:
         # The columns are not in the order of their arrays.
         columns = {f"y_{word}": label[rows] for word, rows in reversed(parts.items())}
@@ -980,11 +980,12 @@ def test_columns_and_values_are_options_of_ingest_and_extract(tmp_path):
 # Splits in the names of arrays
 
 
-@pytest.mark.parametrize("write", [write_npz, write_h5])
+@pytest.mark.parametrize("ending", WRITE)
 @pytest.mark.parametrize("name", ["y", "label", "diagnosis"])
-def test_labels_without_a_split_in_their_name_stop_every_door(tmp_path, write, name):
+def test_labels_without_a_split_in_their_name_stop_every_door(tmp_path, ending, name):
+    write = WRITE[ending]
     for kind, content, array in OF_ARRAYS:
-        path = tmp_path / f"file{kind}.{'h5' if write is write_h5 else 'npz'}"
+        path = tmp_path / f"file{kind}.{ending}"
         arrays = {f"{content}_train": array[:16], f"{content}_test": array[16:]}
         write(path, arrays, {name: TWO})
 
@@ -1197,7 +1198,7 @@ def test_a_list_for_each_row_gets_the_hint_of_one_hot_labels(tmp_path):
 
 
 def test_a_number_alone_is_one_value_through_every_door_of_arrays(tmp_path):
-    for ending, write in (("npz", write_npz), ("h5", write_h5)):
+    for ending, write in WRITE.items():
         for kind, content, array in OF_ARRAYS:
             path = tmp_path / f"{kind}e.{ending}"
             write(path, {content: array, "n": np.array(7)}, {"label": TWO})

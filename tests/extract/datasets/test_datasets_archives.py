@@ -164,7 +164,6 @@ def test_a_compressed_tar_is_refused_with_the_command_that_helps(tmp_path, suffi
         (20, b"\x00\x0d", ["overlap"], Exit.CORRUPT),
         (42, b"\xff\xff\xff", ["outside the file"], Exit.CORRUPT),
     ],
-    ids=["encrypted", "bzip2", "overlapping", "outside"],
 )
 def test_a_directory_of_entries_that_cannot_be_read_refuses_the_zip(
     tmp_path, field, value, words, code

@@ -572,7 +572,7 @@ def test_paths_of_a_drive_are_refused(tmp_path):
 # Hugging Face's ImageFolder
 
 
-def image_folder(root, *, tables, ending):
+def image_folder(*, tables, ending):
     """Files of an ImageFolder: one table at the top, or one in each split."""
     files = {f"{split}/{Path(path).name}": png(i) for i, (path, _, split, _) in enumerate(ROWS)}
     groups = (
@@ -606,10 +606,7 @@ def image_folder(root, *, tables, ending):
 def test_an_image_folder_of_hugging_face_is_read_from_its_tables(
     tmp_path, plain, tables, ending, top
 ):
-    files = {
-        top + name: raw
-        for name, raw in image_folder(tmp_path, tables=tables, ending=ending).items()
-    }
+    files = {top + name: raw for name, raw in image_folder(tables=tables, ending=ending).items()}
     packed = [
         write_directory(tmp_path / "dir", files),
         write_zip(tmp_path / "z.zip", files),
@@ -624,7 +621,7 @@ def test_an_image_folder_of_hugging_face_is_read_from_its_tables(
 
 
 def test_images_and_rows_without_each_other_are_counted(tmp_path):
-    files = image_folder(tmp_path, tables="top", ending="csv")
+    files = image_folder(tables="top", ending="csv")
     files["train/unlisted.png"] = png(99)
     files["metadata.csv"] += b"\ntrain/gone.png,cat,u0"
     data = open_dataset(f"folder:{write_directory(tmp_path / 'pets', files)}")

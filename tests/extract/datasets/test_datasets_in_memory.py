@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from command import fedcache
-from make_images import encoded
+from make_images import encoded, pixels
 from PIL import Image
 from refusal import refused
 from torch.utils.data import DataLoader, TensorDataset
@@ -117,12 +117,8 @@ def test_what_a_dataset_raises_is_told_with_the_row():
     refused(lambda: loaded(Broken()), "Item 0", "ValueError: early")
 
 
-def test_a_pillow_image_that_cannot_be_read_is_quarantined(tmp_path):
-    cut = Image.open(
-        io.BytesIO(
-            encoded(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))[:2000]
-        )
-    )
+def test_a_pillow_image_that_cannot_be_read_is_quarantined():
+    cut = Image.open(io.BytesIO(encoded(pixels(0, 64, 64))[:2000]))
     data = loaded([(RGB[0], 0), (cut, 1)])
     assert len({uid.tobytes() for uid in data.uid}) == 2
 

@@ -55,7 +55,7 @@ def test_named_sources_become_domains_of_one_dataset(two):
     assert pickle.loads(pickle.dumps(data.source)).read(3) == data.source.read(3)
 
 
-def test_an_unknown_label_stays_unknown_when_joined(tmp_path, two):
+def test_an_unknown_label_stays_unknown_when_joined(two):
     root = two[0].parent
     (root / "some.csv").write_text(
         "path,label\nphotos/cat/0.png,cat\nphotos/cat/1.png,\nphotos/dog/0.png,dog\n"

@@ -20,8 +20,6 @@ from fedcache.extract.datasets.listing import info
 from fedcache.extract.datasets.paper_index import READERS, _letters
 from fedcache.extract.datasets.papers import check
 
-IDS = [f"{name}-{number}" for name, number in TREES]
-
 
 def refused(name, root, code, *words):
     no_dataset(f"paper:{name}", *words, code=code, roots={name: root})
@@ -34,7 +32,7 @@ def test_every_layout_of_every_dataset_has_a_tree_here():
     assert len(paper.NAMES) == 15
 
 
-@pytest.mark.parametrize(("name", "layout"), TREES, ids=IDS)
+@pytest.mark.parametrize(("name", "layout"), TREES)
 def test_a_layout_gives_its_rows(name, layout, tmp_path):
     expected = write(name, layout, tmp_path / "here")
     held = paper.read(name)

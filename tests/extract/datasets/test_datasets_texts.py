@@ -37,7 +37,7 @@ def table(tmp_path):
     return path
 
 
-def test_a_csv_of_texts_is_read(table, tmp_path):
+def test_a_csv_of_texts_is_read(table):
     data = open_dataset(f"texts:{table}")
     assert (data.holds, data.slug, len(data), data.domains) == ("texts", "day", 6, ("all",))
     assert data.classes == ("food", "weather")
@@ -105,7 +105,7 @@ def test_a_part_and_several_as_domains(table, tmp_path):
     no_dataset(f"a=texts:{table},b=digits", "texts", "images")
 
 
-def test_a_source_travels_without_its_texts_and_refuses_a_file_that_has_changed(table, tmp_path):
+def test_a_source_travels_without_its_texts_and_refuses_a_file_that_has_changed(table):
     data = open_dataset(f"texts:{table}")
     raw = pickle.dumps(data.source)
     assert b"ham" not in raw
@@ -143,6 +143,6 @@ def test_a_column_of_numbers_is_no_text(tmp_path):
     no_dataset(f"texts:{tmp_path / 'none.csv'}", "no file")
 
 
-def test_more_text_than_a_process_may_hold_is_refused(table, tmp_path, monkeypatch):
+def test_more_text_than_a_process_may_hold_is_refused(table, monkeypatch):
     monkeypatch.setattr(texts, "MOST", 40)
     no_dataset(f"texts:{table}", "40 bytes")
