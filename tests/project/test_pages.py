@@ -175,9 +175,7 @@ def test_an_upload_is_as_large_as_the_formula_says(method, numbers, width):
     for D, C in ((16, 3), (33, 5)):
         words = len(SCALE.pack(SCALE.SiteMessage({}, [SCALE.wire(method, D, C).upload])).words)
         told = SCALE.wire(method, D, C).up - words
-        assert told - width * numbers(D, C) in range(8 * C + 9), (
-            "nothing but class counts comes on top"
-        )
+        assert told - width * numbers(D, C) in range(8 * C + 9)  # of class counts
 
 
 def test_a_store_has_the_files_and_bytes_that_the_page_multiplies_out(tmp_path):

@@ -20,8 +20,7 @@ from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.datasets.listing import pull
 from fedcache.extract.image_files import BadImage
 
-PICTURES = [pixels(i) for i in range(100)]
-PNG = [encoded(picture) for picture in PICTURES]
+PNG = [encoded(pixels(i)) for i in range(100)]
 NAMES = ["airplane", "bird", "cat"]
 FEATURES = {"image": {"_type": "Image"}, "label": {"names": NAMES, "_type": "ClassLabel"}}
 
