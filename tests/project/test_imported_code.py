@@ -31,7 +31,7 @@ IMPORTERS = frozenset(
         "read_pickle",
     ]
 )
-BUILT_IN = frozenset({"eval", "exec", "compile"})
+BUILT_IN = {"eval", "exec", "compile"}
 LIBRARIES = frozenset(
     [
         "runpy",
@@ -59,7 +59,7 @@ READERS = frozenset(
         "os.popen",
     ]
 )
-PICKLE = frozenset({"Unpickler", "pickle.load", "pickle.loads"})
+PICKLE = {"Unpickler", "pickle.load", "pickle.loads"}
 
 KNOWN = {
     "__init__.py __getattr__ import_module": "the fixed table _LATER of fedcache's own modules",
