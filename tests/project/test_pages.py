@@ -119,7 +119,7 @@ def test_the_accuracies_of_a_page_are_those_of_the_ranking(method_pages):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda p: p.name)
 def test_the_page_of_a_notebook_has_its_cells_and_what_they_print(path):
-    page = content(DOCS / "examples" / f"{path.stem}.md")
+    page = content(f"docs/examples/{path.stem}.md")
     cells = json.loads(content(path))["cells"]
     again = f"run: python tools/run_notebooks.py --write {path.name}"
     for cell in cells:
@@ -136,9 +136,6 @@ def test_the_page_of_a_notebook_has_its_cells_and_what_they_print(path):
 # docs/readings.md: every number that code and docs refer to has a row, and every switch in it exists
 
 
-OF_PARTITIONS = {"sharing", "test_protocol"}
-
-
 def test_every_number_of_a_reading_has_one_row_and_every_switch_exists():
     lines = content("docs/readings.md").splitlines()
     rows = [line.split("|") for line in lines if re.match(r"\| D-\d+ \|", line)]
@@ -151,7 +148,7 @@ def test_every_number_of_a_reading_has_one_row_and_every_switch_exists():
     assert used <= set(numbers)
     settings = {h.name for name in METHODS for h in METHODS[name].hparams}
     switches = {word for row in rows for word in re.findall(r"`([a-z_A-Z0-9]+)", row[-2])}
-    assert switches - settings - OF_PARTITIONS == set()
+    assert switches - settings - {"sharing", "test_protocol"} == set()  # two of partitions
 
 
 # docs/scale.md: bytes of messages, files of a store
