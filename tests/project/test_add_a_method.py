@@ -5,11 +5,10 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from repository_files import ROOT, content
 
-ROOT = Path(__file__).parents[2]
 COPIED = (
     "fedcache",
     "tests",
@@ -29,9 +28,9 @@ TABLES = (
 """Tests of tables that name every method."""
 
 
-def commands_of(section: str) -> list[str]:
+def commands_of(section):
     """The lines of the shell blocks of a section of the page."""
-    page = (ROOT / "docs" / "add-a-method.md").read_text(encoding="utf-8")
+    page = content("docs/add-a-method.md")
     body = page.partition(f"## {section}\n")[2].partition("\n## ")[0]
     return [
         line
@@ -54,7 +53,7 @@ def checkout(tmp_path):
     return tmp_path
 
 
-def run(words: list[str], folder: Path) -> str:
+def run(words, folder):
     """Run a command in the copy, with its package and this environment's Python; returns the output."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -72,7 +71,5 @@ def test_following_the_page_adds_a_method(checkout):
     # The environment of these tests is the contributor's: nothing is installed.
     out = run([*check.split(), f"VENV={sys.prefix}", "-o", f"{sys.prefix}/.dev"], checkout)
     assert int(re.search(r"(\d+) passed", out)[1]) > 30
-    assert "# shrunken-means" in (checkout / "docs" / "methods" / "shrunken-means.md").read_text(
-        encoding="utf-8"
-    )
+    assert "# shrunken-means" in content(checkout / "docs/methods/shrunken-means.md")
     run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TABLES], checkout)

@@ -3,13 +3,10 @@
 import ast
 import re
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from loaded_files import tool
-
-ROOT = Path(__file__).parents[2]
-
+from repository_files import ROOT, content
 
 code_changes = tool("code_changes")  # first, as the other two import it
 break_laws = tool("break_laws")
@@ -17,7 +14,7 @@ make_trust = tool("make_trust")
 NAMES = Counter(
     name
     for file in (ROOT / "tests").rglob("test_*.py")
-    for name in re.findall(r"^def test_(\w+)", file.read_text(encoding="utf-8"), re.MULTILINE)
+    for name in re.findall(r"^def test_(\w+)", content(file), re.MULTILINE)
 )
 """How many tests have a name."""
 
@@ -25,7 +22,7 @@ NAMES = Counter(
 def test_a_mutation_finds_its_place_and_its_law():
     laws = break_laws.laws()
     for row in break_laws.TABLE:
-        text = (ROOT / "fedcache" / row.file).read_text(encoding="utf-8")
+        text = content(f"fedcache/{row.file}")
         ast.parse(code_changes.changed(text, row.old, row.new, row.file))
         assert row.law in laws, row.what
         assert NAMES[row.law] <= 1, f"of tests with one name the last one alone is tried: {row.law}"
@@ -43,10 +40,10 @@ def test_every_law_of_the_engine_has_a_mutation():
     assert break_laws.general_laws() <= {row.law for row in break_laws.TABLE}
 
 
-def unknown_words(selection: str) -> list[str]:
+def unknown_words(selection):
     """The words of ``FILE -k WORDS`` that are nowhere in the file, so that they choose no test."""
     file, _, words = selection.partition(" -k ")
-    text = (ROOT / file).read_text(encoding="utf-8").lower()
+    text = content(file).lower()
     return [
         word
         for word in re.findall(r"\w+", words)
@@ -60,6 +57,6 @@ def test_a_promise_names_files_that_are_there_and_lines_that_protect():
             assert unknown_words(selection) == [], promise.id
         if promise.breakage is not None:
             file, old, new, tests = promise.breakage
-            text = (ROOT / "fedcache" / file).read_text(encoding="utf-8")
+            text = content(f"fedcache/{file}")
             code_changes.changed(text, old, new, promise.id)
             assert unknown_words(tests) == [], promise.id

@@ -1,16 +1,13 @@
 """Which tests a change runs: the methods of the laws, `make quick`, and the suites of `.ci/run`."""
 
 import subprocess
-from pathlib import Path
 
 import methods_tried
 import pytest
 from loaded_files import tool
+from repository_files import ROOT, content
 
 from fedcache.federate.methods import NAMES
-
-ROOT = Path(__file__).resolve().parents[2]
-
 
 QUICK = tool("quick")
 SUITES = tool("suites")
@@ -20,7 +17,7 @@ SUITES = tool("suites")
 def changed(monkeypatch):
     """``changed(*paths)``: git says that these differ from main; methods that are tried because of them."""
 
-    def set_changed(*paths: str) -> frozenset[str]:
+    def set_changed(*paths):
         monkeypatch.setenv("FEDCACHE_CHANGED", " ".join(paths))
         methods_tried.changed_methods.cache_clear()
         return methods_tried.changed_methods()
@@ -79,7 +76,7 @@ def test_what_differs_from_main_is_counted_from_where_the_branch_left_it(monkeyp
     assert methods_tried.changed_files() == {f"{methods_tried.COMMITS + 1}.txt", "new.txt"}
 
 
-def test_quick_runs_the_tests_that_are_named_after_a_module_or_import_it(capsys):
+def test_quick_runs_the_tests_that_are_named_after_a_module_or_import_it():
     chosen, left_out, methods = QUICK.choose(["fedcache/heads/ridge.py"])
     assert "tests/heads/test_singular_systems.py" in chosen
     assert len(chosen) <= QUICK.FILES + len(QUICK.OF_EVERY_METHOD)
@@ -95,16 +92,6 @@ def test_quick_runs_the_tests_that_are_named_after_a_module_or_import_it(capsys)
     assert QUICK.choose(["docs/index.md"]) == ([], [], [])
 
 
-def test_every_module_of_the_package_has_tests_that_quick_would_run():
-    without = [
-        path.relative_to(ROOT).as_posix()
-        for path in sorted((ROOT / "fedcache").rglob("*.py"))
-        if not path.name.startswith("__")
-        and not QUICK.choose([path.relative_to(ROOT).as_posix()])[0]
-    ]
-    assert without == []
-
-
 def test_a_suite_is_skipped_only_where_nothing_it_depends_on_differs():
     targets = {suite.target: suite for suite in SUITES.SUITES}
     browser = targets["browser"]
@@ -117,7 +104,7 @@ def test_a_suite_is_skipped_only_where_nothing_it_depends_on_differs():
 
 
 def test_every_suite_is_a_target_and_every_path_is_there():
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    makefile = content("Makefile")
     for suite in SUITES.SUITES:
         assert f"\n{suite.target}:" in makefile
         assert [path for path in suite.paths if not (ROOT / path).exists()] == [], suite.target

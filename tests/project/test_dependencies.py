@@ -6,14 +6,14 @@ import sys
 import tomllib
 from collections import defaultdict
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
+from arrays import embeddings
 from command import fedcache, ok
+from repository_files import ROOT, content
 
-ROOT = Path(__file__).resolve().parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PROJECT = tomllib.loads(content("pyproject.toml"))["project"]
 
 DISTRIBUTIONS = {
     "PIL": "pillow",
@@ -51,13 +51,13 @@ LOADED_BY_NAME = {
 FOR_DEVELOPERS = {"docs", "browser", "notebooks", "audit", "release", "dev"}
 
 
-def distribution(requirement: str) -> str:
+def distribution(requirement):
     """``flwr`` of ``flwr>=1.41,<1.42``."""
     return re.split(r"[\[<>=!~ ;]", requirement, maxsplit=1)[0]
 
 
 @cache
-def trees() -> dict[str, ast.Module]:
+def trees():
     """The modules of the package by their place below it."""
     folder = ROOT / "fedcache"
     return {
@@ -66,26 +66,24 @@ def trees() -> dict[str, ast.Module]:
     }
 
 
-def imported() -> dict[str, set[str]]:
-    """Distributions that the package imports -> files that do, at the top or in a function."""
-    found: dict[str, set[str]] = defaultdict(set)
-    for place, tree in trees().items():
-        for node in ast.walk(tree):
-            names: list[str] = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.level == 0:
-                names = [str(node.module)]
-            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "needed_library":
-                first = node.args[0]
-                names = [str(first.value)] if isinstance(first, ast.Constant) else []
-            for name in {n.split(".")[0] for n in names} - sys.stdlib_module_names - {"fedcache"}:
-                named = COMES_WITH.get(name, DISTRIBUTIONS.get(name, name))
-                found[named].add(place)
-    return found
+def others_in(node):
+    """The distributions of others that a node imports, at the top or in a function."""
+    names = []
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom) and node.level == 0:
+        names = [node.module]
+    elif is_needed_library(node) and isinstance(node.args[0], ast.Constant):
+        names = [node.args[0].value]
+    modules = {name.split(".")[0] for name in names} - sys.stdlib_module_names - {"fedcache"}
+    return {COMES_WITH.get(name, DISTRIBUTIONS.get(name, name)) for name in modules}
 
 
-def extras() -> dict[str, set[str]]:
+def is_needed_library(node):
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == "needed_library"
+
+
+def extras():
     return {
         name: {distribution(line) for line in lines}
         for name, lines in PROJECT["optional-dependencies"].items()
@@ -97,7 +95,11 @@ def extras() -> dict[str, set[str]]:
 def test_what_the_package_imports_is_declared_and_what_is_declared_is_imported():
     core = {distribution(line) for line in PROJECT["dependencies"]}
     optional_ones = set().union(*extras().values())
-    found = imported()
+    found = defaultdict(set)
+    for place, tree in trees().items():
+        for node in ast.walk(tree):
+            for name in others_in(node):
+                found[name].add(place)
     undeclared = {
         n: w
         for n, w in found.items()
@@ -113,54 +115,37 @@ def test_what_the_package_imports_is_declared_and_what_is_declared_is_imported()
 def test_what_is_optional_is_imported_inside_functions_alone():
     """Else ``import fedcache`` or a command fails where the extra is not installed."""
     core = {distribution(line) for line in PROJECT["dependencies"]} | {"pytest"}
-    apart = {
-        "federate/engines/flower",
-        "federate/engines/ray",
-        "ui/",
-    }  # imported by their own commands, behind a check
-    wrong = []
-    for place, tree in trees().items():
-        if any(place.startswith(folder) for folder in apart):
-            continue
-        for node in tree.body:
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                names = (
-                    [a.name for a in node.names]
-                    if isinstance(node, ast.Import)
-                    else [str(node.module)]
-                )
-                for name in (
-                    {n.split(".")[0] for n in names} - sys.stdlib_module_names - {"fedcache"}
-                ):
-                    if DISTRIBUTIONS.get(name, name) not in core:
-                        wrong.append(f"{place}:{node.lineno} imports {name}")
+    # Imported by their own commands, behind a check.
+    apart = ("federate/engines/flower", "federate/engines/ray", "ui/")
+    wrong = [
+        f"{place}:{node.lineno} imports {name}"
+        for place, tree in trees().items()
+        if not place.startswith(apart)
+        for node in tree.body
+        for name in others_in(node) - core
+    ]
     assert wrong == []
 
 
 @pytest.mark.slow
 def test_every_extra_that_a_sentence_names_exists():
     known = set(PROJECT["optional-dependencies"])
-    named: dict[str, str] = {}
+    named = {}
     for folder in ("fedcache", "docs", "tools"):
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in (".py", ".md", ".toml", ".txt") and path.name != "changelog.md":
-                for words in re.findall(
-                    r"(?:fedcache|'\.|\"\.)\[([a-z0-9, _-]+)\]", path.read_text(encoding="utf-8")
-                ):
-                    named |= {
-                        word.strip(): str(path.relative_to(ROOT)) for word in words.split(",")
-                    }
+                for words in re.findall(r"(?:fedcache|'\.|\"\.)\[([a-z0-9, _-]+)\]", content(path)):
+                    named |= dict.fromkeys(re.split(" *, *", words), path)
     for place, tree in trees().items():
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "needed_library":
+            if is_needed_library(node):
                 last = node.args[2]
-                assert isinstance(last, ast.Constant), place
-                named[str(last.value)] = place
+                named[last.value] = place
     assert {name: where for name, where in named.items() if name not in known} == {}
 
 
 def test_the_page_on_installation_says_what_every_extra_is_for():
-    page = (ROOT / "docs" / "installation.md").read_text(encoding="utf-8")
+    page = content("docs/installation.md")
     named = {
         word
         for row in re.findall(r"^\|.*\|.*\|(.+)\|$", page, re.MULTILINE)
@@ -176,15 +161,8 @@ def plain(monkeypatch, tmp_path):
         for name in [n for n in sys.modules if n == module or n.startswith(f"{module}.")]:
             monkeypatch.delitem(sys.modules, name)
         monkeypatch.setitem(sys.modules, module, None)
-    rng = np.random.default_rng(0)
-    y = np.arange(2400) % 3
-    x = (np.eye(3, 6)[y] + 0.3 * rng.standard_normal((2400, 6))).astype(np.float32)
-    np.savez(
-        tmp_path / "rows.npz",
-        embeddings=x,
-        labels=y,
-        split=(np.arange(2400) >= 1800).astype(np.int8),
-    )
+    x, y, split = embeddings(2400, width=16)
+    np.savez(tmp_path / "rows.npz", embeddings=x, labels=y, split=split)
     return tmp_path
 
 

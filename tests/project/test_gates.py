@@ -3,19 +3,8 @@
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-PACKAGE = Path(__file__).parents[2] / "fedcache"
-
-
-def test_no_module_is_named_for_nothing():
-    assert [
-        p
-        for p in PACKAGE.rglob("*.py")
-        if p.name in ("utils.py", "base.py", "helpers.py", "common.py")
-    ] == []
 
 
 @pytest.mark.slow

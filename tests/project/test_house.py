@@ -1,22 +1,15 @@
 """Layout of the package: the direction of imports, import cycles, parameter lists and unique class names."""
 
 import ast
-import inspect
 import re
 import sys
-from pathlib import Path
 
 import pytest
 from loaded_files import tool
-
-import fedcache as fc
-
-ROOT = Path(__file__).resolve().parents[2]
+from repository_files import ROOT, content
 
 # The number of faults of each kind that are allowed. There is no limit on lines: such limits were met by packing code.
 # Those of size and density are in tools/house.py.
-AGAINST_THE_LAYERS = 0
-CIRCLES = 0
 INSIDE_FUNCTIONS = 40  # each to keep torch out of start-up
 
 
@@ -31,8 +24,7 @@ def test_imports_go_down_in_one_direction_and_stand_at_the_top(house):
     assert len(found) > 1000
     up, round_ = house.against_layers(found), house.circles(found)
     inside = [f"{i.source}:{i.line} imports {i.target}" for i in found if i.kind == "function"]
-    assert len(up) <= AGAINST_THE_LAYERS, up
-    assert len(round_) <= CIRCLES, round_
+    assert (up, round_) == ([], [])
     assert len(inside) <= INSIDE_FUNCTIONS, inside
 
 
@@ -79,18 +71,6 @@ def test_commands_run_functions_of_few_files(house):
     assert {command: n for command, n in found.items() if n > house.FILES_RUN[command]} == {}
 
 
-def test_the_python_api_is_signatures_and_one_call_each(house):
-    known = house.modules()
-    tree = ast.parse(known["fedcache.api"].read_text(encoding="utf-8"))
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    assert {f.name for f in functions} == {
-        n for n, f in vars(fc).items() if n in fc.__all__ and inspect.isfunction(f)
-    }
-    for function in functions:
-        inside = [n for n in ast.walk(function) if isinstance(n, ast.Import | ast.ImportFrom)]
-        assert sum(len(n.names) for n in inside) == 1, function.name
-
-
 def test_faults_are_seen(house, tmp_path):
     """An import upwards, an import cycle, an import inside a function, a long parameter list, a duplicate name."""
     package = tmp_path / "fedcache"
@@ -117,15 +97,11 @@ def test_faults_are_seen(house, tmp_path):
 
 
 def test_the_page_on_architecture_names_files_that_are_there():
-    page = (ROOT / "docs/design/architecture.md").read_text(encoding="utf-8")
+    page = content("docs/design/architecture.md")
     package = ROOT / "fedcache"
     named = set(re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", page))
     assert len(named) > 30
     assert [n for n in named if not (package / n).is_file() and not (ROOT / n).is_file()] == []
-    followed = re.search(r"## To follow `fedcache train.*?\n(1\. .*?)\n\n", page, re.DOTALL)
-    assert followed is not None
-    files = re.findall(r"`([a-z_/]+\.py)`", followed[1])
-    assert len(files) == len(set(files)) <= 25
 
 
 PUBLIC = (
@@ -141,17 +117,15 @@ def test_the_contract_imports_the_public_api_alone():
     """A rewrite of the package leaves tests/contract as it is."""
     wrong = []
     for path in sorted((ROOT / "tests" / "contract").glob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(ast.parse(content(path))):
+            names = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
-                names = [str(node.module)]
-            else:
-                continue
-            inside = [name for name in names if name.split(".")[0] == "fedcache"]
+                names = [node.module]
             wrong += [
-                f"{path.name}: {n}"
-                for n in inside
-                if n not in PUBLIC and not n.startswith("fedcache.testing.")
+                f"{path.name}: {name}"
+                for name in names
+                if re.match(r"fedcache\b(?!\.testing\.)", name) and name not in PUBLIC
             ]
     assert not wrong

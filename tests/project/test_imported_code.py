@@ -6,12 +6,11 @@ could choose what it runs.
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from repository_files import ROOT, content
 
-PACKAGE = Path(__file__).resolve().parents[2] / "fedcache"
+PACKAGE = ROOT / "fedcache"
 
 # Import a module, run text as code or a shell, or open what may hold code, by these names wherever they stand.
 IMPORTERS = frozenset(
@@ -32,7 +31,7 @@ IMPORTERS = frozenset(
         "read_pickle",
     ]
 )
-BUILT_IN = frozenset({"eval", "exec", "compile"})
+BUILT_IN = {"eval", "exec", "compile"}
 LIBRARIES = frozenset(
     [
         "runpy",
@@ -60,7 +59,7 @@ READERS = frozenset(
         "os.popen",
     ]
 )
-PICKLE = frozenset({"Unpickler", "pickle.load", "pickle.loads"})
+PICKLE = {"Unpickler", "pickle.load", "pickle.loads"}
 
 KNOWN = {
     "__init__.py __getattr__ import_module": "the fixed table _LATER of fedcache's own modules",
@@ -92,7 +91,7 @@ KNOWN = {
 }
 
 
-def places(tree: ast.AST, inside: str = "") -> Iterator[tuple[str, ast.AST]]:
+def places(tree, inside=""):
     """Nodes of a module with the names of the classes and functions around them."""
     for child in ast.iter_child_nodes(tree):
         around = inside
@@ -102,7 +101,7 @@ def places(tree: ast.AST, inside: str = "") -> Iterator[tuple[str, ast.AST]]:
         yield from places(child, around)
 
 
-def risk_of(node: ast.AST) -> str | None:
+def risk_of(node):
     """What a node does of the above; None for all others."""
     if isinstance(node, ast.Name) and node.id in IMPORTERS | BUILT_IN | PICKLE:
         return node.id
@@ -130,7 +129,7 @@ def risk_of(node: ast.AST) -> str | None:
     return None
 
 
-def found_in(source: str, name: str) -> Iterator[str]:
+def found_in(source, name):
     for around, node in places(ast.parse(source)):
         risk = risk_of(node)
         if risk is not None:
@@ -142,9 +141,7 @@ def test_every_place_that_could_run_code_is_listed_with_where_its_name_comes_fro
     found = Counter(
         place
         for path in sorted(PACKAGE.rglob("*.py"))
-        for place in found_in(
-            path.read_text(encoding="utf-8"), path.relative_to(PACKAGE).as_posix()
-        )
+        for place in found_in(content(path), path.relative_to(PACKAGE).as_posix())
     )
     assert sorted(found) == sorted(KNOWN)
 
@@ -171,7 +168,7 @@ def test_what_could_run_code_is_seen(source):
 @pytest.mark.slow
 def test_no_reader_is_allowed_objects_and_no_library_remote_code():
     for path in PACKAGE.rglob("*.py"):
-        for _, node in places(ast.parse(path.read_text(encoding="utf-8"))):
+        for _, node in places(ast.parse(content(path))):
             if isinstance(node, ast.keyword) and node.arg in ("allow_pickle", "trust_remote_code"):
                 assert ast.unparse(node.value) == "False", f"{path}:{node.value.lineno}"
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("torch.load", "np.load"):

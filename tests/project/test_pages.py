@@ -2,38 +2,34 @@
 
 import json
 import re
-from pathlib import Path
 from typing import get_args
 
 import latex2mathml.converter
+import numpy as np
 import pytest
 from loaded_files import tool
+from repository_files import ROOT, content
 
+import fedcache as fc
 from fedcache.federate.engine.method import Family
-from fedcache.federate.methods import NAMES
+from fedcache.federate.methods import METHODS, NAMES
 
-ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
 
 RUN = tool("run_pages")
 FAMILIES = tool("method_families")
+SCALE = tool("make_scale")
 
 
 # README and tutorials
 
 
-def test_every_tutorial_is_one_that_is_run_and_listed() -> None:
+def test_every_tutorial_is_one_that_is_run_and_listed():
     there = sorted(p.name for p in (DOCS / "tutorials").glob("*.md") if p.name != "README.md")
     assert there == [p.name for p in RUN.PAGES[1:]]
-    listed = (DOCS / "tutorials" / "README.md").read_text(encoding="utf-8")
+    listed = content("docs/tutorials/README.md")
     assert [name for name in there if f"]({name})" not in listed] == []
-    for page in RUN.PAGES:
-        shown = list(RUN.pairs(page.read_text(encoding="utf-8")))
-        assert any(block.kind == "sh" for block, _ in shown), page.name
-        assert any(
-            output is not None and output.body.strip() not in ("", "?") for _, output in shown
-        ), page.name
 
 
 def test_what_a_page_shows_must_be_printed():
@@ -87,7 +83,7 @@ def method_pages():
 
 @pytest.mark.slow
 def test_the_accuracies_of_a_page_are_those_of_the_ranking(method_pages):
-    found = json.loads((DOCS / "frozen-bench.json").read_text(encoding="utf-8"))
+    found = json.loads(content("docs/frozen-bench.json"))
     checked = 0
     for ranking in found["rankings"]:
         part = ranking["title"].removeprefix("partition ")
@@ -123,8 +119,8 @@ def test_the_accuracies_of_a_page_are_those_of_the_ranking(method_pages):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda p: p.name)
 def test_the_page_of_a_notebook_has_its_cells_and_what_they_print(path):
-    page = (DOCS / "examples" / f"{path.stem}.md").read_text(encoding="utf-8")
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    page = content(f"docs/examples/{path.stem}.md")
+    cells = json.loads(content(path))["cells"]
     again = f"run: python tools/run_notebooks.py --write {path.name}"
     for cell in cells:
         source = "".join(cell["source"])
@@ -135,4 +131,58 @@ def test_the_page_of_a_notebook_has_its_cells_and_what_they_print(path):
         )
         assert shown in page, again
     assert page.count("```python\n") == sum(cell["cell_type"] == "code" for cell in cells), again
-    assert page.count("```text\n") >= 4
+
+
+# docs/readings.md: every number that code and docs refer to has a row, and every switch in it exists
+
+
+def test_every_number_of_a_reading_has_one_row_and_every_switch_exists():
+    lines = content("docs/readings.md").splitlines()
+    rows = [line.split("|") for line in lines if re.match(r"\| D-\d+ \|", line)]
+    numbers = [row[1].strip() for row in rows]
+    assert len(set(numbers)) == len(numbers)
+    files = [p for kind in ("py", "toml", "md") for p in (ROOT / "fedcache").rglob(f"*.{kind}")]
+    used = set()
+    for path in [*files, *(ROOT / "docs").glob("*.md")]:
+        used |= set(re.findall(r"\bD-\d+\b", content(path)))
+    assert used <= set(numbers)
+    settings = {h.name for name in METHODS for h in METHODS[name].hparams}
+    switches = {word for row in rows for word in re.findall(r"`([a-z_A-Z0-9]+)", row[-2])}
+    assert switches - settings - {"sharing", "test_protocol"} == set()  # two of partitions
+
+
+# docs/scale.md: bytes of messages, files of a store
+
+
+def test_the_page_is_that_of_the_code():
+    text = content("docs/scale.md")
+    assert text == SCALE.page(text), "run: python tools/make_scale.py"
+
+
+@pytest.mark.parametrize(
+    ("method", "numbers", "width"),
+    [
+        ("fedavg", lambda D, C: (D + 1) * C, 4),
+        ("fedncm", lambda D, C: D * C, 8),
+        ("fed3r", lambda D, C: D * (D + 1) // 2 + C * D, 8),
+    ],
+)
+def test_an_upload_is_as_large_as_the_formula_says(method, numbers, width):
+    for D, C in ((16, 3), (33, 5)):
+        words = len(SCALE.pack(SCALE.SiteMessage({}, [SCALE.wire(method, D, C).upload])).words)
+        told = SCALE.wire(method, D, C).up - words
+        assert told - width * numbers(D, C) in range(8 * C + 9)  # of class counts
+
+
+def test_a_store_has_the_files_and_bytes_that_the_page_multiplies_out(tmp_path):
+    rows = SCALE.chunk_rows_for(64, 2 * 16)
+    store = fc.Store.from_arrays(
+        {"mine": np.zeros((1100, 16), np.float32)}, path=tmp_path / "s.zarr"
+    )
+    (info,) = store.arrays.values()
+    chunks = [p for p in (store.path / "features").rglob("c/*/0/*") if p.is_file()]
+    assert info.chunk_rows == rows
+    assert len(chunks) == -(-1100 // rows) == 3
+    assert {p.stat().st_size for p in chunks} == {
+        SCALE.array_bytes((rows, 1, 16), info.dtype) + SCALE.CRC_BYTES
+    }

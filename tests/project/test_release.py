@@ -2,18 +2,15 @@
 
 import re
 import shutil
-import tarfile
 import tomllib
-import zipfile
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from loaded_files import tool
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from repository_files import ROOT, content
 
-ROOT = Path(__file__).resolve().parents[2]
 GITHUB = ROOT / ".github"
 PUBLIC = {"pypi.org", "files.pythonhosted.org"}
 NAMED = (
@@ -27,11 +24,10 @@ NAMED = (
 
 
 RELEASE = tool("release")
-SMOKE = tool("smoke_wheel")
 
 
-def parsed(path: Path) -> Any:
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
+def parsed(path):
+    return yaml.safe_load(content(path))
 
 
 @pytest.fixture
@@ -56,13 +52,11 @@ def test_a_release_is_named_and_dated_everywhere_and_the_next_one_opens(copy):
     RELEASE.set_version("9.1.0", "2026-12-24", copy)
     assert RELEASE.disagreements(copy) == []
     assert set(RELEASE.versions(copy).values()) == {"9.1.0"}
-    assert "\n## 9.1.0 - 2026-12-24\n" in (copy / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert "\n## 9.1.0 - 2026-12-24\n" in content(copy / "CHANGELOG.md")
     assert parsed(copy / "CITATION.cff")["date-released"].isoformat() == "2026-12-24"
     RELEASE.set_version("9.2.0.dev0", "2026-12-25", copy)
     assert RELEASE.disagreements(copy) == []
-    assert re.findall(
-        r"^## (.+)$", (copy / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE
-    )[:2] == [
+    assert re.findall(r"^## (.+)$", content(copy / "CHANGELOG.md"), re.MULTILINE)[:2] == [
         "Unreleased",
         "9.1.0 - 2026-12-24",
     ]
@@ -77,7 +71,7 @@ def test_a_release_collects_the_notes_of_changes(copy):
     RELEASE.set_version("9.1.0", "2026-12-24", copy)
     assert (
         "\n## 9.1.0 - 2026-12-24\n\n### Added\n- A feature.\n\n### Fixed\n- The first fix.\n- The second fix.\n"
-    ) in (copy / "CHANGELOG.md").read_text(encoding="utf-8")
+    ) in content(copy / "CHANGELOG.md")
     assert list((copy / "changes").iterdir()) == []
 
 
@@ -92,29 +86,12 @@ def test_a_file_that_was_forgotten_is_named(copy):
     assert RELEASE.disagreements(copy) == [f"CITATION.cff says 0.0.1, pyproject.toml {version}"]
 
 
-def test_the_address_of_the_repository_is_written_once(copy):
-    for address in ("https://git.example/a/fedcache", "https://git.example/b/fedcache"):
-        RELEASE.set_address(address, copy)
-        urls = tomllib.loads((copy / "pyproject.toml").read_text(encoding="utf-8"))["project"][
-            "urls"
-        ]
-        assert urls == {
-            "Repository": address,
-            "Issues": f"{address}/issues",
-            "Changelog": f"{address}/blob/main/CHANGELOG.md",
-        }
-        assert parsed(copy / "CITATION.cff")["repository-code"] == address
-    assert "https://git.example/a" not in "".join(
-        (copy / n).read_text(encoding="utf-8") for n in NAMED
-    )
-
-
 # the lock file
 
 
 def test_the_lock_file_is_of_this_pyproject_and_names_public_registries_alone():
-    locked = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    locked = tomllib.loads(content("uv.lock"))
+    project = tomllib.loads(content("pyproject.toml"))["project"]
     ours = next(p for p in locked["package"] if p["name"] == "fedcache")
     declared = [("", line) for line in project["dependencies"]]
     declared += [
@@ -128,7 +105,7 @@ def test_the_lock_file_is_of_this_pyproject_and_names_public_registries_alone():
             (extra[1] if extra else "", *requirement(entry["name"] + entry.get("specifier", "")))
         )
     assert {w for w in wanted ^ held if w[1] != "fedcache"} == set(), "make lock"
-    hosts = set(re.findall(r"https?://([^/\"]+)", (ROOT / "uv.lock").read_text(encoding="utf-8")))
+    hosts = set(re.findall(r"https?://([^/\"]+)", content("uv.lock")))
     assert hosts == PUBLIC
     files = [
         f
@@ -142,22 +119,18 @@ def test_the_lock_file_is_of_this_pyproject_and_names_public_registries_alone():
 # files that other programs read
 
 
-def targets() -> set[str]:
-    return set(
-        re.findall(
-            r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
-        )
-    )
+def targets():
+    return set(re.findall(r"^([a-z][a-z-]*):", content("Makefile"), re.MULTILINE))
 
 
-def steps() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+def steps():
     for path in sorted((GITHUB / "workflows").glob("*.yml")):
         for job in parsed(path)["jobs"].values():
             for step in job["steps"]:
                 yield path.name, job, step
 
 
-def made(job: dict[str, Any], line: str) -> list[str]:
+def made(job, line):
     """The targets of a line ``make ...``, those of a matrix written out."""
     words = re.sub(
         r"\$\{\{ matrix\.(\w+) \}\}", lambda m: " ".join(job["strategy"]["matrix"][m[1]]), line
@@ -166,7 +139,7 @@ def made(job: dict[str, Any], line: str) -> list[str]:
 
 
 def test_workflows_call_targets_of_the_makefile():
-    called: dict[str, set[str]] = {}
+    called = {}
     for name, job, step in steps():
         for line in step.get("run", "").splitlines():
             assert line.startswith("make ") or name == "wheels.yml", line
@@ -176,15 +149,8 @@ def test_workflows_call_targets_of_the_makefile():
     assert {n: sorted(found - targets()) for n, found in called.items() if found - targets()} == {}
     assert {"test", "long", "browser"} <= called["test.yml"]
     assert {"smoke-wheel", "sbom"} <= called["wheels.yml"]
-    ci = re.findall(
-        r"^make ([a-z-]+)", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE
-    )
-    assert {"everything", "test", "engines"} <= set(ci) <= targets()
-    phony = re.search(
-        r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
-    )
-    assert phony is not None
-    assert set(phony[1].split()) == targets()
+    ci = re.findall(r"^make ([a-z-]+)", content(".ci/run"), re.MULTILINE)
+    assert set(ci) <= targets()
 
 
 def test_workflows_may_do_no_more_than_they_need():
@@ -200,18 +166,14 @@ def test_workflows_may_do_no_more_than_they_need():
 
 
 def test_the_container_copies_what_is_there_and_runs_without_root():
-    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    text = content("Dockerfile")
+    project = tomllib.loads(content("pyproject.toml"))["project"]
     copied = [
         w
         for line in re.findall(r"^COPY (?!--from)(.+)$", text, re.MULTILINE)
         for w in line.split()[:-1]
     ]
-    admitted = {
-        n[1:]
-        for n in (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
-        if n.startswith("!")
-    }
+    admitted = {n[1:] for n in content(".dockerignore").split() if n.startswith("!")}
     assert set(copied) == admitted
     assert all((ROOT / name).exists() for name in copied)
     extras = re.search(r"^ARG EXTRAS=(.+)$", text, re.MULTILINE)
@@ -223,43 +185,7 @@ def test_the_container_copies_what_is_there_and_runs_without_root():
 # archives
 
 
-def archives(folder: Path, left_out: str) -> tuple[Path, Path]:
-    """A wheel and an sdist of this repository without one file."""
-    wheel, sdist = folder / "a.whl", folder / "a.tar.gz"
-    package = [
-        p for p in (ROOT / "fedcache").rglob("*") if p.is_file() and "__pycache__" not in p.parts
-    ]
-    names = {p.relative_to(ROOT).as_posix() for p in package}
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for name in {*names, "fedcache-1.dist-info/licenses/LICENSE"} - {left_out}:
-            archive.writestr(name, "")
-    with tarfile.open(sdist, "w") as archive:
-        for name in {*names, *SMOKE.SDIST} - {left_out}:
-            archive.addfile(tarfile.TarInfo(f"fedcache-1/{name}"))
-    return wheel, sdist
-
-
-@pytest.mark.slow
-def test_a_file_that_an_archive_lacks_is_named(tmp_path):
-    assert SMOKE.contents_missing(*archives(tmp_path, "")) == []
-    data = {
-        p.suffix: p
-        for p in (ROOT / "fedcache").rglob("*")
-        if p.is_file() and p.suffix not in (".py", ".pyc")
-    }
-    for path in (*data.values(), ROOT / "fedcache" / "py.typed"):
-        name = path.relative_to(ROOT).as_posix()
-        assert SMOKE.contents_missing(*archives(tmp_path, name)) == [
-            f"sdist: {name}",
-            f"wheel: {name}",
-        ]
-    assert SMOKE.contents_missing(*archives(tmp_path, "CITATION.cff")) == ["sdist: CITATION.cff"]
-
-
-def requirement(line: str) -> tuple[str, str]:
+def requirement(line):
     """Normalised name and sorted versions of ``Name[extra]>=1,<2``."""
-    found = re.match(r"([\w.-]+)(\[.*?\])?(.*)", line)
-    assert found is not None
-    return re.sub(r"[-_.]+", "-", found[1]).lower(), ",".join(
-        sorted(found[3].replace(" ", "").split(","))
-    )
+    found = Requirement(line)
+    return canonicalize_name(found.name), str(found.specifier)

@@ -1,23 +1,32 @@
 """Folders of images: one dataset however it is packed, read as its folders say, with nothing lost in silence."""
 
 import hashlib
+import json
 import os
 import pickle
+import subprocess
+import sys
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
-from make_images import png, tree, write_directory, write_tar, write_zip
+from hypothesis import given
+from hypothesis import strategies as st
+from make_images import encoded, pixels, png, tree, write_directory, write_tar, write_zip
+from no_dataset import no_dataset
 from opened import digests, open_dataset, peek
 from refusal import refused
 
-from fedcache.errors import Exit
+from fedcache.errors import Exit, FedcacheError, UsageError
 from fedcache.extract.datasets import archives
 from fedcache.extract.datasets import tree as file_tree
 from fedcache.extract.datasets.folder import enter_top_folder, infer
 from fedcache.extract.image_files import MAX_BYTES, BadImage
 from fedcache.extract.images import decode
+from fedcache.tables.foreign_files import BEGIN, MARK
+from fedcache.tables.splits import SPLIT_WORDS
 
 SPLIT = [f"{s}/{c}/{i}.png" for s in ("train", "test") for c in ("cat", "dog") for i in range(3)]
 OFFICE = [
@@ -31,21 +40,6 @@ OFFICE = [
 def open_tree(tmp_path, files, **options):
     root = write_directory(tmp_path / "images", files)
     return open_dataset(f"folder:{root}", **options)
-
-
-def test_rows_are_sorted_names_with_the_labels_of_their_folders(tmp_path):
-    files = tree(SPLIT)
-    data = open_tree(tmp_path, files)
-    assert data.names == tuple(sorted(SPLIT))
-    assert (data.classes, data.domains, data.slug) == (("cat", "dog"), ("all",), "images")
-    for row, name in enumerate(data.names):
-        assert name.split("/")[:2] == [
-            ["train", "test"][data.split[row]],
-            data.classes[data.label[row]],
-        ]
-        assert data.source.read(row) == files[name]
-        assert data.uid[row].tobytes() == hashlib.sha256(files[name]).digest()[:16]
-    assert (data.label.dtype, data.domain.dtype, data.split.dtype) == (np.int32, np.int16, np.uint8)
 
 
 @pytest.mark.parametrize(("names", "top"), [(SPLIT, ""), (SPLIT, "office/"), (OFFICE, "deep/er/")])
@@ -62,12 +56,13 @@ def test_directory_zip_and_tar_of_one_tree_are_one_dataset(tmp_path, names, top)
     ]
     found = [open_dataset(f"folder:{path}") for path in packed]
     assert len({data.digest for data in found}) == 1
-    assert len({data.names for data in found}) == 1
     assert [data.slug for data in found] == ["a", "b", "c", "d"]
     for data in found:
-        assert np.array_equal(data.uid, found[0].uid)
+        assert data.names == tuple(sorted(names))
         for row in (0, len(data) - 1):
-            assert data.source.read(row) == found[0].source.read(row)
+            raw = files[top + data.names[row]]
+            assert data.source.read(row) == raw
+            assert data.uid[row].tobytes() == hashlib.sha256(raw).digest()[:16]
 
 
 def test_the_digest_sees_every_column_and_not_the_place(tmp_path):
@@ -99,11 +94,11 @@ def test_a_domain_level_is_found_and_a_fifth_of_each_class_is_held_out(tmp_path)
 @pytest.mark.parametrize(
     ("folders", "layout", "classes", "domains", "splits"),
     [
-        ("train/cat", "split/class", "cat", "all", 0),
+        ("train/cat", "split/class", "cat", "all", [0, 0]),
         ("photo/cat", "domain/class", "cat", "photo", None),
-        ("photo/Train/cat", "domain/split/class", "cat", "photo", 0),
-        ("cat/VAL", "class/split", "cat", "all", 2),
-        ("test/a/b/cat", "split/domain/domain/class", "cat", "a/b", 1),
+        ("photo/Train/cat", "domain/split/class", "cat", "photo", [0, 0]),
+        ("cat/VAL", "class/split", "cat", "all", [2, 2]),
+        ("test/a/b/cat", "split/domain/domain/class", "cat", "a/b", [1, 1]),
         ("cat", "class", "cat", "all", None),
     ],
 )
@@ -112,11 +107,7 @@ def test_the_levels_mean_what_the_manual_says(folders, layout, classes, domains,
     other = folders.replace("cat", "dog")
     labels = infer([f"{folders}/1.png", f"{other}/2.png"], None, where="x")
     assert (labels.layout, labels.classes[0], labels.domains[0]) == (layout, classes, domains)
-    assert labels.splits == (None if splits is None else [splits, splits])
-
-
-def test_a_level_is_a_split_where_every_name_is_one():
-    assert infer(["train/a/1.png", "dog/b/2.png"], None, where="x").layout == "domain/class"
+    assert labels.splits == splits
 
 
 def test_a_given_layout_overrules_what_the_names_suggest(tmp_path):
@@ -150,7 +141,7 @@ def test_a_layout_that_does_not_fit_is_refused(tmp_path):
         "split/domain/class",
         "split/class",
     ):
-        refused(lambda layout=layout: open_dataset(spec, layout=layout), "layout")
+        no_dataset(spec, "layout", layout=layout)
 
 
 def test_only_a_top_folder_without_meaning_is_entered():
@@ -218,7 +209,7 @@ def test_missing_paths_and_other_files_are_refused(tmp_path):
         (f"folder:{tmp_path}/x.rar", ".zip"),
         ("folder:", "PATH"),
     ):
-        refused(lambda spec=spec: open_dataset(spec), word)
+        no_dataset(spec, word)
 
 
 def test_a_file_that_cannot_be_read_keeps_its_row(tmp_path):
@@ -229,21 +220,14 @@ def test_a_file_that_cannot_be_read_keeps_its_row(tmp_path):
         file.truncate(MAX_BYTES + 1)
     data = open_dataset(f"folder:{root}")
     assert len(data) == len(SPLIT) + 3
-    reasons = {}
-    for row, name in enumerate(data.names):
-        try:
+    for name, why in (("broken", "no such file"), ("huge", "67,108,865 bytes"), ("loop", "cannot")):
+        path = f"train/cat/{name}.png"
+        row = data.names.index(path)
+        with pytest.raises(BadImage, match=why):
             data.source.read(row)
-        except BadImage as bad:
-            reasons[name] = str(bad)
-            assert (
-                data.uid[row].tobytes()
-                == hashlib.sha256(b"unreadable\0" + name.encode()).digest()[:16]
-            )
-    assert reasons.keys() == {f"train/cat/{name}.png" for name in ("broken", "huge", "loop")}
-    assert "67,108,865 bytes" in reasons["train/cat/huge.png"]
+        said = hashlib.sha256(b"unreadable\0" + path.encode()).digest()
+        assert data.uid[row].tobytes() == said[:16]
     assert "3 cannot be read" in data.reading
-    again = open_dataset(f"folder:{root}")  # from memory
-    assert (again.digest, again.reading) == (data.digest, data.reading)
 
 
 def test_links_to_folders_are_followed_and_loops_end(tmp_path):
@@ -312,11 +296,7 @@ def test_links_out_that_a_csv_lists_are_left_out_unless_asked_for(tmp_path):
     assert [data.classes[i] for i in data.label] == [name.split("/")[1] for name in data.names]
     assert len(open_dataset(f"folder:{root / 'list.csv'}", follow_links=True)) == len(SPLIT) + 1
     (root / "only.csv").write_text("path,label\nlink.png,dog\n")
-    refused(
-        lambda: open_dataset(f"folder:{root / 'only.csv'}"),
-        "lead out",
-        "--follow-links",
-    )
+    no_dataset(f"folder:{root / 'only.csv'}", "lead out", "--follow-links")
 
 
 def test_named_pipes_neither_hang_nor_count_as_images(tmp_path):
@@ -337,7 +317,7 @@ ODD = [
     "a b",
     "ümlaut",
     "日本",
-    "<script>alert(1)</script>".replace("/", "∕"),
+    "<script>alert(1)<∕script>",
     "semi;colon",
     "-rf",
     "new\nline",
@@ -471,11 +451,7 @@ def test_a_folder_that_cannot_be_listed_stops_the_reading(tmp_path, monkeypatch)
         return scandir(place)
 
     monkeypatch.setattr(file_tree.os, "scandir", refuses)
-    refused(
-        lambda: open_dataset(f"folder:{tmp_path / 'x'}"),
-        str(tmp_path / "x" / "dog"),
-        code=Exit.ENVIRONMENT,
-    )
+    no_dataset(f"folder:{tmp_path / 'x'}", str(tmp_path / "x" / "dog"), code=Exit.ENVIRONMENT)
 
 
 def test_a_folder_of_too_many_files_is_refused(tmp_path, monkeypatch):
@@ -484,7 +460,7 @@ def test_a_folder_of_too_many_files_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(archives, "MAX_ENTRIES", 7)
     assert len(open_dataset(f"folder:{tmp_path / 'x'}")) == 2
     monkeypatch.setattr(archives, "MAX_ENTRIES", 6)
-    refused(lambda: open_dataset(f"folder:{tmp_path / 'x'}"), "more than 6")
+    no_dataset(f"folder:{tmp_path / 'x'}", "more than 6")
 
 
 def test_a_level_with_a_name_of_its_own_is_a_group_and_no_part_of_the_digest(tmp_path):
@@ -503,3 +479,212 @@ def test_a_level_with_a_name_of_its_own_is_a_group_and_no_part_of_the_digest(tmp
     assert (plain.digest, plain.groups) == (data.digest, {})
     for held in (data, data.part(5)):
         assert held.groups["site"].values() == [name.split("/")[0] for name in held.names]
+
+
+# Lists of images and ImageFolders of other programs: one dataset, however it is written down
+
+
+WORDS = ["cat", "dog", "none"]
+ROWS = [
+    (f"img/{i:02}.png", WORDS[i % 3], ["train", "test"][i % 4 == 0], f"u{i % 5}") for i in range(24)
+]
+
+
+def images(root):
+    return write_directory(root, {path: png(i) for i, (path, *_) in enumerate(ROWS)})
+
+
+def facts(data):
+    """What every row is: its content, class, split and client."""
+    clients = data.groups[next(name for name in data.groups if name.startswith("client"))].values()
+    words = [data.classes[code] for code in data.label]
+    return set(
+        zip((uid.tobytes() for uid in data.uid), words, data.split.tolist(), clients, strict=True)
+    )
+
+
+def csv_text(names, separator=",", spelt=str):
+    lines = [separator.join(names)]
+    return (
+        "\n".join([*lines, *(separator.join([spelt(path), *rest]) for path, *rest in ROWS)]) + "\n"
+    )
+
+
+PLAIN = ("path", "label", "split", "client")
+
+
+@pytest.fixture
+def plain(tmp_path):
+    root = images(tmp_path / "plain")
+    (root / "list.csv").write_text(csv_text(PLAIN))
+    return facts(open_dataset(f"folder:{root / 'list.csv'}"))
+
+
+@pytest.mark.parametrize(
+    ("name", "raw"),
+    [
+        ("list.csv", csv_text(PLAIN, "\t").encode("utf-16")),
+        ("list.csv", ("sep=;\n" + csv_text(PLAIN, ";")).encode("utf-8-sig")),
+        ("list.tsv", csv_text(PLAIN, "\t").encode()),
+        ("list.csv", csv_text(PLAIN, spelt=lambda path: f".\\{path}".replace("/", "\\")).encode()),
+        ("list.csv", csv_text(PLAIN, spelt=lambda path: f"./{path}").encode()),
+        (
+            "list.csv",
+            csv_text(
+                ("image_id", *PLAIN[1:]), spelt=lambda path: path.removesuffix(".png")
+            ).encode(),
+        ),
+        (
+            "list.jsonl",
+            "\n".join(json.dumps(dict(zip(PLAIN, row, strict=True))) for row in ROWS).encode(),
+        ),
+    ],
+)
+def test_a_list_of_images_means_the_same_however_it_is_written(tmp_path, plain, name, raw):
+    root = images(tmp_path / "set")
+    (root / name).write_bytes(raw)
+    assert facts(open_dataset(f"folder:{root / name}")) == plain
+
+
+def test_the_column_of_paths_has_a_usual_name(tmp_path, plain):
+    root = images(tmp_path / "set")
+    for name in ("image", "file_name", "FileName", "image_path", "file", "img", "id"):
+        (root / "list.csv").write_text(csv_text((name, *PLAIN[1:])))
+        assert facts(open_dataset(f"folder:{root / 'list.csv'}")) == plain
+
+
+def test_the_mapping_of_fedscale_is_a_list(tmp_path):
+    root = images(tmp_path / "set")
+    lines = ["client_id, sample_path, label_name, label_id"]
+    lines += [f"{client}, {path}, {word}, {WORDS.index(word)}" for path, word, _, client in ROWS]
+    (root / "client_data_mapping.csv").write_text("\n".join(lines))
+    data = open_dataset(f"folder:{root / 'client_data_mapping.csv'}")
+    assert data.classes == tuple(WORDS)
+    assert data.groups["client_id"].words == ("u0", "u1", "u2", "u3", "u4")
+
+
+def test_paths_of_a_drive_are_refused(tmp_path):
+    root = images(tmp_path / "set")
+    (root / "list.csv").write_text("path,label\nC:\\data\\a.png,cat\nC:\\data\\b.png,dog\n")
+    no_dataset(f"folder:{root / 'list.csv'}", "relative", "C:")
+
+
+# Hugging Face's ImageFolder
+
+
+def image_folder(*, tables, ending):
+    """Files of an ImageFolder: one table at the top, or one in each split."""
+    files = {f"{split}/{Path(path).name}": png(i) for i, (path, _, split, _) in enumerate(ROWS)}
+    groups = (
+        {"": ROWS}
+        if tables == "top"
+        else {s: [row for row in ROWS if row[2] == s] for s in ("train", "test")}
+    )
+    for split, rows in groups.items():
+        records = [
+            {
+                "file_name": Path(path).name if split else f"{of}/{Path(path).name}",
+                "label": word,
+                "client": client,
+            }
+            for path, word, of, client in rows
+        ]
+        if ending == "jsonl":
+            text = "\n".join(map(json.dumps, records))
+        else:
+            text = "\n".join(
+                ["file_name,label,client", *(",".join(record.values()) for record in records)]
+            )
+        files[f"{split}/metadata.{ending}".lstrip("/")] = text.encode()
+    return files
+
+
+@pytest.mark.parametrize(
+    ("tables", "ending", "top"),
+    [("top", "csv", "pets/"), ("each", "csv", ""), ("each", "jsonl", "pets/")],
+)
+def test_an_image_folder_of_hugging_face_is_read_from_its_tables(
+    tmp_path, plain, tables, ending, top
+):
+    files = {top + name: raw for name, raw in image_folder(tables=tables, ending=ending).items()}
+    packed = [
+        write_directory(tmp_path / "dir", files),
+        write_zip(tmp_path / "z.zip", files),
+        write_tar(tmp_path / "t.tar", files),
+    ]
+    found = [open_dataset(f"folder:{path}") for path in packed]
+    for data in found:
+        assert facts(data) == plain
+        assert "not an image" not in data.reading
+    assert len({data.digest for data in found}) == 1
+    assert found[0].names[0].startswith("test/")
+
+
+def test_images_and_rows_without_each_other_are_counted(tmp_path):
+    files = image_folder(tables="top", ending="csv")
+    files["train/unlisted.png"] = png(99)
+    files["metadata.csv"] += b"\ntrain/gone.png,cat,u0"
+    data = open_dataset(f"folder:{write_directory(tmp_path / 'pets', files)}")
+    assert len(data) == len(ROWS)
+    assert "1 not listed" in data.reading
+    assert "1 listed and not there" in data.reading
+
+
+def test_classes_are_folders_where_the_tables_have_none(tmp_path):
+    files = {
+        f"{split}/{word}/{Path(path).name}": png(i) for i, (path, word, split, _) in enumerate(ROWS)
+    }
+    lines = [f"{split}/{word}/{Path(path).name},{client}" for path, word, split, client in ROWS]
+    files["metadata.csv"] = "\n".join(["file_name,client", *lines]).encode()
+    data = open_dataset(f"folder:{write_directory(tmp_path / 'pets', files)}")
+    assert data.classes == tuple(WORDS)
+    assert np.bincount(data.split).tolist() == [18, 6]
+    assert data.groups["client"].words == ("u0", "u1", "u2", "u3", "u4")
+
+
+# Folders that are named like splits
+
+
+@given(
+    names=st.sets(st.sampled_from(sorted(SPLIT_WORDS)), min_size=2),
+    upper=st.booleans(),
+    depth=st.integers(1, 2),
+)
+def test_folders_that_are_all_named_like_splits_are_never_classes(names, upper, depth):
+    spelt = [name.upper() if upper else name for name in sorted(names)]
+    files = [f"{'/'.join([name] * depth)}/{i}.png" for name in spelt for i in range(3)]
+    with pytest.raises(FedcacheError, match="named like splits") as refused:
+        infer(files, None, where="pets")
+    assert "metadata.csv" in refused.value.hint
+
+
+def test_a_split_beside_other_names_is_no_class_either():
+    def inferred(*names, layout=None):
+        files = [f"{name}/{i}.png" for name in names for i in range(3)]
+        return infer(files, layout, where="pets").classes
+
+    with pytest.raises(FedcacheError, match="named like splits"):
+        inferred("train", "test", "unlabeled")
+    assert set(inferred("bus", "car", "train")) == {"bus", "car", "train"}
+    assert set(inferred("train", "test", layout="class")) == {"train", "test"}
+
+
+# Formats that are not read
+
+
+@pytest.mark.parametrize(("ending", "kind"), [("jp2", "JPEG2000"), ("", "PNG")])
+def test_images_in_other_formats_are_refused_with_lines_that_convert_them(tmp_path, ending, kind):
+    root = tmp_path / "photos"
+    dot = f".{ending}" if ending else ""
+    files = {
+        f"{word}/{i}{dot}": encoded(pixels(i), kind) for word in ("cat", "dog") for i in range(3)
+    }
+    write_directory(root, files)
+    with pytest.raises(UsageError) as refused:
+        open_dataset(f"folder:{root}")
+    lines = refused.value.hint.splitlines()
+    assert lines[0] == BEGIN
+    assert lines[-1] == f"Then:  fedcache datasets info folder:{root}"
+    script = "\n".join(line.removeprefix(MARK) for line in lines if line.startswith(MARK))
+    subprocess.run([sys.executable, "-c", script], check=True)
+    assert open_dataset(f"folder:{root}").classes == ("cat", "dog")

@@ -5,13 +5,12 @@ import json
 import os
 import pickle
 import shutil
-import string
-from collections import Counter
 
 import numpy as np
 import pytest
-from command import fedcache, ok
+from command import fedcache
 from make_images import write_directory
+from no_dataset import no_dataset
 from opened import open_dataset, peek
 from paper_trees import TREES, python2, write
 
@@ -20,30 +19,19 @@ from fedcache.extract.datasets import paper
 from fedcache.extract.datasets.listing import info
 from fedcache.extract.datasets.paper_index import READERS, _letters
 from fedcache.extract.datasets.papers import check
-from fedcache.federate.partition import partition
-from fedcache.store.store import Store
-
-SMALL = "--batch 8 --chunk-rows 8 --workers 0 --size 8"
-IDS = [f"{name}-{number}" for name, number in TREES]
 
 
 def refused(name, root, code, *words):
-    with pytest.raises(FedcacheError) as caught:
-        open_dataset(f"paper:{name}", roots={name: root})
-    assert caught.value.code == code, caught.value
-    for word in words:
-        assert word in str(caught.value), caught.value
-    return caught.value
+    no_dataset(f"paper:{name}", *words, code=code, roots={name: root})
 
 
 def test_every_layout_of_every_dataset_has_a_tree_here():
     assert sorted(TREES) == sorted(
         (n, i) for n in paper.NAMES for i in range(len(paper.read(n).layouts))
     )
-    assert len(paper.NAMES) == 15
 
 
-@pytest.mark.parametrize(("name", "layout"), TREES, ids=IDS)
+@pytest.mark.parametrize(("name", "layout"), TREES)
 def test_a_layout_gives_its_rows(name, layout, tmp_path):
     expected = write(name, layout, tmp_path / "here")
     held = paper.read(name)
@@ -67,17 +55,13 @@ def test_a_layout_gives_its_rows(name, layout, tmp_path):
         assert data.uid[i].tobytes() == hashlib.sha256(raw).digest()[:16]
 
 
-@pytest.mark.parametrize(("name", "layout"), [("digit5", 0), ("eurosat", 0)])
-def test_a_dataset_is_the_same_wherever_it_lies_and_below_a_folder_of_its_name(
-    name, layout, tmp_path
-):
-    write(name, layout, tmp_path / "a")
-    top = next(at for at in paper.read(name).layouts[layout].at if at)
-    shutil.copytree(tmp_path / "a", tmp_path / "b" / name / top)
-    a = open_dataset(f"paper:{name}", roots={name: tmp_path / "a"})
-    b = open_dataset(f"paper:{name}", data=tmp_path / "b")
-    assert a.digest == b.digest
-    assert peek(f"paper:{name}", data=tmp_path / "b") == (name, b.digest)
+def test_a_dataset_is_the_same_wherever_it_lies_and_below_a_folder_of_its_name(tmp_path):
+    write("digit5", 0, tmp_path / "a")
+    top = next(at for at in paper.read("digit5").layouts[0].at if at)
+    shutil.copytree(tmp_path / "a", tmp_path / "b" / "digit5" / top)
+    a = open_dataset("paper:digit5", roots={"digit5": tmp_path / "a"})
+    assert open_dataset("paper:digit5", data=tmp_path / "b").digest == a.digest
+    assert peek("paper:digit5", data=tmp_path / "b") == ("digit5", a.digest)
 
 
 def test_what_was_read_is_remembered_until_a_file_changes(tmp_path):
@@ -108,8 +92,15 @@ def test_cifar_10_is_the_dataset_torchvision_reads(tmp_path, monkeypatch):
     monkeypatch.setattr(cifar, "test_list", [["test_batch", md5["test_batch"]]])
     monkeypatch.setattr(cifar, "meta", {**cifar.meta, "md5": md5["batches.meta"]})
     ours = open_dataset("paper:cifar10", roots={"cifar10": tmp_path})
-    theirs = open_dataset("torchvision:CIFAR10", roots={"CIFAR10": tmp_path})
+    roots = {"CIFAR10": tmp_path}
+    theirs = open_dataset("torchvision:CIFAR10", roots=roots)
     assert (ours.digest, ours.slug) == (theirs.digest, theirs.slug)
+    for path in folder.glob("data_batch_*"):
+        path.unlink()
+    assert len(open_dataset("torchvision:CIFAR10", roots=roots)) == 4
+    # A damaged batch is refused although the other part is whole.
+    (folder / "data_batch_3").write_bytes(b"half")
+    no_dataset("torchvision:CIFAR10", "CIFAR10", code=Exit.ENVIRONMENT, roots=roots)
 
 
 def test_the_whole_digit_pickles_begin_with_the_parts(tmp_path, monkeypatch):
@@ -137,8 +128,8 @@ def test_the_whole_digit_pickles_begin_with_the_parts(tmp_path, monkeypatch):
 def test_a_missing_dataset_ends_in_exit_6_with_the_steps(tmp_path):
     place = tmp_path / "nowhere"
     for name in paper.NAMES:
-        error = refused(name, place, Exit.ENVIRONMENT, str(place), f"--data {name}=")
-        assert all(step in error.hint for step in paper.read(name).steps)
+        steps = paper.read(name).steps
+        refused(name, place, Exit.ENVIRONMENT, str(place), f"--data {name}=", *steps)
     with pytest.raises(FedcacheError, match="--data"):
         open_dataset("paper:cars")
 
@@ -199,29 +190,6 @@ def test_a_split_that_is_not_the_published_one_is_refused(change, words, tmp_pat
     change_json(tmp_path / "split_zhou_EuroSAT.json", change)
     refused("eurosat", tmp_path, Exit.CORRUPT, words)
     assert words in check("eurosat", tmp_path)["wrong"][-1]
-
-
-def test_another_spelling_of_a_class_is_no_matter(tmp_path):
-    write("eurosat", 0, tmp_path)
-    change_json(
-        tmp_path / "split_zhou_EuroSAT.json",
-        lambda s: s.update(
-            {
-                k: [[p, n, "sea" if n == 9 else w.upper().replace(" ", "_")] for p, n, w in v]
-                for k, v in s.items()
-            }
-        ),
-    )
-    data = open_dataset("paper:eurosat", roots={"eurosat": tmp_path})
-    assert data.classes == paper.read("eurosat").classes
-
-
-class Trap:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (self.path,)
 
 
 def bad_cifar(**changes):
@@ -315,27 +283,7 @@ def test_a_file_that_does_not_hold_what_it_should_is_named(
     refused(name, tmp_path, Exit.CORRUPT, words)
 
 
-def test_a_pickle_runs_nothing(tmp_path):
-    write("cifar10", 0, tmp_path)
-    trap = pickle.dumps({"data": [Trap(str(tmp_path / "sprung"))]})
-    (tmp_path / "cifar-10-batches-py" / "data_batch_1").write_bytes(trap)
-    refused("cifar10", tmp_path, Exit.CORRUPT, "mkdir")
-    assert not (tmp_path / "sprung").exists()
-
-
 # Counts
-
-
-def test_counts_that_differ_from_the_published_are_said_and_checked(tmp_path):
-    write("pets", 0, tmp_path)
-    data = open_dataset("paper:pets", roots={"pets": tmp_path})
-    assert "train 37, published 2,944" in data.reading
-    report = check("pets", tmp_path)
-    assert (report["missing"], report["counts"]) == (
-        [],
-        {"train": 37, "test": 37, "validation": 37},
-    )
-    assert "test: 37 images, published 3,669" in report["wrong"]
 
 
 def test_a_whole_copy_passes_and_one_image_less_does_not(tmp_path, monkeypatch):
@@ -352,6 +300,8 @@ def test_a_whole_copy_passes_and_one_image_less_does_not(tmp_path, monkeypatch):
     assert fedcache(f"datasets check office10 {tmp_path}").code == 0
     monkeypatch.setitem(counts, "dslr", 61)
     assert check("office10", tmp_path)["wrong"] == ["dslr: 60 images, published 61"]
+    data = open_dataset("paper:office10", roots={"office10": tmp_path})
+    assert "dslr 60, published 61" in data.reading
     assert fedcache(f"datasets check office10 {tmp_path}").code == 5
 
 
@@ -392,12 +342,6 @@ def test_a_data_file_agrees_with_itself(name):
             *held.domains,
             *(f"{d}/{w}" for d in held.domains for w in words),
         }
-        assert all(
-            len(md5) == 32 and set(md5) <= set(string.hexdigits) for md5 in layout.md5.values()
-        )
-    for file in held.files:
-        assert file.url.startswith(("https://", "http://"))
-        assert len(file.md5) == 32 or not file.direct  # what is downloaded can be checked
     assert set(info(f"paper:{name}")["splits"]) <= words
 
 
@@ -425,61 +369,13 @@ def test_check_tells_missing_from_wrong(tmp_path):
     assert few.data["layout"] == "CoOp's split"
 
 
-# From end to end
-
-
-def extracted(name, layout, root):
-    """Write a dataset, extract it, and return its rows and its store."""
-    rows = write(name, layout, root)
-    done = ok(
-        f"extract --dataset paper:{name} --data {name}={root} -b random-projection {SMALL}",
-    )
-    store = Store.open(done.data["path"])
-    assert list(store.samples.name) == [row.name for row in rows]
-    return rows, store
-
-
-def named(store, rows):
-    return sorted(store.samples.name[i] for i in rows)
-
-
-def dealt(tmp_path, *words):
-    ok("partition", *words, "--out", tmp_path / "p.json")
-    return partition.load(tmp_path / "p.json")
-
-
-def first(rows, count, domain, split):
-    """Names of the first ``count`` rows of each class, in the order of the files."""
-    seen = Counter()
-    found = []
-    for row in rows:
-        if (row.domain, row.split) == (domain, split):
-            seen[row.label] += 1
-            if seen[row.label] <= count:
-                found.append(row.name)
-    return found
-
-
-@pytest.mark.slow
-def test_digit5_by_feature_shift_as_in_fedpcl(tmp_path):
-    """A client is a domain, in the paper's order, with the first images of each class in the order of the files."""
-    rows, store = extracted("digit5", 0, tmp_path / "digits")
-    made = dealt(tmp_path, "--scheme", "feature-shift", "--shots", 2, "--option", "tests=3")
-    assert [client.name for client in made.clients] == ["mnist", "svhn", "usps", "synth", "mnistm"]
-    for client in made.clients:
-        assert named(store, client.train) == first(rows, 2, client.name, 0)
-        assert named(store, client.test) == first(rows, 3, client.name, 1)
-
-
 def test_a_list_that_is_a_link_out_of_the_folder_is_not_read_unless_asked(tmp_path):
     write("eurosat", 0, tmp_path / "here")
     split, secret = tmp_path / "here" / "split_zhou_EuroSAT.json", tmp_path / "elsewhere.json"
     split.rename(secret)
     split.symlink_to(secret)
-    error = refused(
-        "eurosat", tmp_path / "here", Exit.USAGE, "split_zhou_EuroSAT.json is a link out of"
-    )
-    assert "--follow-links" in error.hint
+    said = ("split_zhou_EuroSAT.json is a link out of", "--follow-links")
+    refused("eurosat", tmp_path / "here", Exit.USAGE, *said)
     roots = {"eurosat": tmp_path / "here"}
     assert len(open_dataset("paper:eurosat", roots=roots, follow_links=True))
     inside = tmp_path / "here" / "2750" / "list.json"

@@ -5,6 +5,7 @@ import hashlib
 import http.server
 import io
 import os
+import shlex
 import shutil
 import ssl
 import subprocess
@@ -95,24 +96,8 @@ def encrypted(tmp_path, monkeypatch):
         pytest.skip("this system has no openssl to make a certificate")
     key = tmp_path / "key.pem"
     certificate = tmp_path / "certificate.pem"
-    words = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-keyout",
-        key,
-        "-out",
-        certificate,
-        "-days",
-        "1",
-        "-subj",
-        "/CN=localhost",
-        "-addext",
-        "subjectAltName=IP:127.0.0.1",
-    ]
+    words = f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {certificate} -days 1 -subj /CN=localhost"
+    words = [*shlex.split(words), "-addext", "subjectAltName=IP:127.0.0.1"]
     subprocess.run(words, check=True, capture_output=True)
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -125,11 +110,13 @@ def md5(path):
     return hashlib.md5(path.read_bytes()).hexdigest()
 
 
-def archived(folder, name, path):
-    """A tiny dataset in its true layout, packed as its owners pack it."""
+def archived(folder, name, path, without=""):
+    """A tiny dataset in its true layout, packed as its owners pack it; without the file of this name."""
     write(name, 0, folder)
     files = {
-        str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file() and p.name != without
     }
     return write_zip(path, files) if path.suffix == ".zip" else write_tar(path, files, "w:gz")
 
@@ -172,16 +159,11 @@ def test_a_pulled_dataset_can_be_extracted(server, published, tmp_path, own_home
 
 def test_what_has_to_be_got_by_hand_is_said_after_a_pull(server, published, tmp_path, own_home):
     address, folder, _ = server
-    write("eurosat", 0, tmp_path / "made")
-    (tmp_path / "made" / "split_zhou_EuroSAT.json").unlink()
-    files = {
-        str(p.relative_to(tmp_path / "made")): p.read_bytes()
-        for p in (tmp_path / "made").rglob("*.jpg")
-    }
-    archive = write_zip(folder / "EuroSAT.zip", files)
+    listed = "split_zhou_EuroSAT.json"
+    archive = archived(tmp_path / "made", "eurosat", folder / "EuroSAT.zip", listed)
     published("eurosat", **{"EuroSAT.zip": md5(archive)})
     done = ok(f"datasets pull eurosat --from {address}")
-    assert ["split_zhou_EuroSAT.json" in text for text in done.data["missing"]] == [True]
+    assert [listed in text for text in done.data["missing"]] == [True]
     assert (own_home / "data/eurosat/2750/River").is_dir()
 
 
@@ -386,7 +368,6 @@ def tar_with(path, change):
         lambda p: p.write_bytes(write_tar(p, {"a": os.urandom(5000)}, "w:gz").read_bytes()[:-900]),
         lambda p: write_zip(p, {"bomb": bytes(1 << 20)}),
     ],
-    ids=["parent", "absolute", "tar-parent", "link", "pipe", "no-archive", "cut", "bomb"],
 )
 def test_an_archive_that_should_not_be_unpacked_is_refused(make, tmp_path, monkeypatch):
     # of the 256 MB that may always be unpacked

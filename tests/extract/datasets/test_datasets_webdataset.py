@@ -2,12 +2,10 @@
 
 import json
 import pickle
-import tarfile
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from make_images import encoded, pixels, write_tar
+from no_dataset import no_dataset
 from opened import open_dataset, peek
 from refusal import refused
 
@@ -19,9 +17,9 @@ from fedcache.extract.datasets.webdataset import _expand
 PNG = [encoded(pixels(i)) for i in range(60)]
 
 
-def samples(rows: range, **parts: Any) -> dict[str, bytes]:
+def samples(rows, **parts):
     """``000017.png`` and a .cls of row mod 3; ``parts`` are functions of the row that give another part, or None."""
-    found: dict[str, bytes] = {}
+    found = {}
     for i in rows:
         found[f"{i:06d}.png"] = PNG[i]
         for ending, make in {"cls": lambda i: str(i % 3), **parts}.items():
@@ -30,7 +28,7 @@ def samples(rows: range, **parts: Any) -> dict[str, bytes]:
     return found
 
 
-def shards(root: Path, count: int = 3, each: int = 10, **parts: Any) -> Path:
+def shards(root, count=3, each=10, **parts):
     root.mkdir()
     for n in range(count):
         write_tar(root / f"train-{n:04d}.tar", samples(range(n * each, n * each + each), **parts))
@@ -38,7 +36,7 @@ def shards(root: Path, count: int = 3, each: int = 10, **parts: Any) -> Path:
     return root
 
 
-def opened(place: object, tail: str = ""):
+def opened(place, tail=""):
     return open_dataset(f"webdataset:{place}{tail}")
 
 
@@ -116,9 +114,9 @@ def test_two_images_of_a_sample_need_a_choice_and_other_parts_are_counted(tmp_pa
     assert "4 .seg.png, 1 .pyd" in data.reading
     assert opened(tmp_path / "a.tar", "?images=seg.png").source.read(2) == PNG[22]
     both = write_tar(tmp_path / "b.tar", {**samples(range(4)), "000001.jpg": PNG[9]})
-    refused(lambda: opened(both), "two images", "--images-key")
+    no_dataset(f"webdataset:{both}", "two images", "--images-key")
     none = write_tar(tmp_path / "c.tar", {"a.npy": b"x", "a.cls": b"1"})
-    refused(lambda: opened(none), "holds no images", "cls, npy")
+    no_dataset(f"webdataset:{none}", "holds no images", "cls, npy")
 
 
 def test_many_shards_are_read_with_few_open(tmp_path):
@@ -133,33 +131,15 @@ def test_many_shards_are_read_with_few_open(tmp_path):
     assert len(source._warm) == WARM
 
 
-def hostile(path: Path, name: str, **what: Any) -> Path:
-    with tarfile.open(path, "w") as archive:
-        entry = tarfile.TarInfo(name)
-        for key, value in what.items():
-            setattr(entry, key, value)
-        archive.addfile(entry)
-    return path
-
-
-def test_hostile_shards_are_refused_whole(tmp_path):
-    for name, what in (
-        ("../a.png", {}),
-        ("a.png", {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}),
-    ):
-        path = hostile(tmp_path / "a.tar", name, **what)
-        refused(lambda path=path: opened(path), name, code=Exit.CORRUPT)
-
-
 def test_cut_compressed_and_odd_shards_are_refused(tmp_path):
     path = write_tar(tmp_path / "a.tar", samples(range(8)))
     raw = path.read_bytes()
     path.write_bytes(raw[: len(raw) // 2 // 512 * 512])
-    refused(lambda: opened(path), "a.tar", code=Exit.CORRUPT)
+    no_dataset(f"webdataset:{path}", "a.tar", code=Exit.CORRUPT)
     (tmp_path / "gz").mkdir()
     packed = write_tar(tmp_path / "gz" / "a.tar.gz", samples(range(3)), "w:gz")
     for place in (packed, packed.parent):
-        refused(lambda place=place: opened(place), "gunzip")
+        no_dataset(f"webdataset:{place}", "gunzip")
     for part, held, named in (
         ("json", b"{", "JSON"),
         ("json", b"[" * 100_000, "JSON"),
@@ -167,7 +147,7 @@ def test_cut_compressed_and_odd_shards_are_refused(tmp_path):
         ("txt", b"x" * (2 << 20), "1,048,576"),
     ):
         path = write_tar(tmp_path / "b.tar", {"a.png": PNG[0], f"a.{part}": held})
-        refused(lambda path=path: opened(path), named)
+        no_dataset(f"webdataset:{path}", named)
 
 
 def test_patterns_that_match_nothing_say_so(tmp_path):
@@ -177,4 +157,4 @@ def test_patterns_that_match_nothing_say_so(tmp_path):
         (f"{root}/train-{{0000..0003}}.tar", "train-0001.tar"),
         (tmp_path / "no", f"ls {tmp_path}"),
     ):
-        refused(lambda place=place: opened(place), named)
+        no_dataset(f"webdataset:{place}", named)

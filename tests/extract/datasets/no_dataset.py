@@ -1,0 +1,11 @@
+"""What opening a dataset must refuse."""
+
+from opened import open_dataset
+from refusal import refused
+
+from fedcache.errors import Exit
+
+
+def no_dataset(spec, *words, code=Exit.USAGE, **options):
+    """Opening this dataset is refused with these words."""
+    refused(lambda: open_dataset(spec, **options), *words, code=code)
