@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # The tests start hundreds of processes: where compiled files may not be written, each compiles the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test quick check-method lint types unit numeric slow durability long durability-full trust engines test-engines test-gpu audit browser pages docs outputs notebooks everything nightly results bench bench-gpu wheels smoke-wheel smoke-wheel-quick sbom lock lint-files release-check clean
+.PHONY: help demo test quick check-method lint types unit numeric slow durability long long-data durability-full trust engines test-engines test-gpu audit browser pages docs outputs notebooks everything nightly results bench bench-gpu wheels smoke-wheel smoke-wheel-quick sbom lock lint-files release-check clean
 
 help:
 	@echo "make demo     install into $(VENV) and run the main job on the offline datasets"
@@ -99,9 +99,16 @@ numeric: $(VENV)/.dev
 slow: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m slow
 
-# Both in one session, so that two long tests of one kind do not wait for each other.
+# Slow and durability tests in one session, so that two long tests of one kind do not wait for each other; those of
+# extraction and stores apart, because a change of the training side cannot affect them.
+LONG = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal --durations=40 -m 'slow or durability'
+LONG_DATA = tests/extract tests/store tests/tables $(wildcard tests/durability/test_kills*.py)
+
 long: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal --durations=40 -m 'slow or durability'
+	$(LONG) $(LONG_DATA:%=--ignore=%) tests
+
+long-data: $(VENV)/.dev
+	$(LONG) $(LONG_DATA)
 
 durability: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m durability

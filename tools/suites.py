@@ -27,21 +27,46 @@ EVERYTHING = ("tools/", "Makefile", ".ci/", "tests/conftest.py", "tests/support/
 """Where one of these differs, all suites run."""
 
 PACKAGE = ("fedcache/", "tests/", "pyproject.toml")
+TRAINING_SIDE = tuple(
+    f"{top}/{folder}/"
+    for top in ("fedcache", "tests")
+    for folder in (
+        "federate",
+        "grids",
+        "heads",
+        "models",
+        "report",
+        "reproduce",
+        "runs",
+        "testing",
+        "ui",
+    )
+)
+"""What extraction and stores do not use."""
+
 INSTALLED = ("pyproject.toml", "uv.lock")
 
 
 @dataclass(frozen=True)
 class Suite:
-    """A target of the Makefile, and the beginnings of the paths that it depends on."""
+    """A target of the Makefile, the beginnings of the paths that it depends on, and of those below that it does not."""
 
     target: str
     paths: tuple[str, ...]
+    without: tuple[str, ...] = ()
 
     def reason(self, changed: frozenset[str] | None) -> str:
         """Why it is skipped; empty where it runs. ``changed`` is None where git cannot say what differs."""
-        if changed is None or _touches(changed, EVERYTHING) or _touches(changed, self.paths):
+        if changed is None or _touches(changed, EVERYTHING):
             return ""
-        return f"nothing below {', '.join(self.paths)} differs from main"
+        if any(
+            path.startswith(self.paths) and not path.startswith(self.without) for path in changed
+        ):
+            return ""
+        reason = f"nothing below {', '.join(self.paths)} differs from main"
+        if self.without:
+            reason += f", except below {', '.join(self.without)}"
+        return reason
 
 
 def _touches(changed: frozenset[str], beginnings: Sequence[str]) -> bool:
@@ -51,6 +76,7 @@ def _touches(changed: frozenset[str], beginnings: Sequence[str]) -> bool:
 ROWS = (
     (
         Suite("long", PACKAGE),
+        Suite("long-data", PACKAGE, TRAINING_SIDE),
         Suite(
             "numeric",
             ("fedcache/heads/", "fedcache/federate/", "fedcache/models/", "tests/heads/"),
