@@ -1,7 +1,5 @@
 """kill -9 of the server and of sites of a real federation on loopback: nothing runs on, and the end is the same."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

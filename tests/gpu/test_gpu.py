@@ -59,20 +59,6 @@ def test_stored_rows_on_a_gpu_are_the_rows_in_memory(case, execution):
     assert difference(on_cpu(one), on_cpu(two)) == 0.0
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedpcl", "ditto"])
-def test_a_run_may_go_on_on_the_other_device(name):
-    trial = trial_of_case((name, {}), "sequential")
-    data, clients = trial.with_views()
-    whole = trial.run((data, clients), rounds=3)
-    for first, second in (("cpu", "cuda"), ("cuda", "cpu")):
-        kept = []
-        trial.run(
-            (data.to(first), clients), rounds=3, on_round=lambda *a, kept=kept: kept.append(a[-1]())
-        )
-        rest = trial.run((data.to(second), clients), rounds=3, state=kept[0])
-        assert difference(whole, on_cpu(rest)) <= 100 * trial.closeness
-
-
 @pytest.fixture
 def digits():
     """The digits' features, computed on the GPU, and dealt to ten clients."""

@@ -21,7 +21,6 @@ from fedcache.federate.engine.sampling import (
 )
 from fedcache.federate.engine.simulated_time import TimingRule
 from fedcache.federate.partition.row_lists import NumberedNames
-from fedcache.federate.trust.policy import parse_policy
 
 UNEVEN = "client,cluster\n" + "".join(f"client-{c},{'abbcccccc'[c]}\n" for c in range(9))
 
@@ -109,21 +108,6 @@ def test_one_cluster_and_all_clusters_are_the_plain_run(clusters, more):
     assert difference(one, other) == 0.0
     assert one.traffic == other.traffic
     assert one.warnings == other.warnings
-
-
-@pytest.mark.parametrize("trust", [parse_policy(), parse_policy("median")])
-def test_executions_agree_on_rounds_of_clusters(trust, uneven):
-    how = {"sampling": parse_sampling("uniform", None, 0.0, uneven), "trust": trust, "rounds": 6}
-    one, other = (go("fedavg", execution=e, **how) for e in ("sequential", "batched"))
-    assert difference(one, other) < 1e-10
-    rounds = [set(r.clients) for r in one.records]
-    assert all(
-        found <= cluster
-        for found in rounds
-        for cluster in ({0}, {1, 2}, set(range(3, 9)))
-        if found & cluster
-    )
-    assert {1, 2, 5} == {*map(len, rounds)}, "of six clients five are drawn, and of fewer all"
 
 
 def test_clusters_smaller_than_a_round_are_said(uneven):

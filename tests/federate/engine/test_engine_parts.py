@@ -71,11 +71,6 @@ def test_a_text_start_needs_text_and_a_linear_head():
     )
 
 
-def test_data_that_does_not_fit_is_refused():
-    with pytest.raises(FedcacheError, match=r"\(3, 5\).*\(3, 4\)"):
-        Data(torch.zeros(2, 1, 4), torch.zeros(2, dtype=torch.int64), 3, torch.zeros(3, 5))
-
-
 @given(st.integers(0, 200), st.integers(1, 40), st.booleans(), st.booleans())
 @settings(max_examples=60)
 def test_batches_hold_every_row_once(n, batch, drop, bn):

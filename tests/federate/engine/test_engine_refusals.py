@@ -18,7 +18,6 @@ from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.client_table import ClientTable
 from fedcache.federate.partition.json_file import beyond
 from fedcache.federate.trust.attacks import flipped_labels
-from fedcache.federate.trust.pipeline import UploadPool
 
 FEDAVG = METHODS["fedavg"]
 
@@ -79,16 +78,6 @@ def test_a_state_of_an_earlier_release_names_its_clients_one_by_one():
     assert np.array_equal(again.client_accuracy, whole.client_accuracy, equal_nan=True)
     other = snapshot._replace(meta={**snapshot.meta, "clients": names[::-1]})
     refused(lambda: go_tiny("solo", state=other), "clients", code=7)
-
-
-def test_uploads_are_pooled_by_the_longest_name_and_have_one_shape():
-    pool = UploadPool({"W": "sum", "W/a": "stack"}, 2)
-    assert (pool.rule("W/b"), pool.rule("W/a/c")) == ("sum", "stack")
-    with pytest.raises(InternalError):
-        pool.rule("V")
-    pool.add({"W": torch.zeros(2, 3)}, 1.0, 7)
-    with pytest.raises(FederatedRunError, match="lient 8"):
-        pool.add({"W": torch.zeros(2, 4)}, 1.0, 8)
 
 
 def test_free_memory_is_what_the_system_says_or_half_of_what_there_is(monkeypatch):

@@ -50,22 +50,6 @@ def test_models_that_are_scored_together_say_what_each_says_alone(method, monkey
     assert many.counts.tolist() == expected.tolist()
 
 
-def test_equal_models_are_scored_once(monkeypatch):
-    data, clients = federation()
-    table = ClientTable.of([Client(c.name, c.train, COMMON) for c in clients], COMMON)
-    scored = []
-    plain = evaluate.predict_rows
-    monkeypatch.setattr(
-        evaluate, "predict_rows", lambda *a: scored.append(a[3] if len(a) > 3 else 1) or plain(*a)
-    )
-    monkeypatch.setattr(evaluate, "CLIENTS", 3)
-    go("fedrep", "init=shared", data, table, rounds=1, participation=2)
-    assert sum(scored) == 3  # of two clients that took part, and of the seven others
-    scored.clear()
-    go("fedrep", "init=independent", data, table, rounds=1, participation=2)
-    assert sum(scored) == 9
-
-
 def test_predictions_beyond_what_is_kept_leave_the_scores_as_they_are(monkeypatch):
     data, clients = federation()
     whole = go("fedrep", {}, data, shared(clients)).evaluation

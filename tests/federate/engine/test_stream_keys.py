@@ -13,12 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcache.federate.engine import context
 from fedcache.federate.engine.context import (
     ClientRng,
     generator,
-    generators,
-    key_hash,
     seed_states,
 )
 from fedcache.federate.engine.sampling import (
@@ -215,17 +212,3 @@ def test_a_seed_means_the_same_draws_in_every_process():
         7,
         4,
     ]
-
-
-def test_many_streams_are_the_single_ones():
-    for count in (1, context.MANY - 1, context.MANY, 50):
-        keys = [(3, "batch", 7, f"client-{i}", 0) for i in range(count)]
-        for key, g in zip(keys, generators(keys), strict=True):
-            alone = generator(*key)
-            assert np.array_equal(g.permutation(40), alone.permutation(40))
-            assert np.array_equal(g.standard_normal(5), alone.standard_normal(5))
-
-
-def test_keys_do_not_run_together():
-    assert key_hash(1, "a", 23) != key_hash(12, "a", 3)
-    assert key_hash(0, "ab") != key_hash(0, "a", "b")

@@ -108,15 +108,6 @@ def test_every_round_that_is_scored_has_its_validation_accuracy_and_a_resumed_ru
     assert [r.diagnostics for r in again.records] == [r.diagnostics for r in whole.records]
 
 
-def test_the_models_of_drawn_clients_alone_are_scored_on_validation_rows():
-    data, clients = federation()
-    both, _, _ = tables(clients)
-    made = go_all("solo", {}, data, both, eval_clients=4)
-    scored = ~np.isnan(made.evaluation.validation.client_accuracy)
-    assert scored.sum() == 4
-    assert scored.tolist() == (~np.isnan(made.evaluation.client_accuracy)).tolist()
-
-
 @pytest.mark.parametrize("together", [False, True])
 def test_a_method_that_learns_from_what_it_is_scored_on_learns_from_no_test_row_to_be_chosen(
     together, monkeypatch

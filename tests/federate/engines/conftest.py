@@ -1,7 +1,5 @@
 """What tests of federations over sites share."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

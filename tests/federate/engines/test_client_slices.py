@@ -13,7 +13,6 @@ from fedcache.federate.engine.simulated_time import parse_timing
 from fedcache.federate.engines.ray import client_slices
 from fedcache.federate.execution import executor
 from fedcache.federate.methods import METHODS
-from fedcache.federate.trust.policy import TrustPolicy
 
 PLAIN = [case for case in cases() if not METHODS[case[0]].central]
 
@@ -79,22 +78,6 @@ def test_sums_of_many_clients_travel_in_place_of_their_uploads(monkeypatch):
     same(made, run(spec, hp))
     # two for each worker, of the pieces that 120 clients of three rows make
     assert workers.most == 4
-
-
-@pytest.mark.parametrize(
-    "trust",
-    [
-        TrustPolicy(on_bad="reject"),
-        TrustPolicy(max_norm=5.0, on_bad="reject"),
-        TrustPolicy(max_share=0.3),
-    ],
-    ids=["reject", "norm", "share"],
-)
-def test_what_looks_at_uploads_looks_at_them_here(trust):
-    data, clients = tiny()
-    hp = METHODS["fedavg"].resolve("paper", {"lr": 0.1, "bn": False})
-    spec = TrainingRun(METHODS["fedavg"], data, clients, 2, trust=trust, execution="sequential")
-    same(over_workers(spec, hp)[0], run(spec, hp))
 
 
 def test_an_asynchronous_server_gets_the_same_updates_from_workers():

@@ -1,21 +1,17 @@
 """``--engine ray`` without Ray: what is refused, and the chunk tasks that its workers compute."""
 
-from __future__ import annotations
-
 import random
-import shutil
 import socket
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from command import fedcache, ok, words_of
+from command import fedcache, words_of
 from pictures import folder
 from refusal import refused
+from toy_store import content, samples
 
 from fedcache.errors import Exit
 from fedcache.extract import compute_features as extraction_run
@@ -76,8 +72,8 @@ class Clumsy:
 
     def __init__(self, spec, seed):
         self.worker, self.draw = ChunkWorker(spec), random.Random(seed)
-        self.ready: list[tuple[Any, dict[str, Any]]] = []
-        self.orders: list[Any] = []
+        self.ready = []
+        self.orders = []
 
     @property
     def waiting(self):
@@ -94,14 +90,6 @@ class Clumsy:
 
     def ask(self, *args):
         return chunk_tasks.compute(self.worker, *args)
-
-
-def content(store):
-    return {
-        str(f.relative_to(store)): f.read_bytes()
-        for f in sorted(store.rglob("*"))
-        if f.is_file() and f.name != "history.jsonl" and "locks" not in f.parts
-    }
 
 
 @pytest.fixture
@@ -138,23 +126,6 @@ def test_tasks_computed_twice_and_in_any_order_make_the_same_store(
     assert content(apart) == content(whole)
 
 
-@pytest.mark.slow
-def test_a_resumed_and_a_grown_store_go_on_elsewhere(tmp_path, clumsy):
-    images = folder(tmp_path / "shapes")
-    words = ("extract", "--dataset", f"folder:{images}", *SMALL, "--chunk-rows", 8)
-    first = Path(ok(*words, "--engine", "ray").data["path"])
-    more = folder(tmp_path / "more", train=20)
-    shutil.copytree(more, images, dirs_exist_ok=True)
-    grown = ok(*words, "--engine", "ray").data
-    assert grown["growth"]["reused_chunks"] > 0
-    here = Path(grown["path"])
-    assert here != first
-    there = tmp_path / "there.zarr"
-    shutil.move(here, there)
-    again = ok(*words, "--workers", 0).data
-    assert content(Path(again["path"])) == content(there)
-
-
 @pytest.mark.parametrize("sizes", [(8, 32), (12, 20)])
 def test_tasks_cover_what_is_missing_once_and_share_no_image(tmp_path, sizes):
     class Writer:
@@ -185,7 +156,6 @@ def test_tasks_cover_what_is_missing_once_and_share_no_image(tmp_path, sizes):
 
 @pytest.fixture
 def writer(tmp_path):
-    from toy_store import samples
 
     store = Store.create(
         tmp_path / "s.zarr",

@@ -320,24 +320,6 @@ def test_no_claim_of_one_of_six_sites_moves_a_rule_by_more_than_three_points(
 
 
 @pytest.mark.slow
-def test_a_plain_mean_warns_of_the_site_that_is_most_of_it(sites, tmp_path):
-    heard, capped = Heard(), Heard()
-    federated(
-        claiming(sites, tmp_path / "state", rows(10**9)),
-        tmp_path,
-        heard,
-        max_rows_per_client=10**10,
-    )
-    assert heard.said(f"({LIAR!r}) has 1,000,000,000 rows")
-    how = {"max_rows_per_client": 10**10, "max_share": 0.2}
-    run = federated(
-        claiming(sites, tmp_path / "capped", rows(10**9)), tmp_path / "c", capped, **how
-    )
-    assert capped.said("--max-share 0.2")
-    assert mean_accuracy(run) > without_liar(sites, tmp_path) - 0.03
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "claim",
     [{"classes": ["z", "y", "x", "w"]}, pytest.param({"views": 2}, marks=pytest.mark.full)],

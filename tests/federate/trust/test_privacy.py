@@ -1,6 +1,5 @@
 """Privacy of clients: noise that nobody can repeat or subtract, and what it costs by accountants of our own."""
 
-import logging
 import math
 from dataclasses import replace
 from functools import partial
@@ -22,7 +21,7 @@ from fedcache.federate.engine.context import key_hash
 from fedcache.federate.methods import METHODS
 from fedcache.federate.trust import accounting
 from fedcache.federate.trust import privacy as noise
-from fedcache.federate.trust.accounting import Spent, epsilons, short_privacy
+from fedcache.federate.trust.accounting import Spent, epsilons
 from fedcache.federate.trust.policy import parse_policy
 from fedcache.federate.trust.privacy import Privacy, PrivateDraws
 from fedcache.report.methods.facts import leaving
@@ -293,35 +292,6 @@ def test_what_noise_makes_meaningless_is_refused_beside_it():
         refused(partial(parse_policy, privacy=SIMULATED, **words))
 
 
-def test_no_warning_tells_how_many_rows_a_client_has():
-    data, clients = federation(sizes=(5, 5, 5, 200))
-    out = go_all(
-        "fedavg",
-        "batch=4",
-        data,
-        clients,
-        rounds=1,
-        trust=parse_policy(privacy=REAL),
-    )
-    assert not [w for w in out.warnings if "200" in w]
-    plain = go_all("fedavg", "batch=4", data, clients, rounds=1)
-    assert [w for w in plain.warnings if "200" in w]  # as it does where uploads weigh by rows
-
-
-def test_a_result_says_whether_its_epsilon_is_a_simulation_or_a_bound():
-    cost = {
-        "noise": 1.0,
-        "epsilon_pld": 5.76,
-        "epsilon_rdp": 6.2,
-    }  # of an earlier release, which only simulated
-    assert "simulation" in short_privacy(cost)
-    assert "5.76" in short_privacy(cost)
-    composed = {"composed": {"epsilon_pld": 11.3, "epsilon_rdp": 12.0}, "simulation": False}
-    assert "11.3" in short_privacy({**cost, **composed})
-    nothing = {"composed": {"epsilon_pld": None, "epsilon_rdp": None}, "simulation": False}
-    assert "epsilon" not in short_privacy({**cost, **nothing})
-
-
 # Accounting, by means of our own: nothing below asks dp-accounting for anything but its answer.
 
 
@@ -414,18 +384,6 @@ def test_epsilon_composes_over_seeds_points_and_unlike_mechanisms():  # A1
     assert mixed["epsilon_pld"] == pytest.approx(
         sampled_epsilon([(1.0, 0.1, 50), (4.0, 1 - 1e-12, 10)], 1e-5), rel=0.01
     )
-
-
-def test_accounting_leaves_the_log_level_of_its_library_as_it_was():
-    pytest.importorskip("dp_accounting")
-    log = logging.getLogger("absl")
-    before = log.level
-    try:
-        log.setLevel(logging.DEBUG)
-        epsilons([Spent(2.0, 1.0, 7)], 1e-5)
-        assert log.level == logging.DEBUG
-    finally:
-        log.setLevel(before)
 
 
 def test_sampling_makes_epsilon_smaller_only_while_participants_are_secret():

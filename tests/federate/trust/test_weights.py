@@ -67,19 +67,6 @@ def federated(claim, **how):
     ]
 
 
-@pytest.mark.parametrize("execution", ["batched", "gram"])
-@pytest.mark.parametrize("name", ["fedavg", "fedproto"])
-def test_executions_agree_on_capped_shares(name, execution):
-    settings = set_to("opt=sgd lr=0.05 batch=8 epochs=1")
-    how = {"trust": parse_policy(max_share=0.2), "participation": 5, "rounds": 2}
-    data, clients = federated(120)
-    reference = go(name, settings, data, clients, execution="sequential", **how)
-    assert (
-        difference(reference, go(name, settings, data, clients, execution=execution, **how)) < 1e-10
-    )
-    assert any("client 3 ('client-3')" in w for w in reference.warnings)
-
-
 @pytest.mark.parametrize("name", ["fed3r", "fedncm", "fedcgs", "fedavg", "fedproto"])
 def test_a_capped_client_counts_as_if_it_had_so_many_rows(name):
     # Its 150 rows are 30 rows five times, and a sixth of the weight of six clients is that of 30. What is trained is
