@@ -20,7 +20,7 @@ from fedcache.federate.engine.views import drawn_views
 from fedcache.federate.execution.choose import choose
 from fedcache.federate.execution.grid_batch import POOLED
 from fedcache.federate.execution.memory_estimate import ExecutionPlan, Load, forecast
-from fedcache.federate.methods import METHODS, find_method
+from fedcache.federate.methods import METHODS
 from fedcache.federate.trust.pipeline import UploadPool
 
 
@@ -39,20 +39,13 @@ def test_presets_are_legal_and_written_as_they_are_read(preset):
     ("settings", "named"),
     [
         ({"lrr": "1"}, "'lr'"),
-        ({"lr": "fast"}, "at least 0"),
         ({"momentum": 1.5}, "from 0 to 1"),
         ({"batch": "2.5"}, "an integer"),
         ({"opt": "sdg"}, "adam | sgd"),
-        ({"drop_last": "maybe"}, "true | false"),
     ],
 )
 def test_an_illegal_setting_is_refused(settings, named):
     refused(lambda: METHODS["fedavg"].resolve("paper", settings), named)
-
-
-def test_unknown_names_are_guessed():
-    refused(lambda: find_method("fedavgg"), "'fedavg'")
-    refused(lambda: METHODS["solo"].resolve("oficial"), "'official'")
 
 
 def test_a_text_start_needs_text_and_a_linear_head():
@@ -62,13 +55,6 @@ def test_a_text_start_needs_text_and_a_linear_head():
     refused(lambda: go("fedavg", "init=text"), "head=mlp")
     start = go("fedavg", "head=linear epochs=0", rounds=1).server
     assert gap(start["W"], data.text) < 1e-15  # auto: a linear head on features with text
-    assert (
-        gap(
-            go("fedavg", "head=linear epochs=0", without, clients, rounds=1).server["W"],
-            data.text,
-        )
-        > 0.01
-    )
 
 
 @given(st.integers(0, 200), st.integers(1, 40), st.booleans(), st.booleans())
@@ -182,12 +168,6 @@ FEW = (50,) * 100
         ),  # matrices of three in four are for nothing
         ("adam", 41_000, {"rows": FEW}, "batched"),
         ("sgd", 41_000, {"rows": FEW, "views": 4}, "batched"),
-        (
-            "sgd",
-            41_000,
-            {"rows": (50,) * 40 + (600,) * 60},
-            "batched",
-        ),  # most rows are with the large
         ("sgd", 41_000, {"rows": FEW, "points": 240}, "gram"),
     ],
 )
@@ -272,32 +252,19 @@ def test_features_that_cannot_be_prepared(arrays, post):
         prepare(arrays, post)
 
 
-KERNELS = {
-    "renamed": lambda patch, name: patch.delattr(torch, name),
-    "with other arguments": lambda patch, name: patch.setattr(torch, name, lambda _params: None),
-    "another step": lambda patch, name: patch.setattr(torch, name, lambda *_args, **_kwargs: None),
-}
-
-
-@pytest.mark.parametrize(
-    ("change", "opt"),
-    [("renamed", "sgd"), ("with other arguments", "adam"), ("another step", "sgd")],
-)
-def test_a_private_kernel_of_torch_that_is_not_the_step_written_out_is_not_used(change, opt):
+@pytest.mark.parametrize("opt", ["sgd", "adam"])
+def test_a_private_kernel_of_torch_that_is_not_the_step_written_out_is_not_used(opt, monkeypatch):
+    settings = f"opt={opt} lr=0.05"
     assert optimiser.fused_kernels_work()
-    fused = go("fedavg", {"opt": opt, "lr": 0.05}, execution="sequential")
+    fused = go("fedavg", settings, execution="sequential").server
+    optimiser.fused_kernels_work.cache_clear()
+    if opt == "adam":
+        monkeypatch.delattr(torch, "_fused_adam_")  # renamed
+    else:
+        monkeypatch.setattr(torch, "_fused_sgd_", lambda *_args, **_kwargs: None)
     try:
-        with pytest.MonkeyPatch.context() as patch:
-            optimiser.fused_kernels_work.cache_clear()
-            KERNELS[change](patch, f"_fused_{opt}_")
-            assert not optimiser.fused_kernels_work()
-            assert (
-                gap(
-                    fused.server,
-                    go("fedavg", {"opt": opt, "lr": 0.05}, execution="sequential").server,
-                )
-                < 1e-6
-            )
+        assert not optimiser.fused_kernels_work()
+        assert gap(fused, go("fedavg", settings, execution="sequential").server) < 1e-6
     finally:
         optimiser.fused_kernels_work.cache_clear()
 
@@ -310,11 +277,7 @@ def test_features_beyond_the_memory_budget_are_in_a_file_of_the_scratch_folder(
         client_data.tempfile, "TemporaryFile", lambda **how: opened.append(how) or temporary(**how)
     )
     monkeypatch.setattr(client_data, "memory_limit", lambda: 4 * 3 * 5)
-    for width, place, files in (
-        (5, tmp_path, []),
-        (6, tmp_path, [{"dir": tmp_path}]),
-        (6, None, [{"dir": tmp_path}]),
-    ):
-        client_data._room((3, width), place)[:] = 2.0
-        assert opened == files
+    for width in (5, 6):
+        client_data._room((3, width), tmp_path)[:] = 2.0
+    assert opened == [{"dir": tmp_path}]
     assert list(tmp_path.iterdir()) == [], "it has no name"

@@ -39,24 +39,14 @@ def test_training_on_the_augmented_view_is_training_on_its_rows(method):
     center = go(method, plain, data, clients)
     assert drawn.fidelity == "cached_views"
     assert center.fidelity == "exact"
-    if drawn.server:
-        assert all(gap(drawn.server[k], expected.server[k]) < 1e-12 for k in drawn.server)
-        assert (
-            max(gap(drawn.server[k].double(), center.server[k].double()) for k in drawn.server)
-            > 1e-4
-        )
-    assert drawn.states.keys() == expected.states.keys()
-    for client, mine in drawn.states.items():
-        assert all(gap(mine[k], expected.states[client][k]) < 1e-12 for k in mine)
+    assert max(gap(drawn.server, expected.server), gap(drawn.states, expected.states)) < 1e-12
+    assert gap(drawn.server, center.server) > 1e-4
 
 
 def test_tests_read_the_plain_image():
     data, clients = federation(views=2)
     hp = {**SMALL, "train_view": "aug"}
-    noise = torch.randn(
-        data.x[:, 0].shape, generator=torch.Generator().manual_seed(0), dtype=data.x.dtype
-    )
-    lost = replace(data, x=torch.stack([noise, data.x[:, 1]], 1))  # the plain images are noise
+    lost = replace(data, x=torch.stack([-data.x[:, 0], data.x[:, 1]], 1))
     good, bad = (go("fedavg", hp, d, clients) for d in (data, lost))
     assert gap(good.server, bad.server) == 0.0  # trained alike
     # and scored on what view 0 is
@@ -99,7 +89,7 @@ def test_one_view_twice_is_what_two_views_are_where_images_have_one():
     one, two, twice = (
         go("fedpcl", {**official, "views": v}, data, clients) for v in ("1", "2", "twice")
     )
-    assert all(gap(two.server[k], twice.server[k]) == 0 for k in two.server)
+    assert gap(two.server, twice.server) == 0
     # its candidates are 2B embeddings, not B
     assert gap(one.server["sets"], twice.server["sets"]) > 1e-4
     noisy, clients = federation(views=2)
@@ -110,4 +100,4 @@ def test_one_view_twice_is_what_two_views_are_where_images_have_one():
         clients,
     )
     only = go("fedpcl", {**official, "views": "twice"}, swapped(noisy, [1]), clients)
-    assert all(gap(drawn.server[k], only.server[k]) < 1e-12 for k in only.server)
+    assert gap(drawn.server, only.server) < 1e-12

@@ -84,15 +84,18 @@ def test_the_pooled_figure_weighs_clients_by_their_rows():
     assert found.pooled != found.mean_accuracy
 
 
-def test_a_client_without_validation_rows_is_not_scored_on_them():
+def test_drawn_clients_alone_are_scored_on_validation_rows_and_those_that_have_some():
     data, clients = federation()
     both, _, _ = tables(clients)
     lists = [both.validation.own[i] if i else both.validation.rows[:0] for i in range(len(clients))]
-    made = go_all(
-        "solo", {}, data, replace(both, validation=Validation.of_clients(RowLists.of(lists)))
+    validation = Validation.of_clients(RowLists.of(lists))
+    made = go_all("solo", {}, data, replace(both, validation=validation), eval_clients=6)
+    tested, chosen_by = (
+        np.flatnonzero(~np.isnan(a)).tolist()
+        for a in (made.client_accuracy, made.evaluation.validation.client_accuracy)
     )
-    accuracy = made.evaluation.validation.client_accuracy
-    assert np.isnan(accuracy).tolist() == [True] + [False] * (len(clients) - 1)
+    assert len(tested) == 6
+    assert tested == [0, *chosen_by]
 
 
 def test_every_round_that_is_scored_has_its_validation_accuracy_and_a_resumed_run_has_them_too():
@@ -101,9 +104,15 @@ def test_every_round_that_is_scored_has_its_validation_accuracy_and_a_resumed_ru
     kept = []
     how = {"rounds": 5, "eval_every": 2}
     whole = go("fedavg", {}, data, both, on_round=lambda *a: kept.append(a[-1]()), **how)
-    told = [r.diagnostics.get("validation_accuracy") for r in whole.records]
-    assert [t is not None for t in told] == [False, True, False, True, True]
-    assert told[-1] == whole.evaluation.validation.accuracy
+    for told, last in (
+        (
+            [r.diagnostics.get("validation_accuracy") for r in whole.records],
+            whole.evaluation.validation,
+        ),
+        ([r.accuracy for r in whole.records], whole),
+    ):
+        assert [t is not None for t in told] == [False, True, False, True, True]
+        assert told[-1] == last.accuracy
     again = go("fedavg", {}, data, both, state=kept[2], **how)
     assert [r.diagnostics for r in again.records] == [r.diagnostics for r in whole.records]
 
