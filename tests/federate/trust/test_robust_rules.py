@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from refusal import refused
 from scipy.optimize import minimize
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import FedcacheError
 from fedcache.federate.trust.attacks import DEFAULTS, Attack, parse_attack
 from fedcache.federate.trust.robust_rules import parse_rule
 
@@ -76,7 +76,7 @@ def least_sum(V):
         minimize(lambda p: sum_of_distances(V, p), s.numpy(), method="Nelder-Mead").fun
         for s in starts
     )
-    return min(*found, *(sum_of_distances(V, row) for row in V))
+    return min(found)
 
 
 def test_the_geometric_median_leaves_a_row_at_which_it_begins():
@@ -175,10 +175,7 @@ def test_without_liars_to_expect_they_are_the_mean(text):
     ],
 )
 def test_words_that_are_no_rule(text, message):
-    with pytest.raises(FedcacheError) as error:
-        parse_rule(text)
-    assert error.value.code is Exit.USAGE
-    assert message in str(error.value) + error.value.hint
+    refused(lambda: parse_rule(text), message)
 
 
 @pytest.mark.parametrize(
@@ -196,10 +193,6 @@ def test_the_number_that_trimmed_leaves_out_is_not_rounded_down_by_a_share_in_bi
         29,
         29,
     ]  # 0.29 x 100 < 29 in floats
-
-
-def test_more_of_multikrum_than_are_thought_honest():
-    refused(lambda: parse_rule("multikrum:8").check(9, 2), "8 clients")
 
 
 def test_attacks_by_hand():

@@ -10,6 +10,7 @@ from federation import (
     difference,
     federation,
     fitted,
+    gap,
     go_all,
     run,
     scaled,
@@ -105,9 +106,8 @@ def test_every_methods_own_uploads_pass_and_malformed_ones_do_not(name):
     assert validation.problem(up, rows, sent_in=3) is None
     assert "round 2" in validation.problem(up, rows, sent_in=2)
     for kind in KINDS:
-        if kind == "huge" and up[first_float(up)].dtype == torch.float16:
-            continue  # float64 adds any number of these
-        assert validation.problem(spoilt(kind, up), rows), kind
+        if kind != "huge" or name != "fedpft":
+            assert validation.problem(spoilt(kind, up), rows), kind
     for count in (n for n in up if counts_rows(n)):
         for value, word in (
             (-1.0, "negative"),
@@ -198,25 +198,16 @@ def test_by_default_every_execution_refuses_malformed_uploads_and_names_client_a
     settings = scaled(
         {**small(name), **({"opt": "sgd", "lr": 0.05} if execution == "gram" else {})}
     )
-    known = {h.name for h in method.hparams}
-    hp = method.resolve("paper", {k: v for k, v in settings.items() if k in known})
+    hp = method.resolve("paper", settings)
     alone = ("no tensor", "nothing") if execution == "sequential" else ()
     for kind in ("missing", "extra", "shape", "dtype", "nan", "huge", *alone):
         if kind == "huge" and name == "fedpft":
             continue  # its numbers are float16, which float64 adds any number of
         # A batch comes from one call, so its names and shapes are those of all its clients: here it is of one.
         chunk = {} if execution == "sequential" or kind in ("nan", "huge") else {"chunk": 1}
+        lying = partial(run, liar(method, kind, 1), hp, data, clients, rounds=1, **chunk)
         refused(
-            partial(
-                run,
-                liar(method, kind, 1),
-                hp,
-                data,
-                clients,
-                rounds=1,
-                execution=execution,
-                **chunk,
-            ),
+            partial(lying, execution=execution),
             f"client 1 ({clients[1].name!r})",
             "ound 1",
             code=Exit.FEDERATED,
@@ -322,12 +313,8 @@ def test_a_run_without_the_liar_is_the_run_in_which_it_is_rejected(name, kind, e
     how = {"rounds": 2, "execution": execution, "chunk": 1, "trust": trust}
     out = go_all(liar(method, kind, 1), **how)
     without = go_all(method, {}, data, without_rows(clients, 1), **how)
-    assert all(
-        torch.allclose(out.server[k].double(), t.double(), atol=1e-12)
-        for k, t in without.server.items()
-    )
-    rounds = 1 if method.one_shot else 2
-    assert [r.diagnostics["rejected"] for r in out.records] == [1.0] * rounds
+    assert gap(out.server, without.server) < 1e-12
+    assert {r.diagnostics["rejected"] for r in out.records} == {1.0}
     assert f"client 1 ({clients[1].name!r})" in out.warnings[-1]
 
 
@@ -366,15 +353,12 @@ def one_spoils(method, victim, error):
     return replace(method, fit=fit, aggregate=aggregate, uploads=uploads)
 
 
-NUMERICAL = [ValueError("pvals < 0"), torch.linalg.LinAlgError("singular")]
-
-
-@pytest.mark.parametrize("error", NUMERICAL, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("error", [ValueError, torch.linalg.LinAlgError])
 @pytest.mark.parametrize("on_bad", [None, "reject", "fail"])
 def test_no_numerical_error_leaves_the_servers_step(error, on_bad):
     data, clients = federation()
     method = METHODS["fedncm"]
-    bad = one_spoils(method, 3, error)
+    bad = one_spoils(method, 3, error("singular"))
     # A rule that keeps uploads, or a policy that rejects; with the defaults of one process sums alone are kept.
     trust = parse_policy("trimmed:0", on_bad_update=on_bad) if on_bad else parse_policy()
     how = {"execution": "sequential", "trust": trust}
@@ -385,7 +369,7 @@ def test_no_numerical_error_leaves_the_servers_step(error, on_bad):
         assert out.records[0].diagnostics["rejected"] == 1.0
         assert "client 3 ('client-3')" in out.warnings[-1]
         return
-    with pytest.raises(FedcacheError, match=str(error)) as caught:
+    with pytest.raises(FedcacheError, match="singular") as caught:
         go_all(bad, **how)
     assert caught.value.code is Exit.FEDERATED
     assert ("client 3 ('client-3')" in caught.value.message) == (on_bad == "fail")

@@ -25,14 +25,22 @@ def equal_clients():
 
 @pytest.mark.parametrize("execution", ["batched", "gram"])
 @pytest.mark.parametrize(
-    ("name", "rule"),
-    [("fedavg", "median"), ("fedprox", "nnm+trimmed:0.2"), ("fedproto", "clip:0.5")],
+    ("name", "words"),
+    [
+        ("fedavg", ("median", "sign-flip:0.3:10")),
+        ("fedprox", ("nnm+trimmed:0.2", "sign-flip:0.3:10")),
+        ("fedproto", ("clip:0.5", "sign-flip:0.3:10")),
+        ("fedavg", {"max_share": 0.2}),
+        ("fedproto", {"max_share": 0.2}),
+    ],
 )
-def test_executions_agree_under_robust_rules_and_attacks(name, execution, rule):
-    settings = {"opt": "sgd", "lr": 0.05}
-    how = {"trust": parse_policy(rule, "sign-flip:0.3:10"), "participation": 7}
-    one = go(name, settings, execution="sequential", **how)
-    assert difference(one, go(name, settings, execution=execution, **how)) < 1e-10
+def test_executions_agree_under_robust_rules_attacks_and_capped_shares(name, execution, words):
+    trust = parse_policy(**words) if isinstance(words, dict) else parse_policy(*words)
+    one, other = (
+        go(name, "opt=sgd lr=0.05", execution=e, trust=trust, participation=7)
+        for e in ("sequential", execution)
+    )
+    assert difference(one, other) < 1e-10
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fed3r", "fedncm", "scaffold"])
@@ -56,7 +64,7 @@ def test_labels_are_flipped_for_attackers_alone():
     y = data.y.clone()
     for c in clients:
         if c.name in lied:
-            y[torch.from_numpy(c.train)] = data.classes - 1 - y[torch.from_numpy(c.train)]
+            y[c.train] = data.classes - 1 - y[c.train]
     honest = go_all("fedncm", {}, replace(data, y=y), clients)
     assert gap(out.server, honest.server) < 1e-12
     assert len(lied) == len(clients) // 2
@@ -121,9 +129,14 @@ def test_no_honest_client_is_rejected_whatever_the_scale_of_its_features(name, s
         ("central", {"aggregate": "median"}, "central"),
         ("solo", {"aggregate": "median"}, "solo"),
         ("fedavg", {"aggregate": "krum", "byzantine": 0.45}, "krum"),
+        ("fedavg", {"aggregate": "multikrum:8", "byzantine": 0.2}, "8 clients"),
         ("fedavg", {"on_bad_update": "ignore"}, "--on-bad-update"),
         ("fedavg", {"byzantine": 0.5}, "--byzantine"),
         ("fedavg", {"max_update_norm": 0.0}, "--max-update-norm"),
+        ("fedpcl", {"max_share": 0.5}, "--max-share"),
+        ("central", {"max_rows_per_client": 5}, "--max-rows-per-client"),
+        ("fedavg", {"max_share": math.nan}, "--max-share nan"),
+        ("fedavg", {"max_rows_per_client": 0}, "--max-rows-per-client 0"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_reason(name, how, word):
@@ -145,12 +158,12 @@ def test_without_noise_and_with_a_wide_bound_privacy_is_the_mean_of_clients():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((1.0, None, None), "--dp-noise"),
+        ((1.0, None), "--dp-noise"),
         ((None, None, None, None, "rows"), "--dp-allow"),
         ((1.0, 1.0, None, -1), "--dp-seed -1"),
         ((1.0, 1.0, None, None, "rows,acuracy"), "'acuracy'"),
         ((1.0, 1.0, 1.0), "--dp-delta 1"),
-        ((math.inf, 1.0, None), "--dp-clip inf"),
+        ((math.inf, 1.0), "--dp-clip inf"),
     ],
 )
 def test_words_that_are_no_privacy(words, message):
