@@ -87,7 +87,6 @@ def told(tmp_path_factory):
 
 
 def accuracy(words):
-    assert "done" in words["last"], words
     (run,) = words["last"]["done"]
     return float(run["result"]["accuracy"]["mean"])
 
@@ -122,15 +121,6 @@ def test_a_server_that_is_given_sums_alone_gives_the_accuracy_of_one_process(
     federation = words["last"]["done"][0]["result"]["federation"]
     assert federation["missed"] == []
     assert federation["uploads"].startswith("sums alone (SecAgg+)")
-
-
-@pytest.mark.parametrize(("which", "apart"), [("fed3r", 1e-4), ("secure", 1e-3)])
-def test_the_saved_model_predicts_as_that_of_one_process(which, apart, told):
-    models = told[which]["models"]
-    assert models["rows"] >= 900
-    assert models["other_class"] == 0
-    # Of scores near 0 and 1: sums were added in another order, and masked ones are rounded to whole steps.
-    assert models["apart"] < apart
 
 
 def test_a_site_that_is_killed_in_a_round_is_survived(told):

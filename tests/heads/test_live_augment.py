@@ -19,15 +19,9 @@ STILL = doubles(
     + [0.1, 0.2, 0.3, 0.4]
     + [0.9, 0.9, 0.5]
 )
+CHANGES = ("x", "y", "flip", "jitter", "bright", "contrast", "saturation", "hue")
 PLACES = {
-    "x": 20,
-    "y": 21,
-    "flip": 22,
-    "jitter": 23,
-    "bright": 24,
-    "contrast": 25,
-    "saturation": 26,
-    "hue": 27,
+    **{name: 20 + i for i, name in enumerate(CHANGES)},
     "grey": 32,
     "blur": 33,
     "width": 34,

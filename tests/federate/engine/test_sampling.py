@@ -4,10 +4,7 @@ import hashlib
 
 import numpy as np
 import pytest
-from draws import examples
 from federation import federation, gap, go
-from hypothesis import given
-from hypothesis import strategies as st
 from refusal import refused
 
 from fedcache.federate.engine.sampling import (
@@ -19,22 +16,7 @@ from fedcache.federate.engine.sampling import (
 )
 from fedcache.federate.engine.simulated_time import parse_timing
 from fedcache.federate.partition.client_table import Client
-from fedcache.federate.partition.row_lists import NumberedNames
 from fedcache.federate.trust.policy import parse_policy
-
-
-@examples(60, 600)
-@given(st.integers(1, 300), st.integers(0, 5), st.data())
-def test_a_sample_is_ascending_different_and_among_those_that_can_train(clients, round_, draw):
-    eligible = np.array(sorted(draw.draw(st.sets(st.integers(0, clients - 1), min_size=1))))
-    sampler = ClientSampler(NumberedNames(clients), eligible, 7)
-    count = draw.draw(st.integers(1, clients))
-    sampled = sampler.sample(round_, count)
-    assert sampled == sorted(set(sampled))
-    assert set(sampled) <= set(eligible.tolist())
-    assert len(sampled) == min(count, len(eligible))
-    assert sampler.sample(round_, count) == sampled
-    assert ClientSampler(NumberedNames(clients), eligible, 7).sample(round_, count) == sampled
 
 
 def test_only_the_drawn_clients_are_scored_and_the_same_in_every_round():

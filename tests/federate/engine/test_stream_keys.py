@@ -56,13 +56,6 @@ def client_rng(axes=1, *, memo=None, clients=NAMES):
     return ClientRng(SEED, 2, clients, axes, torch.float64, torch.device("cpu"), memo)
 
 
-def test_a_stream_is_that_of_its_key():
-    assert (
-        generator(7, "batch", 3, "client-1", 0).random(5).tolist()
-        == stream(7, "batch", 3, "client-1", 0).random(5).tolist()
-    )
-
-
 @pytest.mark.parametrize("round_", [0, 2])
 def test_the_clients_of_a_round(round_):
     order = stream(SEED, "sampling", round_).permutation(M)
