@@ -95,9 +95,7 @@ def main(sites, folder):
         last = loopback.run(plan("fedncm", 1, start_with=2, wait=60.0), lambda _words: None)
         tell("another-key", last=last)
 
-        strangers = make_keys(folder / "strangers", ["stranger"], ())
-        tell("wrong-ca", **refused(shards[1], loopback.address, strangers.site("stranger"), home))
-        mixed = strangers.site("stranger")
+        mixed = make_keys(folder / "strangers", ["stranger"], ()).site("stranger")
         (mixed / "ca.crt").write_bytes((folder / "keys" / "ca.crt").read_bytes())
         tell("unknown-key", **refused(shards[1], loopback.address, mixed, home))
     finally:

@@ -96,7 +96,7 @@ def test_what_a_gpu_cannot_hold_is_said_in_one_sentence(digits, share, command, 
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(share)
     try:
-        done = fedcache(command, "--device cuda")
+        done = fedcache(f"{command} --device cuda")
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert done.code == Exit.ENVIRONMENT
@@ -107,12 +107,11 @@ def test_what_a_gpu_cannot_hold_is_said_in_one_sentence(digits, share, command, 
 @pytest.mark.parametrize("method", ["fedavg", "fed3r", "fedpcl", "fst-cbdg", "fedcgs", "fedrep"])
 def test_a_command_trains_on_a_gpu_what_it_trains_on_the_cpu(digits, own_home, method):
     rounds = "" if METHODS[method].one_shot else "--rounds 3"
-    words = (f"train --method {method} --partition ten {rounds}",)
-    there = ok(*words, "--device", "cuda").data
-    here = ok(*words, "--device", "cpu").data
+    line = f"train --method {method} --partition ten {rounds} --device"
+    there, here = ok(line, "cuda").data, ok(line, "cpu").data
     assert (there["device"], here["device"]) == ("cuda", "cpu")
     assert abs(there["accuracy"]["mean"] - here["accuracy"]["mean"]) < 0.02
-    again = ok(*words, "--device", "cuda").data
+    again = ok(line, "cuda").data
     assert again["accuracy"]["mean"] == there["accuracy"]["mean"]
 
 

@@ -35,10 +35,6 @@ def drawn(**changed):
     assert len(u) == DRAWS
     for step, k in enumerate(changed.pop("order", ())):
         u[28 + step] = (k + 1) / 10
-    for tries in ("area", "shape"):
-        if tries in changed:
-            start = 0 if tries == "area" else TRIES
-            u[start : start + TRIES] = torch.as_tensor(changed.pop(tries), dtype=torch.float64)
     for name, value in changed.items():
         u[PLACES[name]] = value
     return u[None]

@@ -86,12 +86,11 @@ def test_free_memory_is_what_the_system_says_or_half_of_what_there_is(monkeypatc
     assert memory_estimate.free_memory() == 4096 * 11 // 2
 
 
-@pytest.mark.parametrize(("row", "said"), [(4, None), (9, "client 'c1' holds 9")])
+@pytest.mark.parametrize(("row", "said"), [(4, None), (9, "client 'b' holds 9")])
 def test_the_first_client_with_a_row_that_there_is_not_is_named(row, said):
-    clients = [
-        Rows(f"c{i}", np.array(rows), np.array([3])) for i, rows in enumerate(([0, 1], [2, row]))
-    ]
-    assert beyond(ClientTable.of(clients, np.array([3])), 5) == said
+    test = np.array([3])
+    clients = [Rows("a", np.array([0, 1]), test), Rows("b", np.array([2, row]), test)]
+    assert beyond(ClientTable.of(clients, test), 5) == said
 
 
 def test_attackers_that_share_rows_with_honest_clients_are_refused():
@@ -100,7 +99,6 @@ def test_attackers_that_share_rows_with_honest_clients_are_refused():
         {0: np.array([0, 3]), 1: np.array([1]), 2: np.array([0, 2])},
     )
     refused(lambda: flipped_labels(y, rows, frozenset([0]), 3), "--attack label-flip")
-    assert flipped_labels(y, rows, frozenset([0, 2]), 3).tolist() == [2, 1, 0, -1]
 
 
 def test_what_a_method_may_not_read_is_refused():

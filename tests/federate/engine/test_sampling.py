@@ -21,14 +21,11 @@ from fedcache.federate.trust.policy import parse_policy
 
 def test_only_the_drawn_clients_are_scored_and_the_same_in_every_round():
     everybody = go("fedrep", eval_every=1).client_accuracy
-    rounds = [go("fedrep", rounds=r, eval_clients=4).client_accuracy for r in (1, 2, 3)]
+    rounds = [go("fedrep", rounds=r, eval_clients=0.5).client_accuracy for r in (1, 2, 3)]
     scored = [np.flatnonzero(~np.isnan(r)).tolist() for r in rounds]
     assert scored[0] == scored[1] == scored[2]
-    assert len(scored[0]) == 4
+    assert len(scored[0]) == 4  # round(0.5 x 9)
     assert np.array_equal(rounds[2][scored[0]], everybody[scored[0]])
-    out = go("fedrep", eval_clients=0.5)
-    assert np.isfinite(out.client_accuracy).sum() == 4  # round(0.5 x 9)
-    assert out.accuracy == np.nanmean(out.client_accuracy)
     assert np.isfinite(go("fedavg", eval_clients=2).client_accuracy).all()  # one model for all
 
 
@@ -120,10 +117,8 @@ def test_who_drops_out_gets_the_broadcast_sends_nothing_and_changes_nothing(meth
 
 @pytest.mark.parametrize("trust", [parse_policy(), parse_policy("median")])
 @pytest.mark.parametrize("execution", ["sequential", "batched"])
-def test_a_round_without_uploads_changes_nothing(execution, trust, tmp_path):
-    trace = tmp_path / "trace.csv"
-    trace.write_text("client,first,last\n" + "".join(f"client-{i},2,3\n" for i in range(9)))
-    rule = parse_sampling("uniform", str(trace), 0.0)
+def test_a_round_without_uploads_changes_nothing(execution, trust):
+    rule = SamplingRule(available=1e-9)
     late = go("fedavg", "init=shared", rounds=1, sampling=rule, execution=execution, trust=trust)
     begun = go("fedavg", "init=shared epochs=0", rounds=1, execution=execution)
     assert gap(late.server, begun.server) < 1e-12

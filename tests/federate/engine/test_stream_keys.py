@@ -10,13 +10,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fedcache.federate.engine.context import (
     ClientRng,
     generator,
-    seed_states,
 )
 from fedcache.federate.engine.sampling import (
     MANY,
@@ -178,19 +175,6 @@ def test_the_frequencies_of_fourier_features():
     numbers = stream(SEED, "fourier", 3, 4)
     assert np.array_equal(om.numpy(), numbers.standard_normal((3, 4)) / 2.0)
     assert np.array_equal(u.numpy(), numbers.uniform(0, 2 * np.pi, 4))
-
-
-@given(
-    st.lists(st.lists(st.integers(0, 2**32 - 1), min_size=4, max_size=4), min_size=1, max_size=20)
-)
-@settings(max_examples=60)
-def test_states_are_those_of_numpys_seed_sequence(words):
-    found = seed_states(np.array(words, np.uint32).T)
-    for state, w in zip(found, words, strict=True):
-        entropy = sum(word << 32 * i for i, word in enumerate(w))
-        assert (
-            state.tolist() == np.random.SeedSequence(entropy).generate_state(4, np.uint64).tolist()
-        )
 
 
 def test_a_seed_means_the_same_draws_in_every_process():

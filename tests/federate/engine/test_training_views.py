@@ -14,13 +14,12 @@ from fedcache.federate.engine.views import training_views
 from fedcache.federate.methods import METHODS
 
 METHODS_OF_THE_TABLE = {
-    "fedavg": {},
-    "fedrep": {"e_h": 2, "epochs": None},
-    "fedpcl": {"proto_view": "aug"},
-    "pfedme": {"eta": 0.2},
-    "perfedavg": {"adapt_steps": 0, "beta": 0.1},
+    "fedavg": "epochs=2",
+    "fedrep": "e_h=2",
+    "fedpcl": "epochs=2",
+    "pfedme": "epochs=2 eta=0.2",
+    "perfedavg": "epochs=2 adapt_steps=0 beta=0.1",
 }
-SMALL = {"batch": 16, "epochs": 2}
 
 
 def swapped(data, views):
@@ -30,11 +29,10 @@ def swapped(data, views):
 
 @pytest.mark.parametrize("method", METHODS_OF_THE_TABLE)
 def test_training_on_the_augmented_view_is_training_on_its_rows(method):
-    hp = {**SMALL, **METHODS_OF_THE_TABLE[method]}
-    hp = {k: v for k, v in hp.items() if v is not None}
     data, clients = federation(views=2)
-    plain = {k: v for k, v in hp.items() if k != "proto_view"}
-    drawn = go(method, {**hp, "train_view": "aug"}, data, clients)
+    plain = f"batch=16 {METHODS_OF_THE_TABLE[method]}"
+    augmented = plain + " train_view=aug" + " proto_view=aug" * (method == "fedpcl")
+    drawn = go(method, augmented, data, clients)
     expected = go(method, plain, swapped(data, [1, 1]), clients)
     center = go(method, plain, data, clients)
     assert drawn.fidelity == "cached_views"
@@ -45,9 +43,8 @@ def test_training_on_the_augmented_view_is_training_on_its_rows(method):
 
 def test_tests_read_the_plain_image():
     data, clients = federation(views=2)
-    hp = {**SMALL, "train_view": "aug"}
     lost = replace(data, x=torch.stack([-data.x[:, 0], data.x[:, 1]], 1))
-    good, bad = (go("fedavg", hp, d, clients) for d in (data, lost))
+    good, bad = (go("fedavg", "batch=16 epochs=2 train_view=aug", d, clients) for d in (data, lost))
     assert gap(good.server, bad.server) == 0.0  # trained alike
     # and scored on what view 0 is
     assert bad.predict(lost.x[:, :1]).tolist() != good.predict(data.x[:, :1]).tolist()
@@ -78,7 +75,7 @@ def test_augmentations_that_are_not_stored_are_asked_for_in_vain(setting):
 @pytest.mark.parametrize(("score", "warnings"), [("dot", 1), ("cos", 0), ("mse", 0)])
 def test_padded_prototypes_that_can_hardly_win_are_told_of(score, warnings):
     # A merged prototype is a mean of the clients', which point elsewhere: it is shorter than any of them.
-    asked = {"infer_proto": "local_padded", "infer_score": score, "batch": 16, "dim": 5}
+    asked = f"infer_proto=local_padded infer_score={score} batch=16 dim=5"
     assert len([w for w in go("fedpcl", asked).warnings if "local_padded" in w]) == warnings
 
 

@@ -54,10 +54,8 @@ def test_validation_is_the_test_of_a_run_with_the_rows_exchanged_and_the_run_sta
 @pytest.mark.parametrize("method", ["fedavg", "fedrep", "fedproto"])
 def test_rows_that_all_clients_share_are_scored_as_shared_test_rows_are(method):
     data, clients = federation()
-    rows = np.unique(np.concatenate([c.test for c in clients]))
-    own = [Client(c.name, c.train, c.test[:2]) for c in clients]
-    table = ClientTable.of(own, np.unique(np.concatenate([c.test[:2] for c in clients])))
-    left = np.setdiff1d(rows, table.common)
+    table = tables(clients)[1]
+    left = np.setdiff1d(np.concatenate([c.test for c in clients]), table.common)
     made = go(method, {}, data, replace(table, validation=Validation(left, None)))
     other = go(
         method, {}, data, ClientTable.of([Client(c.name, c.train, left) for c in clients], left)
@@ -71,12 +69,9 @@ def test_rows_that_all_clients_share_are_scored_as_shared_test_rows_are(method):
 
 def test_the_pooled_figure_weighs_clients_by_their_rows():
     data, clients = federation()
-    own = [Client(c.name, c.train, c.test[:1]) for c in clients]
     lists = [c.test[1 : 2 + i % 4] for i, c in enumerate(clients)]
-    table = ClientTable.of(own, np.unique(np.concatenate([c.test[:1] for c in clients])))
-    made = go(
-        "fedrep", {}, data, replace(table, validation=Validation.of_clients(RowLists.of(lists)))
-    )
+    validation = Validation.of_clients(RowLists.of(lists))
+    made = go("fedrep", {}, data, replace(tables(clients)[1], validation=validation))
     found = made.evaluation.validation
     assert len({len(rows) for rows in lists}) > 1
     right = (found.predictions == data.y.numpy()[found.rows]).sum()

@@ -8,7 +8,6 @@ from federation import cases, difference, fitted, ids, tiny
 from methods_tried import tried
 
 from fedcache.federate.engine.run import TrainingRun, new_run, run
-from fedcache.federate.engine.simulated_time import parse_timing
 from fedcache.federate.engines.ray import client_slices
 from fedcache.federate.execution import executor
 from fedcache.federate.methods import METHODS
@@ -71,13 +70,3 @@ def test_sums_of_many_clients_travel_in_place_of_their_uploads(monkeypatch):
     same(made, run(spec, hp))
     # two for each worker, of the pieces that 120 clients of three rows make
     assert workers.most == 4
-
-
-def test_an_asynchronous_server_gets_the_same_updates_from_workers():
-    data, clients = tiny()
-    hp = METHODS["fedavg"].resolve("paper", {"lr": 0.1})
-    timing = parse_timing(2, 1.0, 0.5, None)
-    spec = TrainingRun(
-        METHODS["fedavg"], data, clients, 5, participation=3, timing=timing, execution="sequential"
-    )
-    same(over_workers(spec, hp)[0], run(spec, hp))

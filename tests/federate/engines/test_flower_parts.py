@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from command import fedcache, words_of
+from command import fedcache
 from fake_grid import FakeGrid, grid_of, planned, together
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,8 +36,9 @@ from fedcache.federate.engines.flower.messages import (
 )
 from fedcache.federate.engines.flower.network import Address
 from fedcache.federate.engines.flower.plan import read_app, why_not, write_app
-from fedcache.federate.engines.flower.processes import free_port, start
+from fedcache.federate.engines.flower.processes import Keys, free_port, start
 from fedcache.federate.engines.flower.site import ShardSite
+from fedcache.federate.engines.flower.site_names import VARIABLE
 from fedcache.federate.methods import METHODS
 from fedcache.runs.loop import train
 from fedcache.store.store import Store
@@ -62,11 +63,6 @@ def shards(place):
     made = cut(store, place, 3, "dirichlet", "--alpha", 0.7, "--partition-seed", 4)
     assert any(0 in client["counts"] for client in made["clients"])
     return place / "sites"
-
-
-@pytest.fixture
-def grid(sites, tmp_path):
-    return grid_of(sites, tmp_path / "state")
 
 
 def alone(method, sites, tmp_path, **words):
@@ -386,15 +382,12 @@ def test_the_command_line_says_what_is_missing(tmp_path, sites, monkeypatch):
         raise PackageNotFoundError
 
     monkeypatch.setattr("fedcache.federate.engines.flower.processes.version", absent)
+    shard = next(sites.glob("*.zarr"))
     for words in (
-        (
-            *words_of("site --superlink 127.0.0.1:8000 --insecure"),
-            "--shard",
-            next(sites.glob("*.zarr")),
-        ),
-        ("server", "--insecure"),
+        ("flower site --superlink 127.0.0.1:8000 --insecure --shard", shard),
+        ("flower server --insecure",),
     ):
-        done = fedcache("flower", *words)
+        done = fedcache(*words)
         assert done.code == 6, words
         assert "fedcache[flower]" in done.err
 
@@ -452,8 +445,11 @@ MALFORMED = {
 }
 
 
-def test_a_server_ends_with_whoever_waits_for_it(tmp_path, monkeypatch):
-    begun = []
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_server_ends_with_whoever_waits_for_it_and_keeps_names_where_sites_have_keys(
+    secure, tmp_path, monkeypatch
+):
+    begun, told = [], {}
 
     def wait(process, *_rest):
         begun.append(process)
@@ -461,9 +457,15 @@ def test_a_server_ends_with_whoever_waits_for_it(tmp_path, monkeypatch):
 
     monkeypatch.setattr(network, "program", lambda _name: "sleep")
     monkeypatch.setattr(
-        network, "start", lambda name, _command, *rest: start(name, ["sleep", "60"], *rest)
+        network,
+        "start",
+        lambda name, _command, folder, extra: (
+            told.update(extra) or start(name, ["sleep", "60"], folder, extra)
+        ),
     )
     monkeypatch.setattr(network, "wait_for_port", wait)
+    keys = Keys(tmp_path / "keys") if secure else None
     with pytest.raises(KeyboardInterrupt):
-        network.start_superlink(Address("127.0.0.1", free_port()), None, tmp_path / "server")
+        network.start_superlink(Address("127.0.0.1", free_port()), keys, tmp_path / "server")
     assert not begun[0].alive
+    assert told[VARIABLE] == (f"{tmp_path}/server/names.json" if secure else "")

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from fake_grid import grid_of, planned, together
+from fake_grid import planned, together
 from hypothesis import given
 from hypothesis import strategies as st
 from methods_tried import tried
@@ -37,21 +37,13 @@ def secure(method, **words):
 
 
 @pytest.mark.parametrize("method", tried(SUMMED))
-def test_sums_alone_give_the_result_of_one_process(method, sites, tmp_path):
+def test_sums_alone_give_the_result_of_one_process(method, grid, sites, tmp_path):
     bound = BOUNDS.get(method, 64.0)
-    (run,) = together(
-        secure(method, secure_bound=bound), grid_of(sites, tmp_path / "state"), tmp_path
-    )
+    (run,) = together(secure(method, secure_bound=bound), grid, tmp_path)
     reference = alone(method, sites, tmp_path)
     assert mean_accuracy(run) == pytest.approx(mean_accuracy(reference), abs=1e-9)
     assert missed_by(run) == []
     assert run.result["digest"] != reference.result["digest"]
-
-
-def test_a_method_whose_server_keeps_single_uploads_is_refused_by_name():
-    for method in OVER_SITES:
-        if not fits(method):
-            refused(partial(secure, method), method)
 
 
 def test_what_looks_at_single_uploads_or_hides_nothing_is_refused():
@@ -62,13 +54,13 @@ def test_what_looks_at_single_uploads_or_hides_nothing_is_refused():
         ({"secure_bound": float("nan")}, "--secure-bound nan"),
     ):
         refused(partial(secure, "fedavg", **words), said)
+    for method in set(OVER_SITES) - set(SUMMED):
+        refused(partial(secure, method), method)
 
 
-def test_a_number_beyond_the_bound_is_not_sent_and_the_bound_that_works_is_named(sites, tmp_path):
+def test_a_number_beyond_the_bound_is_not_sent_and_the_bound_that_works_is_named(grid, tmp_path):
     refused(
-        lambda: together(
-            secure("fed3r", secure_bound=1e-3), grid_of(sites, tmp_path / "state"), tmp_path
-        ),
+        lambda: together(secure("fed3r", secure_bound=1e-3), grid, tmp_path),
         "too few sites",
         code=Exit.FEDERATED,
     )
@@ -84,8 +76,8 @@ def test_a_number_beyond_the_bound_is_not_sent_and_the_bound_that_works_is_named
         masking.vector({"gram": torch.tensor([0.0, float("nan")])}, {}, 10.0)
 
 
-def test_a_site_that_is_lost_is_left_out_of_the_sum_aloud(sites, tmp_path):
-    grid, heard = grid_of(sites, tmp_path / "state"), Heard()
+def test_a_site_that_is_lost_is_left_out_of_the_sum_aloud(grid, tmp_path):
+    grid, heard = grid, Heard()
     grid.meddle[100] = lambda kind, number, packed: (
         "its node went away" if kind == "fit" and number == 1 else packed
     )
@@ -94,8 +86,7 @@ def test_a_site_that_is_lost_is_left_out_of_the_sum_aloud(sites, tmp_path):
     assert heard.said("round 1 goes on without site")
 
 
-def test_a_sum_with_an_answer_to_another_round_is_not_used(sites, tmp_path):
-    grid = grid_of(sites, tmp_path / "state")
+def test_a_sum_with_an_answer_to_another_round_is_not_used(grid, tmp_path):
     grid.meddle[101] = lambda kind, _number, packed: (
         changed(packed, late) if kind == "fit" else packed
     )

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -145,9 +146,9 @@ facts = st.fixed_dictionaries(
 
 
 @pytest.mark.slow
-@examples(100, 2000)
-@given(words=json_values | facts)
-def test_whatever_a_node_says_is_facts_or_a_refusal(words):
+@examples(200, 2000)
+@given(words=json_values | facts, outline=json_values, number=json_values)
+def test_whatever_a_node_says_is_facts_a_round_or_a_refusal(words, outline, number):
     for said in (words, {**GOOD.to_words(), **words} if isinstance(words, dict) else words):
         try:
             made = SiteFacts.from_words(said)
@@ -155,6 +156,13 @@ def test_whatever_a_node_says_is_facts_or_a_refusal(words):
             continue
         assert 0 <= made.train + made.test <= made.ok <= made.rows <= 2**53
         assert RowLimits.of([Member(1, made)], None).problem(made) is None or made.rows > 10_000_000
+    job = ServerJob("a1", None, 1, None, lambda *_: None)
+    for said in (words, {"id": "a1", "round": number, "outline": outline}):
+        try:
+            assert type(job.answered(0, said)) is int
+        except ValueError:
+            continue
+    assert isinstance(job.outline, dict)
 
 
 raw = st.builds(
@@ -189,19 +197,6 @@ def test_whatever_a_node_sends_is_a_message_or_malformed(words, trees, zero, zer
     refusal_of(message)
     counts = checked_counts(message, 0, GOOD)
     assert isinstance(counts, str)
-
-
-@pytest.mark.slow
-@examples(200, 2000)
-@given(told=json_values, outline=json_values, number=json_values)
-def test_whatever_a_site_says_of_its_job_is_a_round_or_a_refusal(told, outline, number):
-    job = ServerJob("a1", None, 1, None, lambda *_: None)
-    for said in (told, {"id": "a1", "round": number, "outline": outline}):
-        try:
-            assert type(job.answered(0, said)) is int
-        except ValueError:
-            continue
-    assert isinstance(job.outline, dict)
 
 
 def test_what_a_site_holds_is_what_most_of_them_say():
@@ -272,14 +267,12 @@ def test_class_text_comes_from_a_site_that_sends_what_it_said():
         5: SiteMessage({}, [{"text": text}]),
     }
 
-    class Transport:
-        bytes_up = bytes_down = 0
-
-        def ask(self, _kind, messages, _timeout):
-            return {node: answers[node] for node in messages}
+    def ask(_kind, messages, _timeout):
+        return {node: answers[node] for node in messages}
 
     said = []
-    found = Sites(Transport(), Terms(5, 5), said.append)
+    transport = SimpleNamespace(bytes_up=0, bytes_down=0, ask=ask)
+    found = Sites(transport, Terms(5, 5), said.append)
     found.members = [Member(node, GOOD) for node in answers]
     assert torch.equal(found.text(digest, 3), text)
     assert len(said) == 4

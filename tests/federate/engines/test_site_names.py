@@ -3,7 +3,7 @@
 import pytest
 from command import fedcache, ok
 from draws import examples
-from fake_grid import grid_of, planned, together
+from fake_grid import planned, together
 from hypothesis import given
 from hypothesis import strategies as st
 from refusal import refused
@@ -15,11 +15,6 @@ from fedcache.federate.engines.flower.site_names import SiteNames, names_of
 
 OWNER, IMPOSTOR = 100, 900
 """Nodes that serve the same shard."""
-
-
-@pytest.fixture
-def grid(sites, tmp_path):
-    return grid_of(sites, tmp_path / "state")
 
 
 def run(grid, place, names, heard=None, **words):
