@@ -63,9 +63,7 @@ def test_draws_of_no_change_give_the_image_and_a_flip_its_mirror():
     x = image(1, 3, 8, 8)
     assert gap(augment(x, drawn(), FULL), x) < 1e-12
     assert gap(augment(x, drawn(flip=0.1), FULL), x.flip(-1)) < 1e-12
-    assert gap(augment(x, drawn(flip=0.1), Policy("resized", flip=False)), x) < 1e-12
-    everything = image(1, DRAWS, seed=3)
-    assert torch.equal(augment(x, everything, Policy(flip=False)), x)
+    assert torch.equal(augment(x, image(1, DRAWS, seed=3), Policy(flip=False)), x)
 
 
 def window(x, u, least, monkeypatch):

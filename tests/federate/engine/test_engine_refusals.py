@@ -94,10 +94,8 @@ def test_the_first_client_with_a_row_that_there_is_not_is_named(row, said):
 
 
 def test_attackers_that_share_rows_with_honest_clients_are_refused():
-    y, rows = (
-        torch.tensor([0, 1, 2, -1]),
-        {0: np.array([0, 3]), 1: np.array([1]), 2: np.array([0, 2])},
-    )
+    rows = {0: np.array([0, 3]), 1: np.array([1]), 2: np.array([0, 2])}
+    y = torch.tensor([0, 1, 2, -1])
     refused(lambda: flipped_labels(y, rows, frozenset([0]), 3), "--attack label-flip")
 
 
