@@ -324,17 +324,15 @@ def test_epsilon_of_a_share_is_that_of_an_independent_convolution(z, share, roun
 def test_epsilon_composes_over_seeds_points_and_unlike_mechanisms():  # A1
     pytest.importorskip("dp_accounting")
     told = Privacy(1.0, 5.0).cost(rounds=100, share=1.0, seeds=5)
-    assert told["epsilon_pld"] == pytest.approx(
-        gaussian_epsilon(math.sqrt(100) / 5, 1e-5), rel=0.01
-    )
-    assert told["composed"]["epsilon_pld"] == pytest.approx(
-        gaussian_epsilon(math.sqrt(500) / 5, 1e-5), rel=0.01
-    )
     assert "participants_known" not in told
     both = epsilons([Spent(5.0, 1.0, 100), Spent(3.0, 1.0, 20)], 1e-5)
-    assert both["epsilon_pld"] == pytest.approx(
-        gaussian_epsilon(math.sqrt(100 / 25 + 20 / 9), 1e-5), rel=0.01
-    )
+    for cost, squares in (
+        (told, 100 / 25),
+        (told["composed"], 500 / 25),
+        (both, 100 / 25 + 20 / 9),
+    ):
+        exact = gaussian_epsilon(math.sqrt(squares), 1e-5)
+        assert cost["epsilon_pld"] == pytest.approx(exact, rel=0.01)
     mixed = epsilons([Spent(1.0, 0.1, 50), Spent(4.0, 1.0, 10)], 1e-5)
     # A share of 1 is the Gaussian itself: q -> 1 in the pair.
     assert mixed["epsilon_pld"] == pytest.approx(

@@ -190,6 +190,7 @@ def told(kinds, changes=None, *, count=COUNT, rows=3.0, longest=None, ridge=0.0)
     return statistic_problem(declared, up, rows, longest)
 
 
+SYSTEM = {"gram": OWN["gram"] + gram(torch.eye(2, dtype=torch.float64))}
 LONGEST_OF_Z = math.sqrt(10.0)
 NOBODY = {"count": doubles([0.0, 3.0])}
 """Of class 0 no rows are counted."""
@@ -234,10 +235,7 @@ WRONG = [
     (("class means",), {}, {"longest": 3.0}, "3.16"),
     (
         ("gram", "ridge solutions"),
-        {
-            "gram": OWN["gram"] + gram(torch.eye(2, dtype=torch.float64)),
-            "ridge solutions": 3.0 * OWN["ridge solutions"],
-        },
+        {**SYSTEM, "ridge solutions": 3.0 * OWN["ridge solutions"]},
         {"ridge": 1.0},
         "fits",
     ),
@@ -275,11 +273,8 @@ def test_numbers_that_no_rows_can_give_are_named(kinds, changes, other, said):
 def test_the_same_kinds_of_real_rows_pass(count):
     for kinds in {kinds for kinds, *_ in WRONG} - {("gram", "ridge solutions")}:
         assert told(kinds, count=count, longest=LONGEST_OF_Z) is None
-    system = {"gram": OWN["gram"] + gram(torch.eye(2, dtype=torch.float64))}
-    assert (
-        told(("gram", "ridge solutions"), system, ridge=1.0, count=None, longest=LONGEST_OF_Z)
-        is None
-    )
+    how = {"ridge": 1.0, "count": None, "longest": LONGEST_OF_Z}
+    assert told(("gram", "ridge solutions"), SYSTEM, **how) is None
 
 
 def test_every_kind_has_a_number_that_it_refuses():

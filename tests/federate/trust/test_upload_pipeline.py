@@ -23,22 +23,24 @@ def equal_clients():
     return data, [replace(c, train=c.train[:8]) for c in clients if len(c.train) >= 8]
 
 
+FLIP = "sign-flip:0.3:10"
+
+
 @pytest.mark.parametrize("execution", ["batched", "gram"])
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("fedavg", ("median", "sign-flip:0.3:10")),
-        ("fedprox", ("nnm+trimmed:0.2", "sign-flip:0.3:10")),
-        ("fedproto", ("clip:0.5", "sign-flip:0.3:10")),
+        ("fedavg", {"aggregate": "median", "attack": FLIP}),
+        ("fedprox", {"aggregate": "nnm+trimmed:0.2", "attack": FLIP}),
+        ("fedproto", {"aggregate": "clip:0.5", "attack": FLIP}),
         ("fedavg", {"max_share": 0.2}),
         ("fedproto", {"max_share": 0.2}),
     ],
 )
 def test_executions_agree_under_robust_rules_attacks_and_capped_shares(name, execution, words):
-    trust = parse_policy(**words) if isinstance(words, dict) else parse_policy(*words)
+    how = {"trust": parse_policy(**words), "participation": 7}
     one, other = (
-        go(name, "opt=sgd lr=0.05", execution=e, trust=trust, participation=7)
-        for e in ("sequential", execution)
+        go(name, "opt=sgd lr=0.05", execution=e, **how) for e in ("sequential", execution)
     )
     assert difference(one, other) < 1e-10
 
