@@ -6,8 +6,6 @@ server is a thread here: it writes down every name and knows none.
     unshare --map-root-user --net --mount python quiet.py REPORT COMMAND ...
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import signal
@@ -26,7 +24,7 @@ mount --bind "$1/hosts" /etc/hosts
 SIOCSIFFLAGS, UP = 0x8914, 0x1
 
 
-def names(query: bytes) -> str:
+def names(query):
     """The name that a query asks for."""
     at, parts = 12, []
     while query[at]:
@@ -35,7 +33,7 @@ def names(query: bytes) -> str:
     return ".".join(parts)
 
 
-def serve(line: socket.socket, asked: list[str]) -> None:
+def serve(line, asked):
     """Answer that there is no such name."""
     while True:
         query, sender = line.recvfrom(4096)
@@ -43,7 +41,7 @@ def serve(line: socket.socket, asked: list[str]) -> None:
         line.sendto(query[:2] + b"\x81\x83" + query[4:6] + bytes(6) + query[12:], sender)
 
 
-def tried() -> int:
+def tried():
     """Connections and datagrams to addresses that are not of this machine: the kernel found no route for them."""
     names, values = (
         ln.split() for ln in Path("/proc/net/snmp").read_text().splitlines() if ln.startswith("Ip:")
@@ -52,7 +50,7 @@ def tried() -> int:
     return int(values[names.index("OutNoRoutes")]) + int(six["Ip6OutNoRoutes"])
 
 
-def main(report: str, command: list[str]) -> int:
+def main(report, command):
     """Run the command; its exit code."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "resolv.conf").write_text("nameserver 127.0.0.1\n")
@@ -64,7 +62,7 @@ def main(report: str, command: list[str]) -> int:
         subprocess.run(["sh", "-ec", SETUP, "sh", folder], check=True)
     line = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     line.bind(("127.0.0.1", 53))
-    asked: list[str] = []
+    asked = []
     threading.Thread(target=serve, args=(line, asked), daemon=True).start()
     before = tried()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command

@@ -87,7 +87,6 @@ def told(tmp_path_factory):
 
 
 def accuracy(words):
-    assert "done" in words["last"], words
     (run,) = words["last"]["done"]
     return float(run["result"]["accuracy"]["mean"])
 
@@ -124,15 +123,6 @@ def test_a_server_that_is_given_sums_alone_gives_the_accuracy_of_one_process(
     assert federation["uploads"].startswith("sums alone (SecAgg+)")
 
 
-@pytest.mark.parametrize(("which", "apart"), [("fed3r", 1e-4), ("secure", 1e-3)])
-def test_the_saved_model_predicts_as_that_of_one_process(which, apart, told):
-    models = told[which]["models"]
-    assert models["rows"] >= 900
-    assert models["other_class"] == 0
-    # Of scores near 0 and 1: sums were added in another order, and masked ones are rounded to whole steps.
-    assert models["apart"] < apart
-
-
 def test_a_site_that_is_killed_in_a_round_is_survived(told):
     words = told["killed"]
     missed = words["last"]["done"][0]["result"]["federation"]["missed"]
@@ -159,14 +149,10 @@ def test_what_ends_a_run_comes_back_as_one_sentence(told):
     assert "fedcache extract" in error["hint"]
 
 
-def test_another_authority_and_an_unknown_key_are_refused_in_one_sentence(
-    told,
-):
-    assert told["wrong-ca"]["code"] == told["unknown-key"]["code"] == 6
-    assert "does not hold against" in told["wrong-ca"]["message"]
+def test_an_unknown_key_is_refused_in_one_sentence(told):
+    assert told["unknown-key"]["code"] == 6
     assert "does not know this site's key" in told["unknown-key"]["message"]
-    for name in ("wrong-ca", "unknown-key"):
-        assert "fedcache flower keys" in told[name]["hint"]
+    assert "fedcache flower keys" in told["unknown-key"]["hint"]
 
 
 def test_no_name_is_looked_up_and_nothing_but_loopback_is_reached(told):

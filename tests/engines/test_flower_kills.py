@@ -1,7 +1,5 @@
 """kill -9 of the server and of sites of a real federation on loopback: nothing runs on, and the end is the same."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random
@@ -16,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import apart, environment
+from command import apart, environment, words_of
 from draws import FULL
 
 pytest.importorskip("flwr", reason="pip install 'fedcache[flower]'")
@@ -43,10 +41,10 @@ class Started:
     log: Path
 
     @classmethod
-    def of(cls, *words, home, log, mark):
+    def of(cls, line, *words, home, log, mark):
         with log.open("a") as sink:
             popen = subprocess.Popen(
-                [sys.executable, "-m", "fedcache", *map(str, words)],
+                [sys.executable, "-m", "fedcache", *words_of(line), *map(str, words)],
                 stdout=sink,
                 stderr=sink,
                 text=True,
@@ -104,64 +102,30 @@ class Federation:
         return self.running[-1]
 
     def server(self):
-        return self.start(
-            "server",
-            "flower",
-            "server",
-            "--keys",
-            self.root / "keys",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            self.port,
-            home=self.home,
-        )
+        line = f"flower server --host 127.0.0.1 --port {self.port} --keys"
+        return self.start("server", line, self.root / "keys", home=self.home)
 
     def site(self, number):
         shard = sorted((self.root / "sites").glob("*.zarr"))[number]
-        return self.start(
-            SITES[number],
-            "flower",
-            "site",
-            "--shard",
-            shard,
-            "--superlink",
-            self.address,
-            "--keys",
-            self.root / "keys" / "sites" / SITES[number],
-            home=self.root / SITES[number],
-        )
+        keys = self.root / "keys" / "sites" / SITES[number]
+        line = f"flower site --superlink {self.address} --shard"
+        home = self.root / SITES[number]
+        return self.start(SITES[number], line, shard, "--keys", keys, home=home)
 
     @cached_property
     def app(self):
         """What is run again and again."""
         out = self.root / "app"
-        done = apart(
-            "flower app --method scaffold --timeout 300 --json",
-            "--rounds",
-            ROUNDS,
-            "--sites",
-            len(SITES),
-            "--out",
-            out,
-            home=self.home,
+        line = (
+            f"flower app --method scaffold --timeout 300 --json --rounds {ROUNDS} --sites 2 --out"
         )
+        done = apart(line, out, home=self.home)
         assert done.code == 0, done.err
         return out
 
     def run(self):
-        return self.start(
-            "run",
-            "flower",
-            "run",
-            self.app,
-            "--superlink",
-            self.address,
-            "--keys",
-            self.root / "keys",
-            "--json",
-            home=self.home,
-        )
+        line = f"flower run --json --superlink {self.address}"
+        return self.start("run", line, self.app, "--keys", self.root / "keys", home=self.home)
 
     def listens(self):
         with (

@@ -3,8 +3,6 @@
 python two_nodes.py FOLDER FILES COMMAND ...     the second node is killed when FOLDER holds FILES chunk files
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time
@@ -13,7 +11,7 @@ from pathlib import Path
 from ray.cluster_utils import Cluster
 
 
-def main(folder: Path, files: int, command: list[str]) -> int:
+def main(folder, files, command):
     cluster = Cluster(
         initialize_head=True,
         head_node_args={"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 << 20},

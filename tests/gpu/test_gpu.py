@@ -4,7 +4,6 @@ Draws are made on the CPU, so that in float64 both devices differ by the order o
 """
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,9 +14,7 @@ from federation import cases, difference, on_cpu, trial_of_case
 from pairs import parametrize, served
 from toy_store import content
 
-from fedcache.config import Home
 from fedcache.errors import Exit
-from fedcache.federate.engine.client_data import StoredRows
 from fedcache.federate.methods import METHODS
 from fedcache.store.store import Store
 from fedcache.testing.federation import fitted
@@ -45,34 +42,6 @@ def test_a_gpu_computes_what_the_cpu_does(case, execution):
     assert here.traffic == there.traffic
 
 
-@served(
-    [c for c in cases() if c[0] in ("fedavg", "fed3r", "fedpcl", "fst-cbdg")],
-    ["sequential", "batched", "gram"],
-)
-def test_stored_rows_on_a_gpu_are_the_rows_in_memory(case, execution):
-    trial = trial_of_case(case, execution)
-    data, clients = trial.federation()
-    half = data.x.half()
-    memory = replace(data, x=half.float(), text=data.text.float()).to("cuda")
-    stored = replace(data, x=StoredRows(half), text=data.text.float()).to("cuda")
-    one, two = (trial.run((d, clients), dtype=torch.float32) for d in (memory, stored))
-    assert difference(on_cpu(one), on_cpu(two)) == 0.0
-
-
-@pytest.mark.parametrize("name", ["fedavg", "fedpcl", "ditto"])
-def test_a_run_may_go_on_on_the_other_device(name):
-    trial = trial_of_case((name, {}), "sequential")
-    data, clients = trial.with_views()
-    whole = trial.run((data, clients), rounds=3)
-    for first, second in (("cpu", "cuda"), ("cuda", "cpu")):
-        kept = []
-        trial.run(
-            (data.to(first), clients), rounds=3, on_round=lambda *a, kept=kept: kept.append(a[-1]())
-        )
-        rest = trial.run((data.to(second), clients), rounds=3, state=kept[0])
-        assert difference(whole, on_cpu(rest)) <= 100 * trial.closeness
-
-
 @pytest.fixture
 def digits():
     """The digits' features, computed on the GPU, and dealt to ten clients."""
@@ -97,11 +66,6 @@ def test_features_of_a_gpu_are_those_of_the_cpu(digits, own_home, tmp_path, monk
     assert cosine.min() > 0.999
 
 
-def test_a_second_extraction_on_a_gpu_computes_nothing(digits):
-    again = ok("extract --dataset digits --backbones glyph-clip --device cuda").data
-    assert [array["forward_batches"] for array in again["arrays"]] == [0]
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_decoders_streams_and_graphs_give_what_one_process_gives(own_home, tmp_path, dtype):
     words = (
@@ -117,44 +81,43 @@ def test_decoders_streams_and_graphs_give_what_one_process_gives(own_home, tmp_p
         assert content(piped) == content(alone)
 
 
-def test_a_batch_that_a_gpu_cannot_hold_is_one_sentence_with_the_next_command(own_home):
+@pytest.mark.parametrize(
+    ("share", "command", "said"),
+    [
+        (
+            2e-3,
+            "extract --dataset digits --backbones efficientnet-lite0 --batch 1024",
+            ("batch of 1024 images", "--batch 512"),
+        ),
+        (1e-6, "train --method fedavg --partition ten --rounds 2", ("memory",)),
+    ],
+)
+def test_what_a_gpu_cannot_hold_is_said_in_one_sentence(digits, share, command, said):
     torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(2e-3)
+    torch.cuda.set_per_process_memory_fraction(share)
     try:
-        done = fedcache(
-            "extract --dataset digits --backbones efficientnet-lite0 --device cuda --batch 1024"
-        )
+        done = fedcache(f"{command} --device cuda")
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert done.code == Exit.ENVIRONMENT
-    assert "batch of 1024 images" in done.err
-    assert "--batch 512" in done.err
     assert "Traceback" not in done.err
+    assert all(words in done.err for words in said)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fed3r", "fedpcl", "fst-cbdg", "fedcgs", "fedrep"])
 def test_a_command_trains_on_a_gpu_what_it_trains_on_the_cpu(digits, own_home, method):
-    words = (
-        "train",
-        "--method",
-        method,
-        "--partition",
-        "ten",
-        *(("--rounds", 3) if not METHODS[method].one_shot else ()),
-    )
-    there = ok(*words, "--device", "cuda").data
-    here = ok(*words, "--device", "cpu").data
+    rounds = "" if METHODS[method].one_shot else "--rounds 3"
+    line = f"train --method {method} --partition ten {rounds} --device"
+    there, here = ok(line, "cuda").data, ok(line, "cpu").data
     assert (there["device"], here["device"]) == ("cuda", "cpu")
     assert abs(there["accuracy"]["mean"] - here["accuracy"]["mean"]) < 0.02
-    again = ok(*words, "--device", "cuda").data
+    again = ok(line, "cuda").data
     assert again["accuracy"]["mean"] == there["accuracy"]["mean"]
 
 
 def test_a_grid_and_what_is_made_of_its_models_on_a_gpu(digits, own_home, tmp_path):
-    ok(
-        "grid --method fedavg --partition ten --rounds 3 --sweep lr=0.001,0.01 --device cuda",
-    )
-    found = [json.loads(p.read_text()) for p in Home.from_environment().runs.glob("*/result.json")]
+    ok("grid --method fedavg --partition ten --rounds 3 --sweep lr=0.001,0.01 --device cuda")
+    found = [json.loads(p.read_text()) for p in own_home.glob("runs/*/result.json")]
     assert {r["device"] for r in found} == {"cuda"}
     run = ok("train --method fedpcl --partition ten --rounds 2 --device cuda").data
     assert ok("evaluate", run["digest"][:12], "--dataset", "digits", "--device", "cuda").code == 0
@@ -166,21 +129,3 @@ def test_prompts_are_trained_through_the_text_encoder_on_a_gpu(digits):
     done = ok(f"train {words} --device cuda").data
     assert done["device"] == "cuda"
     assert done["accuracy"]["mean"] > 0.1
-
-
-def test_auto_trains_on_the_cpu_and_says_that_there_is_a_gpu(digits):
-    done = fedcache("train --method fedncm --partition ten")
-    assert done.code == 0
-    assert "--device cuda" in done.err
-
-
-def test_a_full_gpu_is_said_in_one_sentence(digits):
-    torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(1e-6)
-    try:
-        done = fedcache("train --method fedavg --partition ten --rounds 2 --device cuda")
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
-    assert done.code == Exit.ENVIRONMENT
-    assert "memory" in done.err
-    assert "Traceback" not in done.err

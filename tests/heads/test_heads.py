@@ -11,25 +11,12 @@ from hypothesis import strategies as st
 
 from fedcache.heads import ridge
 from fedcache.heads.class_balance import deficits, votes
-from fedcache.heads.linear import affine
 from fedcache.heads.losses import anchor_contrast, cross_entropy, proto_contrast
 from fedcache.heads.projection import Head, classify, embed
 from fedcache.heads.prototype import class_means, merge, scores
 from fedcache.heads.ridge import SINGLE_ROWS, gram
 
 G, M, B, D, P, C = 2, 3, 4, 5, 6, 7  # all different, so that a wrong axis is an error
-
-
-@pytest.mark.parametrize("lead_x", [(), (M,), (G, M)])
-@pytest.mark.parametrize("lead_w", ["none", "full", "shared"])
-def test_affine_is_the_same_on_every_lane(lead_x, lead_w):
-    full = (G, M) if len(lead_x) == 2 else lead_x
-    lead = {"none": (), "full": full, "shared": (*full[:-1], 1)[: len(full)]}[lead_w]
-    x, W, b = normal(*lead_x, B, D), normal(*lead, C, D, seed=1), normal(*lead, C, seed=2)
-    assert torch.allclose(
-        affine(x, W, b), torch.einsum("...bd,...cd->...bc", x, W) + b[..., None, :], atol=1e-12
-    )
-    assert torch.allclose(affine(x, W), torch.einsum("...bd,...cd->...bc", x, W), atol=1e-12)
 
 
 def test_cross_entropy_weighs_rows_and_ignores_padding():

@@ -44,28 +44,20 @@ def test_fewer_rows_than_features_are_refused_in_each_of_200_draws(way, rows, fe
         assert torch.isfinite(W).all()
 
 
-def equal_features(z):
-    z[:, 7] = z[:, 2]
-
-
-def sum_of_others(z):
-    z[:, 7] = z[:, 0] - 2.0 * z[:, 1] + 3.0 * z[:, 5]
-
-
-def zero_feature(z):
-    z[:, 7] = 0.0
-
-
-def feature_of_the_mean(z):
-    z[:, 7] = z[:, :7].mean(1)
+DETERMINED = {
+    "equal": lambda z: z[:, 2],
+    "sum": lambda z: z[:, 0] - 2.0 * z[:, 1] + 3.0 * z[:, 5],
+    "zero": lambda z: 0.0,
+    "mean": lambda z: z[:, :7].mean(1),
+}
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("make", [equal_features, sum_of_others, zero_feature, feature_of_the_mean])
+@pytest.mark.parametrize("what", DETERMINED)
 @pytest.mark.parametrize("features", [8, 257])
-def test_a_feature_that_others_determine_is_refused(way, make, features):
+def test_a_feature_that_others_determine_is_refused(way, what, features):
     z = np.random.default_rng(features).standard_normal((2 * features, features))
-    make(z)
+    z[:, 7] = DETERMINED[what](z)
     for scale in (1e-3, 1.0, 1e3):
         refused(way, system(scale * z))
 
@@ -93,11 +85,8 @@ def test_a_system_of_known_condition_is_solved(way, condition):
 
 def test_features_of_very_different_scale_are_no_reason_to_refuse():
     g = np.random.default_rng(0)
-    z, scale, B = (
-        g.standard_normal((60, 5)),
-        np.array([1e-6, 1e-3, 1.0, 1e3, 1e6])[:, None],
-        g.standard_normal((5, 2)),
-    )
+    z, B = g.standard_normal((60, 5)), g.standard_normal((5, 2))
+    scale = np.array([1e-6, 1e-3, 1.0, 1e3, 1e6])[:, None]
     A = scale * (z.T @ z) * scale.T
     W = solve(torch.from_numpy(A), torch.from_numpy(B * scale), 0.0).numpy()
     assert np.allclose(W * scale, np.linalg.solve(z.T @ z, B), rtol=1e-9)

@@ -13,13 +13,9 @@ from federation import (
     VARIANTS,
     cases,
     difference,
-    fitted,
     gap,
     go_tiny,
     ids,
-    run_points,
-    scaled,
-    small,
     tiny,
     wide,
 )
@@ -127,20 +123,6 @@ def test_the_order_of_clients_does_not_matter_in_simulated_time(case):
     ]
 
 
-@pytest.mark.parametrize("execution", ["batched", "gram"])
-def test_a_point_of_a_grid_is_the_asynchronous_run_alone(execution):
-    method, (data, clients) = METHODS["fedavg"], pair_for(execution)
-    settings = scaled({**small("fedavg"), "opt": "sgd"})
-    hps = [method.resolve("paper", {**settings, "lr": lr}) for lr in (0.05, 0.2, 0.4)]
-    how = {"participation": 3, "dtype": torch.float64, "execution": execution, **STALE}
-    points = run_points(method, hps, fitted(method, data), clients, **how)
-    for hp, point in zip(hps, points, strict=True):
-        alone = run(TrainingRun(method, fitted(method, data), clients, **how), hp)
-        assert difference(alone, point) < 1e-10
-        assert point.traffic == alone.traffic
-        assert [r.diagnostics for r in point.records] == [r.diagnostics for r in alone.records]
-
-
 def add(down, _state, data, _ctx):
     """y = 2 w + d, where d is the client's feature: the update y - w = w + d tells which w it was made from."""
     return {}, {"w": 2.0 * down["w"] + data.x[data.rows].mean()}
@@ -198,21 +180,18 @@ def test_two_clients_by_hand():
     w3 = 3.0 + 8.0 / math.sqrt(3.0)
     assert steps == pytest.approx([1.0, 3.0, w3, w3 + 4.0 / math.sqrt(2.0)], abs=1e-14)
     # Broadcasts: two at 0, a's at 1, 2 and b's at 2.5; whoever is in training at the end has got one too.
-    assert [
-        (
-            r.clients,
-            r.diagnostics["simulated_time"],
-            r.diagnostics["staleness_max"],
-            r.traffic.down,
-            r.traffic.up,
-        )
-        for r in out.records
-    ] == [
-        ((0,), 1.0, 0.0, 2, 1),
-        ((0,), 2.0, 0.0, 1, 1),
-        ((1,), 2.5, 2.0, 1, 1),
-        ((0,), 3.0, 1.0, 1, 1),
-    ]
+    for record, clients, time, staleness, down in zip(
+        out.records,
+        (0, 0, 1, 0),
+        (1.0, 2.0, 2.5, 3.0),
+        (0.0, 0.0, 2.0, 1.0),
+        (2, 1, 1, 1),
+        strict=True,
+    ):
+        assert record.clients == (clients,)
+        assert record.diagnostics["simulated_time"] == time
+        assert record.diagnostics["staleness_max"] == staleness
+        assert (record.traffic.down, record.traffic.up) == (down, 1)
     assert toy([(1, 1.0), (3, 8.0)], (1.0, 2.5), power=0.0)[1] == [1.0, 3.0, 11.0, 15.0]
     # Half the step: 0.5; 0.5 + (0.5 + 1) / 2 = 1.25; 1.25 + 4 / sqrt(3); and (1.25 + 1) / 2 / sqrt(2) on top.
     w3 = 1.25 + 4.0 / math.sqrt(3.0)
@@ -268,17 +247,13 @@ def test_what_a_schedule_keeps(clients, concurrency, buffer, durations, sampling
         clock = schedule.clock
         if sampling.available == 1.0 and sampling.dropout == 0.0:
             assert len(arrived) == min(buffer, clients)
-            # nobody begins twice with one model
-            assert max(Counter(began).values(), default=1) == 1
+            assert len(began) == len(set(began))  # nobody begins twice with one model
         begun.update((c, round_) for c in began)
         ended.update(arrived.items())
         in_training = [one.client for one in schedule._heap]
         assert len(in_training) == len(set(in_training)) <= min(concurrency, clients)
         # every update is of a client that began, with that model, and comes once
         assert not ended - begun
-        again = Schedule(rule, sampler, schedule.concurrency, schedule.durations)
-        again.take_up(json.loads(json.dumps(schedule.to_json())))
-        assert sorted(again._heap) == sorted(schedule._heap)
 
 
 def test_who_drops_out_frees_its_place_and_is_never_in_a_buffer():
@@ -294,10 +269,11 @@ def test_who_drops_out_frees_its_place_and_is_never_in_a_buffer():
     assert received > 1.3 * sent  # a broadcast for everyone who began
     each = out.traffic.per_client_round()
     assert each["up"] == each["down"]
-    never = SamplingRule(trace=None, available=1e-9)
+    never = SamplingRule(available=1e-9)
     nobody = go_tiny("fedavg", "opt=sgd", timing=TimingRule(buffer=2), sampling=never)
-    assert [r.clients for r in nobody.records] == [(), ()]
-    assert [r.diagnostics for r in nobody.records] == [{"simulated_time": 0.0}] * 2
+    assert [(r.clients, r.diagnostics) for r in nobody.records] == [
+        ((), {"simulated_time": 0.0})
+    ] * 2
 
 
 def test_a_round_that_waits_takes_as_long_as_its_slowest_client():
@@ -335,11 +311,8 @@ def test_a_file_of_durations_names_the_clients_that_train(tmp_path):
     assert rule.words()["client_durations"].startswith("sha256:")
     refused(lambda: rule.of_clients("abc", np.ones(3), 0), "'c'")
     assert rule.of_clients("abc", np.array([1.0, 1.0, 0.0]), 0)([1], 0) == [2.5]  # c cannot train
-    refused(lambda: rule.of_clients("a", np.ones(1), 0), "--client-durations")
-    assert TimingRule("rows").of_clients("abc", np.array([1.0, 2.0, 3.0]), 0)([0, 2], 4) == [
-        0.5,
-        1.5,
-    ]
+    by_rows = TimingRule("rows").of_clients("abc", np.array([1.0, 2.0, 3.0]), 0)
+    assert by_rows([0, 2], 4) == [0.5, 1.5]
 
 
 def test_half_normal_durations_are_those_of_a_client_and_a_round():

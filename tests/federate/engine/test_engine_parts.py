@@ -20,7 +20,7 @@ from fedcache.federate.engine.outcome import fairness, macro_f1
 from fedcache.federate.engine.run import choose
 from fedcache.federate.execution.grid_batch import POOLED
 from fedcache.federate.execution.memory_estimate import ExecutionPlan, Load, forecast
-from fedcache.federate.methods import METHODS, find_method
+from fedcache.federate.methods import METHODS
 from fedcache.federate.trust.pipeline import UploadPool
 
 
@@ -39,20 +39,13 @@ def test_presets_are_legal_and_written_as_they_are_read(preset):
     ("settings", "named"),
     [
         ({"lrr": "1"}, "'lr'"),
-        ({"lr": "fast"}, "at least 0"),
         ({"momentum": 1.5}, "from 0 to 1"),
         ({"batch": "2.5"}, "an integer"),
         ({"opt": "sdg"}, "adam | sgd"),
-        ({"drop_last": "maybe"}, "true | false"),
     ],
 )
 def test_an_illegal_setting_is_refused(settings, named):
     refused(lambda: METHODS["fedavg"].resolve("paper", settings), named)
-
-
-def test_unknown_names_are_guessed():
-    refused(lambda: find_method("fedavgg"), "'fedavg'")
-    refused(lambda: METHODS["solo"].resolve("oficial"), "'official'")
 
 
 def test_a_text_start_needs_text_and_a_linear_head():
@@ -62,18 +55,6 @@ def test_a_text_start_needs_text_and_a_linear_head():
     refused(lambda: go("fedavg", "init=text"), "head=mlp")
     start = go("fedavg", "head=linear epochs=0", rounds=1).server
     assert gap(start["W"], data.text) < 1e-15  # auto: a linear head on features with text
-    assert (
-        gap(
-            go("fedavg", "head=linear epochs=0", without, clients, rounds=1).server["W"],
-            data.text,
-        )
-        > 0.01
-    )
-
-
-def test_data_that_does_not_fit_is_refused():
-    with pytest.raises(FedcacheError, match=r"\(3, 5\).*\(3, 4\)"):
-        Data(torch.zeros(2, 1, 4), torch.zeros(2, dtype=torch.int64), 3, torch.zeros(3, 5))
 
 
 @given(st.integers(0, 200), st.integers(1, 40), st.booleans(), st.booleans())
@@ -89,18 +70,14 @@ def test_batches_hold_every_row_once(n, batch, drop, bn):
 
 
 @pytest.mark.parametrize(
-    ("n", "paper_", "plain", "linear"),
-    [
-        (1, [], [1], [1]),
-        (65, [32, 33], [32, 32, 1], [32, 32, 1]),
-        (34, [32, 2], [32, 2], [32, 2]),
-    ],
+    ("n", "paper_", "plain"),
+    [(1, [], [1]), (65, [32, 33], [32, 32, 1]), (34, [32, 2], [32, 2])],
 )
-def test_a_batch_of_one_row_joins_the_one_before_where_there_is_batchnorm(n, paper_, plain, linear):
+def test_a_batch_of_one_row_joins_the_one_before_where_there_is_batchnorm(n, paper_, plain):
     # Table 7 of FedPCL has BatchNorm; a linear head has none, whatever the switch says.
-    for words, expected in (({}, paper_), ({"bn": False}, plain), ({"head": "linear"}, linear)):
+    for words, expected in (({}, paper_), ({"bn": False}, plain), ({"head": "linear"}, plain)):
         assert batch_sizes(n, METHODS["fedavg"].resolve("paper", words)) == expected
-    assert batch_sizes(n, METHODS["fedntd"].resolve("paper", {"batch": 32})) == linear
+    assert batch_sizes(n, METHODS["fedntd"].resolve("paper", {"batch": 32})) == plain
 
 
 def test_large_clients_are_gathered_step_by_step(monkeypatch):
@@ -118,23 +95,16 @@ def test_pairs_of_views_differ():
     real = rows.mask() > 0
     assert (a != b)[real].all()
     assert set(a[real].tolist()) == set(b[real].tolist()) == {1, 2, 3}
-    assert drawn_views(stack_clients(data.x[:, :2], data.y, [clients[0].train], 0), ctx, 0, 2) == (
-        1,
-        0,
-    )
-    assert drawn_views(stack_clients(data.x[:, :1], data.y, [clients[0].train], 0), ctx, 0, 2) == (
-        0,
-        0,
-    )
+    for stored, shown in ((2, (1, 0)), (1, (0, 0))):
+        few = stack_clients(data.x[:, :stored], data.y, [clients[0].train], 0)
+        assert drawn_views(few, ctx, 0, 2) == shown
 
 
 def test_pooling_is_weighted_uniform_summed_or_stacked():
     pool = UploadPool({"": "mean", "u": "uniform", "s": "sum", "k": "stack"}, 3)
-    for client, value, weight in (
-        (7, 4.0, 3.0),
-        (2, 1.0, 1.0),
-    ):  # as they come; stacks are in client order
-        pool.add({n: torch.tensor([value]) for n in ("a", "u", "s", "k")}, weight, client)
+    # as they come; stacks are in client order
+    for client, value, weight in ((7, 4.0, 3.0), (2, 1.0, 1.0)):
+        pool.add(dict.fromkeys("ausk", torch.tensor([value])), weight, client)
     # mean (1 * 1 + 3 * 4) / 4 = 3.25, uniform 2.5, sum 5, stack [1, 4]
     found = {n: t.flatten().tolist() for n, t in pool.done().items()}
     assert found == {"a": [3.25], "u": [2.5], "s": [5.0], "k": [1.0, 4.0]}
@@ -187,12 +157,6 @@ FEW = (50,) * 100
         ),  # matrices of three in four are for nothing
         ("adam", 41_000, {"rows": FEW}, "batched"),
         ("sgd", 41_000, {"rows": FEW, "views": 4}, "batched"),
-        (
-            "sgd",
-            41_000,
-            {"rows": (50,) * 40 + (600,) * 60},
-            "batched",
-        ),  # most rows are with the large
         ("sgd", 41_000, {"rows": FEW, "points": 240}, "gram"),
     ],
 )
@@ -233,13 +197,12 @@ def test_macro_f1_is_scikit_learns():
 
 def test_features_are_prepared_as_asked():
     g = np.random.default_rng(0)
-    a, b = (
-        g.standard_normal((6, 2, 3)).astype(np.float16),
-        5 + g.standard_normal((6, 2, 4)).astype(np.float32),
-    )
+    a = g.standard_normal((6, 2, 3)).astype(np.float16)
+    b = 5 + g.standard_normal((6, 2, 4)).astype(np.float32)
     a[4] = np.nan  # a quarantined image
-    ok, train = [0, 1, 2, 3, 5], [0, 1, 3]
-    made = {post: prepare([a, b], post, np.array(train)).numpy() for post in FEAT_POSTS}
+    ok, train = [0, 1, 2, 3, 5], np.array([0, 1, 3])
+    b[[2, 4, 5]] = 1e6  # rows that standardising never looks at
+    made = {post: prepare([a, b], post, train).numpy() for post in FEAT_POSTS}
     plain = np.concatenate([a.astype(np.float32), b], -1)
     assert np.array_equal(made["none"], plain, equal_nan=True)
     first = prepare([a, b[:, :1]], "none", views=1).numpy()
@@ -251,17 +214,7 @@ def test_features_are_prepared_as_asked():
     )
     scaled = made["standardize"][train, 0]
     assert np.allclose([scaled.mean(0), scaled.std(0)], [[0.0] * 7, [1.0] * 7], atol=1e-5)
-
-
-def test_standardising_never_looks_at_other_rows():
-    g = np.random.default_rng(0)
-    a = g.standard_normal((6, 1, 3)).astype(np.float32)
-    train, other = np.array([0, 1, 3]), a.copy()
-    other[[2, 4, 5]] = 1e6
-    both = [prepare([x], "standardize", train).numpy()[train] for x in (a, other)]
-    assert np.array_equal(*both)
-    a[:, 0, 1] = 3.0
-    assert np.array_equal(prepare([a], "standardize", train).numpy()[:, 0, 1], np.zeros(6))
+    assert not prepare([np.full((6, 1, 2), 3.0)], "standardize", train).any()  # constant
 
 
 @pytest.mark.parametrize(
@@ -277,32 +230,19 @@ def test_features_that_cannot_be_prepared(arrays, post):
         prepare(arrays, post)
 
 
-KERNELS = {
-    "renamed": lambda patch, name: patch.delattr(torch, name),
-    "with other arguments": lambda patch, name: patch.setattr(torch, name, lambda _params: None),
-    "another step": lambda patch, name: patch.setattr(torch, name, lambda *_args, **_kwargs: None),
-}
-
-
-@pytest.mark.parametrize(
-    ("change", "opt"),
-    [("renamed", "sgd"), ("with other arguments", "adam"), ("another step", "sgd")],
-)
-def test_a_private_kernel_of_torch_that_is_not_the_step_written_out_is_not_used(change, opt):
-    assert local_training.fused_kernels_work()
-    fused = go("fedavg", {"opt": opt, "lr": 0.05}, execution="sequential")
+@pytest.mark.parametrize("opt", ["sgd", "adam"])
+def test_a_private_kernel_of_torch_that_is_not_the_step_written_out_is_not_used(opt, monkeypatch):
+    settings = f"opt={opt} lr=0.05"
+    assert optimiser.fused_kernels_work()
+    fused = go("fedavg", settings, execution="sequential").server
+    optimiser.fused_kernels_work.cache_clear()
+    if opt == "adam":
+        monkeypatch.delattr(torch, "_fused_adam_")  # renamed
+    else:
+        monkeypatch.setattr(torch, "_fused_sgd_", lambda *_args, **_kwargs: None)
     try:
-        with pytest.MonkeyPatch.context() as patch:
-            local_training.fused_kernels_work.cache_clear()
-            KERNELS[change](patch, f"_fused_{opt}_")
-            assert not local_training.fused_kernels_work()
-            assert (
-                gap(
-                    fused.server,
-                    go("fedavg", {"opt": opt, "lr": 0.05}, execution="sequential").server,
-                )
-                < 1e-6
-            )
+        assert not optimiser.fused_kernels_work()
+        assert gap(fused, go("fedavg", settings, execution="sequential").server) < 1e-6
     finally:
         local_training.fused_kernels_work.cache_clear()
 
@@ -315,11 +255,7 @@ def test_features_beyond_the_memory_budget_are_in_a_file_of_the_scratch_folder(
         client_data.tempfile, "TemporaryFile", lambda **how: opened.append(how) or temporary(**how)
     )
     monkeypatch.setattr(client_data, "memory_limit", lambda: 4 * 3 * 5)
-    for width, place, files in (
-        (5, tmp_path, []),
-        (6, tmp_path, [{"dir": tmp_path}]),
-        (6, None, [{"dir": tmp_path}]),
-    ):
-        client_data._room((3, width), place)[:] = 2.0
-        assert opened == files
+    for width in (5, 6):
+        client_data._room((3, width), tmp_path)[:] = 2.0
+    assert opened == [{"dir": tmp_path}]
     assert list(tmp_path.iterdir()) == [], "it has no name"

@@ -18,7 +18,6 @@ from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.client_table import ClientTable
 from fedcache.federate.partition.json_file import beyond
 from fedcache.federate.trust.attacks import flipped_labels
-from fedcache.federate.trust.pipeline import UploadPool
 
 FEDAVG = METHODS["fedavg"]
 
@@ -26,19 +25,14 @@ FEDAVG = METHODS["fedavg"]
 def test_a_run_is_told_everything_and_has_rounds_and_clients():
     data, clients = tiny()
     hp = FEDAVG.resolve("paper", small("fedavg"))
-    less = {k: v for k, v in hp.items() if k not in ("lr", "epochs")}
     twice = [replace(clients[1], name=clients[2].name), *clients[2:]]
-    for given, who, rounds, error, named in (
-        (less, clients, 1, UsageError, "epochs, lr"),
-        (hp, clients, 0, UsageError, "rounds"),
-        (hp, [], 1, FederatedRunError, "client"),
-        (hp, twice, 1, FederatedRunError, "client-2"),
+    for who, rounds, error, named in (
+        (clients, 0, UsageError, "rounds"),
+        ([], 1, FederatedRunError, "client"),
+        (twice, 1, FederatedRunError, "client-2"),
     ):
         with pytest.raises(error, match=named):
-            run(FEDAVG, given, data, who, rounds=rounds)
-    others = [hp, {**hp, "head": "linear" if hp["head"] != "linear" else "mlp"}]
-    with pytest.raises(InternalError):
-        run_points(FEDAVG, others, data, clients, rounds=1)
+            run(FEDAVG, hp, data, who, rounds=rounds)
 
 
 def test_a_run_that_fails_raises_and_points_beside_it_end(monkeypatch):
@@ -49,7 +43,7 @@ def test_a_run_that_fails_raises_and_points_beside_it_end(monkeypatch):
         for lr in (0.1, 0.2, 0.3)
     ]
     words = {"rounds": 2, "participation": 4, "dtype": torch.float64}
-    alone = [run(FEDAVG, hp, data, clients, **words) for hp in (hps[0], hps[2])]
+    alone = run(FEDAVG, hps[2], data, clients, **words)
     finish = RunState.finish
 
     def breaks(self, ids, *given):
@@ -58,11 +52,10 @@ def test_a_run_that_fails_raises_and_points_beside_it_end(monkeypatch):
         return finish(self, ids, *given)
 
     monkeypatch.setattr(RunState, "finish", breaks)
-    first, failed, last = run_points(FEDAVG, hps, data, clients, execution="batched", **words)
+    _, failed, last = run_points(FEDAVG, hps, data, clients, execution="batched", **words)
     assert isinstance(failed, FederatedRunError)
     assert failed.message == "The server broke."
-    for found, wanted in ((first, alone[0]), (last, alone[1])):
-        assert torch.allclose(found.server["W"], wanted.server["W"], atol=1e-9)
+    assert torch.allclose(last.server["W"], alone.server["W"], atol=1e-9)
     with pytest.raises(FederatedRunError, match="The server broke"):
         run(FEDAVG, hps[1], data, clients, **words)
 
@@ -81,48 +74,29 @@ def test_a_state_of_an_earlier_release_names_its_clients_one_by_one():
     refused(lambda: go_tiny("solo", state=other), "clients", code=7)
 
 
-def test_uploads_are_pooled_by_the_longest_name_and_have_one_shape():
-    pool = UploadPool({"W": "sum", "W/a": "stack"}, 2)
-    assert (pool.rule("W/b"), pool.rule("W/a/c")) == ("sum", "stack")
-    with pytest.raises(InternalError):
-        pool.rule("V")
-    pool.add({"W": torch.zeros(2, 3)}, 1.0, 7)
-    with pytest.raises(FederatedRunError, match="lient 8"):
-        pool.add({"W": torch.zeros(2, 4)}, 1.0, 8)
-
-
 def test_free_memory_is_what_the_system_says_or_half_of_what_there_is(monkeypatch):
     monkeypatch.setattr(
         Path, "read_text", lambda *_, **__: "MemTotal: 9 kB\nMemAvailable:   7 kB\n"
     )
     assert memory_estimate.free_memory() == 7 * 1024
 
-    def gone(*_, **__):
-        raise OSError
-
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "")
     sizes = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 11}
-    monkeypatch.setattr(Path, "read_text", gone)
     monkeypatch.setattr(memory_estimate.os, "sysconf", sizes.__getitem__)
     assert memory_estimate.free_memory() == 4096 * 11 // 2
-    monkeypatch.setattr(memory_estimate.os, "sysconf", gone)
-    assert memory_estimate.free_memory() == 2 << 30
 
 
-@pytest.mark.parametrize(("row", "said"), [(4, None), (9, "client 'c1' holds 9")])
+@pytest.mark.parametrize(("row", "said"), [(4, None), (9, "client 'b' holds 9")])
 def test_the_first_client_with_a_row_that_there_is_not_is_named(row, said):
-    clients = [
-        Rows(f"c{i}", np.array(rows), np.array([3])) for i, rows in enumerate(([0, 1], [2, row]))
-    ]
-    assert beyond(ClientTable.of(clients, np.array([3])), 5) == said
+    test = np.array([3])
+    clients = [Rows("a", np.array([0, 1]), test), Rows("b", np.array([2, row]), test)]
+    assert beyond(ClientTable.of(clients, test), 5) == said
 
 
 def test_attackers_that_share_rows_with_honest_clients_are_refused():
-    y, rows = (
-        torch.tensor([0, 1, 2, -1]),
-        {0: np.array([0, 3]), 1: np.array([1]), 2: np.array([0, 2])},
-    )
+    rows = {0: np.array([0, 3]), 1: np.array([1]), 2: np.array([0, 2])}
+    y = torch.tensor([0, 1, 2, -1])
     refused(lambda: flipped_labels(y, rows, frozenset([0]), 3), "--attack label-flip")
-    assert flipped_labels(y, rows, frozenset([0, 2]), 3).tolist() == [2, 1, 0, -1]
 
 
 def test_what_a_method_may_not_read_is_refused():

@@ -39,10 +39,9 @@ def test_a_client_with_some_backbones_trains_as_on_a_store_that_has_only_those()
 @pytest.mark.parametrize("name", ["fedproto", "fedpcl"])
 def test_prototypes_of_one_width_travel_between_clients_of_different_backbones(name):
     out = go_all(name, "dim=5 batch=16", own={1: LEFT, 3: ENDS})
-    assert {t.shape[-1] for c in (1, 3) for t in (out.states[c]["proto"],)} == {5}
+    assert {out.states[c]["proto"].shape[-1] for c in (1, 3)} == {5}
     weights = next(k for k, t in out.states[0].items() if t.dim() == 2 and t.shape[-1] == D)
-    assert out.states[1][weights].shape[-1] == 4
-    assert out.states[3][weights].shape[-1] == D - 8 + 2
+    assert [out.states[c][weights].shape[-1] for c in (1, 3)] == [4, D - 8 + 2]
     assert not np.isnan(out.client_accuracy).any()
 
 
@@ -61,9 +60,8 @@ def test_differences_a_method_cannot_bear_are_refused(name, own, message):
 
 def test_the_traffic_of_a_client_is_that_of_its_own_backbones():
     method = replace(METHODS["solo"], paper_count=lambda width, *_: (width, 2 * width))
-    out = go_all(method, "bn=false", rounds=1, own={1: LEFT})
-    assert out.traffic.totals()["paper_up"] == 8 * D + 4
-    assert out.traffic.totals()["paper_down"] == 2 * (8 * D + 4)
+    totals = go_all(method, "bn=false", rounds=1, own={1: LEFT}).traffic.totals()
+    assert (totals["paper_up"], totals["paper_down"]) == (8 * D + 4, 2 * (8 * D + 4))
 
 
 def test_everywhere_scores_each_model_on_all_test_rows():

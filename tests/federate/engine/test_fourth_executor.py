@@ -7,9 +7,9 @@ from federation import go_tiny
 from loaded_files import load_file
 from pairs import parametrize
 
-from fedcache.errors import FedcacheError
-from fedcache.federate.engine.run import executors, registered
-from fedcache.federate.execution.executor import Batched, Executor
+from fedcache.federate.execution.batched import Batched
+from fedcache.federate.execution.choose import executors, registered
+from fedcache.federate.execution.executor import Executor
 
 laws = load_file(Path(__file__).parents[2] / "contract" / "test_method_laws.py")
 NAME = "last-first"
@@ -26,22 +26,13 @@ class LastFirst(Executor):
 
     def one_round(self, ids, downs):
         traffic = []
-        for g, (point, down) in enumerate(zip(self.batch.points, downs, strict=True)):
-            if g in self.batch.failed:
-                traffic.append(None)
-                continue
-            try:
-                pipeline, sent = point.upload_pipeline(ids, down, self.batch.participation), {}
-                for client in reversed(ids):
-                    upload = point.fit_one(down, client)
-                    pipeline.add(upload, client)
-                    sent[client] = point.upload_size(upload)
-                traffic.append(
-                    point.finish(ids, down, point.pooled(pipeline, ids), [sent[c] for c in ids])
-                )
-            except FedcacheError as error:
-                self.batch.failed[g] = error
-                traffic.append(None)
+        for point, down in zip(self.batch.points, downs, strict=True):
+            pipeline, sent = point.upload_pipeline(ids, down, self.batch.participation), []
+            for client in reversed(ids):
+                upload = point.fit_one(down, client)
+                pipeline.add(upload, client)
+                sent.insert(0, point.upload_size(upload))
+            traffic.append(point.finish(ids, down, point.pooled(pipeline, ids), sent))
         return traffic
 
 

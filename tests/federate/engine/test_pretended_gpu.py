@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from draws import FULL, one_of_each
-from federation import VARIANTS, cases, difference, gap, on_cpu, trial_of_case
+from federation import VARIANTS, cases, difference, gap, keeps, on_cpu, trial_of_case
 from methods_tried import tried
 from pairs import parametrize, served
 from pretend_gpu import pretended_gpu
@@ -60,11 +60,7 @@ def test_a_run_goes_on_from_what_was_kept_of_either_device(case, execution):
     with pretended_gpu():
         for first, second in (("cpu", "cuda"), ("cuda", "cpu"), ("cuda", "cuda")):
             kept = []
-            trial.run(
-                (data.to(first), clients),
-                rounds=3,
-                on_round=lambda *a, kept=kept: kept.append(a[-1]()),
-            )
+            trial.run((data.to(first), clients), rounds=3, on_round=keeps(kept))
             # as a file has it
             snapshot = kept[0]._replace(tensors={k: t.cpu() for k, t in kept[0].tensors.items()})
             rest = trial.run((data.to(second), clients), rounds=3, state=snapshot)
@@ -117,11 +113,11 @@ def test_what_clients_keep_in_a_file_is_read_to_the_gpu(name, tmp_path, monkeypa
     trial = trial_of_case((name, {}), "batched")
     data, clients = trial.federation()
     spec = {"rounds": 3, "participation": 3, "dtype": torch.float64, "execution": "batched"}
-    tables = [tmp_path / "states.table"]
+    table = tmp_path / "states.table"
     (here,) = engine.run_points(TrainingRun(trial.method, data, clients, **spec), [trial.hp])
     with pretended_gpu():
         run = TrainingRun(trial.method, data.to("cuda"), clients, **spec)
-        (there,) = engine.run_points(run, [trial.hp], tables=tables)
-        assert tables[0].exists()
+        (there,) = engine.run_points(run, [trial.hp], tables=[table])
+        assert table.exists()
         assert there.client_accuracy.tolist() == here.client_accuracy.tolist()
         assert gap(here.server, {k: t.cpu() for k, t in there.server.items()}) <= trial.closeness

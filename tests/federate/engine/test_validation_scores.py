@@ -53,10 +53,8 @@ def test_validation_is_the_test_of_a_run_with_the_rows_exchanged_and_the_run_sta
 @pytest.mark.parametrize("method", ["fedavg", "fedrep", "fedproto"])
 def test_rows_that_all_clients_share_are_scored_as_shared_test_rows_are(method):
     data, clients = federation()
-    rows = np.unique(np.concatenate([c.test for c in clients]))
-    own = [Client(c.name, c.train, c.test[:2]) for c in clients]
-    table = ClientTable.of(own, np.unique(np.concatenate([c.test[:2] for c in clients])))
-    left = np.setdiff1d(rows, table.common)
+    table = tables(clients)[1]
+    left = np.setdiff1d(np.concatenate([c.test for c in clients]), table.common)
     made = go(method, {}, data, replace(table, validation=Validation(left, None)))
     other = go(
         method, {}, data, ClientTable.of([Client(c.name, c.train, left) for c in clients], left)
@@ -70,12 +68,9 @@ def test_rows_that_all_clients_share_are_scored_as_shared_test_rows_are(method):
 
 def test_the_pooled_figure_weighs_clients_by_their_rows():
     data, clients = federation()
-    own = [Client(c.name, c.train, c.test[:1]) for c in clients]
     lists = [c.test[1 : 2 + i % 4] for i, c in enumerate(clients)]
-    table = ClientTable.of(own, np.unique(np.concatenate([c.test[:1] for c in clients])))
-    made = go(
-        "fedrep", {}, data, replace(table, validation=Validation.of_clients(RowLists.of(lists)))
-    )
+    validation = Validation.of_clients(RowLists.of(lists))
+    made = go("fedrep", {}, data, replace(tables(clients)[1], validation=validation))
     found = made.evaluation.validation
     assert len({len(rows) for rows in lists}) > 1
     right = (found.predictions == data.y.numpy()[found.rows]).sum()
@@ -83,15 +78,18 @@ def test_the_pooled_figure_weighs_clients_by_their_rows():
     assert found.pooled != found.mean_accuracy
 
 
-def test_a_client_without_validation_rows_is_not_scored_on_them():
+def test_drawn_clients_alone_are_scored_on_validation_rows_and_those_that_have_some():
     data, clients = federation()
     both, _, _ = tables(clients)
     lists = [both.validation.own[i] if i else both.validation.rows[:0] for i in range(len(clients))]
-    made = go_all(
-        "solo", {}, data, replace(both, validation=Validation.of_clients(RowLists.of(lists)))
+    validation = Validation.of_clients(RowLists.of(lists))
+    made = go_all("solo", {}, data, replace(both, validation=validation), eval_clients=6)
+    tested, chosen_by = (
+        np.flatnonzero(~np.isnan(a)).tolist()
+        for a in (made.client_accuracy, made.evaluation.validation.client_accuracy)
     )
-    accuracy = made.evaluation.validation.client_accuracy
-    assert np.isnan(accuracy).tolist() == [True] + [False] * (len(clients) - 1)
+    assert len(tested) == 6
+    assert tested == [0, *chosen_by]
 
 
 def test_every_round_that_is_scored_has_its_validation_accuracy_and_a_resumed_run_has_them_too():
@@ -100,20 +98,17 @@ def test_every_round_that_is_scored_has_its_validation_accuracy_and_a_resumed_ru
     kept = []
     how = {"rounds": 5, "eval_every": 2}
     whole = go("fedavg", {}, data, both, on_round=lambda *a: kept.append(a[-1]()), **how)
-    told = [r.diagnostics.get("validation_accuracy") for r in whole.records]
-    assert [t is not None for t in told] == [False, True, False, True, True]
-    assert told[-1] == whole.evaluation.validation.accuracy
+    for told, last in (
+        (
+            [r.diagnostics.get("validation_accuracy") for r in whole.records],
+            whole.evaluation.validation,
+        ),
+        ([r.accuracy for r in whole.records], whole),
+    ):
+        assert [t is not None for t in told] == [False, True, False, True, True]
+        assert told[-1] == last.accuracy
     again = go("fedavg", {}, data, both, state=kept[2], **how)
     assert [r.diagnostics for r in again.records] == [r.diagnostics for r in whole.records]
-
-
-def test_the_models_of_drawn_clients_alone_are_scored_on_validation_rows():
-    data, clients = federation()
-    both, _, _ = tables(clients)
-    made = go_all("solo", {}, data, both, eval_clients=4)
-    scored = ~np.isnan(made.evaluation.validation.client_accuracy)
-    assert scored.sum() == 4
-    assert scored.tolist() == (~np.isnan(made.evaluation.client_accuracy)).tolist()
 
 
 @pytest.mark.parametrize("together", [False, True])

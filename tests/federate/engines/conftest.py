@@ -1,13 +1,18 @@
 """What tests of federations over sites share."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest
+from fake_grid import grid_of
 
 
 @pytest.fixture
 def sites(request, once, tmp_path):
     """The shards that the test's file makes, in a folder of its own."""
     return shutil.copytree(once(request.module.shards), tmp_path / "sites")
+
+
+@pytest.fixture
+def grid(sites, tmp_path):
+    """Those shards as sites in this process, whose states lie in the folder ``state``."""
+    return grid_of(sites, tmp_path / "state")

@@ -4,16 +4,13 @@ from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
-import torch
-from federation import cases, fitted, ids, tiny
+from federation import cases, difference, fitted, ids, tiny
 from methods_tried import tried
 
 from fedcache.federate.engine.run import TrainingRun, new_run, run
-from fedcache.federate.engine.simulated_time import parse_timing
 from fedcache.federate.engines.ray import client_slices
 from fedcache.federate.execution import executor
 from fedcache.federate.methods import METHODS
-from fedcache.federate.trust.pipeline import TrustPolicy
 
 PLAIN = [case for case in cases() if not METHODS[case[0]].central]
 
@@ -46,14 +43,8 @@ def over_workers(spec, hp):
 
 
 def same(one, other):
-    assert one.accuracy == other.accuracy
     assert one.traffic == other.traffic
-    for name, t in one.server.items():
-        assert torch.equal(t, other.server[name]), name
-    assert set(one.states) == set(other.states)
-    for client, state in one.states.items():
-        for name, t in state.items():
-            assert torch.equal(t, other.states[client][name]), (client, name)
+    assert difference(one, other) == 0.0
 
 
 @pytest.mark.parametrize("case", tried(PLAIN), ids=ids)
@@ -79,29 +70,3 @@ def test_sums_of_many_clients_travel_in_place_of_their_uploads(monkeypatch):
     same(made, run(spec, hp))
     # two for each worker, of the pieces that 120 clients of three rows make
     assert workers.most == 4
-
-
-@pytest.mark.parametrize(
-    "trust",
-    [
-        TrustPolicy(on_bad="reject"),
-        TrustPolicy(max_norm=5.0, on_bad="reject"),
-        TrustPolicy(max_share=0.3),
-    ],
-    ids=["reject", "norm", "share"],
-)
-def test_what_looks_at_uploads_looks_at_them_here(trust):
-    data, clients = tiny()
-    hp = METHODS["fedavg"].resolve("paper", {"lr": 0.1, "bn": False})
-    spec = TrainingRun(METHODS["fedavg"], data, clients, 2, trust=trust, execution="sequential")
-    same(over_workers(spec, hp)[0], run(spec, hp))
-
-
-def test_an_asynchronous_server_gets_the_same_updates_from_workers():
-    data, clients = tiny()
-    hp = METHODS["fedavg"].resolve("paper", {"lr": 0.1})
-    timing = parse_timing(2, 1.0, 0.5, None)
-    spec = TrainingRun(
-        METHODS["fedavg"], data, clients, 5, participation=3, timing=timing, execution="sequential"
-    )
-    same(over_workers(spec, hp)[0], run(spec, hp))

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import fedcache, ok
-from fake_grid import grid_of
 from setting_lines import set_to
 from test_site_claims import federated, node_of, shards  # noqa: F401
 from tolerance import SUMS, close
@@ -29,11 +28,9 @@ def features(path):
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fed3r", "fedncm"])
-def test_the_server_saves_the_model_that_a_run_in_process_saves(method, sites, tmp_path):
+def test_the_server_saves_the_model_that_a_run_in_process_saves(method, grid, sites, tmp_path):
     settings = {"fedavg": set_to("head=linear lr=0.1 opt=sgd")}.get(method, {})
-    run = federated(
-        grid_of(sites, tmp_path / "state"), tmp_path, method=method, set=settings, rounds=2
-    )
+    run = federated(grid, tmp_path, method=method, set=settings, rounds=2)
     words = [w for k, v in settings.items() for w in ("--set", f"{k}={v}")]
     here = ok(
         "train --rounds 2",
@@ -55,8 +52,7 @@ def test_the_server_saves_the_model_that_a_run_in_process_saves(method, sites, t
 
 
 @pytest.mark.parametrize("method", ["fedproto", "ditto", "solo"])
-def test_a_site_keeps_the_model_that_it_was_scored_with(method, sites, tmp_path):
-    grid = grid_of(sites, tmp_path / "state")
+def test_a_site_keeps_the_model_that_it_was_scored_with(method, grid, tmp_path):
     run = federated(grid, tmp_path, method=method, set={}, rounds=2)
     assert load_seed(run.path).clients == []  # no client's model is at the server
     for name, claimed in zip(
@@ -75,13 +71,13 @@ def test_a_site_keeps_the_model_that_it_was_scored_with(method, sites, tmp_path)
     assert len(out.data["rows"]) == len(x)
 
 
-def test_where_all_sites_have_the_servers_model_none_keeps_one(sites, tmp_path):
-    federated(grid_of(sites, tmp_path / "state"), tmp_path, rounds=1)
+def test_where_all_sites_have_the_servers_model_none_keeps_one(grid, tmp_path):
+    federated(grid, tmp_path, rounds=1)
     assert not list((tmp_path / "state").rglob("models"))
 
 
-def test_a_model_of_a_site_that_was_changed_is_refused(sites, tmp_path):
-    federated(grid_of(sites, tmp_path / "state"), tmp_path, method="fedproto", set={}, rounds=1)
+def test_a_model_of_a_site_that_was_changed_is_refused(grid, sites, tmp_path):
+    federated(grid, tmp_path, method="fedproto", set={}, rounds=1)
     file = next((tmp_path / "state").rglob("models/*.safetensors"))
     raw = bytearray(file.read_bytes())
     raw[len(raw) // 2] ^= 1

@@ -1,11 +1,9 @@
 """A name of a site belongs to a key from run to run: another key that claims it is refused, and nobody else."""
 
-from types import SimpleNamespace
-
 import pytest
 from command import fedcache, ok
 from draws import examples
-from fake_grid import grid_of, planned, together
+from fake_grid import planned, together
 from hypothesis import given
 from hypothesis import strategies as st
 from refusal import refused
@@ -13,17 +11,10 @@ from small_sites import Heard, missed_by, sharded
 
 from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engines.flower.network import Address, start_superlink
-from fedcache.federate.engines.flower.processes import Keys
-from fedcache.federate.engines.flower.site_names import VARIABLE, SiteNames, names_of
+from fedcache.federate.engines.flower.site_names import SiteNames, names_of
 
 OWNER, IMPOSTOR = 100, 900
 """Nodes that serve the same shard."""
-
-
-@pytest.fixture
-def grid(sites, tmp_path):
-    return grid_of(sites, tmp_path / "state")
 
 
 def run(grid, place, names, heard=None, **words):
@@ -133,30 +124,6 @@ def test_names_are_listed_and_forgotten_at_the_command_line():
     ok("flower names --forget north")
     assert list(names.known()) == ["south"]
     assert ok("flower names --port 8001").data["names"] == {}
-
-
-@pytest.mark.parametrize("secure", [False, True])
-def test_only_a_server_with_keys_tells_its_app_of_a_table(secure, tmp_path, monkeypatch):
-    told = {}
-
-    def start(_name, _command, _folder, extra):
-        told.update(extra)
-        return SimpleNamespace(stop=lambda: None)
-
-    place = "fedcache.federate.engines.flower.network"
-    monkeypatch.setattr(f"{place}.start", start)
-    monkeypatch.setattr(f"{place}.program", str)
-    monkeypatch.setattr(f"{place}.wait_for_port", lambda *_words: None)
-    monkeypatch.setenv(VARIABLE, "/of/another/server")
-    start_superlink(
-        Address("127.0.0.1", 18000),
-        Keys(tmp_path / "keys") if secure else None,
-        tmp_path / "server",
-    )
-    monkeypatch.setenv(VARIABLE, told[VARIABLE])
-    assert SiteNames.from_environment().path == (
-        tmp_path / "server" / "names.json" if secure else None
-    )
 
 
 def shards(place):

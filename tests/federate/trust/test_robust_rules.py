@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from refusal import refused
 from scipy.optimize import minimize
 
-from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.trust.attacks import DEFAULTS, Attack, parse_attack
 from fedcache.federate.trust.robust_rules import parse_rule
 
@@ -76,7 +75,7 @@ def least_sum(V):
         minimize(lambda p: sum_of_distances(V, p), s.numpy(), method="Nelder-Mead").fun
         for s in starts
     )
-    return min(*found, *(sum_of_distances(V, row) for row in V))
+    return min(found)
 
 
 def test_the_geometric_median_leaves_a_row_at_which_it_begins():
@@ -175,18 +174,14 @@ def test_without_liars_to_expect_they_are_the_mean(text):
     ],
 )
 def test_words_that_are_no_rule(text, message):
-    with pytest.raises(FedcacheError) as error:
-        parse_rule(text)
-    assert error.value.code is Exit.USAGE
-    assert message in str(error.value) + error.value.hint
+    refused(lambda: parse_rule(text), message)
 
 
 @pytest.mark.parametrize(
     ("text", "m", "f", "needed"), [("krum", 4, 1, 5), ("median", 2, 1, 3), ("nnm+mean", 2, 1, 3)]
 )
 def test_too_few_clients_for_a_rule_say_how_many_it_takes(text, m, f, needed):
-    with pytest.raises(FedcacheError, match=f"at least {needed} clients"):
-        parse_rule(text).check(m, f)
+    refused(lambda: parse_rule(text).check(m, f), f"at least {needed} clients")
     parse_rule(text).check(needed, f)
 
 
@@ -196,10 +191,6 @@ def test_the_number_that_trimmed_leaves_out_is_not_rounded_down_by_a_share_in_bi
         29,
         29,
     ]  # 0.29 x 100 < 29 in floats
-
-
-def test_more_of_multikrum_than_are_thought_honest():
-    refused(lambda: parse_rule("multikrum:8").check(9, 2), "8 clients")
 
 
 def test_attacks_by_hand():

@@ -10,9 +10,9 @@ from federation import (
     difference,
     federation,
     fitted,
+    gap,
     go,
     go_all,
-    go_points,
     run,
     scaled,
     small,
@@ -32,27 +32,27 @@ from fedcache.federate.trust.update_validation import UpdateValidation, counts_r
 SENDING = [n for n, m in METHODS.items() if not m.central and m.uploads is not sends_nothing]
 
 
+def sending(method, change):
+    """The method whose clients send ``change(up, down, data, ctx)`` in the place of an upload."""
+
+    def fit(down, state, data, ctx):
+        state, up = method.fit(down, state, data, ctx)
+        return state, change(up, down, data, ctx)
+
+    return replace(method, fit=fit)
+
+
 @cache
 def upload(name):
     """What the first client of a run really sends, and what it holds."""
-    method, found = METHODS[name], []
+    found = []
 
-    def spy(down, state, data, ctx):
-        state, up = method.fit(down, state, data, ctx)
+    def spy(up, _down, data, _ctx):
         found.append((up, float(data.n[0])))
-        return state, up
+        return up
 
-    data, clients = tiny()
-    data = fitted(method, data)
-    run(
-        replace(method, fit=spy),
-        method.resolve("paper", scaled(small(name))),
-        data,
-        clients,
-        rounds=1,
-        participation=3,
-        execution="sequential",
-    )
+    how = {"rounds": 1, "participation": 3, "execution": "sequential", "dtype": torch.float32}
+    go(sending(METHODS[name], spy), scaled(small(name)), *tiny(), **how)
     return found[0]
 
 
@@ -69,11 +69,9 @@ NUMBERS = {
     "nan": lambda _dtype: math.nan,
     "inf": lambda _dtype: math.inf,
     "huge": lambda dtype: torch.finfo(dtype).max,
-    "minus inf": lambda _dtype: -math.inf,
 }
 TENSORS = {
     "shape": lambda t: t.flatten()[:-1],
-    "one more axis": lambda t: t.unsqueeze(0),
     "dtype": lambda t: t.double() if t.dtype != torch.float64 else t.float(),
     "integers": torch.Tensor.long,
     "no tensor": torch.Tensor.tolist,
@@ -107,9 +105,8 @@ def test_every_methods_own_uploads_pass_and_malformed_ones_do_not(name):
     assert validation.problem(up, rows, sent_in=3) is None
     assert "round 2" in validation.problem(up, rows, sent_in=2)
     for kind in KINDS:
-        if kind == "huge" and up[first_float(up)].dtype == torch.float16:
-            continue  # float64 adds any number of these
-        assert validation.problem(spoilt(kind, up), rows), kind
+        if kind != "huge" or name != "fedpft":
+            assert validation.problem(spoilt(kind, up), rows), kind
     for count in (n for n in up if counts_rows(n)):
         for value, word in (
             (-1.0, "negative"),
@@ -143,13 +140,12 @@ def test_a_number_that_could_make_a_sum_overflow_is_refused_and_one_below_is_sou
 def test_an_update_above_the_bound_is_malformed_and_one_below_is_not():
     method, settings, norms = METHODS["fedavg"], "opt=sgd lr=0.1", []
 
-    def spy(down, state, data, ctx):
-        state, up = method.fit(down, state, data, ctx)
+    def spy(up, down, _data, _ctx):
         norms.append(math.sqrt(sum(float(((up[k] - down[k]) ** 2).sum()) for k in up)))
-        return state, up
+        return up
 
     how = {"rounds": 1, "execution": "sequential"}
-    go_all(replace(method, fit=spy), settings, **how)
+    go_all(sending(method, spy), settings, **how)
     for bound in sorted(norms)[1:-1:2]:
         trust = parse_policy(on_bad_update="reject", max_update_norm=bound * (1 + 1e-9))
         out = go_all(method, settings, trust=trust, **how)
@@ -181,7 +177,7 @@ def liar(method, kind, victim, when=None):
         name = first_float(up)
         t, own = in_lane(up, name, ctx, victim)
         own[:] = NUMBERS[kind](t.dtype)
-        return state, {**up, name: t}
+        return state, {**up, name: t}  # ``spoilt`` may send nothing at all
 
     return replace(method, fit=fit)
 
@@ -194,62 +190,35 @@ SERVED = [(n, METHODS[n].executions[i % len(METHODS[n].executions)]) for i, n in
 def test_by_default_every_execution_refuses_malformed_uploads_and_names_client_and_round(
     name, execution
 ):
-    method = METHODS[name]
     data, clients = wide() if execution == "gram" else tiny()
-    data = fitted(method, data)
-    settings = scaled(
-        {**small(name), **({"opt": "sgd", "lr": 0.05} if execution == "gram" else {})}
-    )
-    known = {h.name for h in method.hparams}
-    hp = method.resolve("paper", {k: v for k, v in settings.items() if k in known})
+    steps = {"opt": "sgd", "lr": 0.05} if execution == "gram" else {}
     alone = ("no tensor", "nothing") if execution == "sequential" else ()
     for kind in ("missing", "extra", "shape", "dtype", "nan", "huge", *alone):
         if kind == "huge" and name == "fedpft":
             continue  # its numbers are float16, which float64 adds any number of
         # A batch comes from one call, so its names and shapes are those of all its clients: here it is of one.
         chunk = {} if execution == "sequential" or kind in ("nan", "huge") else {"chunk": 1}
+        lying = partial(go_all, liar(METHODS[name], kind, 1), scaled({**small(name), **steps}))
         refused(
-            partial(
-                run,
-                liar(method, kind, 1),
-                hp,
-                data,
-                clients,
-                rounds=1,
-                execution=execution,
-                **chunk,
-            ),
+            partial(lying, data, clients, rounds=1, execution=execution, **chunk),
             f"client 1 ({clients[1].name!r})",
             "ound 1",
             code=Exit.FEDERATED,
         )
 
 
-@pytest.mark.parametrize("kind", ["missing", "shape"])
-@pytest.mark.parametrize(("name", "execution"), [("fedavg", "batched"), ("fedproto", "gram")])
-def test_a_malformed_batch_ends_every_point_of_a_grid_and_names_its_first_client(
-    name, kind, execution
-):
-    grid = ("opt=sgd lr=0.01", "opt=sgd lr=0.02")
-    for point in go_points(liar(METHODS[name], kind, 3), grid, execution=execution):
-        assert isinstance(point, FedcacheError)
-        assert "client 0 ('client-0')" in str(point)
-
-
 @pytest.mark.parametrize("execution", ["sequential", "batched", "gram"])
 def test_who_counts_more_rows_than_it_holds_is_named_also_among_others(execution):
-    method, victim = METHODS["fedproto"], 3
+    def lie(up, _down, _data, ctx):
+        if 3 in ctx.ids:
+            t, own = in_lane(up, "count", ctx, 3)
+            own[..., 0] = 1e6
+            up = {**up, "count": t}
+        return up
 
-    def fit(down, state, data, ctx):
-        state, up = method.fit(down, state, data, ctx)
-        if victim not in ctx.ids:
-            return state, up
-        t, own = in_lane(up, "count", ctx, victim)
-        own[..., 0] = 1e6
-        return state, {**up, "count": t}
-
+    lying = sending(METHODS["fedproto"], lie)
     refused(
-        lambda: go_all(replace(method, fit=fit), "opt=sgd lr=0.01", rounds=1, execution=execution),
+        lambda: go_all(lying, "opt=sgd lr=0.01", rounds=1, execution=execution),
         "client 3 ('client-3')",
         code=Exit.FEDERATED,
     )
@@ -264,7 +233,6 @@ def test_who_counts_more_rows_than_it_holds_is_named_also_among_others(execution
             True,
         ),  # a ten-thousandth is rounding: up to 0.0003 of 3, and 0.0008 of a sum of 7
         ([2.9996, 4.0], 9, False),
-        ([0.0002, 4.0], 5, False),
         ([1000.05, 1000.05], 2000, True),  # 2000.1 where 2000.3 is let pass
         ([1001.0, 1000.0], 2000, False),
         ([1.0, -1.0], 5, False),
@@ -319,10 +287,7 @@ def test_a_method_that_declares_nothing_is_checked_against_what_it_makes_of_nois
         code=Exit.FEDERATED,
     )
 
-    def fit(_down, _state, data, _ctx):
-        raise ValueError(f"{data.n} rows are too few")
-
-    refused(lambda: go_all(replace(undeclared, fit=fit)), "uploads=")
+    refused(lambda: go_all(replace(undeclared, fit=lambda *_words: 1 / 0)), "uploads=")
 
 
 @pytest.mark.parametrize("kind", ["nan", "huge", "shape", "missing"])
@@ -335,12 +300,8 @@ def test_a_run_without_the_liar_is_the_run_in_which_it_is_rejected(name, kind, e
     how = {"rounds": 2, "execution": execution, "chunk": 1, "trust": trust}
     out = go_all(liar(method, kind, 1), **how)
     without = go_all(method, {}, data, without_rows(clients, 1), **how)
-    assert all(
-        torch.allclose(out.server[k].double(), t.double(), atol=1e-12)
-        for k, t in without.server.items()
-    )
-    rounds = 1 if method.one_shot else 2
-    assert [r.diagnostics["rejected"] for r in out.records] == [1.0] * rounds
+    assert gap(out.server, without.server) < 1e-12
+    assert {r.diagnostics["rejected"] for r in out.records} == {1.0}
     assert f"client 1 ({clients[1].name!r})" in out.warnings[-1]
 
 
@@ -362,11 +323,10 @@ def one_spoils(method, victim, error):
     What is declared of the upload does not say that it is a statistic, so nothing is wrong with it by itself.
     """
 
-    def fit(down, state, data, ctx):
-        state, up = method.fit(down, state, data, ctx)
+    def lie(up, _down, _data, ctx):
         if ctx.ids == (victim,):
             up = {**up, "sum": up["sum"].index_fill(0, torch.tensor([0]), 1e6)}
-        return state, up
+        return up
 
     def aggregate(server, up, ctx):
         if bool((up["sum"][0] > 1e4).any()):
@@ -376,18 +336,15 @@ def one_spoils(method, victim, error):
     def uploads(server, ctx):
         return {n: replace(t, statistic=None) for n, t in method.uploads(server, ctx).items()}
 
-    return replace(method, fit=fit, aggregate=aggregate, uploads=uploads)
+    return replace(sending(method, lie), aggregate=aggregate, uploads=uploads)
 
 
-NUMERICAL = [ValueError("pvals < 0"), torch.linalg.LinAlgError("singular")]
-
-
-@pytest.mark.parametrize("error", NUMERICAL, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("error", [ValueError, torch.linalg.LinAlgError])
 @pytest.mark.parametrize("on_bad", [None, "reject", "fail"])
 def test_no_numerical_error_leaves_the_servers_step(error, on_bad):
     data, clients = federation()
     method = METHODS["fedncm"]
-    bad = one_spoils(method, 3, error)
+    bad = one_spoils(method, 3, error("singular"))
     # A rule that keeps uploads, or a policy that rejects; with the defaults of one process sums alone are kept.
     trust = parse_policy("trimmed:0", on_bad_update=on_bad) if on_bad else parse_policy()
     how = {"execution": "sequential", "trust": trust}
@@ -398,7 +355,7 @@ def test_no_numerical_error_leaves_the_servers_step(error, on_bad):
         assert out.records[0].diagnostics["rejected"] == 1.0
         assert "client 3 ('client-3')" in out.warnings[-1]
         return
-    with pytest.raises(FedcacheError, match=str(error)) as caught:
+    with pytest.raises(FedcacheError, match="singular") as caught:
         go_all(bad, **how)
     assert caught.value.code is Exit.FEDERATED
     assert ("client 3 ('client-3')" in caught.value.message) == (on_bad == "fail")
@@ -412,15 +369,3 @@ def test_a_server_that_keeps_a_place_for_each_client_takes_a_round_in_which_one_
     others = [i for i in out.records[0].clients if i != 1]
     assert len(others) > 5
     assert all(float(out.server["counts"][i].sum()) == len(clients[i].train) for i in others)
-
-
-@pytest.mark.parametrize(
-    ("name", "execution"), [("fedavg", "gram"), ("fed3r", "batched"), ("fst-cbdg", "sequential")]
-)
-def test_validation_that_finds_nothing_changes_nothing(name, execution):
-    settings = {"opt": "sgd", "lr": 0.05} if execution == "gram" else {}
-    plain = go(name, settings, execution=execution)
-    guarded = go(name, settings, execution=execution, trust=parse_policy(on_bad_update="reject"))
-    assert difference(plain, guarded) < 1e-12
-    assert plain.traffic == guarded.traffic
-    assert all(not r.diagnostics["rejected"] for r in guarded.records)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from federation import difference, federation, gap, go, go_all, go_points, small
+from federation import difference, federation, gap, go, go_all, small
 from methods_tried import tried
 from refusal import refused
 from setting_lines import set_to
@@ -22,16 +22,26 @@ def equal_clients():
     return data, [replace(c, train=c.train[:8]) for c in clients if len(c.train) >= 8]
 
 
+FLIP = "sign-flip:0.3:10"
+
+
 @pytest.mark.parametrize("execution", ["batched", "gram"])
 @pytest.mark.parametrize(
-    ("name", "rule"),
-    [("fedavg", "median"), ("fedprox", "nnm+trimmed:0.2"), ("fedproto", "clip:0.5")],
+    ("name", "words"),
+    [
+        ("fedavg", {"aggregate": "median", "attack": FLIP}),
+        ("fedprox", {"aggregate": "nnm+trimmed:0.2", "attack": FLIP}),
+        ("fedproto", {"aggregate": "clip:0.5", "attack": FLIP}),
+        ("fedavg", {"max_share": 0.2}),
+        ("fedproto", {"max_share": 0.2}),
+    ],
 )
-def test_executions_agree_under_robust_rules_and_attacks(name, execution, rule):
-    settings = {"opt": "sgd", "lr": 0.05}
-    how = {"trust": parse_policy(rule, "sign-flip:0.3:10"), "participation": 7}
-    one = go(name, settings, execution="sequential", **how)
-    assert difference(one, go(name, settings, execution=execution, **how)) < 1e-10
+def test_executions_agree_under_robust_rules_attacks_and_capped_shares(name, execution, words):
+    how = {"trust": parse_policy(**words), "participation": 7}
+    one, other = (
+        go(name, "opt=sgd lr=0.05", execution=e, **how) for e in ("sequential", execution)
+    )
+    assert difference(one, other) < 1e-10
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fed3r", "fedncm", "scaffold"])
@@ -41,13 +51,6 @@ def test_a_rule_that_is_the_mean_gives_the_mean(name):
     assert gap(plain.server, voted.server) < 1e-9
 
 
-def test_grid_points_are_guarded_one_by_one():
-    grid = ("opt=sgd lr=0.05", "opt=sgd lr=0.02")
-    how = {"rounds": 2, "trust": parse_policy("median", "sign-flip:0.3:10")}
-    for settings, point in zip(grid, go_points("fedavg", grid, **how), strict=True):
-        assert difference(point, go_all("fedavg", settings, **how)) < 1e-10
-
-
 def test_labels_are_flipped_for_attackers_alone():
     data, clients = federation()
     out = go_all("fedncm", trust=parse_policy(attack="label-flip:0.5"))
@@ -55,7 +58,7 @@ def test_labels_are_flipped_for_attackers_alone():
     y = data.y.clone()
     for c in clients:
         if c.name in lied:
-            y[torch.from_numpy(c.train)] = data.classes - 1 - y[torch.from_numpy(c.train)]
+            y[c.train] = data.classes - 1 - y[c.train]
     honest = go_all("fedncm", {}, replace(data, y=y), clients)
     assert gap(out.server, honest.server) < 1e-12
     assert len(lied) == len(clients) // 2
@@ -120,9 +123,14 @@ def test_no_honest_client_is_rejected_whatever_the_scale_of_its_features(name, s
         ("central", {"aggregate": "median"}, "central"),
         ("solo", {"aggregate": "median"}, "solo"),
         ("fedavg", {"aggregate": "krum", "byzantine": 0.45}, "krum"),
+        ("fedavg", {"aggregate": "multikrum:8", "byzantine": 0.2}, "8 clients"),
         ("fedavg", {"on_bad_update": "ignore"}, "--on-bad-update"),
         ("fedavg", {"byzantine": 0.5}, "--byzantine"),
         ("fedavg", {"max_update_norm": 0.0}, "--max-update-norm"),
+        ("fedpcl", {"max_share": 0.5}, "--max-share"),
+        ("central", {"max_rows_per_client": 5}, "--max-rows-per-client"),
+        ("fedavg", {"max_share": math.nan}, "--max-share nan"),
+        ("fedavg", {"max_rows_per_client": 0}, "--max-rows-per-client 0"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_reason(name, how, word):
@@ -144,29 +152,13 @@ def test_without_noise_and_with_a_wide_bound_privacy_is_the_mean_of_clients():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((1.0, None, None), "--dp-noise"),
+        ((1.0, None), "--dp-noise"),
         ((None, None, None, None, "rows"), "--dp-allow"),
         ((1.0, 1.0, None, -1), "--dp-seed -1"),
         ((1.0, 1.0, None, None, "rows,acuracy"), "'acuracy'"),
         ((1.0, 1.0, 1.0), "--dp-delta 1"),
-        ((math.inf, 1.0, None), "--dp-clip inf"),
+        ((math.inf, 1.0), "--dp-clip inf"),
     ],
 )
 def test_words_that_are_no_privacy(words, message):
     refused(lambda: parse_privacy(*words), message)
-
-
-def test_a_method_that_cannot_count_what_it_sends_ends_the_run_unless_uploads_are_judged():
-    def miscounts(_up, _ctx):
-        raise KeyError("head")
-
-    method, how = (
-        replace(METHODS["fedavg"], sent=miscounts),
-        {"rounds": 1, "execution": "sequential"},
-    )
-    with pytest.raises(KeyError, match="head"):
-        go_all(method, **how)
-    judged = go_all(method, trust=parse_policy("median"), **how)
-    # every number of an upload: weights and biases
-    first = next(up for up in judged.traffic.up if up)
-    assert first == sum(t.numel() for t in judged.server.values())

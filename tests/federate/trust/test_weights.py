@@ -6,11 +6,12 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from federation import difference, federation, gap, go, go_all, run
+from federation import difference, federation, gap, go, go_all
 from hypothesis import given
 from hypothesis import strategies as st
 from refusal import refused
 from setting_lines import set_to
+from test_update_validation import sending
 
 from fedcache.errors import Exit
 from fedcache.federate.methods import METHODS
@@ -28,16 +29,15 @@ rows = st.lists(
 @given(rows=rows, share=st.floats(0.01, 1.0))
 def test_no_client_weighs_more_than_its_share_and_no_weight_is_cut_further_than_needed(rows, share):
     weights = capped_weights(rows, share)
-    some, total = sum(n > 0 for n in rows), sum(weights)
+    some, total = np.count_nonzero(rows), sum(weights)
     assert all(0.0 <= w <= n for w, n in zip(weights, rows, strict=True))
     assert max(weights) <= max(share, 1 / max(1, some)) * total * (1 + 1e-9)
     cut = [w for w, n in zip(weights, rows, strict=True) if w < n]
     if cut and share * some > 1:
         # what is cut has all of the share it may have
         assert min(cut) == pytest.approx(share * total, rel=1e-9)
-    assert [w for w, n in zip(weights, rows, strict=True) if n < max(cut, default=0.0)] == [
-        n for n in rows if n < max(cut, default=0.0)
-    ]
+    largest = max(cut, default=0.0)
+    assert all(w == n for w, n in zip(weights, rows, strict=True) if n < largest)
 
 
 def test_shares_by_hand():
@@ -66,19 +66,6 @@ def federated(claim, **how):
     ]
 
 
-@pytest.mark.parametrize("execution", ["batched", "gram"])
-@pytest.mark.parametrize("name", ["fedavg", "fedproto"])
-def test_executions_agree_on_capped_shares(name, execution):
-    settings = set_to("opt=sgd lr=0.05 batch=8 epochs=1")
-    how = {"trust": parse_policy(max_share=0.2), "participation": 5, "rounds": 2}
-    data, clients = federated(120)
-    reference = go(name, settings, data, clients, execution="sequential", **how)
-    assert (
-        difference(reference, go(name, settings, data, clients, execution=execution, **how)) < 1e-10
-    )
-    assert any("client 3 ('client-3')" in w for w in reference.warnings)
-
-
 @pytest.mark.parametrize("name", ["fed3r", "fedncm", "fedcgs", "fedavg", "fedproto"])
 def test_a_capped_client_counts_as_if_it_had_so_many_rows(name):
     # Its 150 rows are 30 rows five times, and a sixth of the weight of six clients is that of 30. What is trained is
@@ -87,10 +74,8 @@ def test_a_capped_client_counts_as_if_it_had_so_many_rows(name):
     settings = set_to("opt=sgd lr=0.1 batch=1000 epochs=1 bn=false") if trained else {}
     how = {"participation": None, "rounds": 2 if trained else 1}
     plain = go(name, settings, *federated(30), **how)
-    for policy in (
-        parse_policy(max_share=1 / 6),
-        parse_policy(max_share=1 / 6, on_bad_update="reject"),
-    ):
+    for bad in (None, "reject"):
+        policy = parse_policy(max_share=1 / 6, on_bad_update=bad)
         capped = go(name, settings, *federated(150), trust=policy, **how)
         assert gap(plain.server, capped.server) < 1e-9
 
@@ -118,8 +103,11 @@ def test_a_plain_mean_warns_of_a_client_that_is_most_of_it_and_a_rule_does_not()
 @pytest.mark.parametrize(
     ("rows", "share", "warned"),
     [
-        ([20, 50, 10, 20], 0.2, ["client 5 ('c5')"]),  # two have a fifth and no more
-        ([21, 50, 10, 19], 0.2, ["client 5 ('c5')", "client 4 ('c4')"]),
+        (
+            [21, 50, 9, 20],
+            0.2,
+            ["client 5 ('c5')", "client 4 ('c4')"],
+        ),  # the last has a fifth and no more
         ([50, 10, 10, 30], None, []),  # half of 100, and no more; ten times the median is 100
         ([10, 10, 51, 29], None, ["client 6 ('c6')"]),
         ([10, 100, *[10] * 11], None, []),
@@ -151,47 +139,24 @@ def test_a_client_with_more_rows_than_are_allowed_takes_no_part():
     )
 
 
-@pytest.mark.parametrize(
-    ("method", "words", "why"),
-    [
-        ("fedpcl", {"max_share": 0.5}, "--max-share"),
-        ("central", {"max_rows_per_client": 5}, "--max-rows-per-client"),
-        ("fedavg", {"max_share": 0.0}, "--max-share 0"),
-        ("fedavg", {"max_share": float("nan")}, "--max-share nan"),
-        ("fedavg", {"max_rows_per_client": 0}, "--max-rows-per-client 0"),
-    ],
-)
-def test_what_cannot_be_bounded_is_refused(method, words, why):
-    refused(lambda: parse_policy(**words).check(METHODS[method], METHODS[method].resolve()), why)
-
-
 def test_counts_are_voted_on_like_the_sums_they_belong_to():
     """A client that says all its rows are of class 0, and that they are 10^6: the sum of counts would be its own."""
     data, clients = federated(10**6, per_client=6)
     method, seen = METHODS["fedncm"], []
 
-    def lie(down, state, rows_, ctx):
-        state, up = method.fit(down, state, rows_, ctx)
+    def lie(up, _down, _data, ctx):
         if LIAR in ctx.ids:
             up = {name: torch.zeros_like(t) for name, t in up.items()}
             up["sum"][0] = 1.0
             up["count"][0] = 1e6
-        return state, up
+        return up
 
     def aggregate(server, up, ctx):
         seen.append(up)
         return method.aggregate(server, up, ctx)
 
-    lied = replace(method, fit=lie, aggregate=aggregate)
-    run(
-        lied,
-        method.resolve(),
-        data,
-        clients,
-        rounds=1,
-        execution="sequential",
-        trust=parse_policy("median"),
-    )
+    lied = replace(sending(method, lie), aggregate=aggregate)
+    go_all(lied, {}, data, clients, execution="sequential", trust=parse_policy("median"))
     honest = [
         np.bincount(data.y.numpy()[c.train], minlength=6)
         for i, c in enumerate(clients)
@@ -206,7 +171,7 @@ def test_a_private_run_names_nobody_it_skips():
     data, clients = federated(3000)
     clients[1] = replace(clients[1], train=clients[1].train[:0])
     private = Privacy(1.0, 1.0, allow=("evaluation",))
-    plain = {"bn": False}
+    plain = "bn=false"
     out = go("fedavg", plain, data, clients, participation=0.5, trust=parse_policy(privacy=private))
     told = " ".join(out.warnings)
     assert "client-" not in told
@@ -216,13 +181,5 @@ def test_a_private_run_names_nobody_it_skips():
     assert [r.up for r in out.traffic.rounds] == [3 * upload] * len(out.traffic.rounds)
     assert [r.clients for r in out.traffic.rounds] == [3] * len(out.traffic.rounds)
     for bound in ({"max_rows_per_client": 100}, {"max_update_norm": 5.0}):
-        refused(
-            partial(
-                go, "fedavg", plain, data, clients, trust=parse_policy(privacy=private, **bound)
-            ),
-            "--",
-        )
-    simulated = parse_policy(max_rows_per_client=100, privacy=Privacy(1.0, 1.0, seed=0))
-    assert "client-3" in " ".join(
-        go("fedavg", plain, data, clients, participation=0.9, trust=simulated).warnings
-    )
+        trust = parse_policy(privacy=private, **bound)
+        refused(partial(go, "fedavg", plain, data, clients, trust=trust), "--")
