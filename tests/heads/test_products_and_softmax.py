@@ -10,7 +10,6 @@ from float64 import normal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcache.heads import linear
 from fedcache.heads.linear import affine
 from fedcache.heads.losses import log_softmax, softmax
 from fedcache.heads.projection import unit

@@ -19,7 +19,7 @@ from fedcache.federate.engine.sampling import (
     parse_sampling,
 )
 from fedcache.federate.engine.simulated_time import TimingRule
-from fedcache.federate.partition.row_lists import NumberedNames
+from fedcache.federate.partition.client_table import NumberedNames
 
 UNEVEN = "client,cluster\n" + "".join(f"client-{c},{'abbcccccc'[c]}\n" for c in range(9))
 

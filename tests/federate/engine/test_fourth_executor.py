@@ -7,9 +7,8 @@ from federation import go_tiny
 from loaded_files import load_file
 from pairs import parametrize
 
-from fedcache.federate.execution.batched import Batched
-from fedcache.federate.execution.choose import executors, registered
-from fedcache.federate.execution.executor import Executor
+from fedcache.federate.engine.run import executors, registered
+from fedcache.federate.execution.executor import Batched, Executor
 
 laws = load_file(Path(__file__).parents[2] / "contract" / "test_method_laws.py")
 NAME = "last-first"

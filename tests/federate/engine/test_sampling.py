@@ -16,7 +16,7 @@ from fedcache.federate.engine.sampling import (
 )
 from fedcache.federate.engine.simulated_time import parse_timing
 from fedcache.federate.partition.client_table import Client
-from fedcache.federate.trust.policy import parse_policy
+from fedcache.federate.trust.pipeline import parse_policy
 
 
 def test_only_the_drawn_clients_are_scored_and_the_same_in_every_round():

@@ -35,7 +35,7 @@ def arrays(lists):
     return [np.array(rows, np.int64) for rows in lists]
 
 
-@given(LISTS, st.randoms(), st.sampled_from([1, 2, 7, row_lists.BLOCK]))
+@given(LISTS, st.randoms(), st.sampled_from([1, 2, 7, client_table.BLOCK]))
 @examples(30, 300)
 def test_lists_are_what_lists_of_their_own_would_be(lists, draw, block):
     held = RowLists.of(arrays(lists))
@@ -48,7 +48,7 @@ def test_lists_are_what_lists_of_their_own_would_be(lists, draw, block):
         lists[i] for i in order
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_lists, "BLOCK", block)
+        patch.setattr(client_table, "BLOCK", block)
         assert held.words(0, len(held)) == [",".join(map(str, rows)) for rows in lists]
     assert [rows.tolist() for rows in held[1:3]] == lists[1:3]
     assert [rows.tolist() for rows in held.first(2)] == lists[:2]

@@ -20,7 +20,7 @@ from fedcache.federate.methods import METHODS
 from fedcache.federate.trust import accounting
 from fedcache.federate.trust import privacy as noise
 from fedcache.federate.trust.accounting import Spent, epsilons
-from fedcache.federate.trust.policy import parse_policy
+from fedcache.federate.trust.pipeline import parse_policy
 from fedcache.federate.trust.privacy import Privacy, PrivateDraws
 from fedcache.report.methods.facts import leaving
 
