@@ -10,6 +10,7 @@ from float64 import normal
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedcache.heads import linear
 from fedcache.heads.linear import affine
 from fedcache.heads.losses import log_softmax, softmax
 from fedcache.heads.projection import unit
@@ -26,11 +27,11 @@ def test_a_product_is_that_of_torch_in_every_order_of_memory():
     w[:] = drawn(80, 300, dtype=torch.float64)
     gaps = torch.zeros(80, 301)[:, :300]
     gaps[:] = w
-    assert products.by_onednn(x, w) == products.onednn_works()
+    assert linear.by_onednn(x, w) == linear.onednn_works()
     for b in (w, gaps, w.contiguous()):
-        found = products.times_transposed(x, b).double()
+        found = linear.times_transposed(x, b).double()
         torch.testing.assert_close(found, exact, rtol=0, atol=1e-4)
-    expanded = products.times_transposed(x[:1].expand(60, -1), w).double()
+    expanded = linear.times_transposed(x[:1].expand(60, -1), w).double()
     torch.testing.assert_close(expanded, exact[:1].expand(60, -1), rtol=0, atol=1e-4)
 
 

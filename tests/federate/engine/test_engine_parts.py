@@ -233,15 +233,15 @@ def test_features_that_cannot_be_prepared(arrays, post):
 @pytest.mark.parametrize("opt", ["sgd", "adam"])
 def test_a_private_kernel_of_torch_that_is_not_the_step_written_out_is_not_used(opt, monkeypatch):
     settings = f"opt={opt} lr=0.05"
-    assert optimiser.fused_kernels_work()
+    assert local_training.fused_kernels_work()
     fused = go("fedavg", settings, execution="sequential").server
-    optimiser.fused_kernels_work.cache_clear()
+    local_training.fused_kernels_work.cache_clear()
     if opt == "adam":
         monkeypatch.delattr(torch, "_fused_adam_")  # renamed
     else:
         monkeypatch.setattr(torch, "_fused_sgd_", lambda *_args, **_kwargs: None)
     try:
-        assert not optimiser.fused_kernels_work()
+        assert not local_training.fused_kernels_work()
         assert gap(fused, go("fedavg", settings, execution="sequential").server) < 1e-6
     finally:
         local_training.fused_kernels_work.cache_clear()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcache.errors import FedcacheError
-from fedcache.federate.partition import json_file
+from fedcache.federate.partition import client_table, json_file
 from fedcache.federate.partition.client_table import (
     Client,
     ClientTable,
