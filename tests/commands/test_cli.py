@@ -6,7 +6,6 @@ import sys
 import tomllib
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer.main
@@ -21,10 +20,10 @@ from fedcache.config import SECTIONS
 from fedcache.errors import Exit
 
 
-def command_lines() -> list[str]:
+def command_lines():
     """Every command of the program; those of a group with the name of the group."""
-    program: Any = typer.main.get_command(cli.app)
-    lines: list[str] = []
+    program = typer.main.get_command(cli.app)
+    lines = []
     for name, loaded in program.load_all().items():
         inner = getattr(loaded, "commands", {"": None})
         lines += [f"{name} {command}".strip() for command in inner]
@@ -42,7 +41,7 @@ def test_every_command_has_help_and_refuses_an_unknown_flag(command):
 
 
 def test_the_table_of_commands_says_what_the_commands_say():
-    program: Any = typer.main.get_command(cli.app)
+    program = typer.main.get_command(cli.app)
     for entry in cli.COMMANDS:
         loaded = program.commands[entry.name].load()
         assert (loaded.name, " ".join(loaded.help.partition("\n\n")[0].split())) == (

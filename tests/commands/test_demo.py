@@ -1,7 +1,5 @@
 """The demo on embeddings in the place of its images: the same calls, the same table."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from command import ok
@@ -28,7 +26,7 @@ def small(monkeypatch):
 
 
 def test_every_number_of_the_demo_is_a_stored_run(small, own_home, monkeypatch):
-    pages: list[Any] = []
+    pages = []
     monkeypatch.setattr(demo, "write_report", lambda *given, **_: pages.append(given))
     done = ok("demo --methods 'fedavg, clip-zs' --rounds 2")
     data = done.data

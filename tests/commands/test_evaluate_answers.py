@@ -29,7 +29,7 @@ METHODS = {
 }
 
 
-def trained(place: Path) -> Path:
+def trained(place):
     """A store of two domains, each a client, and a run of each method."""
     images = folder(place / "shapes", train=8, test=4, domains=("ink", "chalk"))
     words = f"--dataset folder:{images} --backbones glyph-clip,random-projection --workers 0"
@@ -45,7 +45,7 @@ def store(once):
     return once(trained)
 
 
-def runs() -> dict[str, dict]:
+def runs():
     found = [json.loads(p.read_text()) for p in Home.from_environment().runs.glob("*/result.json")]
     return {r["method"]: r for r in found}
 
@@ -83,13 +83,13 @@ def test_a_new_dataset_is_extracted_once_with_the_recipes_of_the_run(store, tmp_
     assert ok(*words).data == first, "computed once"
 
 
-def made_from(name: str) -> Store:
+def made_from(name):
     """The one store that was made of a folder of this name."""
     (path,) = (p for p in Home.from_environment().stores.glob("*.zarr") if p.name.startswith(name))
     return Store.open(path)
 
 
-def batches(name: str) -> dict[str, int]:
+def batches(name):
     """The batch size by backbone."""
     return {
         array.recipe["backbone"]: array.how["batch"] for array in made_from(name).arrays.values()
@@ -184,11 +184,11 @@ def test_a_store_without_the_models_features_is_refused(store, tmp_path):
     must_fail("glyph-clip", "evaluate", run_of("fed3r"), "--store", path, code=Exit.STORE)
 
 
-def run_of(method: str) -> Path:
+def run_of(method):
     return Home.from_environment().runs / runs()[method]["digest"][:16]
 
 
-def counted(*words: object) -> list[str]:
+def counted(*words):
     """How many rows a warning says that the model was trained on."""
     warnings = ok("evaluate", *words).envelope["warnings"]
     return [found[0] for warning in warnings if (found := re.search(r"\d+ of \d+", warning))]

@@ -5,7 +5,6 @@ import os
 import re
 import types
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 from command import fedcache, ok
@@ -21,7 +20,7 @@ SAID = re.compile(
 )
 
 
-def trained(place: Path) -> Path:
+def trained(place):
     images = folder(place / "shapes", train=6, test=3)
     ok("extract --dataset", f"folder:{images}", "-b", "random-projection:8", "--workers", 0)
     ok(f"train fed3r {IID}")
@@ -36,22 +35,22 @@ def run(once, own_home):
     return next((own_home / "runs").iterdir())
 
 
-def fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def fill_disk(monkeypatch):
     """From now on every file that is written whole goes to /dev/full, which refuses it as a full disk does."""
 
-    def refused(path: Path) -> Path:
+    def refused(path):
         temporary = path.with_name(f".{path.name}.1-00000000.partial")
         temporary.symlink_to("/dev/full")
         return temporary
 
-    def full(_: Path) -> BinaryIO:
+    def full(_):
         return Path("/dev/full").open("w+b")
 
     monkeypatch.setattr(files, "_temporary", refused)
     monkeypatch.setattr(files, "open_unnamed", full)
 
 
-def filled(line: str, run: Path, home: Path, out: Path) -> str:
+def filled(line, run, home, out):
     """The line with the places that its capital words stand for."""
     places = {"RUN": run, "STORE": next((home / "stores").glob("*.zarr")), "OUT": out}
     for name, place in places.items():
@@ -115,7 +114,7 @@ def test_no_output_has_a_name_before_it_is_complete(run, own_home, tmp_path, mon
         pytest.skip("every file has a name here")
     unnamed.close()
     asked = filled(words, run, own_home, out)
-    named: set[Path] = set()
+    named = set()
     link = os.link
 
     def recorded(source, target, **how):

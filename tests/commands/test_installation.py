@@ -15,7 +15,7 @@ from fedcache.extract.backbones.backbone import library_caches
 from fedcache.extract.device import Device
 
 
-def entries() -> dict[str, dict[str, str]]:
+def entries():
     return {e["name"]: e for e in fedcache("doctor --json").data["entries"]}
 
 
@@ -95,7 +95,7 @@ CELLS = (
 )
 
 
-def drawn(width: int, *rows: tuple[str, ...]) -> list[str]:
+def drawn(width, *rows):
     out = StringIO()
     Console(file=out, width=width).print(TextTable("", ("path", "says", "n"), rows, right=("n",)))
     return out.getvalue().splitlines()

@@ -28,7 +28,7 @@ def mine(tmp_path):
     return ingested(tmp_path)
 
 
-def lines_of(err: str) -> list[str]:
+def lines_of(err):
     return [line for line in err.splitlines() if line.startswith("training ")]
 
 
@@ -72,10 +72,10 @@ def test_the_view_changes_no_bit_of_a_result(mine, tmp_path, monkeypatch):
 
 
 class Told(Silent):
-    def __init__(self) -> None:
-        self.rounds: list[Round] = []
+    def __init__(self):
+        self.rounds = []
 
-    def told(self, round_: Round) -> None:
+    def told(self, round_):
         self.rounds.append(round_)
 
 

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ ROWS, WIDTH = 360, 12
 DOMAINS, SITES = ("clay", "ink", "oil"), ("north", "south", "east", "west")
 
 
-def made(place: Path) -> Path:
+def made(place):
     """Three classes in three domains that look a little different; every row is of one of four sites, or of none."""
     rng = np.random.default_rng(3)
     label, domain = rng.integers(0, 3, ROWS), rng.integers(0, 3, ROWS)
@@ -75,7 +74,7 @@ def test_each_cell_of_the_held_out_table_is_a_ridge_on_the_other_domains(store):
     assert found == {name: (row["accuracy"], row["mean"]) for name, row in rows.items()}
 
 
-def store_of_sites(place: Path, sites: list[str]) -> Path:
+def store_of_sites(place, sites):
     """A store whose rows are of these sites, one after another."""
     rng = np.random.default_rng(5)
     label = rng.integers(0, 2, len(sites))

@@ -17,7 +17,7 @@ from PIL import Image
 import fedcache as fc
 from fedcache import plugins, testing
 from fedcache.errors import Exit
-from fedcache.extract.datasets import BadImage, Context, Dataset, from_rows
+from fedcache.extract.datasets import BadImage, from_rows
 from fedcache.testing import LawBroken
 
 ROOT = Path(__file__).parents[2]
@@ -116,15 +116,15 @@ def test_a_line_without_an_image_is_named(tmp_path, line):
 class Wrong:
     """A reader with one fault."""
 
-    def __init__(self, fault: str) -> None:
+    def __init__(self, fault):
         self.fault = fault
         self.calls = 0
 
-    def key(self, rest: str, _context: Context) -> list[object]:
+    def key(self, rest, _context):
         self.calls += self.fault == "key"
         return [rest, self.calls]
 
-    def load(self, rest: str, context: Context) -> Dataset:
+    def load(self, rest, context):
         self.calls += 1
         labels = ["a", "b", "a", "b"]
         if self.fault == "labels" and self.calls % 2:
@@ -142,14 +142,14 @@ class Wrong:
 class Pixels:
     """Four images, some of which cannot be read, or change."""
 
-    def __init__(self, fault: str) -> None:
+    def __init__(self, fault):
         self.fault = fault
         self.read_before = 0
 
-    def __getstate__(self) -> dict[str, object]:
+    def __getstate__(self):
         return {"fault": "unpickled" if self.fault == "pickle" else self.fault, "read_before": 0}
 
-    def read(self, row: int) -> np.ndarray:
+    def read(self, row):
         if self.fault == "unreadable":
             raise BadImage("no bytes")
         self.read_before += self.fault == "content"

@@ -32,7 +32,7 @@ def site(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def installed(kind: str, name: str, tmp_path: Path, site: Path) -> Path:
+def installed(kind, name, tmp_path, site):
     folder = tmp_path / "work" / name
     assert ok("new", kind, name, "--out", folder).data["folder"] == str(folder)
     lay(folder, site)
@@ -108,7 +108,7 @@ METHOD = replace(METHOD, fit=more)
 """
 
 
-def fails(laws: list[str]) -> None:
+def fails(laws):
     for name in [n for n in sys.modules if n.partition(".")[0] == "half_step"]:
         del sys.modules[name]
     plugins._installed.cache_clear()

@@ -2,7 +2,6 @@
 
 import json
 import math
-from typing import Any
 
 import pytest
 
@@ -62,9 +61,7 @@ def test_where_nobody_draws_a_line_is_printed_every_ten_seconds(capsys, monkeypa
         (MemoryError(), Exit.ENVIRONMENT, "memory"),
     ],
 )
-def test_an_error_is_told_as_one_that_a_user_can_act_on(
-    capsys: Told, error: BaseException, code: Exit, said: str
-) -> None:
+def test_an_error_is_told_as_one_that_a_user_can_act_on(capsys, error, code, said):
     told = described(error)
     assert told.code == code
     assert said in told.message
@@ -72,7 +69,7 @@ def test_an_error_is_told_as_one_that_a_user_can_act_on(
     assert capsys.readouterr() == ("", ""), "no traceback of what was thought of"
 
 
-def test_a_bug_has_a_traceback_and_says_where_to_report_it(capsys: Told) -> None:
+def test_a_bug_has_a_traceback_and_says_where_to_report_it(capsys):
     told = described(ZeroDivisionError("by zero"))
     assert told.code == Exit.BUG
     assert "fedcache doctor" in told.hint
@@ -80,7 +77,7 @@ def test_a_bug_has_a_traceback_and_says_where_to_report_it(capsys: Told) -> None
 
 
 def test_an_envelope_is_one_line_of_json_without_nan(capsys):
-    values: dict[str, Any] = {"n": math.nan, "deep": [(1, math.inf), {2: "\x1b"}], "x": 0.5}
+    values = {"n": math.nan, "deep": [(1, math.inf), {2: "\x1b"}], "x": 0.5}
     envelope("train", "ok", {"data": values}, ["w"])
     out = capsys.readouterr().out
     assert out.count("\n") == 1

@@ -1,7 +1,6 @@
 """``fedcache personalise``: the model of a new client as a file, and every refusal in one sentence."""
 
 import json
-from pathlib import Path
 
 import pytest
 from arrays import small_store
@@ -22,7 +21,7 @@ METHODS = {
 }
 
 
-def trained(place: Path) -> Path:
+def trained(place):
     """Runs over two domains, each a client, and the shards of these clients."""
     images = folder(place / "shapes", train=8, test=4, domains=("ink", "chalk"))
     ok("extract --dataset", f"folder:{images}", "--backbones", "glyph-clip", "--workers", 0)
@@ -39,13 +38,13 @@ def sites(once):
     return once(trained)
 
 
-def shard(sites: Path, client: str) -> Path:
+def shard(sites, client):
     return next(
         p for p in sites.glob("*.zarr") if Store.open(p).dataset["shard"]["client"] == client
     )
 
 
-def run_of(method: str) -> dict:
+def run_of(method):
     found = [json.loads(p.read_text()) for p in Home.from_environment().runs.glob("*/result.json")]
     return {r["method"]: r for r in found}[method]
 

@@ -3,11 +3,10 @@
 import io
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from arrays import ingested
-from command import Done, fedcache, ok, words_of
+from command import fedcache, ok, words_of
 from failing_command import must_fail
 
 from fedcache.errors import Exit
@@ -22,7 +21,7 @@ IID = "--scheme iid --clients 3"
 def three(tmp_path, own_home):
     """Name -> directory of fed3r, of fed3r with another ridge, and of fedncm, on the same rows."""
     ingested(tmp_path)
-    asked: dict[str, tuple[Any, ...]] = {
+    asked = {
         "plain": ("fed3r",),
         "lam": ("fed3r", "--set", "lam=5"),
         "ncm": ("fedncm",),
@@ -30,13 +29,13 @@ def three(tmp_path, own_home):
     return {name: ok("train", *words, *words_of(IID)).data["path"] for name, words in asked.items()}
 
 
-def rows(done: Done) -> list[dict[str, str]]:
+def rows(done):
     """A list in a pipe, as a script reads it."""
     head, *lines = (line.split("\t") for line in done.out.splitlines())
     return [dict(zip(head, line, strict=True)) for line in lines]
 
 
-def digest(path: str) -> str:
+def digest(path):
     return Path(path).name
 
 
@@ -145,7 +144,7 @@ def test_damaged_tags_are_named_wherever_runs_are_listed(three):
 
 
 class Terminal(io.StringIO):
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
 

@@ -2,7 +2,6 @@
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command import fedcache, ok
@@ -16,11 +15,9 @@ from fedcache.grids.result import Grid, LostPoint, Point
 from fedcache.runs.run import Run
 
 
-def result(
-    mean: float | None = 0.8125, *, worst: float | None = None, **changes: Any
-) -> dict[str, Any]:
+def result(mean=0.8125, *, worst=None, **changes):
     """A result of two seeds with every part that is shown."""
-    whole: dict[str, Any] = {
+    whole = {
         "method": "fedavg",
         "preset": "paper",
         "fidelity": "exact",
@@ -81,13 +78,13 @@ def test_a_result_is_told_whole():
 
 
 def point(
-    lr: str,
-    mean: float | None,
+    lr,
+    mean,
     *,
-    reused: bool = False,
-    seconds: float | None = 2.0,
-    **changes: Any,
-) -> Point:
+    reused=False,
+    seconds=2.0,
+    **changes,
+):
     measured = {} if seconds is None else {"seconds": {"train": seconds}}
     return Point(
         "fedavg",
@@ -126,7 +123,7 @@ def test_a_grid_is_a_table_of_all_points_the_best_first():
     assert (made.data["reused"], len(made.data["points"])) == (1, 3)
 
 
-def validated(lr: str, mean: float, validation: float | None) -> Point:
+def validated(lr, mean, validation):
     made = point(lr, mean, worst=0.5)
     held = {"mean": validation, "std": None, "pooled": validation, "rows": 7}
     return Point(
@@ -175,7 +172,7 @@ def test_a_tie_is_named_and_broken_alike_however_the_sweep_is_written(order):
 def test_sweeps_take_the_place_of_those_of_a_ready_grid():
     preset = next(p for p in map(find_preset, preset_names()) if p.sweep)
     key = next(iter(preset.sweep))
-    given: Any = {"set": ["lr=0.1"]}
+    given = {"set": ["lr=0.1"]}
     assert swept_values(["mu = 1, 2 ,,3", "tau=4"], given, None) == {
         "mu": ("1", "2", "3"),
         "tau": ("4",),

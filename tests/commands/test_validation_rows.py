@@ -11,7 +11,6 @@ import fedcache as fc
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import UsageError
 from fedcache.federate.engines.flower.site import SiteRequest
-from fedcache.federate.partition.partition import Partition
 from fedcache.runs.directory import has_model
 from fedcache.store.store import Store
 from fedcache.ui.index import GridIndex, RunIndex
@@ -20,7 +19,7 @@ ROWS, WIDTH = 240, 8
 QUARTER = "--validation 0.25"
 
 
-def made(place: Path, noise: float = 0.9) -> Path:
+def made(place, noise=0.9):
     """Three classes that overlap; three of five rows train, one tests, one is of split validation."""
     rng = np.random.default_rng(3)
     label = rng.integers(0, 3, ROWS)
@@ -61,7 +60,7 @@ def test_a_partition_tells_of_its_validation_rows_and_shards_hold_them(store, tm
         SiteRequest(Store.open(paths[0]), TrainConfig(method="fedncm")).client(None)
 
 
-def by_hand(store: Path, parts: Partition, rows: np.ndarray, kind: str) -> float:
+def by_hand(store, parts, rows, kind):
     """Share of ``rows`` that a head makes right, which is fitted to all training rows of all clients together."""
     opened = Store.open(store)
     (key,) = opened.arrays

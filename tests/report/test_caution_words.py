@@ -1,15 +1,11 @@
 """What is said before an accuracy is believed."""
 
-from typing import Any
-
 import pytest
 
 from fedcache.report.caution_words import caution_lines, drawn_clients
 
 
-def result(
-    zero_shot: float | None = None, protocol: str = "global", tests: str = "balanced", **owned: Any
-) -> Any:
+def result(zero_shot=None, protocol="global", tests="balanced", **owned):
     return {
         "method": "tofa",
         "protocol": protocol,
@@ -56,7 +52,7 @@ def test_a_global_model_matched_tests_and_clients_with_most_classes_say_nothing_
         assert caution_lines(fine) == []
 
 
-def drawn(scored: int, *errors: float | None, clients: int = 100_000, **more: int | None) -> Any:
+def drawn(scored, *errors, clients=100_000, **more):
     each = [{"scored": scored, "standard_error": e, **more} for e in errors]
     return {"accuracy": {"mean": 0.5, "eval_clients": each}, "partition": {"clients": clients}}
 

@@ -18,7 +18,7 @@ from fedcache.store.store import Store
 METHODS = ("fed3r", "fedncm")
 
 
-def both_ways(place: Path) -> Path:
+def both_ways(place):
     """Two methods over two datasets' sites, and the same in one process."""
     for name, seed in (("one", 1), ("two", 2)):
         draw = np.random.default_rng(seed)

@@ -1,10 +1,8 @@
 """``compare``: the numbers are those of scipy, autorank and Demšar's paper; what cannot be compared is said."""
 
 import os
-from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ from scipy import stats
 
 import fedcache as fc
 from fedcache.errors import FedcacheError
-from fedcache.report.comparison import Comparison, PairedBlocks, across, compared, complete, within
+from fedcache.report.comparison import PairedBlocks, across, compared, complete, within
 from fedcache.report.find_runs import gather
 from fedcache.report.statistics import (
     critical_difference,
@@ -33,7 +31,7 @@ from fedcache.runs.directory import read_result, write_result
 NAMES = ("a", "b", "c", "d")
 
 
-def rows_of(table: str) -> np.ndarray:
+def rows_of(table):
     """A table that is written as text, a treatment a line."""
     return np.array([line.split() for line in table.strip().splitlines()], float)
 
@@ -77,12 +75,12 @@ TABLES = arrays(
 )
 
 
-def table(values: np.ndarray, names: Sequence[str] | None = None) -> PairedBlocks:
+def table(values, names=None):
     chosen = tuple(names or (f"t{i}" for i in range(len(values))))
     return PairedBlocks("somewhere", chosen, tuple(map(str, range(values.shape[1]))), values)
 
 
-def four(**options: Any) -> Comparison:
+def four(**options):
     return compared(table(FOUR, NAMES), **{"over": "settings", "metric": "accuracy", **options})
 
 
@@ -91,7 +89,6 @@ def four(**options: Any) -> Comparison:
 
 def test_ranks_friedman_and_critical_difference_are_those_of_autorank():
     found = ranking(FOUR, 0.95)
-    assert found is not None
     assert found.ranks == pytest.approx(AUTORANK_RANKS, abs=1e-12)
     assert found.p == pytest.approx(AUTORANK_P, rel=1e-9)
     assert found.cd == pytest.approx(AUTORANK_CD, rel=1e-4)
@@ -119,16 +116,12 @@ def test_ranks_and_critical_difference_are_those_of_demsars_paper():
         assert found == pytest.approx(q, abs=1e-3)
 
 
-def test_intervals_of_few_values_are_students_and_cover_what_they_say():
+def test_intervals_of_few_values_are_students():
     rng = np.random.default_rng(0)
     for count in (3, 5, 9):
-        drawn = rng.normal(size=(2000, count))
-        found = stats.t.interval(0.95, count - 1, loc=drawn[0].mean(), scale=stats.sem(drawn[0]))
-        assert interval(drawn[0], 0.95) == pytest.approx(found, abs=1e-12)
-        reach = [interval(values, 0.95) for values in drawn]
-        assert np.mean([r is not None and r[0] < 0 < r[1] for r in reach]) == pytest.approx(
-            0.95, abs=0.015
-        )
+        drawn = rng.normal(size=count)
+        found = stats.t.interval(0.95, count - 1, loc=drawn.mean(), scale=stats.sem(drawn))
+        assert interval(drawn, 0.95) == pytest.approx(found, abs=1e-12)
 
 
 def test_intervals_of_many_values_are_those_of_scipy_of_sorted_values():
@@ -195,24 +188,6 @@ def test_all_pairs_are_one_family_and_a_reference_takes_the_place_of_the_best():
     assert against.alike == ("d",)  # two-sided Wilcoxon 0.078
 
 
-@pytest.mark.slow
-@settings(max_examples=30)
-@pytest.mark.cases(30)
-@given(values=TABLES, seed=st.integers(0, 99), test=st.sampled_from(["wilcoxon", "ttest"]))
-def test_the_order_of_the_blocks_changes_nothing(values, seed, test):
-    order = np.random.default_rng(seed).permutation(values.shape[1])
-    one = compared(table(values), over="clients", metric="accuracy", test=test)
-    two = compared(table(values[:, order]), over="clients", metric="accuracy", test=test)
-    assert {t.name: t.mean for t in one.treatments} == pytest.approx(
-        {t.name: t.mean for t in two.treatments}
-    )
-    for a, b in zip(one.pairs, two.pairs, strict=True):
-        assert (a.difference, a.holm) == pytest.approx((b.difference, b.holm))
-        assert a.interval == pytest.approx(b.interval)
-    if one.ranking and two.ranking:
-        assert one.ranking.p == pytest.approx(two.ranking.p)
-
-
 def test_two_values_that_are_repeated_for_every_seed_have_no_ranks_and_no_test():
     still = np.array([[0.8] * 5, [0.7] * 5, [0.71, 0.74, 0.69, 0.73, 0.75]])
     found = compared(table(still), over="seeds", metric="accuracy")
@@ -237,24 +212,7 @@ def test_a_treatment_does_not_differ_from_itself(values, test):
     both = np.stack([values[0], values[0]])
     (pair,) = compared(table(both), over="seeds", metric="accuracy", test=test).pairs
     assert (pair.p, pair.holm, pair.difference, pair.interval) == (1.0, 1.0, 0.0, None)
-    assert ranking(np.stack([values[0]] * 3), 0.95).p == 1.0  # type: ignore[union-attr]
-
-
-@pytest.mark.slow
-@settings(max_examples=50)
-@pytest.mark.cases(50)
-@given(
-    treatments=st.integers(2, 30),
-    blocks=st.integers(2, 50),
-    p=st.lists(st.floats(0.0, 1.0), max_size=8),
-)
-def test_differences_grow_with_treatments_and_corrections_only_raise(treatments, blocks, p):
-    here = critical_difference(treatments, blocks, 0.95)
-    assert here < critical_difference(treatments + 1, blocks, 0.95)
-    assert here > critical_difference(treatments, blocks + 1, 0.95)
-    assert here < critical_difference(treatments, blocks, 0.99)
-    corrected = holm(list(p))
-    assert all(q is not None and a <= q <= 1.0 for a, q in zip(p, corrected, strict=True))
+    assert ranking(np.stack([values[0]] * 3), 0.95).p == 1.0
 
 
 def test_few_blocks_are_called_few():
@@ -267,7 +225,7 @@ def test_few_blocks_are_called_few():
 # -- runs ----------------------------------------------------------------------------------------------------------
 
 
-def write(name: str, method: str, per_seed: Sequence[float | None], **more: Any) -> Path:
+def write(name, method, per_seed, **more):
     """A stored result with what ``compare`` reads."""
     seeds = more.pop("seeds", list(range(len(per_seed))))
     known = [v for v in per_seed if v is not None]
@@ -316,7 +274,7 @@ def three(own_home):
     return own_home / "runs"
 
 
-def entries(root: Path) -> list[Any]:
+def entries(root):
     return gather([], root).entries
 
 
@@ -494,7 +452,6 @@ def test_a_table_of_both_kinds_of_models_takes_one_score_and_says_which(own_home
     (pooled,) = fc.compare(metric="pooled").tables
     known = {t.name: t.test_rows for t in pooled.treatments}
     assert known["solo"] is None
-    assert known["fedavg"] is not None
     assert known["fedavg"][0] == 20
 
 

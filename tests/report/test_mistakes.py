@@ -26,7 +26,7 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 PRIVATE = "--dp-clip 1 --dp-noise 1"
 
 
-def extracted(place: Path) -> Path:
+def extracted(place):
     images = folder(place / "shapes", train=8, test=5, classes=6)
     (images / "train").rename(images / "kept")
     for split in ("kept", "test"):
@@ -41,7 +41,7 @@ def store(once):
     return once(extracted)
 
 
-def shown(text: str) -> list[tuple[str, str, str, str, str, Image.Image]]:
+def shown(text):
     """(name, class, taken for, probability, client, image) of every thumbnail of a page."""
     pattern = (
         r'<img src="data:image/(?:png|jpeg);base64,([^"]+)" width="64" height="64" alt="([^"]*)"[^>]*><p>(.*?)<br>.*?'
@@ -62,9 +62,7 @@ def shown(text: str) -> list[tuple[str, str, str, str, str, Image.Image]]:
     ]
 
 
-def wrong_rows(
-    model: fc.Model, store: Store, rows: np.ndarray
-) -> list[tuple[float, str, str, str]]:
+def wrong_rows(model, store, rows):
     """(-probability, name, class, taken for) of the rows that a model gets wrong, by its own figures."""
     x = store.reader(next(iter(store.arrays))).rows(rows)[:, 0]
     p, s = model.probabilities(x), store.samples
@@ -76,7 +74,7 @@ def wrong_rows(
     ]
 
 
-def page_of(tmp_path: Path, *words: object) -> str:
+def page_of(tmp_path, *words):
     out = tmp_path / "page.html"
     ok("report", *words, "--embed", "none", "-o", out)
     return out.read_text(encoding="utf-8")
@@ -119,7 +117,7 @@ def test_of_clients_own_models_each_is_asked_about_its_own_rows(store, tmp_path)
     assert [float(p) for _, _, _, p, *_ in found] == pytest.approx(surest[: len(found)], abs=0.006)
 
 
-def copied(tmp_path: Path) -> Path:
+def copied(tmp_path):
     """A run on a dataset of the test's own, which it may move and change."""
     images = folder(tmp_path / "own", train=6, test=4, classes=6)
     ok(f"extract -d folder:{images} -b random-projection --size 8")

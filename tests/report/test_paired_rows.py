@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,13 +13,13 @@ from fedcache.report.find_runs import StoredRun
 from fedcache.runs.result_files import TestRows
 
 
-def run(seeds: dict[int, TestRows] | None, protocol: str = "global") -> StoredRun:
+def run(seeds, protocol="global"):
     made = StoredRun(Path("none"), {"protocol": protocol, "seeds": list(seeds or {})}, {})
     made.__dict__["test_rows"] = seeds  # what the property would read
     return made
 
 
-def of_one(right: list[int], rows: list[int] | None = None) -> TestRows:
+def of_one(right, rows=None):
     """One model, each row tested by one of as many clients with one row each."""
     r, n = np.array(right), len(right)
     return TestRows(
@@ -35,7 +34,6 @@ def of_one(right: list[int], rows: list[int] | None = None) -> TestRows:
 def test_mcnemar_by_hand():
     one, other = of_one([1, 1, 1, 1, 1, 0, 0, 1]), of_one([0, 0, 0, 0, 1, 0, 1, 1])
     found = row_difference(run({0: one}), run({0: other}), "accuracy", 0.95)
-    assert found is not None
     assert (found.rows, found.gained, found.lost, found.test) == (8, 4, 1, "mcnemar")
     assert found.difference == pytest.approx(3 / 8)
     # two-sided binomial of 4 or more, or 1 or fewer, among 5
@@ -63,8 +61,6 @@ def test_repeated_seeds_are_no_evidence_and_an_image_of_two_seeds_is_one_image()
     thrice = row_difference(
         run(dict.fromkeys(range(3), one)), run(dict.fromkeys(range(3), other)), "pooled", 0.95
     )
-    assert once is not None
-    assert thrice is not None
     assert (thrice.rows, thrice.p, thrice.test) == (6, once.p, "mcnemar")
     assert thrice.interval == pytest.approx(once.interval)
 
@@ -101,10 +97,6 @@ def test_intervals_cover_and_the_test_keeps_its_level():
         found = row_difference(runs[0], runs[1], "client_mean", 0.95)
         same = row_difference(runs[0], runs[2], "client_mean", 0.95)
         own = rows_of_run(runs[0], "accuracy", 0.95)
-        assert found is not None
-        assert found.interval is not None
-        assert same is not None
-        assert own is not None
         covered += found.interval[0] <= 0.04 <= found.interval[1]
         rejected += same.p < 0.05
         alone += own[1] <= 0.8 <= own[2]
@@ -125,7 +117,7 @@ def test_a_comparison_has_both_spreads(tmp_path, monkeypatch):
         "grid --method fed3r,fedncm,fedrep --store rows --scheme iid --clients 4 --rounds 2 --seeds 0",
     )
     (table,) = ok("compare --against fed3r").data["comparisons"]
-    by: dict[str, Any] = {pair["one"].split()[0]: pair["rows"] for pair in table["pairs"]}
+    by = {pair["one"].split()[0]: pair["rows"] for pair in table["pairs"]}
     assert by["fedncm"]["test"] == "mcnemar"
     assert by["fedrep"]["test"] == "z"
     for pair in table["pairs"]:

@@ -8,12 +8,12 @@ from fedcache.progress import Silent
 class Heard(Silent):
     """Notes and warnings, each in the order in which they were told."""
 
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.warnings: list[str] = []
+    def __init__(self):
+        self.notes = []
+        self.warnings = []
 
-    def note(self, text: str) -> None:
+    def note(self, text):
         self.notes.append(text)
 
-    def warn(self, text: str) -> None:
+    def warn(self, text):
         self.warnings.append(text)

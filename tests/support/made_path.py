@@ -7,6 +7,6 @@ from pathlib import Path
 from command import ok
 
 
-def place_of(*words: object) -> Path:
+def place_of(*words):
     """``fedcache WORDS --json``, which must succeed: the path in its answer."""
     return Path(ok(*words).data["path"])

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import shutil
 import tomllib
-from pathlib import Path
 
 
-def lay(folder: Path, site: Path) -> Path:
+def lay(folder, site):
     """Copy the package of ``folder`` into ``site`` with the metadata that pip derives from its pyproject.toml."""
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     package = project["name"].replace("-", "_")

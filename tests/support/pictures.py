@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 from PIL import Image
 
@@ -11,7 +9,7 @@ CLASSES = ("zebra", "ant", "10", "9", "moth", "2b")
 """Class names, neither in alphabetical order nor in that of numbers: whoever sorts them twice mixes them up."""
 
 
-def picture(seed: int, label: int, side: int = 24) -> Image.Image:
+def picture(seed, label, side=24):
     """A noisy square whose brightness and colour depend on its class, so that classes can be learnt."""
     rng = np.random.default_rng(seed)
     base = np.full((side, side, 3), 40 + 45 * label, np.float64)
@@ -19,9 +17,7 @@ def picture(seed: int, label: int, side: int = 24) -> Image.Image:
     return Image.fromarray(np.clip(base + rng.normal(0, 25, base.shape), 0, 255).astype(np.uint8))
 
 
-def folder(
-    root: Path, *, train: int = 12, test: int = 4, classes: int = 3, domains: tuple[str, ...] = ()
-) -> Path:
+def folder(root, *, train=12, test=4, classes=3, domains=()):
     """``root/{split}/[domain/]{class}/NNN.png`` with so many images of each of the first ``classes`` names."""
     for d, domain in enumerate(domains or ("",)):
         for split, count in (("train", train), ("test", test)):

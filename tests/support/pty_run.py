@@ -6,12 +6,9 @@ import os
 import re
 import struct
 import sys
-from pathlib import Path
 
 
-def on_a_terminal(
-    *words: object, home: Path, width: int = 60, env: dict[str, str] | None = None
-) -> tuple[int, str]:
+def on_a_terminal(*words, home, width=60, env=None):
     """(exit code, everything that was drawn) of ``fedcache WORDS``."""
     import fcntl
     import pty
@@ -43,6 +40,6 @@ def on_a_terminal(
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), drawn.decode()
 
 
-def plain(drawn: str) -> str:
+def plain(drawn):
     """Without the sequences that move and colour."""
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper, save
 
@@ -12,16 +9,16 @@ TYPES = {"float": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "uint8": Te
 
 
 def encoder(
-    path: Path,
+    path,
     *,
-    kind: str = "float",
-    layout: str = "NCHW",
-    batch: Any = "N",
-    size: Any = 8,
-    outputs: str = "y",
-    weight: float = 2.0,
-    external: bool = False,
-) -> Path:
+    kind="float",
+    layout="NCHW",
+    batch="N",
+    size=8,
+    outputs="y",
+    weight=2.0,
+    external=False,
+):
     """An encoder whose map is ``weight`` times the three channels, twice: [r, g, b, r, g, b].
 
     Outputs by letter: ``m`` the map [N, 6, H, W] (or [N, H, W, 6]), ``y`` its mean over places [N, 6], ``t`` the places
