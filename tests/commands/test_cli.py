@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 import typer.main
-from arrays import small_store
-from command import fedcache, ok, words_of
+from command import fedcache, ok
 from failing_command import must_fail
 from pictures import folder
 
@@ -140,21 +139,6 @@ def test_inspect_verify_export_and_ingest_agree(tmp_path):
         assert ok(f"ingest {out} --name mine-{ending}").data["images"] == 18
         run = ok("train --method fedncm --scheme iid --clients 2").data
         assert run["dataset"]["slug"].startswith("mine")
-
-
-@pytest.mark.slow
-def test_partition_prints_saves_and_draws(tmp_path):
-    store = ("--store", small_store(tmp_path))
-    drawn = f"--alpha 0.5 --out {tmp_path}/p.json --plot {tmp_path}/p.png"
-    done = ok("partition", *store, "--scheme", "dirichlet", "--clients", 3, *words_of(drawn))
-    assert (tmp_path / "p.png").stat().st_size > 1000
-    again = ok("train --method fed3r", *store, "--partition", tmp_path / "p.json").data
-    assert again["partition"]["digest"] == done.data["digest"]
-    iid = ("partition", *store, "--scheme", "iid", "--clients")
-    assert "the first 20 of 25 clients" in fedcache(*iid, 25).out
-    assert fedcache("partition", *store, "--scheme", "dirichlet", "--alpa", 1).code == 2
-    assert fedcache(*iid, 2, "--out", tmp_path / "no" / "p.json").code == 6
-    assert fedcache(*iid, 1000).code == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)

@@ -1,6 +1,5 @@
 """``fedcache evaluate``: a run's own test rows give the stored figures, and every refusal is one sentence."""
 
-import csv
 import json
 import re
 import shutil
@@ -123,19 +122,6 @@ def test_a_new_dataset_is_computed_as_the_features_of_the_run_were(once, tmp_pat
     assert figures["accuracy"] == sum(
         row["class"] == name for row, name in zip(said, truth, strict=True)
     ) / len(said)
-
-
-@pytest.mark.slow
-def test_several_runs_are_one_table_and_one_file(store, tmp_path):
-    some = [r["digest"][:12] for r in runs().values()]
-    for ending in ("html", "csv", "json"):
-        done = fedcache("evaluate", *some, "--store", store, "-o", tmp_path / f"e.{ending}")
-        assert done.code == 0, done.err
-    with (tmp_path / "e.csv").open(newline="") as file:
-        lines = list(csv.DictReader(file))
-    assert sum(line["scope"] == "all" for line in lines) == len(METHODS)
-    assert {line["name"] for line in lines if line["scope"] == "domain"} == {"ink", "chalk"}
-    assert len(json.loads((tmp_path / "e.json").read_text())) == len(METHODS)
 
 
 @pytest.mark.slow

@@ -1,9 +1,7 @@
 """Files that commands write: what is said of a full disk, and that none has a name before it is complete."""
 
-import errno
 import os
 import re
-import types
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,6 @@ from pictures import folder
 
 from fedcache.errors import Exit
 from fedcache.store import files
-from fedcache.store.files import full_disk
 
 IID = "--scheme iid --clients 2"
 SAID = re.compile(
@@ -128,26 +125,3 @@ def test_no_output_has_a_name_before_it_is_complete(run, own_home, tmp_path, mon
     ok(asked)
     assert named
     assert {p for p in out.rglob("*") if p.is_file()} == named
-
-
-@pytest.mark.parametrize(
-    "free", [0, 4096, None], ids=["none free", "some free", "nobody knows what is free"]
-)
-def test_what_a_full_disk_needs_is_the_file_and_never_nothing(free, tmp_path, monkeypatch):
-    def usage(_):
-        if free is None:
-            raise OSError(errno.ENOSYS, "Function not implemented")
-        return types.SimpleNamespace(free=free)
-
-    monkeypatch.setattr(files.shutil, "disk_usage", usage)
-    full = OSError(errno.ENOSPC, "No space left on device")
-    a = tmp_path / "a"
-    for error, size, needed in (
-        (files.FullDiskError(full, a, needed=1234, written=100), 0, "1,234 bytes"),
-        (files.FullDiskError(full, a, written=5000), 0, "at least 5,000 bytes"),
-        (full, 99, "99 bytes"),
-        (full, 0, "more space"),
-    ):
-        said = (full_disk(error, a, size) if size else full_disk(error, a)).message
-        assert f"{a} needs {needed}" in said
-        assert ("4,096 bytes are free" in said) is (free == 4096)

@@ -29,28 +29,6 @@ def test_notes_and_warnings_are_lines_on_stderr_and_kept(capsys, quiet, err):
     assert (observer.notes, observer.warnings) == (["a note\x1b[2J"], ["careful"])
 
 
-def test_where_nobody_draws_a_line_is_printed_every_ten_seconds(capsys, monkeypatch):
-    from fedcache.commands import live_view, output
-
-    now = [100.0]
-    for module in (live_view, output):
-        monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    observer = TerminalObserver()
-    observer.advance(1)  # before anything has begun
-    observer.start("work", 40, "images")
-    for seconds in (9.9, 0.1, 5.0, 5.0):
-        now[0] += seconds
-        observer.advance(5)
-    assert capsys.readouterr().err.splitlines() == [
-        "work: 10/40 images, 1.0 images/s, 0:30 left",
-        "work: 20/40 images, 1.0 images/s, 0:20 left",
-    ]
-    observer.stop()
-    now[0] += 60
-    observer.advance(5)
-    assert capsys.readouterr().err == ""
-
-
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [

@@ -24,25 +24,6 @@ def small(own_home):
     )
 
 
-def test_inspect_counts_rows_and_names_what_a_store_holds(small):
-    told = ok(f"inspect {small.path}").data
-    assert (told["images"], told["ok"], told["vanished"], told["bad"], told["unfinished"]) == (
-        20,
-        20,
-        0,
-        [],
-        [],
-    )
-    assert told["splits"] == {"train": 12, "test": 5, "validation": 3}
-    arrays = [(a["backbone"], a["shape"], a["dtype"]) for a in told["arrays"]]
-    assert arrays == [("mine", [20, 1, 3], "float32"), ("other", [20, 1, 2], "float16")]
-    assert (told["text"], told["text_templates"], told["partitions"]) == (
-        ["mine"],
-        {"mine": []},
-        [],
-    )
-
-
 def test_a_store_is_named_as_an_argument_or_by_the_option_of_other_commands(small):
     for name in ("inspect", "verify", "repair"):
         assert fedcache(f"{name} --store {small.path}").out == fedcache(f"{name} {small.path}").out

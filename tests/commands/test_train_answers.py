@@ -8,7 +8,7 @@ from command import fedcache, ok
 from failing_command import must_fail
 
 from fedcache.commands.train import list_ready_grids, swept_values
-from fedcache.commands.train_answers import grid_answer, result_lines
+from fedcache.commands.train_answers import grid_answer
 from fedcache.errors import Exit, FedcacheError
 from fedcache.grids.presets import find_preset, preset_names
 from fedcache.grids.result import Grid, LostPoint, Point
@@ -45,36 +45,6 @@ def result(mean=0.8125, *, worst=None, **changes):
         },
     }
     return {**whole, **changes}
-
-
-def test_a_result_is_told_whole():
-    measured = {"seconds": {"extract": 1.5, "train": 1234.5}}
-    trust = {"aggregate": "median", "rejected": 3}
-    watched = {"drift": 0.123456, "rejected": None}
-    told = "\n".join(
-        result_lines(result(worst=0.25, trust=trust, diagnostics=watched), measured, "/runs/d")
-    )
-    for said in (
-        "81.25 % +- 1.00 over 2 seeds",
-        "100 clients",
-        "20 rounds",
-        "50.00 %",
-        "2 to 3.5 of 10 classes",
-        "5,130",
-        "(1,360,664 fixed)",
-        "mean 70.00",
-        "worst 10 % 25.00",
-        "worst 40 % 60.00",
-        "best 10 % 90.00",
-        "5,000",
-        "10,260",
-        "median",
-        "3 uploads",
-        "drift 0.1235",
-        "train 1,234.50 s",
-        "/runs/d",
-    ):
-        assert said in told
 
 
 def point(

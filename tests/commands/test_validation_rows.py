@@ -100,33 +100,6 @@ def test_the_validation_accuracy_is_that_of_a_head_worked_out_by_hand(store, kin
     assert done["validation"]["per_client"] == pytest.approx(own, abs=1e-12)
 
 
-@pytest.mark.slow
-def test_a_run_tells_of_it_and_one_without_is_as_it_was(store):
-    words = f"train --method fedrep -s iid -m 4 --rounds 4 --seeds 0,1 --store {store}"
-    plain = ok(words).data
-    assert "validation" not in plain
-    done = ok(f"{words} --validation 0.25 --eval-every 2").data
-    found = done["validation"]
-    assert [one["round"] for one in found["per_round"]] == [2, 4]
-    assert found["per_round"][-1]["mean"] == pytest.approx(found["mean"], abs=1e-12)
-    assert found["mean"] == pytest.approx(np.mean(found["per_seed"]), abs=1e-12)
-    assert found["std"] == pytest.approx(np.std(found["per_seed"], ddof=1), abs=1e-12)
-    assert (
-        found["mean"]
-        == found["client_mean"]
-        == pytest.approx(np.mean(found["per_client"]), abs=1e-12)
-    )
-    run = fc.train(
-        "fedrep",
-        store,
-        fc.partition(store, "iid", clients=4, validation=0.25),
-        rounds=4,
-        seeds=[0, 1],
-    )
-    assert run.validation.mean == found["mean"]
-    assert run.frame("clients")["validation"].tolist() == found["per_client"]
-
-
 GRID = "grid --method fedavg --sweep lr=0.01,3,0.3 --rounds 3 -s dirichlet -m 4"
 
 

@@ -58,15 +58,9 @@ def drawn(scored, *errors, clients=100_000, **more):
 
 
 def test_of_how_many_clients_an_accuracy_is_and_its_standard_error():
-    who, errors = drawn_clients(drawn(500, 0.004, 0.006)) or ("", [])
+    who, errors = drawn_clients(drawn(500, 0.004, 0.006))
     assert who.startswith("500 of 100,000 clients")
     assert errors == [0.004, 0.006]
-    assert drawn_clients(drawn(500, 0.004, trained=500)) == (who, [0.004])
-    assert drawn_clients(drawn(500, 0.004, trained=None)) == (who, [0.004]), (
-        "who took part may be secret"
-    )
-    some, _ = drawn_clients(drawn(500, 0.004, trained=3)) or ("", [])
-    assert some.startswith(f"{who}, 3 ")
-    none, _ = drawn_clients(drawn(500, None, trained=0)) or ("", [])
-    assert "untrained" in none
+    for trained in (500, None):  # who took part may be secret
+        assert drawn_clients(drawn(500, 0.004, trained=trained)) == (who, [0.004])
     assert drawn_clients({"accuracy": {"mean": 0.5}}) is None

@@ -117,35 +117,21 @@ def test_of_clients_own_models_each_is_asked_about_its_own_rows(store, tmp_path)
     assert [float(p) for _, _, _, p, *_ in found] == pytest.approx(surest[: len(found)], abs=0.006)
 
 
-def copied(tmp_path):
-    """A run on a dataset of the test's own, which it may move and change."""
+@pytest.mark.slow
+def test_a_dataset_that_has_moved_is_named_and_a_changed_image_is_not_shown(tmp_path):
     images = folder(tmp_path / "own", train=6, test=4, classes=6)
     ok(f"extract -d folder:{images} -b random-projection --size 8")
     ok(f"train --method fed3r --preset paper {IID}")
-    return images
-
-
-@pytest.mark.slow
-def test_a_dataset_that_has_moved_is_named_and_found_where_it_is_said_to_be(tmp_path):
-    images = copied(tmp_path)
     there = shown(page_of(tmp_path, "--with-images"))
     assert there
-    images.rename(tmp_path / "moved")
+    moved = images.rename(tmp_path / "moved")
     text = page_of(tmp_path, "--with-images")
     assert "<img" not in text
     assert "--data own=PATH" in text
-    again = shown(page_of(tmp_path, "--with-images", "--data", f"own={tmp_path / 'moved'}"))
-    assert [t[:5] for t in again] == [t[:5] for t in there]
-
-
-@pytest.mark.slow
-def test_an_image_that_has_changed_is_not_shown_as_that_of_its_row(tmp_path):
-    images = copied(tmp_path)
-    before = shown(page_of(tmp_path, "--with-images"))
-    changed = before[0][0]
-    Image.new("RGB", (24, 24), (1, 2, 3)).save(images / changed)
-    text = page_of(tmp_path, "--with-images")
-    assert [t[0] for t in shown(text)] == [t[0] for t in before[1:]]
+    found = ("--with-images", "--data", f"own={moved}")
+    assert [t[:5] for t in shown(page_of(tmp_path, *found))] == [t[:5] for t in there]
+    Image.new("RGB", (24, 24), (1, 2, 3)).save(moved / there[0][0])
+    assert [t[0] for t in shown(page_of(tmp_path, *found))] == [t[0] for t in there[1:]]
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from arrays import ingested
 from command import ok
 from scipy import stats
 
@@ -106,16 +107,9 @@ def test_intervals_cover_and_the_test_keeps_its_level():
     assert 1000 - high <= rejected <= 1000 - low
 
 
-def test_a_comparison_has_both_spreads(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path))
-    rng = np.random.default_rng(0)
-    y = rng.integers(0, 4, 400)
-    x = (np.eye(4, 8)[y] + 0.7 * rng.standard_normal((400, 8))).astype(np.float32)
-    np.savez(tmp_path / "rows.npz", embeddings=x, labels=y)
-    ok(f"ingest {tmp_path}/rows.npz --name rows")
-    ok(
-        "grid --method fed3r,fedncm,fedrep --store rows --scheme iid --clients 4 --rounds 2 --seeds 0",
-    )
+def test_a_comparison_has_both_spreads(tmp_path):
+    ingested(tmp_path)
+    ok("grid --method fed3r,fedncm,fedrep --scheme iid --clients 4 --rounds 2 --seeds 0")
     (table,) = ok("compare --against fed3r").data["comparisons"]
     by = {pair["one"].split()[0]: pair["rows"] for pair in table["pairs"]}
     assert by["fedncm"]["test"] == "mcnemar"
@@ -132,3 +126,14 @@ def test_an_interval_is_of_the_seeds_that_are_compared():
     first = rows_of_run(both, "accuracy", 0.95, [0])
     assert first == rows_of_run(run({0: of_one([1, 1, 1, 0])}, "personalised"), "accuracy", 0.95)
     assert first != rows_of_run(both, "accuracy", 0.95)
+
+
+def test_a_comparison_of_a_run_with_drawn_clients_says_so(tmp_path):
+    ingested(tmp_path)
+    paths = [
+        ok("train --scheme iid --clients 4 --rounds 1 --method fedrep", *more).data["path"]
+        for more in ((), ("--eval-clients", 2))
+    ]
+    assert (
+        "Scored over different numbers of clients." in ok("compare", *paths, "--over", "seeds").out
+    )

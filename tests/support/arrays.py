@@ -1,7 +1,5 @@
 """Embeddings that can be learnt, for tests that need no images."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """axe-core on a page of Playwright: what it finds that a person with a screen reader or a keyboard cannot pass."""
 
-from __future__ import annotations
-
 from importlib.resources import files
 
 

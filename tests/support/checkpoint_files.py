@@ -1,7 +1,5 @@
 """Checkpoints in the layouts they are published in, with random weights: the files a user would have."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

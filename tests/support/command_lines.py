@@ -5,8 +5,6 @@ prose: at two spaces, a line's end, a backtick, a closing bracket, or a punctuat
 are read as a shell reads them, so a path with a space stays one word only when it is quoted.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Lines of Python that a message gives to convert a file, run as a user would run them."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A toy store with every kind of file, and bits of it that flip."""
 
-from __future__ import annotations
-
 import numpy as np
 from toy_store import KEYS, create, fill
 

@@ -3,18 +3,12 @@
 FEDCACHE_CASES=full asks for the full one (``make nightly``); the numbers go into docs/trust.md.
 """
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable
-from typing import Any, TypeVar
 
 import pytest
 from hypothesis import settings
 
 FULL = os.environ.get("FEDCACHE_CASES") == "full"
-F = TypeVar("F", bound=Callable[..., Any])
-T = TypeVar("T")
 
 
 def one_of_each(things, kind):

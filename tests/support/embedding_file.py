@@ -1,7 +1,5 @@
 """A file of embeddings as a whole."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from fedcache.tables.embeddings import open_embeddings

@@ -1,7 +1,5 @@
 """A command line that must fail, and what its error must say."""
 
-from __future__ import annotations
-
 from command import fedcache
 
 from fedcache.errors import Exit

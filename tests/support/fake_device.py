@@ -1,7 +1,5 @@
 """A device whose streams sleep: the stages of a GPU over models on the CPU, each stream a thread of its own."""
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """A random generator whose draws are given."""
 
-from __future__ import annotations
-
 
 class Drawn:
     """In the place of a generator: each draw lies at the next given share of its range."""

@@ -1,7 +1,5 @@
 """Python files outside the package, as modules: the programs of tools/, and examples."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A command line that makes something, and where that lies."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from command import ok

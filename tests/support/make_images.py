@@ -1,7 +1,5 @@
 """Small images and trees of them, for the tests of datasets."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 import zipfile

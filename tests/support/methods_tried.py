@@ -4,20 +4,15 @@ What the engine does wrong, it does wrong for a whole kind of methods. Each kind
 whose file, or shared code that the file imports, differs from main is tried whole. FEDCACHE_CASES=full tries all.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
 
 from draws import FULL
 
 from fedcache.federate.methods import NAMES, module_of
-
-T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[2]
 

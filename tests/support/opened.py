@@ -1,7 +1,5 @@
 """Datasets opened with the digests of the test's own home, unless others are given."""
 
-from __future__ import annotations
-
 from fedcache.config import Home
 from fedcache.extract import datasets
 from fedcache.extract.datasets import Context

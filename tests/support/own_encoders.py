@@ -1,7 +1,5 @@
 """Encoders of texts and of rows as a user would write them, in a file of the working directory."""
 
-from __future__ import annotations
-
 CODE = '''
 import re
 import zlib

@@ -1,7 +1,5 @@
 """A package that ``fedcache new`` wrote, laid beside the others as pip would lay it."""
 
-from __future__ import annotations
-
 import shutil
 import tomllib
 

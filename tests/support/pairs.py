@@ -1,19 +1,11 @@
 """The (method, execution) pairs that can be: tests of others are not collected, and laws say which pairs must be."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any, TypeVar
-
 from draws import FULL, one_of_each
 from federation import ids
 
 from fedcache.federate.execution.choose import executors
 from fedcache.federate.execution.memory_estimate import Load
 from fedcache.federate.methods import METHODS
-
-Case = tuple[str, dict[str, Any]]
-Law = TypeVar("Law", bound=Callable[..., None])
 
 
 def fitting(case, execution):

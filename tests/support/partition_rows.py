@@ -1,7 +1,5 @@
 """Columns of invented datasets for the partition tests."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Folders of small images for the tests, written by the tests."""
 
-from __future__ import annotations
-
 import numpy as np
 from PIL import Image
 

@@ -1,7 +1,5 @@
 """A private run in processes of their own, which say when they wait and can be held in a round."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

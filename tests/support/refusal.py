@@ -1,7 +1,5 @@
 """What a call must refuse, and what the refusal must say."""
 
-from __future__ import annotations
-
 import pytest
 
 from fedcache.errors import Exit, FedcacheError

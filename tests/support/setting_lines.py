@@ -1,7 +1,5 @@
 """Settings of methods as a person writes them after ``--set``: ``opt=sgd lr=0.05 bn=false``."""
 
-from __future__ import annotations
-
 import json
 
 

@@ -1,11 +1,9 @@
 """Sites that tests of federations share: shards of one small store, and an observer that keeps the story."""
 
-from __future__ import annotations
-
 import numpy as np
 from command import ok
+from heard import Heard as Heard
 
-from fedcache.progress import Silent
 from fedcache.store.store import Store
 
 
@@ -17,21 +15,6 @@ def missed_by(run):
 def mean_accuracy(run):
     """The accuracy of a run, its mean over clients and seeds."""
     return float(run.result["accuracy"]["mean"])
-
-
-class Heard(Silent):
-    """Notes and warnings, in the order in which they were told."""
-
-    def __init__(self):
-        self.lines = []
-
-    def note(self, text):
-        self.lines.append(text)
-
-    warn = note
-
-    def said(self, words):
-        return any(words in line for line in self.lines)
 
 
 def sharded(place, clients, *, rows, classes=3, width=6):

@@ -1,7 +1,5 @@
 """An observer that stops a run."""
 
-from __future__ import annotations
-
 from heard import Heard
 
 from fedcache.process import Stop

@@ -1,7 +1,5 @@
 """Tables that a person typed: a row on each line, its cells between bars."""
 
-from __future__ import annotations
-
 
 def rows_of(table):
     """The cells of each row, without the space around them."""

@@ -1,7 +1,5 @@
 """Tiny models of transformers with random weights, saved as folders."""
 
-from __future__ import annotations
-
 import json
 
 import torch

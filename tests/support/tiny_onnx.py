@@ -1,7 +1,5 @@
 """Tiny ONNX files whose outputs can be worked by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper, save
 

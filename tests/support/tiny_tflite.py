@@ -1,7 +1,5 @@
 """Tiny TFLite files whose tensors can be worked by hand: images, their mean colour, a classifier."""
 
-from __future__ import annotations
-
 import flatbuffers
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema

@@ -1,7 +1,5 @@
 """How closely two computations of the same products agree when processors add up in different orders."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

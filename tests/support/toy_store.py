@@ -1,7 +1,5 @@
 """A small store with two feature arrays that could not read different images, written the way extraction writes."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import tempfile
