@@ -134,29 +134,6 @@ def test_each_of_more_than_fifty_values_is_refused_with_the_way_on(tmp_path):
     assert len(every_value("site", fewer, Home.from_environment())) == 50
 
 
-@pytest.mark.slow
-def test_a_grid_in_python_takes_what_deals_the_rows_as_keywords(store):
-    asked = f"grid --method fedavg --sweep lr=0.01,0.1 --rounds 2 --store {store}"
-    printed = ok(f"{asked} --by site --validation 0.3 --hold-out each").data["held_out"]
-    made = fc.grid(
-        "fedavg",
-        store,
-        hold_out="each",
-        options={"rounds": 2},
-        by="site",
-        validation=0.3,
-        lr=[0.01, 0.1],
-    )
-    assert made.by_validation
-    of = {row.sweep["lr"]: (row.accuracy, row.validation) for row in made.held_out()}
-    assert of == {row["sweep"]["lr"]: (row["accuracy"], row["validation"]) for row in printed}
-    few = fc.grid(
-        "fedavg", store, by="site", max_clients=2, unlabelled="drop", options={"rounds": 1}
-    )
-    args = few.points[0].run.result["partition"]["args"]
-    assert (args["max_clients"], args["unlabelled"]) == (2, "drop")
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

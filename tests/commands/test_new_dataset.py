@@ -1,6 +1,5 @@
 """docs/add-a-dataset.md: what ``fedcache new dataset`` writes works as it stands, and keeps the laws."""
 
-import importlib
 import json
 import os
 import subprocess
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 from command import fedcache, ok
 from failing_command import must_fail
-from own_package import lay
 from PIL import Image
 
 import fedcache as fc
@@ -25,19 +23,9 @@ LABELS = ("zebra", "ant", "10", "9", "zebra", "ant", "10", "9")
 
 
 @pytest.fixture
-def reader(tmp_path, monkeypatch):
-    """The package ``my-format``, installed; yields its module's file."""
-    site = tmp_path / "site"
-    folder = tmp_path / "my-format"
-    assert ok("new dataset my-format --out", folder).data["kind"] == "dataset"
-    lay(folder, site)
-    monkeypatch.syspath_prepend(str(site))
-    importlib.invalidate_caches()
-    plugins._installed.cache_clear()
-    yield site / "my_format" / "reader.py"
-    plugins._installed.cache_clear()
-    for name in [name for name in sys.modules if name.partition(".")[0] == "my_format"]:
-        del sys.modules[name]
+def reader(installed):
+    """The package ``my-format``, installed; gives its folder."""
+    return installed("dataset", "my-format")
 
 
 @pytest.fixture
@@ -74,7 +62,7 @@ def test_a_new_reader_keeps_the_laws_and_trains_by_its_name(listed):
 
 
 @pytest.mark.slow
-def test_the_tests_that_are_written_pass(tmp_path, reader):
+def test_the_tests_that_are_written_pass(tmp_path, reader, site):
     words = [
         sys.executable,
         "-m",
@@ -82,9 +70,9 @@ def test_the_tests_that_are_written_pass(tmp_path, reader):
         "-q",
         "-p",
         "no:cacheprovider",
-        str(tmp_path / "my-format"),
+        str(reader),
     ]
-    path = os.pathsep.join([str(reader.parents[1]), str(ROOT)])
+    path = os.pathsep.join([str(site), str(ROOT)])
     done = subprocess.run(
         words,
         env={**os.environ, "PYTHONPATH": path},

@@ -47,13 +47,6 @@ def test_an_error_is_told_as_one_that_a_user_can_act_on(capsys, error, code, sai
     assert capsys.readouterr() == ("", ""), "no traceback of what was thought of"
 
 
-def test_a_bug_has_a_traceback_and_says_where_to_report_it(capsys):
-    told = described(ZeroDivisionError("by zero"))
-    assert told.code == Exit.BUG
-    assert "fedcache doctor" in told.hint
-    assert capsys.readouterr().err.endswith("ZeroDivisionError: by zero\n")
-
-
 def test_an_envelope_is_one_line_of_json_without_nan(capsys):
     values = {"n": math.nan, "deep": [(1, math.inf), {2: "\x1b"}], "x": 0.5}
     envelope("train", "ok", {"data": values}, ["w"])
