@@ -223,24 +223,14 @@ def test_beside_clients_models_one_for_all_is_measured_as_what_the_client_uses(s
     assert done[1] == ok("evaluate", pair[1], *words).data["runs"][0]
 
 
-@pytest.mark.slow
-def test_an_evaluation_in_the_runs_own_folder_is_written_again(store):
-    run = run_of("fed3r")
-    for _ in range(2):
-        ok(f"evaluate {run} --store {store} --split test -o {run}/e.json")
-        ok(f"predict {run} --store {store} -o {run}/models/p.csv")
-    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
-    for name in ("result.json", "models/models.json", "files.json", "measured.json"):
-        assert fedcache(f"evaluate {run} --store {store} -o", run / name).code == Exit.USAGE
-    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
-
-
-def test_no_file_of_a_store_or_of_another_run_is_written_over(store, tmp_path):
+def test_no_file_of_a_store_or_of_a_run_is_written_over(store, tmp_path):
     """Whether it is named or found by its dataset."""
     run, other = run_of("fed3r"), run_of("fedavg")
     images = folder(tmp_path / "again", train=8, test=4, domains=("ink", "chalk"))
     mine = place_of(f"extract -d folder:{images} -b glyph-clip,random-projection")
-    for out in (mine / "manifest.json", other / "result.json"):
+    for _ in range(2):  # its own evaluations are written again
+        ok(f"evaluate {run} --store {store} -o {run}/e.json")
+    for out in (mine / "manifest.json", other / "result.json", run / "models/models.json"):
         before = out.read_bytes()
         for command in (
             ("evaluate", run, "-d", f"folder:{images}"),

@@ -151,22 +151,10 @@ def test_what_cannot_be_is_refused(store, words, said):
     must_fail(said, f"{words} --store {store}")
 
 
-@pytest.mark.parametrize(
-    "words", [("partition", "--store"), ("train", "--method", "fed3r", "--dataset")]
-)
-def test_the_command_of_a_refused_partition_is_for_the_store_that_was_named(
-    own_home, tmp_path, words
-):
-    rows = np.arange(60)
-    x = np.random.default_rng(0).normal(size=(60, 3)).astype("f4")
-    for name, size in (("meant", 20), ("last one", 30)):  # the second is the one last used
-        np.savez(tmp_path / f"{name}.npz", features=x, labels=rows % 2, site=rows // size)
-        ok("ingest", tmp_path / f"{name}.npz", "--name", name)
-    meant = ok("inspect meant").data["path"]
-    ok("inspect 'last one'")
-    done = fedcache(
-        *words, meant if "--store" in words else "meant", "--by", "site", "--min-rows", 1000
-    )
+def test_the_command_of_a_refused_partition_is_for_the_store_that_was_named(tmp_path):
+    meant = store_of_sites(tmp_path, ["a", "b", "c"] * 20)
+    ok("inspect", store_of_sites(tmp_path / "last", ["d"] * 30))
+    done = fedcache("partition --by site --min-rows 1000 --store", meant)
     assert done.code == Exit.USAGE
     (command,) = re.findall(r"fedcache (partition .*)", done.err.replace("\n  ", " "))
-    assert ok(*shlex.split(command)).data["store"] == meant
+    assert ok(*shlex.split(command)).data["store"] == str(meant)

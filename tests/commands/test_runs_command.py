@@ -55,15 +55,12 @@ def test_runs_are_listed_by_what_is_asked_for(three):
         ((digest(three["lam"])[:6],), ("lam",)),
         (("--dataset", "other"), ()),
         (("method:fed3r",), ("plain", "lam")),
-        (("method:*ncm",), ("ncm",)),
         ((f"dataset:{dataset}",), three),
         ((f"partition:{partition}",), three),
-        (("partition:iid",), three),
     ):
         found = [entry["path"] for entry in ok("runs list", *query).data["entries"]]
         assert found == [three[name] for name in names], query
     assert fedcache("compare method:fedavg").code == Exit.STORE
-    assert "method:fed3r" in fedcache("compare fed3r fedncm").err
     Path(three["lam"], "rounds.jsonl").write_text("{}")
     Path(three["ncm"], "result.json").unlink()
     states = {e["path"]: e["state"] for e in ok("runs list").data["entries"]}

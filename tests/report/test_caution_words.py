@@ -7,13 +7,9 @@ from fedcache.report.caution_words import caution_lines, drawn_clients
 
 def result(zero_shot=None, protocol="global", tests="balanced", **owned):
     return {
-        "method": "tofa",
         "protocol": protocol,
         "accuracy": {"mean": 0.75, "zero_shot": zero_shot},
         "classes": 10,
-        "seeds": [0],
-        "rounds": 1,
-        "hyperparameters": {},
         "classes_owned": owned,
         "partition": {"test_rows": 220, "args": {"test_protocol": tests}},
     }

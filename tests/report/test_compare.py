@@ -225,38 +225,36 @@ def test_few_blocks_are_called_few():
 # -- runs ----------------------------------------------------------------------------------------------------------
 
 
-def write(name, method, per_seed, **more):
+def write(
+    name, method, per_seed, *, dataset="shapes", partition="p0", per_client=(0.5, 0.6), **more
+):
     """A stored result with what ``compare`` reads."""
-    seeds = more.pop("seeds", list(range(len(per_seed))))
-    known = [v for v in per_seed if v is not None]
-    mean = float(np.mean(known)) if len(known) == len(per_seed) else None
-    clients = more.pop("clients", {"north": 0.5, "south": 0.6})
-    dataset, partition = more.pop("dataset", "shapes"), more.pop("partition", "p0")
+    mean = None if None in per_seed else float(np.mean(per_seed))
     path = Path(os.environ["FEDCACHE_HOME"]) / "runs" / name
     path.mkdir(parents=True)
     result = {
         "method": method,
         "backbones": ["random-projection"],
         "features": ["f" * 64],
-        "hyperparameters": more.pop("hyperparameters", {}),
+        "hyperparameters": {},
         "dataset": {"slug": dataset, "digest": f"{dataset}-digest"},
         "partition": {
             "scheme": "iid",
             "name": partition,
             "args": {},
             "seed": 0,
-            "digests": [partition] * len(seeds),
+            "digests": [partition] * len(per_seed),
         },
-        "seeds": seeds,
-        "clients": more.pop("names", list(clients)),
+        "seeds": list(range(len(per_seed))),
+        "clients": ["north", "south"],
         "accuracy": {
             "mean": mean,
             "per_seed": list(per_seed),
-            "per_client": more.pop("per_client", list(clients.values())),
+            "per_client": list(per_client),
             "client_mean": mean,
         },
         "macro_f1": {"mean": mean, "per_seed": list(per_seed)},
-        "fairness": {"worst10": mean, "worst20": None, "worst40": mean, "best10": mean},
+        "fairness": {"worst10": mean, "worst40": mean},
         "protocol": "global",
         "fidelity": "exact",
         "digest": name,
@@ -299,8 +297,9 @@ def test_seeds_are_paired_by_number(own_home):
 
 
 def test_clients_are_paired_by_name_and_unscored_ones_left_out(own_home):
-    write("aa", "fedavg", [0.1], clients={"north": 0.1, "south": 0.2, "west": None})
-    write("bb", "fedprox", [0.1, 0.2], clients={"south": 0.4, "west": 0.5, "north": 0.3})
+    named, other = ["north", "south", "west"], ["south", "west", "north"]
+    write("aa", "fedavg", [0.1], clients=named, per_client=[0.1, 0.2, None])
+    write("bb", "fedprox", [0.1, 0.2], clients=other, per_client=[0.4, 0.5, 0.3])
     found = within(entries(own_home / "runs"), "here", "accuracy", "clients")
     assert found.blocks == ("north", "south")
     assert found.values.tolist() == [[0.1, 0.2], [0.3, 0.4]]
@@ -308,9 +307,9 @@ def test_clients_are_paired_by_name_and_unscored_ones_left_out(own_home):
 
 def test_clients_of_one_order_are_paired_by_place(own_home):
     named = ["a", "b", "a", "c", "d"]
-    write("aa", "fedavg", [0.1], names=named, per_client=[0.1, 0.2, 0.3, None, None])
-    write("bb", "fedprox", [0.1], names=named, per_client=[0.4, None, 0.6, 0.7, None])
-    write("dd", "solo", [0.1], names=named, per_client=[None] * 5)
+    write("aa", "fedavg", [0.1], clients=named, per_client=[0.1, 0.2, 0.3, None, None])
+    write("bb", "fedprox", [0.1], clients=named, per_client=[0.4, None, 0.6, 0.7, None])
+    write("dd", "solo", [0.1], clients=named, per_client=[None] * 5)
     found = within(entries(own_home / "runs"), "here", "accuracy", "clients")
     assert found.blocks == ("a", "a #2"), "the second of a name is another client"
     assert found.values.tolist() == [[0.1, 0.3], [0.4, 0.6]]

@@ -21,28 +21,17 @@ def stored(folder, records, **result):
 
 
 def test_numbers_of_a_method_are_drawn_over_rounds_as_means_over_seeds(tmp_path):
-    def record(seed, number, **noted):
-        return {"seed": seed, "round": number, "diagnostics": noted}
+    def noted(name, numbers):
+        records = [
+            {"seed": seed, "round": round_, "diagnostics": {name: value, "kept": None}}
+            for seed, round_, value in numbers
+        ]
+        return stored(tmp_path / name, records)
 
-    one = stored(
-        tmp_path / "a",
-        [
-            record(0, 1, entropy_bits=2.0, kept=1.0),
-            record(0, 2, entropy_bits=1.0, kept=None),
-            record(1, 1, entropy_bits=4.0),
-            record(1, 2, entropy_bits=2.0),
-        ],
-    )
-    two = stored(
-        tmp_path / "b", [record(0, 1, agreement_share=0.5), record(0, 2, agreement_share=0.75)]
-    )
+    bits = [(0, 1, 2.0), (0, 2, 1.0), (1, 1, 4.0), (1, 2, 2.0)]
+    one, two = noted("entropy_bits", bits), noted("agreement_share", [(0, 1, 0.5), (0, 2, 0.75)])
     entropy, _ = own_numbers("n", [("first", one), ("second", two)])
-    assert entropy.rows == [
-        ["first", 0, 1, 2.0],
-        ["first", 0, 2, 1.0],
-        ["first", 1, 1, 4.0],
-        ["first", 1, 2, 2.0],
-    ]
+    assert entropy.rows == [["first", *numbers] for numbers in bits]
     assert re.findall(r"first: ([\d.]+) in round (\d)", entropy.svg) == [("3", "1"), ("1.5", "2")]
 
 

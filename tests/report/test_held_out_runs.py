@@ -30,19 +30,16 @@ def held_out(method, value, accuracy, **more):
     return run(f"{method}{value}", {3: accuracy, 1: accuracy}, method, partition=part, **more)
 
 
-def group_of(**methods):
-    runs = [
-        held_out(m, v, a) for m, row in methods.items() for v, a in zip(VALUES, row, strict=False)
+def runs_of(**methods):
+    return [
+        held_out(m, v, a) for m, row in methods.items() for v, a in zip(VALUES, row, strict=True)
     ]
-    (group,) = held_out_groups(runs)
-    return group
 
 
 def test_the_group_is_all_values_of_one_column_and_its_mean_is_over_them():
     other = run("skew", {3: 0.5}, "fedavg")
     alone = held_out("fedavg", "zebra", 0.5, dataset={"slug": "other", "digest": "e" * 64, "ok": 9})
-    rows = {"fedavg": (0.9, 0.1, 0.5, 0.7), "fedprox": (0.2, 0.4, 0.6, 0.8)}
-    runs = [held_out(m, v, a) for m, row in rows.items() for v, a in zip(VALUES, row, strict=True)]
+    runs = runs_of(fedavg=(0.9, 0.1, 0.5, 0.7), fedprox=(0.2, 0.4, 0.6, 0.8))
     (group,) = held_out_groups([other, alone, *runs])
     assert (group.column, group.values) == ("site", VALUES)
     assert {name: mean_over_values(a) for name, a in group.accuracies().items()} == pytest.approx(
@@ -61,9 +58,10 @@ def test_the_value_stands_in_the_name_of_the_setting_whatever_the_partition_is_c
 
 
 def test_four_values_are_too_few_for_the_test_and_nothing_is_called_alike():
-    group = group_of(
+    runs = runs_of(
         fedavg=(0.9, 0.8, 0.95, 0.7), fedprox=(0.4, 0.5, 0.45, 0.3), fedrep=(0.1, 0.2, 0.1, 0.2)
     )
+    (group,) = held_out_groups(runs)
     made = compared(over_held_out(group, "accuracy"), over=HELD_OUT, metric="accuracy")
     assert min(p.p for p in made.pairs if p.p is not None) == 0.125
     assert made.too_few

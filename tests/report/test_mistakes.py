@@ -12,7 +12,7 @@ from command import fedcache, ok
 from draws import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from pictures import folder
+from pictures import HOSTILE, folder, hostile_folder
 from PIL import Image
 
 import fedcache as fc
@@ -22,17 +22,11 @@ from fedcache.runs.partitions import load_partition
 from fedcache.store.store import Store
 
 IID = "--scheme iid --clients 4 --participation all"
-HOSTILE = "<img src=x onerror=alert(1)>"
 PRIVATE = "--dp-clip 1 --dp-noise 1"
 
 
 def extracted(place):
-    images = folder(place / "shapes", train=8, test=5, classes=6)
-    (images / "train").rename(images / "kept")
-    for split in ("kept", "test"):
-        first = sorted((images / split).iterdir())[0]
-        first.rename(images / split / HOSTILE.replace("/", "∕"))
-    (images / "kept").rename(images / "train")
+    images = hostile_folder(place / "shapes", train=8, test=5, classes=6)
     return Path(ok(f"extract -d folder:{images} -b random-projection --size 8").data["path"])
 
 

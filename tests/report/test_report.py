@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from command import fedcache, ok
 from damage import flip_bit
-from pictures import folder
+from pictures import hostile_folder
 
 import fedcache as fc
 from fedcache.report.find_runs import gather
@@ -23,7 +23,6 @@ from fedcache.runs.directory import read_result, write_result
 from fedcache.runs.origin import store_behind
 
 IID = "--scheme iid --clients 4 --participation all"
-HOSTILE = "<img src=x onerror=alert(1)>"
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 
 
@@ -63,12 +62,7 @@ class Page(HTMLParser):
 
 
 def extracted(place):
-    images = folder(place / "shapes", train=12, test=4)
-    (images / "train").rename(images / "kept")
-    for split in ("kept", "test"):
-        first = sorted((images / split).iterdir())[0]
-        first.rename(images / split / HOSTILE.replace("/", "∕"))
-    (images / "kept").rename(images / "train")
+    images = hostile_folder(place / "shapes", train=12, test=4)
     done = ok(
         f"extract --dataset folder:{images} --backbones random-projection,random-projection:16 "
         "--size 8",

@@ -31,8 +31,7 @@ def flip_bit(file, at=0.5, bit=0):
 
 def flip(file, draw):
     raw = file.read_bytes()
-    at = draw.randrange(len(raw))
-    file.write_bytes(raw[:at] + bytes([raw[at] ^ 1 << draw.randrange(8)]) + raw[at + 1 :])
+    flip_bit(file, draw.randrange(len(raw)), draw.randrange(8))
     return raw
 
 

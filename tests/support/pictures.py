@@ -26,3 +26,15 @@ def folder(root, *, train=12, test=4, classes=3, domains=()):
                     seed = (((d * 2 + (split == "test")) * 64) + c) * 1000 + i
                     picture(seed, c).save(place / f"{i:03}.png")
     return root
+
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+def hostile_folder(root, **counts):
+    """``folder`` whose first class has a name that is a tag of HTML."""
+    folder(root, **counts)
+    for split in ("train", "test"):
+        first = sorted((root / split).iterdir())[0]
+        first.rename(root / split / HOSTILE)
+    return root
