@@ -1,15 +1,13 @@
 """docs/add-a-dataset.md: what ``fedcache new dataset`` writes works as it stands, and keeps the laws."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command import fedcache, ok
 from failing_command import must_fail
+from own_package import python
 from PIL import Image
 
 import fedcache as fc
@@ -18,7 +16,6 @@ from fedcache.errors import Exit
 from fedcache.extract.datasets import BadImage, from_rows
 from fedcache.testing import LawBroken
 
-ROOT = Path(__file__).parents[2]
 LABELS = ("zebra", "ant", "10", "9", "zebra", "ant", "10", "9")
 
 
@@ -62,25 +59,8 @@ def test_a_new_reader_keeps_the_laws_and_trains_by_its_name(listed):
 
 
 @pytest.mark.slow
-def test_the_tests_that_are_written_pass(tmp_path, reader, site):
-    words = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        str(reader),
-    ]
-    path = os.pathsep.join([str(site), str(ROOT)])
-    done = subprocess.run(
-        words,
-        env={**os.environ, "PYTHONPATH": path},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_the_tests_that_are_written_pass(reader, site):
+    done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", reader, path=site)
     assert done.returncode == 0, done.stdout
     assert "2 passed" in done.stdout
 

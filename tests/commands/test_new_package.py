@@ -1,21 +1,17 @@
 """``fedcache new``: what it writes works as it stands, from its tests to a grid, and what it cannot write it says."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from arrays import small_store
 from command import fedcache, ok
 from failing_command import must_fail
+from own_package import python
 
 from fedcache import testing
 from fedcache.errors import Exit
 from fedcache.store.store import Store
 from fedcache.testing import LawBroken
-
-HERE = Path(__file__).resolve()
 
 
 @pytest.fixture
@@ -45,15 +41,7 @@ def test_a_method_of_a_new_package_trains_grids_and_reports_by_its_name(tmp_path
 def test_the_laws_hold_for_a_new_method_and_fail_when_it_ignores_the_rows(installed, site, forget):
     folder = installed("method", "half-step")
     tests = folder / "tests" / "test_half_step.py"
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
-    env = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(site), str(HERE.parents[2])]),
-        "OMP_NUM_THREADS": "1",
-    }
-    done = subprocess.run(
-        words, env=env, cwd=folder, capture_output=True, text=True, timeout=280, check=False
-    )
+    done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", tests, path=site)
     assert done.returncode == 0, done.stdout
     laws = len(testing.method_laws("half-step"))
     assert f"{laws + 2} passed" in done.stdout
@@ -157,7 +145,6 @@ def test_pip_installs_it_where_fedcache_finds_it(tmp_path):
     folder, target = tmp_path / "half-step", tmp_path / "target"
     ok("new method half-step --out", folder)
     pip = [
-        sys.executable,
         "-m",
         "pip",
         "install",
@@ -165,16 +152,10 @@ def test_pip_installs_it_where_fedcache_finds_it(tmp_path):
         "--no-deps",
         "--no-index",
         "--no-build-isolation",
+        "--target",
     ]
-    subprocess.run([*pip, "--target", str(target), str(folder)], check=True, timeout=280)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(target), str(HERE.parents[2])])}
-    done = subprocess.run(
-        [sys.executable, "-m", "fedcache", "methods", "info", "half-step"],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    installed = python(*pip, target, folder, path=target)
+    assert installed.returncode == 0, installed.stderr
+    done = python("-m", "fedcache", "methods", "info", "half-step", path=target)
     assert done.returncode == 0, done.stderr
     assert "half-step 0.1" in done.stdout

@@ -21,11 +21,11 @@ class Drawn:
         self.told = []
         self.axes = None
 
-    def take(self, _ident, title, says, columns, rows, fill, **_more):
+    def take(self, _ident, _title, _says, _columns, rows, fill, **_more):
         """In the place of ``Plot``."""
         self.axes = Figure(layout="constrained").add_subplot()
         fill(self.axes, self.mark)
-        return SimpleNamespace(title=title, says=says, columns=columns, rows=rows)
+        return SimpleNamespace(rows=rows)
 
     def mark(self, _artist, words=(), _runs=""):
         if words:
@@ -54,10 +54,10 @@ def drawn(monkeypatch):
 NUMBERS = itertools.count()
 
 
-def stored(method="m", *, measured=(), records=(), **result):
+def stored(*, records=(), **result):
     """A run of one seed that holds what is given."""
-    made = {"method": method, "backbones": ["b"], "hyperparameters": {}, "seeds": [0], **result}
-    entry = StoredRun(Path(f"{next(NUMBERS):010}"), made, dict(measured))
+    made = {"method": "m", "backbones": ["b"], "hyperparameters": {}, "seeds": [0], **result}
+    entry = StoredRun(Path(f"{next(NUMBERS):010}"), made, {})
     entry.__dict__["rounds"] = [
         {"seed": seed, "round": number, "accuracy": accuracy} for seed, number, accuracy in records
     ]
@@ -247,6 +247,10 @@ def test_mistakes_of_many_classes_are_the_fifteen_most_frequent(drawn):
         ["0 taken for 30: 1 rows, 10.0 %"],
         ["3 taken for 7: 1 rows, 10.0 %"],
     ]
+    small = figure_runs.confusion(
+        "c", "run", stored(confusion=[[3, 1], [0, 4]], class_names=["a", "b"])
+    )
+    assert small.rows == [["a", "a", 3], ["a", "b", 1], ["b", "b", 4]]
     table[1, :30] = 5
     figure_runs.confusion("c", "run", stored(confusion=table.tolist()))
     assert len(drawn.axes.patches) == 15

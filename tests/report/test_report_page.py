@@ -26,7 +26,7 @@ def run(method, mean=0.5, *, name="", **changed):
         "features": ["f"],
         "hyperparameters": {},
         "seeds": [0, 1],
-        "dataset": {"slug": "digits", "digest": "d" * 64},
+        "dataset": {"slug": "digits", "digest": "d" * 64, "ok": 9},
         "partition": {
             "scheme": "iid",
             "name": "",
