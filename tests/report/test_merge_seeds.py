@@ -238,3 +238,7 @@ def test_a_run_that_two_runs_share_seeds_with_is_no_exact_mean():
     shared = one_run(run("a", some(0, 1, 2)), run("b", some(2, 3)))
     separate = one_run(run("a", some(0, 1, 2)), run("b", some(3)))
     assert (shared.exact, separate.exact) == (False, True)
+    assert sorted(shared.result["seeds"]) == [0, 1, 2, 3]
+    assert shared.result["accuracy"]["mean"] == pytest.approx(
+        np.mean([BY_SEED[i] for i in range(4)])
+    )
