@@ -18,7 +18,7 @@ def checkpoint(tmp_path):
     return save_metadataset(tmp_path / "model_best.pth.tar", resnet18_metadataset())
 
 
-def ready() -> dict[str, bool]:
+def ready():
     return {entry["name"]: entry["ready"] for entry in ok("backbones list").data["backbones"]}
 
 

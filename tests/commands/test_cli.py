@@ -6,12 +6,10 @@ import sys
 import tomllib
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer.main
-from arrays import small_store
-from command import fedcache, ok, words_of
+from command import fedcache, ok
 from failing_command import must_fail
 from pictures import folder
 
@@ -21,10 +19,10 @@ from fedcache.config import SECTIONS
 from fedcache.errors import Exit
 
 
-def command_lines() -> list[str]:
+def command_lines():
     """Every command of the program; those of a group with the name of the group."""
-    program: Any = typer.main.get_command(cli.app)
-    lines: list[str] = []
+    program = typer.main.get_command(cli.app)
+    lines = []
     for name, loaded in program.load_all().items():
         inner = getattr(loaded, "commands", {"": None})
         lines += [f"{name} {command}".strip() for command in inner]
@@ -42,7 +40,7 @@ def test_every_command_has_help_and_refuses_an_unknown_flag(command):
 
 
 def test_the_table_of_commands_says_what_the_commands_say():
-    program: Any = typer.main.get_command(cli.app)
+    program = typer.main.get_command(cli.app)
     for entry in cli.COMMANDS:
         loaded = program.commands[entry.name].load()
         assert (loaded.name, " ".join(loaded.help.partition("\n\n")[0].split())) == (
@@ -141,21 +139,6 @@ def test_inspect_verify_export_and_ingest_agree(tmp_path):
         assert ok(f"ingest {out} --name mine-{ending}").data["images"] == 18
         run = ok("train --method fedncm --scheme iid --clients 2").data
         assert run["dataset"]["slug"].startswith("mine")
-
-
-@pytest.mark.slow
-def test_partition_prints_saves_and_draws(tmp_path):
-    store = ("--store", small_store(tmp_path))
-    drawn = f"--alpha 0.5 --out {tmp_path}/p.json --plot {tmp_path}/p.png"
-    done = ok("partition", *store, "--scheme", "dirichlet", "--clients", 3, *words_of(drawn))
-    assert (tmp_path / "p.png").stat().st_size > 1000
-    again = ok("train --method fed3r", *store, "--partition", tmp_path / "p.json").data
-    assert again["partition"]["digest"] == done.data["digest"]
-    iid = ("partition", *store, "--scheme", "iid", "--clients")
-    assert "the first 20 of 25 clients" in fedcache(*iid, 25).out
-    assert fedcache("partition", *store, "--scheme", "dirichlet", "--alpa", 1).code == 2
-    assert fedcache(*iid, 2, "--out", tmp_path / "no" / "p.json").code == 6
-    assert fedcache(*iid, 1000).code == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)

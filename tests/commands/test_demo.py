@@ -1,7 +1,5 @@
 """The demo on embeddings in the place of its images: the same calls, the same table."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from command import ok
@@ -28,7 +26,7 @@ def small(monkeypatch):
 
 
 def test_every_number_of_the_demo_is_a_stored_run(small, own_home, monkeypatch):
-    pages: list[Any] = []
+    pages = []
     monkeypatch.setattr(demo, "write_report", lambda *given, **_: pages.append(given))
     done = ok("demo --methods 'fedavg, clip-zs' --rounds 2")
     data = done.data
@@ -59,19 +57,3 @@ def test_every_number_of_the_demo_is_a_stored_run(small, own_home, monkeypatch):
 def test_a_misspelt_method_of_the_demo_is_refused_before_anything_runs(own_home):
     must_fail("'fedprox'", "demo --methods fedavg,fedporx")
     assert not (own_home / "runs").exists()
-
-
-def test_central_is_the_highest_of_one_model_for_all_or_a_sentence_names_what_is_above():
-    def row(name, dirichlet, protocol="global", backbone="a"):
-        accuracy = {"feature-shift": 0.7, "dirichlet": dirichlet}
-        return {"name": name, "backbone": backbone, "protocol": protocol, "accuracy": accuracy}
-
-    central, solo, text = (
-        row("central", 0.8),
-        row("solo", 0.9, "personalised"),
-        row("gda", 0.9, "global", "b"),
-    )
-    assert demo.central_lines([central, row("fedavg", 0.8), solo, text]) == []
-    (said,) = demo.central_lines([central, row("fedcgs", 0.81), solo])
-    assert "dirichlet: fedcgs" in said
-    assert demo.central_lines([solo]) == []

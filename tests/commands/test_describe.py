@@ -41,20 +41,6 @@ def test_what_is_received_is_counted_after_the_first_round():
     assert done.data["traffic"]["down"] == sends["down"]
 
 
-def test_the_list_says_what_every_method_sends_and_how_faithful_it_is():
-    entries = {e["name"]: e for e in ok("methods list").data["methods"]}
-    assert list(entries) == list(METHODS)
-    for entry in entries.values():
-        assert entry["paper"]
-        assert entry["fidelity"] in {
-            "exact",
-            "cached_views",
-            "approx",
-            "approx; cached_views with views",
-        }
-        assert entry["sends"]["bytes"] >= 2 * entry["sends"]["scalars"]  # fedpft sends float16
-
-
 @pytest.mark.slow
 def test_the_catalogue_foretells_what_counting_finds(monkeypatch):
     assert json.loads(PATH.read_bytes())["sources"] == sources_digest(), (

@@ -1,11 +1,8 @@
 """Files that commands write: what is said of a full disk, and that none has a name before it is complete."""
 
-import errno
 import os
 import re
-import types
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 from command import fedcache, ok
@@ -13,7 +10,6 @@ from pictures import folder
 
 from fedcache.errors import Exit
 from fedcache.store import files
-from fedcache.store.files import full_disk
 
 IID = "--scheme iid --clients 2"
 SAID = re.compile(
@@ -21,7 +17,7 @@ SAID = re.compile(
 )
 
 
-def trained(place: Path) -> Path:
+def trained(place):
     images = folder(place / "shapes", train=6, test=3)
     ok("extract --dataset", f"folder:{images}", "-b", "random-projection:8", "--workers", 0)
     ok(f"train fed3r {IID}")
@@ -36,22 +32,22 @@ def run(once, own_home):
     return next((own_home / "runs").iterdir())
 
 
-def fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def fill_disk(monkeypatch):
     """From now on every file that is written whole goes to /dev/full, which refuses it as a full disk does."""
 
-    def refused(path: Path) -> Path:
+    def refused(path):
         temporary = path.with_name(f".{path.name}.1-00000000.partial")
         temporary.symlink_to("/dev/full")
         return temporary
 
-    def full(_: Path) -> BinaryIO:
+    def full(_):
         return Path("/dev/full").open("w+b")
 
     monkeypatch.setattr(files, "_temporary", refused)
     monkeypatch.setattr(files, "open_unnamed", full)
 
 
-def filled(line: str, run: Path, home: Path, out: Path) -> str:
+def filled(line, run, home, out):
     """The line with the places that its capital words stand for."""
     places = {"RUN": run, "STORE": next((home / "stores").glob("*.zarr")), "OUT": out}
     for name, place in places.items():
@@ -115,7 +111,7 @@ def test_no_output_has_a_name_before_it_is_complete(run, own_home, tmp_path, mon
         pytest.skip("every file has a name here")
     unnamed.close()
     asked = filled(words, run, own_home, out)
-    named: set[Path] = set()
+    named = set()
     link = os.link
 
     def recorded(source, target, **how):
@@ -129,26 +125,3 @@ def test_no_output_has_a_name_before_it_is_complete(run, own_home, tmp_path, mon
     ok(asked)
     assert named
     assert {p for p in out.rglob("*") if p.is_file()} == named
-
-
-@pytest.mark.parametrize(
-    "free", [0, 4096, None], ids=["none free", "some free", "nobody knows what is free"]
-)
-def test_what_a_full_disk_needs_is_the_file_and_never_nothing(free, tmp_path, monkeypatch):
-    def usage(_):
-        if free is None:
-            raise OSError(errno.ENOSYS, "Function not implemented")
-        return types.SimpleNamespace(free=free)
-
-    monkeypatch.setattr(files.shutil, "disk_usage", usage)
-    full = OSError(errno.ENOSPC, "No space left on device")
-    a = tmp_path / "a"
-    for error, size, needed in (
-        (files.FullDiskError(full, a, needed=1234, written=100), 0, "1,234 bytes"),
-        (files.FullDiskError(full, a, written=5000), 0, "at least 5,000 bytes"),
-        (full, 99, "99 bytes"),
-        (full, 0, "more space"),
-    ):
-        said = (full_disk(error, a, size) if size else full_disk(error, a)).message
-        assert f"{a} needs {needed}" in said
-        assert ("4,096 bytes are free" in said) is (free == 4096)

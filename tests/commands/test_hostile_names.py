@@ -8,7 +8,7 @@ import re
 import unicodedata
 
 import pytest
-from command import Done, fedcache
+from command import fedcache
 from draws import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,7 +40,7 @@ def hostile(tmp_path):
     return root
 
 
-def shown(done: Done, code: int = 0) -> str:
+def shown(done, code=0):
     """What a person sees, which holds no command."""
     assert done.code == code, done.err + done.out
     assert COMMANDS.findall(done.out + done.err) == []
@@ -75,7 +75,7 @@ def test_no_command_prints_a_name_that_commands_the_terminal(hostile, tmp_path):
         assert not cell.startswith("-") or cell == "-" or float(cell) <= 0, cell
 
 
-def _cells_of_figures(page: str) -> list[str]:
+def _cells_of_figures(page):
     """The cells of the tables behind the figures, as a spreadsheet would read them."""
     tables = [
         html.unescape(table) for table in re.findall(r"<pre hidden>(.*?)</pre>", page, re.DOTALL)

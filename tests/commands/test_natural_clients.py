@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ ROWS, WIDTH = 360, 12
 DOMAINS, SITES = ("clay", "ink", "oil"), ("north", "south", "east", "west")
 
 
-def made(place: Path) -> Path:
+def made(place):
     """Three classes in three domains that look a little different; every row is of one of four sites, or of none."""
     rng = np.random.default_rng(3)
     label, domain = rng.integers(0, 3, ROWS), rng.integers(0, 3, ROWS)
@@ -75,7 +74,7 @@ def test_each_cell_of_the_held_out_table_is_a_ridge_on_the_other_domains(store):
     assert found == {name: (row["accuracy"], row["mean"]) for name, row in rows.items()}
 
 
-def store_of_sites(place: Path, sites: list[str]) -> Path:
+def store_of_sites(place, sites):
     """A store whose rows are of these sites, one after another."""
     rng = np.random.default_rng(5)
     label = rng.integers(0, 2, len(sites))
@@ -135,29 +134,6 @@ def test_each_of_more_than_fifty_values_is_refused_with_the_way_on(tmp_path):
     assert len(every_value("site", fewer, Home.from_environment())) == 50
 
 
-@pytest.mark.slow
-def test_a_grid_in_python_takes_what_deals_the_rows_as_keywords(store):
-    asked = f"grid --method fedavg --sweep lr=0.01,0.1 --rounds 2 --store {store}"
-    printed = ok(f"{asked} --by site --validation 0.3 --hold-out each").data["held_out"]
-    made = fc.grid(
-        "fedavg",
-        store,
-        hold_out="each",
-        options={"rounds": 2},
-        by="site",
-        validation=0.3,
-        lr=[0.01, 0.1],
-    )
-    assert made.by_validation
-    of = {row.sweep["lr"]: (row.accuracy, row.validation) for row in made.held_out()}
-    assert of == {row["sweep"]["lr"]: (row["accuracy"], row["validation"]) for row in printed}
-    few = fc.grid(
-        "fedavg", store, by="site", max_clients=2, unlabelled="drop", options={"rounds": 1}
-    )
-    args = few.points[0].run.result["partition"]["args"]
-    assert (args["max_clients"], args["unlabelled"]) == (2, "drop")
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -175,22 +151,10 @@ def test_what_cannot_be_is_refused(store, words, said):
     must_fail(said, f"{words} --store {store}")
 
 
-@pytest.mark.parametrize(
-    "words", [("partition", "--store"), ("train", "--method", "fed3r", "--dataset")]
-)
-def test_the_command_of_a_refused_partition_is_for_the_store_that_was_named(
-    own_home, tmp_path, words
-):
-    rows = np.arange(60)
-    x = np.random.default_rng(0).normal(size=(60, 3)).astype("f4")
-    for name, size in (("meant", 20), ("last one", 30)):  # the second is the one last used
-        np.savez(tmp_path / f"{name}.npz", features=x, labels=rows % 2, site=rows // size)
-        ok("ingest", tmp_path / f"{name}.npz", "--name", name)
-    meant = ok("inspect meant").data["path"]
-    ok("inspect 'last one'")
-    done = fedcache(
-        *words, meant if "--store" in words else "meant", "--by", "site", "--min-rows", 1000
-    )
+def test_the_command_of_a_refused_partition_is_for_the_store_that_was_named(tmp_path):
+    meant = store_of_sites(tmp_path, ["a", "b", "c"] * 20)
+    ok("inspect", store_of_sites(tmp_path / "last", ["d"] * 30))
+    done = fedcache("partition --by site --min-rows 1000 --store", meant)
     assert done.code == Exit.USAGE
     (command,) = re.findall(r"fedcache (partition .*)", done.err.replace("\n  ", " "))
-    assert ok(*shlex.split(command)).data["store"] == meant
+    assert ok(*shlex.split(command)).data["store"] == str(meant)

@@ -1,43 +1,28 @@
 """docs/add-a-dataset.md: what ``fedcache new dataset`` writes works as it stands, and keeps the laws."""
 
-import importlib
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command import fedcache, ok
 from failing_command import must_fail
-from own_package import lay
+from own_package import python
 from PIL import Image
 
 import fedcache as fc
 from fedcache import plugins, testing
 from fedcache.errors import Exit
-from fedcache.extract.datasets import BadImage, Context, Dataset, from_rows
+from fedcache.extract.datasets import BadImage, from_rows
 from fedcache.testing import LawBroken
 
-ROOT = Path(__file__).parents[2]
 LABELS = ("zebra", "ant", "10", "9", "zebra", "ant", "10", "9")
 
 
 @pytest.fixture
-def reader(tmp_path, monkeypatch):
-    """The package ``my-format``, installed; yields its module's file."""
-    site = tmp_path / "site"
-    folder = tmp_path / "my-format"
-    assert ok("new dataset my-format --out", folder).data["kind"] == "dataset"
-    lay(folder, site)
-    monkeypatch.syspath_prepend(str(site))
-    importlib.invalidate_caches()
-    plugins._installed.cache_clear()
-    yield site / "my_format" / "reader.py"
-    plugins._installed.cache_clear()
-    for name in [name for name in sys.modules if name.partition(".")[0] == "my_format"]:
-        del sys.modules[name]
+def reader(installed):
+    """The package ``my-format``, installed; gives its folder."""
+    return installed("dataset", "my-format")
 
 
 @pytest.fixture
@@ -74,25 +59,8 @@ def test_a_new_reader_keeps_the_laws_and_trains_by_its_name(listed):
 
 
 @pytest.mark.slow
-def test_the_tests_that_are_written_pass(tmp_path, reader):
-    words = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        str(tmp_path / "my-format"),
-    ]
-    path = os.pathsep.join([str(reader.parents[1]), str(ROOT)])
-    done = subprocess.run(
-        words,
-        env={**os.environ, "PYTHONPATH": path},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_the_tests_that_are_written_pass(reader, site):
+    done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", reader, path=site)
     assert done.returncode == 0, done.stdout
     assert "2 passed" in done.stdout
 
@@ -116,15 +84,15 @@ def test_a_line_without_an_image_is_named(tmp_path, line):
 class Wrong:
     """A reader with one fault."""
 
-    def __init__(self, fault: str) -> None:
+    def __init__(self, fault):
         self.fault = fault
         self.calls = 0
 
-    def key(self, rest: str, _context: Context) -> list[object]:
+    def key(self, rest, _context):
         self.calls += self.fault == "key"
         return [rest, self.calls]
 
-    def load(self, rest: str, context: Context) -> Dataset:
+    def load(self, rest, context):
         self.calls += 1
         labels = ["a", "b", "a", "b"]
         if self.fault == "labels" and self.calls % 2:
@@ -142,14 +110,14 @@ class Wrong:
 class Pixels:
     """Four images, some of which cannot be read, or change."""
 
-    def __init__(self, fault: str) -> None:
+    def __init__(self, fault):
         self.fault = fault
         self.read_before = 0
 
-    def __getstate__(self) -> dict[str, object]:
+    def __getstate__(self):
         return {"fault": "unpickled" if self.fault == "pickle" else self.fault, "read_before": 0}
 
-    def read(self, row: int) -> np.ndarray:
+    def read(self, row):
         if self.fault == "unreadable":
             raise BadImage("no bytes")
         self.read_before += self.fault == "content"

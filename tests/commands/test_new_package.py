@@ -1,44 +1,17 @@
 """``fedcache new``: what it writes works as it stands, from its tests to a grid, and what it cannot write it says."""
 
-import importlib
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from arrays import small_store
 from command import fedcache, ok
 from failing_command import must_fail
-from own_package import lay
+from own_package import python
 
-from fedcache import plugins, testing
+from fedcache import testing
 from fedcache.errors import Exit
 from fedcache.store.store import Store
 from fedcache.testing import LawBroken
-
-HERE = Path(__file__).resolve()
-
-
-@pytest.fixture
-def site(tmp_path, monkeypatch):
-    """A folder of ``sys.path`` for packages."""
-    place = tmp_path / "site-packages"
-    place.mkdir()
-    monkeypatch.syspath_prepend(str(place))
-    yield place
-    plugins._installed.cache_clear()
-    for name in [n for n in sys.modules if n.partition(".")[0] in ("half_step", "own_lines")]:
-        del sys.modules[name]
-
-
-def installed(kind: str, name: str, tmp_path: Path, site: Path) -> Path:
-    folder = tmp_path / "work" / name
-    assert ok("new", kind, name, "--out", folder).data["folder"] == str(folder)
-    lay(folder, site)
-    importlib.invalidate_caches()
-    plugins._installed.cache_clear()
-    return folder
 
 
 @pytest.fixture
@@ -47,8 +20,8 @@ def store(once):
 
 
 @pytest.mark.slow
-def test_a_method_of_a_new_package_trains_grids_and_reports_by_its_name(tmp_path, site, store):
-    installed("method", "half-step", tmp_path, site)
+def test_a_method_of_a_new_package_trains_grids_and_reports_by_its_name(tmp_path, installed, store):
+    installed("method", "half-step")
     deal = ("--store", store, "--scheme", "iid", "--clients", 4, "--rounds", 3)
     done = ok("train --method half-step", *deal).data
     assert done["plugins"][0]["name"] == "half-step"
@@ -65,18 +38,10 @@ def test_a_method_of_a_new_package_trains_grids_and_reports_by_its_name(tmp_path
 
 
 @pytest.mark.slow
-def test_the_laws_hold_for_a_new_method_and_fail_when_it_ignores_the_rows(tmp_path, site):
-    folder = installed("method", "half-step", tmp_path, site)
+def test_the_laws_hold_for_a_new_method_and_fail_when_it_ignores_the_rows(installed, site, forget):
+    folder = installed("method", "half-step")
     tests = folder / "tests" / "test_half_step.py"
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
-    env = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(site), str(HERE.parents[2])]),
-        "OMP_NUM_THREADS": "1",
-    }
-    done = subprocess.run(
-        words, env=env, cwd=folder, capture_output=True, text=True, timeout=280, check=False
-    )
+    done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", tests, path=site)
     assert done.returncode == 0, done.stdout
     laws = len(testing.method_laws("half-step"))
     assert f"{laws + 2} passed" in done.stdout
@@ -91,9 +56,11 @@ def test_the_laws_hold_for_a_new_method_and_fail_when_it_ignores_the_rows(tmp_pa
         )
     )
     assert code.read_text() != whole
+    forget()
     fails(["all_rows_count_the_same[sequential]"])
     # An upload that nobody described.
     code.write_text(whole + MORE)
+    forget()
     fails([check.name for check in testing.method_laws("fedavg")])
 
 
@@ -108,11 +75,7 @@ METHOD = replace(METHOD, fit=more)
 """
 
 
-def fails(laws: list[str]) -> None:
-    for name in [n for n in sys.modules if n.partition(".")[0] == "half_step"]:
-        del sys.modules[name]
-    plugins._installed.cache_clear()
-    importlib.invalidate_caches()
+def fails(laws):
     broken = []
     for check in testing.method_laws("half-step"):
         try:
@@ -123,9 +86,11 @@ def fails(laws: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_backbone_of_a_new_package_extracts_and_trains_by_its_name(tmp_path, site, monkeypatch):
+def test_a_backbone_of_a_new_package_extracts_and_trains_by_its_name(
+    tmp_path, installed, monkeypatch
+):
     monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path / "home"))
-    installed("backbone", "own-lines", tmp_path, site)
+    installed("backbone", "own-lines")
     assert len(testing.check_backbone("own-lines", home=tmp_path / "home")) == len(
         testing.BACKBONE_LAWS
     )
@@ -180,7 +145,6 @@ def test_pip_installs_it_where_fedcache_finds_it(tmp_path):
     folder, target = tmp_path / "half-step", tmp_path / "target"
     ok("new method half-step --out", folder)
     pip = [
-        sys.executable,
         "-m",
         "pip",
         "install",
@@ -188,16 +152,10 @@ def test_pip_installs_it_where_fedcache_finds_it(tmp_path):
         "--no-deps",
         "--no-index",
         "--no-build-isolation",
+        "--target",
     ]
-    subprocess.run([*pip, "--target", str(target), str(folder)], check=True, timeout=280)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(target), str(HERE.parents[2])])}
-    done = subprocess.run(
-        [sys.executable, "-m", "fedcache", "methods", "info", "half-step"],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    installed = python(*pip, target, folder, path=target)
+    assert installed.returncode == 0, installed.stderr
+    done = python("-m", "fedcache", "methods", "info", "half-step", path=target)
     assert done.returncode == 0, done.stderr
     assert "half-step 0.1" in done.stdout

@@ -1,7 +1,6 @@
 """The options that the fields of the configuration become."""
 
 from dataclasses import fields
-from typing import Any
 
 import pytest
 import typer.main
@@ -12,11 +11,11 @@ from fedcache import cli
 from fedcache.commands.options import RunOptions, SchemeArguments
 from fedcache.config import SECTIONS, PartitionConfig, TrainConfig, option_name
 
-COMMANDS: Any = typer.main.get_command(cli.app)
+COMMANDS = typer.main.get_command(cli.app)
 TRAIN = "--method fedavg --scheme iid --clients 3 --participation all --rounds 1"
 
 
-def options_of(command: str) -> dict[str, Any]:
+def options_of(command):
     return {
         name: p for p in COMMANDS.commands[command].load().params for name in p.opts if not p.hidden
     }

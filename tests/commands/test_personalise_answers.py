@@ -1,7 +1,6 @@
 """``fedcache personalise``: the model of a new client as a file, and every refusal in one sentence."""
 
 import json
-from pathlib import Path
 
 import pytest
 from arrays import small_store
@@ -22,7 +21,7 @@ METHODS = {
 }
 
 
-def trained(place: Path) -> Path:
+def trained(place):
     """Runs over two domains, each a client, and the shards of these clients."""
     images = folder(place / "shapes", train=8, test=4, domains=("ink", "chalk"))
     ok("extract --dataset", f"folder:{images}", "--backbones", "glyph-clip", "--workers", 0)
@@ -39,20 +38,25 @@ def sites(once):
     return once(trained)
 
 
-def shard(sites: Path, client: str) -> Path:
+def shard(sites, client):
     return next(
         p for p in sites.glob("*.zarr") if Store.open(p).dataset["shard"]["client"] == client
     )
 
 
-def run_of(method: str) -> dict:
+def run_of(method):
+    """The digest of the run of a method, as much of it as names the run."""
+    return result_of(method)["digest"][:12]
+
+
+def result_of(method):
     found = [json.loads(p.read_text()) for p in Home.from_environment().runs.glob("*/result.json")]
     return {r["method"]: r for r in found}[method]
 
 
 @pytest.mark.slow
 def test_a_client_of_the_run_is_as_right_as_it_was(sites, tmp_path):
-    result = run_of("tip-local")
+    result = result_of("tip-local")
     for name, accuracy in zip(result["clients"], result["accuracy"]["per_client"], strict=True):
         out = tmp_path / f"{name}.safetensors"
         found = ok(
@@ -67,7 +71,7 @@ def test_a_new_client_has_a_file_that_predicts(sites, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = (
         "personalise",
-        run_of("fedpcl")["digest"][:12],
+        run_of("fedpcl"),
         "--store",
         shard(sites, "ink"),
         "--name",
@@ -99,7 +103,7 @@ def test_refusals(sites, tmp_path, monkeypatch, method, words, said):
     must_fail(
         said,
         "personalise",
-        run_of(method)["digest"][:12],
+        run_of(method),
         "--store",
         shard(sites, "ink"),
         *words_of(words),
@@ -110,7 +114,7 @@ def test_refusals(sites, tmp_path, monkeypatch, method, words, said):
 def test_a_store_that_is_none_or_has_other_features_is_refused(sites, tmp_path):
     personalise = (
         "personalise",
-        run_of("fedpcl")["digest"][:12],
+        run_of("fedpcl"),
         "-o",
         tmp_path / "new.safetensors",
     )
@@ -129,7 +133,7 @@ def test_a_store_without_training_rows_of_known_classes_is_refused(sites, tmp_pa
     must_fail(
         "training rows",
         "personalise",
-        run_of("fedpcl")["digest"][:12],
+        run_of("fedpcl"),
         "--store",
         path,
         code=Exit.STORE,
@@ -144,7 +148,7 @@ def test_rows_of_classes_that_the_model_does_not_know_are_told(sites, tmp_path, 
         (images / split / "new" / "zebra").rename(images / split / "new" / "unknown")
     ok("extract --dataset", f"folder:{images}", "--backbones", "glyph-clip", "--workers", 0)
     path = next(p for p in Home.from_environment().stores.glob("more*.zarr"))
-    run = run_of("fedpcl")["digest"][:12]
+    run = run_of("fedpcl")
     done = fedcache(f"personalise {run} --store {path} --name z --rounds 1")
     assert done.code == 0, done.err
     assert "(unknown)" in done.err

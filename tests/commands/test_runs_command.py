@@ -3,11 +3,10 @@
 import io
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from arrays import ingested
-from command import Done, fedcache, ok, words_of
+from command import fedcache, ok, words_of
 from failing_command import must_fail
 
 from fedcache.errors import Exit
@@ -22,7 +21,7 @@ IID = "--scheme iid --clients 3"
 def three(tmp_path, own_home):
     """Name -> directory of fed3r, of fed3r with another ridge, and of fedncm, on the same rows."""
     ingested(tmp_path)
-    asked: dict[str, tuple[Any, ...]] = {
+    asked = {
         "plain": ("fed3r",),
         "lam": ("fed3r", "--set", "lam=5"),
         "ncm": ("fedncm",),
@@ -30,13 +29,13 @@ def three(tmp_path, own_home):
     return {name: ok("train", *words, *words_of(IID)).data["path"] for name, words in asked.items()}
 
 
-def rows(done: Done) -> list[dict[str, str]]:
+def rows(done):
     """A list in a pipe, as a script reads it."""
     head, *lines = (line.split("\t") for line in done.out.splitlines())
     return [dict(zip(head, line, strict=True)) for line in lines]
 
 
-def digest(path: str) -> str:
+def digest(path):
     return Path(path).name
 
 
@@ -56,15 +55,12 @@ def test_runs_are_listed_by_what_is_asked_for(three):
         ((digest(three["lam"])[:6],), ("lam",)),
         (("--dataset", "other"), ()),
         (("method:fed3r",), ("plain", "lam")),
-        (("method:*ncm",), ("ncm",)),
         ((f"dataset:{dataset}",), three),
         ((f"partition:{partition}",), three),
-        (("partition:iid",), three),
     ):
         found = [entry["path"] for entry in ok("runs list", *query).data["entries"]]
         assert found == [three[name] for name in names], query
     assert fedcache("compare method:fedavg").code == Exit.STORE
-    assert "method:fed3r" in fedcache("compare fed3r fedncm").err
     Path(three["lam"], "rounds.jsonl").write_text("{}")
     Path(three["ncm"], "result.json").unlink()
     states = {e["path"]: e["state"] for e in ok("runs list").data["entries"]}
@@ -145,7 +141,7 @@ def test_damaged_tags_are_named_wherever_runs_are_listed(three):
 
 
 class Terminal(io.StringIO):
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
 

@@ -14,7 +14,7 @@ from fedcache.errors import Exit
 IID = "--scheme iid --clients 3"
 
 
-def completed(line: str, home: Path) -> list[str]:
+def completed(line, home):
     """What the shell offers for the last word of a line, and that torch was not imported for it."""
     words = {
         "COMP_WORDS": line,

@@ -24,25 +24,6 @@ def small(own_home):
     )
 
 
-def test_inspect_counts_rows_and_names_what_a_store_holds(small):
-    told = ok(f"inspect {small.path}").data
-    assert (told["images"], told["ok"], told["vanished"], told["bad"], told["unfinished"]) == (
-        20,
-        20,
-        0,
-        [],
-        [],
-    )
-    assert told["splits"] == {"train": 12, "test": 5, "validation": 3}
-    arrays = [(a["backbone"], a["shape"], a["dtype"]) for a in told["arrays"]]
-    assert arrays == [("mine", [20, 1, 3], "float32"), ("other", [20, 1, 2], "float16")]
-    assert (told["text"], told["text_templates"], told["partitions"]) == (
-        ["mine"],
-        {"mine": []},
-        [],
-    )
-
-
 def test_a_store_is_named_as_an_argument_or_by_the_option_of_other_commands(small):
     for name in ("inspect", "verify", "repair"):
         assert fedcache(f"{name} --store {small.path}").out == fedcache(f"{name} {small.path}").out
@@ -79,11 +60,10 @@ def test_ls_lists_stores_with_their_sizes_and_damaged_ones_with_why(small, own_h
 
 
 @pytest.mark.parametrize(
-    ("file", "notes", "following"),
+    ("file", "following"),
     [
         (
             {"labels": [0, 1] * 5, "split": ["train"] * 6 + ["test"] * 3 + ["validation"]},
-            1,
             "fedcache train --method fedavg --scheme iid --clients 3 --dataset mine",
         ),
         (
@@ -92,17 +72,15 @@ def test_ls_lists_stores_with_their_sizes_and_damaged_ones_with_why(small, own_h
                 "text/mine": np.ones((2, 3)),
                 "classes": ["cat", "dog"],
             },
-            1,
             "fedcache train --method clip-zs --scheme iid --clients 3 --dataset mine",
         ),
-        ({"labels": list(range(10))}, 2, "fedcache ingest FILE --name mine --replace"),
+        ({"labels": list(range(10))}, "fedcache ingest FILE --name mine --replace"),
     ],
 )
-def test_ingest_says_what_it_found_and_what_comes_next(tmp_path, file, notes, following):
+def test_ingest_says_what_it_found_and_what_comes_next(tmp_path, file, following):
     rows = len(file.get("labels", file.get("split", ())))
     np.savez(tmp_path / "e.npz", **{"features/mine": np.ones((rows, 3), np.float32), **file})
     done = ok(f"ingest {tmp_path}/e.npz --name mine").data
-    assert len(done["notes"]) == notes
     assert "10 rows" in done["notes"][0]
     assert done["next"] == following
     again = fedcache(f"ingest {tmp_path}/e.npz --name mine")

@@ -11,7 +11,6 @@ import fedcache as fc
 from fedcache.config import Home, TrainConfig
 from fedcache.errors import UsageError
 from fedcache.federate.engines.flower.site import SiteRequest
-from fedcache.federate.partition.partition import Partition
 from fedcache.runs.directory import has_model
 from fedcache.store.store import Store
 from fedcache.ui.index import GridIndex, RunIndex
@@ -20,7 +19,7 @@ ROWS, WIDTH = 240, 8
 QUARTER = "--validation 0.25"
 
 
-def made(place: Path, noise: float = 0.9) -> Path:
+def made(place, noise=0.9):
     """Three classes that overlap; three of five rows train, one tests, one is of split validation."""
     rng = np.random.default_rng(3)
     label = rng.integers(0, 3, ROWS)
@@ -61,7 +60,7 @@ def test_a_partition_tells_of_its_validation_rows_and_shards_hold_them(store, tm
         SiteRequest(Store.open(paths[0]), TrainConfig(method="fedncm")).client(None)
 
 
-def by_hand(store: Path, parts: Partition, rows: np.ndarray, kind: str) -> float:
+def by_hand(store, parts, rows, kind):
     """Share of ``rows`` that a head makes right, which is fitted to all training rows of all clients together."""
     opened = Store.open(store)
     (key,) = opened.arrays
@@ -99,33 +98,6 @@ def test_the_validation_accuracy_is_that_of_a_head_worked_out_by_hand(store, kin
         by_hand(store, parts, c.validation, kind) for c in parts.clients if c.validation is not None
     ]
     assert done["validation"]["per_client"] == pytest.approx(own, abs=1e-12)
-
-
-@pytest.mark.slow
-def test_a_run_tells_of_it_and_one_without_is_as_it_was(store):
-    words = f"train --method fedrep -s iid -m 4 --rounds 4 --seeds 0,1 --store {store}"
-    plain = ok(words).data
-    assert "validation" not in plain
-    done = ok(f"{words} --validation 0.25 --eval-every 2").data
-    found = done["validation"]
-    assert [one["round"] for one in found["per_round"]] == [2, 4]
-    assert found["per_round"][-1]["mean"] == pytest.approx(found["mean"], abs=1e-12)
-    assert found["mean"] == pytest.approx(np.mean(found["per_seed"]), abs=1e-12)
-    assert found["std"] == pytest.approx(np.std(found["per_seed"], ddof=1), abs=1e-12)
-    assert (
-        found["mean"]
-        == found["client_mean"]
-        == pytest.approx(np.mean(found["per_client"]), abs=1e-12)
-    )
-    run = fc.train(
-        "fedrep",
-        store,
-        fc.partition(store, "iid", clients=4, validation=0.25),
-        rounds=4,
-        seeds=[0, 1],
-    )
-    assert run.validation.mean == found["mean"]
-    assert run.frame("clients")["validation"].tolist() == found["per_client"]
 
 
 GRID = "grid --method fedavg --sweep lr=0.01,3,0.3 --rounds 3 -s dirichlet -m 4"

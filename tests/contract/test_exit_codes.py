@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from command import fedcache, ok, words_of
+from command import fedcache, words_of
+from damage import flip_bit
 from pictures import folder
 
 from fedcache.errors import Exit
@@ -52,9 +53,7 @@ def test_5_when_a_store_is_damaged(images):
         for p in sorted(path.joinpath("features").rglob("*"))
         if p.is_file() and p.suffix != ".json"
     )
-    raw = bytearray(chunk.read_bytes())
-    raw[len(raw) // 2] ^= 1
-    chunk.write_bytes(raw)
+    flip_bit(chunk)
     found = fedcache("verify --json")
     assert found.code == Exit.CORRUPT
     assert found.data["problems"]
@@ -96,8 +95,4 @@ def test_130_goes_on_with_the_same_command(images, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("fedcache.store.store.Store.create", interrupted)
         assert extract(images).code == Exit.INTERRUPTED
-    assert ok(
-        "extract --backbones random-projection --workers 0",
-        "--dataset",
-        f"folder:{images}",
-    )
+    assert extract(images).code == Exit.OK

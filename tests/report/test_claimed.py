@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from command import ok
 from fake_grid import grid_of
+from small_sites import sharded
 
 from fedcache.config import Home, TrainConfig
 from fedcache.federate.engines.flower.plan import Plan
@@ -13,31 +13,20 @@ from fedcache.federate.engines.flower.server import federate
 from fedcache.progress import Silent
 from fedcache.runs.directory import read_result
 from fedcache.runs.run import Run, is_claimed
-from fedcache.store.store import Store
 
 METHODS = ("fed3r", "fedncm")
 
 
-def both_ways(place: Path) -> Path:
+def both_ways(place):
     """Two methods over two datasets' sites, and the same in one process."""
-    for name, seed in (("one", 1), ("two", 2)):
-        draw = np.random.default_rng(seed)
-        y = draw.integers(0, 3, 90)
-        x = (draw.standard_normal((3, 6))[y] + draw.standard_normal((90, 6))).astype(np.float32)
-        store = Store.from_arrays(
-            {"mine": x}, labels=y, classes=list("abc"), path=place / f"{name}.zarr"
-        )
-        ok(f"partition --store {store.path} --scheme iid --clients 3 --name three")
-        ok(f"shard --store {store.path} -p three --out", place / name)
+    for name, rows in (("one", 90), ("two", 99)):
+        sites = sharded(place / name, 3, rows=rows)
         for method in METHODS:
             asked = Plan(TrainConfig(method=method), sites=3, wait=0.01).checked()
             federate(
-                asked,
-                grid_of(place / name, place / "state" / name),
-                Home.from_environment(),
-                Silent(),
+                asked, grid_of(sites, place / "state" / name), Home.from_environment(), Silent()
             )
-            ok(f"train --method {method} --clients-from", place / name)
+            ok(f"train --method {method} --clients-from", sites)
     return place
 
 

@@ -1,10 +1,8 @@
 """``compare``: the numbers are those of scipy, autorank and Demšar's paper; what cannot be compared is said."""
 
 import os
-from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ from scipy import stats
 
 import fedcache as fc
 from fedcache.errors import FedcacheError
-from fedcache.report.comparison import Comparison, PairedBlocks, across, compared, complete, within
+from fedcache.report.comparison import PairedBlocks, across, compared, complete, within
 from fedcache.report.find_runs import gather
 from fedcache.report.statistics import (
     critical_difference,
@@ -33,7 +31,7 @@ from fedcache.runs.directory import read_result, write_result
 NAMES = ("a", "b", "c", "d")
 
 
-def rows_of(table: str) -> np.ndarray:
+def rows_of(table):
     """A table that is written as text, a treatment a line."""
     return np.array([line.split() for line in table.strip().splitlines()], float)
 
@@ -77,12 +75,12 @@ TABLES = arrays(
 )
 
 
-def table(values: np.ndarray, names: Sequence[str] | None = None) -> PairedBlocks:
+def table(values, names=None):
     chosen = tuple(names or (f"t{i}" for i in range(len(values))))
     return PairedBlocks("somewhere", chosen, tuple(map(str, range(values.shape[1]))), values)
 
 
-def four(**options: Any) -> Comparison:
+def four(**options):
     return compared(table(FOUR, NAMES), **{"over": "settings", "metric": "accuracy", **options})
 
 
@@ -91,7 +89,6 @@ def four(**options: Any) -> Comparison:
 
 def test_ranks_friedman_and_critical_difference_are_those_of_autorank():
     found = ranking(FOUR, 0.95)
-    assert found is not None
     assert found.ranks == pytest.approx(AUTORANK_RANKS, abs=1e-12)
     assert found.p == pytest.approx(AUTORANK_P, rel=1e-9)
     assert found.cd == pytest.approx(AUTORANK_CD, rel=1e-4)
@@ -119,16 +116,12 @@ def test_ranks_and_critical_difference_are_those_of_demsars_paper():
         assert found == pytest.approx(q, abs=1e-3)
 
 
-def test_intervals_of_few_values_are_students_and_cover_what_they_say():
+def test_intervals_of_few_values_are_students():
     rng = np.random.default_rng(0)
     for count in (3, 5, 9):
-        drawn = rng.normal(size=(2000, count))
-        found = stats.t.interval(0.95, count - 1, loc=drawn[0].mean(), scale=stats.sem(drawn[0]))
-        assert interval(drawn[0], 0.95) == pytest.approx(found, abs=1e-12)
-        reach = [interval(values, 0.95) for values in drawn]
-        assert np.mean([r is not None and r[0] < 0 < r[1] for r in reach]) == pytest.approx(
-            0.95, abs=0.015
-        )
+        drawn = rng.normal(size=count)
+        found = stats.t.interval(0.95, count - 1, loc=drawn.mean(), scale=stats.sem(drawn))
+        assert interval(drawn, 0.95) == pytest.approx(found, abs=1e-12)
 
 
 def test_intervals_of_many_values_are_those_of_scipy_of_sorted_values():
@@ -195,24 +188,6 @@ def test_all_pairs_are_one_family_and_a_reference_takes_the_place_of_the_best():
     assert against.alike == ("d",)  # two-sided Wilcoxon 0.078
 
 
-@pytest.mark.slow
-@settings(max_examples=30)
-@pytest.mark.cases(30)
-@given(values=TABLES, seed=st.integers(0, 99), test=st.sampled_from(["wilcoxon", "ttest"]))
-def test_the_order_of_the_blocks_changes_nothing(values, seed, test):
-    order = np.random.default_rng(seed).permutation(values.shape[1])
-    one = compared(table(values), over="clients", metric="accuracy", test=test)
-    two = compared(table(values[:, order]), over="clients", metric="accuracy", test=test)
-    assert {t.name: t.mean for t in one.treatments} == pytest.approx(
-        {t.name: t.mean for t in two.treatments}
-    )
-    for a, b in zip(one.pairs, two.pairs, strict=True):
-        assert (a.difference, a.holm) == pytest.approx((b.difference, b.holm))
-        assert a.interval == pytest.approx(b.interval)
-    if one.ranking and two.ranking:
-        assert one.ranking.p == pytest.approx(two.ranking.p)
-
-
 def test_two_values_that_are_repeated_for_every_seed_have_no_ranks_and_no_test():
     still = np.array([[0.8] * 5, [0.7] * 5, [0.71, 0.74, 0.69, 0.73, 0.75]])
     found = compared(table(still), over="seeds", metric="accuracy")
@@ -237,68 +212,47 @@ def test_a_treatment_does_not_differ_from_itself(values, test):
     both = np.stack([values[0], values[0]])
     (pair,) = compared(table(both), over="seeds", metric="accuracy", test=test).pairs
     assert (pair.p, pair.holm, pair.difference, pair.interval) == (1.0, 1.0, 0.0, None)
-    assert ranking(np.stack([values[0]] * 3), 0.95).p == 1.0  # type: ignore[union-attr]
+    assert ranking(np.stack([values[0]] * 3), 0.95).p == 1.0
 
 
-@pytest.mark.slow
-@settings(max_examples=50)
-@pytest.mark.cases(50)
-@given(
-    treatments=st.integers(2, 30),
-    blocks=st.integers(2, 50),
-    p=st.lists(st.floats(0.0, 1.0), max_size=8),
-)
-def test_differences_grow_with_treatments_and_corrections_only_raise(treatments, blocks, p):
-    here = critical_difference(treatments, blocks, 0.95)
-    assert here < critical_difference(treatments + 1, blocks, 0.95)
-    assert here > critical_difference(treatments, blocks + 1, 0.95)
-    assert here < critical_difference(treatments, blocks, 0.99)
-    corrected = holm(list(p))
-    assert all(q is not None and a <= q <= 1.0 for a, q in zip(p, corrected, strict=True))
-
-
-def test_few_blocks_are_called_few():
+def test_of_one_block_nothing_is_tested():
     one = compared(table(FOUR[:, :1]), over="seeds", metric="accuracy")
     assert (one.pairs[0].p, one.treatments[0].std, one.ranking) == (None, None, None)
-    five = compared(table(FOUR[:, :5]), over="seeds", metric="accuracy", test="wilcoxon")
-    assert min(p.p for p in five.pairs if p.p is not None) == 0.0625
 
 
 # -- runs ----------------------------------------------------------------------------------------------------------
 
 
-def write(name: str, method: str, per_seed: Sequence[float | None], **more: Any) -> Path:
+def write(
+    name, method, per_seed, *, dataset="shapes", partition="p0", per_client=(0.5, 0.6), **more
+):
     """A stored result with what ``compare`` reads."""
-    seeds = more.pop("seeds", list(range(len(per_seed))))
-    known = [v for v in per_seed if v is not None]
-    mean = float(np.mean(known)) if len(known) == len(per_seed) else None
-    clients = more.pop("clients", {"north": 0.5, "south": 0.6})
-    dataset, partition = more.pop("dataset", "shapes"), more.pop("partition", "p0")
+    mean = None if None in per_seed else float(np.mean(per_seed))
     path = Path(os.environ["FEDCACHE_HOME"]) / "runs" / name
     path.mkdir(parents=True)
     result = {
         "method": method,
         "backbones": ["random-projection"],
         "features": ["f" * 64],
-        "hyperparameters": more.pop("hyperparameters", {}),
+        "hyperparameters": {},
         "dataset": {"slug": dataset, "digest": f"{dataset}-digest"},
         "partition": {
             "scheme": "iid",
             "name": partition,
             "args": {},
             "seed": 0,
-            "digests": [partition] * len(seeds),
+            "digests": [partition] * len(per_seed),
         },
-        "seeds": seeds,
-        "clients": more.pop("names", list(clients)),
+        "seeds": list(range(len(per_seed))),
+        "clients": ["north", "south"],
         "accuracy": {
             "mean": mean,
             "per_seed": list(per_seed),
-            "per_client": more.pop("per_client", list(clients.values())),
+            "per_client": list(per_client),
             "client_mean": mean,
         },
         "macro_f1": {"mean": mean, "per_seed": list(per_seed)},
-        "fairness": {"worst10": mean, "worst20": None, "worst40": mean, "best10": mean},
+        "fairness": {"worst10": mean, "worst40": mean},
         "protocol": "global",
         "fidelity": "exact",
         "digest": name,
@@ -316,7 +270,7 @@ def three(own_home):
     return own_home / "runs"
 
 
-def entries(root: Path) -> list[Any]:
+def entries(root):
     return gather([], root).entries
 
 
@@ -341,8 +295,9 @@ def test_seeds_are_paired_by_number(own_home):
 
 
 def test_clients_are_paired_by_name_and_unscored_ones_left_out(own_home):
-    write("aa", "fedavg", [0.1], clients={"north": 0.1, "south": 0.2, "west": None})
-    write("bb", "fedprox", [0.1, 0.2], clients={"south": 0.4, "west": 0.5, "north": 0.3})
+    named, other = ["north", "south", "west"], ["south", "west", "north"]
+    write("aa", "fedavg", [0.1], clients=named, per_client=[0.1, 0.2, None])
+    write("bb", "fedprox", [0.1, 0.2], clients=other, per_client=[0.4, 0.5, 0.3])
     found = within(entries(own_home / "runs"), "here", "accuracy", "clients")
     assert found.blocks == ("north", "south")
     assert found.values.tolist() == [[0.1, 0.2], [0.3, 0.4]]
@@ -350,9 +305,9 @@ def test_clients_are_paired_by_name_and_unscored_ones_left_out(own_home):
 
 def test_clients_of_one_order_are_paired_by_place(own_home):
     named = ["a", "b", "a", "c", "d"]
-    write("aa", "fedavg", [0.1], names=named, per_client=[0.1, 0.2, 0.3, None, None])
-    write("bb", "fedprox", [0.1], names=named, per_client=[0.4, None, 0.6, 0.7, None])
-    write("dd", "solo", [0.1], names=named, per_client=[None] * 5)
+    write("aa", "fedavg", [0.1], clients=named, per_client=[0.1, 0.2, 0.3, None, None])
+    write("bb", "fedprox", [0.1], clients=named, per_client=[0.4, None, 0.6, 0.7, None])
+    write("dd", "solo", [0.1], clients=named, per_client=[None] * 5)
     found = within(entries(own_home / "runs"), "here", "accuracy", "clients")
     assert found.blocks == ("a", "a #2"), "the second of a name is another client"
     assert found.values.tolist() == [[0.1, 0.3], [0.4, 0.6]]
@@ -494,7 +449,6 @@ def test_a_table_of_both_kinds_of_models_takes_one_score_and_says_which(own_home
     (pooled,) = fc.compare(metric="pooled").tables
     known = {t.name: t.test_rows for t in pooled.treatments}
     assert known["solo"] is None
-    assert known["fedavg"] is not None
     assert known["fedavg"][0] == 20
 
 

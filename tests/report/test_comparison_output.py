@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from fedcache.report.comparison import Comparison, Pair, Treatment
-from fedcache.report.comparison_output import latex, markdown, ranking_words
+from fedcache.report.comparison_output import latex, markdown
 from fedcache.report.statistics import Ranking
 
 SEEDS = ("0", "1", "2")
@@ -82,16 +82,3 @@ def test_the_markdown_of_a_comparison_with_a_reference():
 
 def test_the_latex_of_a_comparison_of_all_pairs_has_two_tables():
     assert latex(EVERY) == LATEX
-
-
-def test_the_groups_of_a_ranking_in_words():
-    assert THREE.ranking is not None
-    for groups, words in (
-        (((0, 1, 2),), "none is told"),
-        (((1, 2),), "{b, c}"),
-        ((), "all are told"),
-    ):
-        said = ranking_words(replace(THREE, ranking=replace(THREE.ranking, groups=groups)))
-        assert said is not None
-        assert words in said
-    assert ranking_words(replace(THREE, ranking=None)) is None

@@ -3,10 +3,8 @@
 import csv
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from test_figure_drawings import Drawn
 
 from fedcache.models.evaluate import (
     BINS,
@@ -18,7 +16,7 @@ from fedcache.models.evaluate import (
     RunEvaluation,
     Temperature,
 )
-from fedcache.report import evaluation, figure_runs
+from fedcache.report import evaluation
 
 NO_ROWS = (0, 0.0, 0.0)
 FIGURES = Measures(
@@ -34,7 +32,7 @@ FIGURES = Measures(
 )
 
 
-def evaluated(run: str = "r", rows: str = "shapes, split test", **measures: Any) -> RunEvaluation:
+def evaluated(run="r", rows="shapes, split test", **measures):
     """One model for all, on eight rows of which five are right."""
     return RunEvaluation(
         run=run,
@@ -55,14 +53,6 @@ OF_CLIENTS = replace(
     evaluated("s", all=RightRows(16, 10), temperature=None),
     clients=ClientSpread({"north": 0.5, "south": 0.75}),
 )
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    made = Drawn()
-    monkeypatch.setattr(evaluation, "Plot", made.take)
-    monkeypatch.setattr(figure_runs, "Plot", made.take)
-    return made
 
 
 def test_a_table_has_a_line_for_all_rows_and_for_each_domain_class_and_client(tmp_path):
@@ -112,19 +102,6 @@ def test_a_table_has_a_line_for_all_rows_and_for_each_domain_class_and_client(tm
     }
     clients = {line["name"]: line["accuracy"] for line in other if line["scope"] == "client"}
     assert clients == {"north": "0.5", "south": "0.75"}
-
-
-def test_reliability_is_drawn_of_the_bins_that_have_rows(drawn):
-    made: Any = evaluation.reliability("i", [evaluated()])
-    assert made.rows == [["fedavg r", 5, 0.85, 0.6], ["fedavg r", 3, 0.97, 2 / 3]]
-    assert drawn.lines() == [[(0, 0), (1, 1)], [(0.85, 0.6), (0.97, 2 / 3)]]
-    assert drawn.dots() == [[(0.85, 0.6), (0.97, 2 / 3)]]
-    assert drawn.told == [
-        [
-            "fedavg r: 0.600 right at confidence 0.850, 5 rows",
-            "fedavg r: 0.667 right at confidence 0.970, 3 rows",
-        ]
-    ]
 
 
 def test_a_table_and_json_have_no_infinity(tmp_path):

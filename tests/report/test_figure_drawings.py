@@ -4,59 +4,40 @@ import itertools
 import math
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.collections import PolyCollection
-from matplotlib.colors import same_color
 from matplotlib.figure import Figure
 
 from fedcache.federate.partition.client_table import Client, ClientTable
 from fedcache.report import figure_data, figure_grids, figure_runs
-from fedcache.report.drawing import SERIES
 from fedcache.report.find_runs import StoredRun
 
 
 class Drawn:
     """The axes of a figure, and the words behind its marks in the order told."""
 
-    def __init__(self) -> None:
-        self.told: list[list[str]] = []
-        self.axes: Any = None
+    def __init__(self):
+        self.told = []
+        self.axes = None
 
-    def take(
-        self, _ident: str, title: str, says: str, columns: Any, rows: Any, fill: Any, **_more: Any
-    ) -> SimpleNamespace:
+    def take(self, _ident, _title, _says, _columns, rows, fill, **_more):
         """In the place of ``Plot``."""
         self.axes = Figure(layout="constrained").add_subplot()
         fill(self.axes, self.mark)
-        return SimpleNamespace(title=title, says=says, columns=columns, rows=rows)
+        return SimpleNamespace(rows=rows)
 
-    def mark(self, _artist: Any, words: Any = (), _runs: Any = "") -> None:
+    def mark(self, _artist, words=(), _runs=""):
         if words:
             self.told.append(list(words))
 
-    def lines(self) -> list[list[tuple[float, float]]]:
+    def lines(self):
         return [
             [(float(x), pytest.approx(float(y))) for x, y in line.get_xydata()]
             for line in self.axes.lines
         ]
 
-    def dots(self) -> list[list[tuple[float, float]]]:
-        return [[pytest.approx(tuple(at)) for at in c.get_offsets()] for c in self.axes.collections]
-
-    def squares(self) -> dict[tuple[float, float], float]:
-        """Middle of every square -> its depth."""
-        (drawn,) = (c for c in self.axes.collections if isinstance(c, PolyCollection))
-        assert all(same_color(face[:3], SERIES[0]) for face in drawn.get_facecolor())
-        middles = [tuple(path.vertices[:4].mean(0)) for path in drawn.get_paths()]
-        return dict(zip(middles, map(pytest.approx, drawn.get_facecolor()[:, 3]), strict=True))
-
-    def texts(self) -> list[str]:
-        return [t.get_text() for t in self.axes.texts]
-
-    def ticks(self) -> tuple[list[str], list[str]]:
+    def ticks(self):
         return [t.get_text() for t in self.axes.get_xticklabels()], [
             t.get_text() for t in self.axes.get_yticklabels()
         ]
@@ -73,10 +54,10 @@ def drawn(monkeypatch):
 NUMBERS = itertools.count()
 
 
-def stored(method: str = "m", *, measured: Any = (), records: Any = (), **result: Any) -> StoredRun:
+def stored(*, records=(), **result):
     """A run of one seed that holds what is given."""
-    made = {"method": method, "backbones": ["b"], "hyperparameters": {}, "seeds": [0], **result}
-    entry = StoredRun(Path(f"{next(NUMBERS):010}"), made, dict(measured))
+    made = {"method": "m", "backbones": ["b"], "hyperparameters": {}, "seeds": [0], **result}
+    entry = StoredRun(Path(f"{next(NUMBERS):010}"), made, {})
     entry.__dict__["rounds"] = [
         {"seed": seed, "round": number, "accuracy": accuracy} for seed, number, accuracy in records
     ]
@@ -88,7 +69,7 @@ def test_curves_are_means_over_the_rounds_that_all_seeds_have(drawn):
         records=[(0, 1, 0.2), (0, 2, 0.4), (0, 3, 0.9), (1, 1, 0.4), (1, 2, 0.8), (1, 3, None)]
     )
     two, short = stored(records=[(0, 1, 0.5), (0, 2, 0.25)]), stored(records=[(0, 1, 0.5)])
-    made: Any = figure_runs.curves("c", [("one", one), ("two", two), ("short", short)])
+    made = figure_runs.curves("c", [("one", one), ("two", two), ("short", short)])
     assert drawn.lines() == [[(1, 30), (2, 60)], [(1, 50), (2, 25)]]
     assert drawn.told[0] == ["one: round 1, 30.00 %", "one: round 2, 60.00 %"]
     (band,) = drawn.axes.collections  # of two seeds; one has no range
@@ -112,7 +93,7 @@ def test_the_front_of_accuracy_against_bytes_by_hand(drawn):
 
     # Bytes of one seed: a 100, b 200, c 400,000, d none, e 110, f 100. In order of cost the best so far are a 50 %,
     # e 52 %, c 90 %; f costs as much as a and is worse. d, which sends nothing, and central are lines and no points.
-    made: Any = figure_runs.against_bytes(
+    made = figure_runs.against_bytes(
         "p",
         [
             ("a", sent(150, 50, 0.5, 2)),
@@ -138,40 +119,20 @@ def test_the_front_of_accuracy_against_bytes_by_hand(drawn):
     assert staircase == [(100, 50), (110, 52), (400_000, 90)]
 
 
-def test_a_confusion_is_squares_of_per_cent_of_the_true_class(drawn: Drawn) -> None:
-    made: Any = figure_runs.confusion(
-        "c", "run", stored(confusion=[[3, 1], [0, 4]], class_names=["a", "bbbb"])
-    )
-    # 75 % and 25 % of a, 100 % of b: depths from .06 (25) to .92 (100), .06 + .86 * 2 / 3 between
-    assert drawn.squares() == {(0, 0): 0.06 + 0.86 * 2 / 3, (1, 0): 0.06, (1, 1): 0.92}
-    written = {t.get_text(): t.get_position() for t in drawn.axes.texts}
-    assert written == {"75": (0, 0), "25": (1, 0), "100": (1, 1)}
-    assert drawn.told == [
-        ["a taken for a: 3 of 4", "a taken for bbbb: 1 of 4", "bbbb taken for bbbb: 4 of 4"]
-    ]
-    assert made.rows == [["a", "a", 3], ["a", "bbbb", 1], ["bbbb", "bbbb", 4]]
-    figure_runs.confusion("c", "run", stored(confusion=[[2, 0], [0, 2]]))
-    assert drawn.squares() == {(0, 0): 0.5, (1, 1): 0.5}, "equal numbers are of one depth"
-    assert (
-        figure_runs.confusion("c", "run", stored(confusion=np.eye(31, dtype=int).tolist())) is None
-    ), "no mistake to list"
-
-
-def point(accuracy: float | None, **hyperparameters: object) -> StoredRun:
+def point(accuracy, **hyperparameters):
     return stored(accuracy={"mean": accuracy}, hyperparameters=hyperparameters)
 
 
-def test_one_swept_value_is_a_line_with_a_ring_at_the_best(drawn: Drawn) -> None:
+def test_one_swept_value_is_a_line_with_a_ring_at_the_best(drawn):
     (made,) = figure_grids.sweeps(
         "g", [point(0.5, lr=0.1), point(0.9, lr=0.02), point(None, lr=3.0), point(0.7, lr=1.0)]
     )
     assert drawn.lines() == [[(0, 90), (1, 50), (2, 70)], [(0, 90)]]
-    assert drawn.told == [["lr=0.02: 90.00 %", "lr=0.1: 50.00 %", "lr=1: 70.00 %"]]
     assert made.rows == [["0.1", 0.5], ["0.02", 0.9], ["1", 0.7]]
     assert figure_grids.sweeps("g", [point(0.5, lr=1.0), point(None, lr=2.0)]) == []
 
 
-def test_two_swept_values_are_squares_and_the_rest_is_at_its_best(drawn):
+def test_two_swept_values_are_a_grid_and_the_rest_is_at_its_best(drawn):
     found = {
         (0.1, 8, 1): 0.3,
         (0.1, 8, 2): 0.5,
@@ -182,21 +143,11 @@ def test_two_swept_values_are_squares_and_the_rest_is_at_its_best(drawn):
     (made,) = figure_grids.sweeps(
         "g", [point(a, lr=lr, batch=b, mu=mu) for (lr, b, mu), a in found.items()]
     )
-    # lr has the most values and goes across: .001, .01, .1; batch goes down: 4, 8. From 20 % to 60 %.
-    assert drawn.squares() == {
-        (0, 1): 0.06 + 0.43,
-        (1, 0): 0.92,
-        (2, 0): 0.06,
-        (2, 1): 0.06 + 0.86 * 0.75,
-    }
-    assert drawn.texts() == ["40.0", "60.0", "20.0", "50.0"]
     assert drawn.ticks() == (["0.001", "0.01", "0.1"], ["4", "8"])
     assert made.rows[1] == ["0.1", "8", "2", 0.5]
 
 
-def features_of(
-    x: np.ndarray, label: list[int], parts: list[tuple[list[int], list[int]]], **more: Any
-) -> Any:
+def features_of(x, label, parts, **more):
     """A store of one array ``k`` of backbone ``near`` with these rows, of which clients hold train and test rows."""
     columns = SimpleNamespace(classes=("ink", "chalk", "oil"), label=np.array(label))
     clients = [
@@ -204,13 +155,13 @@ def features_of(
     ]
     table = ClientTable.of(clients, np.empty(0, np.int64))
     store = SimpleNamespace(
-        readable=lambda: np.array(more.get("ok", [1] * len(x))),
+        readable=lambda: np.ones(len(x)),
         arrays={
             key: SimpleNamespace(recipe=recipe, chunk_rows=2, shape=(len(x), 1, 2), dtype="float32")
             for key, recipe in {"k": {"backbone": "near"}, "l": {}}.items()
         },
-        path=more.get("path"),
-        manifest=more.get("manifest"),
+        path=None,
+        manifest=None,
     )
     return SimpleNamespace(
         columns=columns,
@@ -252,29 +203,7 @@ def test_prototypes_are_means_over_all_rows_and_over_those_of_each_client():
     assert len(figure_data._prototypes(many, "k")[1]) == 1 + 12, "of the first twelve clients"
 
 
-def test_features_in_two_dimensions_are_dots_of_their_class_with_its_mean_as_a_star(
-    drawn: Drawn,
-) -> None:
-    # Unit rows lie on two axes: the first principal component tells them apart, the second holds nothing.
-    place = features_of(PLANE, [0, 0, 1, 0, 1, 0, 1, 0, 0, 0], [([0, 1, 4], [2, 5, 6, 7, 8])])
-    made: Any = figure_data.plane("p", place, "k", "pca")
-    assert [row[:2] for row in made.rows] == [
-        ["row", "chalk"],
-        ["row", "ink"],
-        ["row", "chalk"],
-        ["row", "ink"],
-        ["class mean", "ink"],
-        ["class mean", "chalk"],
-        ["client's class mean", "c0: ink"],
-        ["client's class mean", "c0: chalk"],
-    ]
-    x = np.array([float(row[2]) for row in made.rows])
-    assert np.abs(x) == pytest.approx(np.full(8, math.sqrt(0.5)))
-
-
-def test_the_entropy_of_zero_shot_labels_by_hand(
-    drawn: Drawn, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_entropy_of_zero_shot_labels_by_hand(drawn, monkeypatch):
     # Along the text of ink a row has the scores 1 and 0: at scale 1 p = e / (e + 1), whose entropy is 0.840 bits; at
     # scale 100 it is 0. Between the two texts it is 1 bit of 1 at both scales.
     x = np.array([[5.0, 0], [2, 2], [0, 3], LOST])
@@ -283,7 +212,7 @@ def test_the_entropy_of_zero_shot_labels_by_hand(
         figure_data, "text_of_array", lambda manifest, key: "entry" if key == "k" else None
     )
     monkeypatch.setattr(figure_data, "read_text", lambda path, backbone, entry: texts[backbone])
-    made: Any = figure_data.label_entropy("e", features_of(x, [0, 0, 1, 0], [([], [0, 1, 2, 3])]))
+    made = figure_data.label_entropy("e", features_of(x, [0, 0, 1, 0], [([], [0, 1, 2, 3])]))
     p = math.e / (math.e + 1)
     own = -(p * math.log2(p) + (1 - p) * math.log2(1 - p))
     assert [row[0] for row in made.rows] == ["scale 1 (FST-CBDG)"] * 3 + [
@@ -303,88 +232,25 @@ def test_the_agreement_of_backbones_is_the_cka_of_unit_rows(drawn):
     place = features_of(
         PLANE, [0] * 10, [(rows, []), ([0, 2, 3], []), ([0, 2, 6, 3, 1], [])], other=other
     )
-    made: Any = figure_data.agreement("a", place)
+    made = figure_data.agreement("a", place)
     value = {(row[0], row[1]): float(row[2]) for row in made.rows}
     assert value == pytest.approx({("near", "c0"): 1.0, ("near", "c2"): 1.0}, abs=1e-6)
     assert drawn.ticks() == (["c0", "c1", "c2"], ["near", "l"])
-
-
-def source(counts: np.ndarray) -> Any:
-    """Clients with so many rows of each class; row 0 has no label, and everybody holds it."""
-    rows = np.split(1 + np.arange(counts.sum()), np.cumsum(counts.sum(1))[:-1])
-    clients = [
-        SimpleNamespace(name=f"c{i}", train=np.append(rows[i], 0)) for i in range(len(counts))
-    ]
-    label = np.concatenate([[-1], *(np.repeat(np.arange(len(of)), of) for of in counts)]).astype(
-        int
-    )
-    columns = SimpleNamespace(classes=tuple(f"k{j}" for j in range(counts.shape[1])), label=label)
-    return SimpleNamespace(partition=SimpleNamespace(clients=clients), columns=columns)
-
-
-def test_who_holds_which_classes_are_dots_whose_area_is_the_number(drawn: Drawn) -> None:
-    made: Any = figure_data.dots("d", source(np.array([[4, 0], [1, 2]])))
-    # the largest dot is .95 of a cell of .3 inches wide, 21.6 points; one row of 4 is a quarter of its area
-    largest = (0.95 * 72 * 0.3) ** 2
-    assert drawn.dots() == [[(0, 0), (1, 0), (1, 1)]]
-    assert drawn.axes.collections[0].get_sizes().tolist() == pytest.approx(
-        [largest, largest / 4, largest / 2]
-    )
-    assert drawn.told == [["c0, k0: 4 rows", "c1, k0: 1 rows", "c1, k1: 2 rows"]]
-    assert made.rows == [["c0", "k0", 4], ["c1", "k0", 1], ["c1", "k1", 2]]
-    many: Any = figure_data.dots("d", source(np.ones((61, 62), int)))
-    assert len(many.rows) == 61 * 62
-    assert len(drawn.dots()[0]) == 3600
-    assert figure_data.dots("d", source(np.zeros((2, 2), int))) is None
-
-
-def test_test_rows_are_sampled_evenly_readable_and_labelled():
-    few = features_of(
-        PLANE,
-        [0, 0, 1, 0, 2, 0, 1, -1, 0, 0],
-        [([], [9, 0, 2]), ([], [0, 7, 8])],
-        ok=[1, 1, 1, 1, 1, 1, 1, 1, 0, 1],
-    )
-    assert figure_data.sampled(few, "k").tolist() == [0, 2, 9]
-    for rows, kept in ((600, 600), (601, 301)):
-        place = features_of(np.zeros((rows, 2)), [0] * rows, [([], list(range(rows)))])
-        assert len(figure_data.sampled(place, "k")) == kept
-
-
-def test_of_a_large_array_few_chunks_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figure_data, "MOST_AVERAGED", 30)
-    monkeypatch.setattr(figure_data, "MOST_POINTS", 12)
-    # three chunks of two rows of two numbers
-    monkeypatch.setattr(figure_data, "READ_BYTES", 3 * 2 * 2 * 4)
-    clients = [([0, 20 + i, 40 + i], list(range(i, 100, 9))) for i in range(9)]
-    place = features_of(np.ones((100, 2)), [0] * 100, clients)
-    rows = figure_data.sampled(place, "k")
-    assert len(rows) == 12
-    assert len(np.flatnonzero(np.diff(rows) > 1)) == 2, "three blocks of neighbours"
-    read: list[int] = []
-    place.features = lambda key, rows: (
-        read.extend(rows.tolist()) or np.ones((len(rows), 2), np.float32)
-    )
-    _, names, _ = figure_data._prototypes(place, "k")
-    # clients 0 and 1 lie in chunks 0, 10 and 20; the third would add two more
-    assert names == ["ink", "c0: ink", "c1: ink"]
-    assert len({row // 2 for row in read}) <= 3 + 3 * (figure_data.MOST_AVERAGED // 3 // 2 + 1)
-    monkeypatch.setattr(figure_data, "READ_BYTES", 1)
-    assert figure_data._prototypes(place, "k")[1] == ["ink", "c0: ink"], (
-        "the first client is shown all the same"
-    )
 
 
 def test_mistakes_of_many_classes_are_the_fifteen_most_frequent(drawn):
     table = np.diag(np.full(31, 9))
     table[3, 7], table[7, 3], table[0, 30] = 1, 3, 1
     figure_runs.confusion("c", "run", stored(confusion=table.tolist()))
-    assert [bar.get_width() for bar in drawn.axes.patches] == pytest.approx([25, 10, 10])
     assert drawn.told == [
         ["7 taken for 3: 3 rows, 25.0 %"],
         ["0 taken for 30: 1 rows, 10.0 %"],
         ["3 taken for 7: 1 rows, 10.0 %"],
     ]
+    small = figure_runs.confusion(
+        "c", "run", stored(confusion=[[3, 1], [0, 4]], class_names=["a", "b"])
+    )
+    assert small.rows == [["a", "a", 3], ["a", "b", 1], ["b", "b", 4]]
     table[1, :30] = 5
     figure_runs.confusion("c", "run", stored(confusion=table.tolist()))
     assert len(drawn.axes.patches) == 15

@@ -14,7 +14,7 @@ from fedcache.report.figure_file import LISTED
 def runs(once, own_home):
     """Two methods, one of them over eight points, on a partition whose clients have rows of their own."""
 
-    def extracted(place: Path) -> Path:
+    def extracted(place):
         images = folder(place / "shapes", train=12, test=6)
         done = ok(
             f"extract --dataset folder:{images} --backbones random-projection --size 8",
@@ -63,7 +63,6 @@ def test_a_figure_is_as_wide_as_a_column_or_two_and_comes_again_byte_by_byte(run
         ok("figure clients -o", out, "--columns", columns, "--runs", runs)
         text = out.read_text()
         wide = re.search(r'width="([\d.]+)pt"', text)
-        assert wide is not None
         assert float(wide[1]) == pytest.approx(72 * width)
         assert "<text" not in text, "letters are outlines"
         ok("figure clients -o", tmp_path / "again.svg", "--columns", columns)

@@ -2,8 +2,6 @@
 
 import json
 import re
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,50 +10,29 @@ from sklearn.decomposition import PCA
 
 from fedcache.federate.engine.outcome import entropy_bits
 from fedcache.report import figure_data
-from fedcache.report.figure_runs import last_numbers, own_numbers
+from fedcache.report.figure_runs import own_numbers
 from fedcache.report.find_runs import StoredRun
 
 
-def stored(folder: Path, records: list[dict[str, Any]], **result: Any) -> StoredRun:
+def stored(folder, records, **result):
     folder.mkdir()
     (folder / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     return StoredRun(folder, {"method": "fst-cbdg", "accuracy": {"per_round": []}, **result}, {})
 
 
 def test_numbers_of_a_method_are_drawn_over_rounds_as_means_over_seeds(tmp_path):
-    def record(seed, number, **noted):
-        return {"seed": seed, "round": number, "diagnostics": noted}
+    def noted(name, numbers):
+        records = [
+            {"seed": seed, "round": round_, "diagnostics": {name: value, "kept": None}}
+            for seed, round_, value in numbers
+        ]
+        return stored(tmp_path / name, records)
 
-    one = stored(
-        tmp_path / "a",
-        [
-            record(0, 1, entropy_bits=2.0, kept=1.0),
-            record(0, 2, entropy_bits=1.0, kept=None),
-            record(1, 1, entropy_bits=4.0),
-            record(1, 2, entropy_bits=2.0),
-        ],
-    )
-    two = stored(
-        tmp_path / "b", [record(0, 1, agreement_share=0.5), record(0, 2, agreement_share=0.75)]
-    )
+    bits = [(0, 1, 2.0), (0, 2, 1.0), (1, 1, 4.0), (1, 2, 2.0)]
+    one, two = noted("entropy_bits", bits), noted("agreement_share", [(0, 1, 0.5), (0, 2, 0.75)])
     entropy, _ = own_numbers("n", [("first", one), ("second", two)])
-    assert entropy.rows == [
-        ["first", 0, 1, 2.0],
-        ["first", 0, 2, 1.0],
-        ["first", 1, 1, 4.0],
-        ["first", 1, 2, 2.0],
-    ]
+    assert entropy.rows == [["first", *numbers] for numbers in bits]
     assert re.findall(r"first: ([\d.]+) in round (\d)", entropy.svg) == [("3", "1"), ("1.5", "2")]
-
-
-def test_numbers_at_the_end_alone_are_a_sentence(tmp_path):
-    noted = {"owners_min": 2.0, "entropy_bits": 1.25, "lost": None}
-    ended = stored(tmp_path / "a", [], diagnostics=noted)
-    curved = stored(tmp_path / "b", [], diagnostics=noted, accuracy={"per_round": [0.1, 0.2]})
-    empty = stored(tmp_path / "c", [], diagnostics={"lost": None})
-    assert last_numbers([("x", ended), ("y", curved), ("z", empty)]) == [
-        "x, at the end: owners min 2, entropy of pseudo-labels 1.25."
-    ]
 
 
 @pytest.mark.parametrize("shape", [(40, 6), (5, 9), (7, 1)])

@@ -1,14 +1,11 @@
 """What grids and comparisons draw: importance by hand, lines of points, differences, ranks, and names that differ."""
 
 import itertools
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from fedcache.report.comparison import PairedBlocks, RowDifference, compared
 from fedcache.report.figure_grids import (
     hyperparameters,
     importance,
@@ -17,13 +14,13 @@ from fedcache.report.figure_grids import (
     sweeps,
     swept_points,
 )
-from fedcache.report.figure_runs import confusion_difference, differences
+from fedcache.report.figure_runs import confusion_difference
 from fedcache.report.find_runs import StoredRun
 
 NUMBERS = itertools.count()
 
 
-def point(mean: float, validation: float | None = None, **settings: object) -> StoredRun:
+def point(mean, validation=None, **settings):
     result = {
         "method": "m",
         "backbones": ["b"],
@@ -36,7 +33,7 @@ def point(mean: float, validation: float | None = None, **settings: object) -> S
     return StoredRun(Path(f"{next(NUMBERS):010}"), result, {})
 
 
-def grid(**validation: bool) -> list[StoredRun]:
+def grid(**validation):
     """lr is worth 0.2 a step, wd 0.01, momentum nothing; validation prefers the lowest of the test."""
     made = []
     for lr, wd, momentum in itertools.product((0, 1, 2), (0, 1), (0, 1)):
@@ -86,29 +83,9 @@ def test_frames_and_rings_mark_what_validation_chose():
     (chosen,) = sweeps("g", held)
     assert chosen.columns == ["lr", "validation accuracy"]
     points = swept_points(grid(held=True))
-    assert points is not None
     assert points.values[int(points.scores.argmax())][points.names.index("lr")] == "0", (
         "the lowest of the test"
     )
-
-
-def blocks(*rows: list[float]) -> Any:
-    names = tuple("abcdefgh"[: len(rows)])
-    found = PairedBlocks("here", names, tuple(f"{i}" for i in range(len(rows[0]))), np.array(rows))
-    return compared(found, over="seeds", metric="accuracy")
-
-
-def test_intervals_are_all_over_seeds_or_all_over_rows():
-    c = blocks([0.9, 0.9, 0.9], [0.8, 0.8, 0.8], [0.5, 0.6, 0.55])
-    over_rows = RowDifference(100, 15, 5, 0.1, (0.03, 0.17), 0.01, "mcnemar", holm=0.02)
-    assert [p.interval is None for p in c.pairs] == [True, False]
-    with_rows = replace(c, pairs=tuple(replace(p, rows=over_rows) for p in c.pairs))
-    drawn = differences("d", with_rows)
-    assert drawn is not None
-    assert [row[2:] for row in drawn.rows] == [[0.03, 0.17, 0.02]] * 2
-    half = differences("d", replace(c, pairs=(with_rows.pairs[0], c.pairs[1])))
-    assert half is not None
-    assert [row[2] is None for row in half.rows] == [True, False]
 
 
 def test_a_difference_of_confusions_is_in_points_of_the_true_class():
@@ -116,7 +93,6 @@ def test_a_difference_of_confusions_is_in_points_of_the_true_class():
         return StoredRun(Path("x"), {"confusion": list(rows), "class_names": ["cat", "dog"]}, {})
 
     drawn = confusion_difference("c", ("one", seen([8, 2], [1, 9])), ("two", seen([6, 4], [1, 9])))
-    assert drawn is not None
     assert drawn.rows == [["cat", "cat", pytest.approx(20)], ["cat", "dog", pytest.approx(-20)]]
     same = seen([8, 2], [1, 9])
     assert confusion_difference("c", ("one", same), ("two", StoredRun(Path("x"), {}, {}))) is None

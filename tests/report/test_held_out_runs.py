@@ -1,7 +1,6 @@
 """Leave-one-out runs: the held-out value stands in every label, and the group has its mean."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +11,13 @@ import fedcache as fc
 from fedcache.report.comparison import compared, over_held_out
 from fedcache.report.find_runs import by_setting, setting_name
 from fedcache.report.page import held_out_section
-from fedcache.report.run_groups import HELD_OUT, HeldOutGroup, held_out_groups, mean_over_values
+from fedcache.report.run_groups import HELD_OUT, held_out_groups, mean_over_values
 from fedcache.ui.index import read_run
 
 VALUES = ("zebra", "ant", "10", "9")
 
 
-def held_out(method: str, value: str, accuracy: float, **more: Any) -> Any:
+def held_out(method, value, accuracy, **more):
     """A run of seeds 3 and 1 that holds out a value of ``site``."""
     part = {
         "scheme": "natural",
@@ -31,19 +30,16 @@ def held_out(method: str, value: str, accuracy: float, **more: Any) -> Any:
     return run(f"{method}{value}", {3: accuracy, 1: accuracy}, method, partition=part, **more)
 
 
-def group_of(**methods: tuple[float, ...]) -> HeldOutGroup:
-    runs = [
-        held_out(m, v, a) for m, row in methods.items() for v, a in zip(VALUES, row, strict=False)
+def runs_of(**methods):
+    return [
+        held_out(m, v, a) for m, row in methods.items() for v, a in zip(VALUES, row, strict=True)
     ]
-    (group,) = held_out_groups(runs)
-    return group
 
 
 def test_the_group_is_all_values_of_one_column_and_its_mean_is_over_them():
     other = run("skew", {3: 0.5}, "fedavg")
     alone = held_out("fedavg", "zebra", 0.5, dataset={"slug": "other", "digest": "e" * 64, "ok": 9})
-    rows = {"fedavg": (0.9, 0.1, 0.5, 0.7), "fedprox": (0.2, 0.4, 0.6, 0.8)}
-    runs = [held_out(m, v, a) for m, row in rows.items() for v, a in zip(VALUES, row, strict=True)]
+    runs = runs_of(fedavg=(0.9, 0.1, 0.5, 0.7), fedprox=(0.2, 0.4, 0.6, 0.8))
     (group,) = held_out_groups([other, alone, *runs])
     assert (group.column, group.values) == ("site", VALUES)
     assert {name: mean_over_values(a) for name, a in group.accuracies().items()} == pytest.approx(
@@ -62,9 +58,10 @@ def test_the_value_stands_in_the_name_of_the_setting_whatever_the_partition_is_c
 
 
 def test_four_values_are_too_few_for_the_test_and_nothing_is_called_alike():
-    group = group_of(
+    runs = runs_of(
         fedavg=(0.9, 0.8, 0.95, 0.7), fedprox=(0.4, 0.5, 0.45, 0.3), fedrep=(0.1, 0.2, 0.1, 0.2)
     )
+    (group,) = held_out_groups(runs)
     made = compared(over_held_out(group, "accuracy"), over=HELD_OUT, metric="accuracy")
     assert min(p.p for p in made.pairs if p.p is not None) == 0.125
     assert made.too_few
@@ -76,7 +73,7 @@ def test_four_values_are_too_few_for_the_test_and_nothing_is_called_alike():
 # -- the commands --------------------------------------------------------------------------------------------------
 
 
-def trained(folder: Path) -> Path:
+def trained(folder):
     """A home with the leave-one-out grid of three methods over four sites."""
     rng = np.random.default_rng(0)
     y = np.arange(240) % 3
@@ -118,7 +115,6 @@ def test_list_compare_report_card_and_page_name_the_value_and_the_list_has_the_m
     )
     for entry in listed.data["entries"]:
         facts = read_run(Path(entry["path"]))
-        assert facts is not None
         assert facts["hold_out"] == entry["hold_out"]
 
 

@@ -12,7 +12,7 @@ from command import fedcache, ok
 from draws import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from pictures import folder
+from pictures import HOSTILE, folder, hostile_folder
 from PIL import Image
 
 import fedcache as fc
@@ -22,17 +22,11 @@ from fedcache.runs.partitions import load_partition
 from fedcache.store.store import Store
 
 IID = "--scheme iid --clients 4 --participation all"
-HOSTILE = "<img src=x onerror=alert(1)>"
 PRIVATE = "--dp-clip 1 --dp-noise 1"
 
 
-def extracted(place: Path) -> Path:
-    images = folder(place / "shapes", train=8, test=5, classes=6)
-    (images / "train").rename(images / "kept")
-    for split in ("kept", "test"):
-        first = sorted((images / split).iterdir())[0]
-        first.rename(images / split / HOSTILE.replace("/", "∕"))
-    (images / "kept").rename(images / "train")
+def extracted(place):
+    images = hostile_folder(place / "shapes", train=8, test=5, classes=6)
     return Path(ok(f"extract -d folder:{images} -b random-projection --size 8").data["path"])
 
 
@@ -41,7 +35,7 @@ def store(once):
     return once(extracted)
 
 
-def shown(text: str) -> list[tuple[str, str, str, str, str, Image.Image]]:
+def shown(text):
     """(name, class, taken for, probability, client, image) of every thumbnail of a page."""
     pattern = (
         r'<img src="data:image/(?:png|jpeg);base64,([^"]+)" width="64" height="64" alt="([^"]*)"[^>]*><p>(.*?)<br>.*?'
@@ -62,9 +56,7 @@ def shown(text: str) -> list[tuple[str, str, str, str, str, Image.Image]]:
     ]
 
 
-def wrong_rows(
-    model: fc.Model, store: Store, rows: np.ndarray
-) -> list[tuple[float, str, str, str]]:
+def wrong_rows(model, store, rows):
     """(-probability, name, class, taken for) of the rows that a model gets wrong, by its own figures."""
     x = store.reader(next(iter(store.arrays))).rows(rows)[:, 0]
     p, s = model.probabilities(x), store.samples
@@ -76,7 +68,7 @@ def wrong_rows(
     ]
 
 
-def page_of(tmp_path: Path, *words: object) -> str:
+def page_of(tmp_path, *words):
     out = tmp_path / "page.html"
     ok("report", *words, "--embed", "none", "-o", out)
     return out.read_text(encoding="utf-8")
@@ -119,35 +111,21 @@ def test_of_clients_own_models_each_is_asked_about_its_own_rows(store, tmp_path)
     assert [float(p) for _, _, _, p, *_ in found] == pytest.approx(surest[: len(found)], abs=0.006)
 
 
-def copied(tmp_path: Path) -> Path:
-    """A run on a dataset of the test's own, which it may move and change."""
+@pytest.mark.slow
+def test_a_dataset_that_has_moved_is_named_and_a_changed_image_is_not_shown(tmp_path):
     images = folder(tmp_path / "own", train=6, test=4, classes=6)
     ok(f"extract -d folder:{images} -b random-projection --size 8")
     ok(f"train --method fed3r --preset paper {IID}")
-    return images
-
-
-@pytest.mark.slow
-def test_a_dataset_that_has_moved_is_named_and_found_where_it_is_said_to_be(tmp_path):
-    images = copied(tmp_path)
     there = shown(page_of(tmp_path, "--with-images"))
     assert there
-    images.rename(tmp_path / "moved")
+    moved = images.rename(tmp_path / "moved")
     text = page_of(tmp_path, "--with-images")
     assert "<img" not in text
     assert "--data own=PATH" in text
-    again = shown(page_of(tmp_path, "--with-images", "--data", f"own={tmp_path / 'moved'}"))
-    assert [t[:5] for t in again] == [t[:5] for t in there]
-
-
-@pytest.mark.slow
-def test_an_image_that_has_changed_is_not_shown_as_that_of_its_row(tmp_path):
-    images = copied(tmp_path)
-    before = shown(page_of(tmp_path, "--with-images"))
-    changed = before[0][0]
-    Image.new("RGB", (24, 24), (1, 2, 3)).save(images / changed)
-    text = page_of(tmp_path, "--with-images")
-    assert [t[0] for t in shown(text)] == [t[0] for t in before[1:]]
+    found = ("--with-images", "--data", f"own={moved}")
+    assert [t[:5] for t in shown(page_of(tmp_path, *found))] == [t[:5] for t in there]
+    Image.new("RGB", (24, 24), (1, 2, 3)).save(moved / there[0][0])
+    assert [t[0] for t in shown(page_of(tmp_path, *found))] == [t[0] for t in there[1:]]
 
 
 @pytest.mark.slow

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from arrays import ingested
 from command import ok
 from scipy import stats
 
@@ -14,13 +14,13 @@ from fedcache.report.find_runs import StoredRun
 from fedcache.runs.result_files import TestRows
 
 
-def run(seeds: dict[int, TestRows] | None, protocol: str = "global") -> StoredRun:
+def run(seeds, protocol="global"):
     made = StoredRun(Path("none"), {"protocol": protocol, "seeds": list(seeds or {})}, {})
     made.__dict__["test_rows"] = seeds  # what the property would read
     return made
 
 
-def of_one(right: list[int], rows: list[int] | None = None) -> TestRows:
+def of_one(right, rows=None):
     """One model, each row tested by one of as many clients with one row each."""
     r, n = np.array(right), len(right)
     return TestRows(
@@ -35,7 +35,6 @@ def of_one(right: list[int], rows: list[int] | None = None) -> TestRows:
 def test_mcnemar_by_hand():
     one, other = of_one([1, 1, 1, 1, 1, 0, 0, 1]), of_one([0, 0, 0, 0, 1, 0, 1, 1])
     found = row_difference(run({0: one}), run({0: other}), "accuracy", 0.95)
-    assert found is not None
     assert (found.rows, found.gained, found.lost, found.test) == (8, 4, 1, "mcnemar")
     assert found.difference == pytest.approx(3 / 8)
     # two-sided binomial of 4 or more, or 1 or fewer, among 5
@@ -63,8 +62,6 @@ def test_repeated_seeds_are_no_evidence_and_an_image_of_two_seeds_is_one_image()
     thrice = row_difference(
         run(dict.fromkeys(range(3), one)), run(dict.fromkeys(range(3), other)), "pooled", 0.95
     )
-    assert once is not None
-    assert thrice is not None
     assert (thrice.rows, thrice.p, thrice.test) == (6, once.p, "mcnemar")
     assert thrice.interval == pytest.approx(once.interval)
 
@@ -101,10 +98,6 @@ def test_intervals_cover_and_the_test_keeps_its_level():
         found = row_difference(runs[0], runs[1], "client_mean", 0.95)
         same = row_difference(runs[0], runs[2], "client_mean", 0.95)
         own = rows_of_run(runs[0], "accuracy", 0.95)
-        assert found is not None
-        assert found.interval is not None
-        assert same is not None
-        assert own is not None
         covered += found.interval[0] <= 0.04 <= found.interval[1]
         rejected += same.p < 0.05
         alone += own[1] <= 0.8 <= own[2]
@@ -114,18 +107,11 @@ def test_intervals_cover_and_the_test_keeps_its_level():
     assert 1000 - high <= rejected <= 1000 - low
 
 
-def test_a_comparison_has_both_spreads(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDCACHE_HOME", str(tmp_path))
-    rng = np.random.default_rng(0)
-    y = rng.integers(0, 4, 400)
-    x = (np.eye(4, 8)[y] + 0.7 * rng.standard_normal((400, 8))).astype(np.float32)
-    np.savez(tmp_path / "rows.npz", embeddings=x, labels=y)
-    ok(f"ingest {tmp_path}/rows.npz --name rows")
-    ok(
-        "grid --method fed3r,fedncm,fedrep --store rows --scheme iid --clients 4 --rounds 2 --seeds 0",
-    )
+def test_a_comparison_has_both_spreads(tmp_path):
+    ingested(tmp_path)
+    ok("grid --method fed3r,fedncm,fedrep --scheme iid --clients 4 --rounds 2 --seeds 0")
     (table,) = ok("compare --against fed3r").data["comparisons"]
-    by: dict[str, Any] = {pair["one"].split()[0]: pair["rows"] for pair in table["pairs"]}
+    by = {pair["one"].split()[0]: pair["rows"] for pair in table["pairs"]}
     assert by["fedncm"]["test"] == "mcnemar"
     assert by["fedrep"]["test"] == "z"
     for pair in table["pairs"]:
@@ -140,3 +126,14 @@ def test_an_interval_is_of_the_seeds_that_are_compared():
     first = rows_of_run(both, "accuracy", 0.95, [0])
     assert first == rows_of_run(run({0: of_one([1, 1, 1, 0])}, "personalised"), "accuracy", 0.95)
     assert first != rows_of_run(both, "accuracy", 0.95)
+
+
+def test_a_comparison_of_a_run_with_drawn_clients_says_so(tmp_path):
+    ingested(tmp_path)
+    paths = [
+        ok("train --scheme iid --clients 4 --rounds 1 --method fedrep", *more).data["path"]
+        for more in ((), ("--eval-clients", 2))
+    ]
+    assert (
+        "Scored over different numbers of clients." in ok("compare", *paths, "--over", "seeds").out
+    )

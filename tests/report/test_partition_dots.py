@@ -8,7 +8,7 @@ from partition_rows import even_columns
 
 from fedcache.federate.partition.partition import make
 from fedcache.report import figure_data
-from fedcache.report.figure_data import client_domains, dot_scale, draw
+from fedcache.report.figure_data import dot_scale, draw
 
 matplotlib = pytest.importorskip("matplotlib")
 
@@ -52,15 +52,6 @@ def test_a_dot_for_each_class_a_client_owns_and_its_area_is_the_count(monkeypatc
     assert dots.get_sizes() == pytest.approx(counts[places[:, 0], places[:, 1]] * dot_scale(counts))
     assert not any(dots.get_linewidths())  # an outline would add to the area
     assert axes.get_legend() is None
-
-
-def test_the_colour_is_the_domain_where_each_client_has_one(monkeypatch, tmp_path):
-    partition = make("feature-label-shift", COLUMNS, domain=["domain 2", "domain 0"], alpha=20.0)
-    assert client_domains(partition, COLUMNS) == [2, 0]
-    axes = drawn(monkeypatch, partition, COLUMNS, tmp_path)
-    assert [set(dots.get_offsets()[:, 0].tolist()) for dots in axes.collections] == [{1.0}, {0.0}]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["domain 0", "domain 2"]
-    assert client_domains(make("iid", COLUMNS, clients=2), COLUMNS) == [None, None]
 
 
 def test_names_are_drawn_as_they_are(tmp_path):

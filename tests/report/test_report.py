@@ -10,12 +10,11 @@ import shutil
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command import fedcache, ok
 from damage import flip_bit
-from pictures import folder
+from pictures import hostile_folder
 
 import fedcache as fc
 from fedcache.report.find_runs import gather
@@ -24,52 +23,46 @@ from fedcache.runs.directory import read_result, write_result
 from fedcache.runs.origin import store_behind
 
 IID = "--scheme iid --clients 4 --participation all"
-HOSTILE = "<img src=x onerror=alert(1)>"
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 
 
 class Page(HTMLParser):
     """A page taken apart: every tag is closed, and what it holds."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.data: dict[str, str] = {}
-        self.hidden: list[str] = []
+        self.open = []
+        self.tags = []
+        self.data = {}
+        self.hidden = []
         self.feed(text)
         assert self.open == []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
         if tag == "pre":
             self.hidden.append("")
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_startendtag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if self.open and self.open[-1] == "pre":
             self.hidden[-1] += data
 
-    def figures(self) -> dict[str, list[list[str]]]:
+    def figures(self):
         """id of every figure -> the rows of its CSV."""
         ids = [str(a["id"]) for t, a in self.tags if t == "figure"]
         return {i: list(csv.reader(io.StringIO(h))) for i, h in zip(ids, self.hidden, strict=True)}
 
 
-def extracted(place: Path) -> Path:
-    images = folder(place / "shapes", train=12, test=4)
-    (images / "train").rename(images / "kept")
-    for split in ("kept", "test"):
-        first = sorted((images / split).iterdir())[0]
-        first.rename(images / split / HOSTILE.replace("/", "∕"))
-    (images / "kept").rename(images / "train")
+def extracted(place):
+    images = hostile_folder(place / "shapes", train=12, test=4)
     done = ok(
         f"extract --dataset folder:{images} --backbones random-projection,random-projection:16 "
         "--size 8",
@@ -82,7 +75,7 @@ def store(once):
     return once(extracted)
 
 
-def made(tmp_path: Path, *words: object) -> tuple[Page, str, dict[str, Any]]:
+def made(tmp_path, *words):
     out = tmp_path / "r.html"
     done = ok("report", *words, "-o", out)
     text = out.read_text(encoding="utf-8")

@@ -2,7 +2,6 @@
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 from scipy import stats
@@ -13,9 +12,7 @@ from fedcache.report.verdict import lead, ranked, sent_bytes, uncertainty, verdi
 SEEDS = (3, 1, 12, 7)
 
 
-def run(
-    name: str, *per_seed: float, up: int = 6000, down: int = 600, seconds: float = 3.0, **more: Any
-) -> StoredRun:
+def run(name, *per_seed, up=6000, down=600, seconds=3.0, **more):
     """A run of three clients; 0.8 of 100 test rows is 80 of them right.
 
     ``per_seed`` are the accuracies of seeds 3, 1, 12, 7. A result lists them from a place that its name decides, so
@@ -45,7 +42,7 @@ def run(
     return StoredRun(Path(f"{name:0<16}"), result, {"seconds": {"train": seconds * seeds}})
 
 
-def told(*entries: StoredRun, score: str = "own") -> Any:
+def told(*entries, score="own"):
     return verdict("here", [(e.method, e) for e in entries], score)
 
 
@@ -66,13 +63,11 @@ def test_a_lead_is_paired_over_seeds_and_else_over_test_rows():
     one, two = run("one", 0.80, 0.82, 0.87), run("two", 0.79, 0.80, 0.83)
     gap = lead(one, two, "own")
     found = stats.ttest_rel([0.80, 0.82, 0.87], [0.79, 0.80, 0.83]).confidence_interval(0.95)
-    assert gap is not None
     assert (gap.low, gap.high) == pytest.approx((found.low, found.high))
     assert gap.over == "3 seeds"
     fixed, other = run("fixed", 0.9, 0.9, 0.9), run("other", 0.8, 0.8, 0.8)
     gap = lead(fixed, other, "own")
     half = 1.959964 * math.sqrt((0.09 + 0.16) / 100)
-    assert gap is not None
     assert (gap.value, gap.low, gap.high, gap.over) == (
         pytest.approx(0.1),
         pytest.approx(0.1 - half),
@@ -95,7 +90,6 @@ def test_a_lead_of_personal_models_is_paired_over_clients():
 
     gap = lead(personal("a", 0.9, 0.8, 0.6), personal("b", 0.8, 0.75, 0.58), "own")
     found = stats.ttest_rel([0.9, 0.8, 0.6], [0.8, 0.75, 0.58]).confidence_interval(0.95)
-    assert gap is not None
     assert (gap.low, gap.high, gap.over) == (
         pytest.approx(found.low),
         pytest.approx(found.high),
@@ -105,14 +99,12 @@ def test_a_lead_of_personal_models_is_paired_over_clients():
 
 def test_what_does_not_vary_has_an_interval_over_test_rows_and_no_spread_of_zero():
     fixed = uncertainty(run("fixed", 0.9, 0.9, 0.9), "own")
-    assert fixed is not None
     assert (round(fixed.low, 4), round(fixed.high, 4), fixed.over) == (
         0.8256,
         0.9448,
         "100 test rows",
     )
     varied = uncertainty(run("varied", 0.8, 0.9, 0.85), "own")
-    assert varied is not None
     assert varied.over == "3 seeds"
     assert uncertainty(run("two", 0.8, 0.9), "own") is None, "of two seeds there is none"
 

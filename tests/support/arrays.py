@@ -1,7 +1,5 @@
 """Embeddings that can be learnt, for tests that need no images."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +8,7 @@ CLASSES = np.array(["zebra", "ant", "10"])
 """Class names in a file's own order, which is neither alphabetical nor that of numbers."""
 
 
-def embeddings(rows: int = 90, classes: int = 3, width: int = 8, seed: int = 0):
+def embeddings(rows=90, classes=3, width=8, seed=0):
     """(X float32 [N, D], y int64 [N], split [N] of words): a fifth are test rows."""
     rng = np.random.default_rng(seed)
     y = np.arange(rows) % classes
@@ -19,7 +17,7 @@ def embeddings(rows: int = 90, classes: int = 3, width: int = 8, seed: int = 0):
     return x, y, np.where(np.arange(rows) % 5 == 4, "test", "train")
 
 
-def ingested(folder: Path, name: str = "mine") -> Path:
+def ingested(folder, name="mine"):
     """A store of them, which commands without a store then use."""
     from command import ok
 
@@ -29,7 +27,7 @@ def ingested(folder: Path, name: str = "mine") -> Path:
     return Path(ok("ingest", file, "--name", name).data["path"])
 
 
-def small_store(place: Path) -> Path:
+def small_store(place):
     """A store of 120 rows of 6 features and 3 classes below ``place``."""
     import fedcache as fc
 

@@ -1,26 +1,20 @@
 """Checkpoints in the layouts they are published in, with random weights: the files a user would have."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import torch
-from torch import Tensor
 
 
-def resnet18_metadataset(seed: int = 0) -> dict[str, Tensor]:
+def resnet18_metadataset(seed=0):
     """The tensors of a Meta-Dataset ResNet-18 with its cosine classifier, named as in the released files."""
     generator = torch.Generator().manual_seed(seed)
-    state: dict[str, Tensor] = {}
+    state = {}
 
-    def conv(name: str, outs: int, ins: int, side: int) -> None:
+    def conv(name, outs, ins, side):
         state[f"{name}.weight"] = (
             torch.randn(outs, ins, side, side, generator=generator) * (2 / (ins * side**2)) ** 0.5
         )
 
-    def norm(name: str, width: int) -> None:
+    def norm(name, width):
         state[f"{name}.weight"] = torch.rand(width, generator=generator) + 0.5
         state[f"{name}.bias"] = torch.randn(width, generator=generator) * 0.1
         state[f"{name}.running_mean"] = torch.randn(width, generator=generator) * 0.1
@@ -46,7 +40,7 @@ def resnet18_metadataset(seed: int = 0) -> dict[str, Tensor]:
     return state
 
 
-def save_metadataset(path: Path, state: dict[str, Tensor]) -> Path:
+def save_metadataset(path, state):
     """``<domain>-net/model_best.pth.tar``: a pickle with a ``state_dict`` and a numpy accuracy, and no tar."""
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save(
@@ -56,7 +50,7 @@ def save_metadataset(path: Path, state: dict[str, Tensor]) -> Path:
     return path
 
 
-def random_like(module: torch.nn.Module, seed: int = 0, scale: float = 0.05) -> dict[str, Tensor]:
+def random_like(module, seed=0, scale=0.05):
     """Random values in the names and shapes of a module; variances and norms stay positive."""
     generator = torch.Generator().manual_seed(seed)
     state = {}
@@ -72,13 +66,11 @@ def random_like(module: torch.nn.Module, seed: int = 0, scale: float = 0.05) -> 
     return state
 
 
-def augreg_npz(
-    path: Path, *, width: int = 192, heads: int = 3, blocks: int = 12, classes: int = 5
-) -> Path:
+def augreg_npz(path, *, width=192, heads=3, blocks=12, classes=5):
     """A ViT-Tiny/16 at 224 px in the names and layouts of the AugReg release."""
     rng = np.random.default_rng(0)
 
-    def draw(*shape: int) -> Any:
+    def draw(*shape):
         return rng.standard_normal(shape).astype(np.float32) * 0.05
 
     arrays = {
@@ -110,7 +102,7 @@ def augreg_npz(
     return path
 
 
-def images(count: int, side: int, seed: int = 0) -> Tensor:
+def images(count, side, seed=0):
     """uint8 [count, side, side, 3]."""
     return torch.from_numpy(
         np.random.default_rng(seed).integers(0, 256, (count, side, side, 3), dtype=np.uint8)

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from typing import Any
 
 from fedcache.cli import main
 
@@ -22,25 +21,23 @@ class Done:
     err: str
 
     @property
-    def envelope(self) -> dict[str, Any]:
+    def envelope(self):
         """The one JSON object on stdout."""
         lines = [line for line in self.out.splitlines() if line.strip()]
         assert len(lines) == 1, self.out
-        found: dict[str, Any] = json.loads(lines[0])
-        return found
+        return json.loads(lines[0])
 
     @property
-    def data(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.envelope["data"]
-        return found
+    def data(self):
+        return self.envelope["data"]
 
 
-def words_of(line: str) -> tuple[str, ...]:
+def words_of(line):
     """The words of a command line, as a shell has them."""
     return tuple(shlex.split(line))
 
 
-def fedcache(line: object, *words: object) -> Done:
+def fedcache(line, *words):
     """``fedcache LINE WORDS`` in this process: the line as a shell reads it, each word as it is."""
     out, err = io.StringIO(), io.StringIO()
     code = 0
@@ -52,18 +49,18 @@ def fedcache(line: object, *words: object) -> Done:
     return Done(code, out.getvalue(), err.getvalue())
 
 
-def ok(line: object, *words: object) -> Done:
+def ok(line, *words):
     """``fedcache LINE WORDS --json``, which must succeed."""
     done = fedcache(line, *words, "--json")
     assert done.code == 0, done.err + done.out
     return done
 
 
-def environment(home: object) -> dict[str, str]:
+def environment(home):
     return {**os.environ, "FEDCACHE_HOME": str(home), "OMP_NUM_THREADS": "1"}
 
 
-def apart(line: object, *words: object, home: object) -> Done:
+def apart(line, *words, home):
     """``fedcache LINE WORDS`` in a process of its own, to its end."""
     done = subprocess.run(
         [sys.executable, "-m", "fedcache", *words_of(str(line)), *map(str, words)],
@@ -76,9 +73,7 @@ def apart(line: object, *words: object, home: object) -> Done:
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-def start(
-    line: object, *words: object, home: object, capture: bool = False
-) -> subprocess.Popen[str]:
+def start(line, *words, home, capture=False):
     """``fedcache LINE WORDS`` in a process group of its own, left running; output is dropped unless captured."""
     sink = subprocess.PIPE if capture else subprocess.DEVNULL
     return subprocess.Popen(

@@ -5,19 +5,15 @@ prose: at two spaces, a line's end, a backtick, a closing bracket, or a punctuat
 are read as a shell reads them, so a path with a space stays one word only when it is quoted.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 import shlex
 import sys
 import tomllib
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer.main
@@ -29,7 +25,7 @@ from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import SCHEMES
 
 ROOT = Path(__file__).parents[2]
-COMMANDS: Any = typer.main.get_command(app)
+COMMANDS = typer.main.get_command(app)
 EXTRAS = set(
     tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
         "optional-dependencies"
@@ -50,7 +46,7 @@ WORDS = {"method": set(METHODS), "scheme": set(SCHEMES)} | {
 """The words that an option takes, by its parameter, where these are few and fixed."""
 
 
-def refused(words: list[str], *, check_words: bool = False) -> str:
+def refused(words, *, check_words=False):
     """What the parser has against a command line, without running it; empty when nothing.
 
     ``check_words`` also checks the words of options that take one of a few, which commands check when they run.
@@ -76,7 +72,7 @@ def refused(words: list[str], *, check_words: bool = False) -> str:
     return next(_unknown_words(context.params), "") if check_words else ""
 
 
-def _with_a_number(words: list[str], error: Any) -> list[str]:
+def _with_a_number(words, error):
     """The words with a number for the placeholder that the parser could not read as one; empty for other errors."""
     names = getattr(getattr(error, "param", None), "opts", [])
     for place, (option, value) in enumerate(itertools.pairwise(words)):
@@ -85,7 +81,7 @@ def _with_a_number(words: list[str], error: Any) -> list[str]:
     return []
 
 
-def _unknown_words(values: dict[str, Any]) -> Iterator[str]:
+def _unknown_words(values):
     for name, value in values.items():
         given = value if isinstance(value, list | tuple) else [value]
         for word in ",".join(str(one) for one in given if one is not None).split(","):
@@ -98,7 +94,7 @@ def _unknown_words(values: dict[str, Any]) -> Iterator[str]:
                 yield f"{word!r} is no {name}"
 
 
-def commands(line: str) -> Iterator[list[str]]:
+def commands(line):
     """The calls of fedcache in a line of shell, each as its words."""
     words = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
     words.whitespace_split = True
@@ -108,7 +104,7 @@ def commands(line: str) -> Iterator[list[str]]:
             yield found[1:]
 
 
-def spans(text: str) -> Iterator[tuple[str, str]]:
+def spans(text):
     """The command lines of a text, and how each stands in it."""
     for begin in BEGINS.finditer(text):
         before = text[: begin.start()]
@@ -116,7 +112,7 @@ def spans(text: str) -> Iterator[tuple[str, str]]:
         yield text[begin.start() : _end(text, begin.end())].rstrip(), stands
 
 
-def _end(text: str, place: int) -> int:
+def _end(text, place):
     quote = ""
     while place < len(text):
         letter = text[place]
@@ -131,7 +127,7 @@ def _end(text: str, place: int) -> int:
 
 
 @cache
-def faults(text: str) -> tuple[str, ...]:
+def faults(text):
     """What is wrong with each command line of a text."""
     found = []
     for line, stands in spans(text):
@@ -141,7 +137,7 @@ def faults(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _fault(line: str, stands: str) -> str:
+def _fault(line, stands):
     try:
         words = shlex.split(line)
         plain = list(shlex.shlex(line, posix=True, punctuation_chars="|&;<>"))
@@ -156,7 +152,7 @@ def _fault(line: str, stands: str) -> str:
     return _command_fault([word for word in words[1:] if word != "..."], stands)
 
 
-def _command_fault(words: list[str], stands: str) -> str:
+def _command_fault(words, stands):
     has_option = any(word.startswith("-") for word in words)
     if words[0] not in COMMANDS.commands and stands in ("start", "sentence") and not has_option:
         return ""  # a sentence about fedcache
@@ -166,7 +162,7 @@ def _command_fault(words: list[str], stands: str) -> str:
     return "" if named and problem.startswith("Missing") else problem
 
 
-def _extra_fault(words: list[str]) -> str:
+def _extra_fault(words):
     asked = [
         found[1] for word in words if (found := re.match(r"fedcache\[(.+)\]", word)) is not None
     ]
@@ -178,7 +174,7 @@ def _extra_fault(words: list[str]) -> str:
     return f"no such extra: {', '.join(lost)}" if asked and lost else ""
 
 
-def _code_fault(code: str) -> str:
+def _code_fault(code):
     try:
         compile(code, "<hint>", "exec")
     except SyntaxError as error:
@@ -187,11 +183,11 @@ def _code_fault(code: str) -> str:
 
 
 @contextmanager
-def hints_of_the_package() -> Iterator[set[str]]:
+def hints_of_the_package():
     """The hints of all errors that code of the package makes, or changes, inside the block."""
-    seen: set[str] = set()
+    seen = set()
 
-    def noted(error: FedcacheError, name: str, value: Any) -> None:
+    def noted(error, name, value):
         object.__setattr__(error, name, value)
         caller = sys._getframe(1)
         while caller.f_code.co_name == "__init__" and caller.f_back is not None:
@@ -204,11 +200,11 @@ def hints_of_the_package() -> Iterator[set[str]]:
         yield seen
 
 
-def known_options() -> set[str]:
+def known_options():
     """Every option of every command."""
     found = {"--help", "--version"}
 
-    def collect(command: Any) -> None:
+    def collect(command):
         command = command.load() if hasattr(command, "load") else command
         for parameter in command.params:
             found.update(parameter.opts, parameter.secondary_opts)

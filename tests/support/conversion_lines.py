@@ -1,17 +1,14 @@
 """Lines of Python that a message gives to convert a file, run as a user would run them."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-from fedcache.errors import FedcacheError
 from fedcache.tables.foreign_files import BEGIN, MARK
 
 
-def run_conversion(error: FedcacheError) -> Path:
+def run_conversion(error):
     """Run the lines of a hint in a process of their own, and return the file that the command after them takes."""
     lines = error.hint.splitlines()
     assert lines[0] == BEGIN, error.hint

@@ -1,19 +1,13 @@
 """A toy store with every kind of file, and bits of it that flip."""
 
-from __future__ import annotations
-
-import random
-from pathlib import Path
-
 import numpy as np
 from toy_store import KEYS, create, fill
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.store.store import Store
 from fedcache.store.verify import verify
 
 
-def with_history_and_an_array_in_flight(path: Path) -> Store:
+def with_history_and_an_array_in_flight(path):
     store = create(path)
     fill(store, KEYS[0])
     store.put_text(
@@ -26,7 +20,7 @@ def with_history_and_an_array_in_flight(path: Path) -> Store:
     return store
 
 
-def flip_bit(file: Path, at: float = 0.5, bit: int = 0) -> None:
+def flip_bit(file, at=0.5, bit=0):
     """Change one bit of a file, in byte number ``at``; a fraction is a share of the length."""
     raw = bytearray(file.read_bytes())
     if isinstance(at, float):
@@ -35,18 +29,17 @@ def flip_bit(file: Path, at: float = 0.5, bit: int = 0) -> None:
     file.write_bytes(raw)
 
 
-def flip(file: Path, draw: random.Random) -> bytes:
+def flip(file, draw):
     raw = file.read_bytes()
-    at = draw.randrange(len(raw))
-    file.write_bytes(raw[:at] + bytes([raw[at] ^ 1 << draw.randrange(8)]) + raw[at + 1 :])
+    flip_bit(file, draw.randrange(len(raw)), draw.randrange(8))
     return raw
 
 
-def files_of(path: Path) -> list[Path]:
+def files_of(path):
     return [f for f in sorted(path.rglob("*")) if f.is_file() and "locks" not in f.parts]
 
 
-def found(path: Path) -> bool:
+def found(path):
     try:
         return not verify(path).ok
     except FedcacheError as error:

@@ -1,15 +1,12 @@
 """A file of embeddings as a whole."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
-from fedcache.tables.embeddings import Embeddings, open_embeddings
+from fedcache.tables.embeddings import open_embeddings
 from fedcache.tables.words import FileRows
 
 
-def read_embeddings(path: Path) -> Embeddings:
+def read_embeddings(path):
     """``open_embeddings`` with the features in memory."""
     found = open_embeddings(path)
     whole = {

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,7 +12,6 @@ from fedcache.federate.engines.flower.masking import levels_for
 from fedcache.federate.engines.flower.messages import (
     MalformedError,
     PackedMessage,
-    SiteMessage,
     pack,
     refusal_of,
     unpack,
@@ -22,16 +19,14 @@ from fedcache.federate.engines.flower.messages import (
 from fedcache.federate.engines.flower.plan import Plan
 from fedcache.federate.engines.flower.server import federate
 from fedcache.federate.engines.flower.site import ShardSite
-from fedcache.federate.engines.flower.site_names import SiteNames
 from fedcache.federate.engines.flower.sites import SecureSum
 from fedcache.progress import Silent
-from fedcache.runs.run import Run
 
 Meddle = Callable[[str, int, PackedMessage], "PackedMessage | str"]
 """(kind, number of the question, answer) -> another answer, or why there is none."""
 
 
-def as_is(_kind: str, _number: int, packed: PackedMessage) -> PackedMessage:
+def as_is(_kind, _number, packed):
     return packed
 
 
@@ -55,7 +50,7 @@ class FakeGrid:
     bytes_down: int = 0
     bytes_up: int = 0
 
-    def nodes(self) -> dict[int, str]:
+    def nodes(self):
         self.hidden = {node: left - 1 for node, left in self.hidden.items() if left > 0}
         return {
             node: self.keys.get(node, f"key of {node}")
@@ -63,12 +58,10 @@ class FakeGrid:
             if node not in self.hidden
         }
 
-    def ask(
-        self, kind: str, messages: Mapping[int, SiteMessage], timeout: float
-    ) -> dict[int, SiteMessage | str]:
+    def ask(self, kind, messages, timeout):
         self.log.append((kind, tuple(messages)))
         number = sum(k == kind for k, _ in self.log)
-        found: dict[int, SiteMessage | str] = {}
+        found = {}
         for node, message in messages.items():
             packed = pack(message)
             self.bytes_down += packed.bytes
@@ -84,9 +77,7 @@ class FakeGrid:
                 found[node] = f"its answer is malformed: {error}"
         return found
 
-    def ask_sum(
-        self, messages: Mapping[int, SiteMessage], bound: float, number: int, timeout: float
-    ) -> SecureSum:
+    def ask_sum(self, messages, bound, number, timeout):
         """The sum of vectors that were rounded as SecAgg+ rounds them; nothing is masked here."""
         found = self.ask("fit", messages, timeout)
         sound = {n: a for n, a in found.items() if not isinstance(a, str) and refusal_of(a) is None}
@@ -108,13 +99,13 @@ class FakeGrid:
         return SecureSum({n: a.words for n, a in sound.items()}, total, missing, failed)
 
 
-def grid_of(folder: Path, state: Path) -> FakeGrid:
+def grid_of(folder, state):
     """One node for each store of a directory, numbered from 100 in another order than the clients'."""
     stores = sorted(folder.glob("*.zarr"), reverse=True)
     return FakeGrid({100 + i: ShardSite(path, state / path.stem) for i, path in enumerate(stores)})
 
 
-def planned(method: str, **words: Any) -> Plan:
+def planned(method, **words):
     """Two rounds of a method over three sites; each word belongs to the plan or to its training."""
     own = {f.name for f in fields(Plan)}
     train = {"rounds": 2, "execution": "sequential"}
@@ -124,12 +115,12 @@ def planned(method: str, **words: Any) -> Plan:
 
 
 def together(
-    asked: Plan,
-    grid: FakeGrid,
-    place: Path,
-    heard: Silent | None = None,
-    names: SiteNames | None = None,
-) -> list[Run]:
+    asked,
+    grid,
+    place,
+    heard=None,
+    names=None,
+):
     """The runs of a plan, below a place."""
     asked = replace(asked, runs=str(place / "runs"))
     return federate(asked, grid, Home(place), heard or Silent(), names)

@@ -1,26 +1,21 @@
 """Python files outside the package, as modules: the programs of tools/, and examples."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path
-from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def load_file(path: Path) -> ModuleType:
+def load_file(path):
     """The module of a file, executed anew."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # dataclasses look their module up while it is executed
     spec.loader.exec_module(module)
     return module
 
 
-def tool(name: str) -> ModuleType:
+def tool(name):
     """A program of tools/, executed once for all tests of a process."""
     return sys.modules[name] if name in sys.modules else load_file(ROOT / "tools" / f"{name}.py")

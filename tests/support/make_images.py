@@ -1,23 +1,19 @@
 """Small images and trees of them, for the tests of datasets."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 import zipfile
-from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 
-def pixels(seed: int, height: int = 6, width: int = 8) -> np.ndarray:
+def pixels(seed, height=6, width=8):
     """uint8 [height, width, 3], different for each seed."""
     return np.random.default_rng(seed).integers(0, 256, size=(height, width, 3), dtype=np.uint8)
 
 
-def encoded(image: Image.Image | np.ndarray, kind: str = "PNG", **options: object) -> bytes:
+def encoded(image, kind="PNG", **options):
     """The bytes of an image file."""
     buffer = io.BytesIO()
     (Image.fromarray(image) if isinstance(image, np.ndarray) else image).save(
@@ -26,17 +22,17 @@ def encoded(image: Image.Image | np.ndarray, kind: str = "PNG", **options: objec
     return buffer.getvalue()
 
 
-def png(seed: int) -> bytes:
+def png(seed):
     """A small PNG, different for each seed."""
     return encoded(pixels(seed))
 
 
-def tree(names: list[str]) -> dict[str, bytes]:
+def tree(names):
     """A different PNG under each name."""
     return {name: png(i) for i, name in enumerate(sorted(names))}
 
 
-def write_directory(root: Path, files: Mapping[str, bytes]) -> Path:
+def write_directory(root, files):
     for name, raw in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,17 +40,15 @@ def write_directory(root: Path, files: Mapping[str, bytes]) -> Path:
     return root
 
 
-def write_zip(
-    path: Path, files: Mapping[str, bytes], compression: int = zipfile.ZIP_DEFLATED
-) -> Path:
+def write_zip(path, files, compression=zipfile.ZIP_DEFLATED):
     with zipfile.ZipFile(path, "w", compression) as archive:
         for name, raw in files.items():
             archive.writestr(name, raw)
     return path
 
 
-def write_tar(path: Path, files: Mapping[str, bytes], mode: str = "w") -> Path:
-    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
+def write_tar(path, files, mode="w"):
+    with tarfile.open(path, mode) as archive:
         for name, raw in files.items():
             member = tarfile.TarInfo(name)
             member.size = len(raw)

@@ -4,21 +4,15 @@ What the engine does wrong, it does wrong for a whole kind of methods. Each kind
 whose file, or shared code that the file imports, differs from main is tried whole. FEDCACHE_CASES=full tries all.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
 
 from draws import FULL
 
 from fedcache.federate.methods import NAMES, module_of
-
-T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,17 +39,17 @@ COMMITS = 20
 """On main itself, what so many commits changed counts as changed."""
 
 
-def tried(things: Iterable[T]) -> list[T]:
+def tried(things):
     """Those of ``things``, names of methods or tuples that begin with one, whose method is tried in this draw."""
     every = list(things)
     if FULL:
         return every
     chosen = REPRESENTATIVES | changed_methods()
-    return [thing for thing in every if (thing if isinstance(thing, str) else thing[0]) in chosen]  # type: ignore[index]
+    return [thing for thing in every if (thing if isinstance(thing, str) else thing[0]) in chosen]
 
 
 @cache
-def changed_methods() -> frozenset[str]:
+def changed_methods():
     """Methods whose code differs from main; all of them where there is no git to ask."""
     changed = changed_files()
     if changed is None:
@@ -63,7 +57,7 @@ def changed_methods() -> frozenset[str]:
     return frozenset(name for name in NAMES if not sources_of(module_of(name)).isdisjoint(changed))
 
 
-def changed_files() -> frozenset[str] | None:
+def changed_files():
     """Paths below the root that differ from main; FEDCACHE_CHANGED lists them instead. None without git."""
     if (given := os.environ.get("FEDCACHE_CHANGED")) is not None:
         return frozenset(given.split())
@@ -71,14 +65,14 @@ def changed_files() -> frozenset[str] | None:
     return None if base is None else changed_since(base)
 
 
-def changed_since(commit: str) -> frozenset[str]:
+def changed_since(commit):
     """Paths below the root that differ from a commit, new files among them."""
     tracked = _git("diff", "--name-only", commit) or ""
     untracked = _git("ls-files", "--others", "--exclude-standard") or ""
     return frozenset([*tracked.splitlines(), *untracked.splitlines()])
 
 
-def base_commit() -> str | None:
+def base_commit():
     """The commit that changes are counted from: where this branch left main, and on main ``COMMITS`` commits ago."""
     head = _git("rev-parse", "HEAD")
     if head is None:
@@ -89,7 +83,7 @@ def base_commit() -> str | None:
     return _git("rev-parse", f"HEAD~{COMMITS}")
 
 
-def _git(*words: str) -> str | None:
+def _git(*words):
     """What git prints; None where it fails or is not installed."""
     try:
         done = subprocess.run(
@@ -101,7 +95,7 @@ def _git(*words: str) -> str | None:
 
 
 @cache
-def sources_of(module: str) -> frozenset[str]:
+def sources_of(module):
     """The files that a module of ``fedcache.federate.methods`` is made of: its own, and those there that it imports."""
     path = Path(*module.split("."))
     file = path / "__init__.py" if (ROOT / path).is_dir() else path.with_suffix(".py")

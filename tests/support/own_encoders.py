@@ -1,9 +1,5 @@
 """Encoders of texts and of rows as a user would write them, in a file of the working directory."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 CODE = '''
 import re
 import zlib
@@ -80,7 +76,7 @@ def with_transform():
 '''
 
 
-def write(folder: Path, name: str = "my_encoders") -> str:
+def write(folder, name="my_encoders"):
     """The file in a folder; its name as a module."""
     (folder / f"{name}.py").write_text(CODE)
     return name

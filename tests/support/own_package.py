@@ -1,13 +1,14 @@
 """A package that ``fedcache new`` wrote, laid beside the others as pip would lay it."""
 
-from __future__ import annotations
-
+import os
 import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 
-def lay(folder: Path, site: Path) -> Path:
+def lay(folder, site):
     """Copy the package of ``folder`` into ``site`` with the metadata that pip derives from its pyproject.toml."""
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     package = project["name"].replace("-", "_")
@@ -23,3 +24,17 @@ def lay(folder: Path, site: Path) -> Path:
         lines += [f"[{group}]", *(f"{name} = {place}" for name, place in entries.items())]
     (facts / "entry_points.txt").write_text("\n".join(lines) + "\n")
     return site
+
+
+def python(*words, path):
+    """``python WORDS`` in a process of its own, which imports from ``path`` and from here."""
+    found = os.pathsep.join([str(path), str(Path(__file__).parents[2])])
+    return subprocess.run(
+        [sys.executable, *map(str, words)],
+        env={**os.environ, "PYTHONPATH": found, "OMP_NUM_THREADS": "1"},
+        cwd=path.parent,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )

@@ -1,10 +1,5 @@
 """The (method, execution) pairs that can be: tests of others are not collected, and laws say which pairs must be."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, TypeVar
-
 from draws import FULL, one_of_each
 from federation import ids
 
@@ -12,11 +7,8 @@ from fedcache.federate.engine.run import executors
 from fedcache.federate.execution.memory_estimate import Load
 from fedcache.federate.methods import METHODS
 
-Case = tuple[str, dict[str, Any]]
-Law = TypeVar("Law", bound=Callable[..., None])
 
-
-def fitting(case: Case, execution: str) -> Case | None:
+def fitting(case, execution):
     """The case as an execution can serve it (``gram`` takes SGD), or None."""
     name, settings = case
     declared = {h.name for h in METHODS[name].hparams}
@@ -29,12 +21,12 @@ def fitting(case: Case, execution: str) -> Case | None:
 
 
 def served(
-    cases: Sequence[Case],
-    executions: Iterable[str],
-    only: Callable[[str], bool] = lambda _name: True,
+    cases,
+    executions,
+    only=lambda _name: True,
     *,
-    in_turn: bool = False,
-) -> Callable[[Law], Law]:
+    in_turn=False,
+):
     """Run a law with ``case`` and ``execution`` over the pairs that can be, of the methods for which ``only`` holds.
 
     With ``in_turn`` the short draw has one execution for each case: the executions take turns.
@@ -43,7 +35,7 @@ def served(
     choose other executions.
     """
 
-    def mark(law: Law) -> Law:
+    def mark(law):
         law.__dict__["pairs"] = (
             [case for case in cases if only(case[0])],
             tuple(executions),
@@ -54,13 +46,13 @@ def served(
     return mark
 
 
-def kind_of(case: Case) -> Hashable:
+def kind_of(case):
     """What an execution can see of a method: its steps, its server and whether statistics of batches travel."""
     method, settings = METHODS[case[0]], case[1]
     return method.gradient, method.one_shot, method.central, settings.get("bn")
 
 
-def parametrize(metafunc: Any, executions: Sequence[str] = ()) -> None:
+def parametrize(metafunc, executions=()):
     """Parametrise a law that ``served`` has marked, over its own executions.
 
     With ``executions``, over those, and in the short draw over one case of each kind.
@@ -81,7 +73,7 @@ def parametrize(metafunc: Any, executions: Sequence[str] = ()) -> None:
         if fitted is not None
     ]
     if in_turn:
-        of_case: dict[str, list[tuple[Case, str, str]]] = {}
+        of_case = {}
         for one in found:
             of_case.setdefault(one[2].partition("-")[2], []).append(one)
         found = [can_be[i % len(can_be)] for i, can_be in enumerate(of_case.values())]

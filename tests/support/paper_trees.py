@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import struct
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -31,32 +29,30 @@ class Row(NamedTuple):
 class Tree:
     """Writes images below a folder and remembers the rows they should become."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root):
         self.root = root
-        self.rows: list[Row] = []
+        self.rows = []
         self._seed = 0
 
-    def image(self, path: str, kind: str = "JPEG") -> bytes:
+    def image(self, path, kind="JPEG"):
         self._seed += 1
         raw = encoded(pixels(self._seed, 8, 8), kind)
         write_directory(self.root, {path: raw})
         return raw
 
-    def row(
-        self, name: str, label: int, split: str, image: bytes | np.ndarray, domain: str = "all"
-    ) -> None:
+    def row(self, name, label, split, image, domain="all"):
         self.rows.append(Row(name, label, domain, SPLITS[split], image))
 
 
-def python2(value: object) -> bytes:
+def python2(value):
     """A pickle as Python 2 wrote CIFAR's batches: byte strings for texts, and for the bytes of an array."""
 
-    def text(raw: bytes) -> bytes:
+    def text(raw):
         return (
             b"U" + bytes([len(raw)]) if len(raw) < 256 else b"T" + struct.pack("<i", len(raw))
         ) + raw
 
-    def put(held: object) -> bytes:
+    def put(held):
         match held:
             case str():
                 return text(held.encode())
@@ -76,7 +72,7 @@ def python2(value: object) -> bytes:
     return b"\x80\x02" + put(value) + b"."
 
 
-def _cifar(tree: Tree, folder: str, files: dict[str, list[str]], key: str, classes: int) -> None:
+def _cifar(tree, folder, files, key, classes):
     for split, names in files.items():
         place = 0
         for name in names:
@@ -93,12 +89,12 @@ def _cifar(tree: Tree, folder: str, files: dict[str, list[str]], key: str, class
                 place += 1
 
 
-def cifar10(tree: Tree) -> None:
+def cifar10(tree):
     files = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
     _cifar(tree, "cifar-10-batches-py", files, "labels", 10)
 
 
-def cifar100(tree: Tree) -> None:
+def cifar100(tree):
     _cifar(tree, "cifar-100-python", {"train": ["train"], "test": ["test"]}, "fine_labels", 100)
 
 
@@ -111,7 +107,7 @@ DIGITS = {
 }
 
 
-def _digits(tree: Tree, *, parts: bool) -> None:
+def _digits(tree, *, parts):
     for d, (domain, folder) in enumerate(DIGITS.items()):
         side = 16 if domain == "usps" else 28
         for split, count in (("train", 40), ("test", 30)):
@@ -134,7 +130,7 @@ def _digits(tree: Tree, *, parts: bool) -> None:
                 tree.row(f"{domain}/{split}/{i:05d}", int(labels[i]), split, images[i], domain)
 
 
-def _pairs(tree: Tree, name: str, top: str, per_class: int, arrays: bool) -> None:
+def _pairs(tree, name, top, per_class, arrays):
     held = paper.read(name)
     for domain in held.domains:
         for split in ("train", "test"):
@@ -153,7 +149,7 @@ def _pairs(tree: Tree, name: str, top: str, per_class: int, arrays: bool) -> Non
             )
 
 
-def office10_tree(tree: Tree) -> None:
+def office10_tree(tree):
     held = paper.read("office10")
     for domain in held.domains:
         for label, folder in enumerate(held.folders):
@@ -162,7 +158,7 @@ def office10_tree(tree: Tree) -> None:
                 tree.row(path, label, "train", tree.image(path), domain)
 
 
-def domainnet10_lists(tree: Tree) -> None:
+def domainnet10_lists(tree):
     held = paper.read("domainnet10")
     for d, domain in enumerate(held.domains):
         for split in ("train", "test"):
@@ -178,14 +174,14 @@ def domainnet10_lists(tree: Tree) -> None:
             )
 
 
-def _folders(tree: Tree, name: str, tops: dict[str, str], file: str) -> None:
+def _folders(tree, name, tops, file):
     for top, split in tops.items():
         for label, folder in enumerate(paper.read(name).folders):
             path = f"{top}/{folder}/{file.format(folder)}"
             tree.row(path, label, split, tree.image(path))
 
 
-def cinic10(tree: Tree) -> None:
+def cinic10(tree):
     tops = {"train": "train", "valid": "val", "test": "test"}
     for split, code in tops.items():
         for label, folder in enumerate(paper.read("cinic10").folders):
@@ -193,7 +189,7 @@ def cinic10(tree: Tree) -> None:
             tree.row(path, label, code, tree.image(path, "PNG"))
 
 
-def tiny_imagenet(tree: Tree) -> None:
+def tiny_imagenet(tree):
     held = paper.read("tiny-imagenet")
     _folders(tree, "tiny-imagenet", {"train": "train"}, "images/{}_0.JPEG")
     lines = []
@@ -210,21 +206,19 @@ def tiny_imagenet(tree: Tree) -> None:
     tree.image("test/images/test_0.JPEG")  # has no label
 
 
-def tiny_imagenet_sorted(tree: Tree) -> None:
+def tiny_imagenet_sorted(tree):
     _folders(tree, "tiny-imagenet", {"train": "train", "val": "test"}, "images/{}_0.JPEG")
 
 
-def imagenet100(tree: Tree) -> None:
+def imagenet100(tree):
     _folders(tree, "imagenet100", {"train": "train", "val": "test"}, "{}_10026.JPEG")
     tree.image("train/n01440764/n01440764_18.JPEG")  # tench: in ImageNet, not among the hundred
 
 
-def _coop(
-    name: str, file: str, images: str, path: Callable[[str, str, int], str]
-) -> Callable[[Tree], None]:
-    def write(tree: Tree) -> None:
+def _coop(name, file, images, path):
+    def write(tree):
         held = paper.read(name)
-        lists: dict[str, list[list[object]]] = {"train": [], "val": [], "test": []}
+        lists = {"train": [], "val": [], "test": []}
         for split, entries in lists.items():
             for label in reversed(range(len(held.classes))):
                 image = path(held.folders[label], split, label)
@@ -235,7 +229,7 @@ def _coop(
     return write
 
 
-def _in_folder(folder: str, split: str, label: int) -> str:
+def _in_folder(folder, split, label):
     return f"{folder}/image_{split}_{label:04d}.jpg"
 
 
@@ -260,10 +254,10 @@ ucf101 = _coop(
 )
 
 
-def flowers102_official(tree: Tree) -> None:
+def flowers102_official(tree):
     import scipy.io
 
-    ids: dict[str, list[int]] = {"trnid": [], "valid": [], "tstid": []}
+    ids = {"trnid": [], "valid": [], "tstid": []}
     labels = []
     for number in range(1, 3 * 102 + 1):
         key, split = (("trnid", "train"), ("valid", "val"), ("tstid", "test"))[number % 3]
@@ -276,7 +270,7 @@ def flowers102_official(tree: Tree) -> None:
     scipy.io.savemat(tree.root / "setid.mat", {k: np.array([v], np.uint16) for k, v in ids.items()})
 
 
-def pets_official(tree: Tree) -> None:
+def pets_official(tree):
     held = paper.read("pets")
     for file, split in (("trainval", "train"), ("test", "test")):
         lines = ["#Image CLASS-ID SPECIES BREED ID"] if split == "train" else []
@@ -287,7 +281,7 @@ def pets_official(tree: Tree) -> None:
         write_directory(tree.root, {f"annotations/{file}.txt": ("\n".join(lines) + "\n").encode()})
 
 
-def dtd_official(tree: Tree) -> None:
+def dtd_official(tree):
     for split in SPLITS:
         names = []
         for label, folder in enumerate(paper.read("dtd").classes):
@@ -296,7 +290,7 @@ def dtd_official(tree: Tree) -> None:
         write_directory(tree.root, {f"labels/{split}1.txt": ("\n".join(names) + "\n").encode()})
 
 
-def cars_official(tree: Tree) -> None:
+def cars_official(tree):
     import scipy.io
 
     kinds = [(k, object) for k in ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2", "class", "fname")]
@@ -314,7 +308,7 @@ def cars_official(tree: Tree) -> None:
         scipy.io.savemat(tree.root / file, {"annotations": table})
 
 
-def ucf101_official(tree: Tree) -> None:
+def ucf101_official(tree):
     held = paper.read("ucf101")
     for file, split in (("trainlist01", "train"), ("testlist01", "test")):
         lines = []
@@ -328,7 +322,7 @@ def ucf101_official(tree: Tree) -> None:
         )
 
 
-LAYOUTS: dict[str, list[Callable[[Tree], None]]] = {
+LAYOUTS = {
     "digit5": [partial(_digits, parts=True), partial(_digits, parts=False)],
     "office10": [
         partial(_pairs, name="office10", top="office_caltech_10", per_class=3, arrays=False),
@@ -355,7 +349,7 @@ TREES = {(name, i): write for name, layouts in LAYOUTS.items() for i, write in e
 """How to write (dataset, number of its layout)."""
 
 
-def write(name: str, layout: int, root: Path) -> list[Row]:
+def write(name, layout, root):
     """Write a dataset below ``root``; the rows it should give, sorted by name."""
     root.mkdir(parents=True, exist_ok=True)
     made = Tree(root)
@@ -363,7 +357,7 @@ def write(name: str, layout: int, root: Path) -> list[Row]:
     return sorted(made.rows, key=lambda row: row.name)
 
 
-def write_pairs(name: str, top: str, root: Path, per_class: int) -> Path:
+def write_pairs(name, top, root, per_class):
     """``office10`` or ``domainnet10`` in the layout of FedBN's release, with so many images of a class and split."""
     root.mkdir(parents=True, exist_ok=True)
     _pairs(Tree(root), name, top, per_class, arrays=True)

@@ -1,20 +1,17 @@
 """Columns of invented datasets for the partition tests."""
 
-from __future__ import annotations
-
 import hashlib
-from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
 from fedcache.errors import FedcacheError
-from fedcache.federate.partition.partition import Columns, Partition, make
+from fedcache.federate.partition.partition import Columns, make
 
 DATASET = "d" * 64
 
 
-def columns_from(label, domain, split, ok, classes, domains) -> Columns:
+def columns_from(label, domain, split, ok, classes, domains):
     rows = len(label)
     uid = np.frombuffer(
         b"".join(hashlib.md5(b"%d" % i).digest() for i in range(rows)), np.uint8
@@ -31,7 +28,7 @@ def columns_from(label, domain, split, ok, classes, domains) -> Columns:
     )
 
 
-def even_columns(train: int, test: int, classes: int, domains: int = 1) -> Columns:
+def even_columns(train, test, classes, domains=1):
     """``train`` and ``test`` rows of every class in every domain, in the order domain, class, split."""
     each = train + test
     label = np.tile(np.repeat(np.arange(classes), each), domains)
@@ -41,7 +38,7 @@ def even_columns(train: int, test: int, classes: int, domains: int = 1) -> Colum
 
 
 @st.composite
-def any_columns(draw) -> Columns:
+def any_columns(draw):
     """Small datasets with everything that can be odd: absent classes, unknown labels, bad rows, empty splits."""
     rows = draw(st.integers(1, 120))
     classes = draw(st.integers(1, 6))
@@ -57,7 +54,7 @@ def any_columns(draw) -> Columns:
     return columns_from(label, rng.integers(0, domains, rows), split, ok, classes, domains)
 
 
-def attempt(scheme: str, columns: Columns, **args: Any) -> Partition | FedcacheError:
+def attempt(scheme, columns, **args):
     """The partition, or the error that it is refused with."""
     try:
         return make(scheme, columns, **args)
@@ -65,7 +62,7 @@ def attempt(scheme: str, columns: Columns, **args: Any) -> Partition | FedcacheE
         return error
 
 
-def some_arguments(draw: Any, scheme: Any) -> dict[str, Any]:
+def some_arguments(draw, scheme):
     """Values in range for a random few of a scheme's arguments, small enough that many are feasible."""
     values = {}
     for argument in scheme.arguments:

@@ -6,9 +6,7 @@ tensors of two devices is an error, as it is on a real one. No CUDA is needed, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,37 +33,37 @@ class OnGpu(Tensor):
     held: Tensor
 
     @staticmethod
-    def __new__(cls, real: Tensor) -> OnGpu:
+    def __new__(cls, real):
         like = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
         made = torch.Tensor._make_subclass(cls, like, real.requires_grad)
         made.held = real.detach()
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         return computed(func, args, kwargs or {})
 
-    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+    def __repr__(self, **_):
         return f"OnGpu({self.held!r})"
 
     @property
-    def device(self) -> torch.device:  # type: ignore[override]
+    def device(self):
         """What a tensor on a GPU says."""
         return CUDA
 
-    def new_tensor(self, data: Any, **how: Any) -> Tensor:
+    def new_tensor(self, data, **how):
         """A tensor of numbers of Python on the GPU."""
         return OnGpu(torch.tensor(data, dtype=how.get("dtype", self.dtype)))
 
-    def tolist(self) -> Any:
+    def tolist(self):
         """The numbers."""
         return self.held.tolist()
 
-    def data_ptr(self) -> int:
+    def data_ptr(self):
         """Where the numbers lie, by which two names of one tensor are told."""
         return self.held.data_ptr()
 
-    def numpy(self, **_: Any) -> Any:
+    def numpy(self, **_):
         """Refused, as a GPU's memory is not numpy's."""
         raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
 
@@ -75,14 +73,14 @@ class OnGpu(Tensor):
 class Pretending(TorchDispatchMode):
     """Makes tensors that are asked for on ``cuda``."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return computed(func, args, kwargs or {})
 
 
 class Making(TorchFunctionMode):
     """Makes tensors of numbers of Python on ``cuda``, which torch does without asking a dispatch mode."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if (
             func not in (torch.tensor, torch.as_tensor)
@@ -92,7 +90,7 @@ class Making(TorchFunctionMode):
         return OnGpu(func(*args, **{k: v for k, v in kwargs.items() if k != "device"}))
 
 
-def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def computed(func, args, kwargs):
     """The operation on the numbers; on the GPU where its tensors are there, or it is told to make one there."""
     if func is torch.ops.prim.device.default:
         return CUDA
@@ -129,14 +127,14 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return out
     known = {id(t.held): t for t in ours}
 
-    def there_too(t: Any) -> Any:
+    def there_too(t):
         return t if not isinstance(t, Tensor) else known[id(t)] if id(t) in known else OnGpu(t)
 
     return tree_map(there_too, out)
 
 
 @contextmanager
-def pretended_gpu() -> Iterator[None]:
+def pretended_gpu():
     """In which tensors can be put on ``cuda``."""
     torch._C._ensureCUDADeviceGuardSet()  # without a GPU, one that does nothing
     begin, torch.cuda._lazy_init = torch.cuda._lazy_init, lambda: None

@@ -1,12 +1,9 @@
 """A private run in processes of their own, which say when they wait and can be held in a round."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -50,18 +47,18 @@ print(run.result["confusion"], run.result["accuracy"]["per_seed"], run.result["f
 """
 
 
-def ingested(place: Path) -> Path:
+def ingested(place):
     y = np.tile(np.arange(5), 40)
     x = (np.random.default_rng(0).normal(size=(200, 8)) + 2 * np.eye(5, 8)[y]).astype(np.float32)
     np.savez(place / "rows.npz", features=x, labels=y, split=(np.arange(200) % 4 == 0).astype(int))
     return Path(ok("ingest", place / "rows.npz", "--name", "rows").data["path"])
 
 
-def home() -> Path:
+def home():
     return Path(os.environ["FEDCACHE_HOME"])
 
 
-def started(folder: Path, pause: str = "") -> subprocess.Popen[str]:
+def started(folder, pause=""):
     """The run in a process of its own; it stops inside the hook of round ``pause`` until ``go`` exists."""
     return subprocess.Popen(
         [sys.executable, "-c", TRAINED, pause, folder],
@@ -72,20 +69,20 @@ def started(folder: Path, pause: str = "") -> subprocess.Popen[str]:
     )
 
 
-def until(reached: Callable[[], bool]) -> None:
+def until(reached):
     """Wait until something has happened; the test's own time limit ends it."""
     while not reached():
         time.sleep(0.01)
 
 
-def held_owner(folder: Path, round_: int) -> subprocess.Popen[str]:
+def held_owner(folder, round_):
     """A process that trains the run and is held in the hook of a round."""
     owner = started(folder, str(round_))
     until(lambda: (folder / "paused").exists() or owner.poll() is not None)
     return owner
 
 
-def until_all_wait(folder: Path, others: Sequence[subprocess.Popen[str]]) -> None:
+def until_all_wait(folder, others):
     """Each of the others has said that it waits, or has ended instead."""
     until(
         lambda: all(

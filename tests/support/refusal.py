@@ -1,15 +1,11 @@
 """What a call must refuse, and what the refusal must say."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 
 from fedcache.errors import Exit, FedcacheError
 
 
-def refused(call: Callable[[], object], *words: str, code: Exit = Exit.USAGE) -> None:
+def refused(call, *words, code=Exit.USAGE):
     """``call`` raises a FedcacheError of this code with a hint, and message and hint hold all the words."""
     with pytest.raises(FedcacheError) as caught:
         call()

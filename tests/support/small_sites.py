@@ -1,45 +1,23 @@
 """Sites that tests of federations share: shards of one small store, and an observer that keeps the story."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 from command import ok
+from heard import Heard as Heard
 
-from fedcache.progress import Silent
-from fedcache.runs.run import Run
 from fedcache.store.store import Store
 
 
-def missed_by(run: Run) -> list[dict[str, Any]]:
+def missed_by(run):
     """Sites that a federation went on without, each with its round and why."""
-    found: list[dict[str, Any]] = run.result["federation"]["missed"]
-    return found
+    return run.result["federation"]["missed"]
 
 
-def mean_accuracy(run: Run) -> float:
+def mean_accuracy(run):
     """The accuracy of a run, its mean over clients and seeds."""
     return float(run.result["accuracy"]["mean"])
 
 
-class Heard(Silent):
-    """Notes and warnings, in the order in which they were told."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.lines.append(text)
-
-    warn = note
-
-    def said(self, words: str) -> bool:
-        return any(words in line for line in self.lines)
-
-
-def sharded(place: Path, clients: int, *, rows: int, classes: int = 3, width: int = 6) -> Path:
+def sharded(place, clients, *, rows, classes=3, width=6):
     """Stores of so many clients, which share the rows of one store evenly."""
     draw = np.random.default_rng(3)
     y = draw.integers(0, classes, rows)
@@ -53,7 +31,7 @@ def sharded(place: Path, clients: int, *, rows: int, classes: int = 3, width: in
     return place / "sites"
 
 
-def cut(store: Store, place: Path, clients: int, scheme: str, *options: object) -> Any:
+def cut(store, place, clients, scheme, *options):
     """Cut a store into shards in ``place / "sites"``; returns what the partition command answers."""
     made = ok(
         *("partition", "--store", store.path, "--scheme", scheme, "--clients", clients),

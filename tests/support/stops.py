@@ -1,7 +1,5 @@
 """An observer that stops a run."""
 
-from __future__ import annotations
-
 from heard import Heard
 
 from fedcache.process import Stop
@@ -10,12 +8,12 @@ from fedcache.process import Stop
 class StopsAfter(Heard):
     """Asks for a stop after so many rounds; 0 never asks."""
 
-    def __init__(self, rounds: int = 0) -> None:
+    def __init__(self, rounds=0):
         super().__init__()
         self.flag = Stop()
         self.left = rounds
 
-    def advance(self, units: int) -> None:
+    def advance(self, units):
         self.left -= units
         if self.left == 0:
             self.flag.ask()

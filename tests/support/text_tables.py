@@ -1,8 +1,6 @@
 """Tables that a person typed: a row on each line, its cells between bars."""
 
-from __future__ import annotations
 
-
-def rows_of(table: str) -> list[list[str]]:
+def rows_of(table):
     """The cells of each row, without the space around them."""
     return [[cell.strip() for cell in line.split("|")] for line in table.strip().splitlines()]

@@ -1,9 +1,6 @@
 """Tiny models of transformers with random weights, saved as folders."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import torch
 import transformers
@@ -23,7 +20,7 @@ PLAIN = {
 }
 
 
-def folder(path: Path, kind: str, seed: int = 0) -> Path:
+def folder(path, kind, seed=0):
     """A saved model: vit, clip, resnet or bert; images of 16 px."""
     torch.manual_seed(seed)
     vision = {**SHAPE, "intermediate_size": 16, "image_size": 16, "patch_size": 8}
@@ -55,7 +52,7 @@ def folder(path: Path, kind: str, seed: int = 0) -> Path:
     return path
 
 
-def save_tokenizer(made: Tokenizer, path: Path) -> None:
+def save_tokenizer(made, path):
     """Saved as one with [CLS] before and [SEP] after a text."""
     made.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
@@ -70,7 +67,7 @@ def save_tokenizer(made: Tokenizer, path: Path) -> None:
     fast.save_pretrained(path)
 
 
-def decoder(path: Path, *, dtype: str = "float32") -> Path:
+def decoder(path, *, dtype="float32"):
     """A decoder language model (Qwen2) of three layers with random weights; each byte of a text is a token."""
     torch.manual_seed(1)
     vocabulary = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "<|endoftext|>"]
@@ -93,14 +90,14 @@ def decoder(path: Path, *, dtype: str = "float32") -> Path:
     return path
 
 
-def tokenizer(path: Path) -> None:
+def tokenizer(path):
     """A tokenizer of whole words, with [CLS] before and [SEP] after a text."""
     made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     save_tokenizer(made, path)
 
 
-def sentence_encoder(path: Path, words: list[str], seed: int = 0, tokens: int = 12) -> Path:
+def sentence_encoder(path, words, seed=0, tokens=12):
     """A BERT of some thousand parameters with a WordPiece vocabulary of the words given, in small letters.
 
     A word that is not among them is cut into its first letter and "##" pieces, where these are among them.

@@ -1,27 +1,26 @@
 """Tiny ONNX files whose outputs can be worked by hand."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper, save
 
 TYPES = {"float": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "uint8": TensorProto.UINT8}
 
 
+def whole(name, *numbers):
+    return numpy_helper.from_array(np.array(numbers, np.int64), name)
+
+
 def encoder(
-    path: Path,
+    path,
     *,
-    kind: str = "float",
-    layout: str = "NCHW",
-    batch: Any = "N",
-    size: Any = 8,
-    outputs: str = "y",
-    weight: float = 2.0,
-    external: bool = False,
-) -> Path:
+    kind="float",
+    layout="NCHW",
+    batch="N",
+    size=8,
+    outputs="y",
+    weight=2.0,
+    external=False,
+):
     """An encoder whose map is ``weight`` times the three channels, twice: [r, g, b, r, g, b].
 
     Outputs by letter: ``m`` the map [N, 6, H, W] (or [N, H, W, 6]), ``y`` its mean over places [N, 6], ``t`` the places
@@ -38,6 +37,7 @@ def encoder(
         helper.make_node("ReduceMean", ["m"], ["y"], axes=[2, 3] if first else [1, 2], keepdims=0)
     ]
     if "t" in outputs:
+        constants += [whole("flat", 0, 6, -1)]
         nodes += [helper.make_node("Reshape", ["m", "flat"], ["u"])]
         nodes += [helper.make_node("Transpose", ["u"], ["t"], perm=[0, 2, 1])]
     if "s" in outputs:
@@ -46,14 +46,12 @@ def encoder(
         nodes += [helper.make_node("ReduceMean", ["y"], ["c"], axes=[0], keepdims=1)]
         nodes += [helper.make_node("Sub", ["y", "c"], ["b"])]
     if "l" in outputs:
+        constants += [whole("last", -1)]
         nodes += [helper.make_node("Gather", ["y", "last"], ["e"], axis=0)]
         nodes += [helper.make_node("Add", ["y", "e"], ["l"])]
     if "z" in outputs:
         nodes += [helper.make_node("Slice", ["y", "zero", "zero", "one"], ["z"])]
-        constants += [
-            numpy_helper.from_array(np.array([v], np.int64), k)
-            for k, v in (("zero", 0), ("one", 1))
-        ]
+        constants += [whole("zero", 0), whole("one", 1)]
     shapes = {
         "m": [batch, 6, size, size] if first else [batch, size, size, 6],
         "y": [batch, 6],
@@ -63,12 +61,6 @@ def encoder(
         "l": [batch, 6],
         "z": [batch, 0],
     }
-    constants += (
-        [numpy_helper.from_array(np.array([0, 6, -1], np.int64), "flat")] if "t" in outputs else []
-    )
-    constants += (
-        [numpy_helper.from_array(np.array([-1], np.int64), "last")] if "l" in outputs else []
-    )
     graph = helper.make_graph(
         nodes,
         "tiny",

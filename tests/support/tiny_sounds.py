@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import soundfile
 import torch
@@ -12,13 +10,13 @@ import transformers
 RATE = 16_000
 
 
-def tone(pitch: float, seconds: float, rate: int = RATE) -> np.ndarray:
+def tone(pitch, seconds, rate=RATE):
     """A tone, float32 [n]."""
     time = np.arange(round(seconds * rate)) / rate
     return (0.5 * np.sin(2 * np.pi * pitch * time)).astype(np.float32)
 
 
-def tones(path: Path, count: int = 6) -> Path:
+def tones(path, count=6):
     """A folder of two classes, low and high, of tones between 0.3 and 0.5 s, half of them FLAC."""
     for number in range(count):
         name, pitch = (("low", 200), ("high", 900))[number % 2]
@@ -29,7 +27,7 @@ def tones(path: Path, count: int = 6) -> Path:
     return path
 
 
-def encoder(path: Path, kind: str) -> Path:
+def encoder(path, kind):
     """A saved model: wav2vec2, whisper (2 s) or ast, that hears 16,000 samples per second."""
     torch.manual_seed(0)
     small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -45,7 +43,7 @@ def encoder(path: Path, kind: str) -> Path:
             num_conv_pos_embeddings=4,
             num_conv_pos_embedding_groups=2,
         )
-        model: torch.nn.Module = transformers.Wav2Vec2Model(config)
+        model = transformers.Wav2Vec2Model(config)
         extractor = transformers.Wav2Vec2FeatureExtractor(sampling_rate=RATE)
     elif kind == "whisper":
         config = transformers.WhisperConfig(

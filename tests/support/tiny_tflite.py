@@ -1,10 +1,5 @@
 """Tiny TFLite files whose tensors can be worked by hand: images, their mean colour, a classifier."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import flatbuffers
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
@@ -18,9 +13,7 @@ SCALE = 1 / 64
 """Of quantised images and colours; their zero points are 128, or 0 where they are signed."""
 
 
-def classifier(
-    path: Path, *, kind: str = "float32", side: int = 8, classes: int = 4, softmax: bool = True
-) -> Path:
+def classifier(path, *, kind="float32", side=8, classes=4, softmax=True):
     """Images [1, side, side, 3] -> ``colour`` [1, 1, 1, 3], their mean -> ``scores`` [1, classes] (-> ``chances``).
 
     Class k has weight k + 1 for the first channel and none for others, so that a score is (k + 1) times red.
@@ -31,9 +24,7 @@ def classifier(
     quantised = kind != "float32"
     zero = 128 if kind == "uint8" else 0
 
-    def tensor(
-        name: str, shape: list[int], scale: float | None, values: Any = None, of: str = kind
-    ) -> Any:
+    def tensor(name, shape, scale, values=None, of=kind):
         t = schema.TensorT()
         t.name, t.shape, t.type, t.buffer = (
             name.encode(),
@@ -93,14 +84,14 @@ def classifier(
     return path
 
 
-def pooling(side: int) -> Any:
+def pooling(side):
     options = schema.Pool2DOptionsT()
     options.padding = schema.Padding.VALID
     options.strideW = options.strideH = options.filterWidth = options.filterHeight = side
     return options
 
 
-def operation(model: Any, code: int, inputs: list[int], outputs: list[int], options: Any) -> Any:
+def operation(model, code, inputs, outputs, options):
     """An operation of a kind that is entered in the model's list."""
     kind = schema.OperatorCodeT()
     kind.builtinCode, kind.deprecatedBuiltinCode, kind.version = code, code, 1

@@ -1,9 +1,5 @@
 """How closely two computations of the same products agree when processors add up in different orders."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -11,7 +7,7 @@ SUMS = 1024
 """Terms of the sums of a small network, over all its layers."""
 
 
-def close(got: Any, want: Any, width: int, dtype: torch.dtype = torch.float32) -> bool:
+def close(got, want, width, dtype=torch.float32):
     """Whether two arrays of one shape agree to the rounding of sums of ``width`` terms.
 
     The error of a sum of n terms of size one is at most n eps whatever the order of the sum (Higham, Accuracy and
@@ -30,5 +26,5 @@ def close(got: Any, want: Any, width: int, dtype: torch.dtype = torch.float32) -
     return bool(np.abs(one - other).max() <= bound)
 
 
-def _array(values: Any) -> np.ndarray:
+def _array(values):
     return np.asarray(values.detach() if isinstance(values, torch.Tensor) else values, np.float64)

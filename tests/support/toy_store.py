@@ -1,18 +1,14 @@
 """A small store with two feature arrays that could not read different images, written the way extraction writes."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from fedcache.store.store import ArrayWriter, Samples, Store
+from fedcache.store.store import Samples, Store
 
 ROWS, WIDTH, CHUNK = 14, 3, 4  # 4 chunks, the last with two rows
 KEYS = ("a-00000000", "b-00000000")
@@ -21,7 +17,7 @@ ALL_BAD = {**BAD[KEYS[1]], **BAD[KEYS[0]]}
 
 
 @contextmanager
-def in_memory() -> Iterator[Path]:
+def in_memory():
     """A directory in memory where the system has one: these tests make thousands of fsyncs and measure none."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(
@@ -30,7 +26,7 @@ def in_memory() -> Iterator[Path]:
         yield Path(made)
 
 
-def samples(rows: int = ROWS) -> Samples:
+def samples(rows=ROWS):
     i = np.arange(rows)
     uid = [hashlib.sha256(bytes([k])).digest()[:16] for k in range(rows)]
     return Samples(
@@ -45,20 +41,20 @@ def samples(rows: int = ROWS) -> Samples:
     )
 
 
-def values(key: str) -> np.ndarray[Any, np.dtype[np.float16]]:
+def values(key):
     x = np.random.default_rng(KEYS.index(key)).standard_normal((ROWS, 1, WIDTH)).astype(np.float16)
     x[list(BAD[key])] = np.nan
     return x
 
 
-def create(path: Path) -> Store:
+def create(path):
     return Store.create(
         path, samples(), dataset={"slug": "toy", "digest": "ab" * 32, "template": None}
     )
 
 
-def writer(store: Store, key: str, **changed: Any) -> ArrayWriter:
-    words: dict[str, Any] = {
+def writer(store, key, **changed):
+    words = {
         "shape": (ROWS, 1, WIDTH),
         "dtype": "float16",
         "chunk_rows": CHUNK,
@@ -68,11 +64,11 @@ def writer(store: Store, key: str, **changed: Any) -> ArrayWriter:
     return store.writer(key, **{**words, **changed})
 
 
-def write(open_writer: ArrayWriter, chunk: int, key: str) -> None:
+def write(open_writer, chunk, key):
     open_writer.write(chunk, values(key)[chunk * CHUNK : (chunk + 1) * CHUNK], BAD[key])
 
 
-def fill(store: Store, key: str, chunks: int = 99) -> None:
+def fill(store, key, chunks=99):
     with writer(store, key) as w:
         for chunk in w.missing()[:chunks]:
             write(w, chunk, key)
@@ -80,7 +76,7 @@ def fill(store: Store, key: str, chunks: int = 99) -> None:
             w.complete()
 
 
-def whole(path: Path) -> Store:
+def whole(path):
     store = create(path)
     for key in KEYS:
         fill(store, key)
@@ -94,7 +90,7 @@ def whole(path: Path) -> Store:
     return store
 
 
-def content(path: Path) -> dict[str, bytes]:
+def content(path):
     """Every file the identity promise covers."""
     return {
         str(f.relative_to(path)): f.read_bytes()
@@ -103,7 +99,7 @@ def content(path: Path) -> dict[str, bytes]:
     }
 
 
-def check_what_is_read(path: Path) -> None:
+def check_what_is_read(path):
     """What readers see is right, or they say that it is unfinished."""
     store = Store.open(path)
     ok = store.samples.ok

@@ -6,12 +6,8 @@ import asyncio
 import html
 import re
 import signal
-import subprocess
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from command import start
 
@@ -28,7 +24,7 @@ class Answer:
     body: bytes
 
     @property
-    def words(self) -> str:
+    def words(self):
         """What a person reads of a page, each run of white space as one space."""
         text = self.body.decode().partition("<main")[2].partition("</main>")[0].partition(">")[2]
         return " ".join(html.unescape(re.sub("<[^>]*>", " ", text)).split())
@@ -37,18 +33,18 @@ class Answer:
 class Client:
     """The application of a home, asked as uvicorn asks it."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home):
         self.pages = Pages(Home(home, offline=True), home.parent)
         self.app = self.pages.app(TOKEN)
 
     def ask(
         self,
-        path: str,
+        path,
         *,
-        token: str = TOKEN,
-        method: str = "GET",
-        headers: dict[str, str] | None = None,
-    ) -> Answer:
+        token=TOKEN,
+        method="GET",
+        headers=None,
+    ):
         """The answer to a path after the token."""
         plain, _, query = path.partition("?")
         given = {"host": "127.0.0.1:4321", **(headers or {})}
@@ -60,25 +56,25 @@ class Client:
             "query_string": query.encode(),
             "headers": [(k.encode(), v.encode("latin-1")) for k, v in given.items()],
         }
-        sent: list[dict[str, Any]] = []
+        sent = []
 
         given_body = False
 
-        async def receive() -> dict[str, Any]:
+        async def receive():
             nonlocal given_body
             if given_body:
                 await asyncio.Event().wait()  # a window that stays open
             given_body = True
             return {"type": "http.request", "body": b"", "more_body": False}
 
-        async def send(message: dict[str, Any]) -> None:
+        async def send(message):
             sent.append(message)
 
         asyncio.run(self.app(scope, receive, send))
         head = {k.decode(): v.decode("latin-1") for k, v in sent[0]["headers"]}
         return Answer(sent[0]["status"], head, b"".join(m.get("body", b"") for m in sent[1:]))
 
-    def read(self) -> list[dict[str, Any]]:
+    def read(self):
         """Every run of the home, once all that waits is read."""
         self.pages._looked = 0.0  # another window may have asked just now, and then nobody looks
         self.pages.look()
@@ -88,10 +84,9 @@ class Client:
 
 
 @contextmanager
-def served(home: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def served(home):
     """The address of ``fedcache ui`` in a process of its own, and the process."""
     process = start("ui", "--no-open", home=home, capture=True)
-    assert process.stdout is not None
     address = process.stdout.readline().strip()
     try:
         yield address, process

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,22 +24,22 @@ class WebServer:
 
 
 @contextmanager
-def web_server(folder: Path) -> Iterator[WebServer]:
+def web_server(folder):
     """A server of a folder, on the loopback interface."""
     made = WebServer(folder)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def log_message(self, *_: object) -> None: ...
+        def log_message(self, *_): ...
 
-        def do_HEAD(self) -> None:
+        def do_HEAD(self):
             self.answer(body=False)
 
-        def do_GET(self) -> None:
+        def do_GET(self):
             self.answer(body=True)
 
-        def answer(self, *, body: bool) -> None:
+        def answer(self, *, body):
             made.asked.append(self.path)
             number = len(made.asked)
             file = made.folder / self.path.lstrip("/")
