@@ -7,8 +7,7 @@ import pytest
 from command import fedcache, ok
 from failing_command import must_fail
 
-from fedcache.commands.train import list_ready_grids, swept_values
-from fedcache.commands.train_answers import grid_answer
+from fedcache.commands.train import grid_answer, list_ready_grids, swept_values
 from fedcache.errors import Exit, FedcacheError
 from fedcache.grids.presets import find_preset, preset_names
 from fedcache.grids.result import Grid, LostPoint, Point
