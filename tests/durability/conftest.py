@@ -8,7 +8,7 @@ from draws import FULL
 def cases(record_property):
     """``cases(few, all)``: how many to try, noted for the page of trust."""
 
-    def chosen(few: int, every: int) -> int:
+    def chosen(few, every):
         record_property("cases", every if FULL else few)
         return every if FULL else few
 

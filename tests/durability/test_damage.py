@@ -2,7 +2,6 @@
 
 import random
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,11 +19,11 @@ def place():
         yield path
 
 
-def everything(path: Path) -> dict[str, object]:
+def everything(path):
     """All that training reads of a store."""
     store = Store.open(path)
     held = store.samples
-    out: dict[str, object] = {"classes": held.classes, "domains": held.domains, "names": held.name}
+    out = {"classes": held.classes, "domains": held.domains, "names": held.name}
     for column in ("label", "domain", "split", "uid"):
         out[column] = np.asarray(getattr(held, column)).tobytes()
     out["ok"] = np.asarray(store.readable()).tobytes()
@@ -33,7 +32,7 @@ def everything(path: Path) -> dict[str, object]:
     return out
 
 
-def reads(path: Path) -> object:
+def reads(path):
     """What a store gives, or that it is refused for what it is."""
     try:
         return everything(path)
@@ -66,7 +65,7 @@ KINDS = (
 )
 
 
-def harm(kind: str, path: Path, other: Path, draw: random.Random) -> None:
+def harm(kind, path, other, draw):
     """Change one thing of a store."""
     files = [
         f
@@ -108,7 +107,7 @@ def harm(kind: str, path: Path, other: Path, draw: random.Random) -> None:
         (path / "manifest.json").write_bytes(to_signed(body))
 
 
-def refused(path: Path) -> bool:
+def refused(path):
     """Whether verify finds something, or finds no store that it could look at."""
     try:
         return not verify(path).ok

@@ -27,7 +27,7 @@ from fedcache.store.verify import verify
 CHUNKS = 2 * 48
 
 
-def extraction(dataset: str, backbones: str, options: str) -> tuple[object, ...]:
+def extraction(dataset, backbones, options):
     """An extraction in small chunks."""
     more = split(f"{options} --batch 4 --chunk-rows 8 --json")
     return ("extract", "--dataset", dataset, "--backbones", backbones, *more)
@@ -45,13 +45,13 @@ def home():
     return os.environ["FEDCACHE_HOME"]
 
 
-def done(store: Path) -> int:
+def done(store):
     """Chunks that journals or the manifest's folders hold."""
     found = (f for f in (store / "features").rglob("*") if f.is_file() and f.name != "zarr.json")
     return sum(1 for f in found if not f.name.endswith(".partial"))
 
 
-def kill(run: subprocess.Popen[str]) -> None:
+def kill(run):
     os.killpg(run.pid, signal.SIGKILL)
     run.wait()
 
@@ -128,7 +128,7 @@ def test_signals_leave_exit_130_and_the_command_that_goes_on(tmp_path, words, ho
         assert content(part) == expected
 
 
-def in_session(number: int) -> list[str]:
+def in_session(number):
     """Command lines of the processes of a session that still run."""
     found = []
     for place in Path("/proc").iterdir():
@@ -262,7 +262,7 @@ GRID = split(
 )
 
 
-def small_store(home: object) -> Path:
+def small_store(home):
     """A store of 600 digits in a home."""
     words = split("extract --dataset digits --backbones random-projection --limit 600 --json")
     made = apart(*words, home=home)
@@ -295,13 +295,13 @@ def test_killed_training_resumes_to_the_same_result(tmp_path, home, cases, comma
         assert {f.parent.name: f.read_bytes() for f in runs.rglob("result.json")} == expected
 
 
-def left_in(home: Path) -> set[Path]:
+def left_in(home):
     """Files that a killed process was still writing, or was about to remove."""
     kinds = (".*.partial", "journal-*.jsonl", "locks/*.json")
     return {path for kind in kinds for path in home.rglob(kind)}
 
 
-def named_by_gc(home: str) -> set[Path]:
+def named_by_gc(home):
     """What ``gc`` lists."""
     return {
         Path(one["path"])

@@ -21,12 +21,12 @@ TRAIN = split(
 )
 
 
-def saved(runs: Path) -> int:
+def saved(runs):
     """Files in the folders of models, those that are being written included."""
     return sum(1 for _ in runs.glob("*/models/*"))
 
 
-def models_in(runs: Path) -> dict[str, bytes]:
+def models_in(runs):
     (folder,) = runs.glob("*/models")
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 

@@ -70,7 +70,7 @@ def test_killed_private_training_makes_no_told_round_twice(tmp_path, cases):
             os.killpg(run.pid, signal.SIGKILL)
             run.wait()
             killed += 1
-        heard: dict[tuple[int, int], set[float]] = {}
+        heard = {}
         for line in told.read_bytes().splitlines():
             seed, round_, accuracy = json.loads(line)
             heard.setdefault((seed, round_), set()).add(accuracy)

@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,9 +24,7 @@ def home():
         yield home
 
 
-def extracted(
-    home: Home, name: str, *times: float, slug: str = "toy", finished: bool = True
-) -> Path:
+def extracted(home, name, *times, slug="toy", finished=True):
     """A store of a home with one array, whose history tells when it was extracted."""
     store = Store.create(
         home.stores / f"{name}.zarr", samples(), dataset={"slug": slug, "digest": name}
@@ -152,9 +149,7 @@ def test_a_name_is_looked_for_here_then_in_the_home_then_among_ingested_ones(
     monkeypatch.chdir(tmp_path)
     there = whole(home.stores / "s.zarr").path
     mine = Store.from_arrays({"x": np.eye(3)}, name="m i", path=home.stores / "m_i-1.zarr").path
-    found: dict[str, Any] = {
-        name: catalog.resolve_path(home, Path(name)) for name in ("s", "s.zarr", "m_i", "m i")
-    }
+    found = {name: catalog.resolve_path(home, Path(name)) for name in ("s", "s.zarr", "m_i", "m i")}
     assert found == {"s": there, "s.zarr": there, "m_i": mine, "m i": mine}
     assert catalog.resolve_path(home, Path("ingested:m i")) == mine
     assert catalog.resolve_path(home, Path("away/s")) == Path("away/s"), "a path is no name"

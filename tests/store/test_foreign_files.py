@@ -2,8 +2,6 @@
 
 import json
 import pickle
-from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -19,7 +17,6 @@ from refusal import refused
 from fedcache.errors import UsageError
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.planning.ingest import open_any
-from fedcache.tables.embeddings import Embeddings
 from fedcache.tables.roles import ColumnChoice
 from fedcache.tables.words import FileRows
 
@@ -30,7 +27,7 @@ CLIENTS = ["u1"] * 6 + ["u10"] * 8 + ["u2"] * 10
 EACH = {client: [i for i, c in enumerate(CLIENTS) if c == client] for client in ("u1", "u10", "u2")}
 
 
-def rows_of(found: Embeddings, *, clients: bool) -> set[tuple[Any, ...]]:
+def rows_of(found, *, clients):
     """What each row holds, without its place in the file."""
     (features,) = found.features.values()
     x = features.whole() if isinstance(features, FileRows) else features
@@ -39,12 +36,12 @@ def rows_of(found: Embeddings, *, clients: bool) -> set[tuple[Any, ...]]:
     return set(zip(map(tuple, x[:, 0].astype("f4").tolist()), words, held, strict=True))
 
 
-def expected(*, clients: bool) -> set[tuple[Any, ...]]:
+def expected(*, clients):
     held = CLIENTS if clients else [None] * N
     return set(zip(map(tuple, X.tolist()), map(str, Y), held, strict=True))
 
 
-def leaf(root: Path) -> Path:
+def leaf(root):
     users = {u: {"x": X[rows].tolist(), "y": Y[rows].tolist()} for u, rows in EACH.items()}
     counts = [len(rows) for rows in EACH.values()]
     path = root / "leaf.json"
@@ -52,7 +49,7 @@ def leaf(root: Path) -> Path:
     return path
 
 
-def tff(root: Path) -> Path:
+def tff(root):
     with h5py.File(root / "tff.h5", "w") as file:
         for user, rows in EACH.items():
             file[f"examples/{user}/embedding"] = X[rows]
@@ -60,45 +57,45 @@ def tff(root: Path) -> Path:
     return root / "tff.h5"
 
 
-def records(root: Path) -> pd.DataFrame:
+def records(root):
     return pd.DataFrame(
         {"embedding": [x.astype(float).round(3).tolist() for x in X], "label": Y, "client": CLIENTS}
     )
 
 
-def jsonl(root: Path) -> Path:
+def jsonl(root):
     records(root).to_json(root / "r.jsonl", orient="records", lines=True)
     return root / "r.jsonl"
 
 
-def json_lines(root: Path) -> Path:
+def json_lines(root):
     records(root).to_json(root / "lines.json", orient="records", lines=True)
     return root / "lines.json"
 
 
-def json_records(root: Path) -> Path:
+def json_records(root):
     records(root).to_json(root / "r.json", orient="records")
     return root / "r.json"
 
 
-def torch_dict(root: Path) -> Path:
+def torch_dict(root):
     held = {"features": torch.tensor(X), "labels": torch.tensor(Y), "client": CLIENTS, "epoch": 3}
     torch.save(held, root / "t.pt")
     return root / "t.pt"
 
 
-def torch_rows(root: Path) -> Path:
+def torch_rows(root):
     held = {"features": [*torch.tensor(X)], "labels": Y.tolist(), "client": CLIENTS}
     torch.save(held, root / "rows.pth")
     return root / "rows.pth"
 
 
-def torch_pair(root: Path) -> Path:
+def torch_pair(root):
     torch.save((torch.tensor(X), torch.tensor(Y)), root / "pair.pt")
     return root / "pair.pt"
 
 
-def clip_retrieval(root: Path) -> Path:
+def clip_retrieval(root):
     folder = root / "clip"
     (folder / "img_emb").mkdir(parents=True)
     (folder / "metadata").mkdir()
@@ -131,7 +128,7 @@ def test_a_dataset_of_another_program_has_the_same_rows_labels_and_clients(
     assert rows_of(found, clients=clients) == expected(clients=clients)
 
 
-def pfllib(root: Path) -> Path:
+def pfllib(root):
     for split in ("train", "test"):
         (root / "pfl" / split).mkdir(parents=True)
     for user, rows in EACH.items():
@@ -140,38 +137,38 @@ def pfllib(root: Path) -> Path:
     return root / "pfl" / "train" / "u1.npz"
 
 
-def pfllib_folder(root: Path) -> Path:
+def pfllib_folder(root):
     return pfllib(root).parents[1]
 
 
-def pickled_npz(root: Path) -> Path:
+def pickled_npz(root):
     np.savez(root / "p.npz", held={"features": X, "labels": Y, "client": CLIENTS})
     return root / "p.npz"
 
 
-def pickled_table(root: Path) -> Path:
+def pickled_table(root):
     records(root).to_pickle(root / "t.pkl")
     return root / "t.pkl"
 
 
-def pickled_dict(root: Path) -> Path:
+def pickled_dict(root):
     (root / "d.pickle").write_bytes(pickle.dumps({"features": X, "labels": Y, "client": CLIENTS}))
     return root / "d.pickle"
 
 
-def matlab(root: Path) -> Path:
+def matlab(root):
     scipy.io.savemat(
         root / "m.mat", {"features": X, "labels": Y[:, None], "client": np.array(CLIENTS)}
     )
     return root / "m.mat"
 
 
-def torch_arrays(root: Path) -> Path:
+def torch_arrays(root):
     torch.save({"features": X, "labels": Y, "client": np.array(CLIENTS)}, root / "arrays.pt")
     return root / "arrays.pt"
 
 
-def json_columns(root: Path) -> Path:
+def json_columns(root):
     records(root).to_json(root / "columns.json")
     return root / "columns.json"
 

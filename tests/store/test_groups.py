@@ -1,7 +1,5 @@
 """Groups: columns that sort the rows, kept beside the arrays."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from damage import flip_bit
@@ -16,7 +14,7 @@ from fedcache.tables.groups import Group, joined
 N = 12
 
 
-def store_at(path: Path) -> Store:
+def store_at(path):
     rng = np.random.default_rng(0)
     return Store.from_arrays(
         {"a": rng.normal(size=(N, 3)).astype("f4")}, labels=np.arange(N) % 2, path=path

@@ -3,12 +3,11 @@
 import shlex
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from command import Done, fedcache, ok, words_of
+from command import fedcache, ok, words_of
 from federation import small
 from toy_store import create
 
@@ -29,7 +28,7 @@ TEXT = np.eye(4, dtype=np.float32)[:3]
 IID = "--scheme iid --clients 3"
 
 
-def npz(path: Path, **columns: Any) -> Path:
+def npz(path, **columns):
     with path.open("wb") as file:
         np.savez(file, allow_pickle=False, **columns)
     return path
@@ -40,7 +39,7 @@ def labelled(tmp_path):
     return npz(tmp_path / "labelled.npz", X=FEATURES, labels=LABELS)
 
 
-def failed(done: Done, code: int) -> str:
+def failed(done, code):
     """The message and the hint of a command that must end with ``code``."""
     assert done.code == code, done.err + done.out
     assert "Traceback" not in done.err
@@ -48,7 +47,7 @@ def failed(done: Done, code: int) -> str:
     return str(error["message"] + "\n" + error["hint"])
 
 
-def run_line(line: str, *more: object) -> Done:
+def run_line(line, *more):
     """A command as it was printed."""
     program, *words = shlex.split(line)
     assert program == "fedcache"

@@ -4,7 +4,6 @@ import hashlib
 import tracemalloc
 from contextlib import suppress
 from itertools import pairwise
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -32,11 +31,11 @@ ENDINGS = ("npz", "npy", "h5", "parquet", "safetensors")
 ROWS = 1500
 
 
-def values(*shape: int, dtype: str = "float16") -> np.ndarray:
+def values(*shape, dtype="float16"):
     return np.random.default_rng(0).standard_normal(shape).astype(dtype)
 
 
-def write(path: Path, x: np.ndarray, **columns: np.ndarray) -> Path:
+def write(path, x, **columns):
     """Features and other columns as a file of the ending of ``path``; npy has features alone."""
     given = {"features": x, **columns}
     if path.suffix == ".npy":

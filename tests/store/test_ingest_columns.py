@@ -2,7 +2,6 @@
 
 import datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from refusal import refused
 
 from fedcache.store.store import Store
-from fedcache.tables.embeddings import Embeddings, open_embeddings
+from fedcache.tables.embeddings import open_embeddings
 from fedcache.tables.groups import Group
 from fedcache.tables.roles import ColumnChoice
 from fedcache.tables.words import Words
@@ -23,7 +22,7 @@ N = 12
 X = np.random.default_rng(0).normal(size=(N, 3)).astype("f4")
 
 
-def of_npz(tmp_path: Path, choice: ColumnChoice | None = None, **columns: Any) -> Embeddings:
+def of_npz(tmp_path, choice=None, **columns):
     """Columns through a file of npz; objects are written as the pickle that numpy makes of them."""
     np.savez(tmp_path / "e.npz", allow_pickle=True, **{"features": X, **columns})
     return open_embeddings(tmp_path / "e.npz", choice)
@@ -34,7 +33,7 @@ def of_npz(tmp_path: Path, choice: ColumnChoice | None = None, **columns: Any) -
 
 def test_every_other_column_of_the_rows_is_a_group_and_the_rest_is_named(tmp_path):
     day = datetime.date(2024, 2, 1)
-    kept: dict[str, tuple[Any, list[str | None]]] = {
+    kept = {
         "ward": (["north", None, " north "], ["north", None, "north"]),
         "smoker": ([True, None, False], ["True", None, "False"]),
         "visits": ([1.0, float("nan"), 10.0], ["1", None, "10"]),
@@ -148,7 +147,7 @@ def test_rows_without_a_domain_are_in_the_domain_all(tmp_path):
 
 
 class Trap:
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self):
         return exec, ("raise SystemExit('executed')",)
 
 

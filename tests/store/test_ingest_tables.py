@@ -4,8 +4,6 @@ import gzip
 import json
 import shlex
 import tracemalloc
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -37,13 +35,13 @@ WARDS = [None if i % 7 == 0 else f"w{i % 4}" for i in range(N)]
 ENDINGS = ("parquet", "csv", "csv.gz", "tsv", "tsv.gz", "feather", "arrow")
 
 
-def table(prefix: str = "f", **columns: Any) -> pa.Table:
+def table(prefix="f", **columns):
     """Features in one column per dimension between other columns, in no order."""
     dimensions = {f"{prefix}{i}": X[:, i] for i in reversed(range(D))}
     return pa.table({"ward": WARDS, **dimensions, "label": LABELS, **columns})
 
 
-def write(path: Path, rows: pa.Table) -> Path:
+def write(path, rows):
     ending = path.name.partition(".")[2]
     if ending == "parquet":
         pq.write_table(rows, path, row_group_size=11)
@@ -343,14 +341,14 @@ DIALECT = [
 ]
 
 
-def in_dialect(separator: str) -> str:
+def in_dialect(separator):
     return "".join(
         separator.join(f'"{cell}"' if "," in cell else cell for cell in row) + "\r\n"
         for row in DIALECT
     )
 
 
-def digest(path: Path) -> str:
+def digest(path):
     content = arrange(open_embeddings(path), "t")
     assert content.samples.classes == ("b", "ä")
     assert content.groups["ward"].words == ("w, 0", "w, 1")

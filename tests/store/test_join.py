@@ -1,11 +1,5 @@
 """Parts of a store, written and joined without an extraction: the bytes of one writer, wherever the join is stopped."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from toy_store import KEYS, WIDTH, content, fill, in_memory, samples, write, writer
@@ -23,14 +17,14 @@ DATASET = {"slug": "toy", "digest": "ab" * 32, "template": None}
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
+def place():
     with in_memory() as made:
         yield made
 
 
-def new(path: Path, part: StorePart | None = None) -> Store:
+def new(path, part=None):
     """A store of the toy rows, or a part of one, with a group and the text features that a first part has."""
-    dataset: dict[str, Any] = dict(DATASET)
+    dataset = dict(DATASET)
     if part is not None:
         dataset["part"] = part.record()
     store = Store.create(path, samples(), dataset=dataset)
@@ -42,14 +36,14 @@ def new(path: Path, part: StorePart | None = None) -> Store:
     return store
 
 
-def whole(place: Path) -> dict[str, bytes]:
+def whole(place):
     store = new(place / "whole.zarr")
     for key in KEYS:
         fill(store, key)
     return content(store.path)
 
 
-def parts(place: Path, count: int) -> list[Path]:
+def parts(place, count):
     made = []
     for number in range(1, count + 1):
         part = StorePart(number, count)
@@ -60,12 +54,12 @@ def parts(place: Path, count: int) -> list[Path]:
     return made
 
 
-def joined(made: list[Path], out: Path) -> Store:
+def joined(made, out):
     return join_parts(open_parts(made), out, max_bad=3, observer=Silent())
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
-def test_parts_in_any_order_give_the_bytes_of_one_writer(place: Path, count: int) -> None:
+def test_parts_in_any_order_give_the_bytes_of_one_writer(place, count):
     made = parts(place, count)
     store = joined(made[::-1], place / "out.zarr")
     assert content(store.path) == whole(place)
@@ -74,7 +68,7 @@ def test_parts_in_any_order_give_the_bytes_of_one_writer(place: Path, count: int
     assert content(joined(made, store.path).path) == whole(place)
 
 
-def test_a_part_says_what_it_has_and_opens_as_nothing_else(place: Path) -> None:
+def test_a_part_says_what_it_has_and_opens_as_nothing_else(place):
     _, second = parts(place, 2)
     store = Store.open(second, part=True)
     assert store.arrays == {}
@@ -104,12 +98,12 @@ def test_a_part_says_what_it_has_and_opens_as_nothing_else(place: Path) -> None:
 STEPS = ("adopt", "add_to_journal", "complete")
 
 
-def stopped_at(step: str, number: int) -> Callable[..., Any]:
+def stopped_at(step, number):
     """A method of the writer that ends the process, as far as the store can tell, when it is called that often."""
     real = getattr(ArrayWriter, step)
     calls = 0
 
-    def method(self: ArrayWriter, *args: Any) -> Any:
+    def method(self, *args):
         nonlocal calls
         calls += 1
         if calls == number:
@@ -120,9 +114,7 @@ def stopped_at(step: str, number: int) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_join_that_is_stopped_anywhere_goes_on(
-    place: Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+def test_a_join_that_is_stopped_anywhere_goes_on(place, monkeypatch, step):
     expected = whole(place)
     made = parts(place, 3)
     out = place / "out.zarr"
@@ -138,7 +130,7 @@ def test_a_join_that_is_stopped_anywhere_goes_on(
     assert content(joined(made, out).path) == expected
 
 
-def test_a_part_of_other_weights_is_refused_by_their_name(place: Path) -> None:
+def test_a_part_of_other_weights_is_refused_by_their_name(place):
     made = []
     for number, weights in ((1, "1111"), (2, "2222")):
         part = StorePart(number, 2)
@@ -155,7 +147,7 @@ def test_a_part_of_other_weights_is_refused_by_their_name(place: Path) -> None:
         open_parts(made)
 
 
-def test_a_part_that_was_begun_and_has_no_array_is_unfinished(place: Path) -> None:
+def test_a_part_that_was_begun_and_has_no_array_is_unfinished(place):
     one, two = parts(place, 2)
     empty = StorePart(2, 2)
     bare = new(empty.place(place / "bare.zarr"), empty)

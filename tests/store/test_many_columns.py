@@ -1,10 +1,7 @@
 """Tables with tens of thousands of columns: the cost grows with the columns, and messages stay short."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +18,7 @@ from fedcache.tables.table_readers import read_table
 ROWS = 4
 
 
-def wide(path: Path, names: list[str]) -> Path:
+def wide(path, names):
     """A table of numbers [ROWS, len(names)] and a column ``label``."""
     x = np.arange(ROWS * len(names)).reshape(ROWS, -1) + 0.5
     if path.suffix == ".csv":
@@ -42,12 +39,12 @@ def wide(path: Path, names: list[str]) -> Path:
     return path
 
 
-def lines_run(work: Callable[[], Any]) -> int:
+def lines_run(work):
     """How many lines of fedcache ``work`` runs, each pass of a loop counted: the same on every machine."""
     package = str(Path(fedcache.__file__).parent)
     lines = 0
 
-    def trace(frame: FrameType, event: str, _argument: Any) -> Any:
+    def trace(frame, event, _argument):
         nonlocal lines
         if not frame.f_code.co_filename.startswith(package):
             return None

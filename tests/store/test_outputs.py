@@ -24,7 +24,7 @@ with output_file(Path(sys.argv[1])) as file:
 """
 
 
-def kill_while_writing(path: Path, home: Path, how: str) -> None:
+def kill_while_writing(path, home, how):
     """Start a process that writes an output and kills itself half way."""
     home.mkdir(exist_ok=True)
     killed = subprocess.run(
@@ -33,7 +33,7 @@ def kill_while_writing(path: Path, home: Path, how: str) -> None:
     assert killed.returncode == -9
 
 
-def need_files_without_names(folder: Path) -> None:
+def need_files_without_names(folder):
     """Skip the test where the system or the disk of a folder has none."""
     file = open_unnamed(folder)
     if file is None:

@@ -1,21 +1,16 @@
 """Published stores: written as few files, and read from a folder, a web server and a bucket."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import zarr
 from command import fedcache, ok
 from toy_store import KEYS, whole
-from web_server import WebServer, web_server
+from web_server import web_server
 
 import fedcache as fc
 from fedcache.config import Home
@@ -32,7 +27,7 @@ from fedcache.tables.groups import Group
 
 
 @pytest.fixture
-def toy(place: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+def toy(place, monkeypatch):
     """Two arrays of 4 chunks, of which 3 make a shard; groups, text features and a partition."""
     monkeypatch.setattr(publish, "SHARD_BYTES", 3 * 28)
     monkeypatch.setattr(byte_source, "WAITS", (0.0,) * 5)
@@ -42,19 +37,19 @@ def toy(place: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 @pytest.fixture
-def published(toy: Store, place: Path) -> Path:
+def published(toy, place):
     """A folder served as ``ADDRESS/toy``."""
     publish.publish(toy, str(place / "web" / "toy"), "# Toy\n", Silent())
     return place / "web" / "toy"
 
 
 @pytest.fixture
-def server(published: Path) -> Iterator[WebServer]:
+def server(published):
     with web_server(published.parent) as found:
         yield found
 
 
-def assert_equal(one: Store, other: Store) -> None:
+def assert_equal(one, other):
     """Both hold the same rows, features, texts, partitions and groups."""
     assert one.rows == other.rows
     assert one.arrays == other.arrays
@@ -76,7 +71,7 @@ def assert_equal(one: Store, other: Store) -> None:
         )
 
 
-def test_a_published_folder_is_the_store(toy: Store, published: Path) -> None:
+def test_a_published_folder_is_the_store(toy, published):
     found = Store.open(published)
     assert_equal(toy, found)
     assert found.place == str(published)
@@ -85,7 +80,7 @@ def test_a_published_folder_is_the_store(toy: Store, published: Path) -> None:
     assert again.address == str(published)
 
 
-def test_chunks_of_a_shard_are_chunk_files_byte_for_byte(toy: Store, published: Path) -> None:
+def test_chunks_of_a_shard_are_chunk_files_byte_for_byte(toy, published):
     for key in KEYS:
         shard = (published / f"features/{key}/c/0/0/0").read_bytes()
         files = [
@@ -95,7 +90,7 @@ def test_chunks_of_a_shard_are_chunk_files_byte_for_byte(toy: Store, published: 
         assert len(list((published / f"features/{key}").rglob("c/*/0/0"))) == 2
 
 
-def test_a_published_store_is_read_from_a_web_server(toy: Store, server: WebServer) -> None:
+def test_a_published_store_is_read_from_a_web_server(toy, server):
     assert_equal(toy, Store.open(f"{server.address}/toy"))
     before = len(server.asked)
     other = Store.open(f"{server.address}/toy/")
@@ -104,7 +99,7 @@ def test_a_published_store_is_read_from_a_web_server(toy: Store, server: WebServ
     assert other.place == f"{server.address}/toy"
 
 
-def test_a_server_without_ranges_sends_a_shard_once(toy: Store, server: WebServer) -> None:
+def test_a_server_without_ranges_sends_a_shard_once(toy, server):
     server.ranges = False
     store = Store.open(f"{server.address}/toy")
     store.reader(KEYS[0]).all()
@@ -113,7 +108,7 @@ def test_a_server_without_ranges_sends_a_shard_once(toy: Store, server: WebServe
     assert_equal(toy, store)
 
 
-def byte_source_threads() -> int:
+def byte_source_threads():
     """Requests that may be under way when the server refuses the first range."""
     from fedcache.store.mirror import FETCHERS
 
@@ -121,9 +116,7 @@ def byte_source_threads() -> int:
 
 
 @pytest.mark.slow
-def test_a_server_that_fails_every_third_request_costs_time_alone(
-    toy: Store, server: WebServer
-) -> None:
+def test_a_server_that_fails_every_third_request_costs_time_alone(toy, server):
     server.fail_every = 3
     assert_equal(toy, Store.open(f"{server.address}/toy"))
     assert verify(local_place(f"{server.address}/toy")).ok
@@ -139,7 +132,7 @@ def test_a_server_that_fails_every_third_request_costs_time_alone(
         (400, Exit.ENVIRONMENT, "status 400"),
     ],
 )
-def test_a_refusal_is_one_sentence(server: WebServer, status: int, code: Exit, words: str) -> None:
+def test_a_refusal_is_one_sentence(server, status, code, words):
     server.status = status
     done = fedcache("inspect", f"{server.address}/toy")
     assert done.code == code
@@ -147,9 +140,7 @@ def test_a_refusal_is_one_sentence(server: WebServer, status: int, code: Exit, w
     assert len(server.asked) == {503: 6, 404: 2}.get(status, 1)
 
 
-def test_an_address_without_a_server_or_a_store_is_one_sentence(
-    toy: Store, server: WebServer
-) -> None:
+def test_an_address_without_a_server_or_a_store_is_one_sentence(toy, server):
     (server.folder / "manifest.json").write_text("<html></html>")
     with pytest.raises(CorruptionError, match="does not have the digest"):
         Store.open(server.address)
@@ -158,9 +149,7 @@ def test_an_address_without_a_server_or_a_store_is_one_sentence(
     assert caught.value.code == Exit.ENVIRONMENT
 
 
-def test_offline_nothing_is_read_from_an_address(
-    server: WebServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offline_nothing_is_read_from_an_address(server, monkeypatch):
     monkeypatch.setenv("FEDCACHE_OFFLINE", "1")
     with pytest.raises(FedcacheError, match="downloads are off"):
         Store.open(f"{server.address}/toy")
@@ -168,7 +157,7 @@ def test_offline_nothing_is_read_from_an_address(
 
 
 @pytest.mark.slow
-def test_other_bytes_are_found_and_never_kept(toy: Store, server: WebServer) -> None:
+def test_other_bytes_are_found_and_never_kept(toy, server):
     shard = server.folder / "toy" / f"features/{KEYS[0]}/c/0/0/0"
     raw = bytearray(shard.read_bytes())
     raw[30] ^= 1  # in the second chunk
@@ -186,9 +175,7 @@ def test_other_bytes_are_found_and_never_kept(toy: Store, server: WebServer) -> 
     assert_equal(toy, store)
 
 
-def test_a_mirror_that_lost_or_damaged_a_chunk_brings_it_again(
-    toy: Store, server: WebServer
-) -> None:
+def test_a_mirror_that_lost_or_damaged_a_chunk_brings_it_again(toy, server):
     store = Store.open(f"{server.address}/toy")
     store.reader(KEYS[0]).all()
     chunks = sorted((store.path / "features" / KEYS[0]).rglob("c/*/0/0"))
@@ -199,9 +186,7 @@ def test_a_mirror_that_lost_or_damaged_a_chunk_brings_it_again(
     assert_equal(toy, Store.open(f"{server.address}/toy"))
 
 
-def test_the_room_of_mirrors_is_bounded(
-    toy: Store, server: WebServer, monkeypatch: pytest.MonkeyPatch, own_home: Path
-) -> None:
+def test_the_room_of_mirrors_is_bounded(toy, server, monkeypatch, own_home):
     monkeypatch.setenv("FEDCACHE_REMOTE_CACHE", "90")
     monkeypatch.setattr("fedcache.store.mirror.KEPT", 2)
     store = Store.open(f"{server.address}/toy")
@@ -218,9 +203,9 @@ def test_the_room_of_mirrors_is_bounded(
         Store.open(store.path).reader(KEYS[0]).chunk(0)
 
 
-def test_nothing_is_added_to_a_published_store(published: Path) -> None:
+def test_nothing_is_added_to_a_published_store(published):
     store = Store.open(published)
-    changes: list[Callable[[], object]] = [
+    changes = [
         lambda: store.put_partition("p", {"a": 1}),
         lambda: put_groups(store, {"who": Group(np.zeros(14, np.int32), ("me",))}),
         lambda: store.append_history({"event": "x"}),
@@ -235,7 +220,7 @@ def test_nothing_is_added_to_a_published_store(published: Path) -> None:
             change()
 
 
-def test_publishing_again_writes_no_shard_again(toy: Store, published: Path) -> None:
+def test_publishing_again_writes_no_shard_again(toy, published):
     shards = {f: f.stat().st_mtime_ns for f in published.rglob("features/*/c/*/0/0")}
     again = publish.publish(toy, str(published), "# Toy\n", Silent())
     assert {f: f.stat().st_mtime_ns for f in shards} == shards
@@ -246,14 +231,12 @@ def test_publishing_again_writes_no_shard_again(toy: Store, published: Path) -> 
     )
 
 
-def test_a_publication_of_a_publication_is_equal(
-    server: WebServer, place: Path, published: Path
-) -> None:
+def test_a_publication_of_a_publication_is_equal(server, place, published):
     publish.publish(Store.open(f"{server.address}/toy"), str(place / "b"), "# Toy\n", Silent())
     assert contents(place / "b") == contents(published)
 
 
-def test_a_changed_store_takes_the_place_of_its_publication(toy: Store, published: Path) -> None:
+def test_a_changed_store_takes_the_place_of_its_publication(toy, published):
     before = Store.open(published)
     first = {f: f.stat().st_mtime_ns for f in published.rglob("features/*/c/*/0/0")}
     put_groups(toy, {"who": Group(np.arange(14, dtype=np.int32) % 2, ("me", "you"))})
@@ -268,9 +251,7 @@ def test_a_changed_store_takes_the_place_of_its_publication(toy: Store, publishe
     assert mark["replaces"] is True
 
 
-def test_a_place_with_something_else_is_left_alone(
-    toy: Store, place: Path, published: Path
-) -> None:
+def test_a_place_with_something_else_is_left_alone(toy, place, published):
     other = place / "other"
     other.mkdir()
     (other / "thesis.txt").write_text("mine")
@@ -293,9 +274,7 @@ def test_a_place_with_something_else_is_left_alone(
 
 
 @pytest.mark.slow
-def test_a_killed_publication_is_no_store_and_is_completed(
-    toy: Store, place: Path, published: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_publication_is_no_store_and_is_completed(toy, place, published, monkeypatch):
     """Killed after every single object, in turn; then completed to the same bytes."""
     all_files = contents(published)
     real = FolderSource.put
@@ -303,7 +282,7 @@ def test_a_killed_publication_is_no_store_and_is_completed(
         target = place / f"killed-{left}"
         written = []
 
-        def put(self: FolderSource, name: str, *parts: Any, written: list[str] = written) -> None:
+        def put(self, name, *parts, written=written):
             if len(written) >= left:  # noqa: B023
                 raise KeyboardInterrupt
             real(self, name, *parts)
@@ -322,11 +301,11 @@ def test_a_killed_publication_is_no_store_and_is_completed(
         assert contents(target) == all_files
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
 
 
-def test_names_become_numbers(toy: Store, place: Path) -> None:
+def test_names_become_numbers(toy, place):
     target = place / "anonymous"
     publish.publish(toy, str(target), "", Silent(), anonymous_names=True)
     found = Store.open(target)
@@ -339,7 +318,7 @@ def test_names_become_numbers(toy: Store, place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_writes_a_card(toy: Store, place: Path) -> None:
+def test_the_command_writes_a_card(toy, place):
     target = place / "made"
     done = ok("publish", toy.path, target)
     assert done.data["files"] == sum(f.is_file() for f in target.rglob("*"))
@@ -353,7 +332,7 @@ def test_the_command_writes_a_card(toy: Store, place: Path) -> None:
     assert fedcache("publish", place / "none.zarr", target).code == Exit.STORE
 
 
-def test_a_store_of_a_gigabyte_has_at_most_fifty_files() -> None:
+def test_a_store_of_a_gigabyte_has_at_most_fifty_files():
     """Counted for the layout; ``test_chunks_of_a_shard_are_chunk_files_byte_for_byte`` looks at real shards."""
     rows, width = 500_000, 1024  # 1.02 GB of float16
     chunk = 512 * width * 2
@@ -366,7 +345,7 @@ def test_a_store_of_a_gigabyte_has_at_most_fifty_files() -> None:
 
 
 @pytest.mark.slow
-def test_zarr_finds_every_array_in_one_request(toy: Store, server: WebServer) -> None:
+def test_zarr_finds_every_array_in_one_request(toy, server):
     found = zarr.open_group(f"{server.address}/toy", mode="r")
     assert sorted(name for name, _ in found["features"].arrays()) == list(KEYS)
     for key in KEYS:
@@ -375,7 +354,7 @@ def test_zarr_finds_every_array_in_one_request(toy: Store, server: WebServer) ->
 
 
 @pytest.mark.slow
-def test_xarray_reads_features_and_rows(toy: Store, server: WebServer) -> None:
+def test_xarray_reads_features_and_rows(toy, server):
     import xarray
 
     features = xarray.open_zarr(f"{server.address}/toy", group="features")
@@ -386,13 +365,13 @@ def test_xarray_reads_features_and_rows(toy: Store, server: WebServer) -> None:
     assert both["label"].values.tolist() == toy.samples.label.tolist()
 
 
-def test_a_plain_copy_of_a_store_is_read_from_a_server_too(toy: Store, place: Path) -> None:
+def test_a_plain_copy_of_a_store_is_read_from_a_server_too(toy, place):
     with web_server(place) as server:
         assert_equal(toy, Store.open(f"{server.address}/toy.zarr"))
 
 
 @pytest.mark.slow
-def test_python_trains_on_a_published_store(toy: Store, server: WebServer, own_home: Path) -> None:
+def test_python_trains_on_a_published_store(toy, server, own_home):
     rng = np.random.default_rng(0)
     labels = np.arange(60) % 3
     x = rng.standard_normal((60, 4)).astype(np.float32) + labels[:, None]
@@ -410,7 +389,7 @@ def test_python_trains_on_a_published_store(toy: Store, server: WebServer, own_h
 
 
 @pytest.mark.slow
-def test_the_partition_of_a_published_store_needs_a_file(server: WebServer, place: Path) -> None:
+def test_the_partition_of_a_published_store_needs_a_file(server, place):
     address = f"{server.address}/toy"
     done = fedcache("partition --scheme iid --clients 2 --store", address)
     assert done.code == Exit.USAGE
@@ -421,7 +400,7 @@ def test_the_partition_of_a_published_store_needs_a_file(server: WebServer, plac
     assert file.is_file()
 
 
-def test_two_objects_never_take_the_place_of_each_other(place: Path) -> None:
+def test_two_objects_never_take_the_place_of_each_other(place):
     source = FolderSource(place / "s")
     assert source.put_if_absent("a/b", b"1")
     assert not source.put_if_absent("a/b", b"2")
@@ -433,7 +412,7 @@ def test_two_objects_never_take_the_place_of_each_other(place: Path) -> None:
         source.get("a/b/c")
 
 
-def test_gc_finds_mirrors_that_nobody_opens(published: Path, own_home: Path) -> None:
+def test_gc_finds_mirrors_that_nobody_opens(published, own_home):
     path = Store.open(published).path
     assert [g.path for g in find_garbage(Home(own_home), ("given-up",), idle_days=1)] == []
     os.utime(path / "origin.json", (0, 0))
@@ -445,15 +424,13 @@ def test_gc_finds_mirrors_that_nobody_opens(published: Path, own_home: Path) -> 
     assert [g.path for g in find_garbage(Home(own_home), ("given-up",), idle_days=1)] == []
 
 
-def test_the_home_of_a_mirror_is_private(published: Path, own_home: Path) -> None:
+def test_the_home_of_a_mirror_is_private(published, own_home):
     path = Store.open(published).path
     assert path.parent == Home.from_environment().root / FOLDER
     assert path.stat().st_mode & 0o077 == 0
 
 
-def test_a_forked_process_fetches_nothing(
-    toy: Store, server: WebServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_forked_process_fetches_nothing(toy, server, monkeypatch):
     store = Store.open(f"{server.address}/toy")
     rows = store.torch_dataset(KEYS[0], split=None)
     asked = len(server.asked)
@@ -468,14 +445,12 @@ def test_a_forked_process_fetches_nothing(
 class Absent:
     """Finds no library of the extra, as on a machine without it."""
 
-    def find_spec(self, name: str, *_: object) -> None:
+    def find_spec(self, name, *_):
         if name.partition(".")[0] in ("obstore", "zarr"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-def test_without_the_extra_the_command_that_installs_it_is_named(
-    toy: Store, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_extra_the_command_that_installs_it_is_named(toy, place, monkeypatch):
     for module in ("obstore", "obstore.store", "zarr"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
@@ -490,7 +465,7 @@ def test_without_the_extra_the_command_that_installs_it_is_named(
 
 
 @pytest.mark.slow
-def test_opening_a_local_store_imports_no_library_of_the_extra(toy: Store) -> None:
+def test_opening_a_local_store_imports_no_library_of_the_extra(toy):
     code = (
         f"import sys, fedcache as fc; fc.Store.open({str(toy.path)!r}).reader({KEYS[0]!r}).all();"
         "assert not {'obstore', 'zarr', 'torch'} & sys.modules.keys()"

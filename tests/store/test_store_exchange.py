@@ -5,9 +5,6 @@ import io
 import json
 import pickle
 import struct
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -144,19 +141,19 @@ def test_rows_that_are_not_finite_are_named_by_their_place_in_the_file(tmp_path,
 
 
 class Bomb:
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self):
         return exec, ("raise SystemExit('executed')",)
 
 
-def object_npz(path: Path) -> None:
+def object_npz(path):
     np.savez(path, allow_pickle=True, X=np.array([[Bomb()]], dtype=object))
 
 
-def pickle_as_npy(path: Path) -> None:
+def pickle_as_npy(path):
     path.write_bytes(pickle.dumps(Bomb()))
 
 
-def npy_header_that_lies(path: Path) -> None:
+def npy_header_that_lies(path):
     raw = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         raw, {"descr": "<f4", "fortran_order": False, "shape": (10**6, 10**6)}
@@ -164,17 +161,17 @@ def npy_header_that_lies(path: Path) -> None:
     path.write_bytes(raw.getvalue() + b"\0" * 8)
 
 
-def torn_npz(path: Path) -> None:
+def torn_npz(path):
     np.savez(path, X=np.ones((4, 4)))
     path.write_bytes(path.read_bytes()[:-30])
 
 
-def external_link(path: Path) -> None:
+def external_link(path):
     with h5py.File(path, "w") as file:
         file["features"] = h5py.ExternalLink("/etc/passwd", "x")
 
 
-def external_storage(path: Path) -> None:
+def external_storage(path):
     (path.parent / "secret").write_bytes(b"\0" * 64)
     with h5py.File(path, "w") as file:
         file.create_dataset(
@@ -182,36 +179,36 @@ def external_storage(path: Path) -> None:
         )
 
 
-def virtual_dataset(path: Path) -> None:
+def virtual_dataset(path):
     layout = h5py.VirtualLayout((4, 4), "f4")
     layout[:] = h5py.VirtualSource(str(path.parent / "other.h5"), "x", (4, 4))
     with h5py.File(path, "w") as file:
         file.create_virtual_dataset("features", layout)
 
 
-def a_group_inside_itself(path: Path) -> None:
+def a_group_inside_itself(path):
     with h5py.File(path, "w") as file:
         file["a/loop"] = file["/"]
 
 
-def st_header(path: Path, header: Any, data: bytes = b"") -> None:
+def st_header(path, header, data=b""):
     raw = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(raw)) + raw + data)
 
 
-def offsets_beyond_the_file(path: Path) -> None:
+def offsets_beyond_the_file(path):
     st_header(
         path, {"features": {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 64]}}, b"\0" * 8
     )
 
 
-def extension_type(path: Path) -> None:
+def extension_type(path):
     kind = pa.uuid()
     storage = pa.array([b"0123456789abcdef"] * 2, pa.binary(16))
     pq.write_table(pa.table({"features": pa.ExtensionArray.from_storage(kind, storage)}), path)
 
 
-def pickled_extension_type(path: Path) -> None:
+def pickled_extension_type(path):
     field = pa.field(
         "features",
         pa.list_(pa.float32()),
@@ -226,11 +223,11 @@ def pickled_extension_type(path: Path) -> None:
     )
 
 
-def ragged_rows_that_would_reshape(path: Path) -> None:
+def ragged_rows_that_would_reshape(path):
     pq.write_table(pa.table({"features": [[1.0], [2.0, 3.0, 4.0]]}), path)  # four values, two rows
 
 
-HOSTILE: list[tuple[str, Callable[[Path], None]]] = [
+HOSTILE = [
     ("npz", object_npz),
     ("npy", pickle_as_npy),
     ("npy", npy_header_that_lies),

@@ -3,9 +3,7 @@
 import errno
 import os
 import resource
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -34,26 +32,26 @@ from fedcache.store.verify import verify
 class Faults:
     """Makes the n-th write, fsync or rename of the store fail; a failing write leaves half of its bytes."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, code: int = errno.EIO) -> None:
+    def __init__(self, patch, code=errno.EIO):
         self.left, self.code, self.count = -1, code, 0
         patch.setattr(files.os, "fsync", self.guard(os.fsync))
         patch.setattr(files.Path, "replace", self.guard(Path.replace))
         patch.setattr(files.Path, "rename", self.guard(Path.rename))
         real = Path.open
 
-        def open_path(path: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        def open_path(path, mode="r", *args, **kwargs):
             file = real(path, mode, *args, **kwargs)
             return Torn(file, self) if mode in ("wb", "ab") else file
 
         patch.setattr(files.Path, "open", open_path)
 
-    def spend(self) -> bool:
+    def spend(self):
         self.count += 1
         self.left -= 1
         return self.left == 0
 
-    def guard(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
+    def guard(self, real):
+        def call(*args, **kwargs):
             if self.spend():
                 raise OSError(self.code, os.strerror(self.code))
             return real(*args, **kwargs)
@@ -64,23 +62,23 @@ class Faults:
 class Torn:
     """A file whose writes may fail half way."""
 
-    def __init__(self, file: Any, faults: Faults) -> None:
+    def __init__(self, file, faults):
         self.file, self.faults = file, faults
 
-    def write(self, data: Any) -> int:
+    def write(self, data):
         if self.faults.spend():
             raw = bytes(data)
             self.file.write(raw[: len(raw) // 2])
             raise OSError(self.faults.code, os.strerror(self.faults.code))
         return int(self.file.write(data))
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self.file, name)
 
-    def __enter__(self) -> "Torn":
+    def __enter__(self):
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error):
         self.file.close()
 
 
@@ -143,14 +141,14 @@ def test_an_error_of_the_system_names_the_file_that_was_to_be_written(place):
     assert not list(place.iterdir())
 
 
-def crash_in_commit(store: Store, key: str, monkeypatch: pytest.MonkeyPatch, step: int) -> bool:
+def crash_in_commit(store, key, monkeypatch, step):
     """Complete an array and die at its step-th write of a file; whether it died."""
     with monkeypatch.context() as patch, writer(store, key) as w:
         for chunk in w.missing():
             write(w, chunk, key)
         real, left = Path.replace, [step]
 
-        def dying(path: Path, target: Path) -> Any:
+        def dying(path, target):
             if target.suffix == ".json" and target.parent.name == "locks":
                 return real(path, target)  # who holds the lock; not part of the commit
             left[0] -= 1
@@ -231,7 +229,7 @@ def test_a_partition_whose_name_is_no_file_name_is_refused(place):
 
 
 def test_every_new_directory_is_durable_before_what_lies_below_it(place, monkeypatch):
-    synced: list[Path] = []
+    synced = []
     monkeypatch.setattr(chunks, "fsync_directory", synced.append)
     chunks.make_directories(place / "a" / "b" / "c")
     assert synced == [place, place / "a", place / "a" / "b"]

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +36,7 @@ def store():
         yield made
 
 
-def fill_flight(made: Store) -> None:
+def fill_flight(made):
     with writer(made, "c-0", recipe={"backbone": "c"}) as w:
         w.write(0, np.ones((4, 1, 3), np.float32))
         w.write(
@@ -46,7 +44,7 @@ def fill_flight(made: Store) -> None:
         )
 
 
-def use(path: Path) -> None:
+def use(path):
     """Everything a reader may ask of a store."""
     opened = Store.open(path)
     _ = opened.samples, opened.rows_ok, opened.unfinished(), opened.quarantined(), repr(opened)
@@ -62,7 +60,7 @@ def use(path: Path) -> None:
     verify(path)
 
 
-def refusal(path: Path) -> Exit | None:
+def refusal(path):
     try:
         use(path)
     except FedcacheError as error:
@@ -70,7 +68,7 @@ def refusal(path: Path) -> Exit | None:
     return None
 
 
-def paths_of(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def paths_of(value, at=()):
     """Every place of a JSON value."""
     items = (
         value.items()
@@ -82,7 +80,7 @@ def paths_of(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [at, *(p for k, v in items for p in paths_of(v, (*at, k)))]
 
 
-def replaced(value: Any, at: tuple[Any, ...], new: Any) -> Any:
+def replaced(value, at, new):
     if not at:
         return new
     copy = dict(value) if isinstance(value, dict) else list(value)
@@ -245,6 +243,6 @@ def test_another_spelling_is_refused_although_its_digest_fits():
             parse_signed(signed(text))
 
 
-def signed(body: bytes) -> bytes:
+def signed(body):
     """``to_signed`` of bytes as they are."""
     return body[:-1] + b',"sha256":"' + hashlib.sha256(body).hexdigest().encode() + b'"}'

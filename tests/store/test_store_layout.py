@@ -3,7 +3,6 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -32,13 +31,13 @@ from fedcache.store import writer as writing
 from fedcache.store.chunks import decode_strings, encode_strings, write_chunk_file
 from fedcache.store.export import write_shards
 from fedcache.store.reader import MAPS
-from fedcache.store.store import ArrayWriter, Samples, Store
+from fedcache.store.store import Samples, Store
 from fedcache.store.verify import leftover_files, verify
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-def printable(raw: bytes) -> str:
+def printable(raw):
     try:
         text = raw.decode()
     except UnicodeDecodeError:
@@ -46,9 +45,7 @@ def printable(raw: bytes) -> str:
     return "text:" + text if text.isprintable() or text.endswith("\n") else "hex:" + raw.hex()
 
 
-def write_all(
-    store: Store, key: str, x: np.ndarray, bad: dict[int, str] | None = None, **changed: Any
-) -> ArrayWriter:
+def write_all(store, key, x, bad=None, **changed):
     """A finished array of these values."""
     with writer(store, key, shape=x.shape, dtype=str(x.dtype), **changed) as w:
         for chunk in w.missing():
@@ -58,7 +55,7 @@ def write_all(
     return w
 
 
-def store_of(path: Path, held: Samples) -> Store:
+def store_of(path, held):
     return Store.create(path, held, dataset={"slug": "t", "digest": "0", "template": None})
 
 
@@ -377,7 +374,7 @@ def test_a_finished_array_takes_no_chunk_and_helpers_see_that_it_is_gone(place):
 
 
 def test_a_chunk_that_a_worker_wrote_elsewhere_is_waited_for_and_then_refused(place, monkeypatch):
-    slept: list[float] = []
+    slept = []
     monkeypatch.setattr(writing.time, "sleep", slept.append)
     with writer(create(place / "s.zarr"), KEYS[0]) as w:
         made = w.for_workers().write(0, values(KEYS[0])[:CHUNK], BAD[KEYS[0]])

@@ -2,7 +2,6 @@
 
 import os
 from functools import partial
-from typing import Any
 
 import numpy as np
 import psutil
@@ -19,9 +18,7 @@ from fedcache.store.files import memory_limit
 from fedcache.store.store import Store
 
 
-def old_prepare(
-    features: list[np.ndarray[Any, Any]], post: str, train: np.ndarray[Any, Any]
-) -> np.ndarray[Any, Any]:
+def old_prepare(features, post, train):
     """The definition, over whole arrays: what ``prepare`` must give to the bit whatever it holds at a time."""
     out = [f.astype(np.float32) for f in features]
     if post == "l2":
@@ -141,7 +138,7 @@ def test_the_budget_is_half_of_what_is_free(tmp_path, monkeypatch, meminfo, grou
 @pytest.mark.parametrize("budget", ["1G", "0"])
 def test_a_chunk_is_verified_once_whichever_way_it_is_read(tmp_path, monkeypatch, budget):
     monkeypatch.setenv("FEDCACHE_MEMORY", budget)
-    verified: list[str] = []
+    verified = []
     real = reading.verify_payload
 
     def counted(payload, tail, crc, place, what):

@@ -2,17 +2,15 @@
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 from embedding_file import read_embeddings
 from toy_store import KEYS, samples, whole
 
-from fedcache.errors import CorruptionError, FedcacheError, MachineError, StoreError, UsageError
+from fedcache.errors import CorruptionError, MachineError, StoreError, UsageError
 from fedcache.store import chunks, lock, manifest
 from fedcache.store import samples as columns
 from fedcache.store.export import export
@@ -20,7 +18,7 @@ from fedcache.store.manifest import read_quarantine
 from fedcache.store.store import Store
 
 
-def refused(kind: type[FedcacheError], named: object, call: Callable[[], Any]) -> None:
+def refused(kind, named, call):
     """The call is refused with this kind of error, which names what is wrong and has a hint."""
     with pytest.raises(kind) as caught:
         call()
@@ -28,8 +26,8 @@ def refused(kind: type[FedcacheError], named: object, call: Callable[[], Any]) -
     assert caught.value.hint
 
 
-def fails(error: BaseException) -> Callable[..., Any]:
-    def call(*_args: Any, **_kwargs: Any) -> Any:
+def fails(error):
+    def call(*_args, **_kwargs):
         raise error
 
     return call
