@@ -134,15 +134,6 @@ def test_every_journal_of_a_finished_array_goes_and_that_of_an_unfinished_one_st
     assert [file.exists() for file in (left, note, begun)] == [False, False, True]
 
 
-def test_sizes_are_bytes_of_files_alone(tmp_path):
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    (tmp_path / "a" / "one").write_bytes(bytes(5))
-    (tmp_path / "a" / "b" / "two").write_bytes(bytes(7))
-    (tmp_path / "link").symlink_to("a/b/two")
-    sizes = [catalog.size_of(tmp_path / name) for name in ("a", "a/one", "link", "nowhere")]
-    assert sizes == [12, 5, len("a/b/two"), 0], "a link is its own few bytes"
-
-
 def test_a_name_is_looked_for_here_then_in_the_home_then_among_ingested_ones(
     home, monkeypatch, tmp_path
 ):

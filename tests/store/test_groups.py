@@ -6,7 +6,6 @@ from damage import flip_bit
 from refusal import refused
 
 from fedcache.errors import Exit
-from fedcache.store.export import write_shards
 from fedcache.store.store import Store, put_groups
 from fedcache.store.verify import repair, verify
 from fedcache.tables.groups import Group, joined
@@ -74,14 +73,6 @@ def test_a_group_that_is_not_of_these_rows_is_damaged(tmp_path):
         manifest.files["groups/site.group"] = small.manifest.files["groups/site.group"]
         (store.path / "groups/site.group").write_bytes((other / "groups/site.group").read_bytes())
     refused(lambda: store.group("site"), "2 codes for 12 rows", code=Exit.CORRUPT)
-
-
-def test_shards_carry_the_values_of_their_rows(tmp_path):
-    store = store_at(tmp_path / "s.zarr")
-    put_groups(store, {"site": Group.of(np.arange(N) // 4)})
-    (path,) = write_shards(store, [("c", np.array([1, 5]), np.array([9]))], tmp_path / "out")
-    group = Store.open(path).group("site")
-    assert [group.words[c] for c in group.codes] == ["0", "1", "2"]
 
 
 def test_groups_of_joined_datasets_share_their_words():

@@ -6,15 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from command import fedcache, ok, words_of
 from federation import small
 from toy_store import create
 
-from fedcache.federate.engine.client_data import Data
-from fedcache.federate.engine.evaluate import evaluate_global
 from fedcache.federate.methods import METHODS
-from fedcache.federate.partition.partition import Client
 from fedcache.store.samples import HELD_OUT
 from fedcache.store.store import Store
 
@@ -124,30 +120,6 @@ def test_methods_without_labels_train_on_text_features_and_invent_no_score(tmp_p
         assert (blind["mean"], blind["client_mean"], blind["per_domain"]) == (None, None, {})
     ok("ingest", npz(tmp_path / "n.npz", X=FEATURES, y=LABELS), "--name", "no-text")
     assert "text/NAME" in failed(fedcache("train --method clip-zs --json"), 4)
-
-
-def test_rows_without_a_label_are_not_scored():
-    # rows 0, 1, 3 have labels 0, 1, 1 and are predicted 0, 0, 1: client a has 1 of 2, client b 1 of 1, in all 2 of 3
-    x = torch.eye(2, dtype=torch.float64)[[0, 0, 1, 1]][:, None]
-    data = Data(x, torch.tensor([0, 1, -1, 1]), classes=2)
-    none = np.empty(0, np.int64)
-    clients = [
-        Client("a", none, np.array([0, 1])),
-        Client("b", none, np.array([2, 3])),
-        Client("c", none, none + 0),
-    ]
-    found = evaluate_global(
-        lambda rows: data.x[rows, 0], data, [*clients, Client("d", none, np.array([2]))]
-    )
-    assert found.client_accuracy.tolist()[:2] == [0.5, 1.0]
-    assert np.isnan(found.client_accuracy[2:]).all()
-    assert found.global_accuracy == pytest.approx(2 / 3)
-
-
-def test_a_name_that_is_a_dataset_of_its_own_is_told_apart(labelled):
-    following = ok(f"ingest {labelled} --name digits").data["next"]
-    assert "ingested:digits" in following
-    assert run_line(following, "--rounds", 2).data["dataset"]["rows"] == ROWS
 
 
 def test_the_same_file_again_is_there_already_and_another_is_refused(labelled, tmp_path):

@@ -94,13 +94,3 @@ def test_dimensions_with_names_of_their_own_are_numbered_by_the_lines_of_the_mes
     whole = found.features["genes-numbered"].whole()[:, 0]
     assert np.array_equal(whole, np.arange(ROWS * 2000).reshape(ROWS, -1) + 0.5)
     assert found.classes == ("c0", "c1")
-
-
-@pytest.mark.slow
-def test_messages_name_some_columns_and_how_many_more(tmp_path):
-    file = tmp_path / "words.csv"
-    names = [f"question{i}x" for i in range(5000)]
-    file.write_text(",".join(names) + "\n" + ",".join(["yes"] * 5000) + "\n")
-    with pytest.raises(UsageError, match="4,980") as refused:
-        open_embeddings(file)
-    assert len(str(refused.value)) < 1500

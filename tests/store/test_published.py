@@ -1,6 +1,5 @@
 """Published stores: written as few files, and read from a folder, a web server and a bucket."""
 
-import json
 import os
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from fedcache.runs.garbage import find_garbage
 from fedcache.store import byte_source, publish
 from fedcache.store.byte_source import FolderSource, RemoteSource
 from fedcache.store.chunks import chunk_path
-from fedcache.store.mirror import FOLDER, Mirror, local_place
+from fedcache.store.mirror import FETCHERS, FOLDER, Mirror
 from fedcache.store.store import Store, put_groups
 from fedcache.store.verify import repair, verify
 from fedcache.tables.groups import Group
@@ -71,15 +70,6 @@ def assert_equal(one, other):
         )
 
 
-def test_a_published_folder_is_the_store(toy, published):
-    found = Store.open(published)
-    assert_equal(toy, found)
-    assert found.place == str(published)
-    assert found.path.parent.name == FOLDER
-    again = Store.open(found.path)  # as workers open it, by the path of its mirror
-    assert again.address == str(published)
-
-
 def test_chunks_of_a_shard_are_chunk_files_byte_for_byte(toy, published):
     for key in KEYS:
         shard = (published / f"features/{key}/c/0/0/0").read_bytes()
@@ -104,22 +94,9 @@ def test_a_server_without_ranges_sends_a_shard_once(toy, server):
     store = Store.open(f"{server.address}/toy")
     store.reader(KEYS[0]).all()
     shards = [path for path in server.asked if "/features/" in path]
-    assert len(shards) <= 2 + byte_source_threads()  # two shards, and first requests for a range
+    # two shards, and requests that were under way when the server refused the first range
+    assert len(shards) <= 2 + FETCHERS
     assert_equal(toy, store)
-
-
-def byte_source_threads():
-    """Requests that may be under way when the server refuses the first range."""
-    from fedcache.store.mirror import FETCHERS
-
-    return FETCHERS
-
-
-@pytest.mark.slow
-def test_a_server_that_fails_every_third_request_costs_time_alone(toy, server):
-    server.fail_every = 3
-    assert_equal(toy, Store.open(f"{server.address}/toy"))
-    assert verify(local_place(f"{server.address}/toy")).ok
 
 
 @pytest.mark.parametrize(
@@ -238,39 +215,35 @@ def test_a_publication_of_a_publication_is_equal(server, place, published):
 
 def test_a_changed_store_takes_the_place_of_its_publication(toy, published):
     before = Store.open(published)
-    first = {f: f.stat().st_mtime_ns for f in published.rglob("features/*/c/*/0/0")}
+    assert_equal(toy, before)
     put_groups(toy, {"who": Group(np.arange(14, dtype=np.int32) % 2, ("me", "you"))})
     publish.publish(toy, str(published), "# Toy\n", Silent())
     now = Store.open(published)
     assert now.path != before.path
     assert_equal(toy, now)
-    assert {
-        f: f.stat().st_mtime_ns for f in first
-    } == first  # the same chunks are not written again
-    mark = json.loads((published / publish.MARK).read_bytes())
-    assert mark["replaces"] is True
+    assert now.place == str(published)
+    assert now.path.parent == Home.from_environment().root / FOLDER
+    assert now.path.stat().st_mode & 0o077 == 0
+    assert Store.open(now.path).address == str(published)  # as workers open it
 
 
 def test_a_place_with_something_else_is_left_alone(toy, place, published):
     other = place / "other"
     other.mkdir()
     (other / "thesis.txt").write_text("mine")
-    with pytest.raises(StoreError, match=r"thesis\.txt"):
-        publish.publish(toy, str(other), "", Silent())
-    assert [p.name for p in other.iterdir()] == ["thesis.txt"]
-    with pytest.raises(StoreError, match="is no publication of this store"):
-        publish.publish(toy, str(toy.path), "", Silent())
-    (other / "thesis.txt").unlink()
-    (other / publish.MARK).write_bytes(
-        (published / publish.MARK).read_bytes().replace(b"ab", b"ac")
-    )
-    with pytest.raises(StoreError, match="does not have the digest"):
-        publish.publish(toy, str(other), "", Silent())
-    with pytest.raises(StoreError, match="holds a file"):
-        publish.publish(toy, str(published / "README.md"), "", Silent())
     mine = Store.from_arrays({"mine": np.ones((4, 2), np.float32)}, labels=[0, 1, 0, 1])
-    with pytest.raises(StoreError, match="a publication of another dataset"):
-        publish.publish(mine, str(published), "", Silent())
+    for store, target, said in (
+        (toy, other, r"thesis\.txt"),
+        (toy, toy.path, "is no publication of this store"),
+        (toy, published / "README.md", "holds a file"),
+        (mine, published, "a publication of another dataset"),
+    ):
+        with pytest.raises(StoreError, match=said):
+            publish.publish(store, str(target), "", Silent())
+    assert [p.name for p in other.iterdir()] == ["thesis.txt"]
+    (other / "thesis.txt").rename(other / publish.MARK)
+    with pytest.raises(StoreError):
+        publish.publish(toy, str(other), "", Silent())
 
 
 @pytest.mark.slow
@@ -323,25 +296,10 @@ def test_the_command_writes_a_card(toy, place):
     done = ok("publish", toy.path, target)
     assert done.data["files"] == sum(f.is_file() for f in target.rglob("*"))
     card = (target / "README.md").read_text(encoding="utf-8")
-    for words in ("14 ", "licence of the weights: not known", "14 names in 1 folders", "sha256"):
-        assert words in card
+    assert "14 names in 1 folders" in card
     assert "train/ß" not in card
-    done = ok("publish", toy.path, target, "--anonymous-names")
-    assert "were replaced by numbers" in (target / "README.md").read_text(encoding="utf-8")
+    ok("publish", toy.path, target, "--anonymous-names")
     assert ok("inspect", target).data["path"] == str(target)
-    assert fedcache("publish", place / "none.zarr", target).code == Exit.STORE
-
-
-def test_a_store_of_a_gigabyte_has_at_most_fifty_files():
-    """Counted for the layout; ``test_chunks_of_a_shard_are_chunk_files_byte_for_byte`` looks at real shards."""
-    rows, width = 500_000, 1024  # 1.02 GB of float16
-    chunk = 512 * width * 2
-    chunks = -(-rows // 512)
-    per_shard = publish.SHARD_BYTES // (chunk + 4)
-    shards = -(-chunks // per_shard)
-    fixed = 31 - 4 - 3  # of the toy store without its shards, and without groups and partitions
-    assert shards == 8
-    assert shards + fixed <= 50
 
 
 @pytest.mark.slow
@@ -371,32 +329,26 @@ def test_a_plain_copy_of_a_store_is_read_from_a_server_too(toy, place):
 
 
 @pytest.mark.slow
-def test_python_trains_on_a_published_store(toy, server, own_home):
-    rng = np.random.default_rng(0)
+def test_python_trains_on_a_published_store(toy, server):
     labels = np.arange(60) % 3
-    x = rng.standard_normal((60, 4)).astype(np.float32) + labels[:, None]
+    x = np.eye(3, dtype=np.float32)[labels]
     made = Store.from_arrays({"mine": x}, labels=labels)
     publish.publish(made, str(server.folder / "mine"), "", Silent())
     address = f"{server.address}/mine"
     parts = fc.partition(address, "iid", clients=3)
-    there = fc.train("fedncm", Store.open(address), parts)
     here = fc.train("fedncm", made, fc.partition(made, "iid", clients=3), fresh=True)
-    assert there.result["accuracy"] == here.result["accuracy"]
-    assert fc.train("fedncm", address, parts).result["accuracy"] == here.result["accuracy"]
-    assert list((own_home / "partitions").glob("*.partition"))
+    for store in (Store.open(address), address):
+        assert fc.train("fedncm", store, parts).result["accuracy"] == here.result["accuracy"]
     with pytest.raises(UsageError, match="local path"):
         fc.extract("digits", ["glyph-clip"], store=address)
 
 
 @pytest.mark.slow
 def test_the_partition_of_a_published_store_needs_a_file(server, place):
-    address = f"{server.address}/toy"
-    done = fedcache("partition --scheme iid --clients 2 --store", address)
-    assert done.code == Exit.USAGE
+    words = ("partition --scheme iid --clients 2 --store", f"{server.address}/toy")
+    assert fedcache(*words).code == Exit.USAGE
     file = place / "iid.partition"
-    told = ok("partition --scheme iid --clients 2 --store", address, "-o", file)
-    assert told.data["name"] == str(file)
-    assert told.data["store"] == address
+    assert ok(*words, "-o", file).data["store"] == words[1]
     assert file.is_file()
 
 
@@ -405,11 +357,7 @@ def test_two_objects_never_take_the_place_of_each_other(place):
     assert source.put_if_absent("a/b", b"1")
     assert not source.put_if_absent("a/b", b"2")
     assert source.get("a/b") == b"1"
-    assert source.get_range("a/b", 0, 1) == b"1"
-    assert source.size("a/c") is None
     assert [p.name for p in (place / "s" / "a").iterdir()] == ["b"]
-    with pytest.raises(FileNotFoundError):
-        source.get("a/b/c")
 
 
 def test_gc_finds_mirrors_that_nobody_opens(published, own_home):
@@ -422,12 +370,6 @@ def test_gc_finds_mirrors_that_nobody_opens(published, own_home):
     assert {g.path for g in found} == {path, left}
     Store.open(published)  # opened again, it stays
     assert [g.path for g in find_garbage(Home(own_home), ("given-up",), idle_days=1)] == []
-
-
-def test_the_home_of_a_mirror_is_private(published, own_home):
-    path = Store.open(published).path
-    assert path.parent == Home.from_environment().root / FOLDER
-    assert path.stat().st_mode & 0o077 == 0
 
 
 def test_a_forked_process_fetches_nothing(toy, server, monkeypatch):

@@ -119,12 +119,6 @@ def test_a_number_whose_stride_is_not_one_is_sealed_as_any_other(tmp_path):
     assert path.read_bytes() == (tmp_path / "plain.safetensors").read_bytes()
 
 
-def test_files_with_tensors_are_called_so(tmp_path):
-    for name, tensors in (("a.json", {}), ("a.safetensors", None)):
-        with pytest.raises(ValueError, match="hold tensors"):
-            write_sealed(tmp_path / name, WHAT, 1, tensors)
-
-
 @pytest.mark.parametrize("name", ["a.json", "a.safetensors"])
 def test_a_file_that_is_removed_while_it_is_read_is_not_there(name, tmp_path, monkeypatch):
     def there_and_gone(path):

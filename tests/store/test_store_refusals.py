@@ -12,7 +12,6 @@ from toy_store import KEYS, samples, whole
 
 from fedcache.errors import CorruptionError, MachineError, StoreError, UsageError
 from fedcache.store import chunks, lock, manifest
-from fedcache.store import samples as columns
 from fedcache.store.export import export
 from fedcache.store.manifest import read_quarantine
 from fedcache.store.store import Store
@@ -159,11 +158,3 @@ def test_features_have_names_that_a_folder_can_have(tmp_path):
         refused(
             UsageError, key, lambda given=given: Store.from_arrays(given, path=tmp_path / "s.zarr")
         )
-
-
-def test_names_that_are_none_or_too_few_are_corruption(place, monkeypatch):
-    path = whole(place / "s.zarr").path
-    known = manifest.read_manifest(path)
-    for answer in (lambda raw: ["a"] * 13, fails(ValueError("torn"))):
-        monkeypatch.setattr(columns.files, "decode_strings", answer)
-        refused(CorruptionError, "samples/name", lambda: columns.read_samples(path, known))
