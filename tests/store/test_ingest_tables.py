@@ -163,13 +163,14 @@ def test_a_csv_of_excel_and_pandas_is_read(tmp_path):
         f'\ufeff;f0;f1;label;ward;patient\n0;1.5;2;cat;"north; old";{ids[0]}\n1;3;;dog;;{ids[1]}\n2;1;1;dog;;\n',
         encoding="utf-8",
     )
-    found = open_embeddings(file, ColumnChoice(groups=("patient",)))
-    features = found.features["e"].whole()[:, 0]
+    found = read_embeddings(file)
+    features = found.features["e"][:, 0]
     assert np.array_equal(features, [[1.5, 2], [3, np.nan], [1, 1]], equal_nan=True)
     assert found.classes == ("cat", "dog")
     assert found.groups["ward"].values() == ["north; old", None, None]
-    assert found.groups["patient"].values() == [*map(str, ids), None]
-    assert "--group-key patient" in read_embeddings(file).unused["patient"]
+    assert "--group-key patient" in found.unused["patient"]
+    asked = open_embeddings(file, ColumnChoice(groups=("patient",)))
+    assert asked.groups["patient"].values() == [*map(str, ids), None]
     large = Words.of([str(2**54), "", "NA"]).typed()  # which a float would round
     assert large.values() == [str(2**54), None, None]
 

@@ -9,7 +9,7 @@ from draws import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from refusal import refused
-from toy_store import KEYS, create, fill, in_memory, whole, writer
+from toy_store import KEYS, in_memory, whole, writer
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store.files import parse_signed, to_signed
@@ -104,32 +104,34 @@ def test_a_manifest_with_any_field_replaced_and_a_digest_that_fits(store, data, 
 
 
 @pytest.mark.parametrize(
-    ("at", "value"),
+    ("at", "value", "said", "code"),
     [
-        (("dataset", "slug"), 7),
-        (("dataset", "digest"), None),
-        (("dataset", "digest"), ["toy"]),
-        (("texts", "a", 0, "id"), "../x"),
-        (("texts", "a", 0, "shape"), [3]),
-        (("texts", "a", 0, "shape"), [3, 4, 1]),
+        (("dataset", "slug"), 7, "", Exit.CORRUPT),
+        (("dataset", "digest"), None, "", Exit.CORRUPT),
+        (("dataset", "digest"), ["toy"], "", Exit.CORRUPT),
+        (("texts", "a", 0, "id"), "../x", "", Exit.CORRUPT),
+        (("texts", "a", 0, "shape"), [3], "", Exit.CORRUPT),
+        (("texts", "a", 0, "shape"), [3, 4, 1], "", Exit.CORRUPT),
+        (("format",), 3, "format 3", Exit.STORE),
+        # 4 * 2^60 * 2 + 4: one more than fits in 63 bits; no memory is asked for
+        (
+            ("arrays", KEYS[0], "shape"),
+            [14, 1 << 30, 1 << 30],
+            "9,223,372,036,854,775,812",
+            Exit.CORRUPT,
+        ),
     ],
 )
-def test_a_field_of_a_manifest_that_no_writer_writes_is_refused(at, value):
-    with in_memory() as place:
-        file = whole(place / "s.zarr").path / "manifest.json"
-        file.write_bytes(to_signed(replaced(parse_signed(file.read_bytes()), at, value)))
-        refused(lambda: Store.open(file.parent), code=Exit.CORRUPT)
+def test_a_field_of_a_manifest_that_no_writer_writes_is_refused(place, at, value, said, code):
+    path = changed(place, at, value)
+    refused(lambda: Store.open(path).reader(KEYS[0]).all(), said, code=code)
 
 
 @pytest.mark.parametrize("raw", [b"{", b"[" * 10**5, b"\xff", b"[1]"])
-def test_a_partition_of_other_bytes_and_a_digest_that_fits(raw):
-    with in_memory() as place:
-        path = whole(place / "s.zarr").path
-        (path / "partitions/p.json").write_bytes(raw)
-        manifest = parse_signed((path / "manifest.json").read_bytes())
-        manifest["files"]["partitions/p.json"] = hashlib.sha256(raw).hexdigest()
-        (path / "manifest.json").write_bytes(to_signed(manifest))
-        refused(lambda: Store.open(path).partition("p"), code=Exit.CORRUPT)
+def test_a_partition_of_other_bytes_and_a_digest_that_fits(place, raw):
+    path = changed(place, ("files", "partitions/p.json"), hashlib.sha256(raw).hexdigest())
+    (path / "partitions/p.json").write_bytes(raw)
+    refused(lambda: Store.open(path).partition("p"), code=Exit.CORRUPT)
 
 
 @pytest.mark.slow
@@ -190,33 +192,10 @@ def test_journals_partitions_and_histories_of_any_bytes(store, raw, which):
         file.write_bytes(kept)
 
 
-def test_deep_nesting_is_damage_not_a_crash(tmp_path):
-    store = create(tmp_path / "s.zarr")
-    (store.path / "manifest.json").write_bytes(
-        signed(b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
-    )
-    refused(lambda: Store.open(store.path), code=Exit.CORRUPT)
-
-
-def test_an_array_larger_than_memory_is_refused_before_memory_is_asked_for(tmp_path):
-    store = create(tmp_path / "s.zarr")
-    fill(store, KEYS[0])
-    file = store.path / "manifest.json"
-    large = replaced(
-        parse_signed(file.read_bytes()), ("arrays", KEYS[0], "shape"), [14, 1 << 30, 1 << 30]
-    )
-    file.write_bytes(to_signed(large))
-    # 4 * 2^60 * 2 + 4: one more than fits in 63 bits
-    refused(
-        Store.open(store.path).reader(KEYS[0]).all, "9,223,372,036,854,775,812", code=Exit.CORRUPT
-    )
-
-
-def test_a_newer_format_is_named(tmp_path):
-    store = create(tmp_path / "s.zarr")
-    file = store.path / "manifest.json"
-    file.write_bytes(to_signed({**parse_signed(file.read_bytes()), "format": 3}))
-    refused(lambda: Store.open(store.path), "format 3", code=Exit.STORE)
+def test_deep_nesting_is_damage_not_a_crash(place):
+    nested = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    (place / "manifest.json").write_bytes(signed(nested))
+    refused(lambda: Store.open(place), code=Exit.CORRUPT)
 
 
 @pytest.mark.slow
@@ -246,3 +225,10 @@ def test_another_spelling_is_refused_although_its_digest_fits():
 def signed(body):
     """``to_signed`` of bytes as they are."""
     return body[:-1] + b',"sha256":"' + hashlib.sha256(body).hexdigest().encode() + b'"}'
+
+
+def changed(path, at, value):
+    """A whole store with another value in its manifest."""
+    file = whole(path / "s.zarr").path / "manifest.json"
+    file.write_bytes(to_signed(replaced(parse_signed(file.read_bytes()), at, value)))
+    return file.parent
