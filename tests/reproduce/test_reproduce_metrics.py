@@ -5,7 +5,7 @@ import json
 import pytest
 from refusal import refused
 
-from fedcache.reproduce.metrics import Measurement, compare, measure, subtract, unit
+from fedcache.reproduce.metrics import Measurement, compare, measure, over_seeds, subtract, unit
 from fedcache.reproduce.registry import Printed
 from fedcache.runs.run import Run
 
@@ -112,3 +112,9 @@ def test_metrics_of_a_run_that_lacks_rows_rounds_or_times(run):
 )
 def test_units(metric, expected):
     assert unit(metric) == expected
+
+
+def test_over_seeds_is_the_mean_and_the_sample_std():
+    assert over_seeds([1.0, 2.0, 3.0]) == Measurement(2.0, 1.0, 3)
+    assert over_seeds([1.0]) == Measurement(1.0, None, 1)
+    assert over_seeds([[1.0, 2.0], [3.0, 4.0]]).curve == (2.0, 3.0)
