@@ -16,11 +16,10 @@ from fedcache.federate.partition.partition import Columns, make
 from fedcache.process import Stop
 from fedcache.reproduce import cell_kinds, planning, prepare, registry, runner
 from fedcache.reproduce.cell_kinds import MEASURES
-from fedcache.reproduce.metrics import Measurement
 from fedcache.reproduce.planning import Options, PlannedCell, Requirement, plan, roles
 from fedcache.reproduce.prepare import partition_cell, short_batches, with_known_domains
 from fedcache.reproduce.registry import PaperCell, PaperTable, Printed
-from fedcache.reproduce.runner import ReproducedCell, _take_out_shared, reproduce
+from fedcache.reproduce.runner import reproduce
 
 CELL = PaperCell(
     {"m": "A"},
@@ -126,19 +125,6 @@ def test_short_batches_are_kept_where_a_proxys_smallest_client_has_no_other(rows
     found, said = short_batches(replace(CELL, set=settings), partition, proxy=proxy)
     assert found == {**settings, "drop_last": not short}
     assert len(said) == int(short)
-
-
-def line(label, *departures, why="", **measured):
-    cell = replace(CELL, labels={"m": label})
-    got = {k: Measurement(v, 3.0, 2) for k, v in measured.items()}
-    return ReproducedCell(PlannedCell(cell, cell, ()), got, list(departures), why)
-
-
-def test_departures_of_every_row_that_was_run_are_told_once():
-    lines = [line("A", "x", "y"), line("B", "y", "z", "x"), line("C", "x", why="missing")]
-    assert _take_out_shared(lines) == ["x", "y"]
-    assert [ln.departures for ln in lines] == [[], ["z"], ["x"]]
-    assert _take_out_shared([line("C", "x", why="missing")]) == []
 
 
 def formulas(monkeypatch, values):
@@ -280,30 +266,28 @@ def test_features_are_extracted_once_for_cells_that_read_the_same(monkeypatch, o
 
 
 def test_runs_of_all_cells_are_asked_of_a_cluster_once(monkeypatch):
-    requests = {
-        "a": (["x", "y"], []),
-        "b": (["y", "z"], []),
-        "c": MachineError("No weights.", "Pull."),
-    }
+    requests = {"a": ["x", "y"], "b": ["y", "z"], "c": MachineError("No weights.", "Pull.")}
     asked = []
 
     def requests_of(name, _bench):
         if isinstance(requests[name], Exception):
             raise requests[name]
-        return requests[name]
+        return requests[name], []
+
+    def run_configurations(*given):
+        asked.append(given)
+        return {"x", "z"}
 
     monkeypatch.setattr(runner, "_requests_of", requests_of)
     bench = SimpleNamespace(home=1, runs=2, observer=3, halt=4, made={"w"})
-    engine = SimpleNamespace(run_configurations=lambda *given: asked.append(given) or {"x", "z"})
-    cells = ["a", "b", "c"]
-    runner._train_on_cluster(cells, bench, engine)
+    engine = SimpleNamespace(run_configurations=run_configurations)
+    runner._train_on_cluster(requests, bench, engine)
+    runner._train_on_cluster("c", bench, engine)  # of no cell nothing is asked
     assert asked == [(["x", "y", "z"], 1, 2, 3, 4)]
     assert bench.made == {"w", "x", "z"}
-    runner._train_on_cluster(cells[2:], bench, engine)
-    assert len(asked) == 1, "of no cell nothing is asked"
     requests["c"] = StoppedError("Stopped.", "Again.")
     with pytest.raises(StoppedError):
-        runner._train_on_cluster(cells, bench, engine)
+        runner._train_on_cluster(requests, bench, engine)
 
 
 def test_the_word_proxy_means_the_stand_ins_of_the_roles_that_have_one():

@@ -84,7 +84,7 @@ def test_methods_without_labels_train_on_text_features_and_invent_no_score(tmp_p
     assert free
     labels = np.where(SPLIT == 1, LABELS, -1)
     tested = npz(tmp_path / "t.npz", X=FEATURES, text=2 * TEXT, y=labels, split=SPLIT)
-    ok("ingest", tested, "--name tested")
+    ok(f"ingest {tested} --name tested")
     unknown = npz(tmp_path / "u.npz", **{"features/clip": FEATURES, "text/clip": TEXT})
     following = ok(f"ingest {unknown} --name unknown").data["next"]
     assert run_line(following).data["accuracy"]["mean"] is None

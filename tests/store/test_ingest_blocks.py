@@ -173,24 +173,6 @@ def test_a_zip_whose_sum_is_wrong_is_refused(tmp_path):
     refused(lambda: arrange(open_embeddings(file), "e"), "Bad CRC", str(file))
 
 
-def test_an_array_that_was_begun_with_other_chunks_is_begun_again(tmp_path, monkeypatch):
-    content = arrange(open_embeddings(write(tmp_path / "e.npy", values(ROWS, 6))), "e")
-    ((key, array),) = content.arrays.items()
-    store = Store.create(tmp_path / "s.zarr", content.samples, dataset=content.dataset)
-    with store.writer(
-        key,
-        shape=array.shape,
-        dtype=array.dtype,
-        chunk_rows=100,
-        recipe=array.recipe,
-        how={"source": "ingested"},
-    ) as writer:
-        writer.write(0, values(ROWS, 6)[:100, None])
-    made = Store.from_content(content, tmp_path / "s.zarr")
-    assert made.arrays[key].chunk_rows == 512
-    assert np.array_equal(made.reader(key).all()[:, 0], values(ROWS, 6))
-
-
 @given(
     st.lists(st.text(max_size=4), max_size=9)
     | st.lists(st.sampled_from(["ab", "cd", "é", "0\0"]), max_size=9)
