@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import zarr
 from command import fedcache, ok
+from refusal import refused
 from toy_store import KEYS, whole
 from web_server import web_server
 
@@ -72,12 +73,11 @@ def assert_equal(one, other):
 
 def test_chunks_of_a_shard_are_chunk_files_byte_for_byte(toy, published):
     for key in KEYS:
-        shard = (published / f"features/{key}/c/0/0/0").read_bytes()
-        files = [
-            chunk_path(toy.path / "features" / key, number, 3).read_bytes() for number in range(3)
-        ]
+        array = f"features/{key}"
+        files = [chunk_path(toy.path / array, number, 3).read_bytes() for number in range(3)]
+        shard = (published / array / "c/0/0/0").read_bytes()
         assert shard.startswith(b"".join(files))
-        assert len(list((published / f"features/{key}").rglob("c/*/0/0"))) == 2
+        assert len(list((published / array).rglob("c/*/0/0"))) == 2
 
 
 def test_a_published_store_is_read_from_a_web_server(toy, server):
@@ -100,21 +100,20 @@ def test_a_server_without_ranges_sends_a_shard_once(toy, server):
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "words"),
+    ("status", "code", "words", "asked"),
     [
-        (404, Exit.STORE, "there is no manifest.json"),
-        (403, Exit.STORE, "does not allow access"),
-        (401, Exit.STORE, "does not allow access"),
-        (503, Exit.ENVIRONMENT, "status 503"),
-        (400, Exit.ENVIRONMENT, "status 400"),
+        (404, Exit.STORE, "there is no manifest.json", 2),
+        (403, Exit.STORE, "does not allow access", 1),
+        (401, Exit.STORE, "does not allow access", 1),
+        (503, Exit.ENVIRONMENT, "status 503", 6),
+        (400, Exit.ENVIRONMENT, "status 400", 1),
     ],
 )
-def test_a_refusal_is_one_sentence(server, status, code, words):
+def test_a_refusal_is_one_sentence(server, status, code, words, asked):
     server.status = status
     done = fedcache("inspect", f"{server.address}/toy")
-    assert done.code == code
+    assert (done.code, len(server.asked)) == (code, asked)
     assert words in done.err
-    assert len(server.asked) == {503: 6, 404: 2}.get(status, 1)
 
 
 def test_an_address_without_a_server_or_a_store_is_one_sentence(toy, server):
@@ -167,13 +166,12 @@ def test_the_room_of_mirrors_is_bounded(toy, server, monkeypatch, own_home):
     monkeypatch.setenv("FEDCACHE_REMOTE_CACHE", "90")
     monkeypatch.setattr("fedcache.store.mirror.KEPT", 2)
     store = Store.open(f"{server.address}/toy")
-    for _ in range(2):
-        for number in (0, 1, 2, 3):
-            for key in KEYS:
-                reader = Store.open(store.path).reader(key)
-                assert reader.chunk(number).tobytes() == toy.reader(key).chunk(number).tobytes()
-                held = [f for f in (own_home / FOLDER).rglob("features/*/c/*/0/0") if f.is_file()]
-                assert sum(f.stat().st_size for f in held) <= 90
+    for number in (0, 1, 2, 3) * 2:
+        for key in KEYS:
+            reader = Store.open(store.path).reader(key)
+            assert reader.chunk(number).tobytes() == toy.reader(key).chunk(number).tobytes()
+            held = (own_home / FOLDER).rglob("features/*/c/*/0/0")
+            assert sum(f.stat().st_size for f in held if f.is_file()) <= 90
     assert not Mirror(store.path, store.place, store.manifest).bring_all(KEYS[0])
     monkeypatch.setenv("FEDCACHE_REMOTE_CACHE", "much")
     with pytest.raises(UsageError, match="FEDCACHE_REMOTE_CACHE"):
@@ -201,11 +199,9 @@ def test_publishing_again_writes_no_shard_again(toy, published):
     shards = {f: f.stat().st_mtime_ns for f in published.rglob("features/*/c/*/0/0")}
     again = publish.publish(toy, str(published), "# Toy\n", Silent())
     assert {f: f.stat().st_mtime_ns for f in shards} == shards
-    assert again.files == again.written + len(shards) + 1
-    assert again.files == sum(f.is_file() for f in published.rglob("*"))
-    assert again.bytes == sum(
-        f.stat().st_size for f in published.rglob("*") if f.is_file() and f.name != publish.MARK
-    )
+    files = [f for f in published.rglob("*") if f.is_file()]
+    assert again.files == again.written + len(shards) + 1 == len(files)
+    assert again.bytes == sum(f.stat().st_size for f in files if f.name != publish.MARK)
 
 
 def test_a_publication_of_a_publication_is_equal(server, place, published):
@@ -253,13 +249,12 @@ def test_a_killed_publication_is_no_store_and_is_completed(toy, place, published
     real = FolderSource.put
     for left in range(len(all_files)):
         target = place / f"killed-{left}"
-        written = []
+        counted = iter(range(left))
 
-        def put(self, name, *parts, written=written):
-            if len(written) >= left:  # noqa: B023
+        def put(source, name, *parts, counted=counted):
+            if next(counted, None) is None:
                 raise KeyboardInterrupt
-            real(self, name, *parts)
-            written.append(name)
+            real(source, name, *parts)
 
         monkeypatch.setattr(FolderSource, "put", put)
         with pytest.raises(KeyboardInterrupt):
@@ -361,15 +356,18 @@ def test_two_objects_never_take_the_place_of_each_other(place):
 
 
 def test_gc_finds_mirrors_that_nobody_opens(published, own_home):
+    def garbage():
+        found = find_garbage(Home(own_home), ("leftovers", "given-up"), idle_days=1)
+        return {g.path for g in found}
+
     path = Store.open(published).path
-    assert [g.path for g in find_garbage(Home(own_home), ("given-up",), idle_days=1)] == []
+    assert garbage() == set()
     os.utime(path / "origin.json", (0, 0))
     left = path / ".0.999999999-ab.partial"
     left.write_bytes(b"x")
-    found = find_garbage(Home(own_home), ("leftovers", "given-up"), idle_days=1)
-    assert {g.path for g in found} == {path, left}
+    assert garbage() == {path, left}
     Store.open(published)  # opened again, it stays
-    assert [g.path for g in find_garbage(Home(own_home), ("given-up",), idle_days=1)] == []
+    assert path not in garbage()
 
 
 def test_a_forked_process_fetches_nothing(toy, server, monkeypatch):
@@ -400,10 +398,7 @@ def test_without_the_extra_the_command_that_installs_it_is_named(toy, place, mon
         lambda: Store.open("s3://bucket/digits"),
         lambda: publish.publish(toy, str(place / "x"), "", Silent()),
     ):
-        with pytest.raises(FedcacheError) as caught:
-            act()
-        assert caught.value.code == Exit.ENVIRONMENT
-        assert caught.value.hint == "pip install 'fedcache[remote]'"
+        refused(act, "pip install 'fedcache[remote]'", code=Exit.ENVIRONMENT)
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Embeddings go out of a store and back in unchanged, and files that could run something or lie are refused."""
 
 import errno
-import io
 import json
 import pickle
 import struct
@@ -41,17 +40,17 @@ def test_all_that_a_store_says_of_its_rows_goes_out_and_comes_back(tmp_path, end
         "f0": [0, 1] * 6,
         "f1": [1, 0] * 6,
     }
-    given = {
-        "labels": [3, 0, 2, -1, 1, 3] * 2,
-        "classes": ["zebra", "10", "none", "9"],
-        "domains": ["photo", "art", "photo", "art"] * 3,
-        "splits": [0, 1, 2, 0, 0, 1] * 2,
-        "text": {"net": rng.normal(size=(4, 4)).astype("f4")},
-        "groups": groups,
-    }
-    features = {"net": x, "small": x[:, :2].astype("f2")}
-    store = Store.from_arrays(features, **given, drop_nan=True, path=tmp_path / "s.zarr")
-    key, _ = store.arrays
+    store = Store.from_arrays(
+        {"net": x, "small": x[:, :2].astype("f2")},
+        labels=[3, 0, 2, -1, 1, 3] * 2,
+        classes=["zebra", "10", "none", "9"],
+        domains=["photo", "art", "photo", "art"] * 3,
+        splits=[0, 1, 2, 0, 0, 1] * 2,
+        text={"net": rng.normal(size=(4, 4)).astype("f4")},
+        groups=groups,
+        drop_nan=True,
+        path=tmp_path / "s.zarr",
+    )
     out = tmp_path / f"e.{ending}"
     assert export(store, out, list(store.arrays)) == 11
     back = Store.from_content(arrange(read_embeddings(out), "back"), tmp_path / "back.zarr")
@@ -68,7 +67,7 @@ def test_all_that_a_store_says_of_its_rows_goes_out_and_comes_back(tmp_path, end
         assert back.arrays[info].dtype == store.arrays[name].dtype
         assert np.array_equal(back.reader(info).all(), store.reader(name).rows(rows))
     assert verify(back.path).ok
-    assert np.array_equal(store.text(key), store.text("net"))
+    key, _ = store.arrays
     assert close(back.text(key), store.text("net"), 1)
 
 
@@ -140,11 +139,10 @@ def pickle_as_npy(path):
 
 
 def npy_header_that_lies(path):
-    raw = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        raw, {"descr": "<f4", "fortran_order": False, "shape": (10**6, 10**6)}
-    )
-    path.write_bytes(raw.getvalue() + b"\0" * 8)
+    header = {"descr": "<f4", "fortran_order": False, "shape": (10**6, 10**6)}
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        file.write(b"\0" * 8)
 
 
 def torn_npz(path):
@@ -158,11 +156,10 @@ def external_link(path):
 
 
 def external_storage(path):
-    (path.parent / "secret").write_bytes(b"\0" * 64)
+    secret = path.parent / "secret"
+    secret.write_bytes(b"\0" * 64)
     with h5py.File(path, "w") as file:
-        file.create_dataset(
-            "features", (4, 4), "f4", external=[(str(path.parent / "secret"), 0, 64)]
-        )
+        file.create_dataset("features", (4, 4), "f4", external=[(str(secret), 0, 64)])
 
 
 def virtual_dataset(path):
@@ -177,59 +174,44 @@ def a_group_inside_itself(path):
         file["a/loop"] = file["/"]
 
 
-def st_header(path, header, data=b""):
-    raw = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(raw)) + raw + data)
-
-
 def offsets_beyond_the_file(path):
-    st_header(
-        path, {"features": {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 64]}}, b"\0" * 8
-    )
+    header = {"features": {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 64]}}
+    raw = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(raw)) + raw + b"\0" * 8)
 
 
 def extension_type(path):
-    kind = pa.uuid()
     storage = pa.array([b"0123456789abcdef"] * 2, pa.binary(16))
-    pq.write_table(pa.table({"features": pa.ExtensionArray.from_storage(kind, storage)}), path)
+    held = pa.ExtensionArray.from_storage(pa.uuid(), storage)
+    pq.write_table(pa.table({"features": held}), path)
 
 
 def pickled_extension_type(path):
-    field = pa.field(
-        "features",
-        pa.list_(pa.float32()),
-        metadata={
-            b"ARROW:extension:name": b"arrow.py_extension_type",
-            b"ARROW:extension:metadata": pickle.dumps(Bomb()),
-        },
-    )
-    pq.write_table(
-        pa.table([pa.array([[1.0], [2.0]], pa.list_(pa.float32()))], schema=pa.schema([field])),
-        path,
-    )
+    lists = pa.list_(pa.float32())
+    metadata = {
+        b"ARROW:extension:name": b"arrow.py_extension_type",
+        b"ARROW:extension:metadata": pickle.dumps(Bomb()),
+    }
+    schema = pa.schema([pa.field("features", lists, metadata=metadata)])
+    pq.write_table(pa.table([pa.array([[1.0], [2.0]], lists)], schema=schema), path)
 
 
 def ragged_rows_that_would_reshape(path):
     pq.write_table(pa.table({"features": [[1.0], [2.0, 3.0, 4.0]]}), path)  # four values, two rows
 
 
-HOSTILE = [
-    ("npz", object_npz),
-    ("npy", pickle_as_npy),
-    ("npy", npy_header_that_lies),
-    ("npz", torn_npz),
-    ("h5", external_link),
-    ("h5", external_storage),
-    ("h5", virtual_dataset),
-    ("h5", a_group_inside_itself),
-    ("safetensors", offsets_beyond_the_file),
-    ("parquet", extension_type),
-    ("parquet", pickled_extension_type),
-    ("parquet", ragged_rows_that_would_reshape),
-]
+HOSTILE = {
+    "npz": (object_npz, torn_npz),
+    "npy": (pickle_as_npy, npy_header_that_lies),
+    "h5": (external_link, external_storage, virtual_dataset, a_group_inside_itself),
+    "safetensors": (offsets_beyond_the_file,),
+    "parquet": (extension_type, pickled_extension_type, ragged_rows_that_would_reshape),
+}
 
 
-@pytest.mark.parametrize(("ending", "make"), HOSTILE, ids=[make.__name__ for _, make in HOSTILE])
+@pytest.mark.parametrize(
+    ("ending", "make"), [(ending, make) for ending, made in HOSTILE.items() for make in made]
+)
 def test_hostile_and_broken_files_are_refused_in_words(tmp_path, ending, make):
     file = tmp_path / f"bad.{ending}"
     make(file)
