@@ -73,18 +73,16 @@ def models(runs):
 
 
 def test_three_methods_give_equal_results_wherever_the_store_is(
-    digits, bucket, tmp_path, monkeypatch
+    digits, published, bucket, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(publish, "SHARD_BYTES", 1 << 17)
     monkeypatch.setattr(byte_source, "WAITS", (0.01,) * 5)
     here = results(digits, tmp_path / "here")
-    folder = tmp_path / "web" / "digits"
-    ok("publish", digits, folder)
     ok("publish", digits, f"{bucket}/a/digits")
     assert ok("verify", f"{bucket}/a/digits").data["ok"] is True
-    assert results(folder, tmp_path / "folder") == here
+    assert results(published, tmp_path / "folder") == here
     assert results(f"{bucket}/a/digits", tmp_path / "bucket") == here
-    with web_server(folder.parent) as server:
+    with web_server(published.parent) as server:
         server.fail_every = 3
         assert results(f"{server.address}/digits", tmp_path / "web-runs") == here
     assert len(models(tmp_path / "here")) == len(METHODS)
@@ -99,24 +97,6 @@ def test_a_bucket_refuses_in_one_sentence(bucket, digits):
     publish.publish(other, f"{bucket}/x", "", Silent())
     with pytest.raises(StoreError, match="a publication of another dataset"):
         publish.publish(Store.open(digits), f"{bucket}/x", "", Silent())
-
-
-def test_evaluation_and_prediction_read_a_published_store(digits, tmp_path):
-    folder = tmp_path / "web" / "digits"
-    ok("publish", digits, folder)
-    run = ok("train fedncm --clients 4 --store", digits).data["path"]
-    with web_server(folder.parent) as server:
-        address = f"{server.address}/digits"
-        for line in ("predict", "evaluate"):
-            there = ok(line, run, "--store", address).data
-            here = ok(line, run, "--store", digits).data
-            for told in (there, here):
-                told.pop("runs", None)
-            assert there == here
-        grid = ok("grid fedncm --sweep shots=1,2 --scheme few-shot --clients 4 --store", address)
-        assert grid.code == 0
-        told = ok("export", tmp_path / "rows.npz", "--store", address)
-        assert told.data["rows"] == 400
 
 
 def test_a_killed_publish_leaves_no_store_and_is_completed(digits, tmp_path):
@@ -182,3 +162,24 @@ def test_two_processes_share_the_room_of_mirrors(tmp_path, monkeypatch):
 
 def contents(folder):
     return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+
+
+@pytest.fixture
+def published(digits, tmp_path):
+    """A folder with the published digits."""
+    ok("publish", digits, tmp_path / "web" / "digits")
+    return tmp_path / "web" / "digits"
+
+
+def test_evaluation_prediction_and_grids_read_a_published_store(digits, published, tmp_path):
+    run = ok("train fedncm --clients 4 --store", digits).data["path"]
+    with web_server(published.parent) as server:
+        address = f"{server.address}/digits"
+
+        def told(line, store):
+            return {k: v for k, v in ok(line, run, "--store", store).data.items() if k != "runs"}
+
+        for line in ("predict", "evaluate"):
+            assert told(line, address) == told(line, digits)
+        ok("grid fedncm --sweep shots=1,2 --scheme few-shot --clients 4 --store", address)
+        assert ok("export", tmp_path / "rows.npz", "--store", address).data["rows"] == 400
