@@ -13,7 +13,6 @@ from PIL import Image
 from small_entry import SMALL
 
 from fedcache.config import Home
-from fedcache.errors import FedcacheError
 from fedcache.federate.methods import METHODS
 from fedcache.reproduce.planning import READS, Options, RequirementCheck, plan
 from fedcache.reproduce.registry import entry, names, parse
@@ -81,20 +80,6 @@ def test_the_papers_own_data_is_no_proxy_and_departures_are_said(images, own_hom
     fewer = reproduce(e, Home(own_home), Options(rounds=1))
     assert rows(fewer)[0][0] == "departs"
     assert "rounds: 1 instead of 2" in markdown(fewer)
-
-
-@pytest.mark.slow
-def test_only_a_proxy_is_scaled_down(images, own_home):
-    scheme = 'scheme = "iid"\nargs = { clients = 500 }\nparticipation = "400"'
-    text = SMALL.replace('scheme = "feature-shift"\nargs = { shots = 4, tests = 2 }', scheme)
-    e = parse(text.replace("DATA", images), "small")
-    with pytest.raises(FedcacheError, match="108 rows"):  # 3 domains x 3 classes x 12
-        reproduce(e, Home(own_home))
-    report = reproduce(e, Home(own_home), Options(on=images))
-    assert report.lines[0].measured["client_mean"].mean is not None
-    said = " ".join(report.departures)
-    assert "partition: clients 108 instead of 500" in said
-    assert "participation: all 108 clients instead of 400" in said
 
 
 @pytest.mark.parametrize(

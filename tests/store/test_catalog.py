@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toy_store import KEYS, create, fill, in_memory, samples, whole
+from toy_store import KEYS, create, fill, samples, whole
 
 from fedcache.config import Home
 from fedcache.errors import FedcacheError
@@ -17,11 +17,10 @@ from fedcache.store.store import Store
 
 
 @pytest.fixture
-def home():
-    with in_memory() as path:
-        home = Home(path)
-        home.stores.mkdir(parents=True)
-        yield home
+def home(place):
+    home = Home(place)
+    home.stores.mkdir(parents=True)
+    return home
 
 
 def extracted(home, name, *times, slug="toy", finished=True):

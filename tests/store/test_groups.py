@@ -64,17 +64,6 @@ def test_a_flipped_bit_is_found_and_repair_forgets_the_group(tmp_path, at):
     assert verify(store.path).problems == []
 
 
-def test_a_group_that_is_not_of_these_rows_is_damaged(tmp_path):
-    store, other = store_at(tmp_path / "s.zarr"), tmp_path / "other.zarr"
-    put_groups(store, {"site": Group.of(["x"] * N)})
-    small = Store.from_arrays({"a": np.ones((2, 3), "f4")}, labels=[0, 1], path=other)
-    put_groups(small, {"site": Group.of(["x", "y"])})
-    with store.edit() as manifest:
-        manifest.files["groups/site.group"] = small.manifest.files["groups/site.group"]
-        (store.path / "groups/site.group").write_bytes((other / "groups/site.group").read_bytes())
-    refused(lambda: store.group("site"), "2 codes for 12 rows", code=Exit.CORRUPT)
-
-
 def test_groups_of_joined_datasets_share_their_words():
     first, second = (
         {"site": Group.of(["b", "a"])},

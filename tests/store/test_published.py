@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+import xarray
 import zarr
 from command import fedcache, ok
 from refusal import refused
@@ -297,27 +298,6 @@ def test_the_command_writes_a_card(toy, place):
     assert ok("inspect", target).data["path"] == str(target)
 
 
-@pytest.mark.slow
-def test_zarr_finds_every_array_in_one_request(toy, server):
-    found = zarr.open_group(f"{server.address}/toy", mode="r")
-    assert sorted(name for name, _ in found["features"].arrays()) == list(KEYS)
-    for key in KEYS:
-        assert np.asarray(found[f"features/{key}"][:]).tobytes() == toy.reader(key).all().tobytes()
-    assert found["samples/name"][3] == toy.samples.name[3]
-
-
-@pytest.mark.slow
-def test_xarray_reads_features_and_rows(toy, server):
-    import xarray
-
-    features = xarray.open_zarr(f"{server.address}/toy", group="features")
-    rows = xarray.open_zarr(f"{server.address}/toy", group="samples")
-    both = xarray.merge([features, rows])
-    assert both.sizes["row"] == 14
-    assert np.array_equal(both[KEYS[0]].values, toy.reader(KEYS[0]).all(), equal_nan=True)
-    assert both["label"].values.tolist() == toy.samples.label.tolist()
-
-
 def test_a_plain_copy_of_a_store_is_read_from_a_server_too(toy, place):
     with web_server(place) as server:
         assert_equal(toy, Store.open(f"{server.address}/toy.zarr"))
@@ -408,3 +388,18 @@ def test_opening_a_local_store_imports_no_library_of_the_extra(toy):
         "assert not {'obstore', 'zarr', 'torch'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.slow
+def test_zarr_and_xarray_read_features_and_rows(toy, server):
+    address = f"{server.address}/toy"
+    found = zarr.open_group(address, mode="r")
+    assert sorted(name for name, _ in found["features"].arrays()) == list(KEYS)
+    assert found["samples/name"][3] == toy.samples.name[3]
+    both = xarray.merge([xarray.open_zarr(address, group=name) for name in ("features", "samples")])
+    assert both.sizes["row"] == 14
+    for key in KEYS:
+        features = toy.reader(key).all()
+        assert np.asarray(found[f"features/{key}"][:]).tobytes() == features.tobytes()
+        assert np.array_equal(both[key].values, features, equal_nan=True)
+    assert both["label"].values.tolist() == toy.samples.label.tolist()

@@ -30,7 +30,7 @@ from fedcache.store.chunks import decode_strings, encode_strings, write_chunk_fi
 from fedcache.store.export import write_shards
 from fedcache.store.reader import MAPS
 from fedcache.store.store import Samples, Store, put_groups
-from fedcache.store.verify import leftover_files, verify
+from fedcache.store.verify import verify
 from fedcache.tables.groups import Group
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -284,14 +284,6 @@ def test_rows_for_scikit_learn_are_the_readable_ones_of_a_split_side_by_side(pla
     }
     assert frame.iloc[5].to_dict() == row
     assert frame["ok"].tolist() == [i not in ALL_BAD for i in range(ROWS)]
-
-
-def test_chunks_in_flight_belong_to_a_store_and_half_files_beside_them_do_not(place):
-    store = create(place / "s.zarr")
-    fill(store, KEYS[0], chunks=2)
-    half = store.path / "features" / KEYS[0] / "c/0/0" / ".0.1-ab.partial"
-    half.touch()
-    assert leftover_files(Store.open(store.path)) == [half]
 
 
 def test_an_array_that_lacks_chunks_is_not_completed(place):
