@@ -23,19 +23,17 @@ def test_every_domainnet_cell_trains_on_flips_and_rotations_and_lacks_data_and_w
     own_home,
 ):
     looker = RequirementCheck(Home(own_home))
-    found = [
-        (name, c) for name in ("fedpcl-table3", "fedpcl-table11") for c in cells(name, "DomainNet")
-    ]
-    printed = [c for _, c in found if c.printed[0] is not None]
-    assert len(printed) == 7 + 28
-    for name, cell in found:
-        assert (cell.augment, cell.views) == ("domainnet", 9)
-        hp = METHODS[cell.method].resolve(cell.preset, cell.set)
-        assert hp["train_view"] == "aug"
-        if cell.method in ("fedpcl", "fedproto"):
+    printed = 0
+    for name in ("fedpcl-table3", "fedpcl-table11"):
+        for cell in cells(name, "DomainNet"):
+            printed += cell.printed[0] is not None
+            assert (cell.augment, cell.views) == ("domainnet", 9)
+            hp = METHODS[cell.method].resolve(cell.preset, cell.set)
+            assert hp["train_view"] == "aug"
             # the released prototype pass reads the training images
-            assert hp["proto_view"] == "aug"
-        assert {need.kind for need in looker.missing(entry(name), cell)} <= {"data", "weights"}
+            assert cell.method not in ("fedpcl", "fedproto") or hp["proto_view"] == "aug"
+            assert {need.kind for need in looker.missing(entry(name), cell)} <= {"data", "weights"}
+    assert printed == 7 + 28
     assert [str(step) for step in parse_policy("domainnet")] == ["flip=0.5", "rotate=30"]
     others = [c for c in entry("fedpcl-table11").cells if "DomainNet" not in c.at[0]]
     assert {(c.augment, c.views) for c in others} == {(None, 1)}
