@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toy_store import KEYS, create, fill, samples, whole
+from toy_store import KEYS, create, fill, samples, whole, writer
 
 from fedcache.config import Home
 from fedcache.errors import FedcacheError
@@ -65,19 +65,14 @@ def test_stores_of_a_home_are_listed_in_the_order_of_their_names(home):
 
 
 def test_old_stores_are_all_but_the_newest_of_a_name_that_nobody_writes(home):
-    for changed, (name, slug) in enumerate(
-        (("a", "toy"), ("c", "toy"), ("b", "toy"), ("d", "alone"))
-    ):
-        os.utime(extracted(home, name, slug=slug) / "manifest.json", (changed, changed))
+    for changed, name in enumerate("acbd"):
+        path = extracted(home, name, slug="alone" if name == "d" else "toy")
+        os.utime(path / "manifest.json", (changed, changed))
     why = "toy has been extracted again with other content, into b.zarr"
-    assert list(catalog.old_stores(home)) == [
-        (home.stores / "a.zarr", why),
-        (home.stores / "c.zarr", why),
-    ]
-    with Store.open(home.stores / "a.zarr").writer(
-        KEYS[1], shape=(14, 3), dtype="float16", chunk_rows=4, recipe={}, how={}
-    ):
-        assert list(catalog.old_stores(home)) == [(home.stores / "c.zarr", why)]
+    one, two = (home.stores / f"{name}.zarr" for name in "ac")
+    assert list(catalog.old_stores(home)) == [(one, why), (two, why)]
+    with writer(Store.open(one), KEYS[1]):
+        assert list(catalog.old_stores(home)) == [(two, why)]
 
 
 def test_what_killed_processes_left_in_stores_is_told_and_what_is_written_is_not(home, monkeypatch):
@@ -106,7 +101,7 @@ def test_what_killed_processes_left_in_stores_is_told_and_what_is_written_is_not
     catalog.clean_up(store)
     assert [file.exists() for file in (journal, note, begun)] == [False, False, True]
     begun.unlink()
-    with store.writer(KEYS[1], shape=(14, 3), dtype="float16", chunk_rows=4, recipe={}, how={}):
+    with writer(store, KEYS[1]):
         assert list(catalog.leftovers_of_stores(home)) == []
 
 

@@ -183,7 +183,7 @@ def test_nothing_is_added_to_a_published_store(published):
     store = Store.open(published)
     changes = [
         lambda: store.put_partition("p", {"a": 1}),
-        lambda: put_groups(store, {"who": Group(np.zeros(14, np.int32), ("me",))}),
+        lambda: put_groups(store, {"who": Group.of(["me"] * 14)}),
         lambda: store.append_history({"event": "x"}),
         lambda: store.writer(
             "c", shape=(14, 1, 3), dtype="float16", chunk_rows=4, recipe={}, how={}
@@ -213,7 +213,7 @@ def test_a_publication_of_a_publication_is_equal(server, place, published):
 def test_a_changed_store_takes_the_place_of_its_publication(toy, published):
     before = Store.open(published)
     assert_equal(toy, before)
-    put_groups(toy, {"who": Group(np.arange(14, dtype=np.int32) % 2, ("me", "you"))})
+    put_groups(toy, {"who": Group.of(["me", "you"] * 7)})
     publish.publish(toy, str(published), "# Toy\n", Silent())
     now = Store.open(published)
     assert now.path != before.path
