@@ -326,3 +326,13 @@ def test_a_client_store_has_its_rows_bytes_groups_texts_and_what_its_parent_coul
     listed = {e["row"]: e["reason"] for e in shard.quarantined()}
     assert listed == {1: "truncated", 3: "not an image", 6: "too large"}
     assert shard.samples.ok.tolist() == [1, 0, 1, 0, 1, 1, 0]
+
+
+def test_rows_given_as_unreadable_are_listed_from_the_start(place):
+    given = samples()
+    given.ok[[2, 9]] = 0
+    store = store_of(place / "s.zarr", given)
+    fill(store, KEYS[0])
+    reasons = {e["row"]: e["reason"] for e in store.quarantined()}
+    unknown = "given as unreadable"
+    assert reasons == {1: "truncated", 2: unknown, 9: unknown}
