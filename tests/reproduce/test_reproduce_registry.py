@@ -11,7 +11,7 @@ from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import SCHEMES
 from fedcache.reproduce.metrics import METRICS
 from fedcache.reproduce.planning import READS, RequirementCheck
-from fedcache.reproduce.registry import Printed, entries, entry, names, parse
+from fedcache.reproduce.registry import entries, entry, names, parse
 
 
 def printed(name, metric, *at):
@@ -175,14 +175,6 @@ def test_printed_sizes_add_up_and_parameters_are_products():
         found, _ = printed("fedpcl-table14", "head_params", str(k))
         assert found == 512 * k * 256 + 256 * 10
     assert printed("flesd-eq11", "flesd_scalars", "1 round each")[0] == 10_000 * 512
-
-
-def test_later_settings_win_and_mappings_are_merged():
-    a, b = parse(SMALL, "small").cells
-    assert (a.rounds, b.rounds) == (2, 3)
-    assert a.set == {"lr": 0.1, "batch": 4}
-    assert a.printed == (Printed(50.0, 1.0),)
-    assert b.printed == (None,)
 
 
 @pytest.mark.parametrize(
