@@ -1,15 +1,46 @@
 """How many cases are tried: a few for every change (``make durability``), all of them in ``make nightly``."""
 
+import os
+
+import numpy as np
 import pytest
+from command import ok
 from draws import FULL
+from toy_store import in_memory
 
 
 @pytest.fixture
 def cases(record_property):
     """``cases(few, all)``: how many to try, noted for the page of trust."""
 
-    def chosen(few: int, every: int) -> int:
+    def chosen(few, every):
         record_property("cases", every if FULL else few)
         return every if FULL else few
 
     return chosen
+
+
+@pytest.fixture
+def home():
+    return os.environ["FEDCACHE_HOME"]
+
+
+@pytest.fixture
+def place():
+    with in_memory() as path:
+        yield path
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """``rows(width)``: the path of a store of 200 rows of 5 classes that can be learnt, a quarter of them test rows."""
+
+    def made(width):
+        y = np.tile(np.arange(5), 40)
+        x = np.random.default_rng(0).normal(size=(200, width)) + 2 * np.eye(5, width)[y]
+        split = (np.arange(200) % 4 == 0).astype(int)
+        file = tmp_path / "rows.npz"
+        np.savez(file, features=x.astype(np.float32), labels=y, split=split)
+        return ok(f"ingest {file} --name rows").data["path"]
+
+    return made

@@ -1,39 +1,30 @@
 """Damaged stores: every flipped bit is found, and no reader returns a number that is not the one that was written."""
 
+import json
 import random
 import shutil
-from pathlib import Path
 
 import numpy as np
-import pytest
 from damage import files_of, flip, found, with_history_and_an_array_in_flight
-from toy_store import KEYS, create, fill, in_memory
+from toy_store import KEYS, create, fill
 
 from fedcache.errors import Exit, FedcacheError
+from fedcache.store.files import to_signed
 from fedcache.store.store import Store
 from fedcache.store.verify import verify
 
 
-@pytest.fixture
-def place():
-    with in_memory() as path:
-        yield path
-
-
-def everything(path: Path) -> dict[str, object]:
+def everything(path):
     """All that training reads of a store."""
     store = Store.open(path)
     held = store.samples
-    out: dict[str, object] = {"classes": held.classes, "domains": held.domains, "names": held.name}
-    for column in ("label", "domain", "split", "uid"):
-        out[column] = np.asarray(getattr(held, column)).tobytes()
-    out["ok"] = np.asarray(store.readable()).tobytes()
-    for key in sorted(store.arrays):
-        out[key] = np.array(store.reader(key).all()).tobytes()
-    return out
+    columns = (held.label, held.domain, held.split, held.uid, store.readable())
+    features = [store.reader(key).all() for key in sorted(store.arrays)]
+    numbers = [np.asarray(array).tobytes() for array in (*columns, *features)]
+    return held.classes, held.domains, held.name, numbers
 
 
-def reads(path: Path) -> object:
+def reads(path):
     """What a store gives, or that it is refused for what it is."""
     try:
         return everything(path)
@@ -66,7 +57,7 @@ KINDS = (
 )
 
 
-def harm(kind: str, path: Path, other: Path, draw: random.Random) -> None:
+def harm(kind, path, other, draw):
     """Change one thing of a store."""
     files = [
         f
@@ -75,40 +66,36 @@ def harm(kind: str, path: Path, other: Path, draw: random.Random) -> None:
     ]
     file = draw.choice(files)
     raw = file.read_bytes()
-    chunks = [
-        f for f in (path / "features" / KEYS[0]).rglob("*") if f.is_file() and f.name != "zarr.json"
-    ]
-    if kind == "truncated":
-        file.write_bytes(raw[: draw.randrange(len(raw))])
-    elif kind == "extended":
-        file.write_bytes(raw + draw.randbytes(draw.randrange(1, 64)))
-    elif kind == "zeroed":
-        file.write_bytes(bytes(len(raw)) if any(raw) else b"\1" * len(raw))
-    elif kind == "deleted":
+    half = len(raw) // 2
+    chunks = [f for f in files_of(path / "features" / KEYS[0]) if f.name != "zarr.json"]
+    manifest = path / "manifest.json"
+    if kind == "deleted":
         file.unlink()
-    elif kind == "half":
-        file.write_bytes(raw[: len(raw) // 2] + draw.randbytes(len(raw) - len(raw) // 2))
     elif kind == "swapped chunks":
         a, b = draw.sample(chunks, 2)
         x, y = a.read_bytes(), b.read_bytes()
         a.write_bytes(y)
         b.write_bytes(x)
     elif kind == "swapped manifests":
-        shutil.copy(other / "manifest.json", path / "manifest.json")
-    else:
-        import json
-
-        from fedcache.store.files import to_signed
-
-        body = json.loads((path / "manifest.json").read_bytes())
+        shutil.copy(other / "manifest.json", manifest)
+    elif kind == "older manifest":
+        body = json.loads(manifest.read_bytes())
         body.pop("sha256", None)
         body["samples"] = {
             k: (v ^ 1 if isinstance(v, int) else v) for k, v in body["samples"].items()
         }
-        (path / "manifest.json").write_bytes(to_signed(body))
+        manifest.write_bytes(to_signed(body))
+    else:
+        changed = {
+            "truncated": raw[: draw.randrange(len(raw))],
+            "extended": raw + draw.randbytes(draw.randrange(1, 64)),
+            "zeroed": bytes(len(raw)) if any(raw) else b"\1" * len(raw),
+            "half": raw[:half] + draw.randbytes(len(raw) - half),
+        }
+        file.write_bytes(changed[kind])
 
 
-def refused(path: Path) -> bool:
+def refused(path):
     """Whether verify finds something, or finds no store that it could look at."""
     try:
         return not verify(path).ok

@@ -11,7 +11,7 @@ import pytest
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "attack_home.py"
 
 
-def attacked(*words: object) -> str:
+def attacked(*words):
     """What ``tools/attack_home.py`` prints, and that nothing was wrong."""
     done = subprocess.run(
         [sys.executable, str(TOOL), *map(str, words)], capture_output=True, text=True, check=False

@@ -27,7 +27,7 @@ from fedcache.store.verify import verify
 CHUNKS = 2 * 48
 
 
-def extraction(dataset: str, backbones: str, options: str) -> tuple[object, ...]:
+def extraction(dataset, backbones, options):
     """An extraction in small chunks."""
     more = split(f"{options} --batch 4 --chunk-rows 8 --json")
     return ("extract", "--dataset", dataset, "--backbones", backbones, *more)
@@ -40,20 +40,41 @@ def words(tmp_path):
     return extraction(f"folder:{images}", "random-projection,pixels", "--size 16 --workers 2")
 
 
-@pytest.fixture
-def home():
-    return os.environ["FEDCACHE_HOME"]
-
-
-def done(store: Path) -> int:
+def done(store):
     """Chunks that journals or the manifest's folders hold."""
     found = (f for f in (store / "features").rglob("*") if f.is_file() and f.name != "zarr.json")
     return sum(1 for f in found if not f.name.endswith(".partial"))
 
 
-def kill(run: subprocess.Popen[str]) -> None:
+def kill(run):
     os.killpg(run.pid, signal.SIGKILL)
     run.wait()
+
+
+def whole_store(words, folder, home, code=0):
+    """The files of a store that is extracted without an interruption, and the seconds that it takes."""
+    whole = folder / "whole.zarr"
+    began = time.monotonic()
+    assert apart(*words, "--store", whole, home=home).code == code
+    seconds = time.monotonic() - began
+    return content(whole), seconds
+
+
+def resumed(words, part, home, code=0):
+    """The files of a store after the command that resumes it."""
+    last = apart(*words, "--store", part, home=home)
+    assert last.code == code, last.err
+    return content(part)
+
+
+def killed_after(seconds, words, home):
+    """Start a command and kill it after so long; whether it was killed before its end."""
+    run = start(*words, home=home)
+    time.sleep(seconds)
+    if run.poll() is not None:
+        return False
+    kill(run)
+    return True
 
 
 def kill_and_resume(words, home, folder, times, code=0):
@@ -61,10 +82,8 @@ def kill_and_resume(words, home, folder, times, code=0):
 
     ``code`` is what a command ends with that nobody kills.
     """
-    whole, draw, killed = folder / "whole.zarr", random.Random(0), 0
-    began = time.monotonic()
-    assert apart(*words, "--store", whole, home=home).code == code
-    seconds = time.monotonic() - began
+    expected, seconds = whole_store(words, folder, home, code)
+    draw, killed = random.Random(0), 0
     for number in range(times):
         part = folder / f"part-{number}.zarr"
         for _ in range(3):
@@ -79,41 +98,31 @@ def kill_and_resume(words, home, folder, times, code=0):
                 break
             kill(run)
             killed += 1
-        assert apart(*words, "--store", part, home=home).code == code
-        assert content(part) == content(whole)
+        assert resumed(words, part, home, code) == expected
     assert killed
 
 
 def test_killed_extractions_resume_to_the_same_bytes(tmp_path, words, home, cases):
-    whole = tmp_path / "whole.zarr"
-    began = time.monotonic()
-    assert apart(*words, "--store", whole, home=home).code == 0
-    seconds = time.monotonic() - began
-    expected, draw, killed, number = content(whole), random.Random(0), 0, 0
+    expected, seconds = whole_store(words, tmp_path, home)
+    draw, killed, number = random.Random(0), 0, 0
     wanted = cases(3, 200)
     while killed < wanted:
         part, number = tmp_path / f"part-{number}.zarr", number + 1
         for _ in range(6):  # several kills on the way of one store
             before = done(part)
-            run = start(*words, "--store", part, home=home)
-            time.sleep(draw.uniform(0.3, 1.0) * seconds)
-            if run.poll() is not None:
+            if not killed_after(draw.uniform(0.3, 1.0) * seconds, (*words, "--store", part), home):
                 break
-            kill(run)
             killed += 1
             assert done(part) >= before  # what was there stays
-        last = apart(*words, "--store", part, home=home)
-        assert last.code == 0, last.err
-        assert content(part) == expected
+        assert resumed(words, part, home) == expected
         assert not list(part.rglob("*.partial"))
         assert not list((part / "locks").glob("*.json"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_leave_exit_130_and_the_command_that_goes_on(tmp_path, words, home, cases, number):
-    whole = tmp_path / "whole.zarr"
-    assert apart(*words, "--store", whole, home=home).code == 0
-    expected, draw = content(whole), random.Random(1)
+    expected, _ = whole_store(words, tmp_path, home)
+    draw = random.Random(1)
     for i in range(cases(1, 10)):
         part = tmp_path / f"part-{i}.zarr"
         run = start(*words, "--store", part, home=home, capture=True)
@@ -124,11 +133,10 @@ def test_signals_leave_exit_130_and_the_command_that_goes_on(tmp_path, words, ho
         out, err = run.communicate(timeout=60)
         assert run.returncode == 130, err + out
         assert "same command" in err
-        assert apart(*words, "--store", part, home=home).code == 0
-        assert content(part) == expected
+        assert resumed(words, part, home) == expected
 
 
-def in_session(number: int) -> list[str]:
+def in_session(number):
     """Command lines of the processes of a session that still run."""
     found = []
     for place in Path("/proc").iterdir():
@@ -158,18 +166,13 @@ def test_two_signals_to_the_group_end_an_extraction_within_five_seconds(
     """At any moment, workers that are starting included; long names make what they are sent larger than a pipe."""
     images = folder(tmp_path / "many", train=96, test=32, domains=("d" * 200,))
     words = extraction(f"folder:{images}", backbone, "--size 32 --workers 2")
-    whole = tmp_path / "whole.zarr"
-    began = time.monotonic()
-    assert apart(*words, "--store", whole, home=home).code == 0
-    seconds = time.monotonic() - began
-    expected, draw, part = content(whole), random.Random(3), tmp_path / "part-0.zarr"
+    expected, seconds = whole_store(words, tmp_path, home)
+    draw, part = random.Random(3), tmp_path / "part-0.zarr"
     for i in range(cases(1, 30)):
         run = start(*words, "--store", part, home=home)
         time.sleep(draw.uniform(0.1, 1.0) * seconds)
-        for pause in (
-            draw.uniform(0.2, 1.0),
-            0.0,
-        ):  # two signals that a process sees at once are one
+        # two signals that a process sees at once are one
+        for pause in (draw.uniform(0.2, 1.0), 0.0):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(run.pid, number)
             time.sleep(pause)
@@ -179,11 +182,9 @@ def test_two_signals_to_the_group_end_an_extraction_within_five_seconds(
             time.sleep(0.05)
         assert in_session(run.pid) == []
         if i % 3 == 2 or run.returncode == 0:
-            assert apart(*words, "--store", part, home=home).code == 0
-            assert content(part) == expected
+            assert resumed(words, part, home) == expected
             part = tmp_path / f"part-{i + 1}.zarr"
-    assert apart(*words, "--store", part, home=home).code == 0
-    assert content(part) == expected
+    assert resumed(words, part, home) == expected
 
 
 SMALL_DISK = """
@@ -206,52 +207,39 @@ cp -r "$DISK/s.zarr" "$OUT/s.zarr"
 
 def test_a_disk_that_fills_up_is_exit_6_and_what_was_written_stays(tmp_path, words, home):
     """A real small disk: a tmpfs in a mount namespace of its own, filled when 20 chunks are there."""
-    apart_from = ("unshare", "--map-root-user", "--mount")
+    own_mounts = ("unshare", "--map-root-user", "--mount")
     if (
         shutil.which("unshare") is None
-        or subprocess.run([*apart_from, "true"], check=False).returncode
+        or subprocess.run([*own_mounts, "true"], check=False).returncode
     ):
         pytest.skip("this system lets no one mount a disk of their own")
-    whole, disk, out = tmp_path / "whole.zarr", tmp_path / "disk", tmp_path / "out"
+    disk, out = tmp_path / "disk", tmp_path / "out"
     disk.mkdir()
     out.mkdir()
-    assert apart(*words, "--store", whole, home=home).code == 0
-    line = [
-        *apart_from,
-        "sh",
-        "-c",
-        SMALL_DISK,
-        "sh",
-        sys.executable,
-        "-m",
-        "fedcache",
-        *map(str, words),
-    ]
+    expected, _ = whole_store(words, tmp_path, home)
+    command = (sys.executable, "-m", "fedcache", *map(str, words))
     env = {**environment(home), "DISK": str(disk), "OUT": str(out)}
+    line = [*own_mounts, "sh", "-c", SMALL_DISK, "sh", *command]
     subprocess.run(line, env=env, timeout=280, check=True)
-    assert (out / "first.rc").read_text().strip() == "6", (out / "first.err").read_text()
+    codes = [(out / f"{name}.rc").read_text().strip() for name in ("first", "full", "again")]
+    assert codes == ["6", "6", "0"], [file.read_text() for file in out.glob("*.err")]
     said = json.loads((out / "first.out").read_text())["error"]["message"]
     assert re.search(r"needs [\d,]+ bytes and ([\d,]+ bytes are|none is) free", said), said
     assert int((out / "kept").read_text()) >= 20
-    assert (out / "full.rc").read_text().strip() == "6"
-    assert (out / "again.rc").read_text().strip() == "0", (out / "again.err").read_text()
     kept = json.loads((out / "again.out").read_text())["data"]["arrays"]
     assert sum(a["kept_chunks"] for a in kept) >= 20
-    assert content(out / "s.zarr") == content(whole)
+    assert content(out / "s.zarr") == expected
 
 
 def test_four_writers_of_one_store_lose_nothing(tmp_path, words, home, cases):
-    whole = tmp_path / "whole.zarr"
-    assert apart(*words, "--store", whole, home=home).code == 0
-    expected = content(whole)
+    expected, _ = whole_store(words, tmp_path, home)
     for i in range(cases(1, 10)):
         part = tmp_path / f"part-{i}.zarr"
         runs = [start(*words, "--store", part, home=home, capture=True) for _ in range(4)]
         ends = [(run.communicate(timeout=280)[1], run.returncode) for run in runs]
         assert {code for _, code in ends} <= {0, 4}, ends  # done, or told who writes
         assert any(code == 0 for _, code in ends)
-        assert apart(*words, "--store", part, home=home).code == 0
-        assert content(part) == expected
+        assert resumed(words, part, home) == expected
         assert verify(part).ok
 
 
@@ -262,7 +250,7 @@ GRID = split(
 )
 
 
-def small_store(home: object) -> Path:
+def small_store(home):
     """A store of 600 digits in a home."""
     words = split("extract --dataset digits --backbones random-projection --limit 600 --json")
     made = apart(*words, home=home)
@@ -271,61 +259,42 @@ def small_store(home: object) -> Path:
     return store
 
 
+def results_in(runs):
+    return {f.parent.name: f.read_bytes() for f in runs.rglob("result.json")}
+
+
 @pytest.mark.parametrize("command", [TRAIN, GRID], ids=["train", "grid"])
 def test_killed_training_resumes_to_the_same_result(tmp_path, home, cases, command):
-    where = ("--store", small_store(home), "--backbones", "random-projection")
+    where = ("--store", small_store(home), "--backbones", "random-projection", "--runs")
     began = time.monotonic()
-    whole = apart(*command, *where, "--runs", tmp_path / "whole", home=home)
+    whole = apart(*command, *where, tmp_path / "whole", home=home)
     assert whole.code == 0, whole.err
     seconds = time.monotonic() - began
-    expected = {f.parent.name: f.read_bytes() for f in (tmp_path / "whole").rglob("result.json")}
+    expected = results_in(tmp_path / "whole")
     draw, killed, number = random.Random(2), 0, 0
     wanted = cases(2, 25)
     while killed < wanted:
         runs, number = tmp_path / f"parts-{number}", number + 1
+        words = (*command, *where, runs)
         for _ in range(2):
-            run = start(*command, *where, "--runs", runs, home=home)
-            time.sleep(draw.uniform(0.3, 0.95) * seconds)
-            if run.poll() is not None:
+            if not killed_after(draw.uniform(0.3, 0.95) * seconds, words, home):
                 break
-            kill(run)
             killed += 1
-        again = apart(*command, *where, "--runs", runs, home=home)
+        again = apart(*words, home=home)
         assert again.code == 0, again.err
-        assert {f.parent.name: f.read_bytes() for f in runs.rglob("result.json")} == expected
+        assert results_in(runs) == expected
 
 
-def left_in(home: Path) -> set[Path]:
-    """Files that a killed process was still writing, or was about to remove."""
-    kinds = (".*.partial", "journal-*.jsonl", "locks/*.json")
-    return {path for kind in kinds for path in home.rglob(kind)}
-
-
-def named_by_gc(home: str) -> set[Path]:
+def named_by_gc(home):
     """What ``gc`` lists."""
-    return {
-        Path(one["path"])
-        for one in json.loads(apart("gc --json", home=home).out)["data"]["garbage"]
-    }
+    listed = json.loads(apart("gc --json", home=home).out)["data"]["garbage"]
+    return {Path(one["path"]) for one in listed}
 
 
 PRIVATE = split(
     "train --method fedavg --scheme iid --clients 5 --rounds 100 --participation all "
     "--dp-clip 1 --dp-noise 5 --dp-seed 0 --json"
 )
-
-
-@pytest.fixture
-def small_home(tmp_path, home):
-    """A home with a store, and a file of embeddings beside it."""
-    small_store(home)
-    rng = np.random.default_rng(0)
-    np.savez(
-        tmp_path / "e.npz",
-        features=rng.normal(size=(20_000, 64)).astype("f4"),
-        label=np.arange(20_000) % 10,
-    )
-    return Path(home)
 
 
 @pytest.mark.parametrize(
@@ -342,65 +311,75 @@ def small_home(tmp_path, home):
         "gc",
     ],
 )
-def test_killed_commands_lose_nothing_and_gc_names_what_they_leave(
-    tmp_path, small_home, cases, what
-):
-    (store,) = (small_home / "stores").glob("*.zarr")
-    where = ("--store", store, "--json")
+def test_killed_commands_lose_nothing_and_gc_names_what_they_leave(tmp_path, home, cases, what):
+    store = small_store(home)
+    draw_rows = np.random.default_rng(0)
+    features = draw_rows.normal(size=(20_000, 64)).astype("f4")
+    np.savez(tmp_path / "e.npz", features=features, label=np.arange(20_000) % 10)
+    lines = {
+        "private train": (*PRIVATE, "--store", store, "--runs"),
+        "ingest": ("ingest", tmp_path / "e.npz", "--json", "--name"),
+        "partition": (
+            *split("partition --scheme dirichlet --clients 40 --json --store"),
+            store,
+            "--name",
+        ),
+        "gc": ("gc", "--delete", "--json"),
+    }
 
     def words(number):
-        return {
-            "private train": (*PRIVATE, "--store", store, "--runs", tmp_path / f"runs-{number}"),
-            "ingest": ("ingest", tmp_path / "e.npz", "--name", f"mine {number}", "--json"),
-            "partition": (
-                *split(f"partition --scheme dirichlet --clients 40 --name p{number}"),
-                *where,
-            ),
-            "gc": ("gc", "--delete", "--json"),
-        }[what]
+        last = {
+            "private train": (tmp_path / f"runs-{number}",),
+            "ingest": (f"mine {number}",),
+            "partition": (f"p{number}",),
+            "gc": (),
+        }
+        return (*lines[what], *last[what])
 
     def made(number):
         """What the command is for."""
         if what == "private train":
-            return [f.read_bytes() for f in (tmp_path / f"runs-{number}").rglob("result.json")]
+            return list(results_in(tmp_path / f"runs-{number}").values())
         if what == "ingest":
-            (found,) = (small_home / "stores").glob(f"mine_{number}-*.zarr")
+            (found,) = store.parent.glob(f"mine_{number}-*.zarr")
             return {k: v for k, v in content(found).items() if k.startswith("features/")}
         if what == "partition":
-            return Partition.load(store / "partitions" / f"p{number}.partition").to_payload()[
-                "clients"
-            ]
+            partition = Partition.load(store / "partitions" / f"p{number}.partition")
+            return partition.to_payload()["clients"]
         return content(store)
 
     def plant():
         for i in range(200 if what == "gc" else 0):
             (store / "features" / f".{i}.{2**22 + 1}-0.partial").write_bytes(b"x" * 1000)
 
+    def left():
+        """Files that a killed process was still writing, or was about to remove."""
+        kinds = (".*.partial", "journal-*.jsonl", "locks/*.json")
+        return {path for kind in kinds for path in Path(home).rglob(kind)}
+
+    def completed(number):
+        again = apart(*words(number), home=home)
+        assert again.code == 0, again.err
+        return made(number)
+
     plant()
     began = time.monotonic()
-    first = apart(*words(0), home=small_home)
-    assert first.code == 0, first.err
+    expected = completed(0)
     seconds = time.monotonic() - began
-    expected = made(0)
     draw, killed, number = random.Random(4), 0, 0
     wanted = cases(2, 20)
     while killed < wanted:
         number += 1
         plant()
         for _ in range(3):
-            run = start(*words(number), home=small_home)
-            time.sleep(draw.uniform(0.3, 0.98) * seconds)
-            if run.poll() is not None:
+            if not killed_after(draw.uniform(0.3, 0.98) * seconds, words(number), home):
                 break
-            kill(run)
             killed += 1
             if killed % 5 == 0:
-                outside = {path for path in left_in(small_home) if "journal" in path.name}
-                assert left_in(small_home) - outside <= named_by_gc(str(small_home))
-        again = apart(*words(number), home=small_home)
-        assert again.code == 0, again.err
-        assert made(number) == expected
-    assert left_in(small_home) == named_by_gc(str(small_home))
-    assert apart("gc --delete --json", home=small_home).code == 0
-    assert left_in(small_home) == set()
+                partial = {path for path in left() if "journal" not in path.name}
+                assert partial <= named_by_gc(home)
+        assert completed(number) == expected
+    assert left() == named_by_gc(home)
+    assert apart("gc --delete --json", home=home).code == 0
+    assert left() == set()
     assert verify(store).ok

@@ -1,7 +1,5 @@
 """kill -9 of parts of an extraction and of their join: nothing half-written is read, and the end is the same bytes."""
 
-from __future__ import annotations
-
 import os
 import random
 import time
@@ -18,7 +16,7 @@ PARTS = 3
 CHUNKS = 48  # of each of two backbones
 
 
-def kill_when(words: tuple[object, ...], home: Path, place: Path, chunks: int) -> bool:
+def kill_when(words, home, place, chunks):
     """Start a command and kill it once ``place`` holds so many chunk files; whether it was killed before its end."""
     run = start(*words, home=home)
     while run.poll() is None:

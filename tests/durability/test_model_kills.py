@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from shlex import split
 
-import numpy as np
 from command import apart, ok, start
 
 from fedcache.runs.run_models import load_seed
@@ -21,25 +20,20 @@ TRAIN = split(
 )
 
 
-def saved(runs: Path) -> int:
+def saved(runs):
     """Files in the folders of models, those that are being written included."""
     return sum(1 for _ in runs.glob("*/models/*"))
 
 
-def models_in(runs: Path) -> dict[str, bytes]:
+def models_in(runs):
     (folder,) = runs.glob("*/models")
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_training_killed_while_it_saves_has_no_result_or_whole_models(tmp_path, cases):
+def test_training_killed_while_it_saves_has_no_result_or_whole_models(tmp_path, cases, rows):
     """Models of 8 MB a seed; a kill comes as soon as so many files are there or begun, or a little later."""
     home = Path(os.environ["FEDCACHE_HOME"])
-    y = np.tile(np.arange(5), 40)
-    x = (np.random.default_rng(0).normal(size=(200, 64)) + 2 * np.eye(5, 64)[y]).astype(np.float32)
-    np.savez(
-        tmp_path / "rows.npz", features=x, labels=y, split=(np.arange(200) % 4 == 0).astype(int)
-    )
-    words = (*TRAIN, "--store", ok(f"ingest {tmp_path}/rows.npz --name rows").data["path"])
+    words = (*TRAIN, "--store", rows(64))
     assert apart(*words, "--runs", tmp_path / "whole", home=home).code == 0
     expected = models_in(tmp_path / "whole")
     assert set(expected) == {"models.json", *(f"seed-{seed}.safetensors" for seed in range(SEEDS))}

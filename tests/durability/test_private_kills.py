@@ -10,9 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-from command import environment, ok
+from command import environment
 
 from fedcache.runs.privacy_ledger import read_releases
 
@@ -27,14 +26,9 @@ fc.train("fedavg", sys.argv[2], fc.partition(sys.argv[2], "iid", clients=8), see
 """
 
 
-def test_killed_private_training_makes_no_told_round_twice(tmp_path, cases):
+def test_killed_private_training_makes_no_told_round_twice(tmp_path, cases, rows):
     pytest.importorskip("dp_accounting")
-    y = np.tile(np.arange(5), 40)
-    x = (np.random.default_rng(0).normal(size=(200, 8)) + 2 * np.eye(5, 8)[y]).astype(np.float32)
-    np.savez(
-        tmp_path / "rows.npz", features=x, labels=y, split=(np.arange(200) % 4 == 0).astype(int)
-    )
-    store = ok(f"ingest {tmp_path}/rows.npz --name rows").data["path"]
+    store = rows(8)
     home = Path(os.environ["FEDCACHE_HOME"])
     draw, killed, number, wanted = random.Random(3), 0, 0, cases(4, 40)
     script, said = tmp_path / "tell.py", tmp_path / "said.txt"
@@ -70,7 +64,7 @@ def test_killed_private_training_makes_no_told_round_twice(tmp_path, cases):
             os.killpg(run.pid, signal.SIGKILL)
             run.wait()
             killed += 1
-        heard: dict[tuple[int, int], set[float]] = {}
+        heard = {}
         for line in told.read_bytes().splitlines():
             seed, round_, accuracy = json.loads(line)
             heard.setdefault((seed, round_), set()).add(accuracy)

@@ -16,30 +16,25 @@ from fedcache.reproduce.prepare import Workbench, short_batches
 from fedcache.reproduce.registry import entry
 from fedcache.store.store import Store
 
-RELEASED = {
-    "CIFAR10": {"encoder": "conv", "stem": "cifar", "batch": 1024, "tau": 0.4, "esd_batch": 256},
-    "CIFAR100": {"encoder": "conv", "stem": "cifar", "batch": 1024, "tau": 0.4, "esd_batch": 256},
-    "Tiny-IN": {"encoder": "conv", "stem": "cifar", "batch": 256, "tau": 0.4, "esd_batch": 128},
-    "IN-100": {
-        "encoder": "resnet50",
-        "stem": "imagenet",
-        "batch": 128,
-        "tau": 0.2,
-        "esd_batch": 128,
-    },
-}
-"""Batches and temperatures of the release's README, tiny_imagenet.sh and imagenet100.sh."""
-
 
 @pytest.mark.parametrize("name", ["flesd-table1", "flesd-fig2", "flesd-fig4", "flesd-fig5"])
 def test_what_they_run_is_what_was_released(name):
+    small = {"encoder": "conv", "stem": "cifar", "batch": 1024, "tau": 0.4, "esd_batch": 256}
+    large = {"encoder": "resnet50", "stem": "imagenet", "batch": 128, "tau": 0.2, "esd_batch": 128}
+    # Batches and temperatures of the release's README, tiny_imagenet.sh and imagenet100.sh.
+    released = {
+        "CIFAR10": small,
+        "CIFAR100": small,
+        "Tiny-IN": {**small, "batch": 256, "esd_batch": 128},
+        "IN-100": large,
+    }
     for cell in entry(name).cells:
         hp = METHODS[cell.method].resolve(cell.preset, cell.set)
         assert cell.preset == "official"
         assert hp["augment"] == ("supervised" if cell.method == "local-supervised" else "auto")
         assert hp["drop_last"] is False, "the released local loader keeps its last batch"
         if name == "flesd-table1":
-            wanted = {k: v for k, v in RELEASED[cell.labels["dataset"]].items() if k in hp}
+            wanted = {k: v for k, v in released[cell.labels["dataset"]].items() if k in hp}
             assert {k: hp[k] for k in wanted} == wanted, cell.at
 
 
@@ -66,12 +61,12 @@ def test_images_of_imagenet_100_are_stored_at_one_size(tmp_path):
 
 def test_a_proxy_whose_public_rows_fill_no_queue_takes_them_all():
     cell = next(c for c in entry("flesd-table1").cells if c.method == "flesd")
-    clients = [SimpleNamespace(train=np.arange(n)) for n in (300, 900)]
-    settings, said = short_batches(cell, SimpleNamespace(clients=clients), proxy=True)
-    assert settings == {**cell.set, "anchors": "all", "esd_drop_last": False}
-    assert len(said) == 1
-    clients[0] = SimpleNamespace(train=np.arange(8333))
-    for proxy, public in ((True, 8333), (False, 300)):
-        clients[0] = SimpleNamespace(train=np.arange(public))
-        partition = SimpleNamespace(clients=clients)
-        assert short_batches(cell, partition, proxy=proxy) == (dict(cell.set), [])
+    for proxy, public, changed in (
+        (True, 300, {"anchors": "all", "esd_drop_last": False}),
+        (True, 8333, {}),
+        (False, 300, {}),
+    ):
+        clients = [SimpleNamespace(train=np.arange(n)) for n in (public, 900)]
+        settings, said = short_batches(cell, SimpleNamespace(clients=clients), proxy=proxy)
+        assert settings == {**cell.set, **changed}
+        assert len(said) == bool(changed)

@@ -5,7 +5,7 @@ import json
 import pytest
 from refusal import refused
 
-from fedcache.reproduce.metrics import Measurement, compare, measure, subtract, unit
+from fedcache.reproduce.metrics import Measurement, compare, measure, over_seeds, subtract, unit
 from fedcache.reproduce.registry import Printed
 from fedcache.runs.run import Run
 
@@ -66,52 +66,55 @@ BY_HAND = [
 
 def test_metrics_by_hand(run):
     for metric, expected in BY_HAND:
-        assert measure(metric, run) == (
-            expected if expected is None else pytest.approx(expected)
-        ), metric
-
-
-def test_all_that_is_trained_of_an_encoder_counts(run):
-    whole = Run(run.path, {**RESULT, "hyperparameters": {"encoder": "conv"}}, {})
-    assert measure("head_params", whole) == 1000.0
-    assert measure("seconds_per_round", whole) is None
-    nobody = Run(run.path, {**RESULT, "clients": ["a"], "accuracy": {"per_client": [None]}}, {})
-    assert measure("client_min", nobody) is None
-
-
-def test_a_run_without_rounds_has_no_curve(run):
-    (run.path / "rounds.jsonl").write_text("")
-    assert measure("curve", run) is None
-    assert measure("near_best", run) is None
-
-
-def test_units_and_unknown_metrics(run):
-    words = (
-        "accuracy",
-        "client:3",
-        "std",
-        "seconds_per_round",
-        "curve",
-        "curve:loss",
-        "params",
-        "entropy_bound",
-    )
-    assert [unit(w) for w in words] == ["%", "%", "points", "s", "%", "", "", "bits"]
+        known = expected if expected is None else pytest.approx(expected)
+        assert measure(metric, run) == known, metric
     refused(lambda: measure("acuracy", run), "Did you mean 'accuracy'")
 
 
 def test_differences_by_hand():
-    both = subtract(Measurement(5.0, 3.0, 4), Measurement(2.0, 4.0, 9))
-    assert (both.mean, both.std, both.n) == (3.0, 5.0, 4)
+    subtracted = subtract(Measurement(5.0, 3.0, 4), Measurement(2.0, 4.0, 9))
+    assert subtracted == Measurement(3.0, 5.0, 4)
     assert subtract(Measurement(5.0, None, 4), Measurement(2.0, 4.0, 9)).std is None
     for got, same in (("a > b", True), ("b > a", False), (None, None)):
         assert compare(Printed(text="a > b"), 0, Measurement(text=got)).same is same
     # printed 45.22 (3.65) of 3, got 47.00 (1.00) of 4: sqrt(13.3225 / 3 + 1 / 4) = sqrt(4.690833) = 2.165833
     both = compare(Printed(45.22, 3.65), 3, Measurement(47.0, 1.0, 4))
     assert both.errors == pytest.approx(1.78 / 2.165833, rel=1e-6)
-    alone = compare(Printed(mean=2.0), 0, Measurement(5.0))
-    assert (alone.difference, alone.errors, alone.spread) == (3.0, None, "")
-    printed = compare(Printed(mean=2.0, std=3.0), 9, Measurement(5.0))
-    assert (printed.errors, printed.spread) == (pytest.approx(3.0), "printed")
-    measured = compare(Printed(mean=2.0, std=3.0), 0, Measurement(5.0, 4.0, 4))
-    assert (measured.errors, measured.spread) == (pytest.approx(1.5), "got")
+    for std, seeds, measured, errors, spread in (
+        (None, 0, Measurement(5.0), None, ""),
+        (3.0, 9, Measurement(5.0), 3.0, "printed"),
+        (3.0, 0, Measurement(5.0, 4.0, 4), 1.5, "got"),
+    ):
+        found = compare(Printed(2.0, std), seeds, measured)
+        assert (found.difference, found.errors, found.spread) == (3.0, errors, spread)
+
+
+def test_metrics_of_a_run_that_lacks_rows_rounds_or_times(run):
+    whole = Run(run.path, {**RESULT, "hyperparameters": {"encoder": "conv"}}, {})
+    assert measure("head_params", whole) == 1000.0, "all that is trained of an encoder counts"
+    assert measure("seconds_per_round", whole) is None
+    nobody = Run(run.path, {**RESULT, "clients": ["a"], "accuracy": {"per_client": [None]}}, {})
+    assert measure("client_min", nobody) is None
+    (run.path / "rounds.jsonl").write_text("")
+    assert measure("curve", run) is measure("near_best", run) is None
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [
+        ("client:3", "%"),
+        ("std", "points"),
+        ("seconds_per_round", "s"),
+        ("curve", "%"),
+        ("curve:loss", ""),
+        ("entropy_bound", "bits"),
+    ],
+)
+def test_units(metric, expected):
+    assert unit(metric) == expected
+
+
+def test_over_seeds_is_the_mean_and_the_sample_std():
+    assert over_seeds([1.0, 2.0, 3.0]) == Measurement(2.0, 1.0, 3)
+    assert over_seeds([1.0]) == Measurement(1.0, None, 1)
+    assert over_seeds([[1.0, 2.0], [3.0, 4.0]]).curve == (2.0, 3.0)

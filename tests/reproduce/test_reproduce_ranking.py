@@ -11,7 +11,7 @@ from fedcache.reproduce import cell_kinds as kinds
 from fedcache.reproduce.metrics import Measurement
 from fedcache.reproduce.planning import Options, PlannedCell
 from fedcache.reproduce.registry import PaperCell, Printed, entry
-from fedcache.reproduce.render import orders, report_data, rows
+from fedcache.reproduce.render import orders, rows
 from fedcache.reproduce.runner import ReproducedCell, Reproduction, reproduce
 
 
@@ -57,33 +57,16 @@ def test_both_orders_of_a_group_by_hand():
 
 
 def test_equal_numbers_share_a_rank_and_say_nothing():
-    report = proxy(
-        line(("x", "A"), 50.0, Measurement(80.0, None, 1)),
-        line(("x", "B"), 50.0, Measurement(70.0, None, 1)),
-        line(("x", "C"), 40.0, Measurement(70.0, None, 1)),
-        line(("x", "D"), 30.0, Measurement(75.0, None, 1)),
-    )
-    (one,) = orders(report)
+    printed, got = [50.0, 50.0, 40.0, 30.0], [80.0, 70.0, 70.0, 75.0]
+    (one,) = orders(proxy(*map(alone, "ABCD", printed, got)))
     assert [(p.rank_printed, p.rank_got) for p in one.places] == [(1, 1), (1, 3), (3, 3), (4, 2)]
     assert one.tied == (("A", "B"),)
     assert one.undecided == (("B", "C"),)
     # 3 decided pairs agree (AC, AD) or not (BD, CD): tau-b = (2 - 2) / sqrt((6 - 1) (6 - 1)) = 0
     assert one.tau == pytest.approx(0.0)
-    assert one.tau == pytest.approx(kendalltau([50, 50, 40, 30], [80, 70, 70, 75]).statistic)
-    (flat,) = orders(
-        proxy(*(line(("x", m), p, Measurement(70.0, None, 1)) for m, p in (("A", 2.0), ("B", 1.0))))
-    )
+    assert one.tau == pytest.approx(kendalltau(printed, got).statistic)
+    (flat,) = orders(proxy(alone("A", 2.0, 70.0), alone("B", 1.0, 70.0)))
     assert flat.tau is None
-
-
-def test_no_order_and_no_difference_where_they_mean_nothing():
-    lines = [line(("x", m), p, Measurement(p, 1.0, 3)) for m, p in (("A", 2.0), ("B", 1.0))]
-    paper = replace(proxy(*lines), proxy=False)
-    assert orders(paper) == []
-    assert "orders" not in report_data(paper)
-    assert "difference" in report_data(paper)["cells"][0]["values"]["client_mean"]
-    other = report_data(proxy(*lines))["cells"][0]["values"]["client_mean"]
-    assert "difference" not in other
 
 
 def test_rows_that_a_proxy_cannot_tell_apart_are_measured_once(tmp_path, own_home, monkeypatch):
@@ -99,9 +82,12 @@ def test_rows_that_a_proxy_cannot_tell_apart_are_measured_once(tmp_path, own_hom
 
     monkeypatch.setitem(kinds.MEASURES, "entropy", counted)
     options = Options(on=images, backbones=("glyph-clip",))
-    report = reproduce(
-        replace(twice, labels=("dataset",), cells=(cell, other)), Home(own_home), options
-    )
+    both = replace(twice, labels=("dataset",), cells=(cell, other))
+    one, two = reproduce(both, Home(own_home), options).lines
     assert len(calls) == 1
-    assert report.lines[1].measured == report.lines[0].measured
-    assert report.lines[1].same_as == cell.at
+    assert two.measured == one.measured
+    assert two.same_as == cell.at
+
+
+def alone(label, printed, mean):
+    return line(("x", label), printed, Measurement(mean, None, 1))

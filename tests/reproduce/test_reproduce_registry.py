@@ -9,42 +9,16 @@ from fedcache.config import Home
 from fedcache.extract.backbones import lookup
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import SCHEMES
-from fedcache.reproduce import registry
 from fedcache.reproduce.metrics import METRICS
 from fedcache.reproduce.planning import READS, RequirementCheck
-from fedcache.reproduce.registry import Printed, entries, entry, names, parse
-
-NAMES = {
-    *(f"fedpcl-table{n}" for n in range(1, 16)),
-    *("fedpcl-fig2a", "fedpcl-fig2b", "fedpcl-fig3", "fedpcl-fig4", "fedpcl-fig6"),
-    *("flesd-table1", "flesd-fig2", "flesd-fig4", "flesd-fig5", "flesd-eq11", "fedpcl-theorem41"),
-    *("tpfl-table1", "tpfl-table2", "tpfl-fig2", "tpfl-fig3"),
-    *("fst-table1", "fst-table2", "fst-table3", "fst-table4", "fst-fig2", "fst-fig3"),
-}
+from fedcache.reproduce.registry import entries, entry, names, parse
 
 
 def printed(name, metric, *at):
     """Mean (or text) and std of a cell."""
-    e = entry(name)
-    cell = next(c for c in e.cells if c.at == at)
+    cell = next(c for c in entry(name).cells if c.at == at)
     found = cell.printed[cell.metrics.index(metric)]
-    assert found is not None
     return (found.text if found.mean is None else found.mean), found.std
-
-
-def mean(name, metric, *at):
-    value = printed(name, metric, *at)[0]
-    assert isinstance(value, float)
-    return value
-
-
-def test_every_table_and_figure_is_there():
-    assert set(names()) >= NAMES
-    assert (
-        names().index("fedpcl-table2")
-        < names().index("fedpcl-table10")
-        < names().index("fedpcl-fig2a")
-    )
 
 
 @pytest.mark.parametrize("e", entries(), ids=names())
@@ -141,26 +115,17 @@ SUMS = rows_of(
 
 
 def test_no_number_of_a_table_was_mistyped():
-    accuracies = (
-        "client_mean",
-        "client_min",
-        "accuracy",
-        "std",
-        "worst10",
-        "worst20",
-        "worst40",
-        "best10",
-    )
-    for name, count, total, spread in SUMS:
+    accuracies = {"client_mean", "client_min", "accuracy", "std"}
+    accuracies |= {"worst10", "worst20", "worst40", "best10"}
+    for name, *wanted in SUMS:
         found = [
             p
             for cell in entry(name).cells
             for metric, p in zip(cell.metrics, cell.printed, strict=True)
             if p is not None and (metric in accuracies or metric.startswith("domain:"))
         ]
-        assert len(found) == int(count), name
-        assert sum(p.mean or 0 for p in found) == pytest.approx(float(total), abs=1e-6), name
-        assert sum(p.std or 0 for p in found) == pytest.approx(float(spread), abs=1e-6), name
+        sums = [len(found), sum(p.mean or 0 for p in found), sum(p.std or 0 for p in found)]
+        assert sums == pytest.approx([float(word) for word in wanted], abs=1e-6), name
 
 
 def test_the_columns_of_table_2_average_to_its_last():
@@ -204,22 +169,12 @@ def test_printed_sizes_add_up_and_parameters_are_products():
     for name in ("fedpcl-table9", "fedpcl-table10"):
         for cell in entry(name).cells:
             clients, sizes, total = cell.printed
-            assert clients is not None
-            assert total is not None
-            assert sizes is not None
-            numbers = [int(n) for n in str(sizes.text).split(", ")]
+            numbers = [int(n) for n in sizes.text.split(", ")]
             assert (len(numbers), sum(numbers)) == (clients.mean, total.mean)
     for k in (1, 2, 3):
-        assert mean("fedpcl-table14", "head_params", str(k)) == 512 * k * 256 + 256 * 10
-    assert mean("flesd-eq11", "flesd_scalars", "1 round each") == 10_000 * 512
-
-
-def test_later_settings_win_and_mappings_are_merged():
-    a, b = parse(SMALL, "small").cells
-    assert (a.rounds, b.rounds) == (2, 3)
-    assert a.set == {"lr": 0.1, "batch": 4}
-    assert a.printed == (Printed(50.0, 1.0),)
-    assert b.printed == (None,)
+        found, _ = printed("fedpcl-table14", "head_params", str(k))
+        assert found == 512 * k * 256 + 256 * 10
+    assert printed("flesd-eq11", "flesd_scalars", "1 round each")[0] == 10_000 * 512
 
 
 @pytest.mark.parametrize(
@@ -237,10 +192,3 @@ def test_later_settings_win_and_mappings_are_merged():
 )
 def test_a_wrong_registry_file_is_refused(old, new, said):
     refused(lambda: parse(SMALL.replace(old, new, 1), "small"), said, code=10)
-
-
-def test_a_file_that_holds_another_entry_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "other.toml").write_text(SMALL)
-    monkeypatch.setattr(registry, "_folder", lambda: tmp_path)
-    monkeypatch.setattr(registry, "names", lambda: ("other",))
-    refused(lambda: entry("other"), "'small'", code=10)

@@ -2,11 +2,10 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from toy_store import KEYS, create, fill, in_memory, samples, whole
+from toy_store import KEYS, create, fill, samples, whole, writer
 
 from fedcache.config import Home
 from fedcache.errors import FedcacheError
@@ -18,16 +17,13 @@ from fedcache.store.store import Store
 
 
 @pytest.fixture
-def home():
-    with in_memory() as path:
-        home = Home(path)
-        home.stores.mkdir(parents=True)
-        yield home
+def home(place):
+    home = Home(place)
+    home.stores.mkdir(parents=True)
+    return home
 
 
-def extracted(
-    home: Home, name: str, *times: float, slug: str = "toy", finished: bool = True
-) -> Path:
+def extracted(home, name, *times, slug="toy", finished=True):
     """A store of a home with one array, whose history tells when it was extracted."""
     store = Store.create(
         home.stores / f"{name}.zarr", samples(), dataset={"slug": slug, "digest": name}
@@ -42,21 +38,17 @@ def extracted(
 
 def test_the_store_extracted_last_is_found_by_the_histories_of_its_name(home):
     first = extracted(home, "toy-a", 1.0, 5.0, 2.0)
-    assert catalog.extracted_later(first) is None
     extracted(home, "toy-b", 5.0)
     extracted(home, "toy-c", 9.0, finished=False)
     extracted(home, "toy-d", 9.0, slug="toy-other")
     extracted(home, "other", 9.0)
     (home.stores / "toy-e.zarr").mkdir()
-    assert catalog.extracted_later(first) is None, (
-        "as late is no later, and of others nothing counts"
-    )
+    assert catalog.extracted_later(first) is None, "as late is no later, and others do not count"
     for name in "vzyxw":
         extracted(home, f"toy-{name}", 6.0)
-    assert catalog.extracted_later(first) == home.stores / "toy-v.zarr", (
-        "of equals the first by name"
-    )
-    assert catalog.extracted_later(home.stores / "toy-v.zarr") is None
+    latest = home.stores / "toy-v.zarr"
+    assert catalog.extracted_later(first) == latest, "of equals the first by name"
+    assert catalog.extracted_later(latest) is None
     assert catalog.extracted_later(home.stores / "nothing.zarr") is None
 
 
@@ -73,105 +65,72 @@ def test_stores_of_a_home_are_listed_in_the_order_of_their_names(home):
 
 
 def test_old_stores_are_all_but_the_newest_of_a_name_that_nobody_writes(home):
-    for changed, (name, slug) in enumerate(
-        (("a", "toy"), ("c", "toy"), ("b", "toy"), ("d", "alone"))
-    ):
-        os.utime(extracted(home, name, slug=slug) / "manifest.json", (changed, changed))
+    for changed, name in enumerate("acbd"):
+        path = extracted(home, name, slug="alone" if name == "d" else "toy")
+        os.utime(path / "manifest.json", (changed, changed))
     why = "toy has been extracted again with other content, into b.zarr"
-    assert list(catalog.old_stores(home)) == [
-        (home.stores / "a.zarr", why),
-        (home.stores / "c.zarr", why),
-    ]
-    with Store.open(home.stores / "a.zarr").writer(
-        KEYS[1], shape=(14, 3), dtype="float16", chunk_rows=4, recipe={}, how={}
-    ):
-        assert list(catalog.old_stores(home)) == [(home.stores / "c.zarr", why)]
+    one, two = (home.stores / f"{name}.zarr" for name in "ac")
+    assert list(catalog.old_stores(home)) == [(one, why), (two, why)]
+    with writer(Store.open(one), KEYS[1]):
+        assert list(catalog.old_stores(home)) == [(two, why)]
 
 
 def test_what_killed_processes_left_in_stores_is_told_and_what_is_written_is_not(home, monkeypatch):
     store = create(home.stores / "s.zarr")
     fill(store, KEYS[0])
-    journal = store.path / f"journal-{KEYS[0]}.jsonl"
-    journal.write_bytes(b"")
+    journal, begun = (store.path / f"journal-{name}.jsonl" for name in (KEYS[0], "c-00000000"))
     note = store.path / "locks" / "a.json"
-    note.write_text("{}")
     dead, alive = (store.path / f".x.{pid}-00.partial" for pid in (2**22 + 1, os.getpid()))
     stray, new, old = store.path / "stray", store.path / "new.partial", store.path / "old.partial"
-    for file in (dead, alive, stray, new, old):
+    for file in (journal, dead, alive, stray, new, old):
         file.touch()
+    note.write_text("{}")
     now = 10 * catalog.DAY
     monkeypatch.setattr(catalog.time, "time", lambda: now)
     for file, age in ((new, 1.0 - 1e-6), (old, 1.0)):
         os.utime(file, (now - age * catalog.DAY,) * 2)
-    nobody = "neither the manifest nor a journal knows it"
-    assert list(catalog.leftovers_of_stores(home)) == [
-        (dead, nobody),
-        (old, nobody),
-        (stray, nobody),
-        (journal, f"{KEYS[0]} is complete, and a killed process was about to remove its journal"),
-        (note, "a killed process held this lock"),
-    ]
+    found = [path for path, why in catalog.leftovers_of_stores(home) if why]
+    assert found == [dead, old, stray, journal, note]
     assert catalog.is_being_written(store.path / "gone.partial"), "who knows"
-    store.refresh()
-    catalog.clean_up(store)
-    assert not journal.exists()
-    assert not note.exists()
-    with store.writer(KEYS[1], shape=(14, 3), dtype="float16", chunk_rows=4, recipe={}, how={}):
-        assert list(catalog.leftovers_of_stores(home)) == []
-
-
-def test_every_journal_of_a_finished_array_goes_and_that_of_an_unfinished_one_stays(home):
-    store = create(home.stores / "s.zarr")
-    for key in KEYS:
-        fill(store, key)
-    left, begun = (store.path / f"journal-{name}.jsonl" for name in (KEYS[1], "c-00000000"))
-    left.touch()
     begun.touch()
     store.refresh()
-    note = store.path / "locks" / f"{KEYS[1]}.json"
     with hold_lock(note.with_suffix(".lock"), "it", wait=False):
         catalog.clean_up(store)
-        assert [file.exists() for file in (left, note)] == [True, True], "its process still writes"
+        assert note.exists(), "its process still writes"
     note.write_text("{}")
     catalog.clean_up(store)
-    assert [file.exists() for file in (left, note, begun)] == [False, False, True]
-
-
-def test_sizes_are_bytes_of_files_alone(tmp_path):
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    (tmp_path / "a" / "one").write_bytes(bytes(5))
-    (tmp_path / "a" / "b" / "two").write_bytes(bytes(7))
-    (tmp_path / "link").symlink_to("a/b/two")
-    sizes = [catalog.size_of(tmp_path / name) for name in ("a", "a/one", "link", "nowhere")]
-    assert sizes == [12, 5, len("a/b/two"), 0], "a link is its own few bytes"
+    assert [file.exists() for file in (journal, note, begun)] == [False, False, True]
+    begun.unlink()
+    with writer(store, KEYS[1]):
+        assert list(catalog.leftovers_of_stores(home)) == []
 
 
 def test_a_name_is_looked_for_here_then_in_the_home_then_among_ingested_ones(
     home, monkeypatch, tmp_path
 ):
     monkeypatch.chdir(tmp_path)
+
+    def found(name):
+        return catalog.resolve_path(home, Path(name))
+
     there = whole(home.stores / "s.zarr").path
     mine = Store.from_arrays({"x": np.eye(3)}, name="m i", path=home.stores / "m_i-1.zarr").path
-    found: dict[str, Any] = {
-        name: catalog.resolve_path(home, Path(name)) for name in ("s", "s.zarr", "m_i", "m i")
-    }
-    assert found == {"s": there, "s.zarr": there, "m_i": mine, "m i": mine}
-    assert catalog.resolve_path(home, Path("ingested:m i")) == mine
-    assert catalog.resolve_path(home, Path("away/s")) == Path("away/s"), "a path is no name"
+    for name, path in (
+        ("s", there),
+        ("s.zarr", there),
+        ("m_i", mine),
+        ("m i", mine),
+        ("ingested:m i", mine),
+        ("away/s", Path("away/s")),  # a path is no name
+        ("", Path()),
+    ):
+        assert found(name) == path
     here = whole(tmp_path / "s.zarr").path
-    assert catalog.resolve_path(home, Path("s")) == Path(here.name)
+    assert found("s") == Path(here.name)
     (tmp_path / "m_i").mkdir()
-    assert catalog.resolve_path(home, Path("m_i")) == Path("m_i"), "what is here is meant"
-    assert catalog.resolve_path(home, Path()) == Path()
-
-
-def test_a_folder_that_is_no_store_does_not_hide_the_ingested_dataset_of_its_name(
-    home, monkeypatch, tmp_path
-):
-    monkeypatch.chdir(tmp_path)
-    mine = Store.from_arrays({"x": np.eye(3)}, name="train", path=home.stores / "train-1.zarr").path
-    (tmp_path / "train").mkdir()
-    assert need_store(home, path=Path("train")).path == mine
+    assert found("m_i") == Path("m_i"), "what is here is meant"
+    # A command that needs a store does not take a folder for one.
+    assert need_store(home, path=Path("m_i")).path == mine
     (tmp_path / "test").mkdir()
     with pytest.raises(FedcacheError, match="test") as caught:
         need_store(home, path=Path("test"))

@@ -18,28 +18,21 @@ LABELS = np.arange(3000) % 3
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("replace", "named"), [(False, False), (True, True)], ids=["new", "replace at a path"]
-)
-def test_four_processes_that_ingest_the_same_file_all_succeed(tmp_path, replace, named):
-    home, folder = tmp_path / "home", tmp_path / "home" / "stores"
-    options = ["--name", "mine"]
-    if named:
-        folder = tmp_path / "elsewhere"
-        options += ["--store", str(folder / "s.zarr")]
-    np.savez(tmp_path / "e.npz", X=X, label=LABELS)
-    if replace:
-        np.savez(tmp_path / "old.npz", X=X[:100], label=LABELS[:100])
-        assert apart(f"ingest {tmp_path}/old.npz", *options, home=home).code == 0
-        options.append("--replace")
+@pytest.mark.parametrize("replaced", [False, True], ids=["new", "replace at a path"])
+def test_four_processes_that_ingest_the_same_file_all_succeed(tmp_path, replaced):
+    home = tmp_path / "home"
+    folder = tmp_path / "elsewhere" if replaced else home / "stores"
+    file = tmp_path / "e.npz"
+    words = ["ingest", file, "--name", "mine"]
+    if replaced:
+        words += ["--store", folder / "s.zarr"]
+        np.savez(file, X=X[:100], label=LABELS[:100])
+        assert apart(*words, home=home).code == 0
+        words.append("--replace")
+    np.savez(file, X=X, label=LABELS)
     with ThreadPoolExecutor(4) as pool:
-        calls = [
-            pool.submit(apart, "ingest", tmp_path / "e.npz", *options, home=home) for _ in range(4)
-        ]
-        done = [call.result() for call in calls]
-    assert [call.code for call in done] == [0, 0, 0, 0], "\n".join(
-        call.err for call in done if call.code
-    )
+        done = list(pool.map(lambda _: apart(*words, home=home), range(4)))
+    assert [call.code for call in done] == [0] * 4, [call.err for call in done]
     (found,) = folder.iterdir()  # the store, and nothing that a writer left beside it
     assert verify(found).ok
     assert Store.open(found).rows == len(X)

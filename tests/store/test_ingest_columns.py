@@ -2,7 +2,6 @@
 
 import datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from refusal import refused
 
 from fedcache.store.store import Store
-from fedcache.tables.embeddings import Embeddings, open_embeddings
+from fedcache.tables.embeddings import open_embeddings
 from fedcache.tables.groups import Group
 from fedcache.tables.roles import ColumnChoice
 from fedcache.tables.words import Words
@@ -23,7 +22,7 @@ N = 12
 X = np.random.default_rng(0).normal(size=(N, 3)).astype("f4")
 
 
-def of_npz(tmp_path: Path, choice: ColumnChoice | None = None, **columns: Any) -> Embeddings:
+def of_npz(tmp_path, choice=None, **columns):
     """Columns through a file of npz; objects are written as the pickle that numpy makes of them."""
     np.savez(tmp_path / "e.npz", allow_pickle=True, **{"features": X, **columns})
     return open_embeddings(tmp_path / "e.npz", choice)
@@ -34,7 +33,7 @@ def of_npz(tmp_path: Path, choice: ColumnChoice | None = None, **columns: Any) -
 
 def test_every_other_column_of_the_rows_is_a_group_and_the_rest_is_named(tmp_path):
     day = datetime.date(2024, 2, 1)
-    kept: dict[str, tuple[Any, list[str | None]]] = {
+    kept = {
         "ward": (["north", None, " north "], ["north", None, "north"]),
         "smoker": ([True, None, False], ["True", None, "False"]),
         "visits": ([1.0, float("nan"), 10.0], ["1", None, "10"]),
@@ -64,21 +63,6 @@ def test_every_other_column_of_the_rows_is_a_group_and_the_rest_is_named(tmp_pat
         assert found.groups[name].values() == words * 4
     assert found.groups.keys() == {"hospital", *kept}
     assert found.unused.keys() == not_used.keys()
-    assert all(name in "\n".join(found.notes) for name in (*found.groups, *found.unused))
-
-
-def test_columns_of_an_npz_that_sort_nothing_are_not_read(tmp_path):
-    not_used = {
-        "images": np.zeros((N, 4, 4), np.uint8),
-        "mask": np.zeros((N, 4)),
-        "few": np.arange(3),
-        "version": np.array(2),
-    }
-    when = np.array(["2024-01-01T10:00:00.5"] * N, "M8[ms]")
-    found = of_npz(tmp_path, site=np.arange(N) % 4, when=when, **not_used)
-    assert list(found.groups) == ["site", "when"]
-    assert found.groups["when"].values()[0] == "2024-01-01T10:00:00.500000"
-    assert found.unused.keys() == not_used.keys()
 
 
 @given(
@@ -98,11 +82,8 @@ def test_a_group_says_of_each_row_what_its_word_was(words):
 
 def test_groups_of_arrays_are_in_the_store_and_its_frame(tmp_path):
     groups = {"hospital": ["b", "a", None] * 4, "name": np.arange(N)}
-    store = Store.from_arrays(
-        {"a": X}, labels=np.arange(N) % 2, groups=groups, path=tmp_path / "s.zarr"
-    )
+    store = Store.from_arrays({"a": X}, groups=groups, path=tmp_path / "s.zarr")
     assert store.groups == ["hospital", "name"]
-    assert store.group("hospital").values() == ["b", "a", None] * 4
     frame = store.frame()
     assert frame["hospital"].fillna("none").tolist() == ["b", "a", "none"] * 4
     assert frame["group/name"].tolist() == list(map(str, range(N)))
@@ -120,53 +101,27 @@ def test_the_same_rows_with_other_groups_keep_their_features(tmp_path):
 
     ingest(ward=2, site=6)
     path = Path(ok("inspect mine").data["path"])
-    before = {f: f.stat().st_mtime_ns for f in path.glob("features/**/*") if f.is_file()}
+
+    def features():
+        return {f: f.stat().st_mtime_ns for f in path.glob("features/**/*") if f.is_file()}
+
+    before = features()
     assert "new groups day" in ingest(ward=3, day=6)
-    assert before == {f: f.stat().st_mtime_ns for f in path.glob("features/**/*") if f.is_file()}
+    assert before == features()
     assert ok("inspect mine").data["groups"] == {"day": 6, "site": 6, "ward": 3}
-    (path / "groups" / "site.group").write_bytes(b"torn")
-    listed = ok("ls")
-    assert listed.data["entries"][0]["groups"] == {"day": 6, "ward": 3}
-    assert "site" in listed.envelope["warnings"][0]
-    ok("repair mine")
-    assert "new groups site" in ingest(site=6)
     assert ok("verify mine").data["ok"]
     assert "nothing to do" in ingest(ward=3, day=6)
 
 
-# Labels
-
-
 def test_rows_without_a_domain_are_in_the_domain_all(tmp_path):
-    for domain, names in (
-        (np.array(["a", ""] * 6), ("a", "all")),
-        (np.array([1, np.nan] * 6), ("1", "all")),
-    ):
-        found = of_npz(tmp_path, domain=domain)
+    for domain, names in ((["a", ""], ("a", "all")), ([1, np.nan], ("1", "all"))):
+        found = of_npz(tmp_path, domain=np.array(domain * 6))
         assert (found.domain_names, found.domains[:2].tolist()) == (names, [0, 1])
-        assert any("6 rows" in note for note in found.notes)
 
 
 class Trap:
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self):
         return exec, ("raise SystemExit('executed')",)
-
-
-def test_a_pickle_that_names_anything_is_left_or_refused_and_never_run(tmp_path):
-    trap = np.array([Trap()] * N, object)
-    found = of_npz(
-        tmp_path,
-        site=np.arange(N) % 4,
-        odd=trap,
-        nested=np.array([["a", "b"], *[None] * (N - 1)], object),
-    )
-    assert list(found.groups) == ["site"]
-    assert found.unused.keys() == {"odd", "nested"}
-    assert "builtins.exec" in found.unused["odd"]
-    refused(lambda: of_npz(tmp_path, label=trap), "label")
-
-
-# Names of columns
 
 
 def test_columns_are_named_by_the_user_where_their_names_say_nothing(tmp_path):
@@ -174,45 +129,35 @@ def test_columns_are_named_by_the_user_where_their_names_say_nothing(tmp_path):
         "clip_vit": X + 1,
         "other": X,
         "diagnosis": np.arange(N) % 3,
-        "fold": np.array(["train", "test"] * 6),
-        "scan": np.array([f"s{i:02}" for i in range(N)]),
-        "site": np.array(["x", "y"] * 6),
+        "fold": ["train", "test"] * 6,
+        "scan": [f"s{i:02}" for i in range(N)],
+        "site": ["x", "y"] * 6,
     }
     file = tmp_path / "odd.npz"
-    np.savez(file, allow_pickle=False, **odd)
+    np.savez(file, **odd)
     keys = "--features-key clip_vit --label-key diagnosis --split-key fold --name-key scan"
     made = ok(f"ingest {file} --name odd {keys} --domain-key site").data
     store = Store.open(made["path"])
     s = store.samples
-    assert (s.label.tolist(), s.split.tolist(), s.domains) == (
-        [0, 1, 2] * 4,
-        [0, 1] * 6,
-        ("x", "y"),
-    )
-    assert (s.name[3], made["not_used"].keys()) == ("s03", {"other"})
+    assert (s.label.tolist(), s.split.tolist()) == ([0, 1, 2] * 4, [0, 1] * 6)
+    assert (s.domains, s.name[3], made["not_used"].keys()) == (("x", "y"), "s03", {"other"})
     (info,) = store.arrays.values()
     assert info.recipe["backbone"] == "clip_vit"
     assert np.array_equal(store.reader(*store.arrays).all()[:, 0], X + 1)
     both = ("clip_vit", "other")
     assert tuple(open_embeddings(file, ColumnChoice(features=both)).features) == both
     refused(lambda: open_embeddings(file), "clip_vit")
-    refused(
-        lambda: open_embeddings(file, ColumnChoice(features=both[:1], label="diagnose")),
-        "'diagnosis'",
-    )
+    wrong = ColumnChoice(features=both[:1], label="diagnose")
+    refused(lambda: open_embeddings(file, wrong), "'diagnosis'")
 
 
 @pytest.mark.parametrize("features", ["Feature", "embedding", "emb", "vector", "X"])
 def test_usual_names_are_found_without_being_told(tmp_path, features):
-    np.savez(
-        tmp_path / "u.npz", **{features: X, "target": np.arange(N) % 4, "ward": np.arange(N) % 4}
-    )
+    labels = np.arange(N) % 4
+    np.savez(tmp_path / "u.npz", **{features: X, "target": labels, "ward": labels})
     found = open_embeddings(tmp_path / "u.npz")
-    assert (list(found.features), found.labels.tolist(), list(found.groups)) == (
-        ["u"],
-        [0, 1, 2, 3] * 3,
-        ["ward"],
-    )
+    assert (list(found.features), list(found.groups)) == (["u"], ["ward"])
+    assert found.labels.tolist() == labels.tolist()
 
 
 def test_rows_are_named_by_what_is_different_in_each(tmp_path):
@@ -223,3 +168,22 @@ def test_rows_are_named_by_what_is_different_in_each(tmp_path):
     # Filled up with zeros, numbers are in the order of the rows, and the file can be read block by block.
     assert of_npz(tmp_path, sample_id=np.arange(N)).names == tuple(f"{i:02}" for i in range(N))
     assert of_npz(tmp_path, id=X[:, 0]).names[0] == "00"
+
+
+def test_columns_that_sort_nothing_are_not_read_and_a_pickle_is_never_run(tmp_path):
+    trap = np.array([Trap()] * N, object)
+    not_used = {
+        "images": np.zeros((N, 4, 4), np.uint8),
+        "mask": np.zeros((N, 4)),
+        "few": np.arange(3),
+        "version": np.array(2),
+        "odd": trap,
+        "nested": np.array([["a", "b"], *[None] * (N - 1)], object),
+    }
+    when = np.array(["2024-01-01T10:00:00.5"] * N, "M8[ms]")
+    found = of_npz(tmp_path, site=np.arange(N) % 4, when=when, **not_used)
+    assert list(found.groups) == ["site", "when"]
+    assert found.groups["when"].values()[0] == "2024-01-01T10:00:00.500000"
+    assert found.unused.keys() == not_used.keys()
+    assert "builtins.exec" in found.unused["odd"]
+    refused(lambda: of_npz(tmp_path, label=trap), "label")

@@ -1,11 +1,9 @@
 """Tables as other programs write them: wide parquet and CSV, lists in texts, feather, and rows that are not finite."""
 
 import gzip
+import io
 import json
 import shlex
-import tracemalloc
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +19,6 @@ from hypothesis import strategies as st
 from refusal import refused
 
 from fedcache.errors import CorruptionError, UsageError
-from fedcache.store import content as contents
 from fedcache.store.content import arrange
 from fedcache.store.store import Store
 from fedcache.store.verify import verify
@@ -37,38 +34,33 @@ WARDS = [None if i % 7 == 0 else f"w{i % 4}" for i in range(N)]
 ENDINGS = ("parquet", "csv", "csv.gz", "tsv", "tsv.gz", "feather", "arrow")
 
 
-def table(prefix: str = "f", **columns: Any) -> pa.Table:
+def table(prefix="f", **columns):
     """Features in one column per dimension between other columns, in no order."""
     dimensions = {f"{prefix}{i}": X[:, i] for i in reversed(range(D))}
     return pa.table({"ward": WARDS, **dimensions, "label": LABELS, **columns})
 
 
-def write(path: Path, rows: pa.Table) -> Path:
+def write(path, rows):
     ending = path.name.partition(".")[2]
     if ending == "parquet":
         pq.write_table(rows, path, row_group_size=11)
     elif ending in ("feather", "arrow"):
         pyarrow.feather.write_feather(rows, str(path), chunksize=11)
     else:
-        plain = path.with_name("plain")
         options = pyarrow.csv.WriteOptions(delimiter="\t" if ending.startswith("tsv") else ",")
-        pyarrow.csv.write_csv(rows, plain, options)
-        path.write_bytes(
-            gzip.compress(plain.read_bytes()) if ending.endswith("gz") else plain.read_bytes()
-        )
-        plain.unlink()
+        made = io.BytesIO()
+        pyarrow.csv.write_csv(rows, made, options)
+        raw = made.getvalue()
+        path.write_bytes(gzip.compress(raw) if ending.endswith("gz") else raw)
     return path
 
 
-@pytest.mark.parametrize(
-    ("prefix", "ending"), [("f", "parquet"), ("f", "csv"), ("", "csv"), ("x[", "csv")]
-)
-def test_one_column_per_dimension_is_a_matrix(tmp_path, ending, prefix):
-    found = read_embeddings(write(tmp_path / f"wide.{ending}", table(prefix)))
+@pytest.mark.parametrize("prefix", ["f", "", "x["])
+def test_one_column_per_dimension_is_a_matrix(tmp_path, prefix):
+    found = read_embeddings(write(tmp_path / "wide.csv", table(prefix)))
     assert np.array_equal(found.features["wide"][:, 0].astype("f4"), X)
     assert found.labels.tolist() == LABELS.tolist()
     assert found.groups["ward"].values() == WARDS
-    assert any(f"{prefix}0 .. {prefix}4" in note for note in found.notes)
 
 
 def test_the_same_table_in_every_format_is_the_same_store(tmp_path):
@@ -96,11 +88,10 @@ def test_numbers_in_names_are_in_the_order_of_numbers_and_from_where_they_begin(
 def test_which_columns_are_features_is_asked_where_several_may_be(tmp_path, ending):
     file = write(tmp_path / f"t.{ending}", table("a", b0=X[:, 0], b1=X[:, 1], y0=LABELS, y1=LABELS))
     refused(lambda: open_embeddings(file), "a0 .. a4, b0 .. b1")
-    for asked in ("b", "b1"):
-        found = open_embeddings(file, ColumnChoice(features=(asked,)))
-        assert np.array_equal(found.features["t"].whole()[:, 0].astype("f4"), X[:, :2])
-        assert list(found.groups) == ["ward", "y0", "y1"]
-        assert "a0" in found.unused
+    found = open_embeddings(file, ColumnChoice(features=("b",)))
+    assert np.array_equal(found.features["t"].whole()[:, 0].astype("f4"), X[:, :2])
+    assert list(found.groups) == ["ward", "y0", "y1"]
+    assert "a0" in found.unused
     # A usual word wins: questions q1, q2 beside f0 .. f4.
     found = open_embeddings(write(tmp_path / f"u.{ending}", table(q1=LABELS, q2=LABELS)))
     assert found.features["u"].shape == (N, 1, D)
@@ -112,21 +103,16 @@ def test_which_columns_are_features_is_asked_where_several_may_be(tmp_path, endi
 
 @pytest.mark.parametrize(
     ("ending", "show"),
-    [
-        ("csv", json.dumps),
-        ("parquet", lambda row: str(np.array(row))),
-        ("csv", lambda row: f" {row} "),
-    ],
+    [("csv", json.dumps), ("parquet", lambda row: str(np.array(row))), ("csv", " {} ".format)],
 )
 def test_lists_in_texts_are_features(tmp_path, ending, show):
-    texts = [show(row) for row in X.astype(float).round(3).tolist()]
+    given = X.astype(float).round(3)
+    texts = [show(row) for row in given.tolist()]
     texts[4] = ""
+    given[4] = np.nan
     rows = pa.table({"embedding": texts, "label": LABELS})
     found = open_embeddings(write(tmp_path / f"l.{ending}", rows)).features["l"]
-    assert found.shape == (N, 1, D)
-    whole = found.whole()[:, 0]
-    assert np.isnan(whole[4]).all()
-    assert np.array_equal(np.delete(whole, 4, 0), np.delete(X.astype(float).round(3), 4, 0))
+    assert np.array_equal(found.whole(), given[:, None], equal_nan=True)
 
 
 @pytest.mark.parametrize(
@@ -171,18 +157,14 @@ def test_a_csv_of_excel_and_pandas_is_read(tmp_path):
         encoding="utf-8",
     )
     found = read_embeddings(file)
-    assert np.array_equal(
-        found.features["e"][:, 0], [[1.5, 2], [3, np.nan], [1, 1]], equal_nan=True
-    )
+    features = found.features["e"][:, 0]
+    assert np.array_equal(features, [[1.5, 2], [3, np.nan], [1, 1]], equal_nan=True)
     assert found.classes == ("cat", "dog")
     assert found.groups["ward"].values() == ["north; old", None, None]
-    assert found.unused.keys() == {"", "patient"}
     assert "--group-key patient" in found.unused["patient"]
     asked = open_embeddings(file, ColumnChoice(groups=("patient",)))
     assert asked.groups["patient"].values() == [*map(str, ids), None]
-    assert Words.of(["01234", "1"]).typed().values() == ["01234", "1"]  # a postal code
     large = Words.of([str(2**54), "", "NA"]).typed()  # which a float would round
-    assert isinstance(large, Words)
     assert large.values() == [str(2**54), None, None]
 
 
@@ -224,66 +206,32 @@ def test_a_torn_or_foreign_table_is_refused_in_words(tmp_path, ending):
         refused(lambda: read_embeddings(file), str(file))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ending", ["parquet", "csv"])
-def test_a_wide_table_needs_the_memory_of_one_block(tmp_path, ending, monkeypatch):
-    monkeypatch.setattr(contents, "LARGE", 1 << 18)
-    monkeypatch.setattr(contents, "CHUNK_BYTES", 1 << 18)
-    monkeypatch.setattr(tables, "TEXT_BLOCK", 1 << 18)
-    rows = 10_000
-    x = np.random.default_rng(0).normal(size=(rows, 100)).astype("f4").round(2)  # 4 MB
-    wide = pa.table({f"f{i}": x[:, i] for i in range(100)})
-    file = tmp_path / f"t.{ending}"
-    if ending == "parquet":
-        pq.write_table(wide, file, row_group_size=2000)
-    else:
-        pyarrow.csv.write_csv(wide, file)
-    del wide
-    held = pa.total_allocated_bytes()
-    tracemalloc.start()
-    try:
-        content = arrange(open_embeddings(file), "t")
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 3 * (1 << 20) + rows * (16 + 8 + 80), f"{peak / 2**20:.1f} MiB"
-    assert pa.total_allocated_bytes() - held < 1 << 21
-    store = Store.from_content(content, tmp_path / "s.zarr")
-    assert np.array_equal(store.reader(*store.arrays).all()[:, 0], x)
-
-
 # Rows that are not finite
 
 
 @pytest.mark.parametrize("ending", ["csv", "npz"])
 def test_rows_that_are_not_finite_are_named_and_left_out_when_asked(tmp_path, ending):
-    bad = X.copy()
-    bad[3, 1] = np.nan
-    bad[8] = np.inf
-    bad[29, 0] = -np.inf
+    bad, places = X.copy(), [3, 8, 29]
+    bad[places, [1, 2, 0]] = [np.nan, np.inf, -np.inf]
     file = tmp_path / f"d.{ending}"
     if ending == "npz":
         np.savez(file, features=bad, label=LABELS)
     else:
         write(file, pa.table({**{f"f{i}": bad[:, i] for i in range(D)}, "label": LABELS}))
-    words = ("ingest", file, "--name", "dirty", "--label-key", "label")
-    said = fedcache(*words, "--json")
+    line = f"ingest {file} --name dirty --label-key label"
+    said = fedcache(line, "--json")
     assert said.code == 5
     assert "3, 8, 29" in said.envelope["error"]["message"]
-    assert said.envelope["error"]["hint"].endswith(
-        shlex.join(["fedcache", *map(str, words), "--drop-nan"])
-    )
-    made = ok(*words, "--drop-nan").data
+    assert said.envelope["error"]["hint"].endswith(f"fedcache {line} --drop-nan")
+    made = ok(line, "--drop-nan").data
     assert (made["images"], made["ok"]) == (N, N - 3)
     store = Store.open(made["path"])
-    assert [(e["row"], e["name"]) for e in store.quarantined()] == [
-        (row, f"{row:02}") for row in (3, 8, 29)
-    ]
-    good = np.delete(np.arange(N), [3, 8, 29])
+    listed = [(e["row"], e["name"]) for e in store.quarantined()]
+    assert listed == [(row, f"{row:02}") for row in places]
+    good = np.delete(np.arange(N), places)
     assert np.array_equal(store.reader(*store.arrays).rows(good)[:, 0], X[good])
-    assert not (store.samples.split[[3, 8, 29]] == 1).any()  # none is a test row
+    assert not (store.samples.split[places] == 1).any()  # none is a test row
     assert verify(store.path).ok
-    assert "nothing to do" in fedcache(f"ingest {file} --name dirty --drop-nan").err
 
 
 def test_a_row_that_one_backbone_lacks_keeps_the_features_of_the_others(tmp_path):
@@ -296,9 +244,8 @@ def test_a_row_that_one_backbone_lacks_keeps_the_features_of_the_others(tmp_path
     assert [e["name"] for e in store.quarantined()] == [names[4], names[2]]
     assert store.readable().sum() == N - 2
     for key in store.arrays:
-        rows = store.reader(key).all()[::-1, 0]
-        assert np.isnan(rows).all(axis=1).sum() == 1
-        assert np.isfinite(rows[[0, 1, 3, 5]]).all()
+        missing = np.isnan(store.reader(key).all()[:, 0]).all(axis=1)
+        assert missing.sum() == 1
     with pytest.raises(CorruptionError, match="No row of a"):
         Store.from_arrays({"a": np.full((3, 2), np.nan)}, drop_nan=True, path=tmp_path / "t.zarr")
 
@@ -308,30 +255,30 @@ def test_empty_lists_are_rows_that_are_not_finite(tmp_path):
     fixed = pa.array([None, [1.0, 2.0], [3.0, 4.0], None], pa.list_(pa.float32(), 2))
     pq.write_table(pa.table({"features/a": lists, "features/b": fixed}), tmp_path / "e.parquet")
     found = read_embeddings(tmp_path / "e.parquet").features
-    assert np.array_equal(
-        found["a"][:, 0], [[1, 2], [np.nan] * 2, [3, np.nan], [5, 6]], equal_nan=True
-    )
-    assert np.array_equal(
-        found["b"][:, 0], [[np.nan] * 2, [1, 2], [3, 4], [np.nan] * 2], equal_nan=True
-    )
+    empty = [np.nan] * 2
+    for name, rows in (
+        ("a", [[1, 2], empty, [3, np.nan], [5, 6]]),
+        ("b", [empty, [1, 2], [3, 4], empty]),
+    ):
+        assert np.array_equal(found[name][:, 0], rows, equal_nan=True)
 
 
-ALMOST = {
-    "'oops'": {3: "n/a", 5: "oops"},
-    "'1,5'": dict.fromkeys(range(N), "1,5"),
-    "is empty": dict.fromkeys(range(N), ""),
-}
-
-
-@pytest.mark.parametrize(("why", "place"), [("'oops'", 0), ("'1,5'", 3), ("is empty", D - 1)])
-def test_the_column_that_keeps_others_from_being_features_is_named(tmp_path, why, place):
-    lines = [";".join([*(f"f{i}" for i in range(D)), "label"])]
-    for row in range(N):
-        cells = [f"{v:.3f}" for v in X[row]]
-        cells[place] = ALMOST[why].get(row, cells[place])
-        lines.append(";".join([*cells, str(row % 3)]))
-    (tmp_path / "wide.csv").write_text("\n".join(lines) + "\n")
-    refused(lambda: read_embeddings(tmp_path / "wide.csv"), f"f{place}", why)
+@pytest.mark.parametrize(
+    ("why", "place", "cells"),
+    [
+        ("'oops'", 0, {3: "n/a", 5: "oops"}),
+        ("'1,5'", 3, dict.fromkeys(range(N), "1,5")),
+        ("is empty", D - 1, dict.fromkeys(range(N), "")),
+    ],
+)
+def test_the_column_that_keeps_others_from_being_features_is_named(tmp_path, why, place, cells):
+    wide = {f"f{i}": [f"{v:.3f}" for v in X[:, i]] for i in range(D)}
+    for row, cell in cells.items():
+        wide[f"f{place}"][row] = cell
+    file = tmp_path / "wide.csv"
+    lines = [[*wide, "label"], *zip(*wide.values(), map(str, LABELS), strict=True)]
+    file.write_text("".join(";".join(line) + "\n" for line in lines))
+    refused(lambda: read_embeddings(file), f"f{place}", why)
 
 
 # One CSV, written as Excel and others write it
@@ -343,14 +290,14 @@ DIALECT = [
 ]
 
 
-def in_dialect(separator: str) -> str:
+def in_dialect(separator):
     return "".join(
         separator.join(f'"{cell}"' if "," in cell else cell for cell in row) + "\r\n"
         for row in DIALECT
     )
 
 
-def digest(path: Path) -> str:
+def digest(path):
     content = arrange(open_embeddings(path), "t")
     assert content.samples.classes == ("b", "ä")
     assert content.groups["ward"].words == ("w, 0", "w, 1")
@@ -380,13 +327,10 @@ def test_a_csv_means_the_same_however_it_is_written(tmp_path, separator, encodin
     assert digest(other) == digest(plain)
 
 
-@pytest.mark.parametrize("ending", [".csv", ".csv.gz"])
-def test_another_encoding_is_refused_with_the_lines_that_convert_it(tmp_path, ending):
-    plain = tmp_path / "plain.csv"
+def test_another_encoding_is_refused_with_the_lines_that_convert_it(tmp_path):
+    plain, other = tmp_path / "plain.csv", tmp_path / "other.csv.gz"
     plain.write_text(in_dialect(";"), "utf-8")
-    raw = in_dialect(";").encode("cp1252")
-    other = tmp_path / f"other{ending}"
-    other.write_bytes(gzip.compress(raw) if ending.endswith("gz") else raw)
+    other.write_bytes(gzip.compress(in_dialect(";").encode("cp1252")))
     with pytest.raises(UsageError, match="UTF-8") as caught:
         open_embeddings(other)
     assert digest(run_conversion(caught.value)) == digest(plain)

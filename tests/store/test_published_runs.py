@@ -1,7 +1,5 @@
 """Runs on a published store: the same results to the bit from a folder, a web server and a bucket."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -9,15 +7,12 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import zarr
 from command import fedcache, ok
-from homes import Once
 from web_server import web_server
 
 from fedcache.errors import Exit, StoreError
@@ -32,7 +27,7 @@ METHODS = ("fedavg --rounds 3", "fed3r", "fedncm")
 
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def bucket(monkeypatch):
     """The address of an empty bucket on this machine."""
     from moto.server import ThreadedMotoServer
 
@@ -52,18 +47,18 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server.stop()
 
 
-def some_digits(_folder: Path) -> Path:
+def some_digits(_folder):
     """The store of some digits, by an encoder with text features."""
     made = ok("extract --dataset digits --backbones glyph-clip --limit 400 --workers 0")
     return Path(made.data["path"])
 
 
 @pytest.fixture
-def digits(once: Once) -> Path:
+def digits(once):
     return once(some_digits)
 
 
-def results(store: object, runs: Path) -> list[dict[str, Any]]:
+def results(store, runs):
     """What three methods give on a store, without where it is and how long it took."""
     found = []
     runs.mkdir()
@@ -73,23 +68,21 @@ def results(store: object, runs: Path) -> list[dict[str, Any]]:
     return found
 
 
-def models(runs: Path) -> dict[str, bytes]:
+def models(runs):
     return {f.name + f.parent.parent.name: f.read_bytes() for f in runs.rglob("*.safetensors")}
 
 
 def test_three_methods_give_equal_results_wherever_the_store_is(
-    digits: Path, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    digits, published, bucket, tmp_path, monkeypatch
+):
     monkeypatch.setattr(publish, "SHARD_BYTES", 1 << 17)
     monkeypatch.setattr(byte_source, "WAITS", (0.01,) * 5)
     here = results(digits, tmp_path / "here")
-    folder = tmp_path / "web" / "digits"
-    ok("publish", digits, folder)
     ok("publish", digits, f"{bucket}/a/digits")
     assert ok("verify", f"{bucket}/a/digits").data["ok"] is True
-    assert results(folder, tmp_path / "folder") == here
+    assert results(published, tmp_path / "folder") == here
     assert results(f"{bucket}/a/digits", tmp_path / "bucket") == here
-    with web_server(folder.parent) as server:
+    with web_server(published.parent) as server:
         server.fail_every = 3
         assert results(f"{server.address}/digits", tmp_path / "web-runs") == here
     assert len(models(tmp_path / "here")) == len(METHODS)
@@ -97,7 +90,7 @@ def test_three_methods_give_equal_results_wherever_the_store_is(
         assert models(tmp_path / other) == models(tmp_path / "here")
 
 
-def test_a_bucket_refuses_in_one_sentence(bucket: str, digits: Path) -> None:
+def test_a_bucket_refuses_in_one_sentence(bucket, digits):
     done = fedcache("inspect", f"{bucket}/nothing")
     assert (done.code, "holds no store" in done.err) == (Exit.STORE, True)
     other = Store.from_arrays({"mine": [[1.0], [2.0]]}, labels=[0, 1])
@@ -106,25 +99,7 @@ def test_a_bucket_refuses_in_one_sentence(bucket: str, digits: Path) -> None:
         publish.publish(Store.open(digits), f"{bucket}/x", "", Silent())
 
 
-def test_evaluation_and_prediction_read_a_published_store(digits: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "web" / "digits"
-    ok("publish", digits, folder)
-    run = ok("train fedncm --clients 4 --store", digits).data["path"]
-    with web_server(folder.parent) as server:
-        address = f"{server.address}/digits"
-        for line in ("predict", "evaluate"):
-            there = ok(line, run, "--store", address).data
-            here = ok(line, run, "--store", digits).data
-            for told in (there, here):
-                told.pop("runs", None)
-            assert there == here
-        grid = ok("grid fedncm --sweep shots=1,2 --scheme few-shot --clients 4 --store", address)
-        assert grid.code == 0
-        told = ok("export", tmp_path / "rows.npz", "--store", address)
-        assert told.data["rows"] == 400
-
-
-def test_a_killed_publish_leaves_no_store_and_is_completed(digits: Path, tmp_path: Path) -> None:
+def test_a_killed_publish_leaves_no_store_and_is_completed(digits, tmp_path):
     """SIGKILL after a random number of files; the same command then completes the same bytes."""
     code = (
         "import sys\nfrom fedcache.store import publish\npublish.SHARD_BYTES = 1 << 14\n"
@@ -173,9 +148,7 @@ for number in random.choices(range(len(here.arrays[key].chunks)), k=300):
 """
 
 
-def test_two_processes_share_the_room_of_mirrors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_processes_share_the_room_of_mirrors(tmp_path, monkeypatch):
     """Each removes chunks that the other is about to read, and both read what was published."""
     x = np.random.default_rng(0).standard_normal((512 * 12, 8)).astype(np.float32)
     store = Store.from_arrays({"mine": x}, labels=np.arange(len(x)) % 3)
@@ -187,5 +160,26 @@ def test_two_processes_share_the_room_of_mirrors(
         assert [reader.wait() for reader in readers] == [0, 0]
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+
+
+@pytest.fixture
+def published(digits, tmp_path):
+    """A folder with the published digits."""
+    ok("publish", digits, tmp_path / "web" / "digits")
+    return tmp_path / "web" / "digits"
+
+
+def test_evaluation_prediction_and_grids_read_a_published_store(digits, published, tmp_path):
+    run = ok("train fedncm --clients 4 --store", digits).data["path"]
+    with web_server(published.parent) as server:
+        address = f"{server.address}/digits"
+
+        def told(line, store):
+            return {k: v for k, v in ok(line, run, "--store", store).data.items() if k != "runs"}
+
+        for line in ("predict", "evaluate"):
+            assert told(line, address) == told(line, digits)
+        ok("grid fedncm --sweep shots=1,2 --scheme few-shot --clients 4 --store", address)
+        assert ok("export", tmp_path / "rows.npz", "--store", address).data["rows"] == 400

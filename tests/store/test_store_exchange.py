@@ -1,13 +1,9 @@
 """Embeddings go out of a store and back in unchanged, and files that could run something or lie are refused."""
 
 import errno
-import io
 import json
 import pickle
 import struct
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -44,17 +40,17 @@ def test_all_that_a_store_says_of_its_rows_goes_out_and_comes_back(tmp_path, end
         "f0": [0, 1] * 6,
         "f1": [1, 0] * 6,
     }
-    given = {
-        "labels": [3, 0, 2, -1, 1, 3] * 2,
-        "classes": ["zebra", "10", "none", "9"],
-        "domains": ["photo", "art", "photo", "art"] * 3,
-        "splits": [0, 1, 2, 0, 0, 1] * 2,
-        "text": {"net": rng.normal(size=(4, 4)).astype("f4")},
-        "groups": groups,
-    }
-    features = {"net": x, "small": x[:, :2].astype("f2")}
-    store = Store.from_arrays(features, **given, drop_nan=True, path=tmp_path / "s.zarr")
-    key, _ = store.arrays
+    store = Store.from_arrays(
+        {"net": x, "small": x[:, :2].astype("f2")},
+        labels=[3, 0, 2, -1, 1, 3] * 2,
+        classes=["zebra", "10", "none", "9"],
+        domains=["photo", "art", "photo", "art"] * 3,
+        splits=[0, 1, 2, 0, 0, 1] * 2,
+        text={"net": rng.normal(size=(4, 4)).astype("f4")},
+        groups=groups,
+        drop_nan=True,
+        path=tmp_path / "s.zarr",
+    )
     out = tmp_path / f"e.{ending}"
     assert export(store, out, list(store.arrays)) == 11
     back = Store.from_content(arrange(read_embeddings(out), "back"), tmp_path / "back.zarr")
@@ -71,18 +67,18 @@ def test_all_that_a_store_says_of_its_rows_goes_out_and_comes_back(tmp_path, end
         assert back.arrays[info].dtype == store.arrays[name].dtype
         assert np.array_equal(back.reader(info).all(), store.reader(name).rows(rows))
     assert verify(back.path).ok
-    assert np.array_equal(store.text(key), store.text("net"))
+    key, _ = store.arrays
     assert close(back.text(key), store.text("net"), 1)
 
 
 def test_a_parquet_file_shows_words_to_other_programs(tmp_path):
-    given = {
-        "labels": [1, 0, -1],
-        "classes": ["zebra", "ant"],
-        "domains": ["photo", "art", "photo"],
-    }
     store = Store.from_arrays(
-        {"net": np.eye(3)}, **given, splits=[0, 1, 2], path=tmp_path / "s.zarr"
+        {"net": np.eye(3)},
+        labels=[1, 0, -1],
+        classes=["zebra", "ant"],
+        domains=["photo", "art", "photo"],
+        splits=[0, 1, 2],
+        path=tmp_path / "s.zarr",
     )
     export(store, tmp_path / "e.parquet", list(store.arrays))
     table = pq.read_table(tmp_path / "e.parquet").to_pydict()
@@ -91,23 +87,15 @@ def test_a_parquet_file_shows_words_to_other_programs(tmp_path):
     assert table["split"] == ["train", "test", "validation"]
 
 
-def test_a_parquet_file_has_no_place_for_very_many_classes(tmp_path, monkeypatch):
-    monkeypatch.setattr(export_file, "MOST_TEXT", 40)
-    store = Store.from_arrays({"net": np.eye(4)}, text={"net": np.eye(4)}, path=tmp_path / "s.zarr")
-    refused(lambda: export(store, tmp_path / "e.parquet", list(store.arrays)), "safetensors")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["s.zarr"]
-
-
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_views_keep_their_axis(tmp_path, ending):
     x = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
-    np.savez(tmp_path / "v.npz", **{"features/net": x})
-    store = Store.from_content(
-        arrange(read_embeddings(tmp_path / "v.npz"), "v"), tmp_path / "v.zarr"
-    )
+    store = Store.from_arrays({"net": x}, path=tmp_path / "v.zarr")
     (key,) = store.arrays
     export(store, tmp_path / f"w.{ending}", [key])
-    assert np.array_equal(read_embeddings(tmp_path / f"w.{ending}").features[key], x)
+    found = read_embeddings(tmp_path / f"w.{ending}").features[key]
+    assert np.array_equal(found, store.reader(key).all())
+    assert found.shape == x.shape
 
 
 def test_the_order_of_a_files_keys_is_no_content(tmp_path):
@@ -116,23 +104,17 @@ def test_the_order_of_a_files_keys_is_no_content(tmp_path):
         "features/b": rng.normal(size=(6, 3)),
         "features/a": rng.normal(size=(6, 2)),
         "labels": np.arange(6) % 2,
+        "text/b": rng.normal(size=(2, 3)),
+        "text/a": rng.normal(size=(2, 2)),
     }
-    given |= {"text/b": rng.normal(size=(2, 3)), "text/a": rng.normal(size=(2, 2))}
 
-    def arranged(columns):
+    def digest(columns):
         np.savez(tmp_path / "e.npz", **columns)
-        return arrange(read_embeddings(tmp_path / "e.npz"), "mine")
+        return arrange(read_embeddings(tmp_path / "e.npz"), "mine").dataset["digest"]
 
-    one = arranged(given)
-    other = arranged(dict(reversed(given.items())))
-    assert list(one.texts) == list(reversed(other.texts)) == ["b", "a"]
-    assert list(one.arrays) == list(reversed(other.arrays))
-    assert np.array_equal(one.samples.uid, other.samples.uid)
-    assert one.dataset["digest"] == other.dataset["digest"]
-    assert (
-        arranged({**given, "text/a": given["text/a"][::-1]}).dataset["digest"]
-        != one.dataset["digest"]
-    )
+    one = digest(given)
+    assert digest(dict(reversed(given.items()))) == one
+    assert digest({**given, "text/a": given["text/a"][::-1]}) != one
 
 
 @pytest.mark.parametrize("value", [np.inf, 1e39], ids=["not finite", "not float32"])
@@ -144,109 +126,92 @@ def test_rows_that_are_not_finite_are_named_by_their_place_in_the_file(tmp_path,
 
 
 class Bomb:
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self):
         return exec, ("raise SystemExit('executed')",)
 
 
-def object_npz(path: Path) -> None:
+def object_npz(path):
     np.savez(path, allow_pickle=True, X=np.array([[Bomb()]], dtype=object))
 
 
-def pickle_as_npy(path: Path) -> None:
+def pickle_as_npy(path):
     path.write_bytes(pickle.dumps(Bomb()))
 
 
-def npy_header_that_lies(path: Path) -> None:
-    raw = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        raw, {"descr": "<f4", "fortran_order": False, "shape": (10**6, 10**6)}
-    )
-    path.write_bytes(raw.getvalue() + b"\0" * 8)
+def npy_header_that_lies(path):
+    header = {"descr": "<f4", "fortran_order": False, "shape": (10**6, 10**6)}
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        file.write(b"\0" * 8)
 
 
-def torn_npz(path: Path) -> None:
+def torn_npz(path):
     np.savez(path, X=np.ones((4, 4)))
     path.write_bytes(path.read_bytes()[:-30])
 
 
-def external_link(path: Path) -> None:
+def external_link(path):
     with h5py.File(path, "w") as file:
         file["features"] = h5py.ExternalLink("/etc/passwd", "x")
 
 
-def external_storage(path: Path) -> None:
-    (path.parent / "secret").write_bytes(b"\0" * 64)
+def external_storage(path):
+    secret = path.parent / "secret"
+    secret.write_bytes(b"\0" * 64)
     with h5py.File(path, "w") as file:
-        file.create_dataset(
-            "features", (4, 4), "f4", external=[(str(path.parent / "secret"), 0, 64)]
-        )
+        file.create_dataset("features", (4, 4), "f4", external=[(str(secret), 0, 64)])
 
 
-def virtual_dataset(path: Path) -> None:
+def virtual_dataset(path):
     layout = h5py.VirtualLayout((4, 4), "f4")
     layout[:] = h5py.VirtualSource(str(path.parent / "other.h5"), "x", (4, 4))
     with h5py.File(path, "w") as file:
         file.create_virtual_dataset("features", layout)
 
 
-def a_group_inside_itself(path: Path) -> None:
+def a_group_inside_itself(path):
     with h5py.File(path, "w") as file:
         file["a/loop"] = file["/"]
 
 
-def st_header(path: Path, header: Any, data: bytes = b"") -> None:
+def offsets_beyond_the_file(path):
+    header = {"features": {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 64]}}
     raw = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(raw)) + raw + data)
+    path.write_bytes(struct.pack("<Q", len(raw)) + raw + b"\0" * 8)
 
 
-def offsets_beyond_the_file(path: Path) -> None:
-    st_header(
-        path, {"features": {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 64]}}, b"\0" * 8
-    )
-
-
-def extension_type(path: Path) -> None:
-    kind = pa.uuid()
+def extension_type(path):
     storage = pa.array([b"0123456789abcdef"] * 2, pa.binary(16))
-    pq.write_table(pa.table({"features": pa.ExtensionArray.from_storage(kind, storage)}), path)
+    held = pa.ExtensionArray.from_storage(pa.uuid(), storage)
+    pq.write_table(pa.table({"features": held}), path)
 
 
-def pickled_extension_type(path: Path) -> None:
-    field = pa.field(
-        "features",
-        pa.list_(pa.float32()),
-        metadata={
-            b"ARROW:extension:name": b"arrow.py_extension_type",
-            b"ARROW:extension:metadata": pickle.dumps(Bomb()),
-        },
-    )
-    pq.write_table(
-        pa.table([pa.array([[1.0], [2.0]], pa.list_(pa.float32()))], schema=pa.schema([field])),
-        path,
-    )
+def pickled_extension_type(path):
+    lists = pa.list_(pa.float32())
+    metadata = {
+        b"ARROW:extension:name": b"arrow.py_extension_type",
+        b"ARROW:extension:metadata": pickle.dumps(Bomb()),
+    }
+    schema = pa.schema([pa.field("features", lists, metadata=metadata)])
+    pq.write_table(pa.table([pa.array([[1.0], [2.0]], lists)], schema=schema), path)
 
 
-def ragged_rows_that_would_reshape(path: Path) -> None:
+def ragged_rows_that_would_reshape(path):
     pq.write_table(pa.table({"features": [[1.0], [2.0, 3.0, 4.0]]}), path)  # four values, two rows
 
 
-HOSTILE: list[tuple[str, Callable[[Path], None]]] = [
-    ("npz", object_npz),
-    ("npy", pickle_as_npy),
-    ("npy", npy_header_that_lies),
-    ("npz", torn_npz),
-    ("h5", external_link),
-    ("h5", external_storage),
-    ("h5", virtual_dataset),
-    ("h5", a_group_inside_itself),
-    ("safetensors", offsets_beyond_the_file),
-    ("parquet", extension_type),
-    ("parquet", pickled_extension_type),
-    ("parquet", ragged_rows_that_would_reshape),
-]
+HOSTILE = {
+    "npz": (object_npz, torn_npz),
+    "npy": (pickle_as_npy, npy_header_that_lies),
+    "h5": (external_link, external_storage, virtual_dataset, a_group_inside_itself),
+    "safetensors": (offsets_beyond_the_file,),
+    "parquet": (extension_type, pickled_extension_type, ragged_rows_that_would_reshape),
+}
 
 
-@pytest.mark.parametrize(("ending", "make"), HOSTILE, ids=[make.__name__ for _, make in HOSTILE])
+@pytest.mark.parametrize(
+    ("ending", "make"), [(ending, make) for ending, made in HOSTILE.items() for make in made]
+)
 def test_hostile_and_broken_files_are_refused_in_words(tmp_path, ending, make):
     file = tmp_path / f"bad.{ending}"
     make(file)
@@ -291,18 +256,12 @@ def test_domains_of_every_row_are_the_domain_of_every_row(tmp_path):
     file = tmp_path / "rows.npz"
 
     def read(**columns):
-        np.savez(
-            file,
-            features=np.eye(3),
-            labels=[0, 1, 0],
-            **{k: np.array(v) for k, v in columns.items()},
-        )
-        return read_embeddings(file)
+        np.savez(file, features=np.eye(3), labels=[0, 1, 0], **columns)
+        found = read_embeddings(file)
+        return [found.domain_names[d] for d in found.domains]
 
-    for column in (["ink", "ink", "chalk"], [0, 0, 1]):
-        found = read(domains=column)
-        assert [found.domain_names[d] for d in found.domains] == list(map(str, column))
-    found = read(domains=["a", "b"], domain=[1, 0, 1])
-    assert [found.domain_names[d] for d in found.domains] == ["b", "a", "b"]
+    assert read(domains=["ink", "ink", "chalk"]) == ["ink", "ink", "chalk"]
+    assert read(domains=[0, 0, 1]) == ["0", "0", "1"]
+    assert read(domains=["a", "b"], domain=[1, 0, 1]) == ["b", "a", "b"]
     refused(lambda: read(domains=["a", "b"]), "2 domains")
     refused(lambda: read(domains=["a", "a"], domain=[0, 1, 0]), "'a'")

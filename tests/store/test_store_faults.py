@@ -3,9 +3,7 @@
 import errno
 import os
 import resource
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -19,7 +17,6 @@ from toy_store import (
     content,
     create,
     fill,
-    values,
     whole,
     write,
     writer,
@@ -34,26 +31,26 @@ from fedcache.store.verify import verify
 class Faults:
     """Makes the n-th write, fsync or rename of the store fail; a failing write leaves half of its bytes."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, code: int = errno.EIO) -> None:
+    def __init__(self, patch, code=errno.EIO):
         self.left, self.code, self.count = -1, code, 0
         patch.setattr(files.os, "fsync", self.guard(os.fsync))
         patch.setattr(files.Path, "replace", self.guard(Path.replace))
         patch.setattr(files.Path, "rename", self.guard(Path.rename))
         real = Path.open
 
-        def open_path(path: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        def open_path(path, mode="r", *args, **kwargs):
             file = real(path, mode, *args, **kwargs)
             return Torn(file, self) if mode in ("wb", "ab") else file
 
         patch.setattr(files.Path, "open", open_path)
 
-    def spend(self) -> bool:
+    def spend(self):
         self.count += 1
         self.left -= 1
         return self.left == 0
 
-    def guard(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
+    def guard(self, real):
+        def call(*args, **kwargs):
             if self.spend():
                 raise OSError(self.code, os.strerror(self.code))
             return real(*args, **kwargs)
@@ -64,23 +61,23 @@ class Faults:
 class Torn:
     """A file whose writes may fail half way."""
 
-    def __init__(self, file: Any, faults: Faults) -> None:
+    def __init__(self, file, faults):
         self.file, self.faults = file, faults
 
-    def write(self, data: Any) -> int:
+    def write(self, data):
         if self.faults.spend():
             raw = bytes(data)
             self.file.write(raw[: len(raw) // 2])
             raise OSError(self.faults.code, os.strerror(self.faults.code))
         return int(self.file.write(data))
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self.file, name)
 
-    def __enter__(self) -> "Torn":
+    def __enter__(self):
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error):
         self.file.close()
 
 
@@ -137,20 +134,17 @@ def test_an_error_of_the_system_names_the_file_that_was_to_be_written(place):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert caught.value.filename == str(place / "classes.csv")
-    with pytest.raises(FileNotFoundError) as missing:
-        files.write_atomic(place / "gone" / "classes.csv", b"")
-    assert missing.value.filename == str(place / "gone" / "classes.csv")
     assert not list(place.iterdir())
 
 
-def crash_in_commit(store: Store, key: str, monkeypatch: pytest.MonkeyPatch, step: int) -> bool:
+def crash_in_commit(store, key, monkeypatch, step):
     """Complete an array and die at its step-th write of a file; whether it died."""
     with monkeypatch.context() as patch, writer(store, key) as w:
         for chunk in w.missing():
             write(w, chunk, key)
         real, left = Path.replace, [step]
 
-        def dying(path: Path, target: Path) -> Any:
+        def dying(path, target):
             if target.suffix == ".json" and target.parent.name == "locks":
                 return real(path, target)  # who holds the lock; not part of the commit
             left[0] -= 1
@@ -231,7 +225,7 @@ def test_a_partition_whose_name_is_no_file_name_is_refused(place):
 
 
 def test_every_new_directory_is_durable_before_what_lies_below_it(place, monkeypatch):
-    synced: list[Path] = []
+    synced = []
     monkeypatch.setattr(chunks, "fsync_directory", synced.append)
     chunks.make_directories(place / "a" / "b" / "c")
     assert synced == [place, place / "a", place / "a" / "b"]
@@ -241,16 +235,15 @@ def test_every_new_directory_is_durable_before_what_lies_below_it(place, monkeyp
 
 def test_a_chunk_that_is_written_twice_counts_once_with_its_last_bad_rows(place):
     store = create(place / "s.zarr")
+    x = np.ones((4, 1, 3), np.float16)
     with writer(store, KEYS[0]) as w:
-        x = np.ones((4, 1, 3), np.float16)
         w.write(1, x)
         x[2] = np.nan
         w.write(1, x, {6: "truncated", 0: "of another chunk"})
         assert w.bad == {6: "truncated"}
         x[2] = 1
         w.write(1, x)
-        assert w.bad == {}
-        assert w.kept == [1]
+        assert (w.bad, w.kept) == ({}, [1])
     assert journal.read_journal(journal.journal_path(store.path, KEYS[0])).bad == {}
 
 
@@ -264,28 +257,28 @@ def test_an_array_whose_journal_lost_its_first_line_is_begun_anew_and_kept(place
     assert begun.header is not None
     assert (sorted(begun.chunks), begun.torn) == ([0], False)
     fill(store, KEYS[0])
+    check_what_is_read(store.path)
     assert verify(store.path).problems == []
-    assert np.array_equal(
-        Store.open(store.path).reader(KEYS[0]).all(), values(KEYS[0]), equal_nan=True
-    )
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_name_after(place, monkeypatch):
     """Otherwise a power cut could leave the new name with the old, or no, bytes."""
     seen, sync, rename = [], os.fsync, Path.replace
-    monkeypatch.setattr(
-        files.os,
-        "fsync",
-        lambda fd: (seen.append(Path(f"/proc/self/fd/{fd}").resolve().name), sync(fd)),
-    )
-    monkeypatch.setattr(
-        Path, "replace", lambda self, to: (seen.append("renamed"), rename(self, to))[1]
-    )
+
+    def synced(fd):
+        seen.append(Path(f"/proc/self/fd/{fd}").resolve().name)
+        sync(fd)
+
+    def renamed(path, to):
+        seen.append("renamed")
+        return rename(path, to)
+
+    monkeypatch.setattr(files.os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", renamed)
     files.write_atomic(place / "file", b"new")
     assert (place / "file").read_bytes() == b"new"
-    partial, renamed, folder = seen
-    assert partial.startswith(".file.")
-    assert (renamed, folder) == ("renamed", place.resolve().name)
+    assert seen[0].startswith(".file.")
+    assert seen[1:] == ["renamed", place.resolve().name]
 
 
 def test_the_next_change_removes_what_killed_writers_left_and_no_file_of_another(place):

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +9,7 @@ from draws import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from refusal import refused
-from toy_store import KEYS, create, fill, in_memory, whole, writer
+from toy_store import KEYS, in_memory, whole, writer
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.store.files import parse_signed, to_signed
@@ -38,7 +36,7 @@ def store():
         yield made
 
 
-def fill_flight(made: Store) -> None:
+def fill_flight(made):
     with writer(made, "c-0", recipe={"backbone": "c"}) as w:
         w.write(0, np.ones((4, 1, 3), np.float32))
         w.write(
@@ -46,7 +44,7 @@ def fill_flight(made: Store) -> None:
         )
 
 
-def use(path: Path) -> None:
+def use(path):
     """Everything a reader may ask of a store."""
     opened = Store.open(path)
     _ = opened.samples, opened.rows_ok, opened.unfinished(), opened.quarantined(), repr(opened)
@@ -62,7 +60,7 @@ def use(path: Path) -> None:
     verify(path)
 
 
-def refusal(path: Path) -> Exit | None:
+def refusal(path):
     try:
         use(path)
     except FedcacheError as error:
@@ -70,7 +68,7 @@ def refusal(path: Path) -> Exit | None:
     return None
 
 
-def paths_of(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def paths_of(value, at=()):
     """Every place of a JSON value."""
     items = (
         value.items()
@@ -82,7 +80,7 @@ def paths_of(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [at, *(p for k, v in items for p in paths_of(v, (*at, k)))]
 
 
-def replaced(value: Any, at: tuple[Any, ...], new: Any) -> Any:
+def replaced(value, at, new):
     if not at:
         return new
     copy = dict(value) if isinstance(value, dict) else list(value)
@@ -106,32 +104,34 @@ def test_a_manifest_with_any_field_replaced_and_a_digest_that_fits(store, data, 
 
 
 @pytest.mark.parametrize(
-    ("at", "value"),
+    ("at", "value", "said", "code"),
     [
-        (("dataset", "slug"), 7),
-        (("dataset", "digest"), None),
-        (("dataset", "digest"), ["toy"]),
-        (("texts", "a", 0, "id"), "../x"),
-        (("texts", "a", 0, "shape"), [3]),
-        (("texts", "a", 0, "shape"), [3, 4, 1]),
+        (("dataset", "slug"), 7, "", Exit.CORRUPT),
+        (("dataset", "digest"), None, "", Exit.CORRUPT),
+        (("dataset", "digest"), ["toy"], "", Exit.CORRUPT),
+        (("texts", "a", 0, "id"), "../x", "", Exit.CORRUPT),
+        (("texts", "a", 0, "shape"), [3], "", Exit.CORRUPT),
+        (("texts", "a", 0, "shape"), [3, 4, 1], "", Exit.CORRUPT),
+        (("format",), 3, "format 3", Exit.STORE),
+        # 4 * 2^60 * 2 + 4: one more than fits in 63 bits; no memory is asked for
+        (
+            ("arrays", KEYS[0], "shape"),
+            [14, 1 << 30, 1 << 30],
+            "9,223,372,036,854,775,812",
+            Exit.CORRUPT,
+        ),
     ],
 )
-def test_a_field_of_a_manifest_that_no_writer_writes_is_refused(at, value):
-    with in_memory() as place:
-        file = whole(place / "s.zarr").path / "manifest.json"
-        file.write_bytes(to_signed(replaced(parse_signed(file.read_bytes()), at, value)))
-        refused(lambda: Store.open(file.parent), code=Exit.CORRUPT)
+def test_a_field_of_a_manifest_that_no_writer_writes_is_refused(place, at, value, said, code):
+    path = changed(place, at, value)
+    refused(lambda: Store.open(path).reader(KEYS[0]).all(), said, code=code)
 
 
 @pytest.mark.parametrize("raw", [b"{", b"[" * 10**5, b"\xff", b"[1]"])
-def test_a_partition_of_other_bytes_and_a_digest_that_fits(raw):
-    with in_memory() as place:
-        path = whole(place / "s.zarr").path
-        (path / "partitions/p.json").write_bytes(raw)
-        manifest = parse_signed((path / "manifest.json").read_bytes())
-        manifest["files"]["partitions/p.json"] = hashlib.sha256(raw).hexdigest()
-        (path / "manifest.json").write_bytes(to_signed(manifest))
-        refused(lambda: Store.open(path).partition("p"), code=Exit.CORRUPT)
+def test_a_partition_of_other_bytes_and_a_digest_that_fits(place, raw):
+    path = changed(place, ("files", "partitions/p.json"), hashlib.sha256(raw).hexdigest())
+    (path / "partitions/p.json").write_bytes(raw)
+    refused(lambda: Store.open(path).partition("p"), code=Exit.CORRUPT)
 
 
 @pytest.mark.slow
@@ -192,33 +192,10 @@ def test_journals_partitions_and_histories_of_any_bytes(store, raw, which):
         file.write_bytes(kept)
 
 
-def test_deep_nesting_is_damage_not_a_crash(tmp_path):
-    store = create(tmp_path / "s.zarr")
-    (store.path / "manifest.json").write_bytes(
-        signed(b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
-    )
-    refused(lambda: Store.open(store.path), code=Exit.CORRUPT)
-
-
-def test_an_array_larger_than_memory_is_refused_before_memory_is_asked_for(tmp_path):
-    store = create(tmp_path / "s.zarr")
-    fill(store, KEYS[0])
-    file = store.path / "manifest.json"
-    large = replaced(
-        parse_signed(file.read_bytes()), ("arrays", KEYS[0], "shape"), [14, 1 << 30, 1 << 30]
-    )
-    file.write_bytes(to_signed(large))
-    # 4 * 2^60 * 2 + 4: one more than fits in 63 bits
-    refused(
-        Store.open(store.path).reader(KEYS[0]).all, "9,223,372,036,854,775,812", code=Exit.CORRUPT
-    )
-
-
-def test_a_newer_format_is_named(tmp_path):
-    store = create(tmp_path / "s.zarr")
-    file = store.path / "manifest.json"
-    file.write_bytes(to_signed({**parse_signed(file.read_bytes()), "format": 3}))
-    refused(lambda: Store.open(store.path), "format 3", code=Exit.STORE)
+def test_deep_nesting_is_damage_not_a_crash(place):
+    nested = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    (place / "manifest.json").write_bytes(signed(nested))
+    refused(lambda: Store.open(place), code=Exit.CORRUPT)
 
 
 @pytest.mark.slow
@@ -245,6 +222,13 @@ def test_another_spelling_is_refused_although_its_digest_fits():
             parse_signed(signed(text))
 
 
-def signed(body: bytes) -> bytes:
+def signed(body):
     """``to_signed`` of bytes as they are."""
     return body[:-1] + b',"sha256":"' + hashlib.sha256(body).hexdigest().encode() + b'"}'
+
+
+def changed(path, at, value):
+    """A whole store with another value in its manifest."""
+    file = whole(path / "s.zarr").path / "manifest.json"
+    file.write_bytes(to_signed(replaced(parse_signed(file.read_bytes()), at, value)))
+    return file.parent

@@ -1,8 +1,8 @@
 """What is read into memory, what stays mapped, and that both are the same numbers, verified."""
 
+import errno
 import os
 from functools import partial
-from typing import Any
 
 import numpy as np
 import psutil
@@ -19,9 +19,7 @@ from fedcache.store.files import memory_limit
 from fedcache.store.store import Store
 
 
-def old_prepare(
-    features: list[np.ndarray[Any, Any]], post: str, train: np.ndarray[Any, Any]
-) -> np.ndarray[Any, Any]:
+def old_prepare(features, post, train):
     """The definition, over whole arrays: what ``prepare`` must give to the bit whatever it holds at a time."""
     out = [f.astype(np.float32) for f in features]
     if post == "l2":
@@ -81,28 +79,19 @@ def test_features_beyond_the_budget_are_mapped_and_the_same_to_the_bit(tmp_path,
 
 
 def test_a_full_disk_is_an_error_before_anything_is_mapped(tmp_path, monkeypatch):
-    import errno
-
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     monkeypatch.setenv("FEDCACHE_MEMORY", "10")
-    x = np.ones((4, 1, 3), np.float16)
-    no_room = partial(prepare, [x], "none", scratch=tmp_path)
+    no_room = partial(prepare, [np.ones((4, 1, 3), np.float16)], "none", scratch=tmp_path)
     refused(no_room, "needs 48 bytes", code=Exit.ENVIRONMENT)
 
 
 def test_the_budget_can_be_set(monkeypatch):
     monkeypatch.delenv("FEDCACHE_MEMORY", raising=False)
     assert 0 < memory_limit() < psutil.virtual_memory().available
-    for asked, known in (
-        ("8G", 8 << 30),
-        ("1.5 m", 3 << 19),
-        ("500MB", 500 << 20),
-        ("12", 12),
-        ("2GiB", 2 << 30),
-    ):
+    for asked, known in (("8G", 8 << 30), ("1.5 m", 3 << 19), ("12", 12), ("2GiB", 2 << 30)):
         monkeypatch.setenv("FEDCACHE_MEMORY", asked)
         assert memory_limit() == known
     monkeypatch.setenv("FEDCACHE_MEMORY", "plenty")
@@ -113,51 +102,24 @@ def test_the_budget_can_be_set(monkeypatch):
     ("meminfo", "group", "left"),
     [
         ("MemAvailable: 3000 kB\n", ("max", 0), 3000 << 10),  # a group without a limit
-        (
-            "MemAvailable: 3000 kB\n",
-            (2_000_000, 500_000),
-            1_500_000,
-        ),  # the group leaves less than the system
+        # the group leaves less than the system
+        ("MemAvailable: 3000 kB\n", (2_000_000, 500_000), 1_500_000),
         ("MemAvailable: 3000 kB\n", (2_000_000, 2_500_000), 0),
-        (
-            "MemTotal: 9000 kB\n",
-            None,
-            os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-        ),  # an old Linux
+        # an old Linux
+        ("MemTotal: 9000 kB\n", None, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
     ],
 )
 def test_the_budget_is_half_of_what_is_free(tmp_path, monkeypatch, meminfo, group, left):
     monkeypatch.delenv("FEDCACHE_MEMORY", raising=False)
     monkeypatch.setattr(limit, "Path", lambda path: tmp_path / str(path).lstrip("/"))
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/meminfo").write_text(meminfo)
+    system, cgroup = tmp_path / "proc", tmp_path / "sys/fs/cgroup"
+    system.mkdir()
+    (system / "meminfo").write_text(meminfo)
     if group is not None:
-        (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
-        (tmp_path / "sys/fs/cgroup/memory.max").write_text(f"{group[0]}\n")
-        (tmp_path / "sys/fs/cgroup/memory.stat").write_text(f"anon {group[1]}\nfile 7000\n")
+        cgroup.mkdir(parents=True)
+        (cgroup / "memory.max").write_text(f"{group[0]}\n")
+        (cgroup / "memory.stat").write_text(f"anon {group[1]}\nfile 7000\n")
     assert memory_limit() == left // 2
-
-
-@pytest.mark.parametrize("budget", ["1G", "0"])
-def test_a_chunk_is_verified_once_whichever_way_it_is_read(tmp_path, monkeypatch, budget):
-    monkeypatch.setenv("FEDCACHE_MEMORY", budget)
-    verified: list[str] = []
-    real = reading.verify_payload
-
-    def counted(payload, tail, crc, place, what):
-        verified.append(what)
-        real(payload, tail, crc, place, what)
-
-    monkeypatch.setattr(reading, "verify_payload", counted)
-    reader = whole(tmp_path / "s.zarr").reader(KEYS[0])
-    reader.chunk(1)
-    reader.chunk(1)
-    assert verified == [f"chunk 1 of {KEYS[0]}"]
-    reader.rows(np.array([0, 5, 4, 13]))
-    assert sorted(verified) == [f"chunk {i} of {KEYS[0]}" for i in (0, 1, 3)]
-    reader.all()
-    assert [first for first, _ in reader.blocks()] == [0, 4, 8, 12]
-    assert sorted(verified) == [f"chunk {i} of {KEYS[0]}" for i in range(4)]
 
 
 def test_rows_of_another_store_are_refused(tmp_path):
