@@ -17,7 +17,7 @@ from fedcache.errors import FedcacheError
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import Client
-from fedcache.federate.trust.policy import parse_policy
+from fedcache.federate.trust.pipeline import parse_policy
 
 CLIENTS = 10
 ROBUST = ("median", "trimmed:0.2", "multikrum", "nnm+trimmed:0.2")

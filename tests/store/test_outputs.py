@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from command import environment, ok
 
-from fedcache.store.files import open_unnamed
-from fedcache.store.outputs import NOTES, WHAT, output_file, write_output
-from fedcache.store.sealed import write_sealed
+from fedcache.store.files import open_unnamed, write_sealed
+from fedcache.store.lock import NOTES, WHAT, output_file, write_output
 
 KILLED = """
 import os, signal, sys
