@@ -29,9 +29,10 @@ LONGEST = 7200
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "trust.md"
 KEPT = ROOT / "docs" / "trust.json"
-KILLS, DAMAGE, FEDERATED = (
-    f"tests/durability/test_{n}.py" for n in ("kills", "damage", "federated")
-)
+KILLS = "tests/durability/test_kills.py"
+TRAINING_KILLS = "tests/durability/test_training_kills.py"
+DAMAGE = "tests/durability/test_damage.py"
+FEDERATED = "tests/durability/test_federated.py"
 
 PRIVACY = "tests/federate/trust/test_privacy.py"
 PRIVATE = "tests/runs/test_private_runs.py"
@@ -91,19 +92,19 @@ PROMISES = (
     Promise(
         "D4",
         "train and grid, killed (-9), resume to the same result.json",
-        (f"{KILLS} -k killed_training",),
+        (f"{TRAINING_KILLS} -k killed_training",),
         (
             "federate/engine/snapshots.py",
             'job.round = int(state.meta["round"])',
             "job.round = 0",
-            f"{KILLS} -k killed_training",
+            f"{TRAINING_KILLS} -k killed_training",
         ),
     ),
     Promise(
         "D7",
         "Private training, ingest, partition and gc, killed (-9), lose nothing, and gc names what they leave",
         (
-            f"{KILLS} -k killed_commands",
+            f"{TRAINING_KILLS} -k killed_commands",
             "tests/runs/test_garbage.py -k 'killed_ingest or goes_whole'",
         ),
         (

@@ -1,7 +1,6 @@
-"""kill -9, signals and several writers on the real command line: what is left is whole, and the end is the same."""
+"""kill -9, signals and several writers of an extraction: what is left is whole, and the end is the same."""
 
 import contextlib
-import importlib.util
 import json
 import os
 import random
@@ -14,14 +13,12 @@ import time
 from pathlib import Path
 from shlex import split
 
-import numpy as np
 import pytest
 from command import apart, environment, start
 from draws import one_of_each
 from pictures import folder
 from toy_store import content
 
-from fedcache.federate.partition.partition import Partition
 from fedcache.store.verify import verify
 
 CHUNKS = 2 * 48
@@ -241,145 +238,3 @@ def test_four_writers_of_one_store_lose_nothing(tmp_path, words, home, cases):
         assert any(code == 0 for _, code in ends)
         assert resumed(words, part, home) == expected
         assert verify(part).ok
-
-
-TRAIN = split("train --method fedpcl --scheme iid --clients 5 --rounds 300 --set dim=64 --json")
-GRID = split(
-    "grid --method fedavg --scheme iid --clients 5 --rounds 60 --set opt=sgd "
-    "--sweep lr=0.1,0.05,0.02 --sweep batch=8,16 --json"
-)
-
-
-def small_store(home):
-    """A store of 600 digits in a home."""
-    words = split("extract --dataset digits --backbones random-projection --limit 600 --json")
-    made = apart(*words, home=home)
-    assert made.code == 0, made.err
-    (store,) = (Path(str(home)) / "stores").glob("*.zarr")
-    return store
-
-
-def results_in(runs):
-    return {f.parent.name: f.read_bytes() for f in runs.rglob("result.json")}
-
-
-@pytest.mark.parametrize("command", [TRAIN, GRID], ids=["train", "grid"])
-def test_killed_training_resumes_to_the_same_result(tmp_path, home, cases, command):
-    where = ("--store", small_store(home), "--backbones", "random-projection", "--runs")
-    began = time.monotonic()
-    whole = apart(*command, *where, tmp_path / "whole", home=home)
-    assert whole.code == 0, whole.err
-    seconds = time.monotonic() - began
-    expected = results_in(tmp_path / "whole")
-    draw, killed, number = random.Random(2), 0, 0
-    wanted = cases(2, 25)
-    while killed < wanted:
-        runs, number = tmp_path / f"parts-{number}", number + 1
-        words = (*command, *where, runs)
-        for _ in range(2):
-            if not killed_after(draw.uniform(0.3, 0.95) * seconds, words, home):
-                break
-            killed += 1
-        again = apart(*words, home=home)
-        assert again.code == 0, again.err
-        assert results_in(runs) == expected
-
-
-def named_by_gc(home):
-    """What ``gc`` lists."""
-    listed = json.loads(apart("gc --json", home=home).out)["data"]["garbage"]
-    return {Path(one["path"]) for one in listed}
-
-
-PRIVATE = split(
-    "train --method fedavg --scheme iid --clients 5 --rounds 100 --participation all "
-    "--dp-clip 1 --dp-noise 5 --dp-seed 0 --json"
-)
-
-
-@pytest.mark.parametrize(
-    "what",
-    [
-        pytest.param(
-            "private train",
-            marks=pytest.mark.skipif(
-                not importlib.util.find_spec("dp_accounting"), reason="needs the extra dp"
-            ),
-        ),
-        "ingest",
-        "partition",
-        "gc",
-    ],
-)
-def test_killed_commands_lose_nothing_and_gc_names_what_they_leave(tmp_path, home, cases, what):
-    store = small_store(home)
-    draw_rows = np.random.default_rng(0)
-    features = draw_rows.normal(size=(20_000, 64)).astype("f4")
-    np.savez(tmp_path / "e.npz", features=features, label=np.arange(20_000) % 10)
-    lines = {
-        "private train": (*PRIVATE, "--store", store, "--runs"),
-        "ingest": ("ingest", tmp_path / "e.npz", "--json", "--name"),
-        "partition": (
-            *split("partition --scheme dirichlet --clients 40 --json --store"),
-            store,
-            "--name",
-        ),
-        "gc": ("gc", "--delete", "--json"),
-    }
-
-    def words(number):
-        last = {
-            "private train": (tmp_path / f"runs-{number}",),
-            "ingest": (f"mine {number}",),
-            "partition": (f"p{number}",),
-            "gc": (),
-        }
-        return (*lines[what], *last[what])
-
-    def made(number):
-        """What the command is for."""
-        if what == "private train":
-            return list(results_in(tmp_path / f"runs-{number}").values())
-        if what == "ingest":
-            (found,) = store.parent.glob(f"mine_{number}-*.zarr")
-            return {k: v for k, v in content(found).items() if k.startswith("features/")}
-        if what == "partition":
-            partition = Partition.load(store / "partitions" / f"p{number}.partition")
-            return partition.to_payload()["clients"]
-        return content(store)
-
-    def plant():
-        for i in range(200 if what == "gc" else 0):
-            (store / "features" / f".{i}.{2**22 + 1}-0.partial").write_bytes(b"x" * 1000)
-
-    def left():
-        """Files that a killed process was still writing, or was about to remove."""
-        kinds = (".*.partial", "journal-*.jsonl", "locks/*.json")
-        return {path for kind in kinds for path in Path(home).rglob(kind)}
-
-    def completed(number):
-        again = apart(*words(number), home=home)
-        assert again.code == 0, again.err
-        return made(number)
-
-    plant()
-    began = time.monotonic()
-    expected = completed(0)
-    seconds = time.monotonic() - began
-    draw, killed, number = random.Random(4), 0, 0
-    wanted = cases(2, 20)
-    while killed < wanted:
-        number += 1
-        plant()
-        for _ in range(3):
-            if not killed_after(draw.uniform(0.3, 0.98) * seconds, words(number), home):
-                break
-            killed += 1
-            if killed % 5 == 0:
-                partial = {path for path in left() if "journal" not in path.name}
-                assert partial <= named_by_gc(home)
-        assert completed(number) == expected
-    assert left() == named_by_gc(home)
-    assert apart("gc --delete --json", home=home).code == 0
-    assert left() == set()
-    assert verify(store).ok

@@ -99,6 +99,9 @@ def test_a_suite_is_skipped_only_where_nothing_it_depends_on_differs():
     assert browser.reason(frozenset({"tests/support/command.py"})) == ""
     assert browser.reason(None) == ""
     assert "tests/browser/" in browser.reason(frozenset({"fedcache/heads/ridge.py"}))
+    data = targets["long-data"]
+    assert data.reason(frozenset({"fedcache/heads/ridge.py", "tests/runs/test_runs.py"}))
+    assert data.reason(frozenset({"fedcache/heads/ridge.py", "fedcache/errors.py"})) == ""
     for change in ("tools/suites.py", "Makefile", ".ci/run", "tests/conftest.py"):
         assert not [suite.target for suite in targets.values() if suite.reason(frozenset({change}))]
 
