@@ -204,7 +204,7 @@ def sizes(known: dict[str, Path]) -> dict[str, list[str]]:
     return found
 
 
-TOKENS = {"fedcache": 667_200, "tests": 543_300, "tools": 79_970}
+TOKENS = {"fedcache": 665_500, "tests": 470_000, "tools": 80_050}
 """Most code tokens of the package, of the tests, and of tools with benchmarks.
 
 A limit goes down when code goes, and up only with a feature that users asked for: parts and join, published stores,
@@ -213,7 +213,7 @@ have no limits of their own, because a concept may move to the folder that owns 
 """
 
 DENSITY = {
-    "tokens a statement": 11.9,
+    "tokens a statement": 11.85,
     "conditional expressions": 4.6,
     "tuple assignments": 0.4,
     "f-strings with logic": 6.3,
@@ -223,7 +223,7 @@ DENSITY = {
 COMMENTS = 2.0
 """Comment lines in percent of the package's lines with code or a comment, at least."""
 
-FILES_RUN = {"extract": 69, "train": 114, "second train": 115, "compare": 40, "predict": 66}
+FILES_RUN = {"extract": 49, "train": 77, "second train": 78, "compare": 33, "predict": 48}
 """Most files of the package of which a command runs functions."""
 
 LAYOUT = {
