@@ -29,7 +29,7 @@ def sources(tmp_path):
     [
         ("images.py", "from __future__", "# a remark\nfrom __future__", False),
         ("images.py", "ASPECT = (3 / 4, 4 / 3)", "ASPECT = (4 / 5, 5 / 4)", True),
-        ("backbones/encoder.py", "255 * std", "256 * std", True),
+        ("backbones/backbone.py", "255 * std", "256 * std", True),
         ("backbones/random.py", "inputs**0.5", "inputs**0.25", True),
     ],
 )
