@@ -224,7 +224,7 @@ _WORDS: Fields = {
 _LIST = (lambda value: isinstance(value, list), "a list")
 
 
-# The form of arrays in one sealed file (``store/array_file``), and its checks.
+# The form of arrays in one sealed file (``store/chunks``), and its checks.
 #
 # The head holds the fields of the partition and its digest, which is that of its JSON form. Clients
 # are ``{"count", "names"}``, with null for numbered names. The arrays are
