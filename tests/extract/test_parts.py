@@ -454,6 +454,7 @@ def test_variables_of_a_job_mean_nothing_without_the_option(
 @pytest.mark.slow
 def test_a_second_process_is_told_of_parts(images: Path, tmp_path: Path) -> None:
     done = ok(f"extract --dataset folder:{images} {SMALL} --part 1/2")
+    assert "at most 24 images are computed again" in done.err
     place = Path(done.data["path"])
     (key,) = finished_arrays(Store.open(place, part=True))
     again = f"extract --dataset folder:{images} {SMALL} --part 1/2 --fresh --json"
@@ -469,3 +470,5 @@ def test_a_dry_run_of_a_part_names_its_folder(images: Path, tmp_path: Path) -> N
     assert done.code == 0, done.err
     assert done.data["path"].endswith("x.part-2-of-4.zarr")
     assert not Path(done.data["path"]).exists()
+    shown = fedcache(f"extract --dataset folder:{images} {SMALL} --part 2/4 --dry-run").out
+    assert "Plan for part 2 of 4 of 48 images" in shown

@@ -246,6 +246,19 @@ def test_publishing_again_writes_no_shard_again(toy: Store, published: Path) -> 
     )
 
 
+@pytest.mark.parametrize("name", ["manifest.json", f"features/{KEYS[0]}/c/0/0/0", "README.md"])
+@pytest.mark.parametrize("place_of_byte", [30, -1])
+def test_publishing_again_replaces_a_damaged_file(
+    toy: Store, published: Path, name: str, place_of_byte: int
+) -> None:
+    before = contents(published)
+    raw = bytearray(before[name])
+    raw[place_of_byte % len(raw)] ^= 1
+    (published / name).write_bytes(raw)
+    publish.publish(toy, str(published), "# Toy\n", Silent())
+    assert contents(published) == before
+
+
 def test_a_publication_of_a_publication_is_equal(
     server: WebServer, place: Path, published: Path
 ) -> None:
@@ -286,7 +299,11 @@ def test_a_place_with_something_else_is_left_alone(
     with pytest.raises(StoreError, match="does not have the digest"):
         publish.publish(toy, str(other), "", Silent())
     with pytest.raises(StoreError, match="holds a file"):
-        publish.publish(toy, str(published / "README.md"), "", Silent())
+        publish.publish(toy, str(other / publish.MARK), "", Silent())
+    for store in (toy.path, published):
+        with pytest.raises(StoreError, match="is inside the store"):
+            publish.publish(toy, str(store / "inside"), "", Silent())
+        assert not (store / "inside").exists()
     mine = Store.from_arrays({"mine": np.ones((4, 2), np.float32)}, labels=[0, 1, 0, 1])
     with pytest.raises(StoreError, match="a publication of another dataset"):
         publish.publish(mine, str(published), "", Silent())
