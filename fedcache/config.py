@@ -462,16 +462,19 @@ STORE_SCHEMES = ("s3", "gs", "az", "abfs", "abfss", "https", "http")
 
 # One letter before the colon is a drive of Windows.
 _REMOTE_TEXT = re.compile(r"(?:^|[=:,])([A-Za-z][A-Za-z0-9+.-]+)://")
-_REMOTE_PATH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # a Path has lost one of the two slashes
+_REMOTE_PATH = re.compile(
+    r"([A-Za-z][A-Za-z0-9+.-]+):(?:/|$)"
+)  # a Path has lost one or both of the slashes
+_STORE_ADDRESS = re.compile(rf"(?:{'|'.join(STORE_SCHEMES)})://[^/]")
 
 
 def is_store_address(value: object) -> TypeGuard[str]:
     """Whether a text is the address of a published store.
 
-    >>> is_store_address("s3://bucket/digits"), is_store_address("stores/digits.zarr")
-    (True, False)
+    >>> [is_store_address(text) for text in ("s3://bucket/digits", "stores/digits.zarr", "s3://")]
+    [True, False, False]
     """
-    return isinstance(value, str) and value.startswith(tuple(f"{s}://" for s in STORE_SCHEMES))
+    return isinstance(value, str) and _STORE_ADDRESS.match(value) is not None
 
 
 def refuse_remote(value: object, name: str, *, remote: bool = False) -> None:
@@ -504,8 +507,8 @@ def refuse_remote(value: object, name: str, *, remote: bool = False) -> None:
     if remote and isinstance(value, str):
         known = ", ".join(f"{scheme}://" for scheme in STORE_SCHEMES)
         raise UsageError(
-            f"{name}: fedcache reads no store from {found[1]}://.",
-            f"Give a local path, or an address that begins with one of {known}",
+            f"{name}: {value} is no address of a store.",
+            f"Give a local path, or an address such as s3://bucket/digits that begins with one of {known}",
         )
     raise UsageError(
         f"{name}: {found[1]}:// is an address, and a local path is needed here.",

@@ -111,6 +111,8 @@ def test_what_was_asked_of_memory_is_told():
         "predict 3f9c --store file:///digits",
         "publish digits ftp://host/digits",
         "publish digits https://host/digits",
+        "publish digits s3://",
+        "inspect http:///digits",
         "shard -p iid --out s3://bucket/shards",
         "runs list --runs abfss://container/x",
     ],
@@ -183,6 +185,7 @@ def test_methods_of_objects_take_no_address_for_a_local_path(tmp_path, monkeypat
         lambda: fc.Store.from_arrays(features, labels=[0, 1, 0, 1], path="s3://bucket/x.zarr"),
         lambda: fc.Store.open("ftp://host/x.zarr"),
         lambda: fc.Store.open(Path("s3://bucket/x.zarr")),
+        lambda: fc.Store.open(Path("s3://")),
         lambda: write_output(Path("s3://bucket/model.safetensors"), b"x"),
     ):
         refused(call, "://")
@@ -192,7 +195,7 @@ def test_methods_of_objects_take_no_address_for_a_local_path(tmp_path, monkeypat
 def test_an_address_is_no_home_and_no_value_of_a_configuration(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("fedcache.toml").write_text('[train]\nstore = "ftp://host/x"\n', encoding="utf-8")
-    assert "store: fedcache reads no store from ftp://" in fedcache("train fed3r").err
+    assert "store: ftp://host/x is no address of a store" in fedcache("train fed3r").err
     Path("fedcache.toml").unlink()
     with pytest.raises(UsageError, match="s3://"):
         fc.extract("digits", backbones=["glyph-clip"], store="s3://bucket/x")

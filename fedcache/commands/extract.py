@@ -245,10 +245,13 @@ def describe_line(done: Extraction) -> str:
             f"{counted(done.decoded, one_of(holds))} in {done.seconds:,.1f} s: {rate}; {reading} and the "
             f"model had {done.busy:.0%} of the cores{quarantined}."
         )
+    plan = f"Plan for {done.images:,} {holds}"
+    if done.part is not None:
+        plan = f"Plan for {done.part} of {done.images:,} {holds}"
     if done.seconds:
-        return f"Plan for {done.images:,} {holds}: about {done.rate:,.0f} {holds}/s, {done.seconds:,.0f} s."
+        return f"{plan}: about {done.rate:,.0f} {holds}/s, {done.seconds:,.0f} s."
     if any(a["state"] == "to compute" for a in done.arrays):
-        return f"Plan for {done.images:,} {holds}; their rate is not known, as weights are missing."
+        return f"{plan}; their rate is not known, as weights are missing."
     if any(t["state"] == "to compute" for t in done.text):
         return f"The features of all {done.images:,} {holds} are there; only text features are to compute."
     images = f"{done.ok:,} of {done.images:,} {holds}{quarantined}"

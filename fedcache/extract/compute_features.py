@@ -191,7 +191,7 @@ class _Run:
             collector = ChunkCollector(
                 self.writers, len(self.data.names), self.settings.batch, workers.depth
             )
-            under_way = collector.most_under_way
+            under_way = min(collector.most_under_way, self._rows_to_compute)
             self._announce(sum(workers.warm().values()), workers.workers, parallel, under_way)
             for note in workers.notes:
                 o.observer.note(note)
@@ -213,12 +213,8 @@ class _Run:
     def _timed(self, compute: Callable[..., bool]) -> None:
         """``run_batches`` or ``run_tasks`` with a clock, the progress bar and the message of an interruption."""
         begin = time.perf_counter()
-        rows = len(self.data.names)
-        batch = self.settings.batch
         o = self.options
-        o.observer.start(
-            "extracting", sum(min(batch, rows - b * batch) for b, _ in self.tasks), self.data.holds
-        )
+        o.observer.start("extracting", self._rows_to_compute, self.data.holds)
         try:
             finished = compute(
                 max_bad=o.max_bad, stop=o.stop, stats=self.stats, observer=o.observer
@@ -231,6 +227,13 @@ class _Run:
                 f"Stopped on request after {self.stats.images:,} {self.data.holds}; every finished chunk is kept.",
                 "Run the same command again to go on.",
             )
+
+    @property
+    def _rows_to_compute(self) -> int:
+        """Rows of the batches of this run."""
+        rows = len(self.data.names)
+        batch = self.settings.batch
+        return sum(min(batch, rows - number * batch) for number, _ in self.tasks)
 
     def _announce(self, seconds: float, workers: int, parallel: int, under_way: int) -> None:
         """The first line: device, dtype, batch, the rate to expect of the models alone, if any, and the cost of a kill.

@@ -267,9 +267,7 @@ def estimate(
         out.seconds = expected_seconds(data, todo, config, rows)
         if out.seconds:
             out.rate = rows / out.seconds
-        observer.note(
-            f"A few batches timed here: about {out.rate:,.0f} {data.holds}/s, {math.ceil(out.seconds):,} s in all."
-        )
+        observer.note(f"A few batches timed here: about {out.rate:,.0f} {data.holds}/s.")
     return out
 
 

@@ -216,7 +216,7 @@ class RemoteSource:
     def put(self, name: str, *parts: Buffer) -> None:
         """See ``ByteSource``."""
         raw = b"".join(parts)
-        self._tried(name, lambda: self._store.put(name, raw))
+        self._write(name, lambda: self._store.put(name, raw))
 
     def put_if_absent(self, name: str, *parts: Buffer) -> bool:
         """See ``ByteSource``."""
@@ -232,7 +232,17 @@ class RemoteSource:
             return True
 
         # An attempt that was cut off may have written it.
-        return self._tried(name, write) or self.get(name) == raw
+        return self._write(name, write) or self.get(name) == raw
+
+    def _write(self, name: str, call: Callable[[], T]) -> T:
+        """``_tried`` for a call that writes. Raises StoreError where there is no bucket."""
+        try:
+            return self._tried(name, call)
+        except FileNotFoundError as error:
+            raise StoreError(
+                f"{self.place} cannot be written: there is no such bucket.",
+                "Make the bucket or check the address, then run the same command again.",
+            ) from error
 
     def _tried(self, name: str, call: Callable[[], T]) -> T:
         """The result of a call, tried again after errors that may pass. Raises FileNotFoundError; StoreError;
@@ -299,6 +309,7 @@ def _in_words(error: Exception) -> str:
         "timed out",
         "dns error",
         "end of file",
+        "error sending request",
         "connection closed",
     ):
         if words.lower() in text.lower():

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from fedcache.config import is_store_address, refuse_remote
-from fedcache.errors import InternalError, StoreError, UsageError, shell_word
+from fedcache.errors import CorruptionError, InternalError, StoreError, UsageError, shell_word
 from fedcache.optional import needed_library
 from fedcache.progress import Observer
 from fedcache.store.byte_source import ByteSource, open_source
@@ -146,9 +146,12 @@ def publish(
         for key, shard, length in shards:
             name = chunk_path(Path("features") / key, shard, len(store.arrays[key].shape))
             size += length
+            per_shard = made.manifest.shards[key]
             there = whole or key in same
-            if not there or source.size(name.as_posix()) != length:
-                raw = _shard(zarr, store.reader(key), shard, made.manifest.shards[key])
+            if not there or not _has_shard(
+                source, name.as_posix(), length, store.arrays[key], shard, per_shard
+            ):
+                raw = _shard(zarr, store.reader(key), shard, per_shard)
                 source.put(name.as_posix(), raw)
                 written += 1
             observer.advance(1)
@@ -275,23 +278,46 @@ def _shard(zarr: Any, reader: Reader, shard: int, per_shard: int) -> bytes:
     """A shard file, made by zarr. Raises InternalError where a chunk in it is not that of the manifest."""
     info = reader.info
     _, array, objects = _array(zarr, reader.key, info, per_shard)
-    numbers = range(shard * per_shard, min((shard + 1) * per_shard, len(info.chunks)))
+    numbers = _chunks_of(info, shard, per_shard)
     first = numbers.start * info.chunk_rows
     rows = np.concatenate([reader.chunk(number) for number in numbers])
     array[first : first + len(rows)] = rows
     raw: bytes = objects[chunk_path(Path(), shard, len(info.shape)).as_posix()].to_bytes()
+    if not _holds_chunks(raw, info, numbers):
+        raise InternalError(
+            f"zarr {zarr.__version__} does not put chunks of {reader.key} where fedcache looks for them.",
+            "pip install 'zarr>=3.1,<3.2'",
+        )
+    return raw
+
+
+def _chunks_of(info: ArrayInfo, shard: int, per_shard: int) -> range:
+    """The numbers of the chunks in a shard."""
+    return range(shard * per_shard, min((shard + 1) * per_shard, len(info.chunks)))
+
+
+def _holds_chunks(raw: bytes, info: ArrayInfo, numbers: range) -> bool:
+    """Whether a shard file is these chunks and its index, each followed by its checksum."""
     size = info.chunk_bytes + CRC_BYTES
     for place, number in enumerate(numbers):
         chunk = raw[place * size : (place + 1) * size]
         crc = info.chunks[number]
-        if checksum(chunk[:-CRC_BYTES]) != crc or chunk[-CRC_BYTES:] != crc.to_bytes(
-            CRC_BYTES, "little"
-        ):
-            raise InternalError(
-                f"zarr {zarr.__version__} does not put chunk {number} of {reader.key} where fedcache looks for it.",
-                "pip install 'zarr>=3.1,<3.2'",
-            )
-    return raw
+        tail = crc.to_bytes(CRC_BYTES, "little")
+        if checksum(chunk[:-CRC_BYTES]) != crc or chunk[-CRC_BYTES:] != tail:
+            return False
+    index = raw[len(numbers) * size :]
+    return checksum(index[:-CRC_BYTES]).to_bytes(CRC_BYTES, "little") == index[-CRC_BYTES:]
+
+
+def _has_shard(
+    source: ByteSource, name: str, length: int, info: ArrayInfo, shard: int, per_shard: int
+) -> bool:
+    """Whether a shard file is there: in a folder with its chunks, in a bucket, which costs to read, with its length."""
+    if source.size(name) != length:
+        return False
+    if is_store_address(source.place):
+        return True
+    return _holds_chunks(source.get(name), info, _chunks_of(info, shard, per_shard))
 
 
 def _claim(source: ByteSource, store: Store, raw: bytes) -> bool:
@@ -326,9 +352,18 @@ def _claim(source: ByteSource, store: Store, raw: bytes) -> bool:
 
 
 def _need_own_place(source: ByteSource) -> None:
-    """Refuse a place where there is something, and no publication; remove what killed publications left."""
+    """Refuse a place where there is something, and no publication, or that is inside a store; remove what killed
+    publications left."""
     folder = Path(source.place)
-    if not is_store_address(source.place) and folder.exists():
+    local = not is_store_address(source.place)
+    if local:
+        for above in folder.parents:
+            if (above / "samples" / "uid").is_dir():
+                raise StoreError(
+                    f"{folder} is inside the store {above}.",
+                    f"Name another place:  fedcache publish STORE {shell_word(f'{above}-published')}",
+                )
+    if local and folder.exists():
         if not folder.is_dir():
             raise _something_else(source, "a file")
         for left in folder.rglob("*.partial"):
@@ -352,7 +387,10 @@ def _unchanged(source: ByteSource, manifest: Manifest) -> set[str]:
     """Arrays that an earlier, complete publication has with the same chunks at the same places."""
     if source.size(NAME) is None:
         return set()
-    _, there = published_manifest(source)
+    try:
+        _, there = published_manifest(source)
+    except CorruptionError:
+        return set()
     return {
         key
         for key, info in manifest.arrays.items()

@@ -227,12 +227,11 @@ def _check_journals(store: Store, report: VerifyReport) -> None:
         if part is not None:
             count = len(part.chunks(count))
             whose = f" in {part}"
-        state = "its extract command goes on"
-        if len(journal.chunks) == count:
-            state = "fedcache join assembles the parts"
-        report.notes.append(
-            f"{journal.key} is unfinished{whose}: {len(journal.chunks)} of {count} chunks; {state}"
-        )
+        kept = f"{len(journal.chunks)} of {count} chunks"
+        note = f"{journal.key} is unfinished{whose}: {kept}; its extract command goes on"
+        if part is not None and len(journal.chunks) == count:
+            note = f"{journal.key} is finished{whose}: {kept}; fedcache join assembles the parts"
+        report.notes.append(note)
 
 
 FORGOTTEN = {

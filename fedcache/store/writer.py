@@ -509,7 +509,8 @@ def create_store(
         return _same(path, dataset)
     if occupied:
         raise StoreError(
-            f"{path} exists and is not a fedcache store.", "Choose another place with --store."
+            f"{path} exists and is not a fedcache store.",
+            "Choose another place, or remove what is there.",
         )
     samples = samples.checked()
     with explain_disk_errors(path, 64 * len(samples.name)):

@@ -93,6 +93,9 @@ def test_three_methods_give_equal_results_wherever_the_store_is(
 def test_a_bucket_refuses_in_one_sentence(bucket, digits):
     done = fedcache("inspect", f"{bucket}/nothing")
     assert (done.code, "holds no store" in done.err) == (Exit.STORE, True)
+    missing = fedcache("publish", digits, f"{bucket}-missing/x")
+    assert (missing.code, "there is no such bucket" in missing.err) == (Exit.STORE, True)
+    assert missing.err.count("\n") == 2
     other = Store.from_arrays({"mine": [[1.0], [2.0]]}, labels=[0, 1])
     publish.publish(other, f"{bucket}/x", "", Silent())
     with pytest.raises(StoreError, match="a publication of another dataset"):

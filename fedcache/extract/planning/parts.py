@@ -86,8 +86,11 @@ def _parts_of_variables(environment: Mapping[str, str]) -> dict[str, StorePart]:
 def _number(environment: Mapping[str, str], name: str) -> int:
     value = environment.get(name, "")
     if not re.fullmatch(r"\d{1,9}", value):
+        state = f"{value!r} and no number"
+        if name not in environment:
+            state = "not set"
         raise UsageError(
-            f"--part auto reads {name}, which is {value!r} and no number.",
+            f"--part auto reads {name}, which is {state}.",
             f"Name the part:  {EXAMPLE}",
         )
     return int(value)
