@@ -47,7 +47,7 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: Path) -> BinaryIO:
         return Path("/dev/full").open("w+b")
 
-    monkeypatch.setattr(files, "_temporary", refused)
+    monkeypatch.setattr(files, "temporary_name", refused)
     monkeypatch.setattr(files, "open_unnamed", full)
 
 

@@ -199,7 +199,7 @@ def test_the_number_that_trimmed_leaves_out_is_not_rounded_down_by_a_share_in_bi
 
 
 def test_more_of_multikrum_than_are_thought_honest():
-    refused(lambda: parse_rule("multikrum:8").check(9, 2), "8 clients")
+    refused(lambda: parse_rule("multikrum:8").check(9, 2), "multikrum:8", "7 of 9")
 
 
 def test_attacks_by_hand():
