@@ -156,7 +156,8 @@ def extract(
     if done.images > done.ok and not dry_run:
         code = Exit.QUARANTINED
     if done.skipped and not dry_run:
-        lines.append(f"Skipped for missing weights: {', '.join(done.skipped)}")
+        skipped = ", ".join(done.skipped)
+        lines.append(f"Skipped for missing weights: {skipped}")
     return CommandResult(data, [*lines, str(done.path)], code, [arrays_table(done)])
 
 
@@ -303,9 +304,7 @@ def bad_lines(bad: Sequence[Mapping[str, Any]], store: Path, holds: str = IMAGES
     if not bad:
         return []
     what = counted(len(bad), one_of(holds))
-    lines = [
-        f"{what} could not be read; training, scoring and export leave {'it' if len(bad) == 1 else 'them'} out:"
-    ]
+    lines = [f"{what} could not be read; training, scoring and export skip unreadable rows:"]
     lines += [f"  {visible(entry['name'])}: {entry['reason']}" for entry in bad[:SHOWN]]
     more = ""
     if len(bad) > SHOWN:

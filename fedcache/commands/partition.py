@@ -158,7 +158,8 @@ def partition(
     if made.validation is not None:
         data["validation"] = len(made.validation)
     report_notes(made, observer)
-    following = f"fedcache train --partition {shell_word(saved)} {train_example(opened)}"
+    example = train_example(opened)
+    following = f"fedcache train --partition {shell_word(saved)} {example}"
     lines = [made.summary(), f"Saved as {saved}:  {following}"]
     if plot is not None:
         lines.append(str(plot))

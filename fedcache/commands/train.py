@@ -78,7 +78,8 @@ def plan_answer(data: dict[str, Any]) -> CommandResult:
             together = f", {p['points_at_once']} points at once"
         clients = f"{p['clients_at_once']} clients at once"
         method = p["method"]
-        lines += [f"{method}{points}: {p['execution']}, {clients}{together}", f"  {p['words']}"]
+        execution = p["execution"]
+        lines += [f"{method}{points}: {execution}, {clients}{together}", f"  {p['words']}"]
     return CommandResult(data, lines)
 
 

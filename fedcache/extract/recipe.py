@@ -265,10 +265,11 @@ class Recipe:
             if getattr(self, name) != getattr(native, name)
         ]
         if fixed:
-            value = getattr(self, fixed[0])
-            expected = getattr(native, fixed[0])
+            name = fixed[0]
+            value = str(getattr(self, name))[:40]
+            expected = getattr(native, name)
             raise UsageError(
-                f"The {fixed[0]} is {value[:40]!r}, and that of {self.backbone} is {expected!r}.",
+                f"The {name} is {value!r}, and that of {self.backbone} is {expected!r}.",
                 "",
             )
         options = self.departures(native)

@@ -594,9 +594,10 @@ class SavedModel:
         Raises StoreError for a method that is not installed, UsageError if ``own`` is another method than the model's.
         """
         if own is not None:
-            if own.name != self.facts.method:
+            method = self.facts.method
+            if own.name != method:
                 raise UsageError(
-                    f"The model is of {self.facts.method}, not of {own.name}.", "Give that method."
+                    f"The model is of {method}, not of {own.name}.", "Give that method."
                 )
             return own
         if self.facts.method not in METHODS:
@@ -932,8 +933,9 @@ def collect(
         # The first client stands for all: models of most methods have one size.
         whole = size * len(out.clients)
         if clients is None and not saved and whole > MOST_BYTES:
+            megabytes = whole / 1e6
             notes = (
-                f"Models of {len(out.clients):,} clients would take {whole / 1e6:,.0f} MB and are not saved: "
+                f"Models of {len(out.clients):,} clients would take {megabytes:,.0f} MB and are not saved: "
                 "--fresh --save-clients all, or the names of some, saves them.",
             )
             break

@@ -512,7 +512,7 @@ def _spreadless(c: Comparison) -> list[str]:
         both_same = {pair.one, pair.other} <= {*same}
         if len(pair.blocks) == 1:
             block = pair.blocks[0]
-            notes.append(f"{words} share one of the {c.over} ({block}): no test over {c.over}.")
+            notes.append(f"{words} share one of the {c.over} ({block}), too few for a test.")
         elif pair.p is None and c.over in ("seeds", "clients") and both_same:
             among.append(words)
         elif pair.p is None:
@@ -796,8 +796,9 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
                     seeds = ",".join(map(str, one.result["seeds"]))
                     digest = one.digest[:8]
                     both.append(f"{digest} (seeds {seeds})")
+                twins = " and ".join(both)
                 raise UsageError(
-                    f"{label} is there twice on {where}: {' and '.join(both)}.",
+                    f"{label} is there twice on {where}: {twins}.",
                     "Name the runs that are meant:  fedcache compare RUN RUN ... --over settings",
                 )
     runs, blocks, lost = _without_holes(taken, wheres, metric)
@@ -949,7 +950,8 @@ def _not_alike(runs: Mapping[str, Sequence[StoredRun]], metric: str) -> list[str
         if metric in ("client_mean", "pooled"):
             head = "Models of different kinds"
         others = _PROTOCOL.get(usual, usual)
-        notes.append(f"{head}. {'; '.join(parts)}; all others: {others}.")
+        scored = "; ".join(parts)
+        notes.append(f"{head}. {scored}; all others: {others}.")
     notes += _drawn_apart({name: row[0].result["accuracy"] for name, row in runs.items()})
     unlike = unlike_tests(e.result for e in every)
     if unlike is not None:

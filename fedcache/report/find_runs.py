@@ -407,7 +407,8 @@ def _named(
         kind for kind in OF if any(str(name) in OF[kind](result) for _, result in _results(root))
     ]
     if kinds:
-        hint = f"{kinds[0]}:{name}   names the runs of that {kinds[0]}"
+        kind = kinds[0]
+        hint = f"{kind}:{name}   names the runs of that {kind}"
     raise UsageError(
         f"There is no run {str(name)!r}: no directory of that name, and none under {root} begins so.",
         hint,

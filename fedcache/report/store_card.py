@@ -65,7 +65,8 @@ def _rows(store: Store) -> list[str]:
     holds = held_by(info.recipe for info in store.arrays.values())
     gone = int(store.vanished().sum())
     readable = samples.ok == 1
-    lines = [f"- {store.rows - gone:,} {holds}, of which {store.rows_ok:,} are readable"]
+    present = store.rows - gone
+    lines = [f"- {present:,} {holds}, of which {store.rows_ok:,} are readable"]
     if gone:
         lines.append(f"- {gone:,} further rows: each {VANISHED}")
     splits = [

@@ -421,10 +421,11 @@ def _identity_of_partition(inputs: RunInputs) -> str:
 def note_earlier(run: OpenRun, observer: Observer) -> None:
     """Say which seeds of a run are stored already, where others are missing."""
     missing = seeds_text(set(run.spec.seeds) - set(run.earlier))
+    before = seeds_text(run.earlier)
     every = seeds_text({*run.spec.seeds, *run.earlier})
     name = run.directory.path.name
     observer.note(
-        f"{name} holds seeds {seeds_text(run.earlier)} already. This command trains seeds {missing}; the result "
+        f"{name} holds seeds {before} already. This command trains seeds {missing}; the result "
         f"covers seeds {every}."
     )
 

@@ -169,8 +169,9 @@ def warn_of_other_code(facts: ModelFacts, observer: Observer) -> None:
     if facts.code == own_code:
         return
     made_by = facts.code[:8]
+    installed = own_code[:8]
     observer.warn(
-        f"The model was made by other code of {facts.method} ({made_by}) than this one ({own_code[:8]}): its "
+        f"The model was made by other code of {facts.method} ({made_by}) than this one ({installed}): its "
         "predictions may not be those that its run scored. To see whether they are:  fedcache evaluate RUN --store "
         "STORE --split test"
     )

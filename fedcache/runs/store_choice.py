@@ -224,8 +224,9 @@ def images_for(store: Store, key: str) -> str:
             return pixels
     has = ", ".join([f"{r.get('backbone')}@{r.get('size')}" for r in found.values()]) or "none"
     taken = f"{recipe.size} px, {recipe.resize}"
+    name = store.path.name
     raise StoreError(
-        f"{store.path.name} has no images as {recipe.backbone} takes them ({taken}); it has {has}.",
+        f"{name} has no images as {recipe.backbone} takes them ({taken}); it has {has}.",
         extract_command(store, ["pixels"], pixel_recipe(recipe)),
     )
 
@@ -347,15 +348,16 @@ def complete_array(
     or would compute another one now; as ``extract``.
     """
     state = array.state(store)
+    command = array.command(store, home)
     if array.order is None or not extract:
-        raise StoreError(f"{state}.", array.command(store, home))
+        raise StoreError(f"{state}.", command)
     (planned, *_), _ = plan(array.order, home, observer)
-    if planned.recipe.key != array.key:
+    key = planned.recipe.key
+    if key != array.key:
         weights = shell_word(array.backbone)
         raise StoreError(
-            f"{state}, and {array.backbone} gives {planned.recipe.key} now: its weights are others.",
-            "With the weights it was begun with:  "
-            f"{array.command(store, home)} --weights {weights}=FILE",
+            f"{state}, and {array.backbone} gives {key} now: its weights are others.",
+            f"With the weights it was begun with:  {command} --weights {weights}=FILE",
         )
     observer.note(f"{state}: computing them first (--no-extract forbids).")
     run_extract(array.order, home, store=store.path, observer=observer, stop=stop, keep_text=True)
@@ -544,11 +546,12 @@ def open_clients(folder: Path) -> list[Store]:
                 "Remove or move away all but one of them.",
             )
     # A client that is missing would train another federation without saying so.
-    gone = sorted(set(range(max(numbers) + 1)) - set(numbers))
+    last = max(numbers)
+    gone = sorted(set(range(last + 1)) - set(numbers))
     if gone:
         first_lost = gone[0]
         raise StoreError(
-            f"{folder} lacks client {first_lost}: it has {len(stores)} stores, numbered up to {max(numbers)}.",
+            f"{folder} lacks client {first_lost}: it has {len(stores)} stores, numbered up to {last}.",
             "fedcache shard --partition NAME --out DIR   writes what is missing.",
         )
     # Labels and rows are numbers in the parent: all stores must mean the same by them.

@@ -451,14 +451,15 @@ def array_bytes(shape: Sequence[int], dtype: str) -> int:
 def damaged(what: str, path: Path, why: str) -> FedcacheError:
     """A corruption error for one file of a store."""
     store = next((p for p in path.parents if p.suffix == ".zarr"), path.parent)
+    place = shell_word(store)
     if (store / "origin.json").exists():
         return CorruptionError(
             f"{what}: {path} {why}.",
-            f"rm -r {shell_word(store)}   and run the same command again: it is a copy of a published store.",
+            f"rm -r {place}   and run the same command again: it is a copy of a published store.",
         )
     return CorruptionError(
         f"{what}: {path} {why}.",
-        f"fedcache verify {shell_word(store)}   shows the extent;  fedcache repair {shell_word(store)}   drops what is "
+        f"fedcache verify {place}   shows the extent;  fedcache repair {place}   drops what is "
         "damaged, and the extract command of the array then computes only that again.",
     )
 

@@ -215,8 +215,9 @@ def arrange(
     if not in_order:
         repeated = [name for name, times in Counter(names).items() if times > 1]
         if repeated:
+            first = repeated[0]
             raise UsageError(
-                f"{len(repeated)} of {count} names repeat, the first {repeated[0]!r}.",
+                f"{len(repeated)} of {count} names repeat, the first {first!r}.",
                 "Names must be unique; leave name out to number the rows.",
             )
         order = np.array(sorted(range(count), key=names.__getitem__))

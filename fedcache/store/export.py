@@ -270,7 +270,7 @@ def write_shards(
     others = sorted({p.name for p in out.glob("*.zarr")} - set(names))
     if others:
         raise StoreError(
-            f"{out} holds {len(others)} stores that are not of this partition, {others[0]} for one.",
+            f"{out} holds stores that are not of this partition, {others[0]} for one.",
             "Name another folder:  --out DIR",
         )
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -101,7 +101,7 @@ def fsync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def _temporary(path: Path) -> Path:
+def temporary_name(path: Path) -> Path:
     """A name that no other process has, also none with the same number on another host of a shared disk."""
     return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.partial")
 
@@ -143,7 +143,7 @@ def written_whole(path: Path, needed: int = 0) -> Iterator[BinaryIO]:
         path: of the file.
         needed: bytes that will be written, for the message of a full disk; 0 where that is not known.
     """
-    temporary = _temporary(path)
+    temporary = temporary_name(path)
     try:
         with _filled(
             lambda: temporary.open("w+b"), path, needed, lambda _: temporary.replace(path)
@@ -217,7 +217,7 @@ def _name_it(file: BinaryIO, path: Path) -> None:
         _link_opened(file, path)
         return
     # No system call puts a file without a name in the place of another, so it has one for this moment.
-    temporary = _temporary(path)
+    temporary = temporary_name(path)
     try:
         _link_opened(file, temporary)
         temporary.replace(path)
@@ -233,7 +233,7 @@ def _link_opened(file: BinaryIO, path: Path) -> None:
 
 def link_atomic(source: Path, path: Path) -> bool:
     """Make ``path`` another name of a file, whole or not at all; False where the file system cannot."""
-    temporary = _temporary(path)
+    temporary = temporary_name(path)
     try:
         os.link(source, temporary)
     except OSError:  # another device, too many links, or no such thing here

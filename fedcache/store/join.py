@@ -99,8 +99,7 @@ def open_parts(paths: Sequence[Path]) -> list[OpenPart]:
         if other.part.of != first.part.of:
             raise StoreError(
                 f"{other.path} is {other.part}, and {first.path} is {first.part}.",
-                "Compute all parts of one division:  "
-                f"fedcache extract --part {shell_word(first.part.option)}   and so on",
+                f"Compute all parts of one division:  {first.part.command}   and so on",
             )
         if other.store.content != first.store.content:
             raise StoreError(
@@ -108,23 +107,24 @@ def open_parts(paths: Sequence[Path]) -> list[OpenPart]:
                 f"fedcache inspect {shell_word(other.path)}   shows what a part holds.",
             )
     numbers = Counter(one.part.number for one in found)
+    count = first.part.of
     for number, times in numbers.items():
         if times > 1:
             named = " and ".join(str(one.path) for one in found if one.part.number == number)
             raise StoreError(
-                f"Part {number} of {first.part.of} is given {times} times: {named}.",
+                f"Part {number} of {count} is given {times} times: {named}.",
                 "Give one folder for each part.",
             )
-    missing = [number for number in range(1, first.part.of + 1) if number not in numbers]
+    missing = [number for number in range(1, count + 1) if number not in numbers]
     if missing:
         listed = ", ".join(map(str, missing[:10]))
-        lacking = StorePart(missing[0], first.part.of)
+        lacking = StorePart(missing[0], count)
         more = ""
         if len(missing) > 10:
             more = f" and {len(missing) - 10:,} more"
         raise StoreError(
-            f"{len(missing)} of {first.part.of} parts are missing: {listed}{more}.",
-            f"Give their folders too, or compute them:  fedcache extract --part {shell_word(lacking.option)}   "
+            f"{len(missing)} of {count} parts are missing: {listed}{more}.",
+            f"Give their folders too, or compute them:  {lacking.command}   "
             "with --dataset and the options of the others",
         )
     found.sort(key=lambda one: one.part.number)
@@ -155,7 +155,7 @@ def _data_of(one: OpenPart) -> str:
 def _check_arrays(other: OpenPart, first: OpenPart) -> None:
     """Refuse a part whose arrays are unfinished, or are not those of the first. Raises StoreError."""
     whole = finished_arrays(other.store)
-    again = f"fedcache extract --part {shell_word(other.part.option)}"
+    again = other.part.command
     for key, journal in other.begun.items():
         if key not in whole:
             kept = len(journal.chunks)
@@ -313,5 +313,5 @@ def _damaged(one: OpenPart, key: str, chunk: int, error: Exception) -> FedcacheE
     return CorruptionError(
         f"{one.path} ({one.part}) is damaged: chunk {chunk} of {key}: {why}",
         "Its extract command makes what is damaged again:  "
-        f"fedcache extract --part {shell_word(one.part.option)}   with its other options; then join again",
+        f"{one.part.command}   with its other options; then join again",
     )

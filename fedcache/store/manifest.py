@@ -66,6 +66,11 @@ class StorePart:
         """The value of ``--part`` that means it."""
         return f"{self.number}/{self.of}"
 
+    @property
+    def command(self) -> str:
+        """The command that computes it, but for the options that all parts have."""
+        return f"fedcache extract --part {shell_word(self.option)}"
+
     def chunks(self, count: int) -> range:
         """The numbers of this part's chunks, of an array of ``count``; none where there are more parts than chunks."""
         return range(count * (self.number - 1) // self.of, count * self.number // self.of)

@@ -29,6 +29,7 @@ from fedcache.store.files import (
     read_sealed,
     sha256_hex,
     size_in_environment,
+    temporary_name,
     write_atomic,
     write_sealed,
 )
@@ -222,7 +223,7 @@ def _bring_small_files(source: ByteSource, path: Path, manifest: Manifest) -> No
 def _write(path: Path, raw: bytes) -> None:
     """Write a file of a mirror, whole or not at all. It is not forced to the disk: whoever reads it compares it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.partial")
+    temporary = temporary_name(path)
     try:
         temporary.write_bytes(raw)
         temporary.replace(path)

@@ -110,9 +110,9 @@ class ReachedCode:
 
     def describe_object(self, value: Any) -> Any:
         """Any other object as JSON; of a method there is none, NoDigestError."""
+        kind = type(value).__name__
         raise NoDigestError(
-            f"{self.owner[0].upper()}{self.owner[1:]} holds an object of type {type(value).__name__}, whose digest is "
-            "not known.",
+            f"An object of type {kind}, which {self.owner} holds, has no digest.",
             "Bind numbers, words, tensors and functions to its functions, and make other objects inside them.",
         )
 

@@ -377,9 +377,10 @@ def _need_own_place(source: ByteSource) -> None:
 
 
 def _something_else(source: ByteSource, what: str) -> StoreError:
+    other = f"{source.place}-published"
     return StoreError(
         f"{source.place} holds {what}, and is no publication of this store.",
-        f"Name another place:  fedcache publish STORE {shell_word(source.place + '-published')}",
+        f"Name another place:  fedcache publish STORE {shell_word(other)}",
     )
 
 

@@ -109,8 +109,9 @@ class Store:
             # another process may have finished an array between the two looks
             manifest = read_manifest(place)
             if keys := forgotten_arrays(place, manifest):
+                arrays = ", ".join(keys)
                 raise CorruptionError(
-                    f"{place / 'manifest.json'} is older than the store: it does not list {', '.join(keys)}, which its "
+                    f"{place / 'manifest.json'} is older than the store: it does not list {arrays}, which its "
                     "history tells were finished.",
                     f"Put the newer manifest.json back; or remove {place / 'features' / keys[0]}, then extract again.",
                 )

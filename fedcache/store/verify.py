@@ -223,6 +223,7 @@ def _check_journals(store: Store, report: VerifyReport) -> None:
             what = f"chunk {chunk} of unfinished {journal.key}"
             report.check(place, partial(files.read_checked, place, line.crc, what, size=size))
         count = journal.count
+        done = len(journal.chunks)
         whose = ""
         if part is not None:
             count = len(part.chunks(count))
@@ -272,14 +273,15 @@ def repair(path: Path) -> list[str]:
         whole = sidecars_of(now)
         for relative in problems:
             parts = relative.split("/")
+            kind = parts[0]
             if relative in whole and sha256_hex(whole[relative]) == now.files.get(relative):
                 files.make_directories((path / relative).parent)
                 write_atomic(path / relative, whole[relative])
                 done.append(f"{relative} is written anew.")
-            elif parts[0] in FORGOTTEN and relative in now.files:
+            elif kind in FORGOTTEN and relative in now.files:
                 del now.files[relative]
-                done.append(f"{relative} is forgotten: {FORGOTTEN[parts[0]]}.")
-            elif parts[0] == "text" and parts[1] in now.texts:
+                done.append(f"{relative} is forgotten: {FORGOTTEN[kind]}.")
+            elif kind == "text" and parts[1] in now.texts:
                 done += _forget_text(now, parts[1], parts[2])
         now.write(path)
     return done

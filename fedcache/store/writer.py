@@ -9,7 +9,6 @@ it is complete. Workers that hold no lock write chunk files that nothing refers 
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import tempfile
 import time
@@ -30,6 +29,7 @@ from fedcache.store.files import (
     fsync_directory,
     link_atomic,
     sha256_hex,
+    temporary_name,
     write_atomic,
 )
 from fedcache.store.journal import Journal, header_differences, journal_path, read_journal
@@ -125,7 +125,7 @@ class WorkerArray:
         """Write a chunk beside its place, under a name of its own; errors as ``ArrayWriter.write``."""
         values, reasons = self.prepare(chunk, rows, bad)
         place = self.chunk_file(chunk)
-        file = place.with_name(f".{place.name}.{os.getpid()}-{secrets.token_hex(6)}.partial")
+        file = temporary_name(place)
         with explain_disk_errors(place, self.chunk_bytes):
             crc = files.write_chunk_file(file, values, self.chunk_rows, self.dtype)
         return UncommittedChunk(self.key, chunk, crc, file, reasons)

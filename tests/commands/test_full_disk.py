@@ -43,7 +43,7 @@ def fill_disk(monkeypatch):
     def full(_):
         return Path("/dev/full").open("w+b")
 
-    monkeypatch.setattr(files, "_temporary", refused)
+    monkeypatch.setattr(files, "temporary_name", refused)
     monkeypatch.setattr(files, "open_unnamed", full)
 
 

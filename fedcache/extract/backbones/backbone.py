@@ -123,15 +123,17 @@ class Backbone:
         """
         if self.reads != IMAGES:
             if odd := [name for name in recipe.departures(self.recipe) if name != "dtype"]:
+                option = odd[0]
                 raise UsageError(
-                    f"{self.name} reads {self.reads}, and {odd[0]} is of images.",
-                    f"Leave out {odd[0]}.",
+                    f"{self.name} reads {self.reads}, and {option} is of images.",
+                    f"Leave out {option}.",
                 )
             return
-        if self.fixed and recipe.size != self.recipe.size:
+        only = self.recipe.size
+        if self.fixed and recipe.size != only:
             raise UsageError(
-                f"{self.name} takes images of {self.recipe.size} px only, and the recipe asks for {recipe.size} px.",
-                f"Leave out the size, or write --recipe {shell_word(self.name)}:size={shell_word(self.recipe.size)}",
+                f"{self.name} takes images of {only} px only, and the recipe asks for {recipe.size} px.",
+                f"Leave out the size, or write --recipe {shell_word(self.name)}:size={shell_word(only)}",
             )
         if self.raw and (recipe.mean, recipe.std) != (self.recipe.mean, self.recipe.std):
             raise UsageError(
@@ -443,7 +445,7 @@ def text_features(
     """
     if not templates or not classes:
         raise UsageError(
-            f"Text features need templates and classes; got {len(templates)} and {len(classes)}.",
+            "Text features need at least one template and one class.",
             'For example --text "a photo of a {}."',
         )
     filled = [prompts(classes, template) for template in templates]

@@ -296,7 +296,8 @@ class Taken:
             said += f" {others} not used: {_few(list(self.left))}."
         for other in self.also:
             said += f" It also holds weights of {backbone} under {other.rstrip('.')}, for example averaged ones (EMA),"
-            said += f" which are not used. To use them:  {import_command(path, backbone, other)}"
+            command = import_command(path, backbone, other)
+            said += f" which are not used. To use them:  {command}"
         return said
 
 

@@ -73,11 +73,12 @@ def tokenize(prompts: Sequence[str]) -> Tensor:
 
     tokens = torch.zeros(len(prompts), CONTEXT, dtype=torch.int64)
     seen: dict[bytes, str] = {}
+    most = CONTEXT - 2
     for row, prompt in enumerate(prompts):
-        text = prompt.encode()[: CONTEXT - 2]
+        text = prompt.encode()[:most]
         if seen.setdefault(text, prompt) != prompt:
             raise UsageError(
-                f"glyph-clip reads {CONTEXT - 2} bytes of a prompt, and {seen[text]!r} and {prompt!r} differ only after"
+                f"glyph-clip reads {most} bytes of a prompt, and {seen[text]!r} and {prompt!r} differ only after"
                 " them.",
                 'Shorten the template, for example --text "{}", or the class names.',
             )

@@ -137,8 +137,9 @@ def _encoder(
         raise unknown(f"output of {name}", chosen, known)
     lost = [key for key in missing if "pooler" not in key or chosen == "pooler_output"]
     if lost:
+        count = len(lost)
         raise MachineError(
-            f"{folder} is not loaded: {len(lost)} tensors of {name} are missing, such as {lost[0]}.",
+            f"{folder} is not loaded: {count} tensors of {name} are missing, such as {lost[0]}.",
             "Get the folder again; `fedcache backbones verify` tries it.",
         )
     ranks: list[int] = []

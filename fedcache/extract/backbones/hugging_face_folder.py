@@ -185,9 +185,10 @@ def _sides(told: Mapping[str, Any]) -> tuple[int, str, float]:
 def _square(size: Any) -> int:
     if isinstance(size, int):
         return size
-    if size["height"] != size["width"]:
-        raise ValueError(f"{size['height']} x {size['width']} pixels")
-    return int(size["height"])
+    height = size["height"]
+    if height != size["width"]:
+        raise ValueError(f"{height} x {size['width']} pixels")
+    return int(height)
 
 
 def _triple(values: Any) -> tuple[float, float, float]:

@@ -14,6 +14,7 @@ from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.checkpoints import after, load_strict, read_state, weights_in
 from fedcache.extract.backbones.rows import OPEN_CLIP_FILES
 from fedcache.extract.recipe import Recipe
+from fedcache.optional import reason
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -64,7 +65,7 @@ def _build(backbone: Backbone, recipe: Recipe) -> tuple[Any, Any]:
     except Exception as error:
         # architectures with a Hugging Face text tower fetch its configuration
         raise MachineError(
-            f"open_clip could not build {backbone.architecture}: {type(error).__name__}: {error}",
+            f"open_clip could not build {backbone.architecture}: {reason(error)}",
             "Its text tower may need the package transformers and files from the network; choose another architecture.",
         ) from error
     finally:

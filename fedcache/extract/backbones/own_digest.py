@@ -144,9 +144,9 @@ class ReachedObjects(ReachedCode):
         except NoDigestError:
             raise
         except Exception as error:  # an object that pickle cannot keep may raise anything
+            kind = type(value).__name__
             raise NoDigestError(
-                f"{self.owner[0].upper()}{self.owner[1:]} holds an object of type {type(value).__name__}, which pickle "
-                "cannot keep.",
+                f"An object of type {kind}, which {self.owner} holds, cannot be pickled.",
                 "Hold numbers, words, tensors and functions; make other objects inside forward.",
             ) from error
         finally:
@@ -274,10 +274,7 @@ def _described_transform(transform: Any, code: ReachedObjects) -> Any:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    return (
-        f"{type(module).__module__}.{type(module).__qualname__}"
-        == "torch._dynamo.eval_frame.OptimizedModule"
-    )
+    return _type_name(module) == "torch._dynamo.eval_frame.OptimizedModule"
 
 
 def _type_name(value: Any) -> str:

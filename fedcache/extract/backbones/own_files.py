@@ -101,7 +101,7 @@ class FileEncoder(ABC):
         out = torch.from_numpy(np.concatenate(parts).astype(np.float32, copy=False))
         self.rank = out.ndim
         if out.ndim not in (2, 3, 4):
-            raise self._unfit(
+            raise self._misshapen(
                 out.shape, len(images), "[B, D], tokens [B, T, D] or a map of features"
             )
         return one_row_each(out, channels_last=self.given.channels_last)
@@ -139,18 +139,19 @@ class FileEncoder(ABC):
                 f"Name the size it was exported for:  --recipe {shell_word(self.name)}:size=N",
             ) from error
         if found.dtype.kind not in "biuf":
-            raise UsageError(
-                f"The output {self.output} of {self.name} is of {found.dtype}, and features are real numbers.",
-                f"Outputs: {', '.join(self.outputs[:20])}; --recipe {shell_word(self.name)}:output=NAME",
-            )
+            raise self._unfit(f"of {found.dtype}, and features are real numbers")
         if found.ndim == 0 or len(found) != len(padded):
-            raise self._unfit(found.shape, len(padded), "a row for each")
+            raise self._misshapen(found.shape, len(padded), "a row for each")
         return found[: len(images)]
 
-    def _unfit(self, shape: Sequence[int], images: int, expected: str) -> UsageError:
+    def _misshapen(self, shape: Sequence[int], images: int, expected: str) -> UsageError:
+        return self._unfit(f"{list(shape)} for {images} images, expected {expected}")
+
+    def _unfit(self, found: str) -> UsageError:
+        outputs = ", ".join(self.outputs[:20])
         return UsageError(
-            f"The output {self.output} of {self.name} is {list(shape)} for {images} images, expected {expected}.",
-            f"Outputs: {', '.join(self.outputs[:20])}; --recipe {shell_word(self.name)}:output=NAME",
+            f"The output {self.output} of {self.name} is {found}.",
+            f"Outputs: {outputs}; --recipe {shell_word(self.name)}:output=NAME",
         )
 
 

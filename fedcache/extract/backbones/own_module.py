@@ -254,8 +254,9 @@ def _checked(
     if own_inputs.kind_of(name, module) != IMAGES:
         given = {"transform": transform, "size": size, "mean": mean, "std": std}
         if odd := [word for word, value in given.items() if value is not None]:
+            option = odd[0]
             raise UsageError(
-                f"{name} reads {module.reads}, and {odd[0]} is of images.", f"Leave out {odd[0]}."
+                f"{name} reads {module.reads}, and {option} is of images.", f"Leave out {option}."
             )
         encoder = own_inputs.OwnItemEncoder(name, module, device="cpu", dtype="float32")
         width = encoder.tried()
@@ -320,16 +321,17 @@ def _encoder(
 
     def image(x: Tensor) -> Tensor:
         out = module(x)
+        images = x.shape[0]
         shape = getattr(out, "shape", None)
         if (
             shape is None
             or not hasattr(out, "isfinite")
             or len(shape) not in (2, 3, 4)
-            or (len(shape) and shape[0] != x.shape[0])
+            or (len(shape) and shape[0] != images)
         ):
             found = list(shape) if shape is not None else type(out).__name__
             raise UsageError(
-                f"{name} gives {found} for {x.shape[0]} images, expected a tensor [B, D], [B, T, D] or [B, D, H, W].",
+                f"{name} gives {found} for {images} images, expected a tensor [B, D], [B, T, D] or [B, D, H, W].",
                 "Return one tensor from forward: the features.",
             )
         refuse_complex(name, out)

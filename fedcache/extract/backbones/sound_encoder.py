@@ -265,8 +265,9 @@ class SoundEncoder:
         model, missing = open_model(name, folder)
         lost = [key for key in missing if "pooler" not in key and "masked_spec" not in key]
         if lost:
+            count = len(lost)
             raise MachineError(
-                f"{folder} is not loaded: {len(lost)} tensors of {name} are missing, such as {lost[0]}.",
+                f"{folder} is not loaded: {count} tensors of {name} are missing, such as {lost[0]}.",
                 "Get the folder again; `fedcache backbones verify` tries it.",
             )
         if getattr(model.config, "is_encoder_decoder", False):

@@ -352,7 +352,8 @@ class TextModel:
         ):
             why = "it is no encoder of texts alone"
             if lost:
-                why = f"{len(lost)} tensors are missing, such as {lost[0]}"
+                count = len(lost)
+                why = f"{count} tensors are missing, such as {lost[0]}"
             raise UsageError(
                 f"{name} gives no features of texts: {why}.",
                 "Name a sentence encoder, a BERT or a decoder language model.",

@@ -93,8 +93,9 @@ def from_augreg(
             ).mT
             out[f"{ours}.mlp.{dense}.bias"] = take(f"{theirs}/MlpBlock_3/Dense_{number}/bias")
     if missing:
+        count = len(missing)
         raise MachineError(
-            f"{path} is not loaded: {len(missing)} tensors of {backbone} are missing, such as {missing[0]}.",
+            f"{path} is not loaded: {count} tensors of {backbone} are missing, such as {missing[0]}.",
             f"Give the weights of {backbone} itself.",
         )
     return out
@@ -105,20 +106,22 @@ def derive(name: str) -> Backbone:
     import timm
 
     model_name = name.removeprefix(PREFIX)
-    if not timm.is_model(model_name.partition(".")[0]):
+    architecture = model_name.partition(".")[0]
+    if not timm.is_model(architecture):
         raise unknown(
             "timm model", model_name, timm.list_models(), hint="timm.list_models() names them all."
         )
-    known = timm.list_pretrained(f"{model_name.partition('.')[0]}.*")
+    known = timm.list_pretrained(f"{architecture}.*")
     if "." in model_name and model_name not in known:
         raise unknown("timm weights", model_name, known)
     model, width = _shape(model_name)
     settings: dict[str, Any] = model.pretrained_cfg
-    crop = {"center": "crop", "squash": "squash"}.get(settings.get("crop_mode", "center"))
+    mode = settings.get("crop_mode", "center")
+    crop = {"center": "crop", "squash": "squash"}.get(mode)
     interpolation = settings.get("interpolation", "bilinear")
     if crop is None or interpolation not in ("bicubic", "bilinear"):
         raise UsageError(
-            f"{name} expects crop mode {settings.get('crop_mode')!r} and {interpolation!r} interpolation, which no"
+            f"{name} expects crop mode {mode!r} and {interpolation!r} interpolation, which no"
             " recipe has (crop or squash; bicubic or bilinear).",
             "Choose another model, or bring its features with `fedcache ingest`.",
         )
@@ -141,7 +144,7 @@ def derive(name: str) -> Backbone:
             std=_triple(settings["std"]),
             pooling=str(getattr(pool, "pool_type", pool)) or "none",
         ),
-        source=f"timm's {model_name.partition('.')[0]}{f' ({tag})' if tag else ''}",
+        source=f"timm's {architecture}{f' ({tag})' if tag else ''}",
         files=TIMM_FILES,
         architecture=model_name,
         hub=hub if isinstance(hub, str) else None,

@@ -29,6 +29,7 @@ from fedcache.extract.backbones.rows import BACKBONES
 from fedcache.extract.backbones.table import load, lookup
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.recipe import slug
+from fedcache.optional import reason
 from fedcache.plugins import HUGGING_FACE
 from fedcache.progress import Observer, Silent
 from fedcache.store.files import file_sha256, make_private, write_atomic, write_sealed
@@ -321,10 +322,9 @@ def pull(backbone: Backbone, *, home: Path, memory: DigestMemory) -> Weights:
             _pull_torchvision(backbone)
     except Exception as error:
         # each network library has its own family of errors, and all mean the same here
-        reason = str(error).strip().splitlines()
+        why = reason(error)
         raise MachineError(
-            f"The weights of {backbone.name} could not be fetched from {download.source}:"
-            f" {type(error).__name__}: {reason[0] if reason else 'no reason given'}",
+            f"The weights of {backbone.name} could not be fetched from {download.source}: {why}",
             _other_ways(backbone),
         ) from error
     return locate(backbone, given={}, home=home, memory=memory, offline=True)

@@ -25,6 +25,7 @@ from fedcache.extract.datasets.dataset import Context, Dataset, uid_of
 from fedcache.extract.datasets.row_sources import layout_of
 from fedcache.extract.image_files import BadImage
 from fedcache.extract.images import from_pillow
+from fedcache.optional import reason
 from fedcache.tables.roles import LABELS, find_column
 from fedcache.tables.splits import SPLIT_NAMES, SPLIT_WORDS
 from fedcache.tables.words import Column, objects_of
@@ -163,10 +164,9 @@ def _item(items: Any, row: int) -> tuple[Any, Any, Mapping[str, Any]]:
     try:
         item = items[row]
     except Exception as error:
-        kind = type(error).__name__
-        message = f"Item {row} of the {type(items).__name__} cannot be read: {kind}: {error}"
         raise UsageError(
-            message[:300], "Mend the dataset; the error above it says where"
+            f"Item {row} of the dataset cannot be read: {reason(error)}",
+            "Mend the dataset; the error above it says where",
         ) from error
     return _split_item(item, row)
 

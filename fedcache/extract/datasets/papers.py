@@ -244,11 +244,12 @@ def check(name: str, root: Path) -> dict[str, Any]:
     report["wrong"] += [
         f"{what}: {n:,} images, published {known:,}" for what, known, n in miscounted(place, rows)
     ]
-    absent = sorted({held.classes[i] for i in set(range(len(held.classes))) - set(rows.label)})
+    classes = len(held.classes)
+    absent = sorted({held.classes[i] for i in set(range(classes)) - set(rows.label)})
     if absent:
-        classes = len(held.classes)
+        first = absent[0]
         report["wrong"].append(
-            f"{len(absent)} of {classes} classes have no image, such as {absent[0]!r}"
+            f"{len(absent)} of {classes} classes have no image, such as {first!r}"
         )
     if isinstance(rows.source, FilesSource):
         lost = [

@@ -339,10 +339,11 @@ def _labels(
     raw = np.array(fact, dtype=np.int64)
     named = entry.classes or _class_names(source.parts[0])
     used = np.unique(raw[raw >= 0])
-    if len(named) and len(used) and int(used[-1]) >= len(named):
+    count = len(named)
+    if count and len(used) and int(used[-1]) >= count:
         largest = int(used[-1])
         raise MachineError(
-            f"torchvision's {source.name} has the label {largest}, but {len(named)} class names.",
+            f"torchvision's {source.name} has the label {largest}, but {count} class names.",
             "Update torchvision: pip install --upgrade torchvision",
         )
     numbers = used.tolist()

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.config import ExtractConfig, Home, is_store_address, resolve
+from fedcache.config import ExtractConfig, Home, is_store_address, option_name, resolve
 from fedcache.errors import (
     FedcacheError,
     MachineError,
@@ -111,8 +111,9 @@ def locate_store(
             f"Store {chosen.name}: {spec}, the dataset last extracted (--dataset chooses another)."
         )
         if (later := extracted_later(chosen)) is not None:
+            name = later.name
             observer.warn(
-                f"{later.name} was extracted later than the one remembered; --store {shell_word(later.name)} takes it."
+                f"{name} was extracted later than the one remembered; --store {shell_word(name)} takes it."
             )
     # the files of a dataset may be gone: the store is what is meant
     with suppress(UsageError, MachineError):
@@ -209,8 +210,9 @@ def no_store_remembered(home: Home) -> FedcacheError | None:
             state = " (empty)"
         shown.append(path.name + state)
         ways += [f"To go on:  {array.command(store, home)}" for array in begun]
+    stores = ", ".join(shown)
     return StoreError(
-        f"No finished extraction is remembered. Stores under {home.stores}: {', '.join(shown)}.",
+        f"No finished extraction is remembered. Stores under {home.stores}: {stores}.",
         "\n".join(ways),
     )
 
@@ -267,7 +269,7 @@ def extract_arguments(config: ExtractConfig) -> list[str]:
     arguments: list[str] = []
     for item in fields(config):
         value = getattr(config, item.name)
-        option = f"--{item.name.replace('_', '-')}"
+        option = option_name(item)
         if isinstance(value, Mapping):
             arguments += [word for key, one in value.items() for word in (option, f"{key}={one}")]
         elif item.name == "text":

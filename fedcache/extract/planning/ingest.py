@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +29,7 @@ from fedcache.store.catalog import (
     store_option,
 )
 from fedcache.store.content import NOT_FINITE_HINT, Content, arrange, usable_name
-from fedcache.store.files import digest_of, make_private
+from fedcache.store.files import digest_of, make_private, temporary_name
 from fedcache.store.lock import hold_lock
 from fedcache.store.manifest import was_store
 from fedcache.store.samples import INGESTED
@@ -240,19 +238,14 @@ def _replaced(old: Path, content: Content, target: Path, observer: Observer) -> 
     """The new store is whole before the old one goes, and that one goes out of sight whole before it is removed."""
     place = target
     if target == old:
-        place = _temporary(target)
+        place = temporary_name(target)
     Store.from_content(content, place, observer)
-    away = _temporary(old)
+    away = temporary_name(old)
     old.rename(away)
     if place != target:
         place.rename(target)
     shutil.rmtree(away)
     return Store.open(target)
-
-
-def _temporary(store: Path) -> Path:
-    """A name beside a store that ``gc`` knows for the work of this process."""
-    return store.with_name(f".{store.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
 
 
 def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], str]:

@@ -45,7 +45,7 @@ def parse_part(text: str, observer: Observer) -> StorePart:
             f"--part auto reads the job's variables, and {why}.", f"Name the part:  {EXAMPLE}"
         )
     ((words, part),) = named.items()
-    observer.note(f"{str(part).capitalize()}, by {words}.")
+    observer.note(f"This is {part}, by {words}.")
     return part
 
 

@@ -494,8 +494,9 @@ def check_mixed(
     refused = sorted(differing - method.mixed)
     if refused:
         allowed = ", ".join(sorted(method.mixed)) or "nothing"
+        others = ", ".join(refused)
         raise UsageError(
-            f"Clients of {method.name} may differ in {allowed}, not in {', '.join(refused)}.",
+            f"Clients of {method.name} may differ in {allowed}, not in {others}.",
             "Give every client the same, or choose a method that exchanges no weights, for example flesd-head.",
         )
     # Columns are ranges of the concatenated features, inside them and not empty.

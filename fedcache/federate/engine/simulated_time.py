@@ -96,7 +96,8 @@ class TimingRule:
         lacking = np.flatnonzero((fixed == 0) & (rows > 0))
         if len(lacking):
             name = visible(names[int(lacking[0])])
-            some = f"{len(lacking)} of {len(names)}"
+            count = len(lacking)
+            some = f"{count} of {len(names)}"
             raise UsageError(
                 f"--client-durations has no line of client {name!r}; {some} clients have none.",
                 "Every client that has training rows needs one:  client,duration  and then  client-0,1.5",

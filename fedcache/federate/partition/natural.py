@@ -281,7 +281,13 @@ def _divided(
     train: list[np.ndarray] = []
     test: list[np.ndarray] = []
     enough: list[int] = []
+    known = pool.columns.label >= 0
     for word, own, tested in zip(members.words, members.train, members.test, strict=True):
+        if scheme.needs_labels and not known[own].any():
+            raise UsageError(
+                f"Scheme {scheme.name} assigns rows by class, and no training row of {word} has a label.",
+                "Leave out rows without a label:  --option unlabelled=drop",
+            )
         values = scheme.resolve({**given, "domain": None})
         # Every value has its own random streams, so that one more value changes no other draw.
         sub = replace(pool, train=np.sort(own), dealt=own, notes=[])

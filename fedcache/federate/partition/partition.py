@@ -49,7 +49,7 @@ from fedcache.federate.partition.scheme import (
     make_pool,
 )
 from fedcache.federate.partition.schemes import SCHEMES as OF_POOLS
-from fedcache.federate.partition.validation import with_validation
+from fedcache.federate.partition.validation import OWN_SPLIT, with_validation
 from fedcache.notebooks import html_table
 from fedcache.plugins import PluginTable, plugins
 from fedcache.store.chunks import is_array_file, mapped, pack
@@ -153,9 +153,15 @@ class Partition:
         return held.rows
 
     def without_validation(self) -> Partition:
-        """The partition that is made without ``validation``: validation rows are training rows again."""
+        """The partition that is made without ``validation``.
+
+        Validation rows are training rows again, except rows of the dataset's own split, which never were.
+        """
         args = {k: v for k, v in self.args.items() if k != "validation"}
-        return replace(self, args=args, clients=self.table.without_validation())
+        table = replace(self.table, validation=None)
+        if self.args.get("validation") != OWN_SPLIT:
+            table = self.table.without_validation()
+        return replace(self, args=args, clients=table)
 
     @cached_property
     def digest(self) -> str:
@@ -334,7 +340,7 @@ class Partition:
         if held is not None:
             how = self.args.get("validation")
             of = f"taken from the training rows (share {how})"
-            if how == "split":
+            if how == OWN_SPLIT:
                 of = "of the dataset's own split"
             parts.append(f"{len(held.rows)} validation rows {of}")
             if held.own is not None and not held.own.sizes.all():

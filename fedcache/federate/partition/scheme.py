@@ -442,8 +442,9 @@ class Columns:
         ):
             wrong = column[(column < low) | (column >= len(names))]
             if len(wrong):
+                found = wrong[0]
                 raise CorruptionError(
-                    f"Column {name} holds {wrong[0]}, expected numbers from {low} and below {len(names)}.",
+                    f"Column {name} holds {found}, expected numbers from {low} and below {len(names)}.",
                     "Check the store: fedcache verify",
                 )
 

@@ -122,7 +122,7 @@ class RobustRule:
         honest = m - f
         if self.last == "multikrum" and self.number is not None and self.number > honest:
             raise UsageError(
-                f"--aggregate {self.text} takes {self.number:g} clients, and {honest} of {m} are thought honest.",
+                f"--aggregate {self.text} takes more clients than the {honest} of {m} that are thought honest.",
                 f"At most multikrum:{honest}.",
             )
         if any(name == "nnm" for name, _ in self.before):

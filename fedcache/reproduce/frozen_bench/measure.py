@@ -265,10 +265,11 @@ def run_study(
     blocks = bench.blocks()
     todo = [(b, store, label) for b, store in blocks for label in _fitting(study, b, store)]
     scores = []
+    count = len(todo)
     for number, (block, store, label) in enumerate(todo, 1):
         scores.append(bench.score(block, store, label))
         words = _words(scores[-1])
-        observer.note(f"{number} of {len(todo)}: {block}, {label}  {words}")
+        observer.note(f"{number} of {count}: {block}, {label}  {words}")
     return scores
 
 
