@@ -228,9 +228,9 @@ def _check_journals(store: Store, report: VerifyReport) -> None:
         if part is not None:
             count = len(part.chunks(count))
             whose = f" in {part}"
-        kept = f"{len(journal.chunks)} of {count} chunks"
+        kept = f"{done} of {count} chunks"
         note = f"{journal.key} is unfinished{whose}: {kept}; its extract command goes on"
-        if part is not None and len(journal.chunks) == count:
+        if part is not None and done == count:
             note = f"{journal.key} is finished{whose}: {kept}; fedcache join assembles the parts"
         report.notes.append(note)
 

@@ -70,7 +70,9 @@ def test_a_part_says_what_it_has_and_opens_as_nothing_else(place):
     assert [len(info.chunks) for info in held.values()] == [2, 2]  # of 4
     rows, bad = rows_of_part(store)
     assert (rows, [entry["row"] for entry in bad]) == (6, [9, 13])
-    assert verify(second).ok
+    checked = verify(second)
+    assert checked.ok
+    assert all("is finished in part 2 of 2: 2 of 2 chunks" in note for note in checked.notes)
     refused(lambda: Store.open(second), "is part 2 of 2 of a store", code=Exit.STORE)
     manifest = read_manifest(second)
     for wrong in ({"number": 3, "of": 2, "recipes": {}}, {"number": "1", "of": 2}, 7):

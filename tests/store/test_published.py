@@ -210,6 +210,17 @@ def test_a_publication_of_a_publication_is_equal(server, place, published):
     assert contents(place / "b") == contents(published)
 
 
+@pytest.mark.parametrize("name", ["manifest.json", f"features/{KEYS[0]}/c/0/0/0", "README.md"])
+@pytest.mark.parametrize("place_of_byte", [30, -1])
+def test_publishing_again_replaces_a_damaged_file(toy, published, name, place_of_byte):
+    before = contents(published)
+    raw = bytearray(before[name])
+    raw[place_of_byte % len(raw)] ^= 1
+    (published / name).write_bytes(raw)
+    publish.publish(toy, str(published), "# Toy\n", Silent())
+    assert contents(published) == before
+
+
 def test_a_changed_store_takes_the_place_of_its_publication(toy, published):
     before = Store.open(published)
     assert_equal(toy, before)
@@ -232,7 +243,8 @@ def test_a_place_with_something_else_is_left_alone(toy, place, published):
     for store, target, said in (
         (toy, other, r"thesis\.txt"),
         (toy, toy.path, "is no publication of this store"),
-        (toy, published / "README.md", "holds a file"),
+        (toy, published / "inside", "is inside the store"),
+        (toy, toy.path / "inside", "is inside the store"),
         (mine, published, "a publication of another dataset"),
     ):
         with pytest.raises(StoreError, match=said):

@@ -145,3 +145,11 @@ def test_another_scheme_deals_the_rows_of_every_value():
 def test_what_cannot_be_is_refused_by_name(given, said):
     refused(lambda: make("natural", columns(["n"] * 12), **given), said)
     refused(lambda: make("natural", columns(["n", "s"]), by="ward"), "no value of ward")
+
+
+def test_a_scheme_that_reads_labels_needs_some_inside_every_value():
+    data = columns(["n"] * 6 + ["s"] * 6, label=[0, 1] * 3 + [-1] * 6)
+    words = {"by": "ward", "inside": "shards", "clients": 1}
+    refused(lambda: make("natural", data, **words), "shards", "s has a label", "unlabelled=drop")
+    made = make("natural", data, unlabelled="drop", **words)
+    assert [client.name for client in made.clients] == ["n/client-0"]

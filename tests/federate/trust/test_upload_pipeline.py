@@ -123,7 +123,7 @@ def test_no_honest_client_is_rejected_whatever_the_scale_of_its_features(name, s
         ("central", {"aggregate": "median"}, "central"),
         ("solo", {"aggregate": "median"}, "solo"),
         ("fedavg", {"aggregate": "krum", "byzantine": 0.45}, "krum"),
-        ("fedavg", {"aggregate": "multikrum:8", "byzantine": 0.2}, "8 clients"),
+        ("fedavg", {"aggregate": "multikrum:8", "byzantine": 0.2}, "multikrum:8"),
         ("fedavg", {"on_bad_update": "ignore"}, "--on-bad-update"),
         ("fedavg", {"byzantine": 0.5}, "--byzantine"),
         ("fedavg", {"max_update_norm": 0.0}, "--max-update-norm"),
