@@ -301,7 +301,7 @@ def test_auto_reads_the_variables_of_a_job_and_says_which(given, expected, monke
     assert parse_part("auto", heard) == expected
     (note,) = heard.notes
     assert next(iter(given)) in note
-    assert f"Part {expected.number} of {expected.of}" in note
+    assert f"part {expected.number} of {expected.of}" in note
 
 
 @pytest.mark.parametrize(

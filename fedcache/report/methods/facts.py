@@ -357,15 +357,19 @@ class Part:
         return ", ".join(labels)
 
 
+UNKNOWN = ("a tensor that fedcache does not know", "unknown: what the method computes of the rows")
+"""Kind of a tensor of a user's own method."""
+
+
 def kind_of(name: str) -> tuple[str, str]:
-    """(kind of a tensor of this name, what it reveals); KeyError for a name without a description."""
+    """(kind of a tensor of this name, what it reveals); ``UNKNOWN`` for a name without a description."""
     if name.startswith("c/"):
         return _CONTROL
     if counts_rows(name):
         return _KINDS["count"]
     if name in _KINDS:
         return _KINDS[name]
-    return _LAYER[name.rsplit(".", 1)[-1]]
+    return _LAYER.get(name.rsplit(".", 1)[-1], UNKNOWN)
 
 
 def leaving(method: Method, sizes: Sizes | None = None) -> list[Part]:

@@ -22,7 +22,7 @@ from fedcache.federate.trust import privacy as noise
 from fedcache.federate.trust.accounting import Spent, epsilons
 from fedcache.federate.trust.pipeline import parse_policy
 from fedcache.federate.trust.privacy import Privacy, PrivateDraws
-from fedcache.report.methods.facts import leaving
+from fedcache.report.methods.facts import UNKNOWN, kind_of, leaving
 
 REAL = Privacy(1.0, 1.0, allow=("evaluation",))
 SIMULATED = replace(REAL, seed=0)
@@ -234,6 +234,7 @@ def test_counts_are_refused_before_any_client_is_trained(monkeypatch):
 def test_what_methods_info_says_of_noise_is_what_a_run_does(name):
     """A method is refused exactly where a part of what it sends is said to be; the others train."""
     parts = leaving(METHODS[name])
+    assert UNKNOWN[0] not in [part.what for part in parts]
     is_refused = not parts or any(part.private == "refused" for part in parts)
     how = {"trust": parse_policy(privacy=SIMULATED), "rounds": 1}
     settings = {"bn": False} if any(h.name == "bn" for h in METHODS[name].hparams) else {}
@@ -241,6 +242,10 @@ def test_what_methods_info_says_of_noise_is_what_a_run_does(name):
         refused(lambda: go_tiny(name, settings, **how))
     else:
         go_tiny(name, settings, **how)
+
+
+def test_a_tensor_of_an_own_method_may_have_any_name():
+    assert kind_of("middle") == UNKNOWN
 
 
 def test_what_noise_makes_meaningless_is_refused_beside_it():
