@@ -199,6 +199,10 @@ def test_a_kind_of_datasets_is_read_by_its_package(site, tmp_path):
     theirs = open_dataset(f"outside-pictures:{images}", memory=memory)
     assert theirs.digest == open_dataset(f"folder:{images}", memory=memory).digest
     assert peek(f"outside-pictures:{images}", memory=memory) == (theirs.slug, theirs.digest)
+    listed = [row["name"] for row in ok("datasets list").data["datasets"]]
+    assert "outside-pictures:REST" in listed
+    shown = ok(f"datasets info outside-pictures:{images}").data
+    assert "outside-pkg 1.2" in shown["about"]
     with pytest.raises(FedcacheError, match=r"'outside-nothing' of outside-pkg 1\.2"):
         open_dataset("outside-nothing:x", memory=memory)
 

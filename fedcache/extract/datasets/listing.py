@@ -20,6 +20,7 @@ from fedcache.extract.datasets import (
 )
 from fedcache.extract.datasets.dataset import SPLIT_WORDS, TEST, Context
 from fedcache.extract.digests import DigestMemory
+from fedcache.plugins import plugins
 
 
 def pull(
@@ -80,6 +81,8 @@ def known(
         ("digits", offline, 'pip install "fedcache[demo]"', digits.ready()),
         *((name, about, "your files", True) for name, (about, _) in FILES.items()),
     ]
+    for plugin in plugins("datasets").values():
+        rows.append((f"{plugin.name}:REST", f"a reader of {plugin.origin}", "its files", True))
     # Datasets of the papers, with the command that downloads them or says how to get them.
     for name in paper.NAMES:
         held = paper.read(name)
@@ -116,8 +119,12 @@ def info(
             "made_from": digits.key(rest, context)[2],
             "note": "another version of these packages may draw other pixels and is then another dataset",
         }
-    if (own := own_files(kind)) is not None:
+    own = own_files(kind)
+    if own is not None:
         return {**entries[own], "note": FILES[own][1]}
+    theirs = entries.get(f"{kind}:REST")
+    if theirs is not None:
+        return {**theirs, "note": "the reader says what stands for REST"}
     if kind == "paper":
         return {**entries[name], **papers.info(rest, context)}
     entry = torchvision.entry_of(rest)
