@@ -1,4 +1,4 @@
-"""lam=auto of fed3r: generalised cross-validation by hand, and what it must not depend on."""
+"""Ridges that choose themselves: generalised cross-validation by hand, and what it must not depend on."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import go_all
+from federation import Rows, go_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pooled_rows import DATA, X, Y, parts
+from pooled_rows import DATA, POOL, X, Y, parts
 from sklearn.datasets import load_digits
+from torch.nn.functional import normalize
 
+from fedcache.federate.engine.client_data import Data
 from fedcache.federate.methods import METHODS
 from fedcache.heads.ridge import MOST_FREE, RIDGES, best_ridge, spectrum
 
@@ -60,13 +62,40 @@ def test_with_a_personal_part_every_client_takes_the_ridge_of_all_rows():
     assert set(own.server) >= {"gram", "class_sum", "target_sum"}
 
 
-@pytest.mark.parametrize("rows", [200, 600, 1200])
-def test_copies_of_two_percent_of_the_rows_move_the_accuracy_by_at_most_a_point(rows):
+UNIT = replace(DATA, x=normalize(DATA.x, dim=-1))
+UNIT_X = UNIT.x[POOL, 0].numpy()
+
+
+@given(st.integers(0, 99), st.integers(1, 40), st.sampled_from([0.5, 1.0]))
+@settings(max_examples=8)
+def test_around_class_texts_auto_is_that_of_what_the_texts_leave(seed, m, kappa):
+    chosen = {**AUTO, "kappa": kappa}
+    out = go_all("fed3r-prior", chosen, UNIT, parts(seed, m))
+    expected = by_hand(UNIT_X, kappa * Y - UNIT_X @ UNIT.text.numpy().T)
+    assert float(out.server["lam"]) == pytest.approx(expected, rel=1e-9)
+    assert out.records[-1].diagnostics["lam"] == float(out.server["lam"])
+    given_lam = go_all("fed3r-prior", {**chosen, "lam": expected}, UNIT, parts(seed, m))
+    assert torch.allclose(out.server["W"], given_lam.server["W"], rtol=1e-9, atol=1e-9)
+    assert out.traffic.totals() == given_lam.traffic.totals()
+
+
+def test_rows_that_are_not_unit_keep_the_constant():
+    out = go_all("fed3r-prior", {**AUTO, "feat_post": "none"}, DATA, parts(0, 7))
+    assert out.hp["lam"] == 1.0
+    assert "lam" not in out.records[-1].diagnostics
+
+
+def wide_digits():
+    """400 features of 1,797 images, more than rows in most tests, and labels; an order of the images."""
     x, y = load_digits(return_X_y=True)
     draw = np.random.default_rng(0)
-    # More features than rows in two of three cases, where copies are fitted exactly without a ridge.
     x = np.maximum(0, x / 16 @ draw.normal(size=(64, 400)))
-    order = draw.permutation(len(x))
+    return x, y, draw.permutation(len(x))
+
+
+@pytest.mark.parametrize("rows", [200, 600, 1200])
+def test_copies_of_two_percent_of_the_rows_move_the_accuracy_by_at_most_a_point(rows):
+    x, y, order = wide_digits()
     train, test = order[:rows], order[1200:]
 
     def accuracy(chosen):
@@ -81,6 +110,24 @@ def test_copies_of_two_percent_of_the_rows_move_the_accuracy_by_at_most_a_point(
     assert abs(accuracy(copies) - accuracy(train)) <= 0.01
 
 
+@pytest.mark.parametrize("rows", [200, 600])
+def test_so_do_copies_around_class_texts(rows):
+    x, y, order = wide_digits()
+    z = normalize(torch.from_numpy(x)[:, None], dim=-1)
+    test = order[1200:]
+    # Texts that know something: class means of rows that nobody trains on.
+    held = [test[y[test] == c][:20] for c in range(10)]
+    text = normalize(torch.stack([z[rows, 0].mean(0) for rows in held]), dim=-1)
+    data = Data(x=z, y=torch.from_numpy(y), classes=10, text=text)
+
+    def accuracy(chosen):
+        out = go_all("fed3r-prior", AUTO, data, [Rows("all", chosen, test)])
+        return float(out.accuracy)
+
+    copies = np.concatenate([order[:rows], order[: rows // 50]])
+    assert abs(accuracy(copies) - accuracy(order[:rows])) <= 0.01
+
+
 def test_no_more_than_half_of_the_rows_are_degrees_of_freedom():
     draw = torch.Generator().manual_seed(0)
     z = torch.randn(30, 60, generator=draw, dtype=torch.float64)
@@ -92,10 +139,11 @@ def test_no_more_than_half_of_the_rows_are_degrees_of_freedom():
     assert free <= 15.0 < free * 10 ** (1 / 8)
 
 
-def test_the_default_is_auto_and_the_papers_preset_its_own():
-    method = METHODS["fed3r"]
+@pytest.mark.parametrize(("name", "constant"), [("fed3r", 0.01), ("fed3r-prior", 1.0)])
+def test_the_default_is_auto_and_the_papers_preset_its_own(name, constant):
+    method = METHODS[name]
     assert method.resolve()["lam"] is None
-    assert method.resolve("paper")["lam"] == method.resolve("official")["lam"] == 0.01
+    assert method.resolve("paper")["lam"] == method.resolve("official")["lam"] == constant
     assert method.usual == ("lam",)
     assert METHODS["fedavg"].usual == ()
     assert METHODS["fedavg"].resolve() == METHODS["fedavg"].resolve("paper")
