@@ -238,9 +238,15 @@ def automatic(known: Tree, ctx: Ctx) -> RidgeChoice:
     # Noise may leave fewer rows than none.
     rows = max(float(count.sum()), 1.0)
     if has_free_bias(ctx.hp):
-        # Around the mean a target of a class of n_c of n rows varies by n_c - n_c^2 / n, and the mean is one parameter.
-        return best_ridge(known, rows - float((count**2).sum()) / rows, rows - 1.0)
+        return best_around_mean(known, count)
     return best_ridge(known, rows, rows)
+
+
+def best_around_mean(known: Tree, count: Tensor) -> RidgeChoice:
+    """``best_ridge`` of the ``spectrum`` of what ``centred`` returns; ``count`` [C] rows of each class."""
+    rows = max(float(count.sum()), 1.0)
+    # Around the mean a target of a class of n_c of n rows varies by n_c - n_c^2 / n, and the mean is one parameter.
+    return best_ridge(known, rows - float((count**2).sum()) / rows, rows - 1.0)
 
 
 def head(sums: Tree, ctx: Ctx, lam: float) -> Tree:

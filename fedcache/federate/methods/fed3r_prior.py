@@ -33,7 +33,6 @@ from fedcache.federate.methods.common import (
     model,
 )
 from fedcache.federate.methods.common.model import FEAT_POST, declare
-from fedcache.federate.methods.fedncm import send_head
 from fedcache.heads.ridge import best_ridge, chosen_numbers, solve_spectrum, spectrum, unpack
 
 PAPER_LAM = 1.0
@@ -126,7 +125,6 @@ METHOD = replace(
     fit=fit,
     uploads=uploads,
     aggregate=aggregate,
-    broadcast=send_head,
     prepare=prepare,
     settle=settle,
     diagnose=lambda server, *_: chosen_numbers(server, "lam"),

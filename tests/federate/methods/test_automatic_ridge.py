@@ -15,6 +15,7 @@ from sklearn.datasets import load_digits
 from torch.nn.functional import normalize
 
 from fedcache.federate.engine.client_data import Data
+from fedcache.federate.engine.run import run
 from fedcache.federate.methods import METHODS
 from fedcache.heads.ridge import MOST_FREE, RIDGES, best_ridge, spectrum
 
@@ -60,6 +61,20 @@ def test_with_a_personal_part_every_client_takes_the_ridge_of_all_rows():
     own = go_all("fed3r", {**AUTO, "omega": 2.0}, DATA, parts(0, 7))
     assert float(own.server["lam"]) == pytest.approx(float(one.server["lam"]), rel=1e-12)
     assert set(own.server) >= {"gram", "class_sum", "target_sum"}
+
+
+@pytest.mark.parametrize(("cov", "means"), [("within", 6), ("total", 1)])
+@given(st.integers(0, 99), st.integers(1, 40))
+@settings(max_examples=4)
+def test_discriminants_shrink_as_the_regression_on_the_classes_does(cov, means, seed, m):
+    out = go_all("fedcgs", {"cov": cov}, DATA, parts(seed, m))
+    expected = by_hand(X, Y, centred=True) / (len(X) - means)
+    assert float(out.server["gamma_shrink"]) == pytest.approx(expected, rel=1e-9)
+    assert out.records[-1].diagnostics["gamma_shrink"] == float(out.server["gamma_shrink"])
+    given_gamma = go_all("fedcgs", {"cov": cov, "gamma_shrink": expected}, DATA, parts(seed, m))
+    for name in ("W", "b"):
+        assert torch.allclose(out.server[name], given_gamma.server[name], rtol=1e-9, atol=1e-9)
+    assert out.traffic.totals() == given_gamma.traffic.totals()
 
 
 UNIT = replace(DATA, x=normalize(DATA.x, dim=-1))
@@ -111,7 +126,8 @@ def test_copies_of_two_percent_of_the_rows_move_the_accuracy_by_at_most_a_point(
 
 
 @pytest.mark.parametrize("rows", [200, 600])
-def test_so_do_copies_around_class_texts(rows):
+@pytest.mark.parametrize("name", ["fed3r-prior", "fedcgs"])
+def test_so_do_copies_in_other_methods(name, rows):
     x, y, order = wide_digits()
     z = normalize(torch.from_numpy(x)[:, None], dim=-1)
     test = order[1200:]
@@ -121,7 +137,8 @@ def test_so_do_copies_around_class_texts(rows):
     data = Data(x=z, y=torch.from_numpy(y), classes=10, text=text)
 
     def accuracy(chosen):
-        out = go_all("fed3r-prior", AUTO, data, [Rows("all", chosen, test)])
+        method = METHODS[name]
+        out = run(method, method.resolve(), data, [Rows("all", chosen, test)], dtype=torch.float64)
         return float(out.accuracy)
 
     copies = np.concatenate([order[:rows], order[: rows // 50]])
