@@ -15,7 +15,6 @@ from sklearn.datasets import load_digits
 from torch.nn.functional import normalize
 
 from fedcache.federate.engine.client_data import Data
-from fedcache.federate.engine.run import run
 from fedcache.federate.methods import METHODS
 from fedcache.heads.ridge import MOST_FREE, RIDGES, best_ridge, spectrum
 
@@ -126,8 +125,8 @@ def test_copies_of_two_percent_of_the_rows_move_the_accuracy_by_at_most_a_point(
 
 
 @pytest.mark.parametrize("rows", [200, 600])
-@pytest.mark.parametrize("name", ["fed3r-prior", "fedcgs"])
-def test_so_do_copies_in_other_methods(name, rows):
+@pytest.mark.parametrize(("name", "chosen"), [("fed3r-prior", AUTO), ("fedcgs", {})])
+def test_so_do_copies_in_other_methods(name, chosen, rows):
     x, y, order = wide_digits()
     z = normalize(torch.from_numpy(x)[:, None], dim=-1)
     test = order[1200:]
@@ -136,9 +135,8 @@ def test_so_do_copies_in_other_methods(name, rows):
     text = normalize(torch.stack([z[rows, 0].mean(0) for rows in held]), dim=-1)
     data = Data(x=z, y=torch.from_numpy(y), classes=10, text=text)
 
-    def accuracy(chosen):
-        method = METHODS[name]
-        out = run(method, method.resolve(), data, [Rows("all", chosen, test)], dtype=torch.float64)
+    def accuracy(train):
+        out = go_all(name, chosen, data, [Rows("all", train, test)])
         return float(out.accuracy)
 
     copies = np.concatenate([order[:rows], order[: rows // 50]])
