@@ -19,6 +19,7 @@ from fedcache.federate.methods import METHODS
 from fedcache.heads.ridge import MOST_FREE, RIDGES, best_ridge, spectrum
 
 AUTO = {"lam": "auto"}
+LDA = {"head": "lda", "shrink": "auto"}
 
 
 def by_hand(rows, targets, *, centred=False):
@@ -76,6 +77,27 @@ def test_discriminants_shrink_as_the_regression_on_the_classes_does(cov, means, 
     assert out.traffic.totals() == given_gamma.traffic.totals()
 
 
+def test_lda_of_gh_ofl_shrinks_as_fedcgs_does():
+    out = go_all("gh-ofl", LDA, DATA, parts(0, 7))
+    other = go_all("fedcgs", {}, DATA, parts(1, 3))
+    gamma = float(other.server["gamma_shrink"])
+    means = (Y.T @ X) / Y.sum(0)[:, None]
+    usual = ((X - Y @ means) ** 2).sum() / (len(X) - 6) / X.shape[1]
+    shrink = gamma / (gamma + usual)
+    assert out.records[-1].diagnostics["shrink"] == pytest.approx(shrink, rel=1e-9)
+    given_shrink = go_all("gh-ofl", {**LDA, "shrink": shrink}, DATA, parts(0, 7))
+    for name in ("W", "b"):
+        assert torch.allclose(out.server[name], given_shrink.server[name], rtol=1e-9, atol=1e-9)
+    assert out.traffic.totals() == given_shrink.traffic.totals()
+
+
+@pytest.mark.parametrize("head", ["nb", "qda"])
+def test_other_heads_of_gh_ofl_keep_the_released_part(head):
+    out = go_all("gh-ofl", {**LDA, "head": head}, DATA, parts(0, 7))
+    assert out.hp["shrink"] == 0.05
+    assert "shrink" not in out.records[-1].diagnostics
+
+
 UNIT = replace(DATA, x=normalize(DATA.x, dim=-1))
 UNIT_X = UNIT.x[POOL, 0].numpy()
 
@@ -125,7 +147,9 @@ def test_copies_of_two_percent_of_the_rows_move_the_accuracy_by_at_most_a_point(
 
 
 @pytest.mark.parametrize("rows", [200, 600])
-@pytest.mark.parametrize(("name", "chosen"), [("fed3r-prior", AUTO), ("fedcgs", {})])
+@pytest.mark.parametrize(
+    ("name", "chosen"), [("fed3r-prior", AUTO), ("fedcgs", {}), ("gh-ofl", LDA)]
+)
 def test_so_do_copies_in_other_methods(name, chosen, rows):
     x, y, order = wide_digits()
     z = normalize(torch.from_numpy(x)[:, None], dim=-1)
@@ -154,12 +178,15 @@ def test_no_more_than_half_of_the_rows_are_degrees_of_freedom():
     assert free <= 15.0 < free * 10 ** (1 / 8)
 
 
-@pytest.mark.parametrize(("name", "constant"), [("fed3r", 0.01), ("fed3r-prior", 1.0)])
-def test_the_default_is_auto_and_the_papers_preset_its_own(name, constant):
+@pytest.mark.parametrize(
+    ("name", "key", "constant"),
+    [("fed3r", "lam", 0.01), ("fed3r-prior", "lam", 1.0), ("gh-ofl", "shrink", 0.05)],
+)
+def test_the_default_is_auto_and_the_papers_preset_its_own(name, key, constant):
     method = METHODS[name]
-    assert method.resolve()["lam"] is None
-    assert method.resolve("paper")["lam"] == method.resolve("official")["lam"] == constant
-    assert method.usual == ("lam",)
+    assert method.resolve()[key] is None
+    assert method.resolve("paper")[key] == method.resolve("official")[key] == constant
+    assert method.usual == (key,)
     assert METHODS["fedavg"].usual == ()
     assert METHODS["fedavg"].resolve() == METHODS["fedavg"].resolve("paper")
 
