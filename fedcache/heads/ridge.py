@@ -373,6 +373,29 @@ class RidgeChoice:
     mean: float  # eigenvalue of A without the largest
     limited: bool  # whether it is the lowest that ``MOST_FREE`` allows
 
+    def numbers(self, switch: str, like: Tensor, unit: float = 1.0) -> Tree:
+        """What a server keeps of the choice, as tensors of the dtype and on the device of ``like``.
+
+        Args:
+            switch: the hyperparameter behind the ridge.
+            like: any tensor.
+            unit: ridge = unit * the hyperparameter, as in ``solve``.
+        """
+        numbers = {
+            switch: self.ridge / unit,
+            f"{switch}_at_its_lowest": float(self.limited),
+            "mean_eigenvalue": self.mean / unit,
+        }
+        return {name: like.new_tensor(number) for name, number in numbers.items()}
+
+
+def chosen_numbers(server: Tree, switch: str) -> dict[str, float]:
+    """``RidgeChoice.numbers`` among the tensors of a server, for its log; none where the ridge was given."""
+    if "mean_eigenvalue" not in server:
+        return {}
+    names = (switch, f"{switch}_at_its_lowest", "mean_eigenvalue")
+    return {name: float(server[name]) for name in names}
+
 
 def best_ridge(known: Tree, squares: float, rows: float) -> RidgeChoice:
     """The ridge with the lowest generalised cross-validation n RSS / (n - df)^2 (Golub, Heath and Wahba, 1979).

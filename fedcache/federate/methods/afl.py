@@ -107,11 +107,6 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     return {**made, "cleaned": torch.tensor(bare is not None, device=C.device)}
 
 
-def broadcast(server: Tree, _ctx: Ctx) -> Tree:
-    """The head."""
-    return {k: server[k] for k in ("W", "b") if k in server}
-
-
 def cleaned(
     server: Tree, _states: Mapping[int, Tree], _labels: Mapping[int, Tensor], _ctx: Ctx
 ) -> dict[str, float]:
@@ -139,7 +134,7 @@ METHOD = replace(
     uploads=uploads,
     pool=lambda _hp: {"": "stack"},
     aggregate=aggregate,
-    broadcast=broadcast,
+    broadcast=fedncm.send_head,
     additive=lambda _hp: False,
     diagnose=cleaned,
     paper_count=fedcgs.METHOD.paper_count,

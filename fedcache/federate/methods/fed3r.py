@@ -56,7 +56,7 @@ from fedcache.federate.methods.common import (
     UploadTensor,
 )
 from fedcache.federate.methods.common.model import FEAT_POST
-from fedcache.federate.methods.fedncm import add_up, class_rows, class_sums, predict
+from fedcache.federate.methods.fedncm import add_up, class_rows, class_sums, predict, send_head
 from fedcache.heads.ridge import (
     LONGEST_FOURIER,
     SINGLE_ROUNDING,
@@ -64,6 +64,7 @@ from fedcache.heads.ridge import (
     SPECTRUM,
     RidgeChoice,
     best_ridge,
+    chosen_numbers,
     drawn_fourier,
     fourier_features,
     gram,
@@ -237,9 +238,15 @@ def automatic(known: Tree, ctx: Ctx) -> RidgeChoice:
     # Noise may leave fewer rows than none.
     rows = max(float(count.sum()), 1.0)
     if has_free_bias(ctx.hp):
-        # Around the mean a target of a class of n_c of n rows varies by n_c - n_c^2 / n, and the mean is one parameter.
-        return best_ridge(known, rows - float((count**2).sum()) / rows, rows - 1.0)
+        return best_around_mean(known, count)
     return best_ridge(known, rows, rows)
+
+
+def best_around_mean(known: Tree, count: Tensor) -> RidgeChoice:
+    """``best_ridge`` of the ``spectrum`` of what ``centred`` returns; ``count`` [C] rows of each class."""
+    rows = max(float(count.sum()), 1.0)
+    # Around the mean a target of a class of n_c of n rows varies by n_c - n_c^2 / n, and the mean is one parameter.
+    return best_ridge(known, rows - float((count**2).sum()) / rows, rows - 1.0)
 
 
 def head(sums: Tree, ctx: Ctx, lam: float) -> Tree:
@@ -333,17 +340,13 @@ FEW_ROWS = 3
 
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """The head and lam; with omega > 0 the sums, of which each client makes its own head, and lam."""
-    kept: Tree = {}
     if ctx.hp["lam"] is None:
         if "values" not in up:
             up = prepare(up, ctx)
-        choice = automatic(up, ctx)
-        lam = choice.ridge
-        kept["mean_eigenvalue"] = up["gram"].new_tensor(choice.mean)
-        kept["lam_at_its_lowest"] = up["gram"].new_tensor(float(choice.limited))
+        kept = automatic(up, ctx).numbers("lam", up["gram"])
     else:
-        lam = float(ctx.number("lam"))
-    kept["lam"] = up["gram"].new_tensor(lam)
+        kept = {"lam": up["gram"].new_tensor(float(ctx.number("lam")))}
+    lam = float(kept["lam"])
     if personal(ctx.hp):
         return {k: up[k] for k in up if k not in SPECTRUM} | kept
     return head(up, ctx, lam) | kept
@@ -353,7 +356,7 @@ def broadcast(server: Tree, ctx: Ctx) -> Tree:
     """The head; with omega > 0 the sums and lam."""
     if personal(ctx.hp):
         return server
-    return {k: server[k] for k in ("W", "b") if k in server}
+    return send_head(server, ctx)
 
 
 def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
@@ -397,10 +400,7 @@ def chosen(
     server: Tree, _states: Mapping[int, Tree], _labels: Mapping[int, Tensor], ctx: Ctx
 ) -> dict[str, float]:
     """The bandwidth; an automatic lam, the mean eigenvalue without the largest, whether lam is the lowest allowed."""
-    numbers = {}
-    if ctx.hp["lam"] is None:
-        names = ("lam", "lam_at_its_lowest", "mean_eigenvalue")
-        numbers = {name: float(server[name]) for name in names}
+    numbers = chosen_numbers(server, "lam")
     if ctx.count("rff_dim"):
         numbers["rff_sigma"] = float(ctx.number("rff_sigma"))
     return numbers

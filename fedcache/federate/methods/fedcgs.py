@@ -13,6 +13,13 @@ affine map of the features (T-K8). C counts the classes that somebody has; the o
 
 A feature that is constant over all rows is left out (ours): its variance is rounding, which grows with its square and
 would decide the shrinkage.
+
+``gamma_shrink=auto`` (ours; the paper prints none) is lam / (N - C) for the lam with the lowest generalised
+cross-validation of ridge regression on the classes around the mean, as ``fed3r`` with a bias chooses it. With
+S_w = (N - C) Sigma, S_t = S_w + M'M, the rows sqrt(N_c) (mu_c - mu) of M, and B' = diag(sqrt N_c) M, its solutions
+(S_t + lam I)^-1 B span the same directions as the discriminants (S_w + lam I)^-1 M' (Woodbury): this is penalised
+discriminant analysis (Hastie, Buja and Tibshirani, 1995). With ``cov=total`` the two are one system, and N - 1 takes
+the place of N - C. All of it follows from G, S_c and N_c.
 """
 
 from __future__ import annotations
@@ -35,9 +42,12 @@ from fedcache.federate.methods.common import (
     UploadTensor,
 )
 from fedcache.federate.methods.common.model import FEAT_POST
-from fedcache.federate.methods.fedncm import add_up, around_mean, class_sums, masked
+from fedcache.federate.methods.fed3r import best_around_mean, centred
+from fedcache.federate.methods.fedncm import add_up, around_mean, class_sums, masked, send_head
 from fedcache.heads.linear import head_around
 from fedcache.heads.ridge import (
+    RidgeChoice,
+    chosen_numbers,
     gram,
     solve,
     solve_spectrum,
@@ -80,6 +90,14 @@ def means(up: Tree) -> torch.Tensor:
     return up["class_sum"] / up["count"].clamp(min=1.0).unsqueeze(-1)
 
 
+def freedom(up: Tree, cov: str) -> float:
+    """Rows less the means that are taken off them, each of which costs one degree of freedom."""
+    lost = 1
+    if cov == "within":
+        lost = int((up["count"] > 0).sum())
+    return float(up["count"].sum()) - lost
+
+
 def covariance(up: Tree, cov: str) -> torch.Tensor:
     """Sigma [D, D] of pooled statistics, within classes or total.
 
@@ -91,15 +109,14 @@ def covariance(up: Tree, cov: str) -> torch.Tensor:
     n = up["count"]
     if cov == "within":
         root = n.clamp(min=1.0).sqrt().unsqueeze(-1)
-        between, lost = S / root, int((n > 0).sum())  # rows sqrt(N_c) mu_c
+        between = S / root  # rows sqrt(N_c) mu_c
     else:
         between = S.sum(0, keepdim=True) / n.sum().sqrt()
-        lost = 1
-    # Degrees of freedom: every mean that is taken off costs one.
-    free = float(n.sum()) - lost
+    free = freedom(up, cov)
     if free < 1:
+        rows = float(n.sum())
         raise FederatedRunError(
-            f"cov={cov} needs more rows than means, and the clients have {float(n.sum()):.0f} rows and {lost} means.",
+            f"cov={cov} needs more rows than means, and the clients have {rows:.0f} rows and {rows - free:.0f} means.",
             "Use more rows, or a method without covariances: --method fedncm",
         )
     return (G - between.mT @ between) / free
@@ -117,6 +134,13 @@ def features_that_vary(up: Tree) -> torch.Tensor:
     return varying(moments(up), up["class_sum"].sum(0) / n, n)
 
 
+def automatic(up: Tree) -> RidgeChoice:
+    """The ridge of S_t = G - N mu mu' with the lowest generalised cross-validation, among the features that vary."""
+    A, B, _, _ = centred({**up, "sum": up["class_sum"].sum(-2)})
+    varies = features_that_vary(up) > 0
+    return best_around_mean(spectrum(A[varies][:, varies], B[varies]), up["count"])
+
+
 def prepare(up: Tree, ctx: Ctx) -> Tree:
     """The eigenvalues of Sigma, which serve every shrinkage."""
     varies = features_that_vary(up)
@@ -126,7 +150,7 @@ def prepare(up: Tree, ctx: Ctx) -> Tree:
 
 
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
-    """The discriminant functions, as a linear head."""
+    """The discriminant functions, as a linear head, and the numbers of an automatic shrinkage."""
     n = up["count"]
     known = "values" in up
     varies = features_that_vary(up)
@@ -136,17 +160,19 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
         sigma = up["values"].diag()
     else:
         sigma = without_constants(covariance(up, str(ctx.hp["cov"])), varies)
-    # Without a setting the ridge is a thousandth of the mean variance.
-    gamma = 1e-3 * float(sigma.trace()) / sigma.shape[0]
-    if ctx.hp["gamma_shrink"] is not None:
-        gamma = float(ctx.number("gamma_shrink"))
     name = "gamma_shrink"
+    kept: Tree = {}
+    if ctx.hp[name] is None:
+        kept = automatic(up).numbers(name, sigma, freedom(up, str(ctx.hp["cov"])))
+        gamma = float(kept[name])
+    else:
+        gamma = float(ctx.number(name))
     if known:
         W = solve_spectrum(up, gamma, switch=name).mT
     else:
         W = solve(sigma, apart.mT, gamma, size=moments(up) * varies, switch=name).mT
     b = (n / n.sum()).log() - 0.5 * (W * apart).sum(-1)
-    return masked(head_around(center, W, b, ctx.env.dtype), n)
+    return masked(head_around(center, W, b, ctx.env.dtype), n) | kept
 
 
 METHOD = replace(
@@ -172,13 +198,15 @@ METHOD = replace(
             "added to the diagonal of the covariance (D-75)",
             low=0.0,
             official=0.0,
-            auto="1e-3 of its mean diagonal",
+            auto="lowest generalised cross-validation",
             fit=False,
         ),
     ),
     fit=fit,
     uploads=uploads,
     aggregate=aggregate,
+    broadcast=send_head,
+    diagnose=lambda server, *_: chosen_numbers(server, "gamma_shrink"),
     prepare=prepare,
     paper_count=lambda D, C, _clients, _hp: (D * (D + 1) // 2 + C * D, C * (D + 1)),
     page=MethodPage(
@@ -191,8 +219,8 @@ METHOD = replace(
         """,
         terms=r"$\mu_c$, $N_c$: mean and number of all rows of class $c$. `gamma_shrink` adds a ridge to $\Sigma$.",
         when="""
-            Linear discriminant analysis on all rows: as `fed3r`, with priors of classes. Give it a ridge
-            (`gamma_shrink`) unless rows are many times more than features.
+            Linear discriminant analysis on all rows: as `fed3r`, with priors of classes. It chooses its ridge
+            (`gamma_shrink`) by generalised cross-validation.
         """,
         cite=("guan2025fedcgs",),
     ),

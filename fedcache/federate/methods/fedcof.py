@@ -29,7 +29,7 @@ from fedcache.federate.engine.context import RunConstants
 from fedcache.federate.methods import fedncm
 from fedcache.federate.methods.common import Ctx, Hp, HParam, MethodPage, Tree
 from fedcache.federate.methods.common.model import FEAT_POST
-from fedcache.federate.methods.fedncm import around_mean
+from fedcache.federate.methods.fedncm import around_mean, send_head
 from fedcache.heads.losses import MASKED
 from fedcache.heads.ridge import solve
 
@@ -99,11 +99,6 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     }
 
 
-def broadcast(server: Tree, _ctx: Ctx) -> Tree:
-    """The head."""
-    return {k: server[k] for k in ("W", "b") if k in server}
-
-
 def estimate(
     server: Tree, _states: Mapping[int, Tree], _labels: Mapping[int, Tensor], _ctx: Ctx
 ) -> dict[str, float]:
@@ -143,7 +138,7 @@ METHOD = replace(
     ),
     pool=lambda _hp: {"": "stack"},
     aggregate=aggregate,
-    broadcast=broadcast,
+    broadcast=send_head,
     additive=lambda _hp: False,
     settle=settle,
     diagnose=estimate,

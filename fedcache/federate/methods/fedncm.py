@@ -147,6 +147,11 @@ def masked(head: Tree, count: Tensor) -> Tree:
     return {**head, "b": torch.where(count > 0, b, b.new_full((), MASKED))}
 
 
+def send_head(server: Tree, _ctx: Ctx) -> Tree:
+    """The linear head, without what else the server keeps."""
+    return {k: server[k] for k in ("W", "b") if k in server}
+
+
 def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, _ctx: Ctx) -> Tensor:
     """Scores [.., N, C]."""
     return affine(x, down["W"], down["b"])

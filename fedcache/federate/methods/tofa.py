@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from fedcache.federate.engine.method import Defaults, as_pooled, personal_model
+from fedcache.federate.engine.method import Defaults, as_pooled, personal_model, send_all
 from fedcache.federate.methods import fedcgs, fedncm
 from fedcache.federate.methods.common import (
     ClientData,
@@ -244,6 +244,7 @@ METHOD = replace(
     uploads=uploads,
     pool=lambda _hp: {"": "sum", "score": "uniform"},
     aggregate=aggregate,
+    broadcast=send_all,
     prepare=as_pooled,
     additive=lambda _hp: False,
     personal_part=personal_part,

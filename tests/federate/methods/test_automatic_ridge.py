@@ -1,4 +1,4 @@
-"""lam=auto of fed3r: generalised cross-validation by hand, and what it must not depend on."""
+"""Ridges that choose themselves: generalised cross-validation by hand, and what it must not depend on."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import go_all
+from federation import Rows, go_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pooled_rows import DATA, X, Y, parts
+from pooled_rows import DATA, POOL, X, Y, parts
+from sklearn.datasets import load_digits
+from torch.nn.functional import normalize
 
+from fedcache.federate.engine.client_data import Data
 from fedcache.federate.methods import METHODS
 from fedcache.heads.ridge import MOST_FREE, RIDGES, best_ridge, spectrum
 
 AUTO = {"lam": "auto"}
+LDA = {"head": "lda", "shrink": "auto"}
 
 
 def by_hand(rows, targets, *, centred=False):
@@ -59,6 +63,110 @@ def test_with_a_personal_part_every_client_takes_the_ridge_of_all_rows():
     assert set(own.server) >= {"gram", "class_sum", "target_sum"}
 
 
+@pytest.mark.parametrize(("cov", "means"), [("within", 6), ("total", 1)])
+@given(st.integers(0, 99), st.integers(1, 40))
+@settings(max_examples=4)
+def test_discriminants_shrink_as_the_regression_on_the_classes_does(cov, means, seed, m):
+    out = go_all("fedcgs", {"cov": cov}, DATA, parts(seed, m))
+    expected = by_hand(X, Y, centred=True) / (len(X) - means)
+    assert float(out.server["gamma_shrink"]) == pytest.approx(expected, rel=1e-9)
+    assert out.records[-1].diagnostics["gamma_shrink"] == float(out.server["gamma_shrink"])
+    given_gamma = go_all("fedcgs", {"cov": cov, "gamma_shrink": expected}, DATA, parts(seed, m))
+    for name in ("W", "b"):
+        assert torch.allclose(out.server[name], given_gamma.server[name], rtol=1e-9, atol=1e-9)
+    assert out.traffic.totals() == given_gamma.traffic.totals()
+
+
+def test_lda_of_gh_ofl_shrinks_as_fedcgs_does():
+    out = go_all("gh-ofl", LDA, DATA, parts(0, 7))
+    other = go_all("fedcgs", {}, DATA, parts(1, 3))
+    gamma = float(other.server["gamma_shrink"])
+    means = (Y.T @ X) / Y.sum(0)[:, None]
+    usual = ((X - Y @ means) ** 2).sum() / (len(X) - 6) / X.shape[1]
+    shrink = gamma / (gamma + usual)
+    assert out.records[-1].diagnostics["shrink"] == pytest.approx(shrink, rel=1e-9)
+    given_shrink = go_all("gh-ofl", {**LDA, "shrink": shrink}, DATA, parts(0, 7))
+    for name in ("W", "b"):
+        assert torch.allclose(out.server[name], given_shrink.server[name], rtol=1e-9, atol=1e-9)
+    assert out.traffic.totals() == given_shrink.traffic.totals()
+
+
+@pytest.mark.parametrize("head", ["nb", "qda"])
+def test_other_heads_of_gh_ofl_keep_the_released_part(head):
+    out = go_all("gh-ofl", {**LDA, "head": head}, DATA, parts(0, 7))
+    assert out.hp["shrink"] == 0.05
+    assert "shrink" not in out.records[-1].diagnostics
+
+
+UNIT = replace(DATA, x=normalize(DATA.x, dim=-1))
+UNIT_X = UNIT.x[POOL, 0].numpy()
+
+
+@given(st.integers(0, 99), st.integers(1, 40), st.sampled_from([0.5, 1.0]))
+@settings(max_examples=8)
+def test_around_class_texts_auto_is_that_of_what_the_texts_leave(seed, m, kappa):
+    chosen = {**AUTO, "kappa": kappa}
+    out = go_all("fed3r-prior", chosen, UNIT, parts(seed, m))
+    expected = by_hand(UNIT_X, kappa * Y - UNIT_X @ UNIT.text.numpy().T)
+    assert float(out.server["lam"]) == pytest.approx(expected, rel=1e-9)
+    assert out.records[-1].diagnostics["lam"] == float(out.server["lam"])
+    given_lam = go_all("fed3r-prior", {**chosen, "lam": expected}, UNIT, parts(seed, m))
+    assert torch.allclose(out.server["W"], given_lam.server["W"], rtol=1e-9, atol=1e-9)
+    assert out.traffic.totals() == given_lam.traffic.totals()
+
+
+def test_rows_that_are_not_unit_keep_the_constant():
+    out = go_all("fed3r-prior", {**AUTO, "feat_post": "none"}, DATA, parts(0, 7))
+    assert out.hp["lam"] == 1.0
+    assert "lam" not in out.records[-1].diagnostics
+
+
+def wide_digits():
+    """400 features of 1,797 images, more than rows in most tests, and labels; an order of the images."""
+    x, y = load_digits(return_X_y=True)
+    draw = np.random.default_rng(0)
+    x = np.maximum(0, x / 16 @ draw.normal(size=(64, 400)))
+    return x, y, draw.permutation(len(x))
+
+
+@pytest.mark.parametrize("rows", [200, 600, 1200])
+def test_copies_of_two_percent_of_the_rows_move_the_accuracy_by_at_most_a_point(rows):
+    x, y, order = wide_digits()
+    train, test = order[:rows], order[1200:]
+
+    def accuracy(chosen):
+        z = torch.from_numpy(x[chosen])
+        targets = torch.eye(10, dtype=torch.float64)[y[chosen]]
+        known = spectrum(z.mT @ z, z.mT @ targets)
+        ridge = best_ridge(known, len(chosen), len(chosen)).ridge
+        weights = known["vectors"] @ (known["target"] / (known["values"] + ridge).unsqueeze(-1))
+        return float(((torch.from_numpy(x[test]) @ weights).argmax(1).numpy() == y[test]).mean())
+
+    copies = np.concatenate([train, train[: rows // 50]])
+    assert abs(accuracy(copies) - accuracy(train)) <= 0.01
+
+
+@pytest.mark.parametrize("rows", [200, 600])
+@pytest.mark.parametrize(
+    ("name", "chosen"), [("fed3r-prior", AUTO), ("fedcgs", {}), ("gh-ofl", LDA)]
+)
+def test_so_do_copies_in_other_methods(name, chosen, rows):
+    x, y, order = wide_digits()
+    z = normalize(torch.from_numpy(x)[:, None], dim=-1)
+    test = order[1200:]
+    # Texts that know something: class means of rows that nobody trains on.
+    held = [test[y[test] == c][:20] for c in range(10)]
+    text = normalize(torch.stack([z[rows, 0].mean(0) for rows in held]), dim=-1)
+    data = Data(x=z, y=torch.from_numpy(y), classes=10, text=text)
+
+    def accuracy(train):
+        out = go_all(name, chosen, data, [Rows("all", train, test)])
+        return float(out.accuracy)
+
+    copies = np.concatenate([order[:rows], order[: rows // 50]])
+    assert abs(accuracy(copies) - accuracy(order[:rows])) <= 0.01
+
+
 def test_no_more_than_half_of_the_rows_are_degrees_of_freedom():
     draw = torch.Generator().manual_seed(0)
     z = torch.randn(30, 60, generator=draw, dtype=torch.float64)
@@ -70,11 +178,15 @@ def test_no_more_than_half_of_the_rows_are_degrees_of_freedom():
     assert free <= 15.0 < free * 10 ** (1 / 8)
 
 
-def test_the_default_is_auto_and_the_papers_preset_its_own():
-    method = METHODS["fed3r"]
-    assert method.resolve()["lam"] is None
-    assert method.resolve("paper")["lam"] == method.resolve("official")["lam"] == 0.01
-    assert method.usual == ("lam",)
+@pytest.mark.parametrize(
+    ("name", "key", "constant"),
+    [("fed3r", "lam", 0.01), ("fed3r-prior", "lam", 1.0), ("gh-ofl", "shrink", 0.05)],
+)
+def test_the_default_is_auto_and_the_papers_preset_its_own(name, key, constant):
+    method = METHODS[name]
+    assert method.resolve()[key] is None
+    assert method.resolve("paper")[key] == method.resolve("official")[key] == constant
+    assert method.usual == (key,)
     assert METHODS["fedavg"].usual == ()
     assert METHODS["fedavg"].resolve() == METHODS["fedavg"].resolve("paper")
 
