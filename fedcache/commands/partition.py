@@ -159,6 +159,8 @@ def partition(
         data["validation"] = len(made.validation)
     report_notes(made, observer)
     following = f"fedcache train --partition {shell_word(saved)} {train_example(opened)}"
+    if opened.address is not None:
+        following += f" --store {shell_word(opened.address)}"
     lines = [made.summary(), f"Saved as {saved}:  {following}"]
     if plot is not None:
         lines.append(str(plot))
