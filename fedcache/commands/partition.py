@@ -160,6 +160,8 @@ def partition(
     report_notes(made, observer)
     example = train_example(opened)
     following = f"fedcache train --partition {shell_word(saved)} {example}"
+    if opened.address is not None:
+        following += f" --store {shell_word(opened.address)}"
     lines = [made.summary(), f"Saved as {saved}:  {following}"]
     if plot is not None:
         lines.append(str(plot))

@@ -143,6 +143,12 @@ class RemoteSource:
 
     def __init__(self, address: str) -> None:
         self.place = address.rstrip("/")
+        # An address is kept in results, which are shown and shared.
+        if re.match(r"https?://[^/]*:[^/]*@", address):
+            raise UsageError(
+                "An address with a password in it is not read: results would keep the password.",
+                "Serve the store without a password, or publish it to a bucket, whose keys are in the environment.",
+            )
         if not RemoteSource._process:
             RemoteSource._process = os.getpid()
         self._need_own_threads()
@@ -310,6 +316,7 @@ def _in_words(error: Exception) -> str:
         "dns error",
         "end of file",
         "error sending request",
+        "response body error",
         "connection closed",
     ):
         if words.lower() in text.lower():

@@ -159,6 +159,8 @@ def test_a_changed_dataset_is_computed_in_full_by_parts(images, tmp_path):
 @pytest.mark.slow
 def test_a_part_is_never_a_store(images, tmp_path):
     (first,) = parts(images, tmp_path / "home" / "stores" / "x.zarr", 1)
+    quarter = part(images, tmp_path / "y.zarr", "1/4")
+    assert "at most 8 images are computed again" in quarter.err  # its only chunk
     for line in (
         "train --method fedavg --store",
         "export f.npz --store",

@@ -210,6 +210,11 @@ def test_a_publication_of_a_publication_is_equal(server, place, published):
     assert contents(place / "b") == contents(published)
 
 
+def test_an_address_with_a_password_is_refused() -> None:
+    done = fedcache("inspect", "http://me:secret@127.0.0.1:1/toy")
+    assert (done.code, "secret" in done.err) == (Exit.USAGE, False)
+
+
 @pytest.mark.parametrize("name", ["manifest.json", f"features/{KEYS[0]}/c/0/0/0", "README.md"])
 @pytest.mark.parametrize("place_of_byte", [30, -1])
 def test_publishing_again_replaces_a_damaged_file(toy, published, name, place_of_byte):
@@ -337,6 +342,8 @@ def test_the_partition_of_a_published_store_needs_a_file(server, place):
     file = place / "iid.partition"
     assert ok(*words, "-o", file).data["store"] == words[1]
     assert file.is_file()
+    shown = fedcache("partition --scheme iid --clients 2 --store", address, "-o", file).out
+    assert f"--method fed3r --store {address}" in shown
 
 
 def test_two_objects_never_take_the_place_of_each_other(place):

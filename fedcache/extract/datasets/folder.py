@@ -319,7 +319,7 @@ def _locate(rest: str) -> Path:
         endings = ", ".join(_SUFFIXES)
         raise UsageError(
             f"There is no {named!r} (seen from {Path.cwd()}); expected a directory or a {endings} file.",
-            "Give the path of the images: --dataset folder:PATH",
+            "Give the path of the files: --dataset folder:PATH or sound:PATH",
         )
     if not path.is_dir() and archives.is_compressed_tar(path):
         raise archives.refuse_compressed(path)

@@ -302,7 +302,7 @@ def plan_incremental(
                 best = (*rank, plan)
     if best is None and otherwise is not None:
         observer.note(
-            f"{otherwise.path.name} has most of these images, and every chunk of them holds one that changed, or they "
+            f"{otherwise.path.name} has most of these rows, and every chunk of them holds one that changed, or they "
             "were computed otherwise (device, dtype, batch, versions: fedcache inspect): all are computed again."
         )
     if best is None:
