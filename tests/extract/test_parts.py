@@ -410,7 +410,7 @@ def test_auto_reads_the_variables_of_a_job_and_says_which(
     assert parse_part("auto", Listener()) == expected
     (note,) = notes
     assert next(iter(given)) in note
-    assert f"Part {expected.number} of {expected.of}" in note
+    assert f"part {expected.number} of {expected.of}" in note
 
 
 @pytest.mark.parametrize(
