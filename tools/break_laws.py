@@ -1019,7 +1019,7 @@ TABLE = (
         "every_hint_can_be_typed_as_it_is_printed",
         "a path stands in a hint as it is",
         "store/chunks.py",
-        "fedcache verify {shell_word(store)}",
+        "fedcache verify {place}",
         "fedcache verify {store}",
     ),
     B(

@@ -158,8 +158,8 @@ def partition(
     if made.validation is not None:
         data["validation"] = len(made.validation)
     report_notes(made, observer)
-    example = train_example(opened)
-    following = f"fedcache train --partition {shell_word(saved)} {example}"
+    saved_name = shell_word(saved)
+    following = f"fedcache train --partition {saved_name} {train_example(opened)}"
     if opened.address is not None:
         following += f" --store {shell_word(opened.address)}"
     lines = [made.summary(), f"Saved as {saved}:  {following}"]
