@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import dirichlet_multinomial
 
 from fedcache.errors import UsageError
-from fedcache.federate.engine.client_prior import (
+from fedcache.models.client_prior import (
     ClientPriors,
     class_counts,
     fit_concentration,

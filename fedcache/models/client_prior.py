@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import scipy
@@ -22,8 +21,7 @@ from fedcache.federate.partition.client_table import RowLists
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
-PriorKind = Literal["none", "classes", "counts", "fitted"]
-CLIENT_PRIORS: tuple[PriorKind, ...] = ("none", "classes", "counts", "fitted")
+CLIENT_PRIORS = ("none", "classes", "counts", "fitted")
 """``none`` changes nothing; ``classes`` masks the classes that the client has no training rows of; ``counts`` adds the
 log of its class counts, which masks these classes too; ``fitted`` adds the log of its smoothed class shares."""
 
@@ -38,13 +36,13 @@ GRID = 55
 class ClientPriors:
     """The prior of each of M clients over C classes. Memory holds M x C counts."""
 
-    kind: PriorKind
+    kind: str
     counts: Counts  # [M, C] training rows of each client and class
     shares: Floats  # [C] of all clients' training rows, pooled; they sum to 1
     concentration: float | None = None  # k of ``fitted``, in rows; None for the other kinds
 
     @classmethod
-    def of(cls, kind: PriorKind, counts: Counts) -> ClientPriors:
+    def of(cls, kind: str, counts: Counts) -> ClientPriors:
         """The priors from class counts [M, C]. Raises UsageError if no client has a row of a known class."""
         total = counts.sum(0).astype(np.float64)
         if not total.any():
