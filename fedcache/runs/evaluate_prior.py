@@ -106,11 +106,6 @@ class PriorTests:
             raise unknown("client prior", kind, CLIENT_PRIORS)
         facts = first.members[0].facts
         run = shell_word(facts.run[:12])
-        if first.deployed[0].method.by_similarity(facts.hp):
-            raise UsageError(
-                f"{facts.method} predicts by similarity to prototypes, and a client prior needs scores of classes.",
-                f"To evaluate it without a client prior:  fedcache evaluate {run}",
-            )
         found = find_run(place, facts.run, home)
         if found is None:
             raise StoreError(
@@ -123,17 +118,23 @@ class PriorTests:
             own = store_behind(folder, result)
             hint = "fedcache ls"
             if own is not None:
-                path = shell_word(own.path)
-                hint = f"fedcache evaluate {run} --client-prior {kind} --store {path}"
+                its = shell_word(own.path)
+                hint = f"fedcache evaluate {run} --client-prior {kind} --store {its}"
             raise UsageError(
                 "A client prior is measured on the clients' own test rows, which only the run's own store has.",
                 hint,
+            )
+        path = shell_word(store.path)
+        if first.deployed[0].method.by_similarity(facts.hp):
+            raise UsageError(
+                f"{facts.method} predicts by similarity to prototypes, and a client prior needs scores of classes.",
+                f"To evaluate it without a client prior:  fedcache evaluate {run} --store {path}",
             )
         if kind == "fitted" and is_private(result):
             raise UsageError(
                 "The run promises differential privacy, and its epsilon does not cover a concentration that is fitted "
                 "to the class counts of all clients.",
-                f"fedcache evaluate {run} --client-prior counts",
+                f"fedcache evaluate {run} --store {path} --client-prior counts",
             )
         partitions = []
         if not train_table(folder).get("clients_from"):
@@ -144,13 +145,14 @@ class PriorTests:
         if len(partitions) < len(first.members):
             raise StoreError(
                 f"The partition of the run {facts.run[:12]} is not available, and a client prior needs it.",
-                f"fedcache evaluate {run}",
+                f"fedcache evaluate {run} --store {path}",
             )
         partition = partitions[0]
         if any(p.digest != partition.digest for p in partitions):
+            seed = shell_word(facts.seed)
             raise UsageError(
                 "--client-prior takes the model of one seed, because each seed has its own partition.",
-                f"fedcache evaluate {run} --client-prior {kind} --seed {facts.seed}",
+                f"fedcache evaluate {run} --store {path} --client-prior {kind} --seed {seed}",
             )
         samples = store.samples
         label = model_labels(np.asarray(samples.label, np.int64), samples.classes, first.classes)
