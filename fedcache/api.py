@@ -381,6 +381,7 @@ def evaluate(
     seed: int | Literal["all"] | None = None,
     one_for_all: bool = False,
     temperature: float | None = None,
+    client_prior: Literal["none", "classes", "counts", "fitted"] = "none",
     out: str | Path | None = None,
     with_images: bool = False,
     options: Mapping[str, Any] | None = None,
@@ -393,6 +394,9 @@ def evaluate(
         dataset: of which what the model reads is extracted; or rows of a ``store``, or a file of ``embeddings``.
         split: of these rows: all, train, test or validation; ``temperature``: scores are divided by it, None for that
             fitted in training.
+        client_prior: each client's own test rows are also scored with its own class counts: ``classes`` masks the
+            classes that it does not have, ``counts`` adds the log counts, ``fitted`` the log of smoothed shares. The
+            accuracy without and with it is ``found.client_prior``.
         out: a .html, .csv or .json file of all figures; ``with_images``: the page also shows mistakes.
         options: other keywords of ``extract``; ``observer``: told the story.
 

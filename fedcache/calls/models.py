@@ -98,7 +98,12 @@ def evaluate(given: Mapping[str, Any]) -> RunEvaluation:
         given["temperature"],
         config.weights,
     )
-    request = EvaluateOptions(**rows, split=given["split"], with_images=with_images)
+    request = EvaluateOptions(
+        **rows,
+        split=given["split"],
+        client_prior=str(given["client_prior"]),
+        with_images=with_images,
+    )
     home = Home.from_environment()
     place = place_of(given["source"])
     observer = given["observer"] or Silent()

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fedcache.errors import StoreError, unknown
 from fedcache.federate.engine.outcome import macro_f1
+from fedcache.models.client_prior import predict_with_prior
 from fedcache.models.predictor import Predictor, array_keys
 from fedcache.models.saved_model import first_names
 from fedcache.models.sources import FileFeatures, features_of_file, rows_of_split
@@ -176,6 +177,72 @@ class ClientSpread:
 
 
 @dataclass(frozen=True)
+class PriorHits:
+    """Right predictions of one client's own test rows."""
+
+    rows: int  # that have a label and a prediction
+    right: int  # without the prior
+    right_with_prior: int
+
+
+@dataclass(frozen=True)
+class PriorAccuracy:
+    """Accuracy without and with the client prior, each client's test rows scored for that client; fractions."""
+
+    kind: str  # classes | counts | fitted
+    concentration: float | None  # of ``fitted``
+    test_protocol: str  # of the partition: class shares of the clients' test rows
+    clients: Mapping[str, PriorHits]  # that have scored rows
+
+    @property
+    def rows(self) -> int:
+        """Scored rows, each counted for every client that is tested on it."""
+        return sum(c.rows for c in self.clients.values())
+
+    @property
+    def without(self) -> dict[str, float]:
+        """``client_mean``, unweighted over clients, and ``pooled``, over all rows."""
+        return self._accuracy([c.right for c in self.clients.values()])
+
+    @property
+    def with_prior(self) -> dict[str, float]:
+        """The same figures with the prior."""
+        return self._accuracy([c.right_with_prior for c in self.clients.values()])
+
+    def _accuracy(self, right: Sequence[int]) -> dict[str, float]:
+        each = [hits / c.rows for hits, c in zip(right, self.clients.values(), strict=True)]
+        return {"client_mean": float(np.mean(each)), "pooled": sum(right) / self.rows}
+
+    def sentence(self) -> str:
+        """All figures in words."""
+        what = self.kind
+        if self.concentration is not None:
+            what += f" (concentration {self.concentration:.4g})"
+        before = self.without
+        after = self.with_prior
+        clients = len(self.clients)
+        means = [percent(a["client_mean"]) for a in (before, after)]
+        pooled = [percent(a["pooled"]) for a in (before, after)]
+        return (
+            f"Client prior {what}, on the own test rows ({self.test_protocol}) of {clients:,} clients: the mean "
+            f"accuracy over clients is {means[0]} % without and {means[1]} % with the prior; over all {self.rows:,} "
+            f"rows it is {pooled[0]} % and {pooled[1]} %."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "kind": self.kind,
+            "concentration": self.concentration,
+            "test_protocol": self.test_protocol,
+            "rows": self.rows,
+            "accuracy_without_prior": self.without,
+            "accuracy_with_prior": self.with_prior,
+            "clients": {name: asdict(c) for name, c in self.clients.items()},
+        }
+
+
+@dataclass(frozen=True)
 class LeftOutRows:
     """Counts of rows that are not scored, by reason."""
 
@@ -247,6 +314,7 @@ class RunEvaluation:
     measures: Measures
     clients: ClientSpread | None = None  # of models of several clients
     mistakes: Mistakes | None = None  # the most confident ones, where these were requested
+    client_prior: PriorAccuracy | None = None  # None for ``--client-prior none``
 
     @property
     def short_run(self) -> str:
@@ -311,6 +379,8 @@ class RunEvaluation:
             notes.append(
                 f"Figures are means over clients' models; the lowest accuracy is {lowest}, the highest {highest}."
             )
+        if self.client_prior is not None:
+            notes.append(self.client_prior.sentence())
         if m.nll == float("inf"):
             notes.append(
                 "NLL is inf: some of these rows are of classes to which a model gives the probability 0."
@@ -336,6 +406,7 @@ class RunEvaluation:
             "left_out": asdict(self.left_out),
             "clients": self.clients and self.clients.to_dict(),
             "measures": self.measures.to_dict(),
+            "client_prior": self.client_prior and self.client_prior.to_dict(),
         }
 
 
@@ -665,6 +736,32 @@ def measure_clients(
     # Predictions of several models for one row are not independent, so there is no interval.
     together = replace(total, all=replace(total.all, interval=None), macro_f1=f1, ece=ece, nll=nll)
     return together, ClientSpread(accuracy)
+
+
+def measure_prior(
+    store: Store, tests: Iterable[tuple[str, Predictor, NDArray[np.int64], Floats]], label: Counts
+) -> dict[str, PriorHits]:
+    """Right predictions of each client without and with its prior; clients without a scored row are left out.
+
+    Memory holds the scores of one block of rows. Raises as ``Predictor.over_store``.
+
+    Args:
+        store: that has the model's features.
+        tests: of each client its name, the model that it uses, its test rows, and its log-prior [C].
+        label: [N] of all rows of the store, by number of the model's class.
+    """
+    found: dict[str, PriorHits] = {}
+    for name, predictor, held, log_prior in tests:
+        rows = right = right_with_prior = 0
+        for part, scores in predictor.over_store(store, held):
+            predicted = predictor.predicted(scores)
+            logs = log_probabilities(scores, predictor.softmax_temperature)
+            rows += int((predicted >= 0).sum())
+            right += int((predicted == label[part]).sum())
+            right_with_prior += int((predict_with_prior(logs, log_prior) == label[part]).sum())
+        if rows:
+            found[name] = PriorHits(rows, right, right_with_prior)
+    return found
 
 
 def _added(a: Measures, b: Measures) -> Measures:

@@ -50,6 +50,7 @@ from fedcache.federate.engine.method import ClientOverrides, Method
 from fedcache.federate.engine.outcome import DeployedModel, TrainingOutput, no_training_rows
 from fedcache.federate.methods import METHODS, NAMES, find_method
 from fedcache.heads.linear import Tree
+from fedcache.models.client_prior import CLIENT_PRIORS
 from fedcache.models.client_stacks import PREFIX, ClientStacks, ClientTensors, of_format_1
 from fedcache.optional import reason
 from fedcache.store.files import explain_disk_errors, is_sealed, read_sealed, sealed_bytes
@@ -1112,6 +1113,12 @@ class EvaluateOptions:
     )
     split: str = option(
         "all", "Which of these rows.", ROWS, choices=("all", "train", "test", "validation")
+    )
+    client_prior: str = option(
+        "none",
+        "Score each client's own test rows also with what it knows of its class shares.",
+        ROWS,
+        choices=CLIENT_PRIORS,
     )
     with_images: bool = option(
         False, "In FILE.html also the images of the most confident mistakes.", RESULT

@@ -157,6 +157,12 @@ def _lines(e: RunEvaluation) -> Iterator[dict[str, Any]]:
             "f1": c.f1,
         }
         yield {**whose, "scope": "class", "name": c.name, **own}
+    if e.client_prior is not None:
+        prior = e.client_prior
+        pooled = {"prior none": prior.without, f"prior {prior.kind}": prior.with_prior}
+        for name, figures in pooled.items():
+            own = {"rows": prior.rows, "accuracy": figures["pooled"]}
+            yield {**whose, "scope": "own test rows", "name": name, **own}
     if e.clients is None:
         return
     for name, accuracy in e.clients.clients.items():

@@ -37,8 +37,8 @@ from fedcache.models.sources import read_recipes
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
 from fedcache.runs.directory import MODELS, command_saving, train_table
+from fedcache.runs.evaluate_prior import PriorTests, find_run, partition_of_seed
 from fedcache.runs.origin import store_behind
-from fedcache.runs.partitions import load_partition
 from fedcache.runs.predict_run import (
     check_saved,
     check_weights,
@@ -46,7 +46,6 @@ from fedcache.runs.predict_run import (
     open_members,
     predictor_of,
     result_of,
-    run_folder,
     weights_of,
 )
 from fedcache.runs.privacy_ledger import is_private
@@ -159,6 +158,13 @@ def evaluate_run(
         finally:
             observer.stop()
 
+    # What cannot be done is refused before anything is measured.
+    tests = None
+    if request.client_prior != "none":
+        own_models = None
+        if facts.personal and not options.one_for_all:
+            own_models = [name for name in names if name is not None]
+        tests = PriorTests.of(place, first, rows, request.client_prior, home, own_models)
     mistakes = None
     if request.with_images:
         clients = []
@@ -171,6 +177,9 @@ def evaluate_run(
         with counted(observer, stop, "evaluating", len(rows.rows)) as done:
             figures = measure(first, rows, done=done)
             spread = None
+    prior = None
+    if tests is not None:
+        prior = tests.measured(first, observer, stop)
     # Which model was measured, in words for the answer.
     if each:
         some = ""
@@ -199,6 +208,7 @@ def evaluate_run(
         measures=figures,
         clients=spread,
         mistakes=mistakes,
+        client_prior=prior,
     )
     if (seen := warning_of_trained_rows(place, members, found.short_run, rows, home)) is not None:
         observer.warn(seen)
@@ -383,13 +393,7 @@ def warning_of_trained_rows(
         rows: that it was measured on.
         home: where the run and its store are looked for.
     """
-    run = None
-    digest = members[0].facts.run
-    for folder in (run_folder(place), home.runs / digest[:16]):
-        with suppress(FedcacheError):  # a damaged run: its training rows are not known
-            found = result_of(folder, digest)
-            if run is None and found is not None:
-                run = folder, found
+    run = find_run(place, members[0].facts.run, home)
     if run is None:
         return None
     with suppress(FedcacheError, OSError):
@@ -482,15 +486,8 @@ def rows_of_clients(
         )
     found = []
     for seed in seeds:
-        if (file := folder / f"partition-{seed}.partition").is_file():
-            partition = Partition.load(file, dataset=digest)
-        elif store is not None:
-            partition = load_partition(
-                store, str(table.get("partition") or result["partition"]["name"])
-            )
-        else:
-            return None
-        if partition.digest not in result["partition"]["digests"]:
+        partition = partition_of_seed(folder, result, seed, store)
+        if partition is None:
             return None
         found.append(partition.table.train.rows)
     return np.unique(np.concatenate(found))

@@ -342,8 +342,8 @@ def test_the_partition_of_a_published_store_needs_a_file(server, place):
     file = place / "iid.partition"
     assert ok(*words, "-o", file).data["store"] == words[1]
     assert file.is_file()
-    shown = fedcache("partition --scheme iid --clients 2 --store", address, "-o", file).out
-    assert f"--method fed3r --store {address}" in shown
+    shown = fedcache(*words, "-o", file).out
+    assert f"--method fed3r --store {words[1]}" in shown
 
 
 def test_two_objects_never_take_the_place_of_each_other(place):

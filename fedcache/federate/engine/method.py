@@ -336,6 +336,8 @@ class Method:
             images) -> scores [N, C]; None where it starts from none. Its accuracy stands beside the method's own.
         reads_test: (hp) -> True when ``predict`` is handed the client's labelled test rows in place of its training
             rows: a leak that some released code has. The engine warns of it.
+        by_similarity: (hp) -> True when ``predict`` returns similarities to prototypes. They have no scale that
+            log-probabilities could be added to, so the method takes no client prior.
         caution: (hp) -> sentences that a run under these switches begins with.
         notice: (pooled up, ctx) -> a sentence about what a user should know of this round, or "". The engine warns of
             the first one of a run.
@@ -383,6 +385,7 @@ class Method:
     diagnose: Diagnose = lambda _server, _states, _labels, _ctx: {}
     zero_shot: ZeroShot = no_zero_shot
     reads_test: Callable[[Hp], bool] = lambda _hp: False
+    by_similarity: Callable[[Hp], bool] = lambda _hp: False
     caution: Callable[[Hp], Sequence[str]] = lambda _hp: ()
     notice: Callable[[Tree, Ctx], str] = lambda _up, _ctx: ""
     settle: Settle = as_given

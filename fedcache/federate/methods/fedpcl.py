@@ -319,6 +319,7 @@ METHOD = Method(
     pool=lambda _hp: {"": "stack"},
     aggregate=aggregate,
     predict=predict,
+    by_similarity=lambda _hp: True,
     embed=prototypes.project,
     protocol=personal_model,
     mixed=frozenset({"backbones"}),

@@ -181,6 +181,7 @@ METHOD = Method(
     aggregate=aggregate,
     merges="classes",
     predict=predict,
+    by_similarity=lambda hp: hp["proto_infer"] != "head",
     embed=lambda _down, own, x, ctx: model.embed({}, own, x, ctx),
     protocol=personal_model,
     mixed=frozenset({"backbones"}),

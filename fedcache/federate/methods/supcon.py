@@ -91,6 +91,7 @@ METHOD = Method(
     fit=fit,
     uploads=sends_nothing,
     predict=predict,
+    by_similarity=lambda _hp: True,
     embed=prototypes.project,
     protocol=personal_model,
     fidelity=prototypes.cached_views,

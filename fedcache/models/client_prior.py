@@ -1,0 +1,143 @@
+"""Client prior: the log-prior of classes that a client adds to its class scores, from its own class counts.
+
+A client knows how many training rows of each class it has. If its test rows have the same class shares, one model for
+all clients predicts them better once these shares are added to its log-probabilities (logit adjustment; Menon et al.,
+"Long-tail learning via logit adjustment", ICLR 2021). Nothing is sent for ``classes`` and ``counts``. For ``fitted``
+the server sums the class counts of all clients, and fits one number to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from fedcache.errors import UsageError
+from fedcache.federate.partition.client_table import RowLists
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+CLIENT_PRIORS = ("none", "classes", "counts", "fitted")
+"""``none`` changes nothing; ``classes`` masks the classes that the client has no training rows of; ``counts`` adds the
+log of its class counts, which masks these classes too; ``fitted`` adds the log of its smoothed class shares."""
+
+LEAST = 1e-3
+MOST = 1e6
+"""Lowest and highest concentration of the search."""
+GRID = 55
+"""Concentrations that are tried before the search between two of them: six for each factor of ten."""
+
+
+@dataclass(frozen=True)
+class ClientPriors:
+    """The prior of each of M clients over C classes. Memory holds M x C counts."""
+
+    kind: str
+    counts: Counts  # [M, C] training rows of each client and class
+    shares: Floats  # [C] of all clients' training rows, pooled; they sum to 1
+    concentration: float | None = None  # k of ``fitted``, in rows; None for the other kinds
+
+    @classmethod
+    def of(cls, kind: str, counts: Counts) -> ClientPriors:
+        """The priors from class counts [M, C]. Raises UsageError if no client has a row of a known class."""
+        total = counts.sum(0).astype(np.float64)
+        if not total.any():
+            raise UsageError(
+                "No client has a training row with a label, so there is no client prior.",
+                "Leave --client-prior out.",
+            )
+        shares = total / total.sum()
+        concentration = None
+        if kind == "fitted":
+            concentration = fit_concentration(counts, shares)
+        return cls(kind, counts, shares, concentration)
+
+    def log_prior(self, client: int) -> Floats:
+        """[C], up to a constant: -inf for a masked class, 0 for ``none``.
+
+        Under ``classes`` and ``counts`` it is 0 for a client without labelled training rows, which knows no class
+        shares.
+        """
+        counts = self.counts[client].astype(np.float64)
+        if self.concentration is not None:
+            counts += self.concentration * self.shares
+            counts /= counts.sum()
+        elif self.kind == "none" or not counts.any():
+            counts[:] = 1.0
+        elif self.kind == "classes":
+            counts = np.minimum(counts, 1.0)
+        with np.errstate(divide="ignore"):
+            found: Floats = np.log(counts)
+        return found
+
+
+def class_counts(train: Sequence[np.ndarray], label: Counts, classes: int) -> Counts:
+    """int64 [M, C]: training rows of each client and class.
+
+    Args:
+        train: M lists of rows.
+        label: [N] of all rows, numbers below ``classes``; rows with a negative label are not counted.
+        classes: C.
+    """
+    lists = RowLists.of(train)
+    labels = label[lists.rows]
+    known = labels >= 0
+    # One number for each pair of client and class, counted at once.
+    cells = lists.owner[known].astype(np.int64) * classes + labels[known]
+    counts: Counts = np.bincount(cells, minlength=len(lists) * classes).reshape(-1, classes)
+    return counts
+
+
+def fit_concentration(counts: Counts, shares: Floats) -> float:
+    """The k in [``LEAST``, ``MOST``] for which Dirichlet(k shares) explains the clients' class counts best.
+
+    Each client draws its class shares from that Dirichlet distribution, and its rows from these shares (maximum
+    likelihood of the Dirichlet-multinomial distribution). A small k means that clients differ much.
+
+    Args:
+        counts: [M, C].
+        shares: [C], above 0 for each class that has a row.
+    """
+    rows = counts.sum(1).astype(np.float64)
+    # Only classes that a client has contribute: Gamma(n + a) / Gamma(a) is 1 for n = 0.
+    client, of_class = np.nonzero(counts)
+    n = counts[client, of_class].astype(np.float64)
+    share = shares[of_class]
+
+    def loss(log_k: float) -> float:
+        k = np.exp(log_k)
+        own = scipy.special.gammaln(n + k * share) - scipy.special.gammaln(k * share)
+        all_rows = scipy.special.gammaln(rows + k) - scipy.special.gammaln(k)
+        return float(all_rows.sum() - own.sum())
+
+    # A grid first, because the likelihood is flat at both ends.
+    grid = np.linspace(np.log(LEAST), np.log(MOST), GRID)
+    best = int(np.argmin([loss(log_k) for log_k in grid]))
+    ends = grid[max(0, best - 1)], grid[min(GRID - 1, best + 1)]
+    found = scipy.optimize.minimize_scalar(
+        loss, bounds=ends, method="bounded", options={"xatol": 1e-6}
+    )
+    return float(np.exp(found.x))
+
+
+def predict_with_prior(log_probabilities: Floats, log_prior: Floats) -> Counts:
+    """int64 [n]: the class with the highest sum of log-probability and log-prior; -1 for a row of NaN.
+
+    The prediction stays the model's own if the sum is -inf for every class: the model excludes all classes of the
+    client.
+
+    Args:
+        log_probabilities: [n, C], at the fitted temperature of the model; for a model without one they are its scores
+            up to a constant for each row.
+        log_prior: [C].
+    """
+    adjusted = log_probabilities + log_prior
+    excluded = np.isneginf(adjusted).all(-1)
+    adjusted[excluded] = log_probabilities[excluded]
+    lost = np.isnan(log_probabilities).any(-1)
+    found: Counts = np.where(lost, -1, adjusted.argmax(-1))
+    return found

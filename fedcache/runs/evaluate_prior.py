@@ -1,0 +1,206 @@
+"""Clients of a run on their own test rows: the partition behind the run, and accuracy with a client prior."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcache.config import Home
+from fedcache.errors import FedcacheError, StoppedError, StoreError, UsageError, shell_word, unknown
+from fedcache.federate.partition.partition import Partition
+from fedcache.models.client_prior import CLIENT_PRIORS, ClientPriors, class_counts
+from fedcache.models.evaluate import LabelledRows, PriorAccuracy, measure_prior, model_labels
+from fedcache.models.predictor import Predictor
+from fedcache.process import Stop
+from fedcache.progress import Observer
+from fedcache.runs.directory import train_table
+from fedcache.runs.origin import store_behind
+from fedcache.runs.partitions import load_partition
+from fedcache.runs.predict_run import result_of, run_folder
+from fedcache.runs.privacy_ledger import is_private
+from fedcache.store.store import Store
+
+MOST_SCORED = 1_000_000
+"""Test rows of clients that are scored. With more, only every k-th client is scored."""
+
+
+def find_run(place: Path, digest: str, home: Home) -> tuple[Path, dict[str, Any]] | None:
+    """The directory and result of a model's run: the one that holds the model, else one of the home; None if gone."""
+    for folder in (run_folder(place), home.runs / digest[:16]):
+        with suppress(FedcacheError):  # a damaged run
+            found = result_of(folder, digest)
+            if found is not None:
+                return folder, found
+    return None
+
+
+def partition_of_seed(
+    folder: Path, result: Mapping[str, Any], seed: int, store: Store | None
+) -> Partition | None:
+    """The partition that a seed of a run was trained on; None where it is gone or was made again.
+
+    Raises StoreError, CorruptionError for a partition that is not what was written.
+
+    Args:
+        folder: the run's directory, which keeps the partitions that were made for it.
+        result: of the run.
+        seed: of the run.
+        store: of the dataset, which keeps partitions that have a name; None where there is none any more.
+    """
+    file = folder / f"partition-{seed}.partition"
+    if file.is_file():
+        partition = Partition.load(file, dataset=str(result["dataset"]["digest"]))
+    elif store is not None:
+        name = train_table(folder).get("partition") or result["partition"]["name"]
+        partition = load_partition(store, str(name))
+    else:
+        return None
+    if partition.digest not in result["partition"]["digests"]:
+        return None
+    return partition
+
+
+@dataclass(frozen=True)
+class PriorTests:
+    """The clients of a run, with their test rows and priors."""
+
+    store: Store
+    partition: Partition
+    priors: ClientPriors
+    numbers: NDArray[np.int64]  # [K] in the partition, of the clients that ``priors`` has
+    own_models: (
+        frozenset[str] | None
+    )  # clients that are scored by their own models; None for one model
+    wanted: NDArray[np.bool_]  # [N] whether a row of the store is evaluated
+    label: NDArray[np.int64]  # [N], by number of the model's class; -1 unknown
+
+    @classmethod
+    def of(
+        cls,
+        place: Path,
+        first: Predictor,
+        rows: LabelledRows,
+        kind: str,
+        home: Home,
+        own_models: Sequence[str] | None,
+    ) -> PriorTests:
+        """The clients of a model's run, among the rows that are evaluated.
+
+        Args:
+            place: the directory of a run, or a model file.
+            first: the model, or that of the first client.
+            rows: that are evaluated, of the run's own store.
+            kind: of the prior.
+            home: where the run is looked for.
+            own_models: names of the clients that are scored, each by its own model; None to score all by one model.
+
+        Raises UsageError for a method or data without client priors, StoreError for a run whose partition is gone.
+        """
+        if kind not in CLIENT_PRIORS:
+            raise unknown("client prior", kind, CLIENT_PRIORS)
+        facts = first.members[0].facts
+        run = shell_word(facts.run[:12])
+        found = find_run(place, facts.run, home)
+        if found is None:
+            raise StoreError(
+                f"The run {facts.run[:12]} is gone, and a client prior needs its partition.",
+                "fedcache runs list",
+            )
+        folder, result = found
+        store = rows.source
+        if not isinstance(store, Store) or store.dataset["digest"] != result["dataset"]["digest"]:
+            own = store_behind(folder, result)
+            hint = "fedcache ls"
+            if own is not None:
+                its = shell_word(own.path)
+                hint = f"fedcache evaluate {run} --client-prior {kind} --store {its}"
+            raise UsageError(
+                "A client prior is measured on the clients' own test rows, which only the run's own store has.",
+                hint,
+            )
+        path = shell_word(store.path)
+        if first.deployed[0].method.by_similarity(facts.hp):
+            raise UsageError(
+                f"{facts.method} predicts by similarity to prototypes, and a client prior needs scores of classes.",
+                f"To evaluate it without a client prior:  fedcache evaluate {run} --store {path}",
+            )
+        if kind == "fitted" and is_private(result):
+            raise UsageError(
+                "The run promises differential privacy, and its epsilon does not cover a concentration that is fitted "
+                "to the class counts of all clients.",
+                f"fedcache evaluate {run} --store {path} --client-prior counts",
+            )
+        partitions = []
+        if not train_table(folder).get("clients_from"):
+            for member in first.members:
+                one = partition_of_seed(folder, result, member.facts.seed, store)
+                if one is not None:
+                    partitions.append(one)
+        if len(partitions) < len(first.members):
+            raise StoreError(
+                f"The partition of the run {facts.run[:12]} is not available, and a client prior needs it.",
+                f"fedcache evaluate {run} --store {path}",
+            )
+        partition = partitions[0]
+        if any(p.digest != partition.digest for p in partitions):
+            seed = shell_word(facts.seed)
+            raise UsageError(
+                "--client-prior takes the model of one seed, because each seed has its own partition.",
+                f"fedcache evaluate {run} --store {path} --client-prior {kind} --seed {seed}",
+            )
+        samples = store.samples
+        label = model_labels(np.asarray(samples.label, np.int64), samples.classes, first.classes)
+        label = np.where(samples.ok == 1, label, -1)
+        wanted = np.zeros(store.rows, bool)
+        wanted[rows.rows] = True
+        # Clients may all be tested on the same rows, so the rows are counted once per client.
+        table = partition.table
+        step = max(1, -(-int(table.test_sizes.sum()) // MOST_SCORED))
+        numbers = np.arange(0, len(table), step)
+        if own_models is not None:
+            numbers = np.union1d(numbers, facts.saved[own_models[0]])
+        counts = class_counts(table.train.take(numbers), label, len(first.classes))
+        scored = None
+        if own_models is not None:
+            scored = frozenset(own_models)
+        return cls(store, partition, ClientPriors.of(kind, counts), numbers, scored, wanted, label)
+
+    def measured(self, first: Predictor, observer: Observer, stop: Stop) -> PriorAccuracy:
+        """The accuracy without and with the prior. Raises StoreError without a test row, StoppedError after a stop."""
+        observer.start("client priors", len(self.numbers), "clients")
+        try:
+            found = measure_prior(self.store, self._tests(first, observer, stop), self.label)
+        finally:
+            observer.stop()
+        if not found:
+            raise StoreError(
+                "No client has a test row among the rows that are evaluated.",
+                "Leave --split out, or take --split test.",
+            )
+        return PriorAccuracy(
+            self.priors.kind, self.priors.concentration, self.partition.test_protocol, found
+        )
+
+    def _tests(
+        self, first: Predictor, observer: Observer, stop: Stop
+    ) -> Iterator[tuple[str, Predictor, NDArray[np.int64], NDArray[np.float64]]]:
+        """Name, model, test rows and log-prior of each client, made one after the other."""
+        table = self.partition.table
+        for place, number in enumerate(self.numbers.tolist()):
+            if stop.requested:
+                raise StoppedError("Stopped before every client was evaluated.", "Run it again.")
+            observer.advance(1)
+            name = table.names[number]
+            predictor = first
+            if self.own_models is not None:
+                if name not in self.own_models:
+                    continue
+                predictor = replace(first, client=name)
+            test = np.asarray(table.test_of(number), np.int64)
+            yield name, predictor, test[self.wanted[test]], self.priors.log_prior(place)

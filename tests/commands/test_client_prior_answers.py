@@ -1,0 +1,210 @@
+"""``evaluate --client-prior``: both accuracies on the clients' own test rows, beside figures that stay as they are."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import ok
+from failing_command import must_fail
+from refusal import refused
+
+import fedcache as fc
+from fedcache.config import Home
+from fedcache.errors import Exit
+from fedcache.federate.partition.partition import Partition
+from fedcache.models.client_prior import ClientPriors
+from fedcache.store.store import Store
+
+CLIENTS = "--scheme dirichlet --clients 5 --option alpha=0.3 --option test_protocol=matched"
+
+
+def trained(place: Path) -> Path:
+    """A store of six classes that overlap, and runs of one model, of a model per client, and of prototypes."""
+    rng = np.random.default_rng(0)
+    y = np.tile(np.arange(6), 100)
+    x = (rng.normal(size=(600, 8)) + 1.3 * np.eye(6, 8)[y]).astype(np.float32)
+    split = np.arange(600) // 6 % 3 == 0
+    np.savez(place / "rows.npz", features=x, labels=y, split=split.astype(int))
+    path = Path(ok(f"ingest {place}/rows.npz --name rows").data["path"])
+    ok(f"train --method fed3r {CLIENTS} --store {path}")
+    ok(f"train --method solo --rounds 2 {CLIENTS} --store {path}")
+    ok(f"train --method fedpcl --rounds 1 {CLIENTS} --store {path}")
+    return path
+
+
+@pytest.fixture
+def store(once):
+    return once(trained)
+
+
+def result_of(method: str) -> dict:
+    found = [json.loads(p.read_text()) for p in Home.from_environment().runs.glob("*/result.json")]
+    (result,) = (r for r in found if r["method"] == method)
+    return result
+
+
+def run_of(method: str) -> Path:
+    return Home.from_environment().runs / result_of(method)["digest"][:16]
+
+
+def prior_of(store: Path, method: str, kind: str, *more: object) -> dict:
+    (found,) = ok("evaluate", run_of(method), "--store", store, "--client-prior", kind, *more).data[
+        "runs"
+    ]
+    return found["client_prior"]
+
+
+def by_hand(store: Path, kind: str) -> dict[str, int]:
+    """Right predictions of each client with its prior, from the scores of the loaded model alone."""
+    held = Store.open(store)
+    run = run_of("fed3r")
+    model = fc.load_model(run)
+    X, y = held.Xy(split=None)
+    (file,) = run.glob("partition-*.partition")
+    clients = Partition.load(file).clients
+    counts = np.stack([np.bincount(y[c.train], minlength=6) for c in clients])
+    logs = np.log(model.probabilities(X))
+    shares = counts.astype(float)
+    if kind == "classes":
+        shares = (counts > 0).astype(float)
+    if kind == "fitted":
+        k = ClientPriors.of("fitted", counts).concentration
+        shares = counts + k * counts.sum(0) / counts.sum()
+    with np.errstate(divide="ignore"):
+        prior = np.log(shares)
+    return {
+        c.name: int(((logs[c.test] + prior[i]).argmax(-1) == y[c.test]).sum())
+        for i, c in enumerate(clients)
+    }
+
+
+@pytest.mark.parametrize("kind", ["classes", "counts", "fitted"])
+def test_the_accuracy_with_the_prior_is_that_of_the_scores_and_the_counts(store, kind):
+    found = prior_of(store, "fed3r", kind)
+    stored = result_of("fed3r")
+    assert found["kind"] == kind
+    assert found["test_protocol"] == "matched"
+    assert (found["concentration"] is not None) == (kind == "fitted")
+    assert {n: c["right_with_prior"] for n, c in found["clients"].items()} == by_hand(store, kind)
+    # Without the prior they are the accuracies that the run stored.
+    each = [c["right"] / c["rows"] for c in found["clients"].values()]
+    assert each == stored["accuracy"]["per_client"]
+    before, after = found["accuracy_without_prior"], found["accuracy_with_prior"]
+    assert before["pooled"] == pytest.approx(stored["accuracy"]["pooled"])
+    assert before["client_mean"] == pytest.approx(np.mean(each))
+    assert after["client_mean"] > before["client_mean"]
+    if kind == "classes":  # no matched test row is of a class that is masked
+        assert all(c["right_with_prior"] >= c["right"] for c in found["clients"].values())
+
+
+@pytest.mark.slow
+def test_every_other_figure_and_the_stored_run_stay_as_they_are(store):
+    run = run_of("fed3r")
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    plain, none, counts = (
+        ok("evaluate", run, "--store", store, "--split", "test", *more).data["runs"][0]
+        for more in ((), ("--client-prior", "none"), ("--client-prior", "counts"))
+    )
+    assert none == plain
+    assert plain.pop("client_prior") is None
+    assert counts.pop("client_prior") is not None
+    assert counts == plain
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.slow
+def test_clients_with_models_of_their_own_are_scored_by_these(store):
+    found = prior_of(store, "solo", "classes")
+    stored = result_of("solo")
+    each = [c["right"] / c["rows"] for c in found["clients"].values()]
+    assert each == stored["accuracy"]["per_client"]
+    name = stored["clients"][2]
+    alone = prior_of(store, "solo", "classes", "--client", name)
+    assert alone["clients"] == {name: found["clients"][name]}
+
+
+@pytest.mark.slow
+def test_python_and_files_give_what_the_command_gives(store, tmp_path):
+    run = run_of("fed3r")
+    made = tmp_path / "e.csv"
+    found = fc.evaluate(run, store=store, client_prior="fitted", out=made)
+    told = prior_of(store, "fed3r", "fitted")
+    assert json.loads(json.dumps(found.client_prior.to_dict())) == told
+    with made.open(newline="") as file:
+        lines = {
+            line["name"]: float(line["accuracy"])
+            for line in csv.DictReader(file)
+            if line["scope"] == "own test rows"
+        }
+    assert lines == {
+        "prior none": told["accuracy_without_prior"]["pooled"],
+        "prior fitted": told["accuracy_with_prior"]["pooled"],
+    }
+    (sentence,) = (s for s in found.sentences() if s.startswith("Client prior fitted"))
+    assert f"{100 * told['accuracy_with_prior']['client_mean']:.2f} %" in sentence
+    refused(lambda: fc.evaluate(run, store=store, client_prior="count"))
+
+
+def test_rows_are_those_that_are_evaluated(store):
+    must_fail(
+        "No client has a test row",
+        "evaluate",
+        run_of("fed3r"),
+        *("--store", store, "--split", "train", "--client-prior", "counts"),
+        code=Exit.STORE,
+    )
+
+
+def test_what_has_no_client_prior_is_refused_by_name(store, tmp_path):
+    must_fail(
+        "fedpcl predicts by similarity",
+        "evaluate",
+        run_of("fedpcl"),
+        *("--store", store, "--client-prior", "counts"),
+        code=Exit.USAGE,
+    )
+    # Rows of other data are no client's.
+    some = np.random.default_rng(1).normal(size=(6, 8)).astype(np.float32)
+    np.savez(tmp_path / "other.npz", features=some, labels=np.arange(6))
+    other = ok(f"ingest {tmp_path}/other.npz --name other").data["path"]
+    must_fail(
+        "the run's own store",
+        "evaluate",
+        run_of("fed3r"),
+        *("--store", other, "--client-prior", "counts"),
+        code=Exit.USAGE,
+    )
+
+
+@pytest.mark.slow
+def test_a_model_whose_run_is_gone_is_refused(store, tmp_path):
+    run = run_of("fed3r")
+    fc.load_model(run).save(tmp_path / "m.safetensors")
+    words = ("evaluate", tmp_path / "m.safetensors", "--store", store, "--client-prior", "counts")
+    with_run = ok(*words).data["runs"][0]["client_prior"]
+    assert with_run == prior_of(store, "fed3r", "counts")
+    run.rename(tmp_path / "run")
+    must_fail("is gone", *words, code=Exit.STORE)
+
+
+def test_a_concentration_of_a_private_run_is_refused(store, monkeypatch):
+    monkeypatch.setattr("fedcache.runs.evaluate_prior.is_private", lambda _result: True)
+    words = ("evaluate", run_of("fed3r"), "--store", store, "--client-prior")
+    must_fail("epsilon does not cover", *words, "fitted", code=Exit.USAGE)
+
+
+@pytest.mark.slow
+def test_seeds_with_one_partition_are_an_ensemble_and_others_are_refused(store):
+    words = f"train --method fedncm --seeds 0,1 {CLIENTS} --store {store}"
+    prior = ("--store", store, "--client-prior", "counts")
+    run = ok(words).data["path"]
+    one, both = (
+        ok("evaluate", run, *prior, "--seed", seed).data["runs"][0]["client_prior"]
+        for seed in (0, "all")
+    )
+    assert one == both, "fedncm is the same for every seed"
+    run = ok(f"{words} --repartition").data["path"]
+    must_fail("one seed", "evaluate", run, *prior, "--seed", "all", code=Exit.USAGE)
+    assert ok("evaluate", run, *prior, "--seed", 1).data["runs"][0]["client_prior"] != one
