@@ -97,9 +97,9 @@ class OwnItemEncoder:
         shape = tuple(getattr(out, "shape", ()))
         if not hasattr(out, "isfinite") or len(shape) not in (2, 3) or shape[0] != count:
             found = list(shape) if hasattr(out, "shape") else type(out).__name__
-            items = f"{count} {self.kind}"
+            what = f"{count} {self.kind}"
             raise UsageError(
-                f"{self.name} gives {found} for {items}, expected a tensor [B, D] or [B, T, D].",
+                f"{self.name} gives {found} for {what}, expected a tensor [B, D] or [B, T, D].",
                 "Return one tensor from forward: the features.",
             )
         refuse_complex(self.name, out)

@@ -434,9 +434,9 @@ def _check(
         method.hparam(key)
     missing = sorted({h.name for h in method.hparams} - set(hp))
     if missing:
-        names = ", ".join(missing)
+        lacking = ", ".join(missing)
         raise UsageError(
-            f"{method.name} is not told {names}.",
+            f"{method.name} is not told {lacking}.",
             f"Take all hyperparameters from METHODS[{method.name!r}].resolve(preset, settings).",
         )
     if has_batchnorm(hp) and hp.get("batch") == 1:
