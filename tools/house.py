@@ -204,19 +204,20 @@ def sizes(known: dict[str, Path]) -> dict[str, list[str]]:
     return found
 
 
-TOKENS = {"fedcache": 665_500, "tests": 470_000, "tools": 80_050}
+TOKENS = {"fedcache": 670_300, "tests": 474_500, "tools": 80_050}
 """Most code tokens of the package, of the tests, and of tools with benchmarks.
 
 A limit goes down when code goes, and up only with a feature that users asked for: parts and join, published stores,
-sounds and layers of language models, extraction on several GPUs (30,400 tokens of the package). Folders of the package
+sounds and layers of language models, extraction on several GPUs (30,400 tokens of the package), the prior of clients
+and ridges that methods choose (4,000). A thousand are free, so that a new method fits. Folders of the package
 have no limits of their own, because a concept may move to the folder that owns it.
 """
 
 DENSITY = {
     "tokens a statement": 11.85,
-    "conditional expressions": 4.6,
+    "conditional expressions": 4.55,
     "tuple assignments": 0.4,
-    "f-strings with logic": 6.3,
+    "f-strings with logic": 5.0,
 }
 """The densest that the package may be; the last three per 1,000 statements."""
 
