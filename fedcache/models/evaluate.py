@@ -225,8 +225,8 @@ class PriorAccuracy:
         pooled = [percent(a["pooled"]) for a in (before, after)]
         return (
             f"Client prior {what}, on the own test rows ({self.test_protocol}) of {clients:,} clients: the mean "
-            f"accuracy over clients is {means[0]} % without and {means[1]} % with the prior; over all {self.rows:,} "
-            f"rows it is {pooled[0]} % and {pooled[1]} %."
+            f"accuracy over clients is {means[0]} without and {means[1]} with the prior; over all {self.rows:,} "
+            f"rows it is {pooled[0]} and {pooled[1]}."
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import ok
+from command import fedcache, ok
 from failing_command import must_fail
 from refusal import refused
 
@@ -96,6 +96,9 @@ def test_the_accuracy_with_the_prior_is_that_of_the_scores_and_the_counts(store,
     assert before["client_mean"] == pytest.approx(np.mean(each))
     assert after["client_mean"] > before["client_mean"]
     if kind == "classes":  # no matched test row is of a class that is masked
+        words = ("evaluate", run_of("fed3r"), "--store", store, "--client-prior", kind)
+        said = f"{100 * before['client_mean']:.2f} % without"
+        assert said in " ".join(fedcache(*words).out.split())
         assert all(c["right_with_prior"] >= c["right"] for c in found["clients"].values())
 
 
