@@ -111,7 +111,7 @@ def files_over_methods() -> list[str]:
     return [
         file.relative_to(ROOT).as_posix()
         for file in test_files()
-        if file.name in ("test_golden.py", "test_moved_features.py")
+        if file.name == "test_golden.py"
         or "from methods_tried import tried" in file.read_text(encoding="utf-8")
     ]
 
