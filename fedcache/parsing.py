@@ -15,6 +15,13 @@ from typing import Any
 
 from fedcache.errors import UsageError
 
+# Text from elsewhere (names of files, classes, domains, runs), made safe to show on a terminal, in
+# a page or a sheet.
+#
+# A name may hold characters that are commands and not letters: to clear a terminal, to set its
+# title, to turn the order of what follows. Where text leaves fedcache for a person they are shown
+# by number; data (``--json``, stores) keep them.
+
 # C0 but not newline and tab, DEL, C1, Arabic letter mark, the marks, embeddings, overrides and isolates of
 # bidirectional text, the separators of lines and paragraphs, and surrogates, which no encoding can write.
 _COMMANDS = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"

@@ -227,6 +227,19 @@ def forget(kind: str, name: str) -> None:
     _registered[kind].pop(name, None)
 
 
+# Names of backbones that a user brings: a prefix, and a file, a folder or a place in the user's
+# own code.
+#
+# In a store and in a recipe such a backbone has its bare name, without folders: two sites that
+# keep one model in different places have one recipe, and a store says nothing of places. A name
+# that an installed package gives to a factory stands for ``module:`` and the place of that
+# factory.
+#
+# A ``module:`` name is Python code that is imported and called, so data must never choose one. It
+# counts only if the user wrote it in the command or passed it to a function in this process, or if
+# an installed package declares it as a backbone. Names in models, stores, runs and
+# ``fedcache.toml`` count for nothing.
+
 MODULE = "module:"
 ONNX = "onnx:"
 TFLITE = "tflite:"

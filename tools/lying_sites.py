@@ -84,7 +84,8 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FEDCACHE_HOME"] = str(Path(folder) / "home")
-        from test_lying_sites import HUGE, LIES, accuracy, run_of
+        from small_sites import mean_accuracy
+        from test_lying_sites import HUGE, LIES, run_of
 
         shards = sites(Path(folder))
         made = 0
@@ -106,7 +107,7 @@ def main() -> None:
                         method, shards, Path(folder) / str(made), lie and lies[lie], **words
                     )
                     rejected = "*" if run.result["federation"]["missed"] else ""
-                    cells.append(f"{accuracy(run):.3f}{rejected}".removeprefix("0"))
+                    cells.append(f"{mean_accuracy(run):.3f}{rejected}".removeprefix("0"))
                 print(f"| {method} | {' | '.join(cells)} |", flush=True)
 
 

@@ -40,6 +40,11 @@ from fedcache.plugins import note_named, plugins
 if TYPE_CHECKING:
     from fedcache.federate.engines.ray.engine import RayEngine
 
+# Shell completion of option values: names of methods, backbones, datasets, stores and runs.
+#
+# Each source is imported when its own values are asked for, and none imports torch: an answer has
+# to come while somebody types. What cannot be read offers nothing.
+
 Names = Callable[[str], list[str]]
 
 

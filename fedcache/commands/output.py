@@ -403,6 +403,11 @@ def _plain(value: Any) -> Any:
     return value
 
 
+# The live view: how far a stretch of work is, as a bar on a terminal and in words everywhere.
+#
+# Where nothing is said or measured for two seconds, a line on the terminal says that the command
+# is at work.
+
 WINDOW = 30.0
 """Seconds from which rate and time left are taken."""
 

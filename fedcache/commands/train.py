@@ -90,7 +90,7 @@ PROTOCOLS = {
 }
 
 TAILS = {"worst10": ("worst 10 %", 10), "worst40": ("worst 40 %", 3), "best10": ("best 10 %", 10)}
-"""Means over the tails of the clients: their names, and the clients of which the tail is at least one."""
+"""Means over the worst or best share of clients, and the number of clients from which on that share holds one."""
 
 
 def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) -> list[str]:
@@ -372,7 +372,7 @@ def points_line(done: Grid) -> str:
     if done.reused == 1:
         verb = "was"
     sentence = f"{points}, {done.reused} of them {verb} there already."
-    # Runs of which some seeds were stored: only the other seeds were trained.
+    # Some seeds of these runs were stored, so only the others were trained.
     grown = [p.run for p in done.points if p.run.reused_seeds and not p.run.reused]
     counts = {(len(run.reused_seeds), len(run.result["seeds"])) for run in grown}
     if not counts:

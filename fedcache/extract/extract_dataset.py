@@ -95,7 +95,7 @@ class Extraction:
             ``forward_passes`` (images, summed over arrays) of this run, or of the plan.
         vanished: rows kept for images that are no longer in the dataset.
         holds: what the dataset holds: images, texts or rows.
-        cut: texts of this run of which a backbone reads a part, by backbone; none where none was cut.
+        cut: how many texts of this run each backbone reads only in part; empty if no text was cut.
         part: ``part 1 of 4`` where one part was computed; ``path`` is then its folder, and images, ok and bad are
             of its rows. None for all of a dataset.
     """

@@ -8,6 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, softplus
 
+# Softmax over classes, computed along the axis of memory where it is quickest.
+#
+# torch's kernel for the last axis works on one row at a time. A row with fewer numbers than a
+# vector register uses a part of one register, so it takes up to ten times as long as the kernel
+# for other axes, which works on many rows at once.
+
 REGISTER = 16
 """Numbers of a vector register; as many classes fill it."""
 

@@ -56,6 +56,13 @@ from fedcache.optional import reason
 from fedcache.store.files import explain_disk_errors, is_sealed, read_sealed, sealed_bytes
 from fedcache.store.lock import write_output
 
+# Checks of a model file: every fact by its type and range, then facts and tensors against one
+# another.
+#
+# A seal is a checksum that anybody can compute, so the content of a sealed model file cannot be
+# trusted. All of it is checked here, once, when the file is read. The rest of the package relies
+# on these checks.
+
 HINT = "Get the file again from whoever made it; fedcache never writes such a model."
 
 NEWEST = 999

@@ -180,6 +180,14 @@ def _source_digest(plugin: Plugin) -> str:
         return ""
 
 
+# Facts about the methods of this package, stored in the home so that reports start without
+# importing torch.
+#
+# ``compare``, ``report`` and ``runs`` compare a stored run with the preset of its method. A
+# method's file imports torch, which takes seconds, so each fact is read from the method once and
+# again after any file of the package has changed.
+
+
 def usual_settings(method: str, preset: str) -> dict[str, Any]:
     """Every hyperparameter of a preset. Raises UsageError for an unknown method or preset."""
     return _of_method(

@@ -34,6 +34,15 @@ from fedcache.store.files import (
 )
 from fedcache.tables.words import EqualStrings
 
+# Arrays of unsigned integers under a sealed head, in one file that is mapped when it is read.
+#
+#    magic, 8 bytes | length of the head, 8 bytes | head, sealed JSON | arrays
+#
+# The head holds ``content``, any JSON value, and says of each array its dtype, length, offset and
+# sha256. Head and arrays begin at multiples of 8, with zeros in between; numbers are
+# little-endian, and offsets count from the end of the head. Nothing of a file is believed before
+# the digest over it agrees, and no length that the file is too short for.
+
 MAGIC = b"\x89FCARR1\n"
 """The first byte is no text in any encoding, the last one is lost where line ends are converted."""
 

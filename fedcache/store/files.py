@@ -505,6 +505,18 @@ def _group() -> int | None:
     return None
 
 
+# Sealed files: what fedcache keeps for itself and reads back, whole, unchanged and in its own
+# place, or not at all.
+#
+# A seal is signed JSON (``files.to_signed``) around the content and around *what the file is*: its
+# kind and whose it is, as the run and seed of a checkpoint. So a changed digit is found, and also
+# two whole files that were exchanged. Files with tensors are safetensors; the seal lies in their
+# metadata and holds a digest of the tensors.
+#
+# What is sealed can be made again. A file that is damaged, another's, or of a release that did not
+# seal it is never read: the caller forgets it, says so where that costs time, or refuses to go on
+# where it cannot be made again.
+
 TENSORS = ".safetensors"
 SEAL = "seal"
 

@@ -222,6 +222,13 @@ def _remove_partial_files(path: Path) -> None:
         left.unlink(missing_ok=True)
 
 
+# Files that a user names with ``-o``: whole or absent, and without leftovers of killed processes.
+#
+# On Linux a file has no name before it is complete. Elsewhere it has a temporary name, which a
+# killed process cannot remove. The next command that writes the same file removes it. While a file
+# is being written, a note in ``outputs/`` of the home says where, so that ``fedcache gc`` finds
+# what nobody writes again.
+
 NOTES = "outputs"
 """Folder of the home: one note for each file that is being written outside."""
 

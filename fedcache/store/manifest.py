@@ -44,6 +44,13 @@ from fedcache.store.files import (
 )
 from fedcache.store.journal import journal_path, journals
 
+# Part i of n of a store: some chunks of every array, in a folder of their own until ``join``
+# assembles all parts.
+#
+# A part is a store whose arrays stay unfinished: it has the rows of the whole dataset, and its
+# journals vouch for the chunks that it holds. Its manifest lists no array, so nothing trains on
+# it, and names the part in ``dataset``.
+
 PART = "part"
 """Key of the manifest's ``dataset``: {number, of, recipes}. ``recipes`` are those of the arrays that are finished."""
 

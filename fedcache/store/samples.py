@@ -212,6 +212,13 @@ def samples_frame(s: Samples, groups: Mapping[str, Group]) -> Any:
     return data_frame(columns)
 
 
+# Groups: columns that came with the data and sort its rows, such as a hospital, a writer or a
+# device.
+#
+# A group is no part of a dataset's content, so that a column may be added or corrected without
+# another store: each is a sealed file of its own, ``groups/NAME.group``, with the words in its
+# head and the codes as an array (FORMAT.md).
+
 FOLDER = "groups"
 SUFFIX = ".group"
 

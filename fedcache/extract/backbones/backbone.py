@@ -233,6 +233,15 @@ def hub_snapshots(repository: str) -> Iterator[Path]:
     yield from (snapshots / revision for revision in revisions)
 
 
+# The encoder every provider builds, which normalises on the device, runs the module and hands back
+# float32.
+#
+# Normalisation lives here and not in the decoding workers, so bytes cross to the device and
+# recipes that differ in mean and std alone share their inputs. Text features are a unit row per
+# class, from one prompt template or an ensemble; that is CLIP's (Radford et al., arXiv:2103.00020,
+# section 3.1.4): the mean of the templates' unit features, made unit again.
+
+
 @contextmanager
 def deterministic() -> Iterator[None]:
     """No autotuning, no TF32, deterministic convolutions; the caller's settings come back afterwards."""

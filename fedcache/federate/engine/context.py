@@ -55,7 +55,7 @@ class SameObject:
 
 
 class LruCache:
-    """Values by key, within a number of bytes. They are shared: whoever gets one must not write into it."""
+    """Values by key, within a number of bytes. Several runs share a value, so nobody may write into it."""
 
     def __init__(self, budget: int = MEMO_BYTES) -> None:
         self.budget = budget
@@ -444,6 +444,13 @@ def own(tree: Tree, ctx: Ctx) -> Tree:
         k: t.expand((*ctx.lead, *t.shape[core:])).clone(memory_format=order)
         for k, t in tree.items()
     }
+
+
+# Stored views of a row: the plain image, or augmentations drawn in every epoch.
+#
+# View 0 is the plain image; tests, scores and predictions read only this view. Views 1 .. V-1 are
+# augmentations that were stored when features were extracted; a method reads them if its
+# hyperparameters say so.
 
 
 def training_views(

@@ -17,6 +17,13 @@ from fedcache.federate.engine.hyperparameters import Hp, has_batchnorm
 from fedcache.federate.engine.method import Fit
 from fedcache.heads.linear import Tree
 
+# The optimisers: SGD with momentum and Adam, as steps on flat dicts whose state lives under
+# ``opt/``.
+#
+# The arithmetic is torch.optim's (L2 weight decay added to the gradient, bias-corrected Adam).
+# With plain floats and at most one leading axis torch's fused kernels run; of a grid every point
+# and client has numbers of its own.
+
 Tensors = Sequence[Tensor]
 PerClient = float | Tensor
 """One number for all clients, or one of each."""

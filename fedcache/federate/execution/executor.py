@@ -270,6 +270,12 @@ def timed_round(executor: Executor) -> tuple[tuple[int, ...], list[RoundTraffic 
     return tuple(sorted(c for ids in groups.values() for c in ids)), traffics
 
 
+# Chunks of clients, of all points of a grid, as one batch with the leading axes (M,) or (G, M).
+#
+# The steps of small heads are nearly all dispatch, which a chunk pays once; larger heads gain
+# while a chunk's parameters stay in the cache. On a GPU every head gains. Small uploads, and all
+# on a GPU, are summed by one product over a chunk.
+
 SMALL_HEAD = 64 << 10
 """Heads and uploads up to this many bytes are nearly all dispatch, which clients of a chunk and points share."""
 
@@ -297,7 +303,7 @@ class Batched(Executor):
 
     @classmethod
     def cost(cls, method: Method, hp: Hp, load: Load) -> float:
-        """Below ``sequential`` for small heads, for heads of which several fit into the cache, and on a GPU."""
+        """Less than that of ``sequential`` for small heads, if several heads fit into the cache, and on a GPU."""
         if not method.gradient or method.central or load.clients * load.points < 2:
             return 2.0
         cached = load.clients > 1 and fits_cache(load) >= FEWEST

@@ -19,6 +19,11 @@ from fedcache.federate.execution.state_table import StateTable
 from fedcache.heads.gram import GramBatch
 from fedcache.heads.linear import Tree
 
+# Small tensors that stay for rounds, side by side in blocks of 16 MB.
+#
+# One by one they would lie among the temporaries of training, and leave holes in memory that
+# nothing fits into.
+
 BLOCK_BYTES = 16 << 20
 
 LARGE_BYTES = 1 << 20

@@ -456,6 +456,13 @@ def all_train_rows(clients: Sequence[ClientRows]) -> np.ndarray:
     )
 
 
+# Matched test rows: the test rows of each client as a rule, from which a list is made on access.
+#
+# A client takes the first rows of each of its classes, in one random order that all clients share
+# (``MatchedTests``). So a client is stored as a few pairs of class and number, while its list can
+# be most of the test rows.
+
+
 class MatchedLists(MadeWhenAsked[np.ndarray]):
     """M lists of ascending test rows, with the interface of ``RowLists``.
 
