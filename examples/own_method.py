@@ -3,8 +3,8 @@
 Each client sends, for every class, the sum of its features and the number of its rows, as in FedNCM. The server draws
 the mean of a class towards the mean m of all rows, as if the class had ``shrink`` more rows, all at m:
     mu_c = (S_c + shrink m) / (N_c + shrink)
-and a row belongs to the nearest mean. So a class of which all clients together have few rows is not believed too much.
-shrink = 0 is FedNCM with ``metric=euclid``.
+and a row belongs to the class with the nearest mean. A class with few rows on all clients together has an uncertain
+mean, which stays close to m. shrink = 0 is FedNCM with ``metric=euclid``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedcache.federate.engine.context import Ctx, over
 from fedcache.federate.engine.hyperparameters import HParam
 from fedcache.federate.engine.method import Defaults, Method, MethodPage, Uploads, UploadTensor
 from fedcache.federate.methods.common.model import FEAT_POST
-from fedcache.heads.linear import Tree, affine
+from fedcache.heads.linear import Tree, affine, head_around
 from fedcache.heads.losses import MASKED
 
 
@@ -41,15 +41,19 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
 
 
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
-    """The shrunken means as a linear head: the nearest mean is the largest mu_c . x - |mu_c|^2 / 2."""
-    total, count = up["sum"], up["count"].unsqueeze(-1)
-    everywhere = total.sum(-2, keepdim=True) / count.sum(-2, keepdim=True)
+    """The nearest of the shrunken means as a linear head.
+
+    With d_c = mu_c - m it is the class with the largest d_c . (x - m) - |d_c|^2 / 2. Distances from m are small, so
+    float32 holds them even where all features are large.
+    """
+    total = up["sum"]
+    count = up["count"].unsqueeze(-1)
+    everywhere = total.sum(-2) / count.sum(-2)
     shrink = over(ctx.number("shrink"), total)
-    mean = (total + shrink * everywhere) / (count + shrink).clamp(min=1.0)
-    b = -0.5 * (mean**2).sum(-1)
+    apart = (total - count * everywhere.unsqueeze(-2)) / (count + shrink).clamp(min=1.0)
+    head = head_around(everywhere, apart, -0.5 * (apart**2).sum(-1), ctx.env.dtype)
     # a class that nobody has is never predicted
-    b = torch.where(up["count"] > 0, b, b.new_full((), MASKED))
-    return {"W": mean.to(ctx.env.dtype), "b": b.to(ctx.env.dtype)}
+    return {**head, "b": torch.where(up["count"] > 0, head["b"], MASKED)}
 
 
 def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, _ctx: Ctx) -> Tensor:

@@ -66,7 +66,7 @@ class OptionInfo:
     added: bool = False
 
 
-def option(default: Any, meaning: str, panel: str, *, said: str = "", **info: Any) -> Any:
+def option(default: Any, meaning: str, panel: str, *, default_text: str = "", **info: Any) -> Any:
     """A field that is an option too; ``{}`` as its default is a new dictionary.
 
     Args:
@@ -74,7 +74,7 @@ def option(default: Any, meaning: str, panel: str, *, said: str = "", **info: An
         meaning: as of ``OptionInfo``, like ``panel`` and ``info``.
         said: the default in words.
     """
-    metadata = {"option": OptionInfo(meaning, panel, default=said, **info)}
+    metadata = {"option": OptionInfo(meaning, panel, default=default_text, **info)}
     if default == {}:
         return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -98,8 +98,8 @@ def option_value(value: object) -> str:
 SAMPLING = ("uniform", "weighted", "poisson")
 BAD_UPDATES = ("fail", "reject")
 DATASET = (
-    "digits, folder:PATH, arrays:FILE, idx:FOLDER, hf:PATH, webdataset:PATTERN, torchvision:NAME, paper:NAME, "
-    "texts:FILE, rows:FILE, a=SPEC,b=SPEC as domains, or a name given to ingest."
+    "Dataset, such as digits or folder:PATH (`fedcache datasets list` shows all kinds), a=SPEC,b=SPEC with each as a "
+    "domain, or a name given to ingest."
 )
 BACKBONES = (
     "Names, comma-separated: `fedcache backbones list`, or yours: onnx:, "
@@ -113,20 +113,20 @@ FILE_NAME = "fedcache.toml"
 class ExtractConfig:
     """``[extract]`` of fedcache.toml: every field is the long option of the same name."""
 
-    dataset: str | None = option(None, DATASET, DATA, short="-d", said="the last one")
+    dataset: str | None = option(None, DATASET, DATA, short="-d", default_text="the last one")
     backbones: tuple[str, ...] = option(
-        (), BACKBONES, FEATURES, short="-b", said="none; name one or several"
+        (), BACKBONES, FEATURES, short="-b", default_text="none; name one or several"
     )
     views: int = option(1, "Views per image; view 0 is the plain one.", FEATURES, minimum=1)
     augment: str | None = option(
-        None, "Policy of views 1.., as flip=0.5,rotate=30.", FEATURES, said="simclr"
+        None, "Policy of views 1.., as flip=0.5,rotate=30.", FEATURES, default_text="simclr"
     )
     text: tuple[str, ...] = option(
         (),
         "Prompt template with {}; repeat for an ensemble.",
         FEATURES,
         whole=True,
-        said="the backbone's own",
+        default_text="the backbone's own",
     )
     recipe: Mapping[str, str] = option(
         {},
@@ -134,33 +134,44 @@ class ExtractConfig:
         "of a file of yours; pooling, max_tokens and prompt of texts; pooling and seconds of sounds.",
         FEATURES,
         split=True,
-        said="the backbone's own",
+        default_text="the backbone's own",
     )
     size: int | None = option(
-        None, "Short for --recipe size=N.", FEATURES, said="the backbone's own"
+        None, "Short for --recipe size=N.", FEATURES, default_text="the backbone's own"
     )
     limit: int | None = option(
-        None, "Only N images, evenly spaced over the dataset.", DATA, minimum=1, said="all images"
+        None,
+        "Only N images, evenly spaced over the dataset.",
+        DATA,
+        minimum=1,
+        default_text="all images",
     )
     layout: str | None = option(
         None,
         "Meaning of the folder levels, e.g. domain/class, or client/class for a group.",
         DATA,
-        said="recognised",
+        default_text="recognised",
     )
     images_key: str | None = option(
-        None, "Column of images, texts, rows or paths.", DATA, said="by its usual name"
+        None, "Column of images, texts, rows or paths.", DATA, default_text="by its usual name"
     )
-    label_key: str | None = option(None, "Column of labels.", DATA, said="by its usual name")
+    label_key: str | None = option(
+        None, "Column of labels.", DATA, default_text="by its usual name"
+    )
     split_key: str | None = option(
-        None, "Column of train, test, validation.", DATA, said="by its usual name"
+        None, "Column of train, test, validation.", DATA, default_text="by its usual name"
     )
-    domain_key: str | None = option(None, "Column of domains.", DATA, said="by its usual name")
+    domain_key: str | None = option(
+        None, "Column of domains.", DATA, default_text="by its usual name"
+    )
     group_key: str | None = option(
-        None, "Columns kept as groups, comma-separated.", DATA, said="all that can be"
+        None, "Columns kept as groups, comma-separated.", DATA, default_text="all that can be"
     )
     no_label: str | None = option(
-        None, "Labels that mean that none is known, e.g. -1 or NA,?.", DATA, said="empty values"
+        None,
+        "Labels that mean that none is known, e.g. -1 or NA,?.",
+        DATA,
+        default_text="empty values",
     )
     unlabelled: bool = option(
         False, "The dataset has no labels, whatever its columns are called.", DATA
@@ -178,35 +189,38 @@ class ExtractConfig:
         "auto", "Compute dtype.", COMPUTING, choices=("auto", "float32", "bfloat16", "float16")
     )
     batch: int | None = option(
-        None, "Images per batch.", COMPUTING, minimum=1, said="32 on a CPU, 256 on a GPU"
+        None, "Images per batch.", COMPUTING, minimum=1, default_text="32 on a CPU, 256 on a GPU"
     )
     workers: int | None = option(
         None,
         "Processes; 0 keeps everything in this one.",
         COMPUTING,
         minimum=0,
-        said="chosen by work and cores",
+        default_text="chosen by work and cores",
     )
     threads: int = option(1, "Threads per process.", COMPUTING, minimum=1)
     chunk_rows: int | None = option(
-        None, "Rows per chunk file.", COMPUTING, minimum=1, said="by the width of features"
+        None, "Rows per chunk file.", COMPUTING, minimum=1, default_text="by the width of features"
     )
     part: str | None = option(
         None,
         "Compute part i/n alone, e.g. 1/4, in a folder of its own; `fedcache join` assembles all. auto reads "
         "SLURM_ARRAY_TASK_ID, or RANK and WORLD_SIZE, which mean nothing without it.",
         COMPUTING,
-        said="all of the dataset",
+        default_text="all of the dataset",
     )
     max_bad: str = option("1%", "Unreadable images to accept: 1% or a number.", DATA)
     weights: Mapping[str, str] = option(
         {},
         "NAME=FILE, a backbone's local weights; repeatable.",
         FEATURES,
-        said="looked for by name",
+        default_text="looked for by name",
     )
     data: Mapping[str, str] = option(
-        {}, "NAME=PATH, where a named dataset lies; repeatable.", DATA, said="under FEDCACHE_HOME"
+        {},
+        "NAME=PATH, where a named dataset lies; repeatable.",
+        DATA,
+        default_text="under FEDCACHE_HOME",
     )
     skip_missing: bool = option(
         False, "Go on without backbones whose weights are missing.", FEATURES
@@ -222,7 +236,7 @@ class PartitionConfig:
         "iid, shards, dirichlet, lda, feature-shift, label-shift, feature-label-shift, few-shot, flesd or natural.",
         CLIENTS,
         short="-s",
-        said="the method's paper's",
+        default_text="the method's paper's",
     )
     clients: int | None = option(
         None,
@@ -230,7 +244,7 @@ class PartitionConfig:
         CLIENTS,
         short="-m",
         minimum=1,
-        said="the method's paper's, or the scheme's",
+        default_text="the method's paper's, or the scheme's",
     )
     seed: int = option(0, "Seed of the partition.", CLIENTS, name="--partition-seed")
     options: Mapping[str, Any] = option(
@@ -239,7 +253,7 @@ class PartitionConfig:
         CLIENTS,
         name="--option",
         added=True,
-        said="the scheme's",
+        default_text="the scheme's",
     )
 
 
@@ -252,45 +266,51 @@ released code, or the paper's with rates that were tuned here."""
 class TrainConfig:
     """``[train]`` of fedcache.toml, and the ``config.toml`` every run writes to re-run itself."""
 
-    method: str | None = option(None, "See `fedcache methods list`.", METHOD, said="none; name one")
+    method: str | None = option(
+        None, "See `fedcache methods list`.", METHOD, default_text="none; name one"
+    )
     preset: str = option(
         PRESETS[0],
         "The paper's values except where they are known to fail, all of them, those of released code, or tuned rates.",
         METHOD,
         choices=PRESETS,
     )
-    dataset: str | None = option(None, DATASET, DATA, short="-d", said="that of the store")
+    dataset: str | None = option(None, DATASET, DATA, short="-d", default_text="that of the store")
     store: str | None = option(
         None,
         "Store directory, a name of `fedcache ls`, or the address of a published store.",
         DATA,
         path=True,
         remote=True,
-        said="the last one extracted",
+        default_text="the last one extracted",
     )
-    backbones: tuple[str, ...] = option((), BACKBONES, DATA, short="-b", said="all of the store")
-    domain: tuple[str, ...] = option((), "Only these domains, comma-separated.", DATA, said="all")
+    backbones: tuple[str, ...] = option(
+        (), BACKBONES, DATA, short="-b", default_text="all of the store"
+    )
+    domain: tuple[str, ...] = option(
+        (), "Only these domains, comma-separated.", DATA, default_text="all"
+    )
     partition: str | None = option(
         None,
         "A saved partition, or a partition file.",
         CLIENTS,
         short="-p",
-        said="made by --scheme",
+        default_text="made by --scheme",
     )
     clients_from: str | None = option(
         None,
         "A directory of client stores (fedcache shard).",
         CLIENTS,
-        said="clients of a partition",
+        default_text="clients of a partition",
     )
     rounds: int | None = option(
-        None, "Rounds of training.", TRAINING, short="-r", minimum=1, said="the paper's"
+        None, "Rounds of training.", TRAINING, short="-r", minimum=1, default_text="the paper's"
     )
     participation: str | None = option(
         None,
         "Clients a round, or at a time: a number, a share (0.1, 10%) or all.",
         PARTICIPATION,
-        said="the paper's",
+        default_text="the paper's",
     )
     client_sampling: str = option(
         "uniform",
@@ -302,7 +322,7 @@ class TrainConfig:
         None,
         "When clients are there: a share (0.8), or a CSV file client,first,last.",
         PARTICIPATION,
-        said="always",
+        default_text="always",
     )
     client_dropout: float = option(
         0.0, "The share of a round's clients that send nothing.", PARTICIPATION
@@ -311,7 +331,7 @@ class TrainConfig:
         None,
         "Clusters, of which a round draws some first: how many, or a CSV file client,cluster.",
         PARTICIPATION,
-        said="none",
+        default_text="none",
     )
     clusters_per_round: int = option(
         1, "How many clusters take part in a round.", PARTICIPATION, minimum=1
@@ -321,7 +341,7 @@ class TrainConfig:
         "Rounds that wait for nobody: a step after so many updates (FedBuff).",
         PARTICIPATION,
         minimum=1,
-        said="rounds",
+        default_text="rounds",
     )
     server_step: float = option(
         1.0, "The server's step on the mean of these updates.", PARTICIPATION
@@ -333,7 +353,7 @@ class TrainConfig:
         None,
         "Simulated time of clients: half-normal, equal, rows, or a CSV file client,duration.",
         PARTICIPATION,
-        said="half-normal where rounds wait for nobody, else no time",
+        default_text="half-normal where rounds wait for nobody, else no time",
     )
     seeds: str = option("0", "0,1,2 or 0-4; at most 10,000, each below 10^9.", TRAINING)
     eval_every: int = option(
@@ -343,7 +363,7 @@ class TrainConfig:
         None,
         "Personal models to score: those of a number or share of clients, drawn once.",
         TRAINING,
-        said="all",
+        default_text="all",
     )
     execution: str = option(
         "auto",
@@ -366,20 +386,20 @@ class TrainConfig:
         METHOD,
         once=True,
         added=True,
-        said="the preset's",
+        default_text="the preset's",
     )
     client_backbones: tuple[str, ...] = option(
         (),
         "a,b,a+b: clients take turns with these, where the method allows it.",
         CLIENTS,
-        said="--backbones",
+        default_text="--backbones",
     )
     client_set: Mapping[str, Any] = option(
         {},
         "key=v1,v2: clients take turns with these values. Repeatable.",
         CLIENTS,
         once=True,
-        said="alike",
+        default_text="alike",
     )
     aggregate: str = option(
         "mean",
@@ -391,59 +411,59 @@ class TrainConfig:
         None,
         "sign-flip | ipm | alie | mimic | gaussian | label-flip | nan, as name:share:scale: clients that lie.",
         TRUST,
-        said="none",
+        default_text="none",
     )
     on_bad_update: str | None = option(
         None,
         "Bad uploads end the run, or are left out.",
         TRUST,
         choices=BAD_UPDATES,
-        said="fail; over sites reject",
+        default_text="fail; over sites reject",
     )
     byzantine: float = option(0.2, "The share of liars that --aggregate expects.", TRUST)
     max_update_norm: float | None = option(
-        None, "Updates with a larger norm are malformed.", TRUST, said="no limit"
+        None, "Updates with a larger norm are malformed.", TRUST, default_text="no limit"
     )
     max_rows_per_client: int | None = option(
         None,
         "Who has more rows takes no part.",
         TRUST,
         minimum=1,
-        said="no limit; over sites 10 times the median",
+        default_text="no limit; over sites 10 times the median",
     )
     max_share: float | None = option(
-        None, "A client's largest share of a round's weight.", TRUST, said="by its rows"
+        None, "A client's largest share of a round's weight.", TRUST, default_text="by its rows"
     )
     max_row_norm: float | None = option(
         None,
         "Statistics that need rows longer than this are rejected.",
         TRUST,
-        said="no limit; for unit features their length",
+        default_text="no limit; for unit features their length",
     )
     dp_clip: float | None = option(
         None,
         "Differential privacy: the norm updates are cut to.",
         TRUST,
-        said="no differential privacy",
+        default_text="no differential privacy",
     )
     dp_noise: float | None = option(
-        None, "Gaussian noise on their sum, as a multiple of --dp-clip.", TRUST, said="none"
+        None, "Gaussian noise on their sum, as a multiple of --dp-clip.", TRUST, default_text="none"
     )
     dp_delta: float | None = option(
-        None, "The delta for which epsilon is given.", TRUST, said="1e-5"
+        None, "The delta for which epsilon is given.", TRUST, default_text="1e-5"
     )
     dp_seed: int | None = option(
         None,
         "Simulate privacy: noise that can be repeated, and hides nothing.",
         TRUST,
         minimum=0,
-        said="real noise",
+        default_text="real noise",
     )
     dp_allow: str | None = option(
         None,
         "evaluation,participants,rows,statistics: what may be told and epsilon does not cover.",
         TRUST,
-        said="nothing",
+        default_text="nothing",
     )
 
 

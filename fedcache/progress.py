@@ -77,7 +77,7 @@ class Observer(Protocol):
     def start(self, what: str, total: int, unit: str) -> None:
         """A measured stretch of work begins: ``total`` units of ``unit`` (``images``, ``rounds``)."""
 
-    def told(self, round_: Round) -> None:
+    def round_done(self, round_: Round) -> None:
         """The figures of a round of training; ``advance`` counts it. Also called for rounds that were stored before.
 
         An observer may also have ``ended(path, result)``, called when a run has its result.
@@ -91,7 +91,7 @@ class Observer(Protocol):
 
 
 @contextmanager
-def told_as(observer: Observer, what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
+def progress_of(observer: Observer, what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
     """A context with a function that reports progress as (units done, units in all).
 
     A stretch begins with the first call, and another one where fewer units are done than before.
@@ -129,7 +129,7 @@ class Silent:
     def note(self, text: str) -> None: ...
     def warn(self, text: str) -> None: ...
     def start(self, what: str, total: int, unit: str) -> None: ...
-    def told(self, round_: Round) -> None: ...
+    def round_done(self, round_: Round) -> None: ...
     def advance(self, units: int) -> None: ...
     def stop(self) -> None: ...
 
@@ -138,13 +138,13 @@ class EachOnce(Silent):
     """An observer that passes everything on, but a sentence that was said before: of a grid, what holds for all points.
 
     Args:
-        observer: is told.
+        observer: receives the calls.
     """
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self._said: set[tuple[str, str]] = set()
-        for passed_on in ("start", "told", "advance", "stop"):
+        for passed_on in ("start", "round_done", "advance", "stop"):
             setattr(self, passed_on, getattr(observer, passed_on))
 
     def ended(self, path: Path, result: Mapping[str, Any]) -> None:

@@ -30,20 +30,8 @@ from fedcache.errors import Exit
 from fedcache.extract.backbones import BACKBONES, Backbone
 from fedcache.extract.backbones.rows import PARAMETERS
 from fedcache.extract.backbones.weights import SUFFIXES
-from fedcache.extract.datasets import (
-    arrays,
-    digits,
-    folder,
-    hf,
-    idx,
-    paper,
-    papers,
-    sound,
-    torchvision,
-    webdataset,
-)
-from fedcache.extract.datasets import rows as number_rows
-from fedcache.extract.datasets import texts as text_tables
+from fedcache.extract.datasets import digits, module, paper, papers, torchvision
+from fedcache.extract.datasets.kinds import FILES, KINDS
 from fedcache.extract.datasets.listing import info, known
 from fedcache.extract.recipe import Recipe
 from fedcache.federate.engine.method import Method
@@ -899,33 +887,9 @@ def _digits_page() -> str:
     )
 
 
-OWN_FILES = {
-    "folder:PATH": (folder, "folder:photos.zip", "folder:photos.zip --layout domain/class"),
-    "arrays:FILE": (
-        arrays,
-        "arrays:cells.npz",
-        "arrays:cells.npz --label-key grade --group-key hospital,scanner",
-    ),
-    "idx:FOLDER": (idx, "idx:mnist/raw", "idx:mnist/raw"),
-    "hf:PATH": (hf, "hf:cifar100", "hf:cifar100 --label-key coarse_label"),
-    "webdataset:PATTERN": (
-        webdataset,
-        "webdataset:shards",
-        "webdataset:shards/train-{0000..0009}.tar",
-    ),
-    "texts:FILE": (
-        text_tables,
-        "texts:reviews.csv",
-        "texts:reviews.csv --label-key stars --group-key shop",
-    ),
-    "rows:FILE": (number_rows, "rows:tones.npz", "rows:tones.npz --label-key pitch"),
-    "sound:PATH": (sound, "sound:recordings", "sound:recordings --layout speaker/class"),
-}
-"""Kinds of files of one's own: module, a spec to look at, and one to extract."""
-
-
 def _own_files_page(spec: str) -> str:
-    module, example, extracted = OWN_FILES[spec]
+    kind = KINDS[spec.partition(":")[0]]
+    files = FILES[spec]
     found = info(spec)
     return text_of(
         f"# {spec}",
@@ -934,20 +898,20 @@ def _own_files_page(spec: str) -> str:
         "",
         f"{found['note'][0].upper()}{found['note'][1:]}.",
         "",
-        *_docstring(module),
+        *_docstring(module(kind.module)),
         "",
         "## How to check it",
         "",
         "Reads and counts without decoding: how it was understood, images, classes, domains.",
         "",
-        f"    fedcache datasets info {example}",
+        f"    fedcache datasets info {files.example}",
         "",
-        *_use(extracted),
+        *_use(files.extracted),
     )
 
 
 def datasets() -> dict[str, str]:
-    own = {spec: f"{spec.partition(':')[0]}.md" for spec in OWN_FILES}
+    own = {spec: f"{spec.partition(':')[0]}.md" for spec in FILES}
     made = {
         "digits.md": _digits_page(),
         **{page: _own_files_page(spec) for spec, page in own.items()},

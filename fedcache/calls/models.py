@@ -16,7 +16,7 @@ from fedcache.models.model import Model
 from fedcache.models.saved_model import EvaluateOptions, ModelOptions, PersonaliseOptions
 from fedcache.process import Stop
 from fedcache.progress import Silent
-from fedcache.report.evaluation import check_asked, write_evaluations
+from fedcache.report.evaluation import check_request, write_evaluations
 from fedcache.report.find_runs import find_one
 from fedcache.runs import predict_run
 from fedcache.runs.evaluate_run import evaluate_runs
@@ -90,7 +90,7 @@ def evaluate(given: Mapping[str, Any]) -> RunEvaluation:
     if given["out"] is not None:
         out = Path(given["out"])
     with_images = bool(given["with_images"])
-    check_asked(out, with_images=with_images)
+    check_request(out, with_images=with_images)
     options = ModelOptions(
         given["client"],
         given["one_for_all"],

@@ -116,7 +116,7 @@ def compare(
     if not runs and not found.entries and not found.left_out:
         # As `runs list` answers: nothing is wrong with a home that is new.
         sentence = f"No result under {root} yet."
-        empty: dict[str, Any] = {"comparisons": [], "said": [sentence], "left_out": []}
+        empty: dict[str, Any] = {"comparisons": [], "sentences": [sentence], "left_out": []}
         return CommandResult(empty, [sentence, "fedcache grid --method fedavg,fed3r --seeds 0-4"])
     made = compare_entries(
         found, over=over, metric=metric, test=test, against=against, pairs=pairs, level=level
@@ -172,7 +172,7 @@ def tables_and_sentences(made: Comparisons) -> list[Any]:
     shown: list[Any] = []
     for c in made.tables:
         shown += tables_of(c)
-    return [*shown, *map(plain_line, made.said)]
+    return [*shown, *map(plain_line, made.sentences)]
 
 
 def tables_of(c: Comparison) -> list[Any]:

@@ -11,12 +11,13 @@ from fedcache.commands.options import Given, bare, command, flags_of, pick
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.config import ExtractConfig, Home, option_name
 from fedcache.errors import Exit, MachineError, shell_word
-from fedcache.extract.datasets import FILES, Context, holds_of, open_dataset
+from fedcache.extract.datasets import Context, holds_of, open_dataset
 from fedcache.extract.datasets.columns import with_keys
+from fedcache.extract.datasets.kinds import FILES
 from fedcache.extract.datasets.listing import info, known, pull
 from fedcache.extract.datasets.papers import check, full_spec
 from fedcache.extract.planning.plan import memory_of, roots_of
-from fedcache.progress import told_as
+from fedcache.progress import progress_of
 
 datasets = typer.Typer(
     name="datasets", help="Datasets and where they come from.", no_args_is_help=True
@@ -78,7 +79,7 @@ def datasets_info(observer: TerminalObserver, name: Name, given: Given) -> Comma
     # A dataset that is a file or a folder of the user is read and counted, not only described.
     prefixes = tuple(own.partition(":")[0] + ":" for own in FILES)
     if name.startswith(prefixes):
-        with told_as(observer, "reading", holds_of(name)) as progress:
+        with progress_of(observer, "reading", holds_of(name)) as progress:
             context = Context(memory_of(home), roots, home.data, given["layout"], progress=progress)
             read = open_dataset(name, context)
         found = {

@@ -18,7 +18,7 @@ from fedcache.models.evaluate import RunEvaluation
 from fedcache.models.saved_model import BATCH_OF_THE_RUN, EvaluateOptions, ModelOptions
 from fedcache.process import Stop, stop_on_signals
 from fedcache.progress import percent
-from fedcache.report.evaluation import check_asked, write_evaluations
+from fedcache.report.evaluation import check_request, write_evaluations
 
 COMPUTED = pick(
     ExtractConfig,
@@ -70,7 +70,7 @@ def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> Command
     out = None
     if request.out is not None:
         out = Path(request.out)
-    check_asked(out, with_images=request.with_images)
+    check_request(out, with_images=request.with_images)
     places = [find_model(name, model) for name in run]
     for place in places:
         # The evaluation must not overwrite what it reads.

@@ -398,13 +398,13 @@ def _one_of(keys: Path | None, insecure: bool) -> None:
 
 
 def _telling(observer: TerminalObserver) -> Callable[[dict[str, Any]], None]:
-    def told(words: dict[str, Any]) -> None:
+    def notify(words: dict[str, Any]) -> None:
         if "warn" in words:
             observer.warn(str(words["warn"]))
         elif "note" in words:
             observer.note(str(words["note"]))
 
-    return told
+    return notify
 
 
 def _ended(last: dict[str, Any]) -> CommandResult:

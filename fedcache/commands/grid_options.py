@@ -26,14 +26,14 @@ class GridOptions:
         "What points are ranked and shown by: the mean over clients, or pooled over test rows.",
         POINTS,
         choices=("client-mean", "pooled"),
-        said="the methods' headline where it is alike for all, else client-mean",
+        default_text="the methods' headline where it is alike for all, else client-mean",
     )
     trials: int | None = option(
         None,
         "With --sampler optuna: how many points are tried; more than before go on.",
         POINTS,
         minimum=1,
-        said=str(TRIALS),
+        default_text=str(TRIALS),
     )
     pruner: str = option(
         "none",

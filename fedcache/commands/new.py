@@ -18,7 +18,7 @@ from fedcache.commands.options import command
 from fedcache.commands.output import CommandResult
 from fedcache.errors import MachineError, StoreError, UsageError, shell_word
 from fedcache.extract.backbones import BACKBONES
-from fedcache.extract.datasets import READERS
+from fedcache.extract.datasets.kinds import KINDS
 from fedcache.federate.methods import METHODS
 
 new = typer.Typer(
@@ -82,7 +82,7 @@ def new_dataset(name: Name, out: Out = None) -> CommandResult:
 
     Example: fedcache new dataset my-format
     """
-    folder = write_package("dataset", name, out, READERS)
+    folder = write_package("dataset", name, out, KINDS)
     return written("dataset", name, folder, f"fedcache extract --dataset {shell_word(name)}:FILE")
 
 

@@ -148,51 +148,54 @@ class SchemeArguments:
     """Arguments of partition schemes that have an option of their own; ``PartitionConfig.options`` holds them."""
 
     alpha: float | None = option(
-        None, "Concentration of Dirichlet schemes; small is skewed.", CLIENTS, said="the scheme's"
+        None,
+        "Concentration of Dirichlet schemes; small is skewed.",
+        CLIENTS,
+        default_text="the scheme's",
     )
     shards: int | None = option(
-        None, "Label shards per client (scheme shards).", CLIENTS, said="the scheme's"
+        None, "Label shards per client (scheme shards).", CLIENTS, default_text="the scheme's"
     )
     shots: int | None = option(
         None,
         "Examples per class (few-shot, feature-shift, feature-label-shift).",
         CLIENTS,
-        said="the scheme's",
+        default_text="the scheme's",
     )
     by: str | None = option(
         None,
         "Clients are the values of this column: a group of the data, domain or class; with --scheme, that scheme "
         "deals the rows of every value.",
         CLIENTS,
-        said="clients are made by --scheme",
+        default_text="clients are made by --scheme",
     )
     hold_out: str | None = option(
         None,
         "All rows of these values of --by are the test set, comma-separated.",
         CLIENTS,
-        said="none",
+        default_text="none",
     )
     min_rows: int | None = option(
         None,
         "With --by: leave out clients with fewer rows, their own test rows counted.",
         CLIENTS,
-        said="1",
+        default_text="1",
     )
     max_clients: int | None = option(
-        None, "With --by: draw so many of the clients.", CLIENTS, said="all"
+        None, "With --by: draw so many of the clients.", CLIENTS, default_text="all"
     )
     tests: str | None = option(
         None,
         "With --by: within, held-out-clients or global. Of feature-shift and others: rows of each class.",
         CLIENTS,
-        said="the scheme's",
+        default_text="the scheme's",
     )
     validation: str | None = option(
         None,
         "Rows to choose by: this share (0.2) of every client's training rows, or split, the dataset's own; they are "
         "neither trained nor tested on.",
         CLIENTS,
-        said="none",
+        default_text="none",
     )
 
 
@@ -206,14 +209,14 @@ class RunOptions:
         "Directory of results, instead of the one under FEDCACHE_HOME.",
         RESULTS,
         path=True,
-        said="$FEDCACHE_HOME/runs",
+        default_text="$FEDCACHE_HOME/runs",
     )
     track: tuple[str, ...] = option(
         (),
         "tensorboard, mlflow, wandb or trackio (extras of these names), with :DIR or for mlflow :URL: also write every "
         "round, all parameters and the final figures there, one tracked run for each seed. Repeatable.",
         RESULTS,
-        said="nowhere",
+        default_text="nowhere",
         whole=True,
     )
     no_model: bool = option(
@@ -223,7 +226,7 @@ class RunOptions:
         None,
         "Clients whose own models are saved: all, none, or names, comma-separated.",
         RESULTS,
-        said="all, up to 256 MB a seed",
+        default_text="all, up to 256 MB a seed",
     )
     no_extract: bool = option(False, "Fail instead of extracting what is missing.", RESULTS)
     dry_run: bool = option(

@@ -93,7 +93,7 @@ class TerminalObserver:
             self._spoken()
             self._bar.start()
 
-    def told(self, round_: Round) -> None:
+    def round_done(self, round_: Round) -> None:
         """Kept for the words; rounds of a result that is there already are no stretch of work."""
         if self._stretch is not None:
             self._stretch.take(round_)

@@ -97,7 +97,7 @@ def predict(
         predictions = predict_run.predict_rows(
             predictor, images or (), model, rows, config, home, observer, stop
         )
-        found = answer.told(predictions)
+        found = answer.with_progress(predictions)
         if out is not None:
             write_predictions(out, found, rows.top)
         deque(found, maxlen=0)  # without a file nobody has asked for them yet
@@ -115,7 +115,7 @@ class Answer:
     # the first ``SHOWN``; with ``keep_all`` all
     shown: list[Prediction] = field(default_factory=list)
 
-    def told(self, rows: Iterable[Prediction]) -> Iterator[Prediction]:
+    def with_progress(self, rows: Iterable[Prediction]) -> Iterator[Prediction]:
         """The rows as they are, each counted."""
         for row in rows:
             self.rows += 1

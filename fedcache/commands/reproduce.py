@@ -54,14 +54,14 @@ class DepartureOptions:
         "Run the protocol on this dataset instead of the paper's: a proxy. frozen-bench takes several: repeatable.",
         PROTOCOL,
         whole=True,
-        said="the paper's",
+        default_text="the paper's",
     )
     backbones: tuple[str, ...] = option(
         (),
         "In place of the paper's backbones, in their order: a proxy; the word proxy is three MobileNets.",
         PROTOCOL,
         short="-b",
-        said="the paper's",
+        default_text="the paper's",
     )
     rounds: int | None = option(
         None,
@@ -69,20 +69,27 @@ class DepartureOptions:
         PROTOCOL,
         short="-r",
         minimum=1,
-        said="the paper's",
+        default_text="the paper's",
     )
     seeds: str | None = option(
-        None, "Seeds of every row (0,1,2 or 0-4): a departure.", PROTOCOL, said="the paper's number"
+        None,
+        "Seeds of every row (0,1,2 or 0-4): a departure.",
+        PROTOCOL,
+        default_text="the paper's number",
     )
     limit: int | None = option(
-        None, "Only so many images, evenly spaced: a proxy.", PROTOCOL, minimum=1, said="all images"
+        None,
+        "Only so many images, evenly spaced: a proxy.",
+        PROTOCOL,
+        minimum=1,
+        default_text="all images",
     )
     only: tuple[str, ...] = option(
         (),
         "LABEL=VALUE: only rows with that label; repeatable.",
         PROTOCOL,
         whole=True,
-        said="all rows",
+        default_text="all rows",
     )
 
 

@@ -1,7 +1,7 @@
 """Augmentation policies: what the views of an image are drawn from, as a short text that is part of a recipe.
 
 A policy is an ordered list of steps, written ``flip=0.5,rotate=30``; a step's numbers are separated by colons and may
-be left out from the right where they have defaults. Steps, in pixels of the recipe's size unless said otherwise:
+be left out from the right where they have defaults. Steps, in pixels of the recipe's size unless stated otherwise:
 
     crop=LOW:HIGH         a random resized crop of the decoded image, first or not at all: area share U[LOW, HIGH],
                           aspect ratio log-uniform in [3/4, 4/3], resized with the recipe's filter; without it the view
@@ -146,11 +146,11 @@ def _numbers(name: str, text: str | None) -> tuple[float, ...]:
                 value = math.nan
         if value is None or not number.low <= value <= number.high or len(given) > len(wanted):
             ranges = ", ".join(f"{n.name} from {n.low:g} to {n.high:g}" for n in wanted)
-            said = name
+            item = name
             if text is not None:
-                said = f"{name}={text}"
+                item = f"{name}={text}"
             raise UsageError(
-                f"--augment {said} is not {form} with {ranges}.", "For example --augment flip=0.5"
+                f"--augment {item} is not {form} with {ranges}.", "For example --augment flip=0.5"
             )
         values.append(value + 0.0)  # no -0
     if (

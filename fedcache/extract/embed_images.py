@@ -127,13 +127,13 @@ def _left_out(path: Path, found: tree.Tree) -> list[str]:
     reasons = sorted(found.ignored.items(), key=lambda item: -item[1])
     # The names stand behind the first reason that has some.
     first = next((why for why, _ in reasons if why != tree.HIDDEN), "")
-    said = [
+    sentences = [
         f"{count:,} {why}{to_convert(why)}" + (named if why == first else "")
         for why, count in reasons
     ]
     count = sum(found.ignored.values())
     return [
-        f"{path}: {count:,} {'files are' if count > 1 else 'file is'} left out: {', '.join(said)}."
+        f"{path}: {count:,} {'files are' if count > 1 else 'file is'} left out: {', '.join(sentences)}."
     ]
 
 

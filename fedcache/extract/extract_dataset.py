@@ -25,8 +25,9 @@ from fedcache.extract import backbones as registry
 from fedcache.extract.augment import parse_policy
 from fedcache.extract.compute_features import ExtractionOptions, check_chunk_rows, extract_arrays
 from fedcache.extract.datasets import holds_of, in_memory, open_dataset, parts_of, peek
-from fedcache.extract.datasets.columns import CONTENT, with_keys
+from fedcache.extract.datasets.columns import with_keys
 from fedcache.extract.datasets.dataset import Context, Dataset, trained_and_tested
+from fedcache.extract.datasets.kinds import CONTENT
 from fedcache.extract.device import cores
 from fedcache.extract.how import jobs_of, resolve_compute
 from fedcache.extract.planning import plan as planning
@@ -54,7 +55,7 @@ from fedcache.extract.recipe import IMAGES, one_of
 from fedcache.extract.workers.chunk_tasks import ExtractionEngine
 from fedcache.extract.workers.local import ExtractionStats
 from fedcache.process import Stop
-from fedcache.progress import Observer, Silent, told_as
+from fedcache.progress import Observer, Silent, progress_of
 from fedcache.store.catalog import (
     clean_up,
     finished_stores,
@@ -318,7 +319,7 @@ def extract(
         planned = [pull_if_needed(p, config, home, observer) for p in planned]
     held = None
     if images is not None:
-        with told_as(observer, "reading", "images") as progress:
+        with progress_of(observer, "reading", "images") as progress:
             held, config = images_of_the_program(
                 images, config, Context(planning.memory_of(home), progress=progress)
             )
@@ -436,7 +437,7 @@ def plan_of(
 
 def read_dataset(spec: str, where: Context, observer: Observer) -> Dataset:
     """The dataset of a spec; how far its digests are is told, and so are links that were left out."""
-    with told_as(observer, "reading", holds_of(spec)) as progress:
+    with progress_of(observer, "reading", holds_of(spec)) as progress:
         data = open_dataset(spec, replace(where, progress=progress))
     if data.links_left_out:
         observer.warn(

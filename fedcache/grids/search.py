@@ -505,9 +505,9 @@ class PassedOn(Silent):
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
 
-    def told(self, round_: Round) -> None:
+    def round_done(self, round_: Round) -> None:
         """Passed on."""
-        self._observer.told(round_)
+        self._observer.round_done(round_)
 
     def ended(self, path: Path, result: Mapping[str, Any]) -> None:
         """Passed on."""
@@ -530,9 +530,9 @@ class Watched(PassedOn):
         for passed_on in ("note", "warn", "start", "advance", "stop"):
             setattr(self, passed_on, getattr(observer, passed_on))
 
-    def told(self, round_: Round) -> None:
+    def round_done(self, round_: Round) -> None:
         """Passed on; the pruner compares a scored round with those of other trials."""
-        super().told(round_)
+        super().round_done(round_)
         value = round_.diagnostics.get(VALIDATION_ACCURACY)
         if value is None or round_.seed_number > 1 or self.pruned is not None:
             return

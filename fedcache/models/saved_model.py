@@ -1028,7 +1028,7 @@ class ModelOptions:
         None,
         "Whose model, of a method that trains one for each client.",
         MODEL,
-        said="the one for all",
+        default_text="the one for all",
     )
     one_for_all: bool = option(
         False,
@@ -1037,26 +1037,35 @@ class ModelOptions:
         name="--global",
     )
     seed: str | None = option(
-        None, "A seed of the run, or all: their mean probability.", MODEL, said="the run's first"
+        None,
+        "A seed of the run, or all: their mean probability.",
+        MODEL,
+        default_text="the run's first",
     )
     temperature: float | None = option(
         None,
         "Scores are divided by it before the softmax.",
         MODEL,
-        said="that fitted in training, or 1",
+        default_text="that fitted in training, or 1",
     )
     weights: Mapping[str, str] = option(
-        {}, "NAME=FILE, a backbone's local weights; repeatable.", MODEL, said="looked for by name"
+        {},
+        "NAME=FILE, a backbone's local weights; repeatable.",
+        MODEL,
+        default_text="looked for by name",
     )
     backbone: tuple[str, ...] = option(
-        (), "A module: backbone that the model reads and whose code you trust.", MODEL, said="none"
+        (),
+        "A module: backbone that the model reads and whose code you trust.",
+        MODEL,
+        default_text="none",
     )
     runs: str | None = option(
         None,
         "Directory of the runs, instead of the one under FEDCACHE_HOME.",
         MODEL,
         path=True,
-        said="$FEDCACHE_HOME/runs",
+        default_text="$FEDCACHE_HOME/runs",
     )
 
     def __post_init__(self) -> None:
@@ -1075,7 +1084,7 @@ class PredictOptions:
         ROWS,
         path=True,
         remote=True,
-        said="none",
+        default_text="none",
     )
     split: str = option(
         "all", "Which rows of --store.", ROWS, choices=("all", "train", "test", "validation")
@@ -1085,7 +1094,7 @@ class PredictOptions:
         "Features in place of images: .npz, .npy, .h5, .parquet or .safetensors.",
         ROWS,
         path=True,
-        said="none",
+        default_text="none",
     )
     top: int = option(1, "Classes to name for each row.", RESULT, minimum=1)
     out: str | None = option(
@@ -1094,7 +1103,7 @@ class PredictOptions:
         RESULT,
         short="-o",
         path=True,
-        said="nowhere",
+        default_text="nowhere",
     )
 
 
@@ -1102,21 +1111,21 @@ class PredictOptions:
 class EvaluateOptions:
     """Which labelled rows models are evaluated on, and where the figures go."""
 
-    dataset: str | None = option(None, DATASET, ROWS, short="-d", said="none")
+    dataset: str | None = option(None, DATASET, ROWS, short="-d", default_text="none")
     store: str | None = option(
         None,
         "Rows of a store, by directory or a name of `fedcache ls`.",
         ROWS,
         path=True,
         remote=True,
-        said="none",
+        default_text="none",
     )
     embeddings: str | None = option(
         None,
         "Features with labels: .npz, .h5, .parquet or .safetensors.",
         ROWS,
         path=True,
-        said="none",
+        default_text="none",
     )
     split: str = option(
         "all", "Which of these rows.", ROWS, choices=("all", "train", "test", "validation")
@@ -1136,7 +1145,7 @@ class EvaluateOptions:
         RESULT,
         short="-o",
         path=True,
-        said="nowhere",
+        default_text="nowhere",
     )
 
 
@@ -1150,24 +1159,24 @@ class PersonaliseOptions:
         ROWS,
         path=True,
         remote=True,
-        said="none; name one",
+        default_text="none; name one",
     )
     name: str | None = option(
-        None, "Of the new client.", MODEL, said="that of the shard, or of the store"
+        None, "Of the new client.", MODEL, default_text="that of the shard, or of the store"
     )
     set: Mapping[str, str] = option(
         {},
         "key=value of the method, in place of the run's. Repeatable.",
         MODEL,
         once=True,
-        said="the run's",
+        default_text="the run's",
     )
     rounds: int | None = option(
         None,
         "Of local training, each of the run's number of epochs.",
         MODEL,
         minimum=0,
-        said="the run's",
+        default_text="the run's",
     )
     out: str | None = option(
         None,
@@ -1175,7 +1184,7 @@ class PersonaliseOptions:
         RESULT,
         short="-o",
         path=True,
-        said="NAME.safetensors",
+        default_text="NAME.safetensors",
     )
 
 
@@ -1189,14 +1198,14 @@ class ExportOptions:
         RESULT,
         short="-o",
         path=True,
-        said="none; say one",
+        default_text="none; say one",
     )
     kind: str | None = option(
         None,
         "What is written.",
         RESULT,
         name="--format",
-        said="that of the ending of -o",
+        default_text="that of the ending of -o",
         choices=("folder", "onnx", "torch", "safetensors", "sklearn"),
     )
     force: bool = option(False, "Write over what is there; other files of a folder stay.", RESULT)

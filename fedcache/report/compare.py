@@ -55,14 +55,14 @@ class Comparisons:
     """
 
     tables: tuple[Comparison, ...]
-    said: tuple[str, ...] = ()
+    sentences: tuple[str, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The ``data`` of the envelope."""
         return {
             "comparisons": [c.to_dict() for c in self.tables],
-            "said": list(self.said),
+            "sentences": list(self.sentences),
             "left_out": [
                 {"path": str(e.path), "why": e.why, "hint": e.hint} for e in self.left_out
             ],
@@ -71,12 +71,15 @@ class Comparisons:
     def markdown(self) -> str:
         """All tables as Markdown."""
         return "\n".join(
-            [*(comparison_output.markdown(c) for c in self.tables), *(f"{s}\n" for s in self.said)]
+            [
+                *(comparison_output.markdown(c) for c in self.tables),
+                *(f"{s}\n" for s in self.sentences),
+            ]
         )
 
     def latex(self) -> str:
         """All tables as LaTeX for the package booktabs."""
-        sentences = map(comparison_output.comment, self.said)
+        sentences = map(comparison_output.comment, self.sentences)
         return "\n".join([*sentences, *(comparison_output.latex(c) for c in self.tables)])
 
     def plot(self, path: str | Path) -> None:
@@ -96,7 +99,7 @@ class Comparisons:
 
         return "".join(
             [
-                *(f"<p>{escape(visible(s))}</p>" for s in self.said),
+                *(f"<p>{escape(visible(s))}</p>" for s in self.sentences),
                 *(comparison_output.as_html(c) for c in self.tables),
             ]
         )

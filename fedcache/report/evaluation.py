@@ -55,7 +55,7 @@ COLUMNS = (
 )
 
 
-def check_asked(out: Path | None, *, with_images: bool) -> None:
+def check_request(out: Path | None, *, with_images: bool) -> None:
     """Refuse a file that cannot be written, and images without a page, before any work. Raises as ``check_out``."""
     if out is not None:
         check_out(out)

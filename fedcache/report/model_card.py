@@ -249,7 +249,7 @@ def left_lines(saved: SavedModel, result: Mapping[str, Any] | None) -> list[str]
     parts = leaving(method, sizes)
     if not parts:
         lines.append("Nothing is sent.")
-    return lines + [f"Sent: {part.what} ({part.tells})." for part in parts]
+    return lines + [f"Sent: {part.what} ({part.reveals})." for part in parts]
 
 
 def _privacy(result: Mapping[str, Any]) -> list[str]:

@@ -356,7 +356,7 @@ def section_of(
     return first_words, Section(
         ident,
         title,
-        _says(entries, score),
+        _summary(entries, score),
         columns,
         rows,
         plots,
@@ -372,7 +372,7 @@ def section_of(
     )
 
 
-def _says(entries: Sequence[StoredRun], score: str) -> str:
+def _summary(entries: Sequence[StoredRun], score: str) -> str:
     """The text above a table: dataset, partition, score and order."""
     data_of = entries[0].result["dataset"]
     part = entries[0].result["partition"]

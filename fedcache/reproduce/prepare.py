@@ -19,7 +19,7 @@ from fedcache.extract.workers.chunk_tasks import ExtractionEngine
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import Columns, InfeasibleError, Partition, make
 from fedcache.process import Stop
-from fedcache.progress import Observer, Round, Silent, told_as
+from fedcache.progress import Observer, Round, Silent, progress_of
 from fedcache.reproduce.planning import Options, find_domain, match_domains
 from fedcache.reproduce.registry import PaperCell
 from fedcache.runs.partitions import columns_of
@@ -44,8 +44,8 @@ class WarningsOnly(Silent):
     def start(self, what: str, total: int, unit: str) -> None:
         self._observer.start(what, total, unit)
 
-    def told(self, round_: Round) -> None:
-        self._observer.told(round_)
+    def round_done(self, round_: Round) -> None:
+        self._observer.round_done(round_)
 
     def advance(self, units: int) -> None:
         self._observer.advance(units)
@@ -151,7 +151,7 @@ class Workbench:
     def images(self, cell: PaperCell) -> Dataset:
         """The dataset of a cell, opened."""
         if cell.dataset not in self._images:
-            with told_as(self.observer, f"reading {cell.dataset}", "images") as progress:
+            with progress_of(self.observer, f"reading {cell.dataset}", "images") as progress:
                 context = Context(
                     memory_of(self.home),
                     roots_of(self.options.data),

@@ -96,7 +96,7 @@ class RunEvents:
         sent = up + traffic["up_bytes"]
         received = down + traffic["down_bytes"]
         self._sums[seed] = (sent, received)
-        self.observer.told(
+        self.observer.round_done(
             Round(
                 path=self.path,
                 method=self.method,
@@ -187,9 +187,9 @@ class HookedObserver(Silent):
         for passed_on in ("note", "warn", "start", "advance", "stop"):
             setattr(self, passed_on, getattr(self._observer, passed_on))
 
-    def told(self, round_: Round) -> None:
+    def round_done(self, round_: Round) -> None:
         """Passed on, and to every hook."""
-        self._observer.told(round_)
+        self._observer.round_done(round_)
         self._call(lambda hook: hook(round_), f"in round {round_.round} of seed {round_.seed}")
 
     def ended(self, path: Path, result: Mapping[str, Any]) -> None:

@@ -354,12 +354,12 @@ def _parts(node: ast.AST) -> Iterator[str]:
         for item in value if isinstance(value, list) else [value]:
             if not isinstance(item, ast.AST):
                 yield f"{item!r},"
-            elif not _says_nothing(item):
+            elif not _is_without_effect(item):
                 yield from _parts(item)
     yield ")"
 
 
-def _says_nothing(node: ast.AST) -> bool:
+def _is_without_effect(node: ast.AST) -> bool:
     """Whether a statement is a docstring, or imports for type checkers alone."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
@@ -455,9 +455,9 @@ def memory_limit() -> int:
     Free is the least of what the system and the process's control group have left. Raises UsageError, for a
     ``FEDCACHE_MEMORY`` that is no size.
     """
-    asked = size_in_environment("FEDCACHE_MEMORY")
-    if asked is not None:
-        return asked
+    value = size_in_environment("FEDCACHE_MEMORY")
+    if value is not None:
+        return value
     left = [n for n in (_system(), _group()) if n is not None]
     if left:
         return int(SHARE * min(left))
@@ -466,12 +466,12 @@ def memory_limit() -> int:
 
 def size_in_environment(name: str) -> int | None:
     """Bytes that a variable asks for, as ``8G``, ``500M`` or a number; None where it is not set. Raises UsageError."""
-    asked = os.environ.get(name, "").strip()
-    if not asked:
+    value = os.environ.get(name, "").strip()
+    if not value:
         return None
-    size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", asked.lower())
+    size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", value.lower())
     if size is None:
-        raise UsageError(f"{name} is {asked!r}, which is no size.", "For example 8G or 500M.")
+        raise UsageError(f"{name} is {value!r}, which is no size.", "For example 8G or 500M.")
     return int(float(size[1]) * _UNITS[size[2]])
 
 

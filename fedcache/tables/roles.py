@@ -111,10 +111,13 @@ class ColumnChoice:
         "The only columns to keep as groups.",
         DATA,
         name="--group-key",
-        said="all that can be",
+        default_text="all that can be",
     )
     no_label: tuple[str, ...] = option(
-        (), "Labels that mean that none is known, e.g. -1 or NA,?.", DATA, said="empty values"
+        (),
+        "Labels that mean that none is known, e.g. -1 or NA,?.",
+        DATA,
+        default_text="empty values",
     )
     unlabelled: bool = option(
         False, "The file has no labels, whatever its columns are called.", DATA
@@ -245,13 +248,13 @@ def read_roles(
     elif split_key is not None:
         raw = {**raw, split_key: Unread((count,), "", NAMES_SAY_IT)}
     if splits is not None:
-        said_by = NAMES_SAY_IT
+        reason = NAMES_SAY_IT
         if split_keys:
-            said_by = f"{split_keys[0]} says the split"
+            reason = f"{split_keys[0]} says the split"
         flags = {
             key: columns[key] for key in columns if key not in (*split_keys, *(choice.groups or ()))
         }
-        raw = {**raw, **unused_flags(flags, splits, said_by, count)}
+        raw = {**raw, **unused_flags(flags, splits, reason, count)}
     name_key = None
     if names is None:
         name_key, names, more = find_names(where, columns, choice.row_name, count)

@@ -179,7 +179,7 @@ def find_splits(
     Raises UsageError for values that say no split, in a column that is named like one.
     """
     if chosen is not None:
-        return _asked_splits(where, chosen, raw[chosen], count)
+        return _splits_by_option(where, chosen, raw[chosen], count)
     if usual is not None:
         codes = _codes_of(where, usual, raw[usual], CODES | SPLIT_WORDS, groups, count, every=True)
         if codes is not None:
@@ -193,7 +193,7 @@ def find_splits(
                 continue
             codes = _codes_of(where, key, raw[key], meanings, groups, count, every=False)
             if codes is not None:
-                return _said_by(key, codes)
+                return _found_in(key, codes)
     found = _flags(where, raw, groups, count)
     if found.codes is None:
         _refuse_unused_splits(where, raw, groups, count)
@@ -201,9 +201,9 @@ def find_splits(
 
 
 def unused_flags(
-    raw: Mapping[str, Any], splits: NDArray[np.uint8], said_by: str, count: int
+    raw: Mapping[str, Any], splits: NDArray[np.uint8], reason: str, count: int
 ) -> dict[str, Unread]:
-    """Columns such as is_test, where ``said_by`` says the split already, and why they are not used."""
+    """Columns such as is_test, where ``reason`` says the split already, and why they are not used."""
     found: dict[str, Unread] = {}
     for key, column in raw.items():
         group = _values(column, count)
@@ -212,7 +212,7 @@ def unused_flags(
         truth = _read(group, TRUTH)
         if (truth >= 0).all():
             agrees = np.array_equal(truth == 1, splits == _meaning_of(key))
-            why = said_by
+            why = reason
             if not agrees:
                 why += ", and contradicts it"
             found[key] = Unread((count,), "", why)
@@ -371,7 +371,7 @@ def _of_flags(
     )
 
 
-def _asked_splits(where: str, key: str, column: Any, count: int) -> FoundSplits:
+def _splits_by_option(where: str, key: str, column: Any, count: int) -> FoundSplits:
     """The splits of the column that the user names; the name says what a truth value means."""
     group = _values(column, count)
     if group is None:
@@ -391,10 +391,10 @@ def _asked_splits(where: str, key: str, column: Any, count: int) -> FoundSplits:
         )
     if not is_code:
         raise _strange(where, key, group, codes, CODES | SPLIT_WORDS)
-    return _said_by(key, codes)
+    return _found_in(key, codes)
 
 
-def _said_by(key: str, codes: NDArray[np.int64]) -> FoundSplits:
+def _found_in(key: str, codes: NDArray[np.int64]) -> FoundSplits:
     note = f"{key} says the split: {_rows_of_splits(codes)}."
     return FoundSplits((key,), codes.astype(np.uint8), [note])
 

@@ -134,7 +134,7 @@ def an_item_does_not_see_its_batch(backbone: Looked) -> None:
     )
 
 
-def items_are_told_apart(backbone: Looked) -> None:
+def items_are_distinguished(backbone: Looked) -> None:
     """Different items have different features."""
     encoder = backbone.load()
     found = features(encoder, backbone.noise(encoder))
@@ -162,7 +162,7 @@ BACKBONE_LAWS: dict[str, Callable[[Looked], None]] = {
         features_are_rows_of_its_width,
         the_same_items_give_the_same_bits,
         an_item_does_not_see_its_batch,
-        items_are_told_apart,
+        items_are_distinguished,
         the_items_are_left_as_they_are,
     )
 }

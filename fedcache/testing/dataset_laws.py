@@ -138,7 +138,7 @@ def the_key_is_plain_and_stays(spec: str) -> None:
     """``key`` gives plain JSON values, the same each time while nothing changes."""
     with tempfile.TemporaryDirectory() as folder:
         context = Context(DigestMemory(Path(folder)))
-        first, second = (json.dumps(datasets.asked_for(spec, context)) for _ in range(2))
+        first, second = (json.dumps(datasets.facts_of(spec, context)) for _ in range(2))
     require(first == second, "the key of the same files is another each time")
 
 

@@ -77,7 +77,7 @@ class Told(Silent):
     def __init__(self):
         self.rounds = []
 
-    def told(self, round_):
+    def round_done(self, round_):
         self.rounds.append(round_)
 
 

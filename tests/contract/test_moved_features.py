@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from federation import Rows, federation, go_all
+from methods_tried import tried
 from refusal import refused
 from setting_lines import cases_of
 
@@ -32,25 +33,13 @@ INVARIANT = cases_of(
     """
 )
 
-OTHERS = {
-    "afl": "a ridge regression without an intercept",
-    "fed3r-prior": "a ridge regression without an intercept, towards class texts",
-    "fedcof": "a ridge regression without an intercept; it keeps its accuracy, see below",
-    "gda": "logits are cosines with class texts",
-    "tofa": "logits are cosines with class texts",
-    "clip-zs": "logits are cosines with class texts",
-    "tip-local": "a cache of cosines",
-    "fed-tip-proto": "a cache of cosines",
-    "central": "trained by gradient steps",
-    "non-fl": "trained by gradient steps",
-    "flesd-cc": "trained by gradient steps",
-}
-"""Methods of one round whose formulas depend on where the origin of the features is, and why."""
-
-LISTED = {name for name, _ in INVARIANT} | set(OTHERS)
+LISTED = {name for name, _ in INVARIANT}
 INVARIANT += [
-    (name, {}) for name, method in METHODS.items() if method.one_shot and name not in LISTED
+    (name, {})
+    for name, method in METHODS.items()
+    if method.one_shot and not method.depends_on_origin and name not in LISTED
 ]
+INVARIANT = tried(INVARIANT)
 
 
 def moved(mean, constants=()):

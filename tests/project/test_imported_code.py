@@ -73,7 +73,7 @@ KNOWN = {
     "extract/backbones/own_module.py _factory import_module": (
         "a module: name that derive lets through: one that the user named, or that an installed package declares"
     ),
-    "extract/datasets/__init__.py module import_module": "the fixed table READERS, in fedcache.extract.datasets",
+    "extract/datasets/__init__.py module import_module": "the fixed table KINDS, in fedcache.extract.datasets.kinds",
     "federate/methods/__init__.py MethodTable.__getitem__ import_module": "the fixed table NAMES",
     "models/export/program.py onnx_difference import_module": "written here",
     "optional.py needed_library import_module": "names of libraries that callers write",

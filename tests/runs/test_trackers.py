@@ -372,7 +372,7 @@ def test_on_round_is_told_what_the_result_says(mine, dealt):
 def test_hook_and_observer_of_a_grid_are_told_which_point(mine, dealt, jobs):
     told = []
     observer, heard = Silent(), []
-    observer.told = heard.append
+    observer.round_done = heard.append
     options = {"rounds": 2, "execution": "sequential"}
     how = {"on_round": told.append, "observer": observer, "options": options, "jobs": jobs}
     grid = fc.grid("fedavg", mine, dealt, lr=[0.1, 0.02], **how)

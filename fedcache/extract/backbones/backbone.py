@@ -105,8 +105,11 @@ class Backbone:
         found = recipe.departures(self.recipe)
         if self.provider == "text_encoder":
             pooling, _, output = recipe.pooling.removesuffix(")").partition("(")
-            said = {"pooling": pooling, "output": output, "prompt": recipe.prompt}
-            found |= {"max_tokens": str(recipe.size), **{k: v for k, v in said.items() if v}}
+            texts_recipe = {"pooling": pooling, "output": output, "prompt": recipe.prompt}
+            found |= {
+                "max_tokens": str(recipe.size),
+                **{k: v for k, v in texts_recipe.items() if v},
+            }
         if self.provider == "sound_encoder":
             found |= {"pooling": recipe.pooling, "seconds": str(recipe.size / recipe.rate)}
         return found

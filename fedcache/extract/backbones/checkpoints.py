@@ -232,9 +232,9 @@ def load_torch(path: Path) -> Any:
 def _cause(error: Exception) -> str:
     """Torch's reason without its advice, which is to run the file."""
     text = str(error)
-    asked = re.search(r"GLOBAL ([\w.]+)", text)
-    if asked is not None:
-        return f"it asks for {asked[1]}"
+    missing_global = re.search(r"GLOBAL ([\w.]+)", text)
+    if missing_global is not None:
+        return f"it asks for {missing_global[1]}"
     lines = (text.partition("WeightsUnpickler error:")[2] or text).strip().splitlines()
     if lines and "weights_only" not in lines[0]:
         return lines[0]
@@ -288,17 +288,18 @@ class Taken:
         where = "its tensors without a prefix"
         if self.prefix:
             where = f"its tensors under {self.prefix.rstrip('.')}"
-        said = f"{path}: the weights of {backbone} are {where}."
+        sentence = f"{path}: the weights of {backbone} are {where}."
         if self.left:
             others = "1 other tensor is"
             if len(self.left) != 1:
                 others = f"{len(self.left):,} other tensors are"
-            said += f" {others} not used: {_few(list(self.left))}."
+            sentence += f" {others} not used: {_few(list(self.left))}."
         for other in self.also:
-            said += f" It also holds weights of {backbone} under {other.rstrip('.')}, for example averaged ones (EMA),"
+            place = other.rstrip(".")
             command = import_command(path, backbone, other)
-            said += f" which are not used. To use them:  {command}"
-        return said
+            sentence += f" It also holds weights of {backbone} under {place}, for example averaged ones (EMA),"
+            sentence += f" which are not used. To use them:  {command}"
+        return sentence
 
 
 def import_command(path: Path, backbone: str, prefix: str) -> str:
@@ -352,14 +353,16 @@ def load_strict(
         if k in given and given[k].shape != v.shape
     ]
     faults = (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
-    told = "; ".join(f"{len(names)} {what}: {_few(names)}" for what, names in faults if names)
-    if told:
+    listed_faults = "; ".join(
+        f"{len(names)} {what}: {_few(names)}" for what, names in faults if names
+    )
+    if listed_faults:
         under = ""
         if found.prefix:
             under = f" under {found.prefix.rstrip('.')}"
         raise _refuse(
             path,
-            f"its tensors{under} are not those of {backbone} ({told})",
+            f"its tensors{under} are not those of {backbone} ({listed_faults})",
             f"Give the weights of {backbone} itself.",
         )
     module.load_state_dict(given, strict=False)

@@ -122,7 +122,7 @@ def load(
 
 
 def _encoder(
-    name: str, folder: Path, asked: str | None, recipe: Recipe, *, device: str, dtype: str
+    name: str, folder: Path, requested: str | None, recipe: Recipe, *, device: str, dtype: str
 ) -> tuple[ModuleEncoder, str, bool]:
     """The encoder, the recipe's word for its feature, and whether it has text features."""
     model, missing = open_model(name, folder)
@@ -130,7 +130,7 @@ def _encoder(
     known = OUTPUTS[:1] if clip else OUTPUTS[1:]
     token = any("cls_token" in key or "class_embedding" in key for key in model.state_dict())
     pooled = not any("pooler" in key for key in missing)
-    chosen = asked or (
+    chosen = requested or (
         known[0] if clip else "cls" if token else "pooler_output" if pooled else "last_hidden_state"
     )
     if chosen not in known:
@@ -212,7 +212,7 @@ def open_model(name: str, folder: Path) -> tuple[Any, list[str]]:
     library = needed_library("transformers", name, "hf")
     with quiet(library):
         try:
-            model, told = library.AutoModel.from_pretrained(
+            model, loading = library.AutoModel.from_pretrained(
                 folder,
                 dtype="float32",  # as the store records; without it transformers takes the dtype of the checkpoint
                 local_files_only=True,
@@ -225,8 +225,8 @@ def open_model(name: str, folder: Path) -> tuple[Any, list[str]]:
                 f"{folder} is not loaded: transformers refuses it ({reason(error)}).",
                 "Get the folder again; `pip install -U transformers` where its architecture is newer.",
             ) from error
-    wrong = [str(key[0] if isinstance(key, tuple) else key) for key in told["mismatched_keys"]]
-    return model.eval(), sorted({*map(str, told["missing_keys"]), *wrong})
+    wrong = [str(key[0] if isinstance(key, tuple) else key) for key in loading["mismatched_keys"]]
+    return model.eval(), sorted({*map(str, loading["missing_keys"]), *wrong})
 
 
 def open_tokenizer(name: str, folder: Path) -> Any:
@@ -246,7 +246,7 @@ def open_tokenizer(name: str, folder: Path) -> Any:
 
 @contextmanager
 def quiet(library: Any) -> Iterator[None]:
-    """Without the library's bars and warnings; what it lacks is asked for and told in a sentence."""
+    """Without the library's progress bars and warnings; fedcache reports missing tensors in one sentence."""
     logging = library.utils.logging
     before = logging.get_verbosity()
     bars = logging.is_progress_bar_enabled()
@@ -261,7 +261,7 @@ def quiet(library: Any) -> Iterator[None]:
 
 
 def fetch(name: str, *, offline: bool) -> Path:
-    """Download a repository's model into the Hugging Face cache: its folder. Only ever when it is asked for.
+    """Download a repository's model into the Hugging Face cache: its folder. Only ever when it is requested.
 
     Raises MachineError offline, for a name that is no repository, and when the network refuses.
     """

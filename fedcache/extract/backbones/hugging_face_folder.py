@@ -119,7 +119,7 @@ def read_preprocessing(folder: Path, name: str) -> Preprocessing:
 
     Raises MachineError where nothing says so (an encoder of texts), UsageError for what a recipe cannot say.
     """
-    found = next((told for file in PREPROCESSING if (told := read_config(folder, file))), None)
+    found = next((config for file in PREPROCESSING if (config := read_config(folder, file))), None)
     if found is not None:
         found = found.get("image_processor", found)
     if not isinstance(found, dict):
@@ -136,48 +136,48 @@ def read_preprocessing(folder: Path, name: str) -> Preprocessing:
         ) from error
 
 
-def _preprocessing(told: Mapping[str, Any]) -> Preprocessing:
+def _preprocessing(config: Mapping[str, Any]) -> Preprocessing:
     if (
-        not told.get("do_resize", True)
-        or abs(float(told.get("rescale_factor", 1 / 255)) * 255 - 1) > 1e-6
+        not config.get("do_resize", True)
+        or abs(float(config.get("rescale_factor", 1 / 255)) * 255 - 1) > 1e-6
     ):
         raise ValueError("images are not resized, or not scaled to [0, 1]")
-    if not told.get("do_rescale", True):
+    if not config.get("do_rescale", True):
         raise ValueError("images are not scaled to [0, 1]")
-    resample = told.get("resample", 3)
+    resample = config.get("resample", 3)
     if resample not in FILTERS:
         raise ValueError(f"resample {resample!r} is neither bilinear nor bicubic")
-    norm = bool(told.get("do_normalize", True))
-    mean, std = (_triple(told["image_mean"]), _triple(told["image_std"])) if norm else UNIT
+    norm = bool(config.get("do_normalize", True))
+    mean, std = (_triple(config["image_mean"]), _triple(config["image_std"])) if norm else UNIT
     if 0 in std:
         raise ValueError("image_std holds a zero")
-    size, resize, share = _sides(told)
+    size, resize, share = _sides(config)
     if not 8 <= size <= 2048 or not 0.1 <= share <= 1:
         raise ValueError(f"a side of {size} pixels, cut out of {size / share:.0f}")
     return Preprocessing(size, resize, share, FILTERS[resample], mean, std)
 
 
-def _sides(told: Mapping[str, Any]) -> tuple[int, str, float]:
+def _sides(config: Mapping[str, Any]) -> tuple[int, str, float]:
     """Side, resize and crop_pct. A number alone is the short edge where the centre is cut out, else both sides."""
-    size = told["size"]
-    cut = bool(told.get("do_center_crop", False))
+    size = config["size"]
+    cut = bool(config.get("do_center_crop", False))
     short = None
     if isinstance(size, dict):
         short = size.get("shortest_edge")
     elif isinstance(size, int) and cut:
         short = size
     if short is not None and cut:
-        side = _square(told.get("crop_size", short))
+        side = _square(config.get("crop_size", short))
         return side, "crop", side / int(short)
     # ConvNeXT: small images are cut out, large ones squashed
-    if short is not None and "crop_pct" in told:
+    if short is not None and "crop_pct" in config:
         if int(short) < 384:
-            return int(short), "crop", float(told["crop_pct"])
+            return int(short), "crop", float(config["crop_pct"])
         return int(short), "squash", 1.0
     if short is not None:
         raise ValueError("the short edge is resized and nothing is cut out")
     side = _square(size)
-    if cut and _square(told.get("crop_size", side)) != side:
+    if cut and _square(config.get("crop_size", side)) != side:
         raise ValueError("images are squashed and then cut")
     return side, "squash", 1.0
 

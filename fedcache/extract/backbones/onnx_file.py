@@ -79,12 +79,12 @@ class OnnxEncoder(FileEncoder):
 
 
 def _opened(
-    name: str, path: Path, sha256: str, asked: str | None, recipe: Recipe, threads: int
+    name: str, path: Path, sha256: str, requested: str | None, recipe: Recipe, threads: int
 ) -> OnnxEncoder:
     """The encoder of a file; UsageError for an output that it does not have."""
     session = _session(name, path, unchanged_bytes(path, sha256), threads=threads)
     outputs = [out.name for out in session.get_outputs()]
-    output = chosen_output(name, outputs, asked)
+    output = chosen_output(name, outputs, requested)
     if output not in outputs:
         raise unknown(f"output of {name}", output, outputs)
     encoder = OnnxEncoder(name, _input(name, session), outputs, output, recipe)

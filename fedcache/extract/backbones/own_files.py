@@ -224,9 +224,9 @@ def derived(
     )
 
 
-def chosen_output(name: str, outputs: Sequence[str], asked: str | None) -> str:
-    """The output asked for, or the only one; UsageError for several."""
-    if asked is None and len(outputs) != 1:
+def chosen_output(name: str, outputs: Sequence[str], requested: str | None) -> str:
+    """The output requested, or the only one; UsageError for several."""
+    if requested is None and len(outputs) != 1:
         first = "NAME"
         if outputs:
             first = outputs[0]
@@ -234,15 +234,15 @@ def chosen_output(name: str, outputs: Sequence[str], asked: str | None) -> str:
             f"{name} has {len(outputs)} outputs ({', '.join(outputs[:20])}), and none was chosen.",
             f"--recipe {shell_word(f'{name}:output={first}')}",
         )
-    if asked is None:
+    if requested is None:
         return outputs[0]
-    return asked
+    return requested
 
 
 def on_the_cpu(name: str, device: str, dtype: str) -> None:
     """Refuse another device or dtype than a library of files has; UsageError."""
     if (device, dtype) != ("cpu", "float32"):
         raise UsageError(
-            f"{name} is computed on the CPU in float32, and {device}, {dtype} was asked for.",
+            f"{name} is computed on the CPU in float32, and {device}, {dtype} was requested.",
             "--device cpu --dtype float32",
         )

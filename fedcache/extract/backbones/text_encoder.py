@@ -501,10 +501,10 @@ class TextEncoder:
         self.model = open_texts_model(
             self.name, self.folder, stamp, torch.device(device), getattr(torch, dtype)
         )
-        said = read_config(self.folder, "sentence_bert_config.json").get("max_seq_length")
+        own_limit = read_config(self.folder, "sentence_bert_config.json").get("max_seq_length")
         allowed = getattr(tokenizer, "model_max_length", None)
         self.length = max(
-            1, min(self.model.most, MOST_TOKENS, *(int(n) for n in (said, allowed) if n))
+            1, min(self.model.most, MOST_TOKENS, *(int(n) for n in (own_limit, allowed) if n))
         )
         prompt = ""
         if recipe is not None:
@@ -557,10 +557,10 @@ class TextEncoder:
 
 def pooling_of_folder(folder: Path, name: str) -> str:
     """How tokens become a row; the mean where no file says otherwise. UsageError for what is not known."""
-    told = read_config(folder, POOLING_FILE)
+    config = read_config(folder, POOLING_FILE)
     chosen = [
         POOLINGS_OF_FILES.get(key, key)
-        for key, value in told.items()
+        for key, value in config.items()
         if key.startswith("pooling_mode") and value is True
     ]
     unknown_steps = [step for step in _steps(folder) if step not in MODULES]

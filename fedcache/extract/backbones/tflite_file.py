@@ -142,21 +142,21 @@ def _below(number: int, end: int) -> int:
     return number
 
 
-def chosen_tensor(graph: Graph, name: str, asked: str | None) -> int:
-    """The number of the output asked for: a tensor by name, ``penultimate``, or the only output. UsageError else."""
-    if asked == PENULTIMATE:
+def chosen_tensor(graph: Graph, name: str, requested: str | None) -> int:
+    """The number of the output requested: a tensor by name, ``penultimate``, or the only output. UsageError else."""
+    if requested == PENULTIMATE:
         return graph.penultimate(name)
     computed = {graph.names[t]: t for layer in graph.layers for t in layer.outputs}
     outputs = [graph.names[t] for t in graph.outputs]
-    if asked is None and len(outputs) == 1:
+    if requested is None and len(outputs) == 1:
         return graph.outputs[0]
     listed = ", ".join(outputs[:20])
     hint = f"--recipe {shell_word(name)}:output={PENULTIMATE} is what the classifier reads; outputs: {listed}"
-    if asked is None:
+    if requested is None:
         raise UsageError(f"{name} has {len(outputs)} outputs, and none was chosen.", hint)
-    if asked not in computed:
-        raise unknown(f"output of {name}", asked, computed, hint=hint)
-    return computed[asked]
+    if requested not in computed:
+        raise unknown(f"output of {name}", requested, computed, hint=hint)
+    return computed[requested]
 
 
 def with_output(raw: bytes, tensor: int, name: str) -> bytes:
@@ -220,14 +220,14 @@ class TfliteEncoder(FileEncoder):
 
 
 class _Opened:
-    """A file in an interpreter, with the output asked for."""
+    """A file in an interpreter, with the output requested."""
 
     def __init__(
         self,
         name: str,
         path: Path,
         sha256: str,
-        asked: str | None,
+        requested: str | None,
         size: int,
         threads: int,
         *,
@@ -236,13 +236,13 @@ class _Opened:
         raw = unchanged_bytes(path, sha256)
         self.graph: Graph = read_graph(raw, path, name)
         first = self.graph.outputs[0]
-        self.tensor = first if any_output else chosen_tensor(self.graph, name, asked)
-        self.output = asked if asked is not None else self.graph.names[self.tensor]
+        self.tensor = first if any_output else chosen_tensor(self.graph, name, requested)
+        self.output = requested if requested is not None else self.graph.names[self.tensor]
         changed = raw
         if self.tensor != first:
             changed = with_output(raw, self.tensor, name)
         self.interpreter = _interpreter(name, path, changed, threads)
-        self.given, self.index = _input(name, _told(path, self.interpreter.get_input_details))
+        self.given, self.index = _input(name, _details(path, self.interpreter.get_input_details))
         try:
             if None in self.given.shape[1:]:
                 self.interpreter.resize_tensor_input(self.index, [1, size, size, 3])
@@ -256,14 +256,14 @@ class _Opened:
 
 
 def _encoder(
-    name: str, path: Path, sha256: str, asked: str | None, recipe: Recipe, threads: int
+    name: str, path: Path, sha256: str, requested: str | None, recipe: Recipe, threads: int
 ) -> TfliteEncoder:
     """The encoder of a file; UsageError for an output that it does not have or that is quantised by channel."""
-    opened = _Opened(name, path, sha256, asked, recipe.size, threads)
+    opened = _Opened(name, path, sha256, requested, recipe.size, threads)
     given = opened.given
     outputs = [opened.graph.names[t] for t in opened.graph.outputs]
     encoder = TfliteEncoder(name, given, [*outputs, PENULTIMATE], opened.output, recipe)
-    (detail, *_) = _told(path, opened.interpreter.get_output_details)
+    (detail, *_) = _details(path, opened.interpreter.get_output_details)
     scales = detail["quantization_parameters"]["scales"]
     if len(scales) > 1 or np.dtype(detail["dtype"]).kind not in "iuf":
         raise UsageError(
@@ -277,7 +277,7 @@ def _encoder(
     return encoder
 
 
-def _told(path: Path, details: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def _details(path: Path, details: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """What an interpreter says of tensors; MachineError where the file makes it fail."""
     try:
         return details()

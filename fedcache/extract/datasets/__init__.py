@@ -1,6 +1,6 @@
 """Datasets: where images, texts, rows or sounds, labels, domains and splits come from.
 
-A spec is ``digits``, files of one's own (``FILES``), ``torchvision:NAME``, ``paper:NAME``, or several of them
+A spec is ``digits``, files of one's own (``kinds.FILES``), ``torchvision:NAME``, ``paper:NAME``, or several of them
 named as domains of one dataset: ``mnist=torchvision:MNIST,svhn=torchvision:SVHN``. What reads a kind is imported when a
 dataset of that kind is requested; torch never is, and torchvision to load one of its own.
 """
@@ -14,74 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from fedcache.errors import UsageError, shell_word, unknown
-from fedcache.extract.datasets import columns
+from fedcache.extract.datasets import columns, kinds
 from fedcache.extract.datasets.columns import from_rows
 from fedcache.extract.datasets.dataset import READING, Context, Dataset, Source, join
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.image_files import BadImage
 from fedcache.extract.recipe import IMAGES
-from fedcache.plugins import KINDS, find, offer
-from fedcache.store.samples import HELD_OUT, INGESTED
+from fedcache.plugins import KINDS as PLUGINS
+from fedcache.plugins import find, offer
+from fedcache.store.samples import INGESTED
 
-READERS = {
-    "digits": "digits",
-    "folder": "folder",
-    "arrays": "arrays",
-    "idx": "idx",
-    "hf": "hf",
-    "webdataset": "webdataset",
-    "torchvision": "torchvision",
-    "paper": "papers",
-    "texts": "texts",
-    "rows": "rows",
-    "sound": "sound",
-}
-"""Kind -> the module of this package that reads it, with ``key(rest, context)``, what the answer depends on, and
-``load(rest, context)``, the dataset."""
 HELD = "python"
 """Kind of images that a program held, which no spec names."""
-FILES = {
-    "folder:PATH": (
-        "a directory, .zip or .tar with one folder per class or with metadata.csv, or a .csv that lists images",
-        "levels named train, test, val, dev or the like are the split, the last level is the class, "
-        f"what remains is the domain; without a split, {HELD_OUT} is the test set; --layout domain/class overrides; "
-        "columns of metadata.csv and of lists are named by --images-key (paths), --label-key and --group-key",
-    ),
-    "arrays:FILE": (
-        "images and labels in a .npz, .npy or .h5 file, or in a folder of .npy files",
-        "columns are found by their usual names, or named: --images-key, --label-key and --group-key, or "
-        "arrays:FILE?images=A&label=B&group=C,D",
-    ),
-    "idx:FOLDER": (
-        "pairs of IDX files of images and labels, as MNIST has them, .gz too",
-        "files named train are the training set, t10k or test the test set",
-    ),
-    "hf:PATH": (
-        "parquet or Arrow files of Hugging Face datasets, or a folder of them; hf:NAME where it was pulled",
-        "splits are in the names of files and folders, class names in the files; columns are named as of arrays:FILE",
-    ),
-    "webdataset:PATTERN": (
-        "tar files of samples: images with .cls, .json or .txt of the same name beside them",
-        "a tar, a folder, a glob or shard-{0000..0009}.tar; splits are in the names of shards and folders; fields of "
-        ".json are columns, named as of arrays:FILE",
-    ),
-    "texts:FILE": (
-        "texts in a column of a .csv, .tsv, .parquet or .feather file, .gz too, with labels beside them",
-        "columns are found by their usual names, or named: --images-key for the texts, --label-key, --group-key, or "
-        "texts:FILE?text=A&label=B&split=C&name=D&domain=E&group=F,G",
-    ),
-    "rows:FILE": (
-        "rows of numbers, such as wave forms, and labels in a .npz, .npy or .h5 file, or in a folder of .npy files",
-        "they are given as they are to a module: encoder that reads rows; columns are named as of arrays:FILE, the "
-        "rows themselves by --images-key or rows:FILE?rows=A",
-    ),
-    "sound:PATH": (
-        "a directory, .zip or .tar of .wav and .flac files with one folder per class or with metadata.csv",
-        'levels, tables and --layout mean what they mean for folder:PATH; needs pip install "fedcache[sound]"',
-    ),
-}
-"""Kinds of files of one's own: what they are, and how they are read."""
-offer("datasets", [*READERS, INGESTED])
+offer("datasets", [*kinds.KINDS, INGESTED])
 _NAMED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*=")
 
 
@@ -98,7 +43,7 @@ def known_names() -> list[str]:
 def kind_of(spec: str) -> tuple[str, str]:
     """The kind of a spec and what follows it; UsageError for one that names no dataset."""
     kind, _, rest = spec.partition(":")
-    if (kind in READERS or find("datasets", kind) is not None) and (rest or kind == "digits"):
+    if (kind in kinds.KINDS or find("datasets", kind) is not None) and (rest or kind == "digits"):
         return kind, rest
     # What follows explains a spec that is none: embeddings, images in memory, a path, or a misspelt name.
     if kind == INGESTED:
@@ -112,19 +57,25 @@ def kind_of(spec: str) -> tuple[str, str]:
             f"{spec!r} are images that a program held; where they come from is not known.",
             "fc.extract(images, ...) with the same images resumes it; --dataset names another dataset",
         )
-    if spec and spec not in READERS and Path(spec).expanduser().exists():
+    if spec and spec not in kinds.KINDS and Path(spec).expanduser().exists():
         raise UsageError(
             f"{spec!r} is not the name of a dataset, but it is a path.",
             f"For images there: --dataset folder:{shell_word(spec)}",
         )
     names = known_names()
-    if kind in READERS:
+    if kind in kinds.KINDS:
+        files = kinds.KINDS[kind].files
+        expected = f"{kind}:NAME"
+        if files is not None:
+            expected = files.spec
         raise UsageError(
-            f"{spec!r} does not say which; expected {own_files(kind) or f'{kind}:NAME'}.",
+            f"{spec!r} does not say which; expected {expected}.",
             "fedcache datasets list",
         )
     # A name without its kind, such as `cifar10` for `torchvision:cifar10`.
-    bare = {name.partition(":")[2]: name for name in names if ":" in name and name not in FILES}
+    bare = {
+        name.partition(":")[2]: name for name in names if ":" in name and name not in kinds.FILES
+    }
     if spec.lower() in {name.lower() for name in bare}:
         near = [full for name, full in bare.items() if name.lower() == spec.lower()]
         full = bare.get(spec, near[0])
@@ -132,11 +83,6 @@ def kind_of(spec: str) -> tuple[str, str]:
             f"Unknown dataset {spec!r}. Did you mean {full!r}?", f"--dataset {shell_word(full)}"
         )
     raise unknown("dataset", spec, names, hint="fedcache datasets list   shows all")
-
-
-def own_files(kind: str) -> str | None:
-    """The spec of a kind of files of one's own; None of another kind."""
-    return next((spec for spec in FILES if spec.partition(":")[0] == kind), None)
 
 
 def parts_of(spec: str) -> dict[str, str] | None:
@@ -159,7 +105,7 @@ __all__ = [
     "Context",
     "Dataset",
     "Source",
-    "asked_for",
+    "facts_of",
     "from_rows",
     "holds_of",
     "open_dataset",
@@ -221,7 +167,7 @@ def peek(spec: str, context: Context) -> tuple[str, str] | None:
     return _recall(memory, ["limited", whole[1], context.limit])
 
 
-def asked_for(spec: str, context: Context) -> list[Any]:
+def facts_of(spec: str, context: Context) -> list[Any]:
     """Facts that determine everything read of a dataset, its groups included, as JSON values; errors as of ``peek``."""
     parts = parts_of(spec) or {"": spec}
     return [[[name, _key(one, context)] for name, one in parts.items()], context.limit]
@@ -243,14 +189,14 @@ def _open_one(spec: str, context: Context) -> Dataset:
 
 def _key(spec: str, context: Context) -> list[Any]:
     kind, rest = kind_of(spec)
-    if context.layout is not None and kind not in ("folder", "sound"):
+    if context.layout is not None and kinds.CONTENT.get(kind) != "path":
         raise UsageError(
             f"--layout {context.layout} was given, but {spec} has a layout of its own; it is for folder:PATH and "
             "sound:PATH.",
             "Leave --layout out",
         )
     version: Any = READING
-    if kind in columns.CONTENT:
+    if kind in kinds.CONTENT:
         version = [READING, columns.READING]
     return ["dataset", version, kind, *_origin(kind), *_reader(kind).key(rest, context)]
 
@@ -260,8 +206,8 @@ def _reader(kind: str) -> Any:
 
     Raises UsageError for a plug-in that cannot be loaded or has no ``key`` and ``load``.
     """
-    if kind in READERS:
-        return module(READERS[kind])
+    if kind in kinds.KINDS:
+        return module(kinds.KINDS[kind].module)
     plugin = find("datasets", kind)
     reader = None
     origin = ""
@@ -271,7 +217,7 @@ def _reader(kind: str) -> Any:
     if not all(callable(getattr(reader, name, None)) for name in ("key", "load")):
         raise UsageError(
             f"The dataset kind {kind!r}{origin} has no key and load.",
-            f"Expected {KINDS['datasets']}.",
+            f"Expected {PLUGINS['datasets']}.",
         )
     return reader
 

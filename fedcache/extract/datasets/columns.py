@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from fedcache.errors import UsageError, shell_word, unknown
 from fedcache.extract.datasets import dataset
 from fedcache.extract.datasets.dataset import SPLIT_WORDS, TRAIN, Context, Dataset, Source
+from fedcache.extract.datasets.kinds import CONTENT
 from fedcache.extract.recipe import IMAGES, TEXTS
 from fedcache.extract.recipe import slug as safe
 from fedcache.parsing import listed
@@ -43,17 +44,6 @@ IMAGE_NAMES = ("images", "image", "imgs", "img", "pixels", "data", "x")
 
 LABEL = ".label"
 """What labels are called that are in no column, as those of (image, label)."""
-
-CONTENT = {
-    "arrays": "images",
-    "hf": "images",
-    "webdataset": "images",
-    "texts": "text",
-    "rows": "rows",
-    "folder": "path",
-    "sound": "path",
-}
-"""Kinds of datasets whose columns can be named, and the word for the column of images, texts, rows or paths."""
 
 OPTIONS = {
     "label": "--label-key",

@@ -8,17 +8,16 @@ from typing import Any
 
 from fedcache.errors import MachineError, UsageError, shell_word
 from fedcache.extract.datasets import (
-    FILES,
     digits,
     download,
     hf,
     kind_of,
-    own_files,
     paper,
     papers,
     torchvision,
 )
 from fedcache.extract.datasets.dataset import SPLIT_WORDS, TEST, Context
+from fedcache.extract.datasets.kinds import FILES, KINDS
 from fedcache.extract.digests import DigestMemory
 from fedcache.plugins import plugins
 
@@ -79,7 +78,7 @@ def known(
     offline = "four domains of ten digits, made offline from installed packages"
     rows: list[tuple[str, str, str, bool]] = [
         ("digits", offline, 'pip install "fedcache[demo]"', digits.ready()),
-        *((name, about, "your files", True) for name, (about, _) in FILES.items()),
+        *((name, files.about, "your files", True) for name, files in FILES.items()),
     ]
     for plugin in plugins("datasets").values():
         rows.append((f"{plugin.name}:REST", f"a reader of {plugin.origin}", "its files", True))
@@ -119,9 +118,11 @@ def info(
             "made_from": digits.key(rest, context)[2],
             "note": "another version of these packages may draw other pixels and is then another dataset",
         }
-    own = own_files(kind)
-    if own is not None:
-        return {**entries[own], "note": FILES[own][1]}
+    files = None
+    if kind in KINDS:
+        files = KINDS[kind].files
+    if files is not None:
+        return {**entries[files.spec], "note": files.note}
     theirs = entries.get(f"{kind}:REST")
     if theirs is not None:
         return {**theirs, "note": "the reader says what stands for REST"}

@@ -26,7 +26,7 @@ from fedcache.extract import datasets
 from fedcache.extract.datasets import (
     Context,
     Dataset,
-    asked_for,
+    facts_of,
     holds_of,
     known_names,
     open_dataset,
@@ -35,7 +35,7 @@ from fedcache.extract.planning.plan import memory_of
 from fedcache.extract.recipe import slug
 from fedcache.parsing import slug_of
 from fedcache.plugins import bare_name
-from fedcache.progress import Observer, Silent, told_as
+from fedcache.progress import Observer, Silent, progress_of
 from fedcache.store.catalog import (
     extracted_later,
     ingest_command,
@@ -420,7 +420,7 @@ def bring_groups(
     if held is None:
         if where.memory.recall(_key(store, spec, where)) == group_digests(store.manifest):
             return
-        with told_as(observer, "reading", holds_of(spec)) as progress:
+        with progress_of(observer, "reading", holds_of(spec)) as progress:
             held = open_dataset(spec, replace(where, progress=progress))
     keep_groups(store, groups_in_order(store, held), spec, observer)
     remember_groups(store, spec, where)
@@ -476,4 +476,4 @@ def _columns(names: list[str]) -> str:
 
 
 def _key(store: Store, spec: str, where: Context) -> list[Any]:
-    return ["groups", *asked_for(spec, where), store.dataset["digest"]]
+    return ["groups", *facts_of(spec, where), store.dataset["digest"]]

@@ -107,7 +107,7 @@ def _column_of_list(values: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Ingested:
-    """A store that holds a file of embeddings, and what was said of its columns."""
+    """A store that holds a file of embeddings, and sentences about columns that have changed."""
 
     store: Store
     notes: list[str]  # which columns are what, and which changed
@@ -224,13 +224,13 @@ def _changed_groups(store: Store, content: Content) -> list[str]:
     before = store.groups
     changed = put_groups(store, content.groups)
     new = [name for name in store.groups if name not in before]
-    said = []
+    differences = []
     if new:
-        said = [f"new groups {', '.join(new)}"]
-    said += [f"other values of the groups {', '.join(changed)}"] if changed else []
+        differences = [f"new groups {', '.join(new)}"]
+    differences += [f"other values of the groups {', '.join(changed)}"] if changed else []
     path = store.path.name
-    if said:
-        return [f"{path} has the same features and labels, and now {' and '.join(said)}."]
+    if differences:
+        return [f"{path} has the same features and labels, and now {' and '.join(differences)}."]
     return []
 
 

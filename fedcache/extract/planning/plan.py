@@ -167,11 +167,11 @@ def looked_up(config: ExtractConfig, home: Home) -> tuple[ExtractConfig, list[Ba
     def rows_of(name: str) -> list[Backbone]:
         bare = bare_name(name)
         # The output of a user's model and its size decide how wide its features are, so they belong to the row.
-        said = {option: value for at, option, value in options if at in ("", bare)}
-        size = said.get("size", config.size)
-        outputs = [said.get("output")]
+        own_options = {option: value for at, option, value in options if at in ("", bare)}
+        size = own_options.get("size", config.size)
+        outputs = [own_options.get("output")]
         if name.startswith(HUGGING_FACE):  # output=A+B: an array of each
-            outputs = list(said.get("output", "").split("+"))
+            outputs = list(own_options.get("output", "").split("+"))
         found = [
             registry.lookup(
                 name,
@@ -179,7 +179,7 @@ def looked_up(config: ExtractConfig, home: Home) -> tuple[ExtractConfig, list[Ba
                 file=files.get(bare),
                 output=output or None,
                 size=int(size) if size is not None and str(size).isdigit() else None,
-                options=said,
+                options=own_options,
             )
             for output in outputs
         ]
@@ -332,7 +332,7 @@ def make_current(
     computed: Collection[str],
 ) -> list[dict[str, Any]]:
     """Make the wanted text features, all of them stored, the current ones, and say what that changed."""
-    said = []
+    rows = []
     for item in planned:
         if item.recipe.key not in wanted:
             continue
@@ -344,8 +344,8 @@ def make_current(
             state = "current"
             if changed:
                 state = "made current"
-        said.append({"backbone": name, "templates": templates, "state": state})
-    return said
+        rows.append({"backbone": name, "templates": templates, "state": state})
+    return rows
 
 
 def say_templates(templates: Sequence[str], observer: Observer) -> None:

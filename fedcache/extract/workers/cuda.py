@@ -133,7 +133,7 @@ class CudaStages:
                 continue
             shape = (batch, job.recipe.views, side, side, 3)
             images = torch.zeros(shape, dtype=torch.uint8, device=self.device)
-            with self._told_of_memory(key), torch.cuda.stream(self.computing):
+            with self._out_of_memory_named(key), torch.cuda.stream(self.computing):
                 for _ in range(2):
                     start = time.perf_counter()
                     self._features(key, images)
@@ -172,7 +172,7 @@ class CudaStages:
         begun = _event(timing=True)
         computed = _event(timing=True)
         copied = _event()
-        with self._told_of_memory(key), torch.cuda.stream(self.computing):
+        with self._out_of_memory_named(key), torch.cuda.stream(self.computing):
             loaded.copied.wait()
             # Memory of one stream that another reads is not given away before.
             loaded.images.record_stream(self.computing)
@@ -213,7 +213,7 @@ class CudaStages:
         return torch.stack(views, dim=1).float()
 
     @contextmanager
-    def _told_of_memory(self, key: str) -> Iterator[None]:
+    def _out_of_memory_named(self, key: str) -> Iterator[None]:
         """Turn a full GPU into one sentence."""
         import torch
 

@@ -345,6 +345,10 @@ class Method:
         check: (hp, ctx) -> None; raises when the switches and the data do not fit.
         uneven_rows: why rows of different clients count differently in one full step of every client; "" where they
             count the same, so that the averaged step is the step on all rows together.
+        depends_on_origin: why predictions of a one-round method change when the same number is added to all features,
+            for example because scores are cosines; "" where they do not change.
+        upload_descriptions: name of an uploaded tensor -> (what it holds, what it reveals of the client's rows). Names
+            that several methods use are described in ``report.methods.facts``.
         page: text of the documentation page; None for a method outside fedcache.
     """
 
@@ -391,6 +395,8 @@ class Method:
     settle: Settle = as_given
     check: Callable[[Hp, Ctx], None] = lambda _hp, _ctx: None
     uneven_rows: str = ""
+    depends_on_origin: str = ""
+    upload_descriptions: Mapping[str, tuple[str, str]] = field(default_factory=dict, hash=False)
     page: MethodPage | None = None
 
     def __repr__(self) -> str:

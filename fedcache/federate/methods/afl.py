@@ -138,6 +138,7 @@ METHOD = replace(
     additive=lambda _hp: False,
     diagnose=cleaned,
     paper_count=fedcgs.METHOD.paper_count,
+    depends_on_origin="a ridge regression without an intercept",
     page=MethodPage(
         family="One round, closed form",
         formula=r"""

@@ -133,6 +133,7 @@ METHOD = Method(
     one_shot=True,
     central=True,
     paper_count=lambda *_: (0, 0),
+    depends_on_origin="trained by gradient steps",
     page=MethodPage(
         family="References",
         formula=r"""

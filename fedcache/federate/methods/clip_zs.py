@@ -51,6 +51,7 @@ METHOD = Method(
     gradient=False,
     one_shot=True,
     paper_count=lambda *_: (0, 0),
+    depends_on_origin="logits are cosines with class texts",
     page=MethodPage(
         family="With class texts",
         formula=r"""

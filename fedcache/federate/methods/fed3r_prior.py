@@ -131,6 +131,7 @@ METHOD = replace(
     needs=frozenset({"labels", "text"}),
     zero_shot=model.by_text,
     text_travels=False,
+    depends_on_origin="a ridge regression without an intercept, towards class texts",
     page=MethodPage(
         family="With class texts",
         formula=r"""

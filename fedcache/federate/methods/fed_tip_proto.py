@@ -92,6 +92,13 @@ METHOD = Method(
     one_shot=True,
     sent=sent,
     paper_count=lambda width, classes, clients, _hp: (classes * width, clients * classes * width),
+    depends_on_origin="a cache of cosines",
+    upload_descriptions={
+        "key": (
+            "mean feature of each class",
+            "of a class with one row, that row",
+        ),
+    },
     page=MethodPage(
         family="With class texts",
         formula=r"""

@@ -142,6 +142,7 @@ METHOD = replace(
     additive=lambda _hp: False,
     settle=settle,
     diagnose=estimate,
+    depends_on_origin="a ridge regression without an intercept; its accuracy stays",
     page=MethodPage(
         family="One round, closed form",
         formula=r"""

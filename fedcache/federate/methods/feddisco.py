@@ -147,6 +147,12 @@ METHOD = replace(
     notice=notice,
     paper_count=paper_count,
     uneven_rows="clients of uneven classes weigh less",
+    upload_descriptions={
+        GAP: (
+            "distance of its class shares from even ones",
+            "how uneven its classes are",
+        ),
+    },
     page=MethodPage(
         family="Many rounds, one model",
         formula=r"""

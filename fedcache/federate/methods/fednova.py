@@ -122,6 +122,12 @@ METHOD = replace(
     uploads=uploads,
     aggregate=aggregate,
     paper_count=paper_count,
+    upload_descriptions={
+        LENGTH: (
+            "length of its local training",
+            "how many steps it took, and so about how many rows it has",
+        ),
+    },
     page=MethodPage(
         family="Many rounds, one model",
         formula=r"""

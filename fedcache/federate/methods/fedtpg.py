@@ -230,6 +230,12 @@ METHOD = Method(
     trainable=lambda server, _state: sum(t.numel() for t in server.values()),
     paper_count=None,
     uneven_rows="clients are averaged with equal weights, and tell apart their own classes alone",
+    upload_descriptions={
+        "queries": (
+            "trained queries of the prompt network",
+            "which rows were trained on can be guessed",
+        ),
+    },
     page=MethodPage(
         family="Prompts",
         formula=r"""

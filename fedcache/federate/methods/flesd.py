@@ -154,6 +154,12 @@ METHOD = Method(
     trainable=simclr.trainable,
     fidelity=simclr.fidelity,
     paper_count=None,
+    upload_descriptions={
+        "R": (
+            "representations of the public rows",
+            "of public rows only, by a model made from its own",
+        ),
+    },
     page=MethodPage(
         family="Training the encoder itself",
         formula=r"""

@@ -25,6 +25,7 @@ METHOD = replace(
     defaults=Defaults(rounds=1, participation=None, clients=6, scheme="flesd"),
     one_shot=True,
     needs_for=needs,
+    depends_on_origin="trained by gradient steps",
     page=MethodPage(
         family="Training the encoder itself",
         formula=r"""

@@ -125,6 +125,7 @@ METHOD = replace(
     zero_shot=model.by_text,
     needs=frozenset({"labels", "text"}),
     text_travels=False,
+    depends_on_origin="logits are cosines with class texts",
     page=MethodPage(
         family="With class texts",
         formula=r"""

@@ -222,6 +222,12 @@ METHOD = replace(
     trainable=trainable,
     check=lambda _hp, _ctx: None,
     paper_count=paper_count,
+    upload_descriptions={
+        CHOSEN: (
+            "weight in the place of the model it chose",
+            "how many rows it has, and which clients are like it",
+        ),
+    },
     page=MethodPage(
         family="A model for each client",
         formula=r"""

@@ -169,6 +169,12 @@ METHOD = Method(
     needs=frozenset({"labels", "text"}),
     trainable=lambda server, _state: sum(t.numel() for t in server.values()),
     paper_count=None,
+    upload_descriptions={
+        "alpha": (
+            "trained multipliers of the class texts",
+            "how well its rows fit the texts of its classes",
+        ),
+    },
     page=MethodPage(
         family="With class texts",
         formula=r"""

@@ -18,6 +18,7 @@ METHOD = replace(
     one_shot=True,
     central=True,
     paper_count=lambda *_: (0, 0),
+    depends_on_origin="trained by gradient steps",
     page=MethodPage(
         family="Training the encoder itself",
         formula=r"""

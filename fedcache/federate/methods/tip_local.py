@@ -89,6 +89,7 @@ METHOD = replace(
     protocol=personal_model,
     needs=frozenset({"labels", "text"}),
     zero_shot=model.by_text,
+    depends_on_origin="a cache of cosines",
     page=MethodPage(
         family="With class texts",
         formula=r"""

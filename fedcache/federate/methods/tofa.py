@@ -254,6 +254,13 @@ METHOD = replace(
     executions=("sequential",),
     zero_shot=prompts.zero_shot,
     paper_count=None,
+    depends_on_origin="logits are cosines with class texts",
+    upload_descriptions={
+        "score": (
+            "scores of the class texts",
+            "how well its rows fit the texts of its classes",
+        ),
+    },
     page=MethodPage(
         family="With class texts",
         formula=r"""

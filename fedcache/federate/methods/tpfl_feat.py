@@ -132,6 +132,16 @@ METHOD = Method(
     zero_shot=model.by_text,
     diagnose=moved,
     paper_count=None,
+    upload_descriptions={
+        "u": (
+            "trained shift of image features",
+            "after one step on one row, that row's gradient",
+        ),
+        "rho": (
+            "trained shift of text features",
+            "after one step on one row, that row's gradient",
+        ),
+    },
     page=MethodPage(
         family="Prompts",
         formula=r"""

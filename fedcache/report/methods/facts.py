@@ -228,7 +228,6 @@ _KINDS: dict[str, tuple[str, str]] = {
     "target_sum": ("rows of each class", "which classes the client has, and how many rows of each"),
     "has": ("which classes have rows", "which classes the client has"),
     "proto": ("mean projected feature of each class", f"{_ROW}, projected"),
-    "key": ("mean feature of each class", _ROW),
     "sum": ("sum of the features of each class", _ROW),
     "class_sum": ("sum of the features of each class", _ROW),
     "head": (
@@ -248,33 +247,9 @@ _KINDS: dict[str, tuple[str, str]] = {
     "mean": ("means of each class's Gaussians", _ROW),
     "scale": ("spread of each class's Gaussians", "0 where a class has one row"),
     "weight": ("weights of each class's Gaussians", "how its rows cluster"),
-    "alpha": (
-        "trained multipliers of the class texts",
-        "how well its rows fit the texts of its classes",
-    ),
-    "score": ("scores of the class texts", "how well its rows fit the texts of its classes"),
-    "queries": (
-        "trained queries of the prompt network",
-        "which rows were trained on can be guessed",
-    ),
-    "R": (
-        "representations of the public rows",
-        "of public rows only, by a model made from its own",
-    ),
     "ctx": ("trained prompt vectors", "which rows were trained on can be guessed"),
     "v": ("trained visual prompt", "which rows were trained on can be guessed"),
-    "u": ("trained shift of image features", "after one step on one row, that row's gradient"),
-    "rho": ("trained shift of text features", "after one step on one row, that row's gradient"),
     "n": ("number of its training rows", "how much data it has"),
-    "length": (
-        "length of its local training",
-        "how many steps it took, and so about how many rows it has",
-    ),
-    "discrepancy": ("distance of its class shares from even ones", "how uneven its classes are"),
-    "chosen": (
-        "weight in the place of the model it chose",
-        "how many rows it has, and which clients are like it",
-    ),
 }
 _BATCHNORM = ("statistics of BatchNorm", "means and variances of its rows inside the model")
 _LAYER = {
@@ -332,7 +307,7 @@ class Part:
         shapes: theirs, in the same order.
         dtype: theirs.
         what: what they are made of.
-        tells: what the server, or whoever reads the wire, learns of the client's rows.
+        reveals: what the server, or whoever reads the wire, learns of the client's rows.
         private: whether the epsilon of ``--dp-noise`` covers it.
     """
 
@@ -340,7 +315,7 @@ class Part:
     shapes: tuple[tuple[int, ...], ...]
     dtype: str
     what: str
-    tells: str
+    reveals: str
     private: str
 
     @property
@@ -361,8 +336,10 @@ UNKNOWN = ("a tensor that fedcache does not know", "unknown: what the method com
 """Kind of a tensor of a user's own method."""
 
 
-def kind_of(name: str) -> tuple[str, str]:
-    """(kind of a tensor of this name, what it reveals); ``UNKNOWN`` for a name without a description."""
+def kind_of(method: Method, name: str) -> tuple[str, str]:
+    """(what an uploaded tensor holds, what it reveals); ``UNKNOWN`` for a name without a description."""
+    if name in method.upload_descriptions:
+        return method.upload_descriptions[name]
     if name.startswith("c/"):
         return _CONTROL
     if counts_rows(name):
@@ -381,19 +358,25 @@ def leaving(method: Method, sizes: Sizes | None = None) -> list[Part]:
     for name, t in _trial(method, sizes or Sizes())[1].items():
         numbers = t.dtype.is_floating_point and not counts_rows(name)
         private = covered_by_noise(method, numbers=numbers)
+        kind = kind_of(method, name)
         if (
-            kind_of(name) is _BATCHNORM
+            kind is _BATCHNORM
             and private == "covered"
             and any(h.name == "bn" for h in method.hparams)
         ):
             private = "not sent: a private run trains without BatchNorm"
-        kind = (*kind_of(name), str(t.dtype).removeprefix("torch."), private)
-        parts.setdefault(kind, []).append((name, tuple(t.shape)))
+        row = (*kind, str(t.dtype).removeprefix("torch."), private)
+        parts.setdefault(row, []).append((name, tuple(t.shape)))
     made = [
         Part(
-            tuple(n for n, _ in tensors), tuple(s for _, s in tensors), dtype, what, tells, private
+            tuple(n for n, _ in tensors),
+            tuple(s for _, s in tensors),
+            dtype,
+            what,
+            reveals,
+            private,
         )
-        for (what, tells, dtype, private), tensors in parts.items()
+        for (what, reveals, dtype, private), tensors in parts.items()
     ]
     # An average weighted by rows also needs the number of rows of each client.
     if made and "mean" in method.pool(method.resolve()).values():
@@ -428,4 +411,4 @@ def covered_by_noise(method: Method, *, numbers: bool) -> str:
 
 def cells(parts: Iterable[Part]) -> list[tuple[str, str, str, str, str]]:
     """(tensors, dtype, what they are, what they tell, whether epsilon covers them) for a table."""
-    return [(p.label, p.dtype, p.what, p.tells, p.private) for p in parts]
+    return [(p.label, p.dtype, p.what, p.reveals, p.private) for p in parts]

@@ -136,7 +136,7 @@ class MLflowRun:
     def __init__(self, client: MlflowClient, run: str, logged: set[int]) -> None:
         self._client = client
         self._run = run
-        self._told = logged
+        self._logged = logged
         self._gathered: list[Any] = []
         self._moment: int | None = None  # of all figures of a private run, in milliseconds
         self._written = time.monotonic()
@@ -148,7 +148,7 @@ class MLflowRun:
         self._last = round_.round
         if round_.secret_times and self._moment is None:
             self._moment = int(1000 * time.time())
-        if round_.round in self._told:
+        if round_.round in self._logged:
             return
         if not self._live:  # it was closed before
             with quiet():

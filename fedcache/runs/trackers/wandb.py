@@ -75,11 +75,11 @@ class WandBRun:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._told = run.step
+        self._logged = run.step
 
     def write(self, round_: Round) -> None:
         """The figures of a round, with its number as their step."""
-        if round_.round >= self._told:
+        if round_.round >= self._logged:
             self._run.log(metrics_of(round_), step=round_.round)
 
     def end(self, figures: Figures | None) -> None:

@@ -503,10 +503,10 @@ def _check_model_was_usable(
         for client, why in sorted(reasons.items())
         if not why.startswith(NO_ANSWER) and job.latest.get(client, 0) == before
     ]
-    asked = len(sample)
-    if number == 1 or 2 * len(turned) <= asked:
+    sampled = len(sample)
+    if number == 1 or 2 * len(turned) <= sampled:
         return
-    count = f"{len(turned)} of {asked} sites"
+    count = f"{len(turned)} of {sampled} sites"
     why = reasons[turned[0]].rstrip(".")
     raise FederatedRunError(
         f"Round {number}: the uploads of {count} are unsound, and those of the same sites in round {before} were "

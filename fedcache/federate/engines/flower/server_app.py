@@ -36,7 +36,7 @@ class Logged(Silent):
     def warn(self, text: str) -> None:
         log_line(warn=text)
 
-    def told(self, round_: Round) -> None:
+    def round_done(self, round_: Round) -> None:
         """Log a round, unless it was stored before."""
         if round_.stored:
             return

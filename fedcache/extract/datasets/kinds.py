@@ -1,0 +1,141 @@
+"""Kinds of datasets that fedcache reads, one row each: the words before the colon of a spec, and their reader."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fedcache.store.samples import HELD_OUT
+
+
+@dataclass(frozen=True)
+class OwnFiles:
+    """Files of a user's own that a kind of datasets reads, as the lists and the documentation show them."""
+
+    spec: str  # for example folder:PATH
+    about: str  # which files
+    note: str  # how they are read
+    example: str  # a spec to look at
+    extracted: str  # a spec with the options that often go with it
+
+
+@dataclass(frozen=True)
+class DatasetKind:
+    """One kind of datasets."""
+
+    # Module of this package with ``key(rest, context)``, what the rows depend on, and ``load(rest, context)``, the
+    # dataset. It is imported when a dataset of the kind is requested.
+    module: str
+    files: OwnFiles | None = None
+    # what --images-key names, where columns can be named: images, texts, rows or paths
+    content: Literal["", "images", "text", "rows", "path"] = ""
+
+
+KINDS = {
+    "digits": DatasetKind("digits"),
+    "folder": DatasetKind(
+        "folder",
+        OwnFiles(
+            "folder:PATH",
+            "a directory, .zip or .tar with one folder per class or with metadata.csv, or a .csv that lists images",
+            "levels named train, test, val, dev or the like are the split, the last level is the class, "
+            f"what remains is the domain; without a split, {HELD_OUT} is the test set; --layout domain/class "
+            "overrides; columns of metadata.csv and of lists are named by --images-key (paths), --label-key and "
+            "--group-key",
+            "folder:photos.zip",
+            "folder:photos.zip --layout domain/class",
+        ),
+        content="path",
+    ),
+    "arrays": DatasetKind(
+        "arrays",
+        OwnFiles(
+            "arrays:FILE",
+            "images and labels in a .npz, .npy or .h5 file, or in a folder of .npy files",
+            "columns are found by their usual names, or named: --images-key, --label-key and --group-key, or "
+            "arrays:FILE?images=A&label=B&group=C,D",
+            "arrays:cells.npz",
+            "arrays:cells.npz --label-key grade --group-key hospital,scanner",
+        ),
+        content="images",
+    ),
+    "idx": DatasetKind(
+        "idx",
+        OwnFiles(
+            "idx:FOLDER",
+            "pairs of IDX files of images and labels, as MNIST has them, .gz too",
+            "files named train are the training set, t10k or test the test set",
+            "idx:mnist/raw",
+            "idx:mnist/raw",
+        ),
+    ),
+    "hf": DatasetKind(
+        "hf",
+        OwnFiles(
+            "hf:PATH",
+            "parquet or Arrow files of Hugging Face datasets, or a folder of them; hf:NAME where it was pulled",
+            "splits are in the names of files and folders, class names in the files; columns are named as of "
+            "arrays:FILE",
+            "hf:cifar100",
+            "hf:cifar100 --label-key coarse_label",
+        ),
+        content="images",
+    ),
+    "webdataset": DatasetKind(
+        "webdataset",
+        OwnFiles(
+            "webdataset:PATTERN",
+            "tar files of samples: images with .cls, .json or .txt of the same name beside them",
+            "a tar, a folder, a glob or shard-{0000..0009}.tar; splits are in the names of shards and folders; fields "
+            "of .json are columns, named as of arrays:FILE",
+            "webdataset:shards",
+            "webdataset:shards/train-{0000..0009}.tar",
+        ),
+        content="images",
+    ),
+    "torchvision": DatasetKind("torchvision"),
+    "paper": DatasetKind("papers"),
+    "texts": DatasetKind(
+        "texts",
+        OwnFiles(
+            "texts:FILE",
+            "texts in a column of a .csv, .tsv, .parquet or .feather file, .gz too, with labels beside them",
+            "columns are found by their usual names, or named: --images-key for the texts, --label-key, --group-key, "
+            "or texts:FILE?text=A&label=B&split=C&name=D&domain=E&group=F,G",
+            "texts:reviews.csv",
+            "texts:reviews.csv --label-key stars --group-key shop",
+        ),
+        content="text",
+    ),
+    "rows": DatasetKind(
+        "rows",
+        OwnFiles(
+            "rows:FILE",
+            "rows of numbers, such as wave forms, and labels in a .npz, .npy or .h5 file, or in a folder of .npy files",
+            "they are given as they are to a module: encoder that reads rows; columns are named as of arrays:FILE, "
+            "the rows themselves by --images-key or rows:FILE?rows=A",
+            "rows:tones.npz",
+            "rows:tones.npz --label-key pitch",
+        ),
+        content="rows",
+    ),
+    "sound": DatasetKind(
+        "sound",
+        OwnFiles(
+            "sound:PATH",
+            "a directory, .zip or .tar of .wav and .flac files with one folder per class or with metadata.csv",
+            "levels, tables and --layout mean what they mean for folder:PATH; needs "
+            'pip install "fedcache[sound]"',
+            "sound:recordings",
+            "sound:recordings --layout speaker/class",
+        ),
+        content="path",
+    ),
+}
+"""Word before the colon of a spec -> its kind."""
+
+FILES = {kind.files.spec: kind.files for kind in KINDS.values() if kind.files is not None}
+"""Spec -> files of a user's own."""
+
+CONTENT = {name: kind.content for name, kind in KINDS.items() if kind.content}
+"""Kinds of datasets whose columns can be named, and the word for the column of images, texts, rows or paths."""
