@@ -179,3 +179,13 @@ def seeds_text(seeds: Iterable[int]) -> str:
         else:
             parts.append([seed])
     return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+
+
+def counted(n: int, what: str = "value") -> str:
+    """``1 value``, ``1,000 values``, ``2 classes``."""
+    ending = "s"
+    if what.endswith("s"):
+        ending = "es"
+    if n == 1:
+        ending = ""
+    return f"{n:,} {what}{ending}"

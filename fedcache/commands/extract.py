@@ -30,11 +30,10 @@ from fedcache.extract.extract_dataset import extract as run
 from fedcache.extract.planning.parts import join as join_parts
 from fedcache.extract.planning.plan import quoted
 from fedcache.extract.recipe import IMAGES, one_of, part_read
-from fedcache.parsing import visible
+from fedcache.parsing import counted, visible
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.runs.partitions import make_partition, write_shards
 from fedcache.store.manifest import QUARANTINE, join_command
-from fedcache.tables.words import counted
 
 SHOWN = 10
 """Unreadable images that are named on the terminal; quarantine.jsonl names all."""

@@ -12,9 +12,9 @@ from fedcache.commands.output import CommandResult, TerminalObserver
 from fedcache.config import Home
 from fedcache.errors import Exit
 from fedcache.extract.planning.find_images import ImagePlaces
+from fedcache.parsing import counted
 from fedcache.process import seldom_collected
 from fedcache.report.page import write_report
-from fedcache.tables.words import counted
 
 RunQuery = Annotated[
     list[str] | None,

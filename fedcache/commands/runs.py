@@ -22,6 +22,7 @@ from fedcache.commands.options import (
 )
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.errors import UsageError, shell_word
+from fedcache.parsing import counted
 from fedcache.progress import percent
 from fedcache.report.describe_run import (
     STATES,
@@ -40,7 +41,6 @@ from fedcache.report.find_runs import StoredRun, every_run, setting_name
 from fedcache.report.run_groups import HeldOutGroup, mean_over_values
 from fedcache.runs.directory import check_tag, tags_of, write_tags
 from fedcache.runs.garbage import partitions_named, plan_removal, remove_runs
-from fedcache.tables.words import counted
 
 runs = typer.Typer(
     name="runs",

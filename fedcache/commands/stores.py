@@ -18,7 +18,7 @@ from fedcache.extract.augment import described
 from fedcache.extract.planning.find_store import need_path, need_store
 from fedcache.extract.planning.plan import quoted
 from fedcache.extract.recipe import IMAGES, held_by, part_read
-from fedcache.parsing import visible
+from fedcache.parsing import counted, visible
 from fedcache.report.find_runs import gather
 from fedcache.runs.garbage import DEFAULT, KINDS, find_garbage, remove
 from fedcache.runs.partitions import check_partitions
@@ -35,7 +35,6 @@ from fedcache.store.store import Store, finished_arrays
 from fedcache.store.verify import VerifyReport
 from fedcache.store.verify import repair as repair_store
 from fedcache.store.verify import verify as verify_store
-from fedcache.tables.words import counted
 
 
 @command("ls")

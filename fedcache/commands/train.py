@@ -46,7 +46,7 @@ from fedcache.grids import presets
 from fedcache.grids.hold_out import EACH, every_value
 from fedcache.grids.result import Grid, HeldOut
 from fedcache.grids.sampling import Sampling
-from fedcache.parsing import seeds_text
+from fedcache.parsing import counted, seeds_text
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.progress import VALIDATION_ACCURACY, percent
 from fedcache.report.caution_words import caution_lines, describe_trust, drawn_clients, unlike_tests
@@ -57,11 +57,11 @@ from fedcache.runs.directory import (
     has_client_models,
     reads_embeddings,
 )
-from fedcache.runs.privacy_ledger import is_private
+from fedcache.runs.events import OnRound
+from fedcache.runs.result_files import is_private
 from fedcache.runs.run import Run, is_claimed
 from fedcache.runs.score import LEVEL, SCORES, check_score, rows_interval, score_of
 from fedcache.runs.trackers.choose import tracking
-from fedcache.tables.words import counted
 
 if TYPE_CHECKING:
     from fedcache.federate.engines.ray.engine import RayEngine
@@ -567,7 +567,9 @@ def train_run(
                 cluster.training(config, partition, home, given["repartition"], observer)
             )
         opened.enter_context(stop_on_signals(stop.ask, observer.note))
-        hooks = opened.enter_context(tracking(given["track"], home, runs, observer))
+        hooks: Sequence[OnRound] = ()
+        if given["track"]:
+            hooks = opened.enter_context(tracking(given["track"], home, runs, observer))
         return run(
             config,
             home,

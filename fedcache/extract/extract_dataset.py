@@ -37,6 +37,7 @@ from fedcache.extract.planning.find_store import (
     ingested_path,
     keep_groups,
     remember_groups,
+    resolve_path,
 )
 from fedcache.extract.planning.incremental import (
     IncrementalDataset,
@@ -54,6 +55,7 @@ from fedcache.extract.planning.plan import (
 from fedcache.extract.recipe import IMAGES, one_of
 from fedcache.extract.workers.chunk_tasks import ExtractionEngine
 from fedcache.extract.workers.local import ExtractionStats
+from fedcache.parsing import counted
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent, progress_of
 from fedcache.store.catalog import (
@@ -62,7 +64,6 @@ from fedcache.store.catalog import (
     place_of_content,
     recall_last,
     remember_last,
-    resolve_path,
 )
 from fedcache.store.files import make_private
 from fedcache.store.join import chunks_are_whole, rows_of_part
@@ -71,7 +72,7 @@ from fedcache.store.manifest import PART, VANISHED, StorePart, part_of
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Samples, Store, finished_arrays
 from fedcache.tables.roles import need_labels
-from fedcache.tables.words import counted, some_names
+from fedcache.tables.words import some_names
 
 
 @dataclass
@@ -474,7 +475,8 @@ def spec_of(config: ExtractConfig, home: Home, observer: Observer) -> tuple[str,
         spec = f"{INGESTED}:{spec}"
     options = {f"--{name.replace('_', '-')}": getattr(config, name) for name in COLUMNS}
     options["--unlabelled"] = "yes" if config.unlabelled else None
-    spec = with_keys(spec, options)
+    if any(options.values()):
+        spec = with_keys(spec, options)
     unnamed: dict[str, Any] = dict.fromkeys(COLUMNS)
     return spec, replace(config, **unnamed, unlabelled=False)
 

@@ -19,6 +19,7 @@ import scipy
 from numpy.typing import NDArray
 
 from fedcache.errors import UsageError, unknown
+from fedcache.parsing import counted
 from fedcache.report.caution_words import unlike_tests
 from fedcache.report.find_runs import (
     CLAIMED,
@@ -57,7 +58,6 @@ from fedcache.runs.score import (
     tie_sentence,
     validation_value,
 )
-from fedcache.tables.words import counted
 
 USUAL_TEST = {"seeds": "ttest", "clients": "wilcoxon", "settings": "wilcoxon", HELD_OUT: "wilcoxon"}
 """Seeds are few, and Wilcoxon's p of five is never below 0.06; an accuracy is a mean over many test rows, so its

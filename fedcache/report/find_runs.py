@@ -31,8 +31,13 @@ from fedcache.runs.directory import (
     tags_of,
     train_table,
 )
-from fedcache.runs.privacy_ledger import is_private
-from fedcache.runs.result_files import ClientColumns, TestRows, client_columns, test_rows
+from fedcache.runs.result_files import (
+    ClientColumns,
+    TestRows,
+    client_columns,
+    is_private,
+    test_rows,
+)
 from fedcache.runs.run import is_claimed
 from fedcache.runs.score import values_held_out
 from fedcache.store.files import digest_of

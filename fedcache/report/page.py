@@ -13,6 +13,7 @@ from fedcache.errors import FedcacheError, MachineError, UsageError
 from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.extract.recipe import ROWS
 from fedcache.federate.trust.accounting import short_privacy
+from fedcache.parsing import counted
 from fedcache.progress import Observer, Silent, percent
 from fedcache.report import figure_data, figure_grids, figure_runs
 from fedcache.report.caution_words import caution_lines, drawn_clients
@@ -62,7 +63,7 @@ from fedcache.runs.score import (
     validation_value,
 )
 from fedcache.store.lock import write_output
-from fedcache.tables.words import counted, some_names
+from fedcache.tables.words import some_names
 
 
 @dataclass(frozen=True)

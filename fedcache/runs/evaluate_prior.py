@@ -23,7 +23,7 @@ from fedcache.runs.directory import train_table
 from fedcache.runs.origin import store_behind
 from fedcache.runs.partitions import load_partition
 from fedcache.runs.predict_run import result_of, run_folder
-from fedcache.runs.privacy_ledger import is_private
+from fedcache.runs.result_files import is_private
 from fedcache.store.store import Store
 
 MOST_SCORED = 1_000_000

@@ -48,7 +48,7 @@ from fedcache.runs.predict_run import (
     result_of,
     weights_of,
 )
-from fedcache.runs.privacy_ledger import is_private
+from fedcache.runs.result_files import is_private
 from fedcache.runs.store_choice import open_clients
 from fedcache.store.catalog import place_of_content, recall_last, remember_last
 from fedcache.store.content import row_digests

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedcache.progress import Observer, Round, Silent, tell_ended
 from fedcache.runs.directory import rounds_of
-from fedcache.runs.privacy_ledger import has_secret_times
+from fedcache.runs.result_files import has_secret_times
 
 OnRound = Callable[[Round], object]
 """A hook on the result stream."""

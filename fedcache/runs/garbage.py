@@ -16,7 +16,8 @@ from fedcache.errors import FedcacheError, MachineError, UsageError
 from fedcache.federate.methods import NAMES
 from fedcache.runs.directory import MODELS, is_of_run, is_running, read_result
 from fedcache.runs.identity import code_digest
-from fedcache.runs.privacy_ledger import ROUNDS, is_private
+from fedcache.runs.privacy_ledger import ROUNDS
+from fedcache.runs.result_files import is_private
 from fedcache.store.catalog import (
     DAY,
     folders_in,

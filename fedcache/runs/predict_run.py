@@ -44,8 +44,7 @@ from fedcache.process import Stop, usual_torch_state
 from fedcache.progress import Observer, Silent
 from fedcache.runs.directory import command_saving, read_result
 from fedcache.runs.identity import code_digest
-from fedcache.runs.privacy_ledger import is_private
-from fedcache.runs.result_files import client_columns
+from fedcache.runs.result_files import client_columns, is_private
 from fedcache.runs.run_models import load_seed, seeds_of
 from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store

@@ -328,15 +328,3 @@ def _number(epsilon: float | None) -> str:
     if epsilon is None:
         return "without bound"
     return f"{epsilon:.3g}"
-
-
-def is_private(result: Mapping[str, Any]) -> bool:
-    """Whether a result promises differential privacy: with noise, and not as a simulation."""
-    cost = result.get("trust", {}).get("privacy") or {}
-    return bool(cost.get("noise")) and not cost.get("simulation")
-
-
-def has_secret_times(result: Mapping[str, Any]) -> bool:
-    """Whether a result is private and its epsilon assumes that participants of rounds stay secret."""
-    cost = result.get("trust", {}).get("privacy") or {}
-    return is_private(result) and cost.get("participants") == "secret"

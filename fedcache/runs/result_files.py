@@ -259,3 +259,15 @@ def _header(raw: bytes) -> tuple[tuple[int, ...], np.dtype[Any]]:
         raise ValueError("not of version 1.0")
     shape, _, kind = np.lib.format.read_array_header_1_0(file)
     return shape, kind
+
+
+def is_private(result: Mapping[str, Any]) -> bool:
+    """Whether a result promises differential privacy: with noise, and not as a simulation."""
+    cost = result.get("trust", {}).get("privacy") or {}
+    return bool(cost.get("noise")) and not cost.get("simulation")
+
+
+def has_secret_times(result: Mapping[str, Any]) -> bool:
+    """Whether a result is private and its epsilon assumes that participants of rounds stay secret."""
+    cost = result.get("trust", {}).get("privacy") or {}
+    return is_private(result) and cost.get("participants") == "secret"

@@ -62,7 +62,7 @@ from fedcache.runs.directory import (
 )
 from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity
-from fedcache.runs.privacy_ledger import is_private
+from fedcache.runs.result_files import is_private
 from fedcache.runs.score import DIGITS, Order, choice_value, order_of_run, values_held_out
 from fedcache.runs.spec import ResolvedRun
 from fedcache.store.files import digest_of, file_sha256, make_private, read_sealed, write_sealed

@@ -29,7 +29,6 @@ from fedcache.federate.partition.scheme import option_names
 from fedcache.federate.trust.attacks import parse_attack
 from fedcache.federate.trust.pipeline import NO_ATTACK, TrustPolicy, parse_policy
 from fedcache.federate.trust.privacy import DELTA, parse_allowed, parse_privacy
-from fedcache.federate.trust.robust_rules import parse_rule
 from fedcache.parsing import seeds_text
 from fedcache.plugins import Plugin, plugins, used
 from fedcache.runs.store_choice import chosen_arrays
@@ -250,8 +249,13 @@ class ResolvedRun:
     @property
     def plugins(self) -> list[Plugin]:
         """Plug-ins that the run uses: the method, the executor, the rule of aggregation."""
-        rule = parse_rule(self.requested.aggregate).last
-        return used({"methods": self.method, "executors": self.execution, "aggregators": rule})
+        return used(
+            {
+                "methods": self.method,
+                "executors": self.execution,
+                "aggregators": self.trust.rule.last,
+            }
+        )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -388,11 +392,20 @@ def timing_from_config(
 
     Raises UsageError for values that cannot be, and for an asynchronous server whose uploads are not mixed as they are.
     """
+    if config.asynchronous is None:
+        plain = TrainConfig()
+        for name in ("server_step", "staleness_power"):
+            if getattr(config, name) != getattr(plain, name):
+                option = "--" + name.replace("_", "-")
+                raise UsageError(
+                    f"{option} belongs to an asynchronous server.",
+                    "Add for example --asynchronous 10",
+                )
+        if config.client_durations is None:
+            return None
     rule = parse_timing(
         config.asynchronous, config.server_step, config.staleness_power, config.client_durations
     )
-    if rule is None:
-        return None
     if method is not None and method.central:
         raise UsageError(
             f"{method.name} trains on one set, and has no clients that take time.", "Leave it out."

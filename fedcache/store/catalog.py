@@ -10,12 +10,11 @@ from pathlib import Path
 
 from fedcache.config import Home
 from fedcache.errors import CorruptionError, FedcacheError
-from fedcache.parsing import slug_of
 from fedcache.store.content import Content, value_id
 from fedcache.store.files import make_private, read_sealed, write_sealed
 from fedcache.store.journal import journal_path, journals
 from fedcache.store.lock import is_alive, is_held, try_lock, writer_of
-from fedcache.store.manifest import read_history, read_manifest, was_store
+from fedcache.store.manifest import read_history, read_manifest
 from fedcache.store.samples import INGESTED
 from fedcache.store.store import Store, finished_arrays
 from fedcache.store.verify import leftover_files
@@ -28,28 +27,6 @@ LAST = {"kind": "last store"}
 def is_ingested(store: Store) -> bool:
     """Whether a store was made from a file of embeddings: no image is known of it."""
     return store.dataset.get("source") == INGESTED
-
-
-def resolve_path(home: Home, path: Path, *, to_read: bool = False) -> Path:
-    """A store as the user wrote it: a path, or a name of ``fedcache ls`` with or without ``.zarr``.
-
-    The working directory comes first, then the stores of the home, then the names of ingested datasets; where none has
-    the name, the path itself is returned. What is here and no store is meant all the same, unless ``to_read`` says
-    that nothing is to be made there.
-    """
-    bare = len(path.parts) == 1
-    if path.name:
-        places = [path, path.with_name(f"{path.name}.zarr")]
-    else:
-        places = [path]
-    if bare:
-        places += [home.stores / place for place in places]
-    found = next((p for p in places if was_store(p) or (p / "manifest.json").exists()), None)
-    if found is None and bare and (to_read or not path.exists()):
-        found = ingested_stores(home).get(slug_of(path.name.removeprefix(f"{INGESTED}:")))
-    if found is None:
-        return path
-    return found
 
 
 def place_of_content(home: Home, slug: str, digest: str) -> Path:

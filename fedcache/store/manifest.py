@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcache.config import is_store_address
 from fedcache.errors import (
     CorruptionError,
     FedcacheError,
@@ -37,6 +38,7 @@ from fedcache.store.files import (
     explain_disk_errors,
     file_sha256,
     parse_signed,
+    read_sealed,
     read_whole,
     sha256_hex,
     to_signed,
@@ -128,6 +130,13 @@ def no_store(path: Path, dataset: Mapping[str, Any]) -> StoreError:
 FORMAT = 1
 PUBLISHED = 2
 """The format of a published store: FORMAT.md, "Published stores"."""
+MARK = "publication.json"
+"""The first object of a published store: whose it is."""
+
+ORIGIN = "origin.json"
+"""File of a mirror: which published store it holds."""
+MIRROR = {"kind": "origin of a mirror"}
+
 NAME = "manifest.json"
 COLUMNS = {"uid": "uint8", "label": "int32", "domain": "int16", "split": "uint8", "ok": "uint8"}
 HEX64 = re.compile(r"[0-9a-f]{64}")
@@ -777,3 +786,18 @@ def check_name(what: str, name: str) -> None:
             f"{what} name {name!r} is not usable as a file name.",
             "Use letters, digits, '.', '_' and '-', beginning with a letter or digit, at most 128.",
         )
+
+
+def is_published(place: Path | str | None) -> bool:
+    """Whether a place is a published store: an address, or a folder with its mark."""
+    if is_store_address(place):
+        return True
+    return place is not None and (Path(place) / MARK).exists()
+
+
+def origin_of(path: Path) -> str | None:
+    """Address or folder of the published store of a mirror; None for any other store."""
+    origin = read_sealed(path / ORIGIN, MIRROR)
+    if origin is None:
+        return None
+    return str(origin.content["place"])

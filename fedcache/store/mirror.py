@@ -26,23 +26,24 @@ from fedcache.store.files import (
     disk_free,
     explain_disk_errors,
     make_private,
-    read_sealed,
     sha256_hex,
     size_in_environment,
     temporary_name,
     write_atomic,
     write_sealed,
 )
-from fedcache.store.manifest import NAME, Manifest, chunk_files, parse_manifest
+from fedcache.store.manifest import (
+    MARK,
+    MIRROR,
+    NAME,
+    ORIGIN,
+    Manifest,
+    chunk_files,
+    parse_manifest,
+)
 
 FOLDER = "remote"
 """Of the home: the mirrors."""
-
-ORIGIN = "origin.json"
-WHAT = {"kind": "origin of a mirror"}
-
-MARK = "publication.json"
-"""The first object of a published store: whose it is."""
 
 FETCHERS = 8
 """Requests under way at once."""
@@ -51,33 +52,19 @@ KEPT = 16
 """Chunk files read last that stay, however little room there is: at least those that requests under way bring."""
 
 
-def local_place(place: Path | str) -> Path:
-    """The folder in which a store can be read: of a published store, also one in a local folder, its mirror.
+def mirrored(published: Path | str) -> Path:
+    """The folder of the home in which a published store can be read.
 
-    The manifest is read anew, and what else is missing except chunks of features.
+    The manifest is read anew, and all files that are missing except chunks of features.
 
     Raises:
         StoreError where no published store is, or access is denied; CorruptionError for a damaged one; MachineError
         without the extra ``remote``, the network or room on the disk.
     """
-    if is_store_address(place):
-        return _mirrored(place.rstrip("/"))
-    path = Path(place)
-    if (path / MARK).exists():
-        return _mirrored(str(path.resolve()))
-    return path
-
-
-def origin_of(path: Path) -> str | None:
-    """Address or folder of the published store of a mirror; None for any other store."""
-    origin = read_sealed(path / ORIGIN, WHAT)
-    if origin is None:
-        return None
-    return str(origin.content["place"])
-
-
-def _mirrored(place: str) -> Path:
-    """The mirror of the store that is published at a place, made or found."""
+    if isinstance(published, str) and is_store_address(published):
+        place = published.rstrip("/")
+    else:
+        place = str(Path(published).resolve())
     home = Home.from_environment()
     if home.offline and is_store_address(place):
         raise MachineError(f"{place} is not read: downloads are off.", "unset FEDCACHE_OFFLINE")
@@ -91,7 +78,7 @@ def _mirrored(place: str) -> Path:
             make_private(path.parent)
             make_private(path)
             _bring_small_files(source, path, manifest)
-            write_sealed(path / ORIGIN, WHAT, {"place": place})
+            write_sealed(path / ORIGIN, MIRROR, {"place": place})
             write_atomic(path / NAME, raw)
         os.utime(path / ORIGIN)  # opened last now
     return path

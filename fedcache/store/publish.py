@@ -35,6 +35,7 @@ from fedcache.store.chunks import (
 from fedcache.store.files import canonical_json, parse_signed, sha256_hex, to_signed
 from fedcache.store.lock import is_alive, writer_of
 from fedcache.store.manifest import (
+    MARK,
     NAME,
     QUARANTINE,
     ArrayInfo,
@@ -44,7 +45,7 @@ from fedcache.store.manifest import (
     read_sidecar,
     text_sidecars,
 )
-from fedcache.store.mirror import FETCHERS, MARK, published_manifest, small_chunks
+from fedcache.store.mirror import FETCHERS, published_manifest, small_chunks
 from fedcache.store.reader import Reader
 from fedcache.store.store import Store
 from fedcache.store.writer import description, sidecars_of

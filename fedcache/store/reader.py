@@ -37,8 +37,8 @@ from fedcache.store.chunks import (
 )
 from fedcache.store.files import at_once, memory_limit, threads_for
 from fedcache.store.journal import unfinished_arrays
-from fedcache.store.manifest import ArrayInfo, Manifest
-from fedcache.store.mirror import FETCHERS, Mirror, origin_of
+from fedcache.store.manifest import ArrayInfo, Manifest, origin_of
+from fedcache.store.mirror import FETCHERS, Mirror
 
 T = TypeVar("T")
 

@@ -35,10 +35,12 @@ from fedcache.store.manifest import (
     check_name,
     find_text,
     forgotten_arrays,
+    is_published,
     is_written,
     no_store,
     no_text_features,
     nothing_is_added,
+    origin_of,
     part_of,
     partition_parts,
     partition_words,
@@ -50,7 +52,7 @@ from fedcache.store.manifest import (
     write_partition,
     write_text,
 )
-from fedcache.store.mirror import local_place, origin_of
+from fedcache.store.mirror import mirrored
 from fedcache.store.reader import Reader, open_reader
 from fedcache.store.samples import (
     FOLDER,
@@ -101,7 +103,9 @@ class Store:
         UsageError for another address; MachineError without the extra ``remote``, or without network.
         """
         refuse_remote(path, "path", remote=True)
-        place = local_place(path)
+        place = Path(path)
+        if is_published(path):
+            place = mirrored(path)
         manifest = read_manifest(place)
         if PART in manifest.dataset and not part:
             raise no_store(place, manifest.dataset)

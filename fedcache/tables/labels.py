@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from fedcache.errors import UsageError, shell_word
+from fedcache.parsing import counted
 from fedcache.tables.groups import Group
 from fedcache.tables.words import (
     NO_NUMBER,
     Column,
     Unread,
     Words,
-    counted,
     is_integer,
     shape_of,
     some_names,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedcache.config import DATA, option
 from fedcache.errors import FedcacheError, UsageError, shell_word, unknown
-from fedcache.parsing import in_a_list
+from fedcache.parsing import counted, in_a_list
 from fedcache.tables.groups import Group, differs_in_every_row, usable_group_name
 from fedcache.tables.labels import (
     distinct_names,
@@ -39,7 +39,6 @@ from fedcache.tables.words import (
     Unread,
     Words,
     as_words,
-    counted,
     is_feature,
     last_level,
     numbered,

@@ -108,16 +108,6 @@ def some_names(names: Iterable[str], most: int = 20) -> str:
     return shown
 
 
-def counted(n: int, what: str = "value") -> str:
-    """``1 value``, ``1,000 values``, ``2 classes``."""
-    ending = "s"
-    if what.endswith("s"):
-        ending = "es"
-    if n == 1:
-        ending = ""
-    return f"{n:,} {what}{ending}"
-
-
 Parts = Callable[[int], Iterator[NDArray[Any]]]
 """Rows of a column in order, in pieces of about that many."""
 

@@ -9,7 +9,7 @@ from toy_store import KEYS, create, fill, samples, whole, writer
 
 from fedcache.config import Home
 from fedcache.errors import FedcacheError
-from fedcache.extract.planning.find_store import need_store
+from fedcache.extract.planning.find_store import need_store, resolve_path
 from fedcache.store import catalog
 from fedcache.store.lock import hold_lock
 from fedcache.store.manifest import append_event
@@ -111,7 +111,7 @@ def test_a_name_is_looked_for_here_then_in_the_home_then_among_ingested_ones(
     monkeypatch.chdir(tmp_path)
 
     def found(name):
-        return catalog.resolve_path(home, Path(name))
+        return resolve_path(home, Path(name))
 
     there = whole(home.stores / "s.zarr").path
     mine = Store.from_arrays({"x": np.eye(3)}, name="m i", path=home.stores / "m_i-1.zarr").path

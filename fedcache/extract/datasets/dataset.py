@@ -23,13 +23,14 @@ from fedcache.extract.digests import DigestMemory
 from fedcache.extract.image_files import BadImage
 from fedcache.extract.recipe import IMAGES, one_of
 from fedcache.extract.recipe import slug as safe
+from fedcache.parsing import counted
 from fedcache.store.files import canonical_json
 from fedcache.store.manifest import VANISHED
 from fedcache.tables.groups import Group, joined
 from fedcache.tables.roles import ONE_DOMAIN
 from fedcache.tables.splits import SPLIT_NAMES as SPLIT_WORDS
 from fedcache.tables.splits import TEST, TRAIN, VALIDATION
-from fedcache.tables.words import counted, some_names
+from fedcache.tables.words import some_names
 
 READING = 1
 """Version of the readers. Raised when the same files give other names, labels, splits or pixels; remembered facts of

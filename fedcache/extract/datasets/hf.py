@@ -29,7 +29,7 @@ from fedcache.extract.datasets.row_sources import Shards
 from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import BadImage
 from fedcache.optional import need_arrow, needed_library
-from fedcache.parsing import parse_json
+from fedcache.parsing import counted, parse_json
 from fedcache.tables.roles import find_column
 from fedcache.tables.splits import SPLIT_WORDS, split_named
 from fedcache.tables.table_files import (
@@ -39,7 +39,7 @@ from fedcache.tables.table_files import (
     usable_features,
 )
 from fedcache.tables.table_readers import read_others
-from fedcache.tables.words import Column, Unread, counted, explain_damage
+from fedcache.tables.words import Column, Unread, explain_damage
 
 SUFFIXES = (".parquet", ".arrow")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")

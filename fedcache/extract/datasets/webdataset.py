@@ -33,10 +33,10 @@ from fedcache.extract.datasets.image_lists import splits_of_folders
 from fedcache.extract.datasets.row_sources import Shards
 from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import EXTENSIONS, BadImage
-from fedcache.parsing import parse_json
+from fedcache.parsing import counted, parse_json
 from fedcache.tables.groups import Group, differs_in_every_row
 from fedcache.tables.roles import LABELS, ColumnChoice
-from fedcache.tables.words import Unread, Words, counted, last_level, objects_of, refuse_empty
+from fedcache.tables.words import Unread, Words, last_level, objects_of, refuse_empty
 
 MOST_TEXT = 1 << 20
 """Largest .cls, .txt or .json that is read, in bytes."""

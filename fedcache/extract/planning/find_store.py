@@ -43,14 +43,35 @@ from fedcache.store.catalog import (
     is_ingested,
     last_store,
     place_of_content,
-    resolve_path,
 )
 from fedcache.store.journal import journals
-from fedcache.store.manifest import part_of
-from fedcache.store.mirror import local_place
+from fedcache.store.manifest import is_published, part_of, was_store
+from fedcache.store.mirror import mirrored
 from fedcache.store.samples import INGESTED, group_digests
 from fedcache.store.store import Store, replace_groups
 from fedcache.tables.groups import Group
+
+
+def resolve_path(home: Home, path: Path, *, to_read: bool = False) -> Path:
+    """A store as the user wrote it: a path, or a name of ``fedcache ls`` with or without ``.zarr``.
+
+    The working directory comes first, then the stores of the home, then the names of ingested datasets; where none has
+    the name, the path itself is returned. What is here and no store is meant all the same, unless ``to_read`` says
+    that nothing is to be made there.
+    """
+    bare = len(path.parts) == 1
+    if path.name:
+        places = [path, path.with_name(f"{path.name}.zarr")]
+    else:
+        places = [path]
+    if bare:
+        places += [home.stores / place for place in places]
+    found = next((p for p in places if was_store(p) or (p / "manifest.json").exists()), None)
+    if found is None and bare and (to_read or not path.exists()):
+        found = ingested_stores(home).get(slug_of(path.name.removeprefix(f"{INGESTED}:")))
+    if found is None:
+        return path
+    return found
 
 
 def locate_store(
@@ -75,7 +96,7 @@ def locate_store(
             "Leave one of them out.",
         )
     if is_store_address(path):
-        return local_place(path)
+        return mirrored(path)
     if path is not None:
         path = Path(path)
         place = resolve_path(home, path, to_read=True)
@@ -89,7 +110,9 @@ def locate_store(
                 "fedcache ls   lists them. A new one:  "
                 "fedcache extract --dataset digits --backbones efficientnet-lite0",
             )
-        return local_place(place)
+        if is_published(place):
+            return mirrored(place)
+        return place
     if dataset is not None:
         if (part := limited_store(home, dataset)) is not None:
             return part

@@ -15,7 +15,8 @@ import numpy as np
 from fedcache.config import Home
 from fedcache.errors import FedcacheError, UsageError
 from fedcache.extract.backbones.checkpoints import load_torch
-from fedcache.extract.planning.find_store import ingested_path
+from fedcache.extract.planning.find_store import ingested_path, resolve_path
+from fedcache.parsing import counted
 from fedcache.progress import Observer, Silent
 from fedcache.store.catalog import (
     clean_up,
@@ -25,7 +26,6 @@ from fedcache.store.catalog import (
     ingested_stores,
     is_ingested,
     remember_last,
-    resolve_path,
     store_option,
 )
 from fedcache.store.content import NOT_FINITE_HINT, Content, arrange, usable_name
@@ -37,7 +37,7 @@ from fedcache.store.store import Store, put_groups
 from fedcache.tables.embeddings import Embeddings, assemble, open_embeddings
 from fedcache.tables.foreign_files import BEGIN, ONE_OBJECT, refused_file
 from fedcache.tables.roles import ColumnChoice, need_labels
-from fedcache.tables.words import Unread, as_column, counted, ending_of, objects_of
+from fedcache.tables.words import Unread, as_column, ending_of, objects_of
 
 # Embeddings in a torch file: a dict of tensors, lists and numbers by name, as ``torch.save`` writes it. The file goes
 # through the one function of the package that opens torch files, which runs nothing.

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from fedcache.config import Home
 from fedcache.errors import UsageError
-from fedcache.extract.planning.find_store import dataset_of_store
+from fedcache.extract.planning.find_store import dataset_of_store, resolve_path
 from fedcache.extract.planning.plan import parse_max_bad
 from fedcache.progress import Observer
-from fedcache.store.catalog import place_of_content, remember_last, resolve_path
+from fedcache.store.catalog import place_of_content, remember_last
 from fedcache.store.files import make_private
 from fedcache.store.join import join_parts, open_parts
 from fedcache.store.manifest import PLACE, StorePart

@@ -200,7 +200,7 @@ def known_config(config: ExtractConfig, home: Home) -> ExtractConfig:
     """The configuration with the names by which this home knows the folders of models (``known_name``)."""
     changed: dict[str, str] = {}
     for name in config.backbones:
-        if name not in config.weights:
+        if name.startswith(HUGGING_FACE) and name not in config.weights:
             new = known_name(name, home.root)
             if new != name:
                 changed |= {name: new, bare_name(name): new}

@@ -62,7 +62,7 @@ from fedcache.federate.trust.pipeline import (
     reduced_weights,
     weight_warnings,
 )
-from fedcache.federate.trust.privacy import PrivateDraws
+from fedcache.federate.trust.privacy import Noise, PrivateDraws, system_normals
 from fedcache.federate.trust.update_validation import (
     UpdateValidation,
     all_bounded,
@@ -257,9 +257,11 @@ class RunState:
         self.hp = hp = method.settle(hp, self.env)
         self._dealt = LruCache(DEALT_BYTES)
         self.warnings: list[str] = []
-        self.private = PrivateDraws(
-            self.trust.privacy, seed, (identity, method.name), hp, self.training_clients
-        )
+        self.private: PrivateDraws | None = None
+        if self.trust.privacy is not None:
+            self.private = PrivateDraws(
+                self.trust.privacy, seed, (identity, method.name), hp, self.training_clients
+            )
         self.liars = frozenset[int]()
         if self.trust.attack is not None:
             names = self.client_names
@@ -428,7 +430,7 @@ class RunState:
     def draw_by(self, rule: SamplingRule) -> None:
         """Draw the clients of all rounds by another rule."""
         uniforms = None
-        if self.trust.privacy is not None:
+        if self.private is not None:
             uniforms = self.private.uniforms
         self.sampler = ClientSampler(
             self.client_names, self.eligible, self.seed, self.client_rows, rule, uniforms
@@ -485,6 +487,9 @@ class RunState:
             possible = len(self.training_clients)
             expected_rows = float(self.client_rows[self.eligible].sum())
         self.expected_clients = self.sampler.share(participation) * possible
+        noise: Noise = system_normals
+        if self.private is not None:
+            noise = self.private.normals(self.round)
         kind = UploadPipeline
         if self.keeps_uploads:
             kind = BufferedUploads
@@ -506,7 +511,7 @@ class RunState:
                 attackers=self.liars,
                 expected_clients=self.expected_clients,
                 expected_rows=expected_rows,
-                noise=self.private.normals(self.round),
+                noise=noise,
                 longest=self.longest_row,
             )
         )

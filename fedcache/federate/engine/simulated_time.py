@@ -107,24 +107,9 @@ class TimingRule:
 
 def parse_timing(
     asynchronous: int | None, server_step: float, staleness_power: float, durations: str | None
-) -> TimingRule | None:
-    """The rule of four options; None without simulated time.
-
-    Raises UsageError for illegal values, for a file without durations, and for options of an asynchronous server
-    without ``--asynchronous``.
-    """
-    if asynchronous is None:
-        for option, value, usual in (
-            ("--server-step", server_step, 1.0),
-            ("--staleness-power", staleness_power, 0.5),
-        ):
-            if value != usual:
-                raise UsageError(
-                    f"{option} is of an asynchronous server.", "Add for example --asynchronous 10"
-                )
-        if durations is None:
-            return None
-    elif asynchronous < 1:
+) -> TimingRule:
+    """The rule of four options. Raises UsageError for illegal values, and for a file without durations."""
+    if asynchronous is not None and asynchronous < 1:
         raise UsageError(
             f"--asynchronous {asynchronous}: expected at least 1 update.", "For example 10"
         )

@@ -187,7 +187,7 @@ class PrivateDraws:
     """Random draws for the privacy of one run: the participants of a round, and the noise on its sum.
 
     Args:
-        privacy: of the run; None for a run without noise, which uses public draws only.
+        privacy: of the run.
         seed: of the run, which is public.
         identity: words that determine the run, apart from its hyperparameters and clients.
         hp: its hyperparameters.
@@ -196,7 +196,7 @@ class PrivateDraws:
 
     def __init__(
         self,
-        privacy: Privacy | None,
+        privacy: Privacy,
         seed: int,
         identity: Sequence[str],
         hp: Mapping[str, Any],
@@ -214,7 +214,7 @@ class PrivateDraws:
 
         A run with real noise does not draw them from its public seed, because its participants must be secret.
         """
-        if self._privacy is None or not self._privacy.protects:
+        if not self._privacy.protects:
             return generator(self._seed, "poisson", round_).random(n)
         if self._secret is None or self._secret[0] != round_:
             self._secret = round_, system_uniforms(n)
@@ -222,7 +222,7 @@ class PrivateDraws:
 
     def normals(self, round_: int) -> Noise:
         """The noise of a round (from 0)."""
-        if self._privacy is None or self._privacy.seed is None:
+        if self._privacy.seed is None:
             return system_normals
         return simulated_normals(self._privacy.seed, "privacy", self._key, self._seed, round_)
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from fedcache.parsing import counted
 from fedcache.progress import byte_size
 from fedcache.report.statistics import Ranking, holm, interval, p_value, ranking
 from fedcache.reproduce.frozen_bench.measure import BenchScore, Block
 from fedcache.reproduce.frozen_bench.study import Study
 from fedcache.reproduce.render import markdown_row
-from fedcache.tables.words import counted
 
 SCHEMA = "fedcache.frozen-bench/1"
 SHARED = ("rounds", "participation", "seeds", "search_seeds", "validation", "limit")

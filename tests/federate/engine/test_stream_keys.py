@@ -25,7 +25,7 @@ from fedcache.federate.engine.sampling import (
 from fedcache.federate.methods import fed3r
 from fedcache.federate.partition.client_table import NumberedNames
 from fedcache.federate.trust.attacks import parse_attack
-from fedcache.federate.trust.privacy import PrivateDraws
+from fedcache.federate.trust.privacy import Privacy, PrivateDraws
 
 M, SEED = 10, 5
 EVERYBODY = np.arange(M)
@@ -122,7 +122,7 @@ def test_attackers_and_what_they_draw():
 
 
 def test_who_takes_part_in_a_simulated_private_run():
-    found = PrivateDraws(None, SEED, (), {}, []).uniforms(2, 6)
+    found = PrivateDraws(Privacy(1.0, 1.0, seed=0), SEED, (), {}, []).uniforms(2, 6)
     assert found.tolist() == stream(SEED, "poisson", 2).random(6).tolist()
 
 
