@@ -244,8 +244,11 @@ def test_what_methods_info_says_of_noise_is_what_a_run_does(name):
         go_tiny(name, settings, **how)
 
 
-def test_a_tensor_of_an_own_method_may_have_any_name():
-    assert kind_of("middle") == UNKNOWN
+def test_a_tensor_of_an_own_method_may_have_any_name_and_a_description():
+    assert kind_of(METHODS["fedavg"], "middle") == UNKNOWN
+    described = ("medians of features", "of a class with one row, that row")
+    own = replace(METHODS["fedavg"], upload_descriptions={"middle": described})
+    assert kind_of(own, "middle") == described
 
 
 def test_what_noise_makes_meaningless_is_refused_beside_it():
