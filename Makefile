@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # The tests start hundreds of processes: where compiled files may not be written, each compiles the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test quick check-method lint types unit numeric slow durability long long-data durability-full trust engines test-engines test-gpu audit browser pages docs outputs notebooks everything nightly results bench bench-gpu wheels smoke-wheel smoke-wheel-quick sbom lock lint-files release-check clean
+.PHONY: help demo test quick check-method lint types unit numeric slow durability long long-data contributor durability-full trust engines test-engines test-gpu audit browser pages docs outputs notebooks everything nightly results bench bench-gpu wheels smoke-wheel smoke-wheel-quick sbom lock lint-files release-check clean
 
 help:
 	@echo "make demo     install into $(VENV) and run the main job on the offline datasets"
@@ -103,12 +103,17 @@ slow: $(VENV)/.dev
 # extraction and stores apart, because a change of the training side cannot affect them.
 LONG = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal --durations=40 -m 'slow or durability'
 LONG_DATA = tests/extract tests/store tests/tables $(wildcard tests/durability/test_kills*.py)
+CONTRIBUTOR = tests/project/test_add_a_method.py $(wildcard tests/commands/test_new_*.py)
 
 long: $(VENV)/.dev
-	$(LONG) $(LONG_DATA:%=--ignore=%) tests
+	$(LONG) $(LONG_DATA:%=--ignore=%) $(CONTRIBUTOR:%=--ignore=%) tests
 
 long-data: $(VENV)/.dev
 	$(LONG) $(LONG_DATA)
+
+# What the pages on adding a method, a backbone and a dataset promise.
+contributor: $(VENV)/.dev
+	$(LONG) $(CONTRIBUTOR)
 
 durability: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m durability

@@ -45,6 +45,8 @@ TRAINING_SIDE = tuple(
 """What extraction and stores do not use."""
 
 INSTALLED = ("pyproject.toml", "uv.lock")
+CATALOGUE = ("fedcache/report/methods/catalogue.json",)
+"""The list of methods, which differs with every change of a method."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,27 @@ ROWS = (
                 "fedcache/commands/",
                 "fedcache/report/",
             ),
+            CATALOGUE,
         ),
         Suite("docs", ("docs/", "mkdocs.yml", "README.md", "fedcache/")),
-        Suite("browser", ("fedcache/report/", "fedcache/ui/", "tests/browser/")),
+        Suite(
+            "contributor",
+            (
+                "docs/add-a-backbone.md",
+                "docs/add-a-dataset.md",
+                "docs/add-a-method.md",
+                "examples/",
+                "fedcache/commands/new.py",
+                "fedcache/federate/engine/method.py",
+                "fedcache/plugins.py",
+                "fedcache/testing/",
+                "tests/commands/test_new_dataset.py",
+                "tests/commands/test_new_package.py",
+                "tests/contract/",
+                "tests/project/",
+            ),
+        ),
+        Suite("browser", ("fedcache/report/", "fedcache/ui/", "tests/browser/"), CATALOGUE),
         Suite("lint-files", (".github/", "Dockerfile", "CITATION.cff")),
         Suite("audit", INSTALLED),
         Suite("smoke-wheel-quick", (*INSTALLED, "README.md", "fedcache/__init__.py")),

@@ -58,7 +58,7 @@ def test_no_file_of_a_home_is_changed_unseen(cases):
     assert f"{count} mutations" in attacked("--count", count)
 
 
-@pytest.mark.parametrize("kind", ["finished seed", "result"])
+@pytest.mark.parametrize("kind", ["result", pytest.param("finished seed", marks=pytest.mark.full)])
 def test_no_digit_that_is_kept_between_commands_is_changed_unseen(kind, cases):
     shown = attacked("--count", cases(12, 100), "--seed", 1, "--only", kind, "--how", "digit")
     assert f"| {kind} |" in shown

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import random
 import time
 from pathlib import Path
@@ -16,20 +17,32 @@ from toy_store import content
 from fedcache.federate.partition.partition import Partition
 from fedcache.store.verify import verify
 
-TRAIN = split("train --method fedpcl --scheme iid --clients 5 --rounds 300 --set dim=64 --json")
+TRAIN = split("train --method fedpcl --scheme iid --clients 5 --rounds 150 --set dim=64 --json")
 GRID = split(
-    "grid --method fedavg --scheme iid --clients 5 --rounds 60 --set opt=sgd "
+    "grid --method fedavg --scheme iid --clients 5 --rounds 30 --set opt=sgd "
     "--sweep lr=0.1,0.05,0.02 --sweep batch=8,16 --json"
 )
 
 
-def small_store(home):
-    """A store of 600 digits in a home."""
+def small_store(_folder):
+    """A store of 600 digits in the home."""
+    home = os.environ["FEDCACHE_HOME"]
     words = split("extract --dataset digits --backbones random-projection --limit 600 --json")
     made = apart(*words, home=home)
     assert made.code == 0, made.err
-    (store,) = (Path(str(home)) / "stores").glob("*.zarr")
+    (store,) = Path(home, "stores").glob("*.zarr")
     return store
+
+
+@pytest.fixture
+def home(own_home):
+    """A home of this test alone, as its processes are killed."""
+    return own_home
+
+
+@pytest.fixture
+def store(once):
+    return once(small_store)
 
 
 def results_in(runs):
@@ -37,8 +50,8 @@ def results_in(runs):
 
 
 @pytest.mark.parametrize("command", [TRAIN, GRID], ids=["train", "grid"])
-def test_killed_training_resumes_to_the_same_result(tmp_path, home, cases, command):
-    where = ("--store", small_store(home), "--backbones", "random-projection", "--runs")
+def test_killed_training_resumes_to_the_same_result(tmp_path, home, store, cases, command):
+    where = ("--store", store, "--backbones", "random-projection", "--runs")
     began = time.monotonic()
     whole = apart(*command, *where, tmp_path / "whole", home=home)
     assert whole.code == 0, whole.err
@@ -85,8 +98,9 @@ PRIVATE = split(
         "gc",
     ],
 )
-def test_killed_commands_lose_nothing_and_gc_names_what_they_leave(tmp_path, home, cases, what):
-    store = small_store(home)
+def test_killed_commands_lose_nothing_and_gc_names_what_they_leave(
+    tmp_path, home, store, cases, what
+):
     draw_rows = np.random.default_rng(0)
     features = draw_rows.normal(size=(20_000, 64)).astype("f4")
     np.savez(tmp_path / "e.npz", features=features, label=np.arange(20_000) % 10)

@@ -28,7 +28,14 @@ from fedcache.heads.losses import MASKED
 from fedcache.models.export import program
 from fedcache.models.export.program import AnswerGap, Parts, make_program, write
 
-SHORT = one_of_each(cases(), lambda case: (METHODS[case[0]].needs, METHODS[case[0]].protocol))
+
+def kind_of(case):
+    """What a method reads, and how many models it has."""
+    method = METHODS[case[0]]
+    return method.needs, method.protocol(method.resolve(settings=case[1]))
+
+
+SHORT = one_of_each(cases(), kind_of)
 
 
 def written(case, dtype=torch.float32):

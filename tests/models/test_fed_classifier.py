@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from methods_tried import tried
+from draws import FULL
+from methods_tried import changed_methods, tried
 from refusal import refused
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
@@ -41,6 +42,7 @@ ONE_MODEL = [
 ROUNDS = {"fedntd": 500}
 """Where the rounds of the paper are too few to learn the small data of three checks."""
 TRAINED = [name for name in ONE_MODEL if METHODS[name].gradient]
+DRAWN = TRAINED if FULL else sorted(changed_methods() & {*TRAINED} | {"scaffold"})
 
 
 @parametrize_with_checks([FedClassifier()])  # no check is exempted
@@ -49,7 +51,7 @@ def test_every_check_of_scikit_learn_passes(estimator, check):
 
 
 @pytest.mark.slow
-@parametrize_with_checks([FedClassifier(name, rounds=ROUNDS.get(name)) for name in tried(TRAINED)])
+@parametrize_with_checks([FedClassifier(name, rounds=ROUNDS.get(name)) for name in DRAWN])
 def test_every_check_passes_for_methods_that_train(estimator, check):
     check(estimator)
 
