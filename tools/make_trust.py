@@ -937,8 +937,8 @@ Every upload of every engine and execution passes update validation (`federate/t
 - counts are whole and not above the client's rows,
 - a site answers the current round.
 
-fedcache does not detect a replay: a site can say that it answers the current round and send the numbers of an earlier one
-(fedavg .944 -> .910 with one of six sites). A robust rule limits such a replay like any other dishonest upload.
+fedcache does not detect a replay, in which a site sends the numbers of an earlier round as those of the current one (fedavg
+.944 -> .910 with one of six sites). A robust rule limits such a replay like any other dishonest upload.
 
 | `--on-bad-update` | effect | default |
 |---|---|---|
@@ -993,8 +993,8 @@ the differences from the broadcast. Up to 65,536 the square of a product of a we
 so honest clients can train from the model. The comparison is left out with `--on-bad-update fail` and a robust rule, which
 tolerates such an upload.
 
-An upload can pass all checks and still make the server's system singular, or make a number of the model 1,000 times larger
-than without this upload and larger than 65,536. fedcache then leaves out one upload after the other (at most 32,
+An upload can pass all checks and still harm the model. It can make the server's system singular, or a number of the model 1,000
+times larger than without this upload and larger than 65,536. fedcache then leaves out one upload after the other (at most 32,
 beginning with the one farthest from the median of all). If the server can aggregate without one upload, that upload is
 rejected and its site named. If it cannot, a singular system ends the run with exit 7 and the names of the suspects.
 
@@ -1002,7 +1002,8 @@ If more than half of the sites of a round send invalid uploads, and sent valid o
 the cause. The run then ends with exit 7, and no site is blamed.
 
 The tables show the accuracy on scikit-learn's digits with one dishonest site of six (`python tools/lying_sites.py` prints them). A
-star marks runs in which the site was rejected and named. The factor in the head of a column multiplies every number of the upload that is not a count.
+star marks runs in which the site was rejected and named. The factor in the head of a column multiplies every number of the
+upload that is not a count.
 
 `--set feat_post=none`
 
