@@ -65,14 +65,15 @@ def roofline(found: dict[str, float]) -> list[str]:
     gram = 2.0 * 50_000 * D * D / flops / 1e9
     return [
         f"One thread multiplies float32 matrices at {flops:.0f} GFLOP/s and reads memory at {bandwidth:.1f} GB/s. A "
-        f"step of a linear head costs 4 B D C operations: at B = {B}, D = {D} that is {step[10]:.0f} us for 10 classes "
-        f"and {step[100]:.0f} us for 100, where a step of the clean loop takes {found['step']:.0f} us at 10 classes. "
-        "Small heads are dispatch, which `batched` and `gram` share among clients; large heads are real work, which "
-        "only `gram` makes less.",
+        f"step of a linear head costs 4 B D C operations. At B = {B} and D = {D} that is {step[10]:.0f} us for 10 "
+        f"classes and {step[100]:.0f} us for 100. A step of the clean loop takes {found['step']:.0f} us at 10 classes. "
+        "With small heads most of the time is spent on starting operations, which `batched` and `gram` share among "
+        "clients. With large heads most of it is arithmetic, which only `gram` reduces.",
         "",
-        f"A round of `gram` cannot be faster than its two products with all rows, X W' before and A' X after: for 100 "
-        f"clients of 50 rows {round_[10]:.1f} ms at 10 classes and {round_[100]:.1f} ms at 100, at the ceilings above. "
-        f"The statistics of Fed3R on 50,000 rows are one product of {gram:.1f} s in float32 and twice that in float64.",
+        "A round of `gram` cannot be faster than its two products with all rows (X W' before training and A' X after "
+        f"it). At the limits above, 100 clients of 50 rows need {round_[10]:.1f} ms at 10 classes and "
+        f"{round_[100]:.1f} ms at 100. The statistics of Fed3R on 50,000 rows are one product, which takes {gram:.1f} "
+        "s in float32 and twice that in float64.",
     ]
 
 
@@ -133,9 +134,9 @@ def gpu_section(data: dict[str, Any]) -> list[str]:
     return [
         f"## {data['hardware']}",
         "",
-        "Made by `make bench-gpu`: `--device cuda` beside the clean loop on the same GPU, and beside one core of the "
-        "same machine, with the targets of the CPU. Random numbers are drawn on the CPU, so that a device never "
-        "changes them.",
+        "`make bench-gpu` compares `--device cuda` with the clean loop on the same GPU and with one core of the same "
+        "machine. The targets are those of the CPU. Random numbers are drawn on the CPU, so they are the same on "
+        "every device.",
         "",
         *table(data["rows"]),
         "",
@@ -149,18 +150,21 @@ def page(
     lines = [
         "# Performance",
         "",
-        "Made by `make bench` and `python -m benchmarks --page`; edit the benchmarks, not this page.",
+        "This page compares fedcache with plain loops over clients, with other libraries and with the limits of the "
+        "machine. `make bench` and `python -m benchmarks --page` make it.",
         "",
-        "Ratios are of contenders that take turns in one process: of the best of at least five times where a row says "
-        "no other number, so they may lie outside the quartiles, which are of the pairs (for `every method`, over the "
-        "methods). One thread unless a row says otherwise.",
-        "",
-        "A ratio to a loop depends on the machine: where Python and torch start a step quickly, a loop over clients "
-        "loses less, and the same engine is fewer times as fast. Each kind of machine that was measured has a table.",
+        "- A ratio compares two programs that take turns in one process. It is of the best of at least five repeats, "
+        "unless the row gives another number. The quartiles are of single pairs (of `every method`: over the methods), "
+        "so a ratio can lie outside them.",
+        "- One thread is used unless a row says otherwise.",
+        "- A *clean loop* is a plain loop over clients in PyTorch. Its speed depends on the machine: where Python and "
+        "torch start a step quickly, the loop loses less time, and the ratio is smaller. Each kind of machine has a "
+        "table.",
+        "- *Missed, roofline* means that the machine does not allow the target; a note has the limit.",
         "",
         *(line for data in machines for line in section(data)),
         *(gpu_section(gpu) if gpu else []),
-        "## Ceilings of the machine",
+        "## Limits of the machine",
         "",
         f"Measured on: {hardware()}.",
         "",
@@ -175,15 +179,16 @@ def page(
         "",
         "## How cost grows",
         "",
-        f"FedAvg of a linear head with SGD, one epoch, batch 32, float32, one thread; {BASE['clients']} clients x "
-        f"{BASE['rows']} rows, {BASE['width']} features and {BASE['classes']} classes where the axis does not say "
-        "otherwise. Whole runs of two rounds: Gram matrices and the evaluation are inside.",
+        "FedAvg of a linear head with SGD, one epoch, batch 32, float32, one thread. There are "
+        f"{BASE['clients']} clients with {BASE['rows']} rows each, {BASE['width']} features and {BASE['classes']} "
+        "classes, except for the quantity on the axis. The times are of whole runs of two rounds, with Gram matrices "
+        "and evaluation.",
         "",
         *(line for axis in AXES for line in (f"![{LABELS[axis]}](performance/{axis}.svg)", "")),
-        "To a million clients and ten million rows, with the floors: a round of 100 clients that have "
-        f"{scale.OWN} of {scale.N:,} rows each ({scale.D} features in float16, {scale.C} classes) beside a clean loop "
-        f"over 100 such clients, and Fed3R of rows with {scale.NARROW} features beside the one product X'X that it "
-        "cannot do without.",
+        "Up to a million clients and ten million rows, with the lower limits. The first figure is a round of 100 "
+        f"clients with {scale.OWN} of {scale.N:,} rows each ({scale.D} features in float16, {scale.C} classes), next "
+        f"to a clean loop over 100 such clients. The second is Fed3R of rows with {scale.NARROW} features, next to the "
+        "one product X'X that it needs.",
         "",
         *(
             line

@@ -1,10 +1,10 @@
-"""Make the section "On paper" of docs/scale.md: what a round and a store are at sizes that nobody here can run.
+"""Make the computed tables of docs/scale/large.md: costs of a round and of a store at sizes that were never run.
 
     OMP_NUM_THREADS=1 python tools/make_scale.py [--measure]
 
-Bytes are those of the real messages of the real methods; files and sizes are those of the real store's layout. Seconds
-are multiplied out of constants of one message and one image, measured on this machine; --measure measures those of a
-message again and prints them, for SECONDS below.
+Bytes come from real messages of the methods, files and sizes from the layout of real stores. Seconds are products of
+constants that were measured on one machine for one message and one image. --measure measures the constants of a message
+again and prints them; copy them to SECONDS below.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from fedcache.federate.methods import find_method
 from fedcache.federate.partition.partition import Client
 from fedcache.store.chunks import CRC_BYTES, array_bytes
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "scale.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "scale" / "large.md"
 BEGIN = "<!-- made by tools/make_scale.py -->"
-END = "<!-- end of what is made -->"
+END = "<!-- end of the tables of tools/make_scale.py -->"
 
 WIDTH = 1280
 CLASSES = 10
@@ -51,27 +51,27 @@ SECONDS = {
     "fed3r": (2.4e-6, 1.6e-4, 3.3e-4),
     "fst-cbdg": (5.5e-5, 9.0e-6, 2.0e-5),
 }
-"""Per site and round: pack what goes down, unpack what comes up, pool it. One core of an AMD EPYC."""
+"""Per site and round: seconds to pack the broadcast, to unpack the upload and to pool it. One core of an AMD EPYC."""
 
 IMAGE_MS = 5.4
 """One core, a JPEG of 256 x 256 at 96 px through efficientnet-lite0: docs/performance.md."""
 
 SAMPLE_BYTES = 56
 ROW_MEMORY = 26
-"""Of the name (27 characters), label, domain, split and uid of a row: on disk, and in memory without the name, which
-training does not read. Of a store of 1,000,000 rows."""
+"""Bytes of a row's columns: on disk the name (27 characters), label, domain, split and uid; in memory without the name,
+which training does not read. Taken from a store of 1,000,000 rows."""
 
 
 @dataclass(frozen=True)
 class Wire:
-    """A round of one site.
+    """The messages of one round with one site.
 
     Attributes:
-        down: bytes that are sent to it.
-        up: bytes that it sends.
-        run: the server's end.
-        tree: what goes down.
-        upload: what comes up.
+        down: bytes that are sent to the site.
+        up: bytes that the site sends.
+        run: the run on the server.
+        tree: the broadcast.
+        upload: the upload.
     """
 
     down: int
@@ -82,7 +82,7 @@ class Wire:
 
 
 def wire(name: str, width: int = WIDTH, classes: int = CLASSES) -> Wire:
-    """The second message of a run (the first may be empty) to a site that owns all classes, and its answer."""
+    """The second message of a run to a site that owns all classes, and its answer; the first message may be empty."""
     draw = np.random.default_rng(0)
     rows = 16 * classes
     x = torch.from_numpy(draw.standard_normal((rows, 1, width), np.float32))
@@ -150,11 +150,12 @@ def measure(name: str, repeats: int = 50) -> tuple[float, float, float]:
 
 
 def section() -> str:
-    """The section, as the page has it."""
+    """The text between the markers of the page."""
     lines = [
-        f"One round over sites, D = {WIDTH}, C = {CLASSES}, every class at every site; words of the messages left out:",
+        f"One round over sites with {WIDTH} features and {CLASSES} classes, every class at every site. The text parts "
+        "of the messages are not counted:",
         "",
-        "| method | down, bytes a site | up, bytes a site | "
+        "| method | bytes down, per site | bytes up, per site | "
         + " | ".join(f"{n:,} sites" for n in SITES)
         + " |",
         "|---|---|---|" + "---|" * len(SITES),
@@ -166,9 +167,10 @@ def section() -> str:
         lines.append(f"| {name} | {made.down:,} | {made.up:,} | " + " | ".join(cells) + " |")
     lines += [
         "",
-        f"One array of D = {WIDTH} in float16, chunks of {chunk_rows_for(BATCH, 2 * WIDTH)} rows as by default:",
+        f"One feature set with {WIDTH} features in float16, in chunks of "
+        f"{chunk_rows_for(BATCH, 2 * WIDTH)} rows (default):",
         "",
-        "| images | features | chunk files | of 16,384 rows | samples | memory of its columns | core hours "
+        "| images | features | chunk files | files of 16,384 rows | columns on disk | columns in memory | core hours "
         "| GPU hours at 1,000 / 10,000 images/s |",
         "|---|---|---|---|---|---|---|---|",
     ]
@@ -185,14 +187,14 @@ def section() -> str:
 
 
 def digits(value: float) -> str:
-    """Two digits at least, no exponent."""
+    """A number with at least two digits and without an exponent."""
     if value >= 10:
         return f"{value:,.0f}"
     return f"{value:.2g}"
 
 
 def size(count: float) -> str:
-    """Bytes in words."""
+    """A number of bytes with its unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{digits(count)} {unit}"
@@ -201,7 +203,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words."""
+    """A duration with its unit."""
     if seconds < 1:
         return f"{digits(1000 * seconds)} ms"
     if seconds < 120:
@@ -210,7 +212,7 @@ def duration(seconds: float) -> str:
 
 
 def page(text: str) -> str:
-    """The page with a fresh section."""
+    """The page with new tables."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{section()}{END}{after}"

@@ -1,4 +1,4 @@
-"""Make docs/trust.md: run the tests behind every promise, count the cases they tried, and say what was lost.
+"""Make docs/trust.md: run the tests of every promise, and count their cases and failures.
 
     OMP_NUM_THREADS=1 python tools/make_trust.py [--full] [--mutate] [--only ID]
 
@@ -70,17 +70,17 @@ PROMISES = (
     ),
     Promise(
         "D2",
-        "A write, fsync or rename that fails, whichever it is, loses nothing that was whole",
+        "If any single write, fsync or rename fails, no complete data are lost",
         ("tests/store/test_store_faults.py -k failure_at_any_point",),
     ),
     Promise(
         "D3",
-        "SIGINT and SIGTERM end with exit 130 and the command that goes on",
+        "SIGINT and SIGTERM end with exit 130 and print the command that resumes",
         (f"{KILLS} -k signals",),
     ),
     Promise(
         "D6",
-        "Two signals to the whole process group end an extraction within 5 seconds; no process is left",
+        "Two signals to the whole process group end an extraction within 5 seconds, and no process is left",
         (f"{KILLS} -k two_signals", "tests/extract/test_workers.py"),
         (
             "extract/workers/processes.py",
@@ -91,7 +91,7 @@ PROMISES = (
     ),
     Promise(
         "D4",
-        "train and grid, killed (-9), resume to the same result.json",
+        "If train or grid is killed (-9), it resumes to the same result.json",
         (f"{TRAINING_KILLS} -k killed_training",),
         (
             "federate/engine/snapshots.py",
@@ -102,7 +102,7 @@ PROMISES = (
     ),
     Promise(
         "D7",
-        "Private training, ingest, partition and gc, killed (-9), lose nothing, and gc names what they leave",
+        "If private training, ingest, partition or gc is killed (-9), nothing is lost, and gc names the leftovers",
         (
             f"{TRAINING_KILLS} -k killed_commands",
             "tests/runs/test_garbage.py -k 'killed_ingest or goes_whole'",
@@ -116,7 +116,7 @@ PROMISES = (
     ),
     Promise(
         "D9",
-        "Training killed (-9) while models are saved has no result or a result with whole models, and ends in the same bits",
+        "If training is killed (-9) while it saves models, it has no result or a result with complete models, and resumes to the same bits",
         ("tests/durability/test_model_kills.py",),
         (
             "runs/loop.py",
@@ -127,7 +127,7 @@ PROMISES = (
     ),
     Promise(
         "D8",
-        "What a command of a federation has started ends with it, killed (-9) or not, and gc names what is left",
+        "All processes of a federation end with the command that started them, also if it is killed (-9), and gc names the leftovers",
         (
             "tests/federate/engines/test_flower_processes.py",
             "tests/runs/test_garbage.py -k leftovers_are",
@@ -141,7 +141,7 @@ PROMISES = (
     ),
     Promise(
         "D5",
-        "A full disk is exit 6 with what is needed and free; what was written stays",
+        "A full disk ends the command with exit 6 and the space that is needed and free; written data stay",
         (
             f"{KILLS} -k fills_up",
             "tests/store/test_store_faults.py -k full_disk",
@@ -151,7 +151,7 @@ PROMISES = (
     ),
     Promise(
         "C1",
-        "A flipped bit anywhere in a store is found, and never read as a number",
+        "A flipped bit anywhere in a store is detected, and never read as a number",
         (
             f"{DAMAGE} -k flips",
             "tests/store/test_store_check.py -k flipped_bit",
@@ -166,7 +166,7 @@ PROMISES = (
     ),
     Promise(
         "C2",
-        "Truncated, grown, zeroed, deleted and swapped files are found",
+        "Truncated, extended, zeroed, deleted and swapped files are detected",
         (f"{DAMAGE} -k every_kind", "tests/store/test_store_check.py -k cut_grown"),
         (
             "store/chunks.py",
@@ -178,7 +178,7 @@ PROMISES = (
     Promise("C3", "Stores of every released format open", ("tests/store/test_store_layout.py",)),
     Promise(
         "C4",
-        "Any bytes in manifest, journal, partition or configuration are refused in words",
+        "Arbitrary bytes in manifest, journal, partition or configuration are refused with a message",
         (
             "tests/store/test_store_hostile.py",
             "tests/federate/partition/test_partition_file.py",
@@ -194,7 +194,7 @@ PROMISES = (
     ),
     Promise(
         "C5",
-        "A checkpoint or finished seed is read whole and for its own run, or the seed begins again and says so",
+        "A checkpoint or finished seed is complete and belongs to its run, or the seed starts again with a warning",
         (
             "tests/store/test_sealed.py",
             "tests/runs/test_run_directory.py",
@@ -209,7 +209,7 @@ PROMISES = (
     ),
     Promise(
         "C6",
-        "What a home remembers (digests, recipes, the last dataset) is forgotten or refused when it is damaged",
+        "Damaged caches of a fedcache home (digests, recipes, the last dataset) are ignored or refused",
         ("tests/extract/test_digests.py",),
         (
             "store/files.py",
@@ -220,7 +220,7 @@ PROMISES = (
     ),
     Promise(
         "C7",
-        "A site goes on only from the state that it wrote itself for that run and round",
+        "A site resumes only from a state that it wrote itself for that run and round",
         ("tests/federate/engines/test_flower_parts.py -k 'not_what_it_wrote'",),
         (
             "store/files.py",
@@ -231,7 +231,7 @@ PROMISES = (
     ),
     Promise(
         "C8",
-        "After a long story no file of a home can be changed so that a command gives another figure without a word",
+        "After many commands, no file of a fedcache home can be changed so that a command prints another value without a message",
         ("tests/durability/test_home.py",),
         (
             "runs/directory.py",
@@ -242,7 +242,7 @@ PROMISES = (
     ),
     Promise(
         "C9",
-        "A saved model is whole, of its own run and seed, or refused; a save that fails leaves a run without a result",
+        "A saved model is complete and belongs to its run and seed, or is refused; if saving fails, the run has no result",
         (
             "tests/models/test_run_models.py -k 'flipped or fails or without_a_model or weights'",
             "tests/federate/engines/test_site_models.py -k changed",
@@ -256,7 +256,7 @@ PROMISES = (
     ),
     Promise(
         "P1",
-        "Four writers of one store: one writes, the others wait or are told; nothing is lost",
+        "Of four writers of one store one writes, and the others wait or are refused with a message; nothing is lost",
         (f"{KILLS} -k four_writers",),
         (
             "store/lock.py",
@@ -267,12 +267,12 @@ PROMISES = (
     ),
     Promise(
         "I1",
-        "Odd and broken images are converted as documented or quarantined with the reason",
+        "Unusual and broken images are converted as documented, or left out with the reason",
         ("tests/extract/test_images.py",),
     ),
     Promise(
         "I2",
-        "Bombs are refused before they unpack",
+        "Decompression bombs are refused before they are unpacked",
         (
             "tests/extract/datasets/test_datasets_archives.py -k bomb",
             "tests/extract/test_images.py -k bomb",
@@ -289,17 +289,17 @@ PROMISES = (
     ),
     Promise(
         "S2",
-        "No module but the audited one opens what can run code",
+        "Only the audited module opens files that can run code",
         ("tests/project/test_gates.py", "tests/project/test_imported_code.py"),
     ),
     Promise(
         "S3",
-        "Archives with links, devices or paths that lead out are refused",
+        "Archives with links, devices or paths outside the archive are refused",
         ("tests/extract/datasets/test_datasets_archives.py -k 'hostile or links'",),
     ),
     Promise(
         "S4",
-        "Names with /, .., NUL, 300 characters or script stay names, or are refused",
+        "Names with /, .., NUL, 300 characters or scripts are used as plain names, or refused",
         (
             "tests/extract/datasets/test_datasets_folder.py -k odd_names",
             "tests/extract/datasets/test_datasets_archives.py -k 'hostile or links'",
@@ -309,7 +309,7 @@ PROMISES = (
     ),
     Promise(
         "S6",
-        "No printed name commands a terminal, a page or a spreadsheet: control and bidi characters, formulas",
+        "No printed name can control a terminal, a page or a spreadsheet (control and bidi characters, formulas)",
         ("tests/commands/test_hostile_names.py",),
         (
             "parsing.py",
@@ -320,7 +320,7 @@ PROMISES = (
     ),
     Promise(
         "S7",
-        "Links out of a dataset's folder are not read unless asked for; no list quotes what a file holds",
+        "Links that lead outside a dataset folder are read only with an option; no list quotes the content of a file",
         (
             "tests/extract/datasets/test_datasets_folder.py -k 'links_out or becomes_a_link or link_itself'",
             "tests/extract/datasets/test_datasets_papers.py -k link_out",
@@ -336,7 +336,7 @@ PROMISES = (
     ),
     Promise(
         "S8",
-        "Files come from encrypted addresses or with a published checksum; none leads on to an unencrypted one",
+        "Downloads need an encrypted address or a published checksum; no redirect leads to an unencrypted address",
         (
             "tests/extract/datasets/test_datasets_pull.py -k 'checksum or leads_on or sha256 or published_one'",
         ),
@@ -349,7 +349,7 @@ PROMISES = (
     ),
     Promise(
         "S9",
-        "An image reaches a page only where it is asked for, as the row it is, as pixels alone, and never of a private run",
+        "A page contains an image only on request, of the right row, as pixels without metadata, and never of a private run",
         ("tests/report/test_mistakes.py",),
         (
             "report/page.py",
@@ -360,7 +360,7 @@ PROMISES = (
     ),
     Promise(
         "S5",
-        "No test reaches another machine; every test runs under the guard",
+        "No test connects to another machine; every test runs with this check",
         ("tests/project/test_gates.py -k another_machine",),
         (
             "../tests/conftest.py",
@@ -371,7 +371,7 @@ PROMISES = (
     ),
     Promise(
         "F1",
-        "A malformed upload is refused with client and round; the model stays finite",
+        "A malformed upload is rejected and client and round are named; the model stays finite",
         ("tests/federate/trust/test_update_validation.py",),
         (
             "federate/trust/update_validation.py",
@@ -393,7 +393,7 @@ PROMISES = (
     ),
     Promise(
         "F3",
-        "20 % of clients that flip signs x 10 break the mean, and no robust rule by more than 3 points",
+        "If 20 % of the clients flip signs x 10, the mean breaks, and no robust rule loses more than 3 points",
         (f"{FEDERATED} -k sign_flippers",),
         (
             "federate/trust/robust_rules.py",
@@ -404,7 +404,7 @@ PROMISES = (
     ),
     Promise(
         "F4",
-        "NaN, Inf and overflowing features are refused or left out with their row numbers",
+        "NaN, Inf and overflowing features are refused, or left out with their row numbers",
         (
             "tests/store/test_store_exchange.py -k not_finite",
             "tests/contract/test_method_laws.py -k missing_row",
@@ -412,7 +412,7 @@ PROMISES = (
     ),
     Promise(
         "F5",
-        "A claimed number of rows moves no robust rule by more than 3 points, and costs nobody else a place",
+        "A false number of rows moves no robust rule by more than 3 points, and excludes no other site",
         (
             "tests/federate/engines/test_site_claims.py -k 'claim or limit or mean or name'",
             "tests/federate/trust/test_weights.py",
@@ -426,7 +426,7 @@ PROMISES = (
     ),
     Promise(
         "F6",
-        "Whatever a site says or sends is taken for what it is, or refused: no site can stop a server",
+        "Every fact and message of a site is checked and, if it is invalid, refused: no site can stop a server",
         (
             "tests/federate/engines/test_site_claims.py -k 'whatever or outside or refusal or holds or class_text'",
             "tests/federate/engines/test_flower_parts.py -k 'gate_stands or no_upload_of_one'",
@@ -441,7 +441,7 @@ PROMISES = (
     ),
     Promise(
         "F9",
-        "No lie of one site of six ends a federation; numbers that no rows can give are rejected by name",
+        "One dishonest site of six cannot end a federation; numbers that no rows can give are rejected and the site is named",
         (
             "tests/federate/engines/test_lying_sites.py",
             "tests/federate/trust/test_statistic_checks.py",
@@ -455,7 +455,7 @@ PROMISES = (
     ),
     Promise(
         "F7",
-        "The name of a site belongs to its key in all runs of a server; another key that claims it is refused",
+        "The name of a site belongs to its key in all runs of a server; another key with that name is refused",
         ("tests/federate/engines/test_site_names.py",),
         (
             "federate/engines/flower/site_names.py",
@@ -466,7 +466,7 @@ PROMISES = (
     ),
     Promise(
         "F8",
-        "What sites score themselves is marked where it is shown, and not mixed with what was measured",
+        "Values that sites measured themselves are marked wherever they are shown, and not mixed with measured values",
         ("tests/report/test_claimed.py",),
         (
             "runs/run.py",
@@ -487,9 +487,13 @@ PROMISES = (
         ),
     ),
     Promise(
-        "R3", "Fed3R on any partition is the central ridge", (f"{FEDERATED} -k central_ridge",)
+        "R3", "Fed3R on any partition equals the central ridge", (f"{FEDERATED} -k central_ridge",)
     ),
-    Promise("R4", "200 rounds keep memory and descriptors flat", (f"{FEDERATED} -k two_hundred",)),
+    Promise(
+        "R4",
+        "Memory and file descriptors do not grow over 200 rounds",
+        (f"{FEDERATED} -k two_hundred",),
+    ),
     Promise(
         "R5",
         "A run's own test rows, evaluated with its saved model, give the stored accuracy; classes are matched by name",
@@ -517,7 +521,7 @@ PROMISES = (
     ),
     Promise(
         "R6",
-        "A client of a run, personalised from its own rows, gets the very model it had where nothing else decides it",
+        "Personalising a client of a run from its own rows gives the model that it had, if nothing else influences the model",
         ("tests/models/test_personalise.py", "tests/commands/test_personalise_answers.py"),
         (
             "models/personalise.py",
@@ -545,7 +549,7 @@ PROMISES = (
     ),
     Promise(
         "R10",
-        "fc.load_model gives the model of the run, client and seed that are asked for: the stored accuracy to the last digit",
+        "fc.load_model gives the model of the requested run, client and seed: the stored accuracy to the last digit",
         ("tests/models/test_python_model.py", "tests/models/test_python_evaluate.py"),
         (
             "runs/predict_run.py",
@@ -567,7 +571,7 @@ PROMISES = (
     ),
     Promise(
         "R9",
-        "Models that hold a client's training rows one by one are named, found by what each method keeps",
+        "Models that contain single training rows of a client are named; they are found by the tensors that each method keeps",
         ("tests/models/test_export.py -k rows",),
         (
             "report/methods/facts.py",
@@ -589,7 +593,7 @@ PROMISES = (
     ),
     Promise(
         "A2",
-        "Under --secure a site sends no number beyond the bound, and the sum is the pooled sum of one process",
+        "With --secure a site sends no number beyond the bound, and the sum equals the pooled sum of one process",
         ("tests/federate/engines/test_masking.py",),
         (
             "federate/engines/flower/masking.py",
@@ -600,7 +604,7 @@ PROMISES = (
     ),
     Promise(
         "C10",
-        "A run knows its partition by its rows: a name that other rows were given since is refused",
+        "A run identifies its partition by the rows; a name that was given to other rows since is refused",
         ("tests/runs/test_partitions.py -k 'other_rows or know_its'",),
         (
             "runs/partitions.py",
@@ -611,7 +615,7 @@ PROMISES = (
     ),
     Promise(
         "A10",
-        "No two sums of --secure differ by what one site sent: sites and seeds that would make them are refused",
+        "No two sums of --secure differ by the upload of one site; sites and seeds that would give such sums are refused",
         ("tests/federate/engines/test_masking.py -k difference",),
         (
             "federate/engines/flower/plan.py",
@@ -622,7 +626,7 @@ PROMISES = (
     ),
     Promise(
         "A3",
-        "Noise that protects cannot be worked out from what a run tells, and no two runs or rounds share any",
+        "Real noise cannot be computed from the output of a run, and no two runs or rounds share noise",
         (f"{PRIVACY} -k 'noise or recovered or takes_part'", f"{PRIVATE} -k 'two_real or stopped'"),
         (
             "federate/trust/privacy.py",
@@ -633,7 +637,7 @@ PROMISES = (
     ),
     Promise(
         "A4",
-        "A simulation says so wherever its epsilon is told, and shares noise with no other run",
+        "Simulated privacy is marked wherever its epsilon is shown, and shares noise with no other run",
         (f"{PRIVATE} -k simulation", f"{PRIVACY} -k one_run_alone"),
         (
             "federate/trust/privacy.py",
@@ -644,7 +648,7 @@ PROMISES = (
     ),
     Promise(
         "A5",
-        "What private runs spend is written down before it is told, and adds up over seeds, points and repeats",
+        "The budget of private runs is recorded before the release, and adds up over seeds, configurations and repeats",
         (f"{PRIVATE} -k 'composes or ledger or processes or stopped'",),
         (
             "store/files.py",
@@ -655,7 +659,7 @@ PROMISES = (
     ),
     Promise(
         "A11",
-        "A run that is started several times at once is trained once: one result, of a private run one entry for each seed",
+        "A run that is started several times at once is trained once, with one result, and in a private run one ledger entry for each seed",
         (
             "tests/runs/test_run_owner.py",
             f"{PRIVATE} -k 'others_wait or again_and_killed'",
@@ -670,7 +674,7 @@ PROMISES = (
     ),
     Promise(
         "A8",
-        "A ledger of privacy that has lost a line, in the middle or at its end, is refused",
+        "A privacy ledger that has lost a line, in the middle or at its end, is refused",
         (f"{PRIVATE} -k 'ledger_but or lost_its_last or is_gone'",),
         (
             "runs/privacy_ledger.py",
@@ -681,7 +685,7 @@ PROMISES = (
     ),
     Promise(
         "A9",
-        "Going on from an older state of a private run, or one of which nothing is known, counts as another release",
+        "Resuming a private run from an older or unknown state counts as another release",
         (f"{PRIVATE} -k 'older_state or not_known'",),
         (
             "runs/loop.py",
@@ -692,7 +696,7 @@ PROMISES = (
     ),
     Promise(
         "A6",
-        "What epsilon does not cover is refused unless it is allowed by name, and nobody is told who took part",
+        "Data that epsilon does not cover are refused unless they are allowed by name, and participants are not reported",
         (
             f"{PRIVACY} -k 'by_name or counts_are or secret or methods_info'",
             f"{PRIVATE} -k 'asked_for or tells_who or single_clients'",
@@ -707,7 +711,7 @@ PROMISES = (
     ),
     Promise(
         "A7",
-        "A private run that is killed (-9) makes no told round again, and what it spent is written down",
+        "A private run that is killed (-9) repeats no reported round, and its spent budget is recorded",
         ("tests/durability/test_private_kills.py",),
         (
             "runs/loop.py",
@@ -718,12 +722,12 @@ PROMISES = (
     ),
     Promise(
         "E1",
-        "Every command answers --help, wrong flags and missing files in one sentence",
+        "Every command answers --help, and reports wrong options and missing files in one sentence",
         ("tests/commands/test_cli.py", "tests/commands/test_refusals.py"),
     ),
     Promise(
         "E2",
-        "Every exit code comes out of the command line, and every error has a hint",
+        "Every exit code can occur on the command line, and every error has a hint",
         ("tests/contract/test_exit_codes.py",),
         (
             "extract/backbones/weights.py",
@@ -823,7 +827,8 @@ def page(rows: dict[str, dict[str, object]], when: str) -> str:
     lines = [
         "# Trust",
         "",
-        "Made by `tools/make_trust.py`; edit the tool or the tests, not this page. " + when,
+        "This page lists the promises of fedcache with the tests that hold them. `tools/make_trust.py` makes it. "
+        + when,
         "",
         "| | promise | cases | lost | protection removed | tests |",
         "|---|---|---|---|---|---|",
@@ -838,150 +843,167 @@ def page(rows: dict[str, dict[str, object]], when: str) -> str:
 
 
 def leaves() -> str:
-    """What leaves a client, by kind, as a table over all methods: nothing first, what few send last."""
+    """Table of the kinds of data that leave a client, with their methods: "nothing" first, then the most common kinds."""
     from fedcache.federate.methods import METHODS
     from fedcache.report.methods.facts import leaving
 
     found: dict[tuple[str, str], list[str]] = {("nothing", "-"): []}
     for method in METHODS.values():
         parts = leaving(method)
-        for kind in dict.fromkeys((p.what, p.tells) for p in parts) or [("nothing", "-")]:
+        for kind in dict.fromkeys((p.what, p.reveals) for p in parts) or [("nothing", "-")]:
             found.setdefault(kind, []).append(method.name)
     first, *others = found.items()
     rows = [first, *sorted(others, key=lambda item: -len(item[1]))]
-    lines = ["| what leaves a client in a round | what it tells | methods |", "|---|---|---|"]
+    lines = [
+        "| data that leaves a client in a round | what it reveals | methods |",
+        "|---|---|---|",
+    ]
     return "\n".join(
-        [*lines, *(f"| {what} | {tells} | {', '.join(names)} |" for (what, tells), names in rows)]
+        [
+            *lines,
+            *(f"| {what} | {reveals} | {', '.join(names)} |" for (what, reveals), names in rows),
+        ]
     )
 
 
 WORDS = """\
-Cases are those that ran: a parametrised test counts once for each of its parameters, a test that draws its
-cases says how many it drew. *Protection removed* tells whether the same test was seen to fail in a copy of the
-package without the line that protects.
+*Cases* counts what ran: each parameter of a parametrised test is a case, and a test that draws its cases reports how many
+it drew. *Lost* counts failures. *Protection removed* shows whether the same test failed in a copy of the package without the
+line that protects. The [threat model](threat-model.md) is one page on who is trusted for what.
 
-## What is trusted
-Weights, datasets, archives, files of embeddings, uploads and configuration are not. Your own `FEDCACHE_HOME` is
-trusted against code, not against damage.
+## Trusted and untrusted input
+fedcache does not trust weights, datasets, archives, files of embeddings, uploads and configuration. It trusts your own
+`FEDCACHE_HOME` to contain no hostile code, but checks it for damage.
 
-## Files that are read back
-Everything that fedcache writes and reads again is sealed: a digest over its bytes, and over what the file is where two
-whole files could be exchanged (`store/files.py`).
+## Checks of stored files
+fedcache seals everything that it writes and reads again. A seal is a digest over the bytes of a file. Where two whole files
+could be exchanged, it also covers what the file belongs to (`store/files.py`).
 
-| file | sealed by | when it is not what was written |
+| file | sealed by | if the content has changed |
 |---|---|---|
-| `stores/*.zarr/manifest.json`, journals, `history.jsonl` | their own digest, line by line | refused (exit 5), `repair` |
-| chunks, samples, text features, partitions of a store | the manifest: a checksum or digest of each | refused (exit 5), `repair` |
-| `runs/*/result.json` | its own digest, and the digest of its run | refused (exit 5), left out of reports; `--fresh` |
-| `runs/*/rounds.jsonl`, `partition-*` | digests in `result.json` | likewise |
-| `runs/*/config.toml` | finished: digests in `result.json` and, with the places in it, `files.json`; unfinished: it is yours | `--config` refuses it |
-| `runs/*/files.json`, `measured.json` | seal for the run | the other digests serve; the times are lost, with a warning |
-| `runs/*/checkpoint-*.safetensors`, `seed-*.json` | seal for run and seed | the seed begins again, with a warning |
-| `runs/*/states-*.table` | digests of its rows in the checkpoint | likewise |
+| `stores/*.zarr/manifest.json`, journals, `history.jsonl` | a digest of each line | refused (exit 5); use `repair` |
+| chunks, samples, text features, partitions of a store | the manifest: a checksum or digest of each | refused (exit 5); use `repair` |
+| `runs/*/result.json` | its own digest, and the digest of its run | refused (exit 5), left out of reports; `--fresh` replaces it |
+| `runs/*/rounds.jsonl`, `partition-*` | digests in `result.json` | same as `result.json` |
+| `runs/*/config.toml` | finished run: digests in `result.json` and, for the paths in it, in `files.json`; unfinished run: not sealed | `--config` refuses it |
+| `runs/*/files.json`, `measured.json` | seal for the run | the other digests are used; the times are lost, with a warning |
+| `runs/*/checkpoint-*.safetensors`, `seed-*.json` | seal for run and seed | the seed starts again, with a warning |
+| `runs/*/states-*.table` | digests of its rows in the checkpoint | same as the checkpoint |
 | `runs/*/models/seed-*.safetensors` | seal, and sha256 in `models.json` | refused (exit 5); `--fresh` trains it again |
-| `runs/*/models/models.json` | seal for the run, with the digest of the result | likewise |
+| `runs/*/models/models.json` | seal for the run, with the digest of the result | same as the model |
 | `flower/*/models/*.safetensors` | seal | refused (exit 5) |
-| `flower/*/*/*/after-*.safetensors` | seal for store, client, run and round | the site refuses; the round goes on without it, and the result says so |
-| `flower/server-*/names.json` | seal | refused (exit 5): restored, or removed, and names are those of the next keys |
-| `digests/*.json`, `recipes/*.json` | seal for what is remembered | forgotten and made again |
-| `privacy.jsonl`, `privacy-count.json` | its own digest, line by line, the line before, and how many there are | refused (exit 5); runs with noise that it lacks are named |
-| `privacy-rounds/*.json` | seal for run and seed | the run goes on, and counts as another release |
-| `runs/*/tags.json`, `pruned.json` | seal for the run | refused (exit 5) where the run or the tag is asked for; `runs list` warns and says what to remove |
-| `runs/search-*/trials.jsonl` | its own digest, line by line, and the line before | a torn last line is cut off and its trial made again; else refused (exit 5): removed, and the same command reads the stored runs |
-| `runs/search-*/study.journal` | written anew for Optuna's own tools, never read | - |
-| `grids/*.jsonl` | its own digest, line by line, and the line before | the page of grids names the damaged record; no run depends on it |
-| `last.json` | seal | commands that leave the dataset out refuse (exit 5) |
-| `weights/*` | imported: seal; all: compared with their digest, part of every recipe, when they are loaded | refused (exit 5) |
-| `data/*` | the digest of their content names the store made of them | another store, which says what is new |
-| `outputs/*.json` | seal | a note of an `-o` file that is being written, so that `gc` finds what a killed command left; removed |
-| `flower/keys/*`, logs, `stores/*/locks/*` | - | keys no longer fit each other and nobody connects; the others decide nothing |
-| `flower/server-*`, `flower/site-*`: Flower's database of nodes and runs, apps, logs | - | Flower's own; kept for the next start until you remove them |
+| `flower/*/*/*/after-*.safetensors` | seal for store, client, run and round | the site refuses; the round continues without it, and the result says so |
+| `flower/server-*/names.json` | seal | refused (exit 5); restore it, or remove it, and names belong to the next keys that take part |
+| `digests/*.json`, `recipes/*.json` | seal for the remembered value | ignored and made again |
+| `privacy.jsonl`, `privacy-count.json` | a digest of each line and of the line before, and the number of lines | refused (exit 5); runs with noise that it lacks are named |
+| `privacy-rounds/*.json` | seal for run and seed | the run continues, and counts as another release |
+| `runs/*/tags.json`, `pruned.json` | seal for the run | refused (exit 5) by commands that need the run or the tag; `runs list` warns and says what to remove |
+| `runs/search-*/trials.jsonl` | a digest of each line and of the line before | an incomplete last line is removed and its trial repeated; other damage is refused (exit 5): remove the file, and the same command reads the stored runs |
+| `runs/search-*/study.journal` | not sealed; written for Optuna's own tools, never read | - |
+| `grids/*.jsonl` | a digest of each line and of the line before | the page of grids names the damaged record; no run depends on it |
+| `last.json` | seal | commands without a dataset refuse (exit 5) |
+| `weights/*` | imported weights: seal; all weights: digest in every recipe, compared when they are loaded | refused (exit 5) |
+| `data/*` | the digest of their content is part of the store's name | another store, which lists what is new |
+| `outputs/*.json` | seal | removed; it only notes an `-o` file that is being written, so that `gc` finds leftovers |
+| `flower/keys/*`, logs, `stores/*/locks/*` | not sealed | changed keys no longer match, and no site connects; the others have no effect |
+| `flower/server-*`, `flower/site-*`: Flower's database of nodes and runs, apps, logs | not sealed (Flower's own files) | kept for the next start until you remove them |
 
-A seal is a digest and no signature: who can write into your home can seal what he likes. Sealed files of a release that
-did not seal them count as missing. `tools/attack_home.py` changes files of a home one by one and reads them again.
+A seal is a checksum, not a signature. Anyone with write access to the fedcache home can replace both the file and its seal. Files
+of a release that did not seal them count as missing. `tools/attack_home.py` changes files of a home one by one and reads them
+again.
 
-A repeated `train` or `grid` finds its inputs, computes the run's digest from them, and reads and checks the stored
-result. Digests of large files are remembered by path, size, modification time and inode. If bits rot without a change of
-these, `fedcache verify` or the next command that reads them finds it.
+A repeated `train` or `grid` finds its inputs, computes the digest of the run, and reads and checks the stored result. fedcache
+remembers digests of large files by path, size, modification time and inode. If bits change without a change of these,
+`fedcache verify` or the next command that reads the file finds it.
 
 ## What leaves a client
 `fedcache methods info NAME` lists the tensors that a method sends, with their shapes.
 
 LEAVES
 
-Heads, gradients, prototypes and
-statistics are made of the client's rows and tell of them: a mean over one row is that row, and the gradient of
-a linear head on one row is its feature times a number (`examples/invert_head.py` does it). Caching features and
-training heads is not privacy.
+Heads, gradients, prototypes and statistics are computed from the client's rows and reveal information about them. A mean over one
+row is that row, and the gradient of a linear head on one row is its feature times a number (`examples/invert_head.py` shows this).
+Caching features and training only heads does not protect privacy.
 
 ## Code and packages
-`make audit` runs bandit over the package and pip-audit over what is installed. Where no advisories can be had
-pip-audit audits nothing and calls that success; the command prints how many packages were really audited.
+`make audit` runs bandit over the package and pip-audit over the installed packages. pip-audit reports success even if it
+cannot load any advisories. The command therefore prints how many packages were audited.
 
-## Uploads
-Every upload of every engine and execution passes update validation (`federate/trust/update_validation.py`): it is
-compared with what the method declares (`Method.uploads`: names, shapes, types, which tensors count rows), and its
-numbers must be finite, and its counts whole and no more than the client's rows. A site must say that it answers the
-current round. What it sends under those words can still be the numbers of an earlier round: fedcache does not detect
-such a replay (fedavg .944 -> .910 with one of six sites), and a robust rule bounds it like any other lie.
-`--on-bad-update fail` ends the run and names client and round, `reject` goes on without it and counts it in the records.
-In one process `fail` is the default: such an upload is a bug of a method, or an attack that is studied. Over sites it is
-`reject`, so that no site ends a run for the others: the site is named in the log and in `federation.missed` of the result,
-and `--quorum` says how many sound uploads a round needs; under `--secure` nothing can be taken out of a sum, and what is
-malformed ends the run. `--max-update-norm` bounds an update. A number above 1.8e19 (float32) is malformed, as it could make a
-sum overflow. `--aggregate` chooses a robust rule, in which every client has one vote whatever rows it says it has;
-`--byzantine` is the share of liars it expects (0.2). `--attack` lets a share of clients lie, to see what a rule withstands.
+## Validation of uploads
+Every upload of every engine and execution passes update validation (`federate/trust/update_validation.py`). It checks that
 
-A mean by rows goes by what clients say: it warns of one with more than half of all rows or 10 times the median.
-`--max-share` caps a client's share of a round's weight, `--max-rows-per-client` leaves out who says that it has more. Over
-sites the limit is 10 times the median of three sites or more (10,000,000 for fewer); a site above it, with facts that
-cannot be or with the name of another is refused by name, and nobody else. So is a site whose classes, recipes, views or
-code are not those of more than half of the sites; where no such half is, nothing begins before `--like NAME` says which
-site is right. Who is there and cannot take part is not waited for after `--wait`. A name belongs to the first key that takes part
-under it, in later runs of the same server too (`fedcache flower names`); a server without keys binds it for one run, and
-says so. Within the limits a claim is not checked: it
-can weigh 10 times an honest one in a mean. What sites score themselves is listed as `claimed` in `result.json`,
-marked so in `fedcache runs list`, the report and comparisons, and neither ranked nor averaged with what was measured here.
+- names, shapes, types and counts of rows match the declaration of the method (`Method.uploads`),
+- all numbers are finite, and none is above 1.8e19 (float32), because larger numbers could make a sum overflow,
+- counts are whole and not above the client's rows,
+- a site answers the current round.
 
-## Sites that lie
-Sums over rows bound one another, so some numbers cannot be statistics of any rows. A method declares which statistic
+fedcache does not detect a replay, in which a site sends the numbers of an earlier round as those of the current one (fedavg
+.944 -> .910 with one of six sites). A robust rule limits such a replay like any other dishonest upload.
+
+| `--on-bad-update` | effect | default |
+|---|---|---|
+| `fail` | ends the run, and names client and round | in one process, where such an upload is a bug of a method or a simulated attack; with `--secure`, because nothing can be removed from a sum |
+| `reject` | continues without the upload, and counts it in the records | over sites, so that no site can end a run for the others. The log and `federation.missed` of the result name the site. `--quorum` sets how many valid uploads a round needs |
+
+`--max-update-norm` limits the norm of an update. `--aggregate` selects a robust rule, in which every client has one vote, whatever
+number of rows it claims. `--byzantine` is the share of dishonest clients that the rule expects (0.2). `--attack` makes a share of
+the clients dishonest, to test a rule.
+
+A mean weighted by rows depends on the numbers that clients report:
+
+- fedcache warns of a client with more than half of all rows or 10 times the median. `--max-share` limits a client's share of a
+  round's weight. `--max-rows-per-client` excludes clients that report more rows.
+- Over sites, a limit is always on: 10 times the median of three sites or more (10,000,000 for fewer). A site above it, with
+  impossible facts or with the name of another site is refused by name, and no other site is.
+- A site is also refused if its classes, recipes, views or code differ from those of more than half of the sites. Without such a
+  majority nothing starts until `--like NAME` says which site is right. Sites that are present but cannot take part are not
+  waited for after `--wait`.
+- A name belongs to the first key that takes part under it, also in later runs of the same server (`fedcache flower names`). A
+  server without keys binds a name for one run, and says so.
+- Within the limits a claim is not checked. It can weigh 10 times an honest one in a mean.
+- Values that sites measure themselves are listed as `claimed` in `result.json`. `fedcache runs list`, the report and
+  comparisons mark them, and neither rank nor average them with measured values.
+
+## Dishonest sites
+Some numbers cannot be statistics of any rows, because sums over rows bound one another. A method declares which statistic
 each tensor is (`UploadTensor(..., statistic=Statistic(KIND))`), and fedcache checks each upload by itself
 (`federate/trust/statistic_checks.py`):
 
-| statistic | what is checked |
+| statistic | check |
 |---|---|
 | sum of z z' (of all rows or of each class) | no negative eigenvalue, also after the part that the class sums of the same upload explain is subtracted; trace at least that part |
 | sums of squares | not negative; at least the squares of the sums over the number of rows |
-| class sums | 0 for a class without rows; with their total |
-| ridge solutions (afl) | the ridge is in the matrix; what the solution explains is at most the number of rows |
+| class sums | 0 for a class without rows; consistent with their total |
+| ridge solutions (afl) | the ridge is in the matrix; the solution explains at most the number of rows |
 | Gaussian mixtures (fedpft) | deviations and weights not negative; the weights of a class sum to 1 |
 | all of them | no longer than the rows allow, where a bound on rows is known |
 
 The bound on rows is automatic for unit features (`feat_post=l2`, `l2_concat`, `sign`), random Fourier features, and unit
-prototypes. `--max-row-norm` sets it for other features. An upload that fails a check is rejected or ends the run, as
-`--on-bad-update` says, and the site is named with the reason.
+prototypes. `--max-row-norm` sets it for other features. An upload that fails a check is rejected or ends the run, according to
+`--on-bad-update`, and the site is named with the reason.
 
-Checks run on every upload over sites, and in one process with `--aggregate`, `--on-bad-update reject`,
-`--max-update-norm` or `--max-row-norm`. They do not run under `--secure`, where the server sees sums alone, under
-`--dp-noise`, where clipping bounds each upload, and on the uploads of clients that `--attack` lets lie.
+Checks run on every upload over sites, and in one process with `--aggregate`, `--on-bad-update reject`, `--max-update-norm` or
+`--max-row-norm`. They do not run with `--secure`, where the server sees only sums, with `--dp-noise`, where clipping bounds
+each upload, and on the uploads of clients that `--attack` makes dishonest.
 
-Weights, steps and other tensors that are no statistics are compared with the uploads of the other clients in the same
+Weights, steps and other tensors that are not statistics are compared with the uploads of the other clients in the same
 round, if there are three or more. An upload is rejected when one of its tensors holds a number above 65,536 (float32)
-and above 1,000 times the median of the other uploads. Where the server puts the mean of uploads in the place of a tensor,
-the numbers are differences from what the client was sent. Up to 65,536 the square of a product of a weight and a
-feature is a number that may be sent, so honest clients can train from the model. The comparison is left out under
-`--on-bad-update fail` with a robust rule, which withstands such an upload.
+and above 1,000 times the median of the other uploads. If the server replaces a tensor by the mean of uploads, fedcache compares
+the differences from the broadcast. Up to 65,536 the square of a product of a weight and a feature can still be sent,
+so honest clients can train from the model. The comparison is left out with `--on-bad-update fail` and a robust rule, which
+tolerates such an upload.
 
-An upload can pass all checks and still make the server's system singular, or a number of the model 1,000 times larger
-than it is without this upload, and above 65,536. fedcache then leaves out one upload after the other (at most 32,
+An upload can pass all checks and still harm the model. It can make the server's system singular, or a number of the model 1,000
+times larger than without this upload and larger than 65,536. fedcache then leaves out one upload after the other (at most 32,
 beginning with the one farthest from the median of all). If the server can aggregate without one upload, that upload is
 rejected and its site named. If it cannot, a singular system ends the run with exit 7 and the names of the suspects.
 
-If more than half of the sites of a round send unsound uploads, and sent sound ones in the round before, the model is
+If more than half of the sites of a round send invalid uploads, and sent valid ones in the round before, the model is
 the cause. The run then ends with exit 7, and no site is blamed.
 
-Accuracy on scikit-learn's digits if one of six sites lies (`python tools/lying_sites.py` prints the tables). A star marks
-runs in which the site was rejected and named. Every number that is no count is multiplied by the factor in the head of the column.
+The tables show the accuracy on scikit-learn's digits with one dishonest site of six (`python tools/lying_sites.py` prints them). A
+star marks runs in which the site was rejected and named. The factor in the head of a column multiplies every number of the
+upload that is not a count.
 
 `--set feat_post=none`
 
@@ -1042,68 +1064,19 @@ runs in which the site was rejected and named. Every number that is no count is 
 | fednova | .963 | .944 | .963* | .963* | .944 | .952 | .963* |
 | scaffold | .986 | .983 | .980* | .980* | .983 | .983 | .980* |
 
-What the checks cannot see: sums with another sign or size are sums of some rows. Without second moments (fedncm,
-fedcof) only a bound on rows tells a million times too large a sum from a real one, and no check tells a sign. Weights of
-models (fedavg) and prototypes of trained projections (fedproto) are no statistics of the features; `--max-update-norm`
-bounds updates, and robust rules withstand a liar. `median` and `trimmed` take each number by itself, and such a matrix of
-second moments fits no sums. For methods that send second moments fedcache therefore takes the mean of the uploads
-nearest to that median (without it fed3r with `trimmed:0.2` falls from .927 to .589).
+Limits of the checks:
 
-## Differential privacy
-`--dp-clip C --dp-noise z` clips what each client sends to norm C and adds N(0, (zC)^2) to the sum of every round (extra
-`dp`). No other rule of `--aggregate` goes with it, and not the Flower engine. The unit is one client of the partition,
-added or removed; the server is trusted; who the clients of the federation are, and how many, is public.
+- Sums with another sign or size are possible sums of some rows. Without second moments (fedncm, fedcof) only a bound on rows
+  detects a sum that is a million times too large. No check detects a changed sign.
+- Weights of models (fedavg) and prototypes of trained projections (fedproto) are not statistics of the features.
+  `--max-update-norm` bounds updates, and robust rules tolerate a dishonest site.
+- `median` and `trimmed` treat each number separately, and such a matrix of second moments matches no sums. For methods that send
+  second moments fedcache therefore takes the mean of the uploads nearest to that median. Without this, fed3r with `trimmed:0.2`
+  falls from .927 to .589.
 
-- **Noise** comes from the operating system's randomness (`os.urandom`, by the inverse of the normal distribution
-  function; each number is the sum of four draws over 2, so that its low bits do not tell what it was added to, as in
-  Opacus). It is not the discrete Gaussian, the sum is one of floating-point numbers, and the time that drawing takes
-  is not hidden. Nothing of it is kept: the same command with `--fresh` has another result. A round is kept before it
-  is told, so a run that was killed makes no told round twice.
-- **A simulation** is asked for with `--dp-seed N`. Its noise can be repeated by anyone who reads the result, so it
-  hides nothing; every line with an epsilon, `result.json` (`trust.privacy.simulation`) and the report say so. Its key
-  covers all that the run is, so two runs that differ in a client share no noise.
-- **Epsilon** is told for `--dp-delta` by privacy loss distributions and by Renyi divergence; above an epsilon of 50 the
-  first is not computed (it would take all memory, and promise nothing). It assumes that each client is drawn for a
-  round by itself, and that nobody learns who was: the draw is the operating system's too, no record names who took
-  part or how many, and traffic is that of the expected number. What epsilon is without that secrecy stands beside it,
-  and is the one told where `--dp-allow participants` keeps the names.
-- **It composes.** Every seed is a release: a result has the epsilon of one seed and of all together. A grid or
-  search reports one epsilon for everything it released: all its points, those that were pruned or failed, all seeds,
-  and the model that `--retrain` trains again on training and validation rows. `privacy.jsonl` in `FEDCACHE_HOME` has a sealed line for every seed whose noise was drawn, written
-  before it is released, and `fedcache ls --privacy` adds them up for each partition, and for each dataset. Returning a stored result
-  spends nothing, `--fresh` spends again, simulations are not in it. A run that goes on from an older state than the one
-  it told last draws noise for told rounds again: that is another release, and it says so. One process or
-  thread at a time trains a private run: it holds `running.lock` in the run's directory from before it reads a checkpoint
-  until its result is stored. Every other start of the same run waits, says so, and then returns the stored result; it
-  does not draw noise of its own. The operating system releases the lock of a process that was killed, and one of those
-  that wait resumes from the checkpoint. Where files cannot be locked, a private run is refused (exit 6). A copy of a
-  whole home from an earlier day knows what was spent until that day, and nothing in it can tell. Runs without noise are not counted and promise
-  nothing.
-- **Whom epsilon speaks about.** The epsilon of one partition bounds what all its releases tell about one of its clients,
-  with all of its rows. The epsilon of a dataset composes every release about it, over all partitions, and over stores
-  that have its name or its content. It bounds what they tell about any one row, as each partition gives a row to one
-  client. It bounds what they tell about a client only if one client of every partition holds that client's rows. That is
-  so for partitions that differ in `--validation` alone, so a grid with `--retrain` tells the epsilon of a client. A grid
-  that sweeps the partition, or draws one for each seed, tells the epsilon of a row. A client whose rows other partitions
-  spread over several clients has no bound over all of them.
-
-What epsilon does not cover is refused, or must be allowed by name:
-
-| what leaves a client, or is told of it | with `--dp-noise` |
-|---|---|
-| floating-point tensors of its upload (`fedcache methods info NAME`) | covered |
-| number of its rows | not used: every client weighs the same |
-| rows of all clients together, by which sums are scaled (fed3r) | `--dp-allow rows` |
-| mean and deviation of every feature over all clients' rows (`feat_post=standardize`), or the mean length of all rows (`rff_sigma=auto`); a saved model holds them | `--dp-allow statistics` |
-| clients' own models, which have no noise and tell who was never drawn | not saved |
-| rows, features and images in a report | not drawn, refused |
-| rows of each class | refused; of fedproto which classes it has is sent, and covered |
-| who took part in which round | not told, or `--dp-allow participants` |
-| accuracy, F1, confusion, diagnostics, classes owned: what is measured on clients' rows | `--dp-allow evaluation` |
-| uploads that are refused, by client and round (`--on-bad-update reject`) | `--dp-allow participants` |
-| whose update is long, or who has many rows (`--max-update-norm`, `--max-rows-per-client`) | refused |
-| that a client has rows at all, its name, that its malformed upload ended the run | public |
-| time of each round | not told; that of the whole run is. `--track` gets all rounds when the run has ended, or each at once with `--dp-allow participants` |
+## Differential privacy and secure aggregation
+[Their page](scale/privacy.md) says what epsilon covers, what it does not cover, how the budget is counted, and what the server
+still sees with secure aggregation.
 """
 
 
@@ -1153,7 +1126,9 @@ def main() -> int:
             flush=True,
         )
         KEPT.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
-    PAGE.write_text(page(rows, "Counts are the largest that ran."), encoding="utf-8")
+    PAGE.write_text(
+        page(rows, "Counts are the largest of all runs of the tests."), encoding="utf-8"
+    )
     if bad:
         return 1
     return 0

@@ -228,7 +228,7 @@ def test_an_actor_that_dies_is_replaced(words, whole, tmp_path, quiet):
 @pytest.mark.full
 def test_two_nodes_survive_the_loss_of_one(words, whole, tmp_path, quiet):
     store = tmp_path / "ray.zarr"
-    (tmp_path / "user" / "ray_bootstrap_config.yaml").write_text("{}\n")  # as docs/scale.md says
+    (tmp_path / "user" / "ray_bootstrap_config.yaml").write_text("{}\n")  # as in docs/scale
     run = quiet.start(
         sys.executable,
         HERE / "two_nodes.py",

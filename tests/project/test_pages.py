@@ -151,11 +151,11 @@ def test_every_number_of_a_reading_has_one_row_and_every_switch_exists():
     assert switches - settings - {"sharing", "test_protocol"} == set()  # two of partitions
 
 
-# docs/scale.md: bytes of messages, files of a store
+# docs/scale/large.md: bytes of messages, files of a store
 
 
 def test_the_page_is_that_of_the_code():
-    text = content("docs/scale.md")
+    text = content("docs/scale/large.md")
     assert text == SCALE.page(text), "run: python tools/make_scale.py"
 
 
