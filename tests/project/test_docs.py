@@ -121,6 +121,20 @@ def test_command_lines_of_all_pages():
     assert check_lines(every) > 300
 
 
+# docs/troubleshooting.md
+
+
+def test_the_messages_that_troubleshooting_quotes_are_those_of_the_code():
+    files = sorted((ROOT / "fedcache").rglob("*.py"))
+    code = "".join(re.sub(r'"\s*\n\s*f?"', "", content(path)) for path in files)
+    rows = [line for line in content("docs/troubleshooting.md").splitlines() if "`" in line]
+    symptoms = [line.split(" | ")[0] for line in rows if line.startswith("| ")]
+    quoted = [message for symptom in symptoms for message in re.findall(r"`(.+?)`", symptom)]
+    pieces = [piece.strip() for message in quoted for piece in message.split("...")]
+    assert len(quoted) > 25
+    assert [piece for piece in pieces if piece not in code] == []
+
+
 # tables
 
 
