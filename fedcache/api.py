@@ -167,15 +167,20 @@ def partition(
     name: str | None = None,
     **arguments: Any,
 ) -> Partition:
-    """Deal the rows of a store to clients; the partition is saved in the store.
+    """Assign the rows of a store to clients, and save the partition in the store.
 
     Args:
-        store: a store or its path, None the last one extracted; ``seed``: of the draws; ``name``: to save it under.
-        scheme: a name as of ``fedcache partition``, None with ``by=COLUMN``; or the client of each row in the order of
-            ``Store.samples.name``, a dict of rows, a CSV of ``name,client[,split]``, a function of the store for one.
-        arguments: those of the scheme (clients, alpha, shards, ...); ``replace=True`` for a name that other rows have.
+        store: a store or its path; None for the store that was extracted last.
+        scheme: a name as for ``fedcache partition``, or None with ``by=COLUMN``. Instead, the client of each row in the
+            order of ``Store.samples.name``, a dict of rows, a CSV of ``name,client[,split]``, or a function of the
+            store that returns one of these.
+        seed: seed of the random draws.
+        name: name under which the partition is saved.
+        arguments: arguments of the scheme (clients, alpha, shards, ...). ``replace=True`` replaces a partition of the
+            same name that has other rows.
 
-    Raises UsageError for an argument that the scheme does not have or the rows do not allow, and for such a name.
+    Raises UsageError if the scheme does not have an argument, if the rows do not allow its value, or if the name
+    belongs to a partition with other rows.
     """
     from fedcache.calls import stores
 
@@ -186,7 +191,9 @@ def shard(store: AnyStore | None, parts: Partition, out: str | Path | None = Non
     """Write one ordinary store per client; returns their directory.
 
     Args:
-        store: a store or its path, None the last one; ``parts``: who holds which rows; ``out``: another directory.
+        store: a store or its path; None for the store that was extracted last.
+        parts: the partition.
+        out: another directory for the stores.
     """
     from fedcache.calls import stores
 

@@ -1,14 +1,17 @@
 """``arrays:FILE``: images and labels in a .npz, .npy or .h5 file, or in a folder of .npy files.
 
-Images are uint8, [N, H, W], [N, H, W, 1] or [N, H, W, 3], or with the channels first, which their shape tells; other
-numbers are refused, with the line that converts them, because what they mean is not known. They are found as
-``images``, ``image``, ``data`` or ``x``, labels as ``labels``, ``label``, ``target`` or ``y``, in any case, or by
-``--images-key`` and ``--label-key``; names with a split in them, such as ``x_train``, ``test_images`` or ``val/image``,
-make the split. ``domain`` and ``split`` are columns too, ``class_names`` the names of the classes. Every other column
-with a value for each row becomes a group: ``--group-key hospital,scanner`` keeps only these.
+Images are uint8: [N, H, W], [N, H, W, 1] or [N, H, W, 3], or with the channels first, which the shape shows. fedcache
+rejects other types of numbers, because their scale is unknown, and prints a line that converts them.
 
-Rows are read one at a time, a compressed array in blocks; nothing is ever unpickled. Each process unpacks a compressed
-array once, so that ``np.savez`` makes faster files than ``np.savez_compressed``, of which images gain little.
+Images are found as ``images``, ``image``, ``data`` or ``x``, in any case, or by ``--images-key``. Labels are found as
+``labels``, ``label``, ``target`` or ``y``, or by ``--label-key``. Names that contain a split, such as ``x_train``,
+``test_images`` or ``val/image``, define the split. ``domain`` and ``split`` are columns too, and ``class_names`` holds
+the names of the classes. Every other column with a value for each row becomes a group; ``--group-key hospital,scanner``
+keeps only these two.
+
+Rows are read one at a time, and compressed arrays in blocks. fedcache never opens a pickle. Each process unpacks a
+compressed array once. ``np.savez`` therefore makes faster files than ``np.savez_compressed``, which saves little space
+for images.
 """
 
 from __future__ import annotations

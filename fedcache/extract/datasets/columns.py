@@ -234,26 +234,26 @@ def from_rows(
     class_names: Sequence[str] | None = None,
     holds: str = IMAGES,
 ) -> Dataset:
-    """The dataset of rows that a reader of one's own has found, in the order of their names.
+    """Dataset of the rows that your own reader has found, in the order of their names.
 
-    Columns mean what they mean in every file that fedcache reads: those called label, split, domain and the like
-    are found by their names, columns that sort the rows become groups, and the others are named as not used.
+    Columns have the same meaning as in every file that fedcache reads. Columns such as label, split and domain are
+    found by their names, and columns with repeated values become groups. fedcache lists the other columns as not used.
 
     Args:
         spec: as the user wrote it.
-        place: file or folder; its name is that of the dataset.
-        names: [N] of the rows, all different.
-        source: reads the rows, numbered as ``names``.
+        place: file or folder; the dataset gets its name.
+        names: [N] names of the rows, all different.
+        source: reads the rows, in the numbering of ``names``.
         values: column -> [N] values of any kind; None for a missing one.
-        context: as the reader was given it.
-        key: what the contents of all rows depend on. With it the digests of the contents are remembered; without,
-            every row is read each time.
+        context: the context that the reader received.
+        key: values that change if the content of a row may have changed. With a key, fedcache remembers the digests of
+            the contents; without a key, it reads every row each time.
         label: column of labels; found by its usual names when None.
-        groups: columns that become groups; None for all that sort the rows.
+        groups: columns that become groups; None for all columns with repeated values.
         class_names: by number, for labels that are numbers.
         holds: images, texts or rows.
 
-    Raises UsageError for columns that make no sense, no rows, or two rows of one name.
+    Raises UsageError if columns contradict each other, if there are no rows, or if two rows have the same name.
     """
     rows = TableRows(names, source, {column: objects_of(found) for column, found in values.items()})
     uid = None

@@ -47,7 +47,7 @@ class Source(Protocol):
     def read(self, row: int) -> bytes | NDArray[Any]:
         """The encoded image of a row, or its pixels as uint8 [H, W] or [H, W, 3]; raises ``BadImage``.
 
-        Of texts their UTF-8 bytes, and of rows the numbers as they are.
+        For texts, the UTF-8 bytes; for rows, the unchanged numbers.
         """
 
 
@@ -67,7 +67,7 @@ class RowsSource:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """N labelled images, texts or rows of numbers from one or more domains, numbered.
+    """Dataset of N labelled images, texts or rows of numbers from one or more domains.
 
     ``uid`` is the first 16 bytes of the sha256 of the encoded image or of the raw array row, or of ``b"unreadable\\0"``
     and the name for a row that cannot be read.
@@ -109,11 +109,11 @@ class Dataset:
         return len(self.names)
 
     def part(self, limit: int) -> Dataset:
-        """``limit`` evenly spaced rows as a dataset of its own; the dataset itself if it has no more rows.
+        """Dataset of ``limit`` evenly spaced rows; the dataset itself if it has no more rows.
 
-        Evenly spaced over the sorted names, so that every split, domain and class of any size keeps its share. Where
-        one that has a row to expect would have none, as classes that take turns, then over the rows sorted by class,
-        domain and split.
+        Rows are evenly spaced over the sorted names, so that each large split, domain and class keeps its share. If one
+        of them should have a row and would get none, because classes alternate for example, the rows are evenly spaced
+        over the order by class, domain and split instead.
         """
         if limit >= len(self):
             return self
@@ -163,7 +163,7 @@ class Context:
         return folder
 
     def root_of(self, kind: str, name: str) -> Path | None:
-        """The folder of ``kind:NAME``: ``--data NAME=PATH``, else ``data/NAME``; None when neither is known."""
+        """The folder of ``kind:NAME``: ``--data NAME=PATH``, otherwise ``data/NAME``; None if neither is known."""
         for given in (name, f"{kind}:{name}"):
             if given in self.roots:
                 return self.roots[given].expanduser()

@@ -1,4 +1,4 @@
-"""``digits``: four domains of the same ten digits, made from what pip installs. No download, ready in seconds.
+"""``digits``: four domains of the same ten digits, made from installed packages without a download, in seconds.
 
 ================ ======= ====== ==========================================================================
 domain           train   test   images
@@ -10,9 +10,9 @@ domain           train   test   images
 ``synth``        2,000   1,000  rendered from the fonts in matplotlib over coloured clutter, 32 x 32
 ================ ======= ====== ==========================================================================
 
-``digits:synth=N`` renders N instead of 3,000; the first 3,000 stay the same. Images keep their own size. Seeds are
-fixed, so the pixels depend on nothing but the versions of the packages; another Pillow may render other pixels and is
-then another dataset, because the digest is of the pixels.
+``digits:synth=N`` renders N images instead of 3,000; the first 3,000 stay the same. Images keep their own size. Seeds
+are fixed, so the pixels depend only on the versions of the packages. If another version of Pillow renders other pixels,
+the result is another dataset, because the digest covers the pixels.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
 """``folder:PATH``: a directory, a .zip or a .tar of images read in place, or a list of images (.csv, .tsv, .jsonl).
 
-The same tree as a directory, zip and tar has the same names, uids and digest. Hidden files, ``__MACOSX`` and files
-that are no images by their extension are left out and counted by format; a file that cannot be read keeps its row and
-is quarantined when it is extracted.
+The same tree has the same names, uids and digest as a directory, as a zip and as a tar. fedcache skips hidden files,
+``__MACOSX`` and files without the extension of an image, and counts them by format. An unreadable file keeps its row,
+and the extraction quarantines it.
 
-If ``metadata.csv`` or ``metadata.jsonl`` lies among the images (Hugging Face's ImageFolder), its column ``file_name``
-names the images and its other columns label them; the splits are the folders train, test and validation. Without a
-column of labels the folders below the splits are the classes. ``--label-key`` and ``--images-key`` name columns.
+``metadata.csv`` or ``metadata.jsonl`` among the images (Hugging Face's ImageFolder) describes the images. Its column
+``file_name`` names them, and its other columns label them. The folders train, test and validation are the splits.
+Without a column of labels, the folders below the splits are the classes. ``--label-key`` and ``--images-key`` name
+columns.
 
-A list has a column of paths (path, file_name, image, image_id, ..) relative to its folder, with slashes or backslashes;
-a name without an ending is completed. The separator may be a comma, a semicolon or a tab, the encoding UTF-8 or UTF-16.
+A list has a column of paths (path, file_name, image, image_id, ..) relative to its folder, with slashes or backslashes.
+fedcache completes a name without an ending. The separator may be a comma, a semicolon or a tab, the encoding UTF-8 or
+UTF-16.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""``hf:PATH``: a dataset as Hugging Face keeps it in files, read without its library.
+"""``hf:PATH``: a dataset in the files of Hugging Face, read without its library.
 
-A parquet file, a folder of parquet files (``data/train-00000-of-00002.parquet``, ``default/test/0000.parquet``) or what
-``save_to_disk`` writes. The split is in the names of files and folders; a folder of several configurations is refused
-with their names: ``hf:PATH/CONFIG``. Images are columns of bytes or of {bytes, path}, class names those of the
-``ClassLabel``, and every other column of words, whole numbers or booleans is a group. ``hf:NAME`` is what
-``fedcache datasets pull hf:NAME`` brought, and nothing else fetches anything.
+PATH is a parquet file, a folder of parquet files (``data/train-00000-of-00002.parquet``,
+``default/test/0000.parquet``), or a folder that ``save_to_disk`` wrote. The names of files and folders give the split.
+If a folder holds several configurations, fedcache rejects it and lists them; name one as ``hf:PATH/CONFIG``.
+
+Images are columns of bytes or of {bytes, path}. Class names come from ``ClassLabel``. Every other column of words,
+whole numbers or booleans is a group. ``hf:NAME`` is a dataset that ``fedcache datasets pull hf:NAME`` downloaded; no
+other command downloads it.
 """
 
 from __future__ import annotations

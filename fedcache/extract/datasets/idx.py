@@ -1,9 +1,10 @@
-"""``idx:FOLDER``: pairs of IDX files as MNIST has them, images and labels, compressed (.gz) or not.
+"""``idx:FOLDER``: pairs of IDX files of images and labels, as for MNIST, compressed (.gz) or not.
 
-``train-images-idx3-ubyte`` is the training set, ``t10k`` or ``test`` the test set; the names of EMNIST
-(``emnist-letters-train-images-idx3-ubyte``), KMNIST and QMNIST are known, as is one file of images alone. Where a
-folder holds several datasets, the beginning of their names chooses one: ``idx:raw/emnist-letters``. Of QMNIST's labels
-of eight columns the writers are a group. Images are taken as they lie in the file: those of EMNIST are transposed.
+``train-images-idx3-ubyte`` is the training set, and ``t10k`` or ``test`` the test set. fedcache also knows the names of
+EMNIST (``emnist-letters-train-images-idx3-ubyte``), KMNIST and QMNIST, and a single file of images. If a folder holds
+several datasets, name the beginning of their file names: ``idx:raw/emnist-letters``. QMNIST's labels have eight
+columns, of which the writers become a group. fedcache does not rotate images: those of EMNIST are transposed in its
+files, and stay so.
 """
 
 from __future__ import annotations

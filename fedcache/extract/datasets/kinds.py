@@ -63,8 +63,8 @@ KINDS = {
         "idx",
         OwnFiles(
             "idx:FOLDER",
-            "pairs of IDX files of images and labels, as MNIST has them, .gz too",
-            "files named train are the training set, t10k or test the test set",
+            "pairs of IDX files of images and labels, as for MNIST, .gz too",
+            "files named train are the training set, files named t10k or test the test set",
             "idx:mnist/raw",
             "idx:mnist/raw",
         ),
@@ -73,9 +73,9 @@ KINDS = {
         "hf",
         OwnFiles(
             "hf:PATH",
-            "parquet or Arrow files of Hugging Face datasets, or a folder of them; hf:NAME where it was pulled",
-            "splits are in the names of files and folders, class names in the files; columns are named as of "
-            "arrays:FILE",
+            "parquet or Arrow files of Hugging Face datasets, or a folder of them; hf:NAME for a downloaded dataset",
+            "the names of files and folders give the splits, and the files give the class names; columns are named as "
+            "for arrays:FILE",
             "hf:cifar100",
             "hf:cifar100 --label-key coarse_label",
         ),
@@ -85,9 +85,9 @@ KINDS = {
         "webdataset",
         OwnFiles(
             "webdataset:PATTERN",
-            "tar files of samples: images with .cls, .json or .txt of the same name beside them",
-            "a tar, a folder, a glob or shard-{0000..0009}.tar; splits are in the names of shards and folders; fields "
-            "of .json are columns, named as of arrays:FILE",
+            "tar files of samples: images, each with a .cls, .json or .txt of the same name",
+            "PATTERN is a tar, a folder, a glob or shard-{0000..0009}.tar; the names of shards and folders give the "
+            "splits; fields of .json are columns, named as for arrays:FILE",
             "webdataset:shards",
             "webdataset:shards/train-{0000..0009}.tar",
         ),
@@ -99,7 +99,7 @@ KINDS = {
         "texts",
         OwnFiles(
             "texts:FILE",
-            "texts in a column of a .csv, .tsv, .parquet or .feather file, .gz too, with labels beside them",
+            "texts in a column of a .csv, .tsv, .parquet or .feather file, .gz too, with labels in another column",
             "columns are found by their usual names, or named: --images-key for the texts, --label-key, --group-key, "
             "or texts:FILE?text=A&label=B&split=C&name=D&domain=E&group=F,G",
             "texts:reviews.csv",
@@ -112,8 +112,8 @@ KINDS = {
         OwnFiles(
             "rows:FILE",
             "rows of numbers, such as wave forms, and labels in a .npz, .npy or .h5 file, or in a folder of .npy files",
-            "they are given as they are to a module: encoder that reads rows; columns are named as of arrays:FILE, "
-            "the rows themselves by --images-key or rows:FILE?rows=A",
+            'a module: encoder with reads = "rows" receives the rows unchanged; columns are named as for '
+            "arrays:FILE, the rows themselves by --images-key or rows:FILE?rows=A",
             "rows:tones.npz",
             "rows:tones.npz --label-key pitch",
         ),
@@ -124,7 +124,7 @@ KINDS = {
         OwnFiles(
             "sound:PATH",
             "a directory, .zip or .tar of .wav and .flac files with one folder per class or with metadata.csv",
-            "levels, tables and --layout mean what they mean for folder:PATH; needs "
+            "levels, tables and --layout have the same meaning as for folder:PATH; needs "
             'pip install "fedcache[sound]"',
             "sound:recordings",
             "sound:recordings --layout speaker/class",

@@ -1,11 +1,11 @@
-"""``rows:FILE``: rows of numbers as they are, such as wave forms, in a .npz, .npy or .h5 file, or in .npy files.
+"""``rows:FILE``: rows of numbers, such as wave forms, in a .npz, .npy or .h5 file, or in .npy files.
 
-Rows are [N, ...] of any shape and of whole numbers or floats, and a ``module:`` encoder whose ``reads`` is ``rows`` is
-given them as they are: nothing is scaled, cut or resized. They are found as ``rows``, ``waves``, ``waveforms``,
-``audio``, ``signals``, ``samples``, ``data`` or ``x``, in any case, or by ``--images-key``; labels, splits, domains,
-class names and groups are found as of ``arrays:FILE``, and by ``rows:FILE?rows=A&label=B&group=C,D``.
+Rows are [N, ...] of any shape, of whole numbers or floats. A ``module:`` encoder whose ``reads`` is ``rows`` receives
+them unchanged: nothing is scaled, cut or resized. Rows are found as ``rows``, ``waves``, ``waveforms``, ``audio``,
+``signals``, ``samples``, ``data`` or ``x``, in any case, or by ``--images-key``. Labels, splits, domains, class names
+and groups are found as in ``arrays:FILE``, or named by ``rows:FILE?rows=A&label=B&group=C,D``.
 
-A row with NaN or infinity is quarantined, as an image that cannot be read is. A row is known by its bytes alone.
+A row with NaN or infinity is quarantined like an unreadable image. A row is identified only by its bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``sound:PATH``: WAV and FLAC files in a directory, a .zip or a .tar, one folder per class (extra ``sound``).
 
-Folders, ``metadata.csv``, lists, splits and ``--layout`` mean what they mean for ``folder:PATH``. A file that cannot
-be decoded keeps its row and is quarantined when it is extracted. A sound is known by the bytes of its file.
+Folders, ``metadata.csv``, lists, splits and ``--layout`` have the same meaning as for ``folder:PATH``. A file that
+cannot be decoded keeps its row, and the extraction quarantines it. A sound is identified by the bytes of its file.
 """
 
 from __future__ import annotations

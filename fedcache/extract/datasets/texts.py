@@ -1,13 +1,14 @@
-"""``texts:FILE``: texts in a column of a CSV or TSV (.gz too), parquet or feather file, with labels beside them.
+"""``texts:FILE``: texts in a column of a CSV or TSV (.gz too), parquet or feather file, with labels in other columns.
 
 The column of texts is called ``text``, ``texts``, ``sentence``, ``sentences``, ``review``, ``content``, ``body`` or
-``document``, in any case, or named by ``--images-key``. Labels, splits, names, domains and groups are found as
-``fedcache ingest`` finds them in a table: by usual names, or as
-``texts:FILE?text=A&label=B&split=C&name=D&domain=E&group=F,G`` says. Every other column that sorts the rows is a group,
-and one that is not used is named. A row without a text is quarantined, as an image that cannot be read is.
+``document``, in any case, or ``--images-key`` names it. Labels, splits, names, domains and groups are found by the
+rules of ``fedcache ingest`` for tables: by usual names, or as
+``texts:FILE?text=A&label=B&split=C&name=D&domain=E&group=F,G`` names them. Every other column with repeated values is a
+group, and fedcache lists the columns that it does not use. A row without a text is quarantined like an unreadable
+image.
 
-A text is known by its bytes (UTF-8) alone: a renamed file costs no forward pass, and one changed text those of a chunk.
-Each process holds the column in memory, once.
+A text is identified only by its bytes (UTF-8). After renaming a file, nothing is computed again. If one text changes,
+only the texts of its chunk are computed again. Each process holds the column in memory once.
 """
 
 from __future__ import annotations

@@ -1,13 +1,16 @@
-"""``webdataset:PATTERN``: samples in tar files, whose parts have one name and different endings.
+"""``webdataset:PATTERN``: samples in tar files, where the parts of a sample share a name and have different endings.
 
-``000017.jpg`` with ``000017.cls`` or ``000017.json`` next to it, in one tar, a folder of them, ``shard-*.tar`` or
-``shard-{0000..0009}.tar``. A name ends at its first dot. The label is the number or word in ``.cls``, else a field of
-``.json`` (``label``, ``class`` or as ``--label-key`` says), else ``.txt``; the other fields of ``.json`` are groups.
-A ``.txt`` that differs in nearly every sample is a caption and no label; a ``.json`` that is no object is a column
-``json``. Words of ``.json`` stay words; ``.cls`` has no types and is read as a cell of a CSV is. The split is in the
-names of shards and folders (``train-0000.tar``, ``test/0000.tar``), else in the folders of all samples
-(``train/000017.jpg``). Shards are read in place and must not be compressed; links, devices and broken ends are refused,
-and other parts of a sample are left out.
+A sample is ``000017.jpg`` with ``000017.cls`` or ``000017.json`` next to it. PATTERN is one tar, a folder of tars,
+``shard-*.tar`` or ``shard-{0000..0009}.tar``. A name ends at its first dot.
+
+The label is the number or word in ``.cls``, otherwise a field of ``.json`` (``label``, ``class`` or the one that
+``--label-key`` names), otherwise ``.txt``. The other fields of ``.json`` are groups. A ``.txt`` that differs in nearly
+every sample is a caption, not a label. A ``.json`` that is not an object is a column ``json``. Words of ``.json`` stay
+words; ``.cls`` has no types and is read like a cell of a CSV.
+
+The names of shards and folders give the split (``train-0000.tar``, ``test/0000.tar``), otherwise the folders of all
+samples (``train/000017.jpg``). Shards are read in place and must not be compressed. fedcache rejects links, devices and
+truncated shards, and skips other parts of a sample.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Partitions: which rows of a store each client holds, the schemes that deal them, and the file that keeps them."""
+"""Partitions: the rows of a store that each client holds, the partition schemes, and the partition file."""

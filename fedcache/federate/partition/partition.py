@@ -108,12 +108,12 @@ class Partition:
     Args:
         scheme: its name.
         args: every argument of the scheme, defaults included.
-        seed: of the draws.
+        seed: seed of the random draws.
         clients: in client order; kept as a ``ClientTable``.
         test: int64, ascending; the rows of a global evaluation. A client may be tested on exactly these.
         dataset: digest of the dataset's content.
         pool: number of rows that the scheme could assign.
-        dropped: number of those that no client holds.
+        dropped: number of these rows that no client holds.
         notes: remarks for a reader.
 
     Raises:
@@ -155,7 +155,7 @@ class Partition:
     def without_validation(self) -> Partition:
         """The partition that is made without ``validation``.
 
-        Validation rows are training rows again, except rows of the dataset's own split, which never were.
+        Validation rows become training rows again, except the rows of the dataset's own validation split.
         """
         args = {k: v for k, v in self.args.items() if k != "validation"}
         table = replace(self.table, validation=None)
