@@ -136,7 +136,7 @@ def publish(
     zarr = needed_library("zarr", "publish", "remote")
     source = open_source(place)
     made = _publication(store, card, zarr, anonymous_names=anonymous_names)
-    whole = _claim(source, store, made.raw)
+    whole = _claim(source, store, made.raw, anonymous_names=anonymous_names)
     same = _unchanged(source, made.manifest)
     shards = list(_shards(made.manifest))
     total = len(shards) + len(made.files) + 1
@@ -321,20 +321,21 @@ def _has_shard(
     return _holds_chunks(source.get(name), info, _chunks_of(info, shard, per_shard))
 
 
-def _claim(source: ByteSource, store: Store, raw: bytes) -> bool:
+def _claim(source: ByteSource, store: Store, raw: bytes, *, anonymous_names: bool) -> bool:
     """Take a place for the publication of a store, before anything else is written there.
 
     Returns:
         whether every whole file that is there already is one of this publication.
 
     Raises:
-        StoreError for a place where something else is.
+        StoreError for a place where something else is; UsageError for names of rows where they were left out.
     """
     mine = {
         "kind": "publication of a fedcache store",
         "dataset": store.dataset["digest"],
         "manifest": sha256_hex(raw),
         "replaces": False,
+        "anonymous_names": anonymous_names,
     }
     _need_own_place(source)
     if source.put_if_absent(MARK, to_signed(mine)):
@@ -345,6 +346,11 @@ def _claim(source: ByteSource, store: Store, raw: bytes) -> bool:
         raise _something_else(source, f"a {MARK} that {error}") from error
     if there.get("kind") != mine["kind"] or there.get("dataset") != mine["dataset"]:
         raise _something_else(source, "a publication of another dataset")
+    if there.get("anonymous_names") and not anonymous_names:
+        raise UsageError(
+            f"{source.place} was published without the names of rows, and this command would publish them.",
+            "Add --anonymous-names. To publish the names, choose another place.",
+        )
     if there.get("manifest") == mine["manifest"]:
         return not there["replaces"]
     # Files of the earlier content have the same names, so from now on none of them is taken for one of this.

@@ -30,6 +30,17 @@ def test_keys_are_made_once_and_more_sites_are_added(tmp_path):
     assert read_keys(tmp_path / "keys").ca == keys.ca
 
 
+def test_an_authority_whose_key_is_elsewhere_is_never_replaced(tmp_path):
+    keys = make_keys(tmp_path / "keys", ["north"], [])
+    before = {path: path.read_bytes() for path in (keys.ca, *keys.server)}
+    (keys.path / "ca.key").unlink()
+    assert make_keys(tmp_path / "keys", ["south"], []).nodes.keys() == {"north", "south"}
+    with pytest.raises(FedcacheError, match=r"has no ca\.key") as caught:
+        make_keys(tmp_path / "keys", [], ["192.0.2.10"])
+    assert caught.value.code is Exit.USAGE
+    assert {path: path.read_bytes() for path in before} == before
+
+
 def test_the_server_is_known_by_its_own_authority_alone(tmp_path):
     mine, other = (make_keys(tmp_path / name, ["a"], ()) for name in ("mine", "other"))
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

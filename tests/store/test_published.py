@@ -301,6 +301,12 @@ def test_names_become_numbers(toy, place):
     for key in KEYS:
         assert found.reader(key).all().tobytes() == toy.reader(key).all().tobytes()
     assert verify(found.path).ok
+    before = contents(target)
+    refused(lambda: publish.publish(toy, str(target), "", Silent()), "--anonymous-names")
+    assert contents(target) == before
+    # A publication that was killed before its manifest leaves the mark, which is enough.
+    (target / "manifest.json").unlink()
+    refused(lambda: publish.publish(toy, str(target), "", Silent()), "--anonymous-names")
 
 
 @pytest.mark.slow

@@ -339,10 +339,10 @@ def make_keys(path: Path, sites: Sequence[str], hosts: Sequence[str]) -> Keys:
     for folder in (keys.path, keys.path / "nodes", keys.path / "sites"):
         folder.parent.mkdir(parents=True, exist_ok=True)
         make_private(folder)
-    ca_key, ca = _authority(keys)
     certificate, private = keys.server
     # A certificate is made for its addresses, so new addresses need a new one.
-    if hosts or not certificate.exists():
+    if hosts or not (certificate.exists() and keys.ca.exists()):
+        ca_key, ca = _authority(keys)
         key = ec.generate_private_key(ec.SECP384R1())
         _write_private(private, key)
         addresses = tuple(dict.fromkeys((*hosts, *ALWAYS)))
@@ -395,9 +395,18 @@ def read_site_keys(path: Path) -> tuple[Path, Path]:
 
 
 def _authority(keys: Keys) -> tuple[Any, Any]:
-    """Key and certificate of the authority, made once."""
+    """Key and certificate of the authority, made once.
+
+    Raises UsageError where one of both files is missing: a new authority would lock out all sites.
+    """
     path = keys.path / "ca.key"
-    if path.exists() and keys.ca.exists():
+    missing = [file.name for file in (path, keys.ca) if not file.exists()]
+    if len(missing) == 1:
+        raise UsageError(
+            f"{keys.path} has no {missing[0]}, which signs certificates of the server.",
+            f"Put {missing[0]} back. For a new authority name another folder, and give every site its new keys.",
+        )
+    if not missing:
         known = load_pem_private_key(path.read_bytes(), None)
         return known, x509.load_pem_x509_certificate(keys.ca.read_bytes())
     key = ec.generate_private_key(ec.SECP384R1())
