@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedcache.commands.help import COMMON
 from fedcache.commands.options import (
     ConfigFile,
     EngineName,
@@ -20,6 +21,7 @@ from fedcache.commands.options import (
     engine_of,
     help_of,
     pick,
+    rare,
     scheme_arguments,
 )
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
@@ -43,8 +45,8 @@ SHOWN = 10
 @command(
     "extract",
     pick(ExtractConfig),
-    pick(PartitionConfig, "clients", "seed", "options"),
-    pick(SchemeArguments),
+    rare(pick(PartitionConfig, "clients", "seed", "options")),
+    rare(pick(SchemeArguments)),
 )
 def extract(
     observer: TerminalObserver,
@@ -86,6 +88,7 @@ def extract(
             help="Print the plan, bytes and time; compute nothing.",
             rich_help_panel=RESULTS,
         ),
+        COMMON,
     ] = False,
     wait: Annotated[
         bool,
