@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.models import ArgumentInfo
 
 from fedcache.config import PANELS
 
@@ -193,7 +194,11 @@ def names_of(parameter: inspect.Parameter) -> list[str]:
     info = parameter.annotation.__metadata__[0]
     # Within Annotated typer takes the first name for the default.
     names = [str(name) for name in (info.default, *(info.param_decls or ()))]
-    return [name for name in names if name.startswith("-")]
+    typed = [name for name in names if name.startswith("-")]
+    if typed or isinstance(info, ArgumentInfo):
+        return typed
+    word = parameter.name.replace("_", "-")
+    return [f"--{word}"]
 
 
 def _row(parameter: inspect.Parameter) -> Row:
