@@ -65,6 +65,11 @@ def ingest(
 
     Raises UsageError for columns that are no words, beside what ``ingest_file`` raises.
     """
+    if not isinstance(file, str | Path):
+        raise UsageError(
+            f"ingest reads a file of embeddings, and {type(file).__name__} is none.",
+            "fc.Store.from_arrays({'mine': X}, labels=y, name='mine')   takes arrays",
+        )
     refuse_remote(store, "store")
     features, label, split, row_name, domain, groups, no_label, unlabelled = keys
     for key in (label, split, row_name, domain):

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedcache.errors import UsageError, closest
+from fedcache.errors import UsageError, closest, shell_word
 from fedcache.federate.methods import METHODS
 
 RENAMED = {"--lift": "--execution", "--metric": "--score", "--seed": "--partition-seed"}
@@ -107,7 +107,7 @@ def hyperparameter(
     if methods:
         return UsageError(
             f"{option} is no option of {path}, and {methods[0]} has no hyperparameter {key}.",
-            f"fedcache methods info {methods[0]}   lists its hyperparameters.",
+            f"fedcache methods info {shell_word(methods[0])}   lists its hyperparameters.",
         )
     return UsageError(
         f"{option} is no option of {path}.",

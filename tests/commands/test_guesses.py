@@ -1,7 +1,9 @@
 """Command lines that people guess: they work, or the answer is the right command."""
 
 import pytest
-from command import fedcache
+from arrays import ingested
+from command import fedcache, ok
+from pictures import folder
 
 ANSWERED = {
     "train fedavg --lr 0.1": "fedcache train fedavg --set lr=0.1",
@@ -36,6 +38,25 @@ def test_a_guess_is_answered_with_the_right_command(line, hint):
     assert error["code"] == 2
     assert hint in error["hint"]
     assert len(error["hint"].splitlines()) == 1
+
+
+def test_a_folder_is_extracted_by_its_path(tmp_path):
+    images = folder(tmp_path / "photos", train=4, test=2)
+    words = ("--backbones", "random-projection", "--size", "16", "--workers", "0")
+    named = ok("extract", f"{images}/", *words).data
+    assert ok("extract", "--dataset", f"folder:{images}", *words).data["path"] == named["path"]
+    error = fedcache("extract digits --dataset letters --json").envelope["error"]
+    assert error["hint"] == "Leave one of them out."
+
+
+def test_runs_are_compared_by_the_names_of_their_methods(tmp_path):
+    store = ingested(tmp_path)
+    for method in ("fedncm", "fed3r"):
+        ok(f"train {method} --scheme iid --clients 2 --store", store)
+    by_name = ok("compare fedncm fed3r").data
+    assert by_name == ok("compare method:fedncm method:fed3r").data
+    error = fedcache("compare fedavg --json").envelope["error"]
+    assert error["hint"].startswith("fedcache train fedavg")
 
 
 @pytest.mark.parametrize("line", ["", "methods", "runs", "-V", "--version"])
