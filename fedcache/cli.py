@@ -147,6 +147,12 @@ COMMANDS = (
         "List the stores and what they hold; with --dataset only that one.",
     ),
     CommandEntry(
+        "use",
+        "use",
+        STORES,
+        "Choose the store that commands in this folder take without --dataset and --store.",
+    ),
+    CommandEntry(
         "inspect",
         "stores",
         STORES,

@@ -133,7 +133,14 @@ class ExtractConfig:
     """``[extract]`` of fedcache.toml: every field is the long option of the same name."""
 
     dataset: str | None = option(
-        None, DATASET, DATA, short="-d", default_text="the last one", common=True
+        None, DATASET, DATA, short="-d", default_text="the only one stored", common=True
+    )
+    name: str | None = option(
+        None,
+        "Name of the dataset, then --dataset NAME.",
+        DATA,
+        default_text="that of the folder or file",
+        common=True,
     )
     backbones: tuple[str, ...] = option(
         (),
@@ -325,7 +332,7 @@ class TrainConfig:
         DATA,
         path=True,
         remote=True,
-        default_text="the last one extracted",
+        default_text="the only one stored",
     )
     backbones: tuple[str, ...] = option(
         (),

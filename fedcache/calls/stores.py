@@ -22,7 +22,7 @@ from fedcache.tables.roles import ColumnChoice
 
 
 def opened(store: Store | str | Path | None) -> Store:
-    """A store, also by its path; None is the one last used."""
+    """A store, also by its path; None is the only one, or that of fedcache.toml."""
     if store is not None and not isinstance(store, str | Path):
         return store
     return need_store(Home.from_environment(), path=store)

@@ -586,8 +586,12 @@ def pairs(
 
 
 def train_config(file: Mapping[str, Mapping[str, Any]], given: Given) -> TrainConfig:
-    """``[train]`` of a file under the options."""
-    return configured(TrainConfig, given, file.get("train"))
+    """``[train]`` of a file under the options; an option that names a store replaces the dataset of the file."""
+    section = dict(file.get("train", {}))
+    if given.get("store") or given.get("dataset"):
+        section.pop("store", None)
+        section.pop("dataset", None)
+    return configured(TrainConfig, given, section)
 
 
 def partition_config(file: Mapping[str, Mapping[str, Any]], given: Given) -> PartitionConfig:

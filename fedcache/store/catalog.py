@@ -17,7 +17,7 @@ from fedcache.store.journal import journal_path, journals
 from fedcache.store.lock import is_alive, is_held, try_lock, writer_of
 from fedcache.store.manifest import read_history, read_manifest, was_store
 from fedcache.store.samples import INGESTED
-from fedcache.store.store import Store, finished_arrays
+from fedcache.store.store import Store, finished_arrays, named_store
 from fedcache.store.verify import leftover_files
 
 DAY = 86_400.0
@@ -33,7 +33,7 @@ def is_ingested(store: Store) -> bool:
 def resolve_path(home: Home, path: Path, *, to_read: bool = False) -> Path:
     """A store as the user wrote it: a path, or a name of ``fedcache ls`` with or without ``.zarr``.
 
-    The working directory comes first, then the stores of the home, then the names of ingested datasets; where none has
+    The working directory comes first, then the stores of the home, then the names of datasets; where none has
     the name, the path itself is returned. What is here and no store is meant all the same, unless ``to_read`` says
     that nothing is to be made there.
     """
@@ -47,6 +47,8 @@ def resolve_path(home: Home, path: Path, *, to_read: bool = False) -> Path:
     found = next((p for p in places if was_store(p) or (p / "manifest.json").exists()), None)
     if found is None and bare and (to_read or not path.exists()):
         found = ingested_stores(home).get(slug_of(path.name.removeprefix(f"{INGESTED}:")))
+    if found is None and bare and to_read:
+        found = Path(named_store(str(path), home))
     if found is None:
         return path
     return found

@@ -77,7 +77,7 @@ __all__ = ["ArrayInfo", "ArrayWriter", "Reader", "Samples", "Store"]
 T = TypeVar("T")
 
 
-def named_store(path: Path | str) -> Path | str:
+def named_store(path: Path | str, home: Home | None = None) -> Path | str:
     """The store that a path or a name means: ``"photos"`` is that of the home, if no such path exists here.
 
     A name is the name of a dataset or, with or without ``.zarr``, of a store. One that fits several stores is returned
@@ -85,7 +85,7 @@ def named_store(path: Path | str) -> Path | str:
     """
     if not isinstance(path, str) or len(Path(path).parts) != 1 or Path(path).exists():
         return path
-    stores = Home.from_environment().stores
+    stores = (home or Home.from_environment()).stores
     digest = "[0-9a-f]" * 8
     places = [stores / path, stores / f"{path}.zarr"]
     places += stores.glob(f"{slug_of(path)}-{digest}.zarr")
