@@ -76,7 +76,8 @@ def locate_store(
     ingested one by its name, with or without ``ingested:``. Where another dataset of the same content has put its
     groups there, those of the one that is meant are put in their place.
 
-    Raises StoreError for a path where nothing is, and for several datasets of which none is named; UsageError for a dataset that is not known, or one beside a path.
+    Raises StoreError for a path where nothing is, and for several datasets of which none is named; UsageError for a
+    dataset that is not known, or one beside a path.
     """
     if path is not None and dataset is not None:
         raise UsageError(
