@@ -11,7 +11,7 @@ import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer.models import ArgumentInfo
@@ -47,26 +47,6 @@ OTHERS = "Options"
 
 KINDS = {int: "N", float: "NUMBER", Path: "PATH"}
 """Type of an option -> the word that stands for its value."""
-
-
-def _short(context: typer.Context, value: bool) -> None:
-    if value and not context.resilient_parsing:
-        show(context, everything=False)
-
-
-def _full(context: typer.Context, value: bool) -> None:
-    if value and not context.resilient_parsing:
-        show(context, everything=True)
-
-
-Help = Annotated[
-    bool,
-    typer.Option("--help", "-h", callback=_short, is_eager=True, expose_value=False, hidden=True),
-]
-HelpAll = Annotated[
-    bool,
-    typer.Option("--help-all", callback=_full, is_eager=True, expose_value=False, hidden=True),
-]
 
 
 @dataclass(frozen=True)
@@ -233,13 +213,13 @@ def _value_word(parameter: inspect.Parameter, names: Sequence[str]) -> str:
 
 def _default(parameter: inspect.Parameter) -> str:
     """The default of an option in words; "" where there is none."""
-    told = parameter.annotation.__metadata__[0].show_default
+    words = parameter.annotation.__metadata__[0].show_default
     value = parameter.default
     if value is inspect.Parameter.empty:
         return "required"
-    if isinstance(told, str):
-        return f"default: {told}"
-    if told and isinstance(value, str | int | float | Path) and value is not False and value != "":
+    if isinstance(words, str):
+        return f"default: {words}"
+    if words and isinstance(value, str | int | float | Path) and value is not False and value != "":
         return f"default: {value}"
     return ""
 

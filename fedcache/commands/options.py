@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from fedcache.commands.help import COMMON, Help, HelpAll
+from fedcache.commands.help import COMMON, show
 from fedcache.commands.output import CommandResult, TerminalObserver, run_command
 from fedcache.config import (
     ADDRESSES,
@@ -241,6 +241,26 @@ class RunOptions:
     fresh: bool = option(False, "Run again although the result is there.", RESULTS)
 
 
+def _short_help(context: typer.Context, value: bool) -> None:
+    if value and not context.resilient_parsing:
+        show(context, everything=False)
+
+
+def _full_help(context: typer.Context, value: bool) -> None:
+    if value and not context.resilient_parsing:
+        show(context, everything=True)
+
+
+Help = Annotated[
+    bool,
+    typer.Option(
+        "--help", "-h", callback=_short_help, is_eager=True, expose_value=False, hidden=True
+    ),
+]
+HelpAll = Annotated[
+    bool,
+    typer.Option("--help-all", callback=_full_help, is_eager=True, expose_value=False, hidden=True),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 ConfigFile = Annotated[
     Path | None,
