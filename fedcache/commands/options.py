@@ -254,12 +254,25 @@ def _full_help(context: typer.Context, value: bool) -> None:
 Help = Annotated[
     bool,
     typer.Option(
-        "--help", "-h", callback=_short_help, is_eager=True, expose_value=False, hidden=True
+        "--help",
+        "-h",
+        help="Show the options that are used most.",
+        callback=_short_help,
+        is_eager=True,
+        expose_value=False,
+        hidden=True,
     ),
 ]
 HelpAll = Annotated[
     bool,
-    typer.Option("--help-all", callback=_full_help, is_eager=True, expose_value=False, hidden=True),
+    typer.Option(
+        "--help-all",
+        help="Show every option.",
+        callback=_full_help,
+        is_eager=True,
+        expose_value=False,
+        hidden=True,
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 ConfigFile = Annotated[
