@@ -38,6 +38,7 @@ def extract(
     dataset: Any = None,
     backbones: Backbones = (),
     *,
+    name: str | None = None,
     store: str | Path | None = None,
     size: int | None = None,
     views: int | None = None,
@@ -71,6 +72,7 @@ def extract(
 
     Args:
         dataset: a spec of ``fedcache datasets list``, [(image, label)], a torch Dataset, a dict of splits; None: last.
+        name: of the dataset, by which ``Store.open`` and ``--dataset`` find it; None for that of its folder or file.
         backbones: one name or several, or torch modules; ``store``: directory, not the one under FEDCACHE_HOME.
         size: pixels of the side, where it is not the backbone's native one; ``recipe`` holds other departures.
         views: of each image, others drawn by ``augment``; ``text``: class templates; limit: rows, evenly spaced.
@@ -170,7 +172,7 @@ def partition(
     """Assign the rows of a store to clients, and save the partition in the store.
 
     Args:
-        store: a store or its path; None for the store that was extracted last.
+        store: a store or its path; None for the only one.
         scheme: a name as for ``fedcache partition``, or None with ``by=COLUMN``. Instead, the client of each row in the
             order of ``Store.samples.name``, a dict of rows, a CSV of ``name,client[,split]``, or a function of the
             store that returns one of these.
@@ -191,7 +193,7 @@ def shard(store: AnyStore | None, parts: Partition, out: str | Path | None = Non
     """Write one ordinary store per client; returns their directory.
 
     Args:
-        store: a store or its path; None for the store that was extracted last.
+        store: a store or its path; None for the only one.
         parts: the partition.
         out: another directory for the stores.
     """
@@ -258,7 +260,7 @@ def train(
     Args:
         method: a name of ``fedcache methods list``, or a ``Method`` of your own from a file that can be read: the
             digest of that file and of your files it imports is part of the run's identity.
-        store: a store or its path; None is the last one extracted; ``parts``: a partition, name or None (the paper's).
+        store: a store or its path; None is the only one; ``parts``: a partition, name or None (the paper's).
         seeds: one or several; ``settings``: of the method, over its ``preset`` (``paper``, ``official`` or ``tuned``).
         dataset: whose store is meant, where ``store`` is None; ``domain``: only these domains of it.
         backbones: of the store; () for all that the method can use; ``clients_from``: a directory of client stores.

@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from fedcache import __version__
 from fedcache.commands import output
-from fedcache.errors import Exit, UsageError
+from fedcache.errors import Exit
 from fedcache.process import replace_closed_streams, sigterm_interrupts
 
 MAIN = "Extract and train"
@@ -147,6 +147,12 @@ COMMANDS = (
         "List the stores and what they hold; with --dataset only that one.",
     ),
     CommandEntry(
+        "use",
+        "use",
+        STORES,
+        "Choose the store that commands in this folder take without --dataset and --store.",
+    ),
+    CommandEntry(
         "inspect",
         "stores",
         STORES,
@@ -259,15 +265,21 @@ def root(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
+            "--version", "-V", callback=_print_version, is_eager=True, help="Print the version."
         ),
     ] = False,
 ) -> None:
     """Options of the program itself."""
 
 
-RENAMED = {"--lift": "--execution", "--metric": "--score", "--seed": "--partition-seed"}
-"""Options that releases before 0.3 had -> their names now."""
+def refused(error: Any, arguments: list[str]) -> Exit:
+    """Answer a command line that the parser refuses; one without a command has got the help instead."""
+    if not error.format_message():
+        return Exit.OK
+    guesses = import_module("fedcache.commands.guesses")
+    name = next((a for a in arguments if not a.startswith("-")), "fedcache")
+    output.fail(name, "--json" in arguments, guesses.answer(error, arguments))
+    return Exit.USAGE
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -299,15 +311,5 @@ def main(argv: list[str] | None = None) -> None:
     except Exception as error:  # the parser's errors; those of commands never get here
         if not hasattr(error, "format_message"):
             raise
-        name = next((a for a in arguments if not a.startswith("-")), "fedcache")
-        context = getattr(error, "ctx", None)
-        hint = "See `fedcache --help`."
-        if context is not None:
-            hint = f"See `{context.command_path} --help`."
-        renamed = RENAMED.get(getattr(error, "option_name", ""))
-        if context is not None and any(renamed in p.opts for p in context.command.params):
-            hint = f"It is called {renamed} now."
-        message = error.format_message() or "No command was given."
-        output.fail(name, "--json" in arguments, UsageError(message, hint))
-        code = Exit.USAGE
+        code = refused(error, arguments)
     sys.exit(int(code or 0))

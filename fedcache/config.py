@@ -30,6 +30,23 @@ COMPUTING = "Computing"
 RESULTS = "Results"
 """Panels of the help."""
 
+PANELS = (
+    METHOD,
+    "Points",
+    DATA,
+    FEATURES,
+    "Rows",
+    "Model",
+    CLIENTS,
+    TRAINING,
+    PARTICIPATION,
+    TRUST,
+    "Result",
+    RESULTS,
+    COMPUTING,
+)
+"""All panels in the order in which the help shows them."""
+
 
 @dataclass(frozen=True)
 class OptionInfo:
@@ -49,6 +66,7 @@ class OptionInfo:
         once: whether a key that comes twice is refused.
         whole: whether each use is one value, commas and all.
         added: whether pairs of the command line are added to those of the file; else they replace them.
+        common: whether ``-h`` shows it; ``--help-all`` shows every option.
     """
 
     meaning: str
@@ -64,6 +82,7 @@ class OptionInfo:
     once: bool = False
     whole: bool = False
     added: bool = False
+    common: bool = False
 
 
 def option(default: Any, meaning: str, panel: str, *, default_text: str = "", **info: Any) -> Any:
@@ -113,9 +132,23 @@ FILE_NAME = "fedcache.toml"
 class ExtractConfig:
     """``[extract]`` of fedcache.toml: every field is the long option of the same name."""
 
-    dataset: str | None = option(None, DATASET, DATA, short="-d", default_text="the last one")
+    dataset: str | None = option(
+        None, DATASET, DATA, short="-d", default_text="the only one stored", common=True
+    )
+    name: str | None = option(
+        None,
+        "Name of the dataset, then --dataset NAME.",
+        DATA,
+        default_text="that of the folder or file",
+        common=True,
+    )
     backbones: tuple[str, ...] = option(
-        (), BACKBONES, FEATURES, short="-b", default_text="none; name one or several"
+        (),
+        BACKBONES,
+        FEATURES,
+        short="-b",
+        default_text="none; name one or several",
+        common=True,
     )
     views: int = option(1, "Views per image; view 0 is the plain one.", FEATURES, minimum=1)
     augment: str | None = option(
@@ -127,6 +160,7 @@ class ExtractConfig:
         FEATURES,
         whole=True,
         default_text="the backbone's own",
+        common=True,
     )
     recipe: Mapping[str, str] = option(
         {},
@@ -137,7 +171,11 @@ class ExtractConfig:
         default_text="the backbone's own",
     )
     size: int | None = option(
-        None, "Short for --recipe size=N.", FEATURES, default_text="the backbone's own"
+        None,
+        "Short for --recipe size=N.",
+        FEATURES,
+        default_text="the backbone's own",
+        common=True,
     )
     limit: int | None = option(
         None,
@@ -145,18 +183,24 @@ class ExtractConfig:
         DATA,
         minimum=1,
         default_text="all images",
+        common=True,
     )
     layout: str | None = option(
         None,
         "Meaning of the folder levels, e.g. domain/class, or client/class for a group.",
         DATA,
         default_text="recognised",
+        common=True,
     )
     images_key: str | None = option(
         None, "Column of images, texts, rows or paths.", DATA, default_text="by its usual name"
     )
     label_key: str | None = option(
-        None, "Column of labels.", DATA, default_text="by its usual name"
+        None,
+        "Column of labels.",
+        DATA,
+        default_text="by its usual name",
+        common=True,
     )
     split_key: str | None = option(
         None, "Column of train, test, validation.", DATA, default_text="by its usual name"
@@ -184,6 +228,7 @@ class ExtractConfig:
         "Where the model runs; cuda never falls back and takes all GPUs of one kind, cuda:0,cuda:2 these.",
         COMPUTING,
         choices=("auto", "cpu", "cuda"),
+        common=True,
     )
     dtype: str = option(
         "auto", "Compute dtype.", COMPUTING, choices=("auto", "float32", "bfloat16", "float16")
@@ -215,6 +260,7 @@ class ExtractConfig:
         "NAME=FILE, a backbone's local weights; repeatable.",
         FEATURES,
         default_text="looked for by name",
+        common=True,
     )
     data: Mapping[str, str] = option(
         {},
@@ -237,6 +283,7 @@ class PartitionConfig:
         CLIENTS,
         short="-s",
         default_text="the method's paper's",
+        common=True,
     )
     clients: int | None = option(
         None,
@@ -245,6 +292,7 @@ class PartitionConfig:
         short="-m",
         minimum=1,
         default_text="the method's paper's, or the scheme's",
+        common=True,
     )
     seed: int = option(0, "Seed of the partition.", CLIENTS, name="--partition-seed")
     options: Mapping[str, Any] = option(
@@ -275,17 +323,24 @@ class TrainConfig:
         METHOD,
         choices=PRESETS,
     )
-    dataset: str | None = option(None, DATASET, DATA, short="-d", default_text="that of the store")
+    dataset: str | None = option(
+        None, DATASET, DATA, short="-d", default_text="that of the store", common=True
+    )
     store: str | None = option(
         None,
         "Store directory, a name of `fedcache ls`, or the address of a published store.",
         DATA,
         path=True,
         remote=True,
-        default_text="the last one extracted",
+        default_text="the only one stored",
     )
     backbones: tuple[str, ...] = option(
-        (), BACKBONES, DATA, short="-b", default_text="all of the store"
+        (),
+        BACKBONES,
+        DATA,
+        short="-b",
+        default_text="all of the store",
+        common=True,
     )
     domain: tuple[str, ...] = option(
         (), "Only these domains, comma-separated.", DATA, default_text="all"
@@ -296,6 +351,7 @@ class TrainConfig:
         CLIENTS,
         short="-p",
         default_text="made by --scheme",
+        common=True,
     )
     clients_from: str | None = option(
         None,
@@ -304,13 +360,20 @@ class TrainConfig:
         default_text="clients of a partition",
     )
     rounds: int | None = option(
-        None, "Rounds of training.", TRAINING, short="-r", minimum=1, default_text="the paper's"
+        None,
+        "Rounds of training.",
+        TRAINING,
+        short="-r",
+        minimum=1,
+        default_text="the paper's",
+        common=True,
     )
     participation: str | None = option(
         None,
         "Clients a round, or at a time: a number, a share (0.1, 10%) or all.",
         PARTICIPATION,
         default_text="the paper's",
+        common=True,
     )
     client_sampling: str = option(
         "uniform",
@@ -355,7 +418,9 @@ class TrainConfig:
         PARTICIPATION,
         default_text="half-normal where rounds wait for nobody, else no time",
     )
-    seeds: str = option("0", "0,1,2 or 0-4; at most 10,000, each below 10^9.", TRAINING)
+    seeds: str = option(
+        "0", "0,1,2 or 0-4; at most 10,000, each below 10^9.", TRAINING, common=True
+    )
     eval_every: int = option(
         0, "Also score after every k-th round; 0 scores the end alone.", TRAINING, minimum=0
     )
@@ -376,6 +441,7 @@ class TrainConfig:
         "Where training runs; cuda never falls back.",
         COMPUTING,
         choices=("auto", "cpu", "cuda"),
+        common=True,
     )
     dtype: str = option(
         "float32", "Of features and heads.", COMPUTING, choices=("float32", "float64")
@@ -387,6 +453,7 @@ class TrainConfig:
         once=True,
         added=True,
         default_text="the preset's",
+        common=True,
     )
     client_backbones: tuple[str, ...] = option(
         (),

@@ -161,6 +161,34 @@ def test_an_unknown_option_may_be_a_hyperparameter():
     assert caught.value.hint.startswith("settings={'momentum': 0.5}")
 
 
+GUESSES = [
+    (lambda: fc.train("fed3r", lam=10), "settings={'lam': 10}"),
+    (lambda: fc.train("fed3r", scheme="dirichlet"), "parts=fc.partition(store, scheme="),
+    (lambda: fc.train("fed3r", by="hospital"), "parts=fc.partition(store, by="),
+    (
+        lambda: fc.ingest(np.zeros((4, 2)), [0, 1, 0, 1]),
+        "fc.Store.from_arrays({'mine': X}, labels=y",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "hint"), GUESSES)
+def test_a_guess_is_answered_with_the_call_that_works(call, hint):
+    with pytest.raises(UsageError) as caught:
+        call()
+    assert hint in caught.value.hint
+    assert len(caught.value.hint.splitlines()) == 1
+
+
+def test_a_store_is_opened_by_the_name_of_its_dataset(own_home):
+    x = np.random.default_rng(0).normal(size=(12, 3)).astype("f4")
+    made = fc.Store.from_arrays({"mine": x}, labels=np.arange(12) % 2, name="plain")
+    for name in ("plain", made.path.name, made.path.stem):
+        assert fc.Store.open(name).path == made.path
+    with pytest.raises(fc.FedcacheError, match="other does not exist"):
+        fc.Store.open("other")
+
+
 TOLD = {
     "Take some out:  --validation 0.2": "Take some out:  validation=0.2",
     "--set lr=0.1": "settings={'lr': 0.1}",

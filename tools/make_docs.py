@@ -476,7 +476,9 @@ def _option(param: Any) -> bool:
 def commands() -> dict[str, str]:
     found = all_commands()
     says = [
-        'Every command takes `--help` and `--json`. With `--json` there is one object on stdout, `{"schema", '
+        "Every command takes `--help`, which shows the options that are used most, `--help-all`, and `--json`.",
+        "",
+        'With `--json` there is one object on stdout, `{"schema", '
         '"command", "status", "data" or "error", "warnings"}`; the story goes to stderr. An option that is left out '
         "takes the value of `fedcache.toml` in the working directory, then the default.",
         "",

@@ -11,9 +11,18 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from fedcache.config import ADDRESSES, refuse_remote
-from fedcache.errors import FedcacheError, unknown
+from fedcache.errors import FedcacheError, UsageError, unknown
+from fedcache.federate.methods import METHODS
 from fedcache.plugins import note_named
 from fedcache.process import usual_torch_state
+
+OF_PARTITIONS = {
+    "scheme": "scheme='dirichlet', clients=10",
+    "clients": "scheme='iid', clients=10",
+    "alpha": "scheme='dirichlet', alpha=0.1",
+    "by": "by='domain'",
+}
+"""Keywords of ``fc.partition`` that are sought elsewhere -> a call that has them."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,13 +51,7 @@ def names_checked(function: Callable[P, R]) -> Callable[P, R]:
     def checked(*args: P.args, **given: P.kwargs) -> R:
         for name in given:
             if not is_keyword(name):
-                names = ", ".join(sorted(known))
-                listed = f"Known: {names}"
-                hint = listed
-                if "settings" in known:
-                    setting = {name: given[name]}
-                    hint = f"settings={setting!r}   for a hyperparameter of the method\n{listed}"
-                raise unknown("option", name, known, hint=hint)
+                raise _unknown_keyword(name, args, given, known)
         bound = signature.bind_partial(*args, **given).arguments
         for name, value in bound.items():
             if name not in ADDRESSES:
@@ -65,6 +68,31 @@ def names_checked(function: Callable[P, R]) -> Callable[P, R]:
             raise
 
     return checked
+
+
+def _unknown_keyword(
+    name: str, args: tuple[Any, ...], given: Mapping[str, Any], known: Mapping[str, Any]
+) -> FedcacheError:
+    """The error of a keyword that a function does not have, with the keyword that is probably meant."""
+    names = ", ".join(sorted(known))
+    listed = f"Known: {names}"
+    if "settings" not in known:
+        return unknown("option", name, known, hint=listed)
+    named = {name: given[name]}
+    setting = f"settings={named!r}"
+    method = given.get("method", next(iter(args), None))
+    if method in METHODS and name in [h.name for h in METHODS[method].hparams]:
+        return UsageError(
+            f"{name!r} is no keyword here: it is a hyperparameter of {method}.", setting
+        )
+    if name in OF_PARTITIONS:
+        return UsageError(
+            f"{name!r} is no keyword here: it is an argument of a partition.",
+            f"parts=fc.partition(store, {OF_PARTITIONS[name]})",
+        )
+    return unknown(
+        "option", name, known, hint=f"{setting}   for a hyperparameter of the method\n{listed}"
+    )
 
 
 def as_keywords(text: str, is_keyword: Callable[[str], bool]) -> str:

@@ -22,7 +22,7 @@ from fedcache.tables.roles import ColumnChoice
 
 
 def opened(store: Store | str | Path | None) -> Store:
-    """A store, also by its path; None is the one last used."""
+    """A store, also by its path; None is the only one, or that of fedcache.toml."""
     if store is not None and not isinstance(store, str | Path):
         return store
     return need_store(Home.from_environment(), path=store)
@@ -65,6 +65,11 @@ def ingest(
 
     Raises UsageError for columns that are no words, beside what ``ingest_file`` raises.
     """
+    if not isinstance(file, str | Path):
+        raise UsageError(
+            f"ingest reads a file of embeddings, and {type(file).__name__} is none.",
+            "fc.Store.from_arrays({'mine': X}, labels=y, name='mine')   takes arrays",
+        )
     refuse_remote(store, "store")
     features, label, split, row_name, domain, groups, no_label, unlabelled = keys
     for key in (label, split, row_name, domain):

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.options import Given, command, complete_runs, configured, pick, worded
+from fedcache.commands.options import Given, command, complete_runs, configured, pick, rare, worded
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
 from fedcache.commands.predict import check_apart, check_one_named, find_model
 from fedcache.config import ExtractConfig, Home
@@ -32,7 +32,7 @@ COMPUTED = pick(
     "threads",
     "follow_links",
 )
-COMPUTED = worded(COMPUTED, "batch", default=BATCH_OF_THE_RUN)
+COMPUTED = worded(rare(COMPUTED), "batch", default=BATCH_OF_THE_RUN)
 MODEL = worded(pick(ModelOptions), "client", default="the one for all, or each client's own")
 SHOWN = 12
 """Classes and domains that are printed; -o writes all of them."""

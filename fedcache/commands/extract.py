@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,15 +16,27 @@ from fedcache.commands.options import (
     RayAddress,
     SchemeArguments,
     command,
+    complete_datasets,
     configured,
     engine_of,
     help_of,
     pick,
+    rare,
     scheme_arguments,
 )
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable
-from fedcache.config import CLIENTS, DATA, RESULTS, ExtractConfig, Home, PartitionConfig, read_file
+from fedcache.config import (
+    CLIENTS,
+    DATA,
+    RESULTS,
+    ExtractConfig,
+    Home,
+    PartitionConfig,
+    option,
+    read_file,
+)
 from fedcache.errors import Exit, UsageError
+from fedcache.extract.datasets import folder_spec
 from fedcache.extract.extract_dataset import Extraction, describe_growth
 from fedcache.extract.extract_dataset import extract as run
 from fedcache.extract.planning.parts import join as join_parts
@@ -39,15 +51,37 @@ SHOWN = 10
 """Unreadable images that are named on the terminal; quarantine.jsonl names all."""
 
 
+@dataclass(frozen=True)
+class ComputeOptions:
+    """What ``extract`` takes besides the configuration: whether to compute, and what to reuse."""
+
+    dry_run: bool = option(
+        False, "Print the plan, bytes and time; compute nothing.", RESULTS, common=True
+    )
+    wait: bool = option(False, "Wait for another writer of the same array.", RESULTS)
+    fresh: bool = option(False, "Reuse nothing: no unfinished arrays, no earlier store.", RESULTS)
+    rehash: bool = option(False, "Forget remembered digests of data and weights.", RESULTS)
+
+
 @command(
     "extract",
     pick(ExtractConfig),
-    pick(PartitionConfig, "clients", "seed", "options"),
-    pick(SchemeArguments),
+    rare(pick(PartitionConfig, "clients", "seed", "options")),
+    rare(pick(SchemeArguments)),
+    pick(ComputeOptions),
 )
 def extract(
     observer: TerminalObserver,
     given: Given,
+    named: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="DATASET",
+            help="A folder or an archive of images, or a dataset as of --dataset.",
+            show_default=False,
+            autocompletion=complete_datasets,
+        ),
+    ] = None,
     store: Annotated[
         Path | None,
         typer.Option(
@@ -78,36 +112,6 @@ def extract(
     ] = None,
     engine: EngineName = "local",
     ray_address: RayAddress = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Print the plan, bytes and time; compute nothing.",
-            rich_help_panel=RESULTS,
-        ),
-    ] = False,
-    wait: Annotated[
-        bool,
-        typer.Option(
-            "--wait", help="Wait for another writer of the same array.", rich_help_panel=RESULTS
-        ),
-    ] = False,
-    fresh: Annotated[
-        bool,
-        typer.Option(
-            "--fresh",
-            help="Reuse nothing: no unfinished arrays, no earlier store.",
-            rich_help_panel=RESULTS,
-        ),
-    ] = False,
-    rehash: Annotated[
-        bool,
-        typer.Option(
-            "--rehash",
-            help="Forget remembered digests of data and weights.",
-            rich_help_panel=RESULTS,
-        ),
-    ] = False,
     config: ConfigFile = None,
 ) -> CommandResult:
     """Run frozen backbones once over a dataset and keep the features.
@@ -119,6 +123,8 @@ def extract(
     Example: fedcache extract --dataset folder:photos.zip --backbones efficientnet-lite0 --size 128
     """
     keep_freed_memory()  # for what is computed in this process
+    given = {**given, "dataset": dataset_of(named, given["dataset"])}
+    compute = configured(ComputeOptions, given)
     resolved = configured(ExtractConfig, given, read_file(config, observer.note).get("extract"))
     if partition is None:
         refuse_scheme_options(given, out)
@@ -136,28 +142,28 @@ def extract(
             store=store,
             observer=observer,
             stop=stop,
-            dry_run=dry_run,
-            wait=wait,
-            fresh=fresh,
-            rehash=rehash,
+            dry_run=compute.dry_run,
+            wait=compute.wait,
+            fresh=compute.fresh,
+            rehash=compute.rehash,
             engine=cluster,
         )
-    data = done.to_dict()
+    answer = done.to_dict()
     lines = [describe_line(done), *growth_lines(done), *text_lines(done), *cut_lines(done)]
     lines += bad_lines(done.bad, done.path, done.holds)
-    if done.part is not None and not dry_run:
+    if done.part is not None and not compute.dry_run:
         lines.append(f"This is {done.part}. When all are finished:  {join_command(done.path)}")
-    if partition is not None and not dry_run:
+    if partition is not None and not compute.dry_run:
         count, target = write_client_stores(done, partition, given, out, observer)
-        data["shards"] = str(target)
+        answer["shards"] = str(target)
         lines.append(f"{count} client stores: {target}")
     code = Exit.OK
-    if done.images > done.ok and not dry_run:
+    if done.images > done.ok and not compute.dry_run:
         code = Exit.QUARANTINED
-    if done.skipped and not dry_run:
+    if done.skipped and not compute.dry_run:
         skipped = ", ".join(done.skipped)
         lines.append(f"Skipped for missing weights: {skipped}")
-    return CommandResult(data, [*lines, str(done.path)], code, [arrays_table(done)])
+    return CommandResult(answer, [*lines, str(done.path)], code, [arrays_table(done)])
 
 
 @command("join")
@@ -204,6 +210,15 @@ def join(
     joined = f"{counted(len(parts), 'part')} joined: {', '.join(sorted(store.arrays))} of {store.rows_ok:,} rows."
     lines = [joined, *bad_lines(store.quarantined(), store.path)]
     return CommandResult(data, [*lines, str(store.path)], code)
+
+
+def dataset_of(named: str | None, spec: str | None) -> str | None:
+    """The dataset that was named as an argument, or by ``--dataset``. Raises UsageError for two different ones."""
+    if named is None:
+        return spec
+    if spec is not None and spec != named:
+        raise UsageError(f"{named} and --dataset {spec} are both given.", "Leave one of them out.")
+    return folder_spec(named)
 
 
 def refuse_scheme_options(given: Given, out: str | None) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fedcache.commands.help import COMMON
 from fedcache.commands.options import POINTS, complete_methods
 from fedcache.config import COMPUTING, RESULTS, option
 from fedcache.grids.sampling import PRUNERS, TRIALS
@@ -20,6 +21,7 @@ class GridOptions:
         False,
         "Train what was chosen by --validation again, on all training rows: its test figures are the result.",
         POINTS,
+        common=True,
     )
     score: str | None = option(
         None,
@@ -47,6 +49,7 @@ class GridOptions:
         "Processes that train points alone; for what cannot be computed together.",
         COMPUTING,
         minimum=1,
+        common=True,
     )
 
 
@@ -78,6 +81,7 @@ Sweep = Annotated[
         rich_help_panel=POINTS,
         show_default="those of --ready",
     ),
+    COMMON,
 ]
 Sampler = Annotated[
     str,

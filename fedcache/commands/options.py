@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from fedcache.commands.help import COMMON, show
 from fedcache.commands.output import CommandResult, TerminalObserver, run_command
 from fedcache.config import (
     ADDRESSES,
@@ -152,6 +153,7 @@ class SchemeArguments:
         "Concentration of Dirichlet schemes; small is skewed.",
         CLIENTS,
         default_text="the scheme's",
+        common=True,
     )
     shards: int | None = option(
         None, "Label shards per client (scheme shards).", CLIENTS, default_text="the scheme's"
@@ -168,6 +170,7 @@ class SchemeArguments:
         "deals the rows of every value.",
         CLIENTS,
         default_text="clients are made by --scheme",
+        common=True,
     )
     hold_out: str | None = option(
         None,
@@ -196,6 +199,7 @@ class SchemeArguments:
         "neither trained nor tested on.",
         CLIENTS,
         default_text="none",
+        common=True,
     )
 
 
@@ -230,11 +234,46 @@ class RunOptions:
     )
     no_extract: bool = option(False, "Fail instead of extracting what is missing.", RESULTS)
     dry_run: bool = option(
-        False, "Show how it would be computed and its peak of memory; train nothing.", RESULTS
+        False,
+        "Show how it would be computed and its peak of memory; train nothing.",
+        RESULTS,
     )
     fresh: bool = option(False, "Run again although the result is there.", RESULTS)
 
 
+def _short_help(context: typer.Context, value: bool) -> None:
+    if value and not context.resilient_parsing:
+        show(context, everything=False)
+
+
+def _full_help(context: typer.Context, value: bool) -> None:
+    if value and not context.resilient_parsing:
+        show(context, everything=True)
+
+
+Help = Annotated[
+    bool,
+    typer.Option(
+        "--help",
+        "-h",
+        help="Show the options that are used most.",
+        callback=_short_help,
+        is_eager=True,
+        expose_value=False,
+        hidden=True,
+    ),
+]
+HelpAll = Annotated[
+    bool,
+    typer.Option(
+        "--help-all",
+        help="Show every option.",
+        callback=_full_help,
+        is_eager=True,
+        expose_value=False,
+        hidden=True,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 ConfigFile = Annotated[
     Path | None,
@@ -264,13 +303,21 @@ def bare(items: Sequence[Field[Any]]) -> list[Field[Any]]:
     return made
 
 
-def worded(items: Sequence[Field[Any]], name: str, **words: str) -> list[Field[Any]]:
+def rare(items: Sequence[Field[Any]]) -> list[Field[Any]]:
+    """The same fields as options that only ``--help-all`` shows."""
+    made = list(items)
+    for item in items:
+        made = worded(made, item.name, common=False)
+    return made
+
+
+def worded(items: Sequence[Field[Any]], name: str, **words: Any) -> list[Field[Any]]:
     """The same fields, where the option of one says something else.
 
     Args:
         items: fields of a configuration.
         name: of the one.
-        words: ``meaning``, ``default`` or ``panel``, as of ``OptionInfo``.
+        words: ``meaning``, ``default``, ``panel`` or ``common``, as of ``OptionInfo``.
     """
     made = []
     for item in items:
@@ -290,6 +337,7 @@ Dataset = Annotated[
         show_default=False,
         autocompletion=complete_datasets,
     ),
+    COMMON,
 ]
 REMOTE = "may be the address of a published store"
 """In the annotation of a parameter of a command that reads a store."""
@@ -354,7 +402,8 @@ def command(
     """
     items = [item for group in groups for item in group]
     generated = [parameter(item) for item in items]
-    json = inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json)
+    json = _switch("json", Json)
+    helps = [_switch("help", Help), _switch("help_all", HelpAll)]
 
     def decorate(function: Callable[..., CommandResult]) -> Callable[..., None]:
         hints = typing.get_type_hints(function, include_extras=True)
@@ -373,6 +422,8 @@ def command(
         def called(**values: Any) -> None:
             given = {p.name: values.pop(p.name) for p in generated}
             as_json = values.pop("json")
+            for shown in helps:
+                values.pop(shown.name, None)
             note_named(
                 [value for key, value in {**values, **given}.items() if key in BACKBONE_OPTIONS]
             )
@@ -399,12 +450,19 @@ def command(
             for p in own
             if getattr(p.annotation.__metadata__[0], "rich_help_panel", None) == COMPUTING
         ]
-        every = [*(p for p in own if p not in last), *generated, *last, json]
+        every = [*(p for p in own if p not in last), *generated, *last, json, *helps]
         called.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
         called.__annotations__ = {p.name: p.annotation for p in every}
         return called
 
     return decorate
+
+
+def _switch(name: str, annotation: Any) -> inspect.Parameter:
+    """A flag that every command has."""
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation
+    )
 
 
 def _spelled(given: inspect.Parameter) -> str:
@@ -439,6 +497,8 @@ def parameter(item: Field[Any]) -> inspect.Parameter:
     completion = OF_FIELDS.get(item.name)
     if info.choices:
         completion = complete_words(info.choices)
+    if str(item.type).startswith("Mapping"):
+        words = "KEY=VALUE"
     names = [option_name(item)]
     if info.short:
         names.append(info.short)
@@ -452,7 +512,10 @@ def parameter(item: Field[Any]) -> inspect.Parameter:
         autocompletion=completion,
     )
     kind = value_type(item)
-    annotation = Annotated[kind, made]  # type: ignore[valid-type]
+    marks = [made]
+    if info.common:
+        marks.append(COMMON)
+    annotation: Any = Annotated[(kind, *marks)]  # type: ignore[misc]
     default = None
     if is_flag:
         default = False
@@ -557,8 +620,12 @@ def pairs(
 
 
 def train_config(file: Mapping[str, Mapping[str, Any]], given: Given) -> TrainConfig:
-    """``[train]`` of a file under the options."""
-    return configured(TrainConfig, given, file.get("train"))
+    """``[train]`` of a file under the options; an option that names a store replaces the dataset of the file."""
+    section = dict(file.get("train", {}))
+    if given.get("store") or given.get("dataset"):
+        section.pop("store", None)
+        section.pop("dataset", None)
+    return configured(TrainConfig, given, section)
 
 
 def partition_config(file: Mapping[str, Mapping[str, Any]], given: Given) -> PartitionConfig:

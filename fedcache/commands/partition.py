@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedcache.commands.help import COMMON
 from fedcache.commands.options import (
     OF_FIELDS,
     ConfigFile,
@@ -60,6 +61,7 @@ def partition(
         typer.Option(
             "--name", help="Name to save it under.", show_default="scheme, clients and seed"
         ),
+        COMMON,
     ] = None,
     clients_csv: Annotated[
         Path | None,
@@ -68,6 +70,7 @@ def partition(
             help="A CSV of name,client[,split] that says who holds which rows.",
             show_default="none",
         ),
+        COMMON,
     ] = None,
     dataset: Dataset = None,
     store: StorePlace = None,
@@ -78,10 +81,12 @@ def partition(
             "-o",
             help="Also write the partition here, to share without the data; a name in .json as JSON.",
         ),
+        COMMON,
     ] = None,
     plot: Annotated[
         Path | None,
         typer.Option("--plot", help="Draw clients x classes as dots (png, svg or pdf)."),
+        COMMON,
     ] = None,
     replace: Annotated[
         bool,

@@ -187,7 +187,7 @@ FIRST = 20
 Where = Annotated[
     str | None,
     typer.Argument(
-        help="A store, its name, or the address of a published store; default the one last used.",
+        help="A store, its name, or the address of a published store; default the only one stored.",
         show_default=False,
         autocompletion=OF_FIELDS["store"],
     ),

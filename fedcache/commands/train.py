@@ -496,7 +496,7 @@ def train(
         str | None,
         typer.Argument(
             metavar="METHOD",
-            help="As --method.",
+            help="A name of `fedcache methods list`.",
             show_default=False,
             autocompletion=complete_methods,
         ),
@@ -600,7 +600,7 @@ def grid(
         list[str] | None,
         typer.Argument(
             metavar="METHOD",
-            help="As --method.",
+            help="Names of `fedcache methods list`, comma-separated or as several words.",
             show_default=False,
             autocompletion=complete_methods,
         ),

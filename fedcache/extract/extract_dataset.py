@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.config import ExtractConfig, Home, to_table
+from fedcache.config import FILE_NAME, ExtractConfig, Home, to_table
 from fedcache.errors import (
     FedcacheError,
     MachineError,
@@ -34,10 +34,15 @@ from fedcache.extract.planning import plan as planning
 from fedcache.extract.planning.cost import expected_seconds
 from fedcache.extract.planning.find_store import (
     bring_groups,
+    dataset_of_store,
     ingested_path,
     keep_groups,
+    pinned_store,
     remember_groups,
     resolve_path,
+    several_datasets,
+    slug_in,
+    store_named,
 )
 from fedcache.extract.planning.incremental import (
     IncrementalDataset,
@@ -61,10 +66,12 @@ from fedcache.progress import Observer, Silent, progress_of
 from fedcache.store.catalog import (
     clean_up,
     finished_stores,
+    ingested_stores,
     place_of_content,
     recall_last,
     remember_last,
 )
+from fedcache.store.content import usable_name
 from fedcache.store.files import make_private
 from fedcache.store.join import chunks_are_whole, rows_of_part
 from fedcache.store.journal import journals
@@ -338,6 +345,8 @@ def extract(
         known = (held.slug, held.digest)
     elif not rehash:
         known = peek(spec, where)
+    if known is not None and config.name is not None:
+        store = store or named_place(home, config.name, known[1])
     if known is not None:
         path = store or place_of_content(home, *known)
         done = finished(path, known[1], planned, config, keep_text=keep_text, dry_run=dry_run)
@@ -372,6 +381,9 @@ def extract(
     say_dataset(data, spec, config.augment, observer)
     if data.may_be_labels:
         raise labels_to_name(spec, data.may_be_labels)
+    if config.name is not None:
+        store = store or named_place(home, config.name, data.digest)
+        data = replace(data, slug=usable_name(config.name))
     path = store or place_of_data(home, data, observer)
     if part is not None:
         path = place_of_part(part, path)
@@ -470,7 +482,9 @@ def say_dataset(data: Dataset, spec: str, augment: str | None, observer: Observe
 
 def spec_of(config: ExtractConfig, home: Home, observer: Observer) -> tuple[str, ExtractConfig]:
     """The dataset that is meant, with the columns that options name: from here on the spec says them."""
-    spec = config.dataset or default_dataset(home, observer)
+    config = replace(config, dataset=config.dataset or default_dataset(home, observer))
+    config = of_named_store(config, home)
+    spec = str(config.dataset)
     if ingested_path(home, spec) is not None and ":" not in spec:
         spec = f"{INGESTED}:{spec}"
     options = {f"--{name.replace('_', '-')}": getattr(config, name) for name in COLUMNS}
@@ -479,6 +493,37 @@ def spec_of(config: ExtractConfig, home: Home, observer: Observer) -> tuple[str,
         spec = with_keys(spec, options)
     unnamed: dict[str, Any] = dict.fromkeys(COLUMNS)
     return spec, replace(config, **unnamed, unlabelled=False)
+
+
+def of_named_store(config: ExtractConfig, home: Home) -> ExtractConfig:
+    """The configuration with the dataset of the store that it names, and the options that this was read with."""
+    path = store_named(home, str(config.dataset))
+    if path is None:
+        return config
+    known = dataset_of_store(Store.open(path), home)
+    if known is None:
+        return config
+    read_with = ("dataset", "limit", "layout", "follow_links", "data", "name")
+    return replace(config, **{key: getattr(known, key) for key in read_with})
+
+
+def named_place(home: Home, name: str, digest: str) -> Path:
+    """The place of the store of a dataset that is named, ``mine-1a2b3c4d.zarr``.
+
+    Raises UsageError where the name is that of embeddings, or a store has the same content under another name.
+    """
+    slug = usable_name(name)
+    if slug in ingested_stores(home):
+        raise UsageError(
+            f"{name} is the name of embeddings that were ingested.", "Choose another --name."
+        )
+    place = place_of_content(home, slug, digest)
+    if place != home.store(slug, digest):
+        raise UsageError(
+            f"{place.name} holds the same content under the name it had before.",
+            f"fedcache inspect {shell_word(place.name)}   shows it; leave --name out to add features to it.",
+        )
+    return place
 
 
 def images_of_the_program(
@@ -561,6 +606,12 @@ def default_dataset(home: Home, observer: Observer) -> str:
 
     Raises CorruptionError for a damaged note of it, UsageError where it is missing and something was extracted before.
     """
+    if (pinned := pinned_store()) is not None:
+        spec = pinned.get("dataset") or slug_in(Path(pinned["store"]))
+        observer.note(f"Dataset {spec}: the one that {FILE_NAME} of this folder names.")
+        return spec
+    if (unclear := several_datasets(home)) is not None:
+        raise unclear
     last = recall_last(home)
     if last is None and (stores := finished_stores(home)):
         named = some_names([store.path.name for store in stores], 5)

@@ -1029,18 +1029,21 @@ class ModelOptions:
         "Whose model, of a method that trains one for each client.",
         MODEL,
         default_text="the one for all",
+        common=True,
     )
     one_for_all: bool = option(
         False,
         "The server's model, where a method trains personal ones beside it.",
         MODEL,
         name="--global",
+        common=True,
     )
     seed: str | None = option(
         None,
         "A seed of the run, or all: their mean probability.",
         MODEL,
         default_text="the run's first",
+        common=True,
     )
     temperature: float | None = option(
         None,
@@ -1085,6 +1088,7 @@ class PredictOptions:
         path=True,
         remote=True,
         default_text="none",
+        common=True,
     )
     split: str = option(
         "all", "Which rows of --store.", ROWS, choices=("all", "train", "test", "validation")
@@ -1095,8 +1099,9 @@ class PredictOptions:
         ROWS,
         path=True,
         default_text="none",
+        common=True,
     )
-    top: int = option(1, "Classes to name for each row.", RESULT, minimum=1)
+    top: int = option(1, "Classes to name for each row.", RESULT, minimum=1, common=True)
     out: str | None = option(
         None,
         "Write all rows here: FILE.csv, .jsonl or .parquet.",
@@ -1104,6 +1109,7 @@ class PredictOptions:
         short="-o",
         path=True,
         default_text="nowhere",
+        common=True,
     )
 
 
@@ -1111,7 +1117,7 @@ class PredictOptions:
 class EvaluateOptions:
     """Which labelled rows models are evaluated on, and where the figures go."""
 
-    dataset: str | None = option(None, DATASET, ROWS, short="-d", default_text="none")
+    dataset: str | None = option(None, DATASET, ROWS, short="-d", default_text="none", common=True)
     store: str | None = option(
         None,
         "Rows of a store, by directory or a name of `fedcache ls`.",
@@ -1119,6 +1125,7 @@ class EvaluateOptions:
         path=True,
         remote=True,
         default_text="none",
+        common=True,
     )
     embeddings: str | None = option(
         None,
@@ -1126,18 +1133,27 @@ class EvaluateOptions:
         ROWS,
         path=True,
         default_text="none",
+        common=True,
     )
     split: str = option(
-        "all", "Which of these rows.", ROWS, choices=("all", "train", "test", "validation")
+        "all",
+        "Which of these rows.",
+        ROWS,
+        choices=("all", "train", "test", "validation"),
+        common=True,
     )
     client_prior: str = option(
         "none",
         "Score each client's own test rows also with what it knows of its class shares.",
         ROWS,
         choices=CLIENT_PRIORS,
+        common=True,
     )
     with_images: bool = option(
-        False, "In FILE.html also the images of the most confident mistakes.", RESULT
+        False,
+        "In FILE.html also the images of the most confident mistakes.",
+        RESULT,
+        common=True,
     )
     out: str | None = option(
         None,
@@ -1146,6 +1162,7 @@ class EvaluateOptions:
         short="-o",
         path=True,
         default_text="nowhere",
+        common=True,
     )
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedcache.config import TrainConfig
 from fedcache.errors import CorruptionError, Exit, FedcacheError, StoreError, UsageError, shell_word
+from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import SCHEMES
 from fedcache.runs.directory import (
     OF_TAG,
@@ -228,12 +229,14 @@ def gather(queries: Sequence[RunQuery], root: Path) -> Gathered:
     """The runs of the queries, or all of ``root`` if there is none.
 
     Args:
-        queries: directories of a run or of many, first letters of a digest, ``Run``, ``Grid`` or ``Point`` objects.
+        queries: directories of a run or of many, first letters of a digest, names of a method, dataset or partition,
+            ``Run``, ``Grid`` or ``Point`` objects.
         root: where digests are looked up.
 
     Raises:
         UsageError for a name that is no run; StoreError for a selection (``dataset:NAME``) without a run.
     """
+    queries = [_with_kind(one, root) for one in queries]
     found: dict[Path, StoredRun | LeftOut] = {}
     for path in _paths(queries, root):
         if path.resolve() not in found:
@@ -408,16 +411,35 @@ def _named(
         letters = str(name)
         raise UsageError(f"{letters!r} fits {len(matches)} runs: {shown}.", "Give more letters.")
     # A method, dataset or partition of that name takes a prefix.
-    kinds = [
-        kind for kind in OF if any(str(name) in OF[kind](result) for _, result in _results(root))
-    ]
-    if kinds:
-        kind = kinds[0]
+    kind = _kind_of(str(name), root)
+    if kind is not None:
         hint = f"{kind}:{name}   names the runs of that {kind}"
+    elif str(name) in METHODS:
+        hint = f"fedcache train {shell_word(name)}   trains one"
     raise UsageError(
         f"There is no run {str(name)!r}: no directory of that name, and none under {root} begins so.",
         hint,
     )
+
+
+def _kind_of(name: str, root: Path) -> str | None:
+    """Whether a name is that of a method, dataset or partition of a finished run; None for no such name."""
+    for kind, names in OF.items():
+        if any(name in names(result) for _, result in _results(root)):
+            return kind
+    return None
+
+
+def _with_kind(query: RunQuery, root: Path) -> RunQuery:
+    """``fed3r`` as ``method:fed3r``, unless it is a directory or the first letters of a run; the same for datasets."""
+    if not isinstance(query, str) or ":" in query or not query or Path(query).exists():
+        return query
+    if any(path.name.startswith(query) for path in _inside(root)):
+        return query
+    kind = _kind_of(query, root)
+    if kind is None:
+        return query
+    return f"{kind}:{query}"
 
 
 def _results(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -18,10 +18,10 @@ from fedcache.extract.extract_dataset import extract as run_extract
 from fedcache.extract.planning.find_store import (
     UnfinishedArray,
     extract_command,
-    limited_store,
     locate_store,
     more_features,
     no_store_remembered,
+    store_named,
     unfinished_arrays_of,
 )
 from fedcache.extract.planning.plan import memory_of, plan
@@ -455,7 +455,7 @@ def find_or_extract(
     if store is None and train.dataset is not None:
         refuse_partial_store(home, train.dataset, train.backbones)
     if store is not None and (
-        train.dataset is None or limited_store(home, train.dataset) is not None
+        train.dataset is None or store_named(home, train.dataset) is not None
     ):
         raise StoreError(
             f"{store.path} holds no features that {method.name} could train on yet.",

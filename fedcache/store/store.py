@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcache.config import refuse_remote
+from fedcache.config import Home, refuse_remote
 from fedcache.errors import CorruptionError, FedcacheError, UsageError
 from fedcache.notebooks import html_table
 from fedcache.parsing import slug_of
@@ -79,6 +79,24 @@ __all__ = ["ArrayInfo", "ArrayWriter", "Reader", "Samples", "Store"]
 T = TypeVar("T")
 
 
+def named_store(path: Path | str, home: Home | None = None) -> Path | str:
+    """The store that a path or a name means: ``"photos"`` is that of the home, if no such path exists here.
+
+    A name is the name of a dataset or, with or without ``.zarr``, of a store. One that fits several stores is returned
+    as it is.
+    """
+    if not isinstance(path, str) or len(Path(path).parts) != 1 or Path(path).exists():
+        return path
+    stores = (home or Home.from_environment()).stores
+    digest = "[0-9a-f]" * 8
+    places = [stores / path, stores / f"{path}.zarr"]
+    places += stores.glob(f"{slug_of(path)}-{digest}.zarr")
+    found = [place for place in places if place.exists()]
+    if len(found) == 1:
+        return found[0]
+    return path
+
+
 class Store:
     """A store on disk. Make one with ``create`` or ``open``."""
 
@@ -93,7 +111,7 @@ class Store:
 
     @classmethod
     def open(cls, path: Path | str, *, part: bool = False) -> Store:
-        """Open a store, also one that was published: a folder, or an address such as ``https://host/digits``.
+        """Open a store by its folder or name, or a published one by its address, such as ``https://host/digits``.
 
         Part i of n of a store is opened where ``part`` says so.
 
@@ -103,6 +121,7 @@ class Store:
         UsageError for another address; MachineError without the extra ``remote``, or without network.
         """
         refuse_remote(path, "path", remote=True)
+        path = named_store(path)
         place = Path(path)
         if is_published(path):
             place = mirrored(path)

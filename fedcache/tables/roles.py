@@ -100,17 +100,21 @@ class ColumnChoice:
         "Columns of features, or what those of a wide table begin with.",
         DATA,
         name="--features-key",
+        common=True,
     )
-    label: str | None = option(None, "Column of labels.", DATA, name="--label-key")
-    split: str | None = option(None, "Column of train, test, validation.", DATA, name="--split-key")
+    label: str | None = option(None, "Column of labels.", DATA, name="--label-key", common=True)
+    split: str | None = option(
+        None, "Column of train, test, validation.", DATA, name="--split-key", common=True
+    )
     row_name: str | None = option(None, "Column that names the rows.", DATA, name="--name-key")
-    domain: str | None = option(None, "Column of domains.", DATA, name="--domain-key")
+    domain: str | None = option(None, "Column of domains.", DATA, name="--domain-key", common=True)
     groups: tuple[str, ...] | None = option(
         None,
         "The only columns to keep as groups.",
         DATA,
         name="--group-key",
         default_text="all that can be",
+        common=True,
     )
     no_label: tuple[str, ...] = option(
         (),

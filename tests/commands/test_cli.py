@@ -137,7 +137,7 @@ def test_inspect_verify_export_and_ingest_agree(tmp_path):
         out = tmp_path / f"features.{ending}"
         assert ok(f"export {out} --store {store}").data["rows"] == 18
         assert ok(f"ingest {out} --name mine-{ending}").data["images"] == 18
-        run = ok("train --method fedncm --scheme iid --clients 2").data
+        run = ok(f"train --method fedncm --scheme iid --clients 2 --dataset mine-{ending}").data
         assert run["dataset"]["slug"].startswith("mine")
 
 

@@ -97,7 +97,7 @@ def test_methods_without_labels_train_on_text_features_and_invent_no_score(tmp_p
         blind = ok(line, *sizes, "--dataset", "unknown").data["accuracy"]
         assert (blind["mean"], blind["client_mean"], blind["per_domain"]) == (None, None, {})
     ok("ingest", npz(tmp_path / "n.npz", X=FEATURES, y=LABELS), "--name", "no-text")
-    assert "text/NAME" in failed(fedcache("train --method clip-zs --json"), 4)
+    assert "text/NAME" in failed(fedcache("train --method clip-zs --dataset no-text --json"), 4)
 
 
 def test_the_same_file_again_is_there_already_and_another_is_refused(labelled, tmp_path):

@@ -60,7 +60,7 @@ def refused(words, *, check_words=False):
             return f"there is no command {name!r}"
         found = found.commands[name]
         found = found.load() if hasattr(found, "load") else found
-    if rest[-1:] in (["--help"], ["-h"]):
+    if rest[-1:] in (["--help"], ["--help-all"], ["-h"]):
         return ""
     try:
         context = found.make_context("fedcache", list(rest))

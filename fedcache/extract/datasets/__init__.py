@@ -24,6 +24,8 @@ from fedcache.plugins import KINDS as PLUGINS
 from fedcache.plugins import find, offer
 from fedcache.store.samples import INGESTED
 
+ARCHIVES = (".zip", ".tar")
+"""Endings of files that hold a folder of images."""
 HELD = "python"
 """Kind of images that a program held, which no spec names."""
 offer("datasets", [*kinds.KINDS, INGESTED])
@@ -83,6 +85,15 @@ def kind_of(spec: str) -> tuple[str, str]:
             f"Unknown dataset {spec!r}. Did you mean {full!r}?", f"--dataset {shell_word(full)}"
         )
     raise unknown("dataset", spec, names, hint="fedcache datasets list   shows all")
+
+
+def folder_spec(text: str) -> str:
+    """A dataset as its spec: a folder or an archive of images that is named by its path is ``folder:PATH``."""
+    path = Path(text).expanduser()
+    archive = path.is_file() and path.name.lower().endswith(ARCHIVES)
+    if (path.is_dir() or archive) and text not in kinds.KINDS:
+        return f"folder:{text}"
+    return text
 
 
 def parts_of(spec: str) -> dict[str, str] | None:

@@ -12,7 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.config import ExtractConfig, Home, is_store_address, option_name, resolve
+from fedcache.config import (
+    FILE_NAME,
+    ExtractConfig,
+    Home,
+    is_store_address,
+    option_name,
+    read_file,
+    resolve,
+)
 from fedcache.errors import (
     FedcacheError,
     MachineError,
@@ -38,6 +46,7 @@ from fedcache.plugins import bare_name
 from fedcache.progress import Observer, Silent, progress_of
 from fedcache.store.catalog import (
     extracted_later,
+    finished_stores,
     ingest_command,
     ingested_stores,
     is_ingested,
@@ -48,14 +57,14 @@ from fedcache.store.journal import journals
 from fedcache.store.manifest import is_published, part_of, was_store
 from fedcache.store.mirror import mirrored
 from fedcache.store.samples import INGESTED, group_digests
-from fedcache.store.store import Store, replace_groups
+from fedcache.store.store import Store, named_store, replace_groups
 from fedcache.tables.groups import Group
 
 
 def resolve_path(home: Home, path: Path, *, to_read: bool = False) -> Path:
     """A store as the user wrote it: a path, or a name of ``fedcache ls`` with or without ``.zarr``.
 
-    The working directory comes first, then the stores of the home, then the names of ingested datasets; where none has
+    The working directory comes first, then the stores of the home, then the names of datasets; where none has
     the name, the path itself is returned. What is here and no store is meant all the same, unless ``to_read`` says
     that nothing is to be made there.
     """
@@ -69,6 +78,8 @@ def resolve_path(home: Home, path: Path, *, to_read: bool = False) -> Path:
     found = next((p for p in places if was_store(p) or (p / "manifest.json").exists()), None)
     if found is None and bare and (to_read or not path.exists()):
         found = ingested_stores(home).get(slug_of(path.name.removeprefix(f"{INGESTED}:")))
+    if found is None and bare and to_read:
+        found = Path(named_store(str(path), home))
     if found is None:
         return path
     return found
@@ -81,14 +92,15 @@ def locate_store(
     dataset: str | None = None,
     observer: Observer | None = None,
 ) -> Path | None:
-    """``--store``, else the store of ``--dataset``, else the one last used; None when there is none yet.
+    """``--store``, else the store of ``--dataset``, else that of fedcache.toml, else the only one; None for none yet.
 
     Of a published store it is the folder of the home that holds what was read. A damaged store can be named too.
     A dataset's store is found from its remembered digest, so no image is read; an
     ingested one by its name, with or without ``ingested:``. Where another dataset of the same content has put its
     groups there, those of the one that is meant are put in their place.
 
-    Raises StoreError for a path where nothing is; UsageError for a dataset that is not known, or one beside a path.
+    Raises StoreError for a path where nothing is, and for several datasets of which none is named; UsageError for a
+    dataset that is not known, or one beside a path.
     """
     if path is not None and dataset is not None:
         raise UsageError(
@@ -114,8 +126,8 @@ def locate_store(
             return mirrored(place)
         return place
     if dataset is not None:
-        if (part := limited_store(home, dataset)) is not None:
-            return part
+        if (named := store_named(home, dataset)) is not None:
+            return named
         found = ingested_path(home, dataset)
         if found is not None:
             if found.exists():
@@ -125,9 +137,18 @@ def locate_store(
             bring_groups(found, dataset, where, observer or Silent())
             return found
         return None
+    if (pinned := pinned_store()) is not None:
+        if observer is not None:
+            (chosen_name,) = pinned.values()
+            observer.note(f"Dataset {chosen_name}: the one that {FILE_NAME} of this folder names.")
+        return locate_store(
+            home, path=pinned.get("store"), dataset=pinned.get("dataset"), observer=observer
+        )
     last = last_store(home)
     if last is None:
         return None
+    if (unclear := several_datasets(home)) is not None:
+        raise unclear
     chosen, spec = last
     if observer is not None:
         observer.note(
@@ -181,18 +202,15 @@ def need_path(
     )
 
 
-def limited_store(home: Home, name: str) -> Path | None:
-    """The store of a part of a dataset (``--limit 300``) by the part's name, ``digits-300``; None for anything else.
+def store_named(home: Home, name: str) -> Path | None:
+    """The store whose dataset has a name: ``photos`` of ``folder:photos``, or ``digits-300``; None for no such store.
 
-    Raises UsageError where parts of several contents have the name.
+    Raises UsageError where stores of several contents have the name.
     """
-    if not re.fullmatch(r"[\w.+-]+-\d+", name):
+    if name == "digits" or not re.fullmatch(r"[\w.+-]+", name):
         return None
-    found = [
-        path
-        for path in sorted(home.stores.glob(f"{name}-*.zarr"))
-        if path.name.rpartition("-")[0] == name
-    ]
+    places = [path for path in sorted(home.stores.glob(f"{name}-*.zarr")) if slug_in(path) == name]
+    found = [path for path in places if (path / "manifest.json").exists()]
     if len(found) > 1:
         raise UsageError(
             f"{name} names {len(found)} stores: {', '.join(path.name for path in found)}.",
@@ -201,6 +219,39 @@ def limited_store(home: Home, name: str) -> Path | None:
     if found:
         return found[0]
     return None
+
+
+def slug_in(path: Path) -> str:
+    """The name of a dataset in that of its store, ``photos`` of ``photos-1a2b3c4d.zarr``; "" for another file name."""
+    found = re.fullmatch(r"(.+)-[0-9a-f]{8}\.zarr", path.name)
+    if found is None:
+        return ""
+    return found[1]
+
+
+def pinned_store() -> dict[str, str] | None:
+    """``store`` or ``dataset`` of ``[train]`` in the fedcache.toml of this folder; None where it names neither."""
+    section = read_file(None).get("train", {})
+    for key in ("store", "dataset"):
+        if section.get(key):
+            return {key: str(section[key])}
+    return None
+
+
+def several_datasets(home: Home) -> FedcacheError | None:
+    """The error of leaving out the store where stores of several datasets are there; None for one dataset."""
+    slugs = {
+        str(store.dataset["slug"])
+        for store in finished_stores(home)
+        if part_of(store.dataset) is None
+    }
+    if len(slugs) < 2:
+        return None
+    names = sorted(slugs)
+    return StoreError(
+        f"No dataset is named, and {home.stores} holds {len(names)}: {', '.join(names)}.",
+        f"Add --dataset {shell_word(names[0])}, or choose one for this folder:  fedcache use {shell_word(names[0])}",
+    )
 
 
 def no_store_remembered(home: Home) -> FedcacheError | None:
@@ -352,6 +403,7 @@ def dataset_of_store(store: Store, home: Home) -> ExtractConfig | None:
                     follow_links=order.follow_links,
                     max_bad=order.max_bad,
                     data=order.data,
+                    name=order.name,
                 )
     name, _, size = str(store.dataset["slug"]).partition("-")
     limit = None

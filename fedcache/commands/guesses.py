@@ -1,0 +1,168 @@
+"""Answers to command lines that the parser refuses: the command that is probably meant.
+
+The module is imported when a command line was refused, so it may look at all groups of commands and at methods.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedcache.errors import UsageError, closest, shell_word
+from fedcache.federate.methods import METHODS
+
+RENAMED = {"--lift": "--execution", "--metric": "--score", "--seed": "--partition-seed"}
+"""Options that releases before 0.3 had -> their names now."""
+
+HYPERPARAMETERS = {
+    "learning_rate": "lr",
+    "batch_size": "batch",
+    "bs": "batch",
+    "local_epochs": "epochs",
+    "weight_decay": "wd",
+    "optimizer": "opt",
+    "lambda": "lam",
+}
+"""Names of hyperparameters elsewhere -> their usual names here."""
+
+VERBS = {
+    "status": "list",
+    "results": "list",
+    "ps": "list",
+    "describe": "show",
+    "view": "show",
+    "info": "show",
+    "remove": "rm",
+    "delete": "rm",
+}
+"""Words for what some commands do -> the word that most groups of commands have for it."""
+
+OF_STORES = {"list": "ls", "show": "inspect", "rm": "gc"}
+"""The same for stores, whose commands are in no group."""
+
+LIKE = 0.7
+"""Likeness from which on an option is a misspelt one; the scale is that of ``closest``."""
+
+GROUPS = ("runs", "methods", "backbones", "datasets")
+"""Groups of commands that list and show things, by the name of these things."""
+
+
+def answer(error: Any, arguments: Sequence[str]) -> UsageError:
+    """An error of the parser with the command that is probably meant, as exactly as it can be known.
+
+    Args:
+        error: of click, which typer carries with it.
+        arguments: of the command line.
+    """
+    message = error.format_message()
+    context = getattr(error, "ctx", None)
+    if context is None:
+        return UsageError(message, "See `fedcache --help`.")
+    option = getattr(error, "option_name", "")
+    if option:
+        return unknown_option(option, message, context, arguments)
+    commands = getattr(context.command, "commands", None)
+    words = [word for word in arguments if not word.startswith("-")]
+    rest = words[len(context.command_path.split()) - 1 :]
+    if commands and rest and rest[0] not in commands:
+        words = list(arguments[arguments.index(rest[0]) :])
+        return unknown_command(words, context.command_path, commands)
+    return UsageError(message, f"See `{context.command_path} --help`.")
+
+
+def unknown_option(option: str, message: str, context: Any, arguments: Sequence[str]) -> UsageError:
+    """The answer to an option that a command does not have."""
+    known = [name for parameter in context.command.params for name in parameter.opts]
+    path = context.command_path
+    renamed = RENAMED.get(option)
+    if renamed in known:
+        return UsageError(message, f"It is called {renamed} now.")
+    if "--set" in known and option.startswith("--"):
+        found = hyperparameter(option, path, known, arguments)
+        if found is not None:
+            return found
+    full = next((name for name in ("--help-all", "--help") if name in known), "--help")
+    return UsageError(message, f"See `{path} {full}`.")
+
+
+def hyperparameter(
+    option: str, path: str, known: Sequence[str], arguments: Sequence[str]
+) -> UsageError | None:
+    """The answer to an option that is a hyperparameter of a method; None where another option is meant."""
+    word = option.removeprefix("--").replace("-", "_")
+    key = HYPERPARAMETERS.get(word, word)
+    parts = [part for one in arguments for part in one.replace("=", ",").split(",")]
+    methods = [part for part in parts if part in METHODS]
+    for name in methods:
+        names = [h.name for h in METHODS[name].hparams]
+        for found in (word, key):
+            if found in names:
+                line = shlex.join(["fedcache", *_as_setting(option, found, arguments)])
+                return UsageError(
+                    f"{option} is no option of {path}: {found} is a hyperparameter of {name}.", line
+                )
+    if closest(word, [name.strip("-").replace("-", "_") for name in known], LIKE) is not None:
+        return None
+    if methods:
+        return UsageError(
+            f"{option} is no option of {path}, and {methods[0]} has no hyperparameter {key}.",
+            f"fedcache methods info {shell_word(methods[0])}   lists its hyperparameters.",
+        )
+    return UsageError(
+        f"{option} is no option of {path}.",
+        f"A hyperparameter of a method is given as --set {key}=VALUE; `fedcache methods info METHOD` lists them.",
+    )
+
+
+def _as_setting(option: str, key: str, arguments: Sequence[str]) -> list[str]:
+    """The words of a command line with ``--set key=value`` for an option; ``--sweep`` for several values."""
+    words = list(arguments)
+    place = next(i for i, word in enumerate(words) if word.partition("=")[0] == option)
+    _, equals, value = words[place].partition("=")
+    last = place + 1
+    if not equals and last < len(words) and not words[last].startswith("--"):
+        value = words[last]
+        last += 1
+    name = "--set"
+    if "," in value and "grid" in words:
+        name = "--sweep"
+    return [*words[:place], name, f"{key}={value or 'VALUE'}", *words[last:]]
+
+
+def unknown_command(words: Sequence[str], path: str, commands: Mapping[str, Any]) -> UsageError:
+    """The answer to a word that is no command of the program or of a group; ``words`` begin with it."""
+    word, *rest = words
+    called = f"{path} {word}".removeprefix("fedcache ")
+    message = f"There is no command {called!r}."
+    verb = VERBS.get(word, word)
+    if path != "fedcache":
+        shows = next((name for name in ("info", "show") if name in commands), None)
+        if shows is not None and (verb in OF_STORES or closest(word, commands) is None):
+            # The word is a verb of other groups, or the name of what is to be shown.
+            names = rest if verb in OF_STORES else words
+            return UsageError(message, shlex.join([*path.split(), shows, *(names or ["NAME"])]))
+    elif word == "help":
+        named = [part for part in rest if not part.startswith("-")]
+        return UsageError(message, shlex.join(["fedcache", *named, "--help"]))
+    elif verb in OF_STORES:
+        return UsageError(message, _of_groups(verb, commands))
+    elif word in METHODS:
+        return UsageError(message, shlex.join(["fedcache", "train", *words]))
+    near = closest(word, commands)
+    if near is not None:
+        return UsageError(f"{message} Did you mean {near!r}?", f"See `{path} {near} --help`.")
+    return UsageError(message, f"See `{path} --help`.")
+
+
+def _of_groups(verb: str, commands: Mapping[str, Any]) -> str:
+    """A sentence with the command of each group that has this verb."""
+    found = [f"for stores `fedcache {OF_STORES[verb]}`"]
+    for group in GROUPS:
+        below = commands[group].load().commands
+        for name in (verb, "info"):
+            if name in below and (name == verb or verb == "show"):
+                found.append(f"for {group} `fedcache {group} {name}`")
+                break
+    sentence = ", ".join(found)
+    return f"{sentence[:1].upper()}{sentence[1:]}."

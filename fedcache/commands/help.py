@@ -1,0 +1,233 @@
+"""The help of a command: ``-h`` shows the options that people use, ``--help-all`` all of them; examples come first."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shutil
+import textwrap
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.models import ArgumentInfo
+
+from fedcache.config import PANELS
+
+COMMON = "shown by -h"
+"""In the annotation of a parameter that ``-h`` shows; a configuration's field has ``common`` in its declaration."""
+
+FEW = 12
+"""Options of a command up to which ``-h`` shows all of them."""
+
+LINES = 2
+"""Lines that ``-h`` gives to an option; one where the help would be longer than ``PAGE``."""
+
+PAGE = 40
+"""Lines of the help of ``-h``."""
+
+CLAUSE = re.compile(r"[,;:.](?= )| (?=\()")
+"""Places where a text that is too long for its lines is cut."""
+
+WIDEST = 100
+"""Columns of the help on a wide terminal."""
+
+LABEL = 27
+"""Columns of the names of options; the text of a longer name begins on the next line."""
+
+LONG_DEFAULT = 16
+"""Letters of a default from which on it is left out where an option has one line."""
+
+OTHERS = "Options"
+"""The panel of options that name none. It comes last."""
+
+KINDS = {int: "N", float: "NUMBER", Path: "PATH"}
+"""Type of an option -> the word that stands for its value."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One argument or option in the help."""
+
+    label: str
+    text: str
+    default: str
+    panel: str
+    common: bool
+
+    def lines(self, width: int, most: int | None) -> list[str]:
+        """The option in lines of a terminal's width; at most so many, or all of its text for None."""
+        text = self.text
+        end = ""
+        if self.default and not (most and self.default == "default: none"):
+            end = f" [{self.default}]"
+        if most == 1 and len(end) > LONG_DEFAULT:
+            end = ""
+        room = width - LABEL - 2
+        if most is not None:
+            text = re.split(r"\.\s+(?=[A-Z])", text)[0]
+        wrapped = textwrap.wrap(text + end, room, break_on_hyphens=False)
+        places = [found.start() for found in CLAUSE.finditer(text)]
+        while most is not None and len(wrapped) > most and places:
+            cut = text[: places.pop()]
+            wrapped = textwrap.wrap(f"{cut} ...{end}", room, break_on_hyphens=False)
+        label = f"  {self.label}"
+        lines = []
+        if len(label) > LABEL:
+            lines.append(label)
+            label = ""
+        for line in wrapped or [""]:
+            lines.append(f"{label:<{LABEL}}  {line}".rstrip())
+            label = ""
+        return lines
+
+
+def show(context: typer.Context, *, everything: bool) -> None:
+    """Print the help of a command and end it."""
+    function = inspect.unwrap(context.command.callback)  # type: ignore[arg-type]
+    width = min(shutil.get_terminal_size().columns, WIDEST)
+    lines = help_lines(
+        function, context.command_path, context.get_usage(), width, everything=everything
+    )
+    typer.echo("\n".join(lines))
+    raise typer.Exit
+
+
+def help_lines(
+    function: Any, command: str, usage: str, width: int, *, everything: bool
+) -> list[str]:
+    """The help of a command in lines.
+
+    Args:
+        function: of the command, with its options in its signature.
+        command: its name, as it is typed.
+        usage: the line on its arguments.
+        width: columns of the terminal.
+        everything: whether all options are shown in full, or the common ones in short.
+    """
+    rows = sorted(rows_of(function), key=_rank)
+    options = sum(bool(row.panel) for row in rows)
+    shown = rows
+    if not everything and options > FEW:
+        shown = [row for row in rows if row.common or not row.panel]
+    text, examples = described(function.__doc__ or "")
+    paragraphs = text.split("\n\n")
+    lines: list[str] = []
+    for paragraph in paragraphs if everything else paragraphs[:1]:
+        lines += [*textwrap.wrap(paragraph, width, break_on_hyphens=False), ""]
+    if examples:
+        lines += [*(f"  {example}" for example in examples), ""]
+    lines.append(usage)
+    last = "Every command also takes --json."
+    if len(shown) < len(rows):
+        last = f"{command} --help-all shows all {options} options. {last}"
+    titles = {row.panel for row in shown}
+    room = PAGE - len(lines) - len(titles) - 3
+    if everything:
+        blocks = [row.lines(width, None) for row in shown]
+    else:
+        blocks = _fitted(shown, width, room)
+    panel = None
+    for row, block in zip(shown, blocks, strict=True):
+        if row.panel != panel:
+            if everything or not panel:
+                lines.append("")
+            panel = row.panel
+            lines += [typer.style(panel, bold=True)] if panel else []
+        lines += block
+    return [*lines, "", last]
+
+
+def _fitted(rows: Sequence[Row], width: int, room: int) -> list[list[str]]:
+    """Each option in ``LINES`` lines; those that need the second line least in one, until all fit into the room."""
+    blocks = [row.lines(width, LINES) for row in rows]
+    longer = [number for number, block in enumerate(blocks) if len(block) > 1]
+    for number in sorted(longer, key=lambda number: len(blocks[number][-1])):
+        if sum(map(len, blocks)) <= room:
+            break
+        blocks[number] = rows[number].lines(width, 1)
+    return blocks
+
+
+def described(documentation: str) -> tuple[str, list[str]]:
+    """The paragraphs of a docstring, and the command lines of its examples."""
+    text, *examples = re.split(r"\n\s*Example: ", inspect.cleandoc(documentation))
+    return text.strip(), [example.strip() for example in examples]
+
+
+def rows_of(function: Any) -> list[Row]:
+    """The arguments and options of a command that are not hidden, and not ``--json``, which every command has."""
+    signature = inspect.signature(function)
+    return [
+        _row(parameter)
+        for name, parameter in signature.parameters.items()
+        if name != "json" and not parameter.annotation.__metadata__[0].hidden
+    ]
+
+
+def names_of(parameter: inspect.Parameter) -> list[str]:
+    """The names of an option as they are typed, ``["--store"]``; [] for an argument."""
+    info = parameter.annotation.__metadata__[0]
+    # Within Annotated typer takes the first name for the default.
+    names = [str(name) for name in (info.default, *(info.param_decls or ()))]
+    typed = [name for name in names if name.startswith("-")]
+    if typed or isinstance(info, ArgumentInfo):
+        return typed
+    word = parameter.name.replace("_", "-")
+    return [f"--{word}"]
+
+
+def _row(parameter: inspect.Parameter) -> Row:
+    info, *marks = parameter.annotation.__metadata__
+    names = names_of(parameter)
+    label = ", ".join(sorted(names, key=len))
+    panel = info.rich_help_panel or OTHERS
+    if not names:
+        label = info.metavar or parameter.name
+        panel = ""
+    elif parameter.default is not False:
+        label += f" {_value_word(parameter, names)}"
+    text = " ".join((info.help or "").split())
+    return Row(label, text, _default(parameter), panel, COMMON in marks)
+
+
+def _value_word(parameter: inspect.Parameter, names: Sequence[str]) -> str:
+    """The word that stands for the value of an option."""
+    info = parameter.annotation.__metadata__[0]
+    if info.metavar:
+        return str(info.metavar).replace("<word>", "WORD")
+    kind = typing.get_args(parameter.annotation)[0]
+    if isinstance(kind, types.UnionType):
+        kind = typing.get_args(kind)[0]
+    if kind in KINDS:
+        return KINDS[kind]
+    # Names are completed, so these options take names.
+    if info.autocompletion is not None:
+        return next(name for name in names if name.startswith("--")).strip("-").upper()
+    return "TEXT"
+
+
+def _default(parameter: inspect.Parameter) -> str:
+    """The default of an option in words; "" where there is none."""
+    words = parameter.annotation.__metadata__[0].show_default
+    value = parameter.default
+    if value is inspect.Parameter.empty:
+        return "required"
+    if isinstance(words, str):
+        return f"default: {words}"
+    if words and isinstance(value, str | int | float | Path) and value is not False and value != "":
+        return f"default: {value}"
+    return ""
+
+
+def _rank(row: Row) -> int:
+    """The place of an option's panel; options of one panel stay in the order of their declarations."""
+    if not row.panel:
+        return -1
+    if row.panel in PANELS:
+        return PANELS.index(row.panel)
+    return len(PANELS)

@@ -1,0 +1,102 @@
+"""``fedcache use``: the store that commands in a folder take without ``--dataset`` and ``--store``."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import tomli_w
+import typer
+
+from fedcache.commands.options import OF_FIELDS, command
+from fedcache.commands.output import CommandResult, TerminalObserver
+from fedcache.config import FILE_NAME, Home, read_file
+from fedcache.errors import FedcacheError, UsageError
+from fedcache.extract.planning.find_store import locate_store, need_path, resolve_path
+from fedcache.parsing import parse_toml
+from fedcache.store.lock import write_output
+from fedcache.store.store import Store
+
+SECTION = "train"
+"""The section of fedcache.toml that names the store."""
+
+
+@command("use")
+def use(
+    observer: TerminalObserver,
+    store: Annotated[
+        str,
+        typer.Argument(
+            metavar="STORE",
+            help="A store of `fedcache ls`, or the name of its dataset.",
+            autocompletion=OF_FIELDS["store"],
+        ),
+    ],
+) -> CommandResult:
+    """Choose the store that commands in this folder take without --dataset and --store.
+
+    The command writes the name into fedcache.toml of this folder.
+
+    Example: fedcache use digits
+    """
+    home = Home.from_environment()
+    place = resolve_path(home, Path(store), to_read=True)
+    if not (place / "manifest.json").exists():
+        place = need_path(home, dataset=store, observer=observer)
+    opened = Store.open(place)
+    key, name = pin_of(opened, home)
+    file = Path(FILE_NAME)
+    text = ""
+    if file.exists():
+        read_file(file)
+        text = file.read_text(encoding="utf-8")
+    changed = with_pin(text, key, name)
+    if parse_toml(changed).get(SECTION, {}).get(key) != name:
+        line = tomli_w.dumps({key: name}).strip()
+        raise UsageError(
+            f"{FILE_NAME} of this folder is written in a way that cannot be changed here.",
+            f"Write {line} below [{SECTION}] yourself.",
+        )
+    write_output(file, changed.encode())
+    line = f"Commands in this folder take {opened.path.name} now: {file} has {key} = {name!r}."
+    data = {"path": str(opened.path), "file": str(file.resolve()), key: name}
+    return CommandResult(data, [line])
+
+
+def pin_of(store: Store, home: Home) -> tuple[str, str]:
+    """The key and value of fedcache.toml that mean a store: its dataset's name where that finds it."""
+    slug = str(store.dataset["slug"])
+    with suppress(FedcacheError):
+        found = locate_store(home, dataset=slug)
+        if found is not None and found.resolve() == store.path.resolve():
+            return "dataset", slug
+    if store.path.resolve().parent == home.stores.resolve():
+        return "store", store.path.name
+    return "store", str(store.path.resolve())
+
+
+def with_pin(text: str, key: str, name: str) -> str:
+    """A configuration file with another dataset or store in ``[train]``; every other line stays as it is.
+
+    >>> print(with_pin("[train]\\nstore = 'old'\\nrounds = 3\\n", "dataset", "digits"), end="")
+    [train]
+    dataset = "digits"
+    rounds = 3
+    """
+    line = tomli_w.dumps({key: name}).strip()
+    lines = text.splitlines()
+    header = f"[{SECTION}]"
+    if header not in lines:
+        space = [""] if lines else []
+        return "\n".join([*lines, *space, header, line, ""])
+    first = lines.index(header) + 1
+    last = first
+    while last < len(lines) and not lines[last].startswith("["):
+        last += 1
+    kept = [one for one in lines[first:last] if not _names_a_store(one)]
+    return "\n".join([*lines[:first], line, *kept, *lines[last:], ""])
+
+
+def _names_a_store(line: str) -> bool:
+    return line.partition("=")[0].strip() in ("dataset", "store")

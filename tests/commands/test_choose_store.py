@@ -1,0 +1,100 @@
+"""The store that a command takes without --dataset and --store: the only one, or the one chosen for the folder."""
+
+import numpy as np
+import pytest
+from arrays import ingested
+from command import fedcache, ok
+from pictures import folder
+
+import fedcache as fc
+
+EXTRACT = ("--backbones", "random-projection", "--size", "16", "--workers", "0")
+TRAIN = "train fedncm --scheme iid --clients 2"
+
+
+def stored(name, seed=0):
+    """A store of embeddings under a name."""
+    x = np.random.default_rng(seed).normal(size=(12, 3)).astype("f4")
+    return fc.Store.from_arrays({"mine": x}, labels=np.arange(12) % 2, name=name).path
+
+
+@pytest.fixture
+def two(tmp_path, monkeypatch):
+    """A home with two stores, and a working directory without fedcache.toml."""
+    monkeypatch.chdir(tmp_path)
+    ingested(tmp_path)
+    images = folder(tmp_path / "photos", train=4, test=2)
+    ok("extract", images, *EXTRACT)
+    return tmp_path
+
+
+def dataset_of(line, *words):
+    return ok(line, *words).data["dataset"]["slug"]
+
+
+def test_the_only_store_is_taken(tmp_path):
+    ingested(tmp_path)
+    assert dataset_of(TRAIN) == dataset_of("inspect")
+
+
+@pytest.mark.parametrize(
+    "line", [TRAIN, "inspect", "verify", "partition --scheme iid", "extract -b pixels"]
+)
+def test_of_several_stores_none_is_taken_and_all_are_listed(two, line):
+    error = fedcache(f"{line} --json").envelope["error"]
+    assert error["code"] == 4
+    assert "photos" in error["message"]
+    assert "--dataset" in error["hint"]
+    assert "fedcache use" in error["hint"]
+
+
+def test_a_store_is_chosen_for_a_folder_and_an_option_chooses_another(two):
+    (two / "fedcache.toml").write_text("# mine\n[train]\nrounds = 1\n\n[partition]\nclients = 2\n")
+    ok("use photos")
+    assert dataset_of(TRAIN) == dataset_of("inspect") == "photos"
+    assert "rounds = 1" in (two / "fedcache.toml").read_text()
+    assert "# mine" in (two / "fedcache.toml").read_text()
+    other = next(name for name in fc_names() if name != "photos")
+    assert dataset_of(TRAIN, "--dataset", other) == other
+    assert dataset_of(TRAIN, "--store", other) == other
+    ok(f"use {other}")
+    assert dataset_of("inspect") == other
+    assert (two / "fedcache.toml").read_text().count("dataset") == 1
+
+
+def fc_names():
+    return [entry["dataset"] for entry in ok("ls").data["entries"]]
+
+
+def test_more_features_of_the_chosen_dataset_are_extracted(two):
+    ok("use photos")
+    made = ok("extract --backbones pixels --size 8 --workers 0").data
+    assert made["dataset"]["slug"] == "photos"
+
+
+def test_a_name_of_no_store_is_refused_and_changes_nothing(two):
+    assert fedcache("use nothing --json").code == 2
+    assert not (two / "fedcache.toml").exists()
+
+
+def test_a_dataset_is_named_when_it_is_extracted(tmp_path):
+    images = folder(tmp_path / "photos", train=4, test=2)
+    made = ok("extract", images, "--name", "first try", *EXTRACT).data
+    assert made["dataset"]["slug"] == "first_try"
+    assert ok("extract", images, "--name", "first try", *EXTRACT).data["path"] == made["path"]
+    assert dataset_of(TRAIN, "--dataset", "first_try") == "first_try"
+    assert dataset_of(TRAIN, "--dataset", f"folder:{images}") == "first_try"
+    more = ok("extract --dataset first_try --backbones pixels --size 8 --workers 0").data
+    assert more["path"] == made["path"]
+    assert fc.Store.open("first_try").rows == made["images"]
+
+
+def test_content_that_is_there_keeps_its_name(tmp_path):
+    images = folder(tmp_path / "photos", train=4, test=2)
+    ok("extract", images, *EXTRACT)
+    error = fedcache("extract", images, "--name", "other", *EXTRACT, "--json").envelope["error"]
+    assert "under the name it had before" in error["message"]
+    stored("taken")
+    more = folder(tmp_path / "more", train=5, test=2)
+    error = fedcache("extract", more, "--name", "taken", *EXTRACT, "--json").envelope["error"]
+    assert error["hint"] == "Choose another --name."

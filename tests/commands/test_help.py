@@ -1,0 +1,67 @@
+"""The help of commands: ``-h`` shows the options that people use on one page, ``--help-all`` all of them."""
+
+import re
+
+import pytest
+import typer.main
+from command import fedcache
+
+from fedcache import cli
+
+MAIN = (
+    "extract",
+    "partition",
+    "train",
+    "grid",
+    "compare",
+    "report",
+    "predict",
+    "evaluate",
+    "methods info",
+    "runs list",
+    "runs show",
+    "ingest",
+)
+PROGRAM = typer.main.get_command(cli.app)
+
+
+def every_option():
+    """Each command and the long names of its options."""
+    for name, command in PROGRAM.load_all().items():
+        for below, one in getattr(command, "commands", {"": command}).items():
+            names = {max(p.opts, key=len) for p in one.params if not p.hidden}
+            yield f"{name} {below}".strip(), {n for n in names if n.startswith("--")} - {"--json"}
+
+
+OPTIONS = dict(every_option())
+
+
+def shown_options(text):
+    return set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("command", MAIN)
+def test_the_help_of_a_main_command_is_one_page_with_an_example_first(
+    command, columns, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = fedcache(f"{command} -h").out.splitlines()
+    assert len(lines) <= 40
+    example = next(i for i, line in enumerate(lines) if line.startswith(f"  fedcache {command} "))
+    usage = next(i for i, line in enumerate(lines) if line.startswith("Usage: fedcache "))
+    assert example < usage
+    assert len(shown_options("\n".join(lines))) <= 16
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_the_full_help_shows_every_option_and_the_short_one_says_so(command):
+    assert shown_options(fedcache(f"{command} --help-all").out) == OPTIONS[command]
+    short = fedcache(f"{command} -h").out
+    left_out = OPTIONS[command] - shown_options(short)
+    assert (f"fedcache {command} --help-all" in short) == bool(left_out)
+
+
+def test_a_default_is_shown_as_the_value_it_is():
+    assert "[default: report.html]" in " ".join(fedcache("report -h").out.split())
+    assert "[default: auto]" in fedcache("extract -h").out
