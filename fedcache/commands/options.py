@@ -515,7 +515,7 @@ def parameter(item: Field[Any]) -> inspect.Parameter:
     marks = [made]
     if info.common:
         marks.append(COMMON)
-    annotation: Any = Annotated[(kind, *marks)]  # type: ignore[misc]
+    annotation: Any = Annotated[(kind, *marks)]
     default = None
     if is_flag:
         default = False
