@@ -70,7 +70,7 @@ def ingest(
     for key in (label, split, row_name, domain):
         if key is not None and not isinstance(key, str):
             raise UsageError(
-                f"{key!r} is no name of a column.", 'For example label_key="diagnosis"'
+                f"{key!r} is not the name of a column.", 'For example label_key="diagnosis"'
             )
     only = None
     # No groups at all is a choice, and differs from leaving the choice to the file.

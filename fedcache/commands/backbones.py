@@ -50,7 +50,7 @@ def backbones_list(weights: Weights = None) -> CommandResult:
     lines = []
     for plugin in plugins("backbones").values():
         place = f"module:{plugin.place}"
-        lines.append(f"From outside: {plugin.name} ({plugin.origin}), which is {place}")
+        lines.append(f"Plug-in: {plugin.name} ({plugin.origin}), which is {place}")
     return CommandResult(
         {"backbones": [*entries, *others]}, lines, renderables=[shown], listing=True
     )
@@ -108,12 +108,12 @@ def backbones_import(
     file: Annotated[
         Path, typer.Argument(help="A checkpoint: safetensors, or a state_dict pickle.")
     ],
-    name: Annotated[str, typer.Option("--as", help="The backbone whose weights these are.")],
+    name: Annotated[str, typer.Option("--as", help="Backbone that the weights belong to.")],
     key: Annotated[
         str | None,
         typer.Option(
             metavar="PREFIX",
-            help="Which weights of a checkpoint that holds several: how their names begin, such as state_dict_ema or "
+            help="Prefix of the weights to use if a checkpoint holds several sets, e.g. state_dict_ema or "
             "module.encoder_q.",
         ),
     ] = None,

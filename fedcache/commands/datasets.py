@@ -124,7 +124,8 @@ def _flat(value: Any) -> str:
 @datasets.command("check")
 @command("datasets check")
 def datasets_check(
-    name: Name, path: Annotated[Path, typer.Argument(help="The folder into which it was unpacked.")]
+    name: Name,
+    path: Annotated[Path, typer.Argument(help="Folder into which the dataset was unpacked.")],
 ) -> CommandResult:
     """What is missing or miscounted in a copy of a paper's dataset (exit 4 missing, 5 wrong).
 
@@ -134,12 +135,12 @@ def datasets_check(
     found = [f"missing: {text}" for text in report["missing"]]
     found += [f"wrong: {text}" for text in report["wrong"]]
     counts = ", ".join(f"{n:,} {word}" for word, n in report["counts"].items())
-    layout = report["layout"] or "no layout is recognised"
+    layout = report["layout"] or "no known layout"
     folder = report["path"]
     lines = [f"{report['name']} in {folder}: {layout}"]
     if counts:
         lines.append(f"counts: {counts}")
-    lines += found or ["Everything is there."]
+    lines += found or ["All files are present."]
     if found:
         lines.append(f"fedcache datasets info {shell_word(report['name'])}   says how to get it")
     code = Exit.OK
@@ -157,7 +158,7 @@ def datasets_pull(
     name: Name,
     mirror: Annotated[
         str | None,
-        typer.Option("--from", help="An address below which the same files lie (paper:NAME)."),
+        typer.Option("--from", help="Address of a mirror that has the same files (paper:NAME)."),
     ] = None,
 ) -> CommandResult:
     """Download a dataset that is published at a lasting address; nothing is ever downloaded unasked.

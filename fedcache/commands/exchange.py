@@ -41,22 +41,26 @@ def ingest(
     file: Annotated[
         Path,
         typer.Argument(
-            help="npz, npy, h5, parquet, csv, tsv, feather, json, jsonl, safetensors or pt with features and labels; "
-            "or a folder of clip-retrieval."
+            help="File with features and labels (npz, npy, h5, parquet, csv, tsv, feather, json, jsonl, "
+            "safetensors or pt), or an output folder of clip-retrieval."
         ),
     ],
-    name: Annotated[str, typer.Option("--name", help="Name of the dataset, then --dataset NAME.")],
+    name: Annotated[
+        str,
+        typer.Option("--name", help="Name of the dataset, for --dataset NAME in other commands."),
+    ],
     store: StoreDir = None,
     replace: Annotated[
         bool,
         typer.Option(
-            "--replace", help="Drop other content stored under this name, with its partitions."
+            "--replace",
+            help="Replace a stored dataset of the same name, and delete its partitions.",
         ),
     ] = False,
     drop_nan: Annotated[
         bool,
         typer.Option(
-            "--drop-nan", help="Leave rows with NaN or infinite features out, and list them."
+            "--drop-nan", help="Leave out rows with NaN or infinite features, and list them."
         ),
     ] = False,
 ) -> CommandResult:
@@ -106,12 +110,12 @@ def export(
     out: Annotated[
         Path | None,
         typer.Argument(
-            help="File to write; its ending chooses npz, h5, parquet or safetensors.",
+            help="File to write: .npz, .h5, .parquet or .safetensors.",
             show_default=False,
         ),
     ] = None,
     named: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The same, as other commands take it.")
+        Path | None, typer.Option("--out", "-o", help="Same as the argument FILE.")
     ] = None,
     store: StorePlace = None,
     dataset: Dataset = None,
@@ -157,7 +161,7 @@ def publish(
         bool,
         typer.Option(
             "--anonymous-names",
-            help="Replace the names of rows by numbers: file names can be names of people.",
+            help="Replace row names by numbers, because file names can be names of people.",
         ),
     ] = False,
 ) -> CommandResult:

@@ -52,15 +52,15 @@ def export_model(observer: TerminalObserver, given: Given, run: RunName) -> Comm
         scores = f"{gap['scores']:.1g}"
         probabilities = f"{gap['probabilities']:.1g}"
         lines.append(
-            f"  over drawn rows, scores differ by at most {scores} and probabilities by {probabilities} "
-            "from this model's"
+            f"  on random rows, scores differ from this model's by at most {scores} and probabilities by "
+            f"{probabilities}"
         )
         moved = done.written["moved_by_libraries"]
         if moved["scores"]:
             scores = f"{moved['scores']:.1g}"
             probabilities = f"{moved['probabilities']:.1g}"
             lines.append(
-                f"  features that another library rounds otherwise can move scores by {scores} and "
+                f"  rounding differences of another library can change scores by {scores} and "
                 f"probabilities by {probabilities}"
             )
     return CommandResult(data, lines)

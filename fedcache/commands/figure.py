@@ -25,23 +25,23 @@ def figure(
         typer.Option(
             "--out",
             "-o",
-            help="The file: .pdf, .svg or .png; default KIND.pdf here.",
+            help="File to write: .pdf, .svg or .png. Default: KIND.pdf in the working directory.",
             show_default=False,
         ),
     ] = None,
     columns: Annotated[
-        int, typer.Option("--columns", help="1 or 2: as wide as so many columns of a paper.")
+        int, typer.Option("--columns", help="Width of the figure in columns of a paper: 1 or 2.")
     ] = 1,
     score: Annotated[
         str | None,
         typer.Option(
             "--score",
-            help="client-mean | pooled, for all runs; as in `report`.",
+            help="Accuracy of all runs: client-mean | pooled (over all test rows), as in `fedcache report`.",
             show_default=False,
         ),
     ] = None,
     embed: Annotated[
-        str, typer.Option("--embed", help="pca | tsne | umap, of the kind features.")
+        str, typer.Option("--embed", help="Projection of the figure `features`: pca | tsne | umap.")
     ] = "pca",
     root: Root = None,
 ) -> CommandResult:

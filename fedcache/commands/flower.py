@@ -63,49 +63,57 @@ RUN_FIELDS = [
 Sweep = Annotated[
     list[str] | None,
     typer.Option(
-        "--sweep", help="key=v1,v2: a hyperparameter; all points travel in one message. Repeatable."
+        "--sweep",
+        help="key=v1,v2: values of a hyperparameter. All configurations are trained in the same federation. "
+        "Repeatable.",
     ),
 ]
-Sites = Annotated[int, typer.Option("--sites", min=1, help="How many sites the federation is of.")]
+Sites = Annotated[int, typer.Option("--sites", min=1, help="Number of sites in the federation.")]
 StartWith = Annotated[
     int | None,
     typer.Option(
-        "--start-with", min=1, help="Sites that are enough when --wait is over; default all."
+        "--start-with",
+        min=1,
+        help="Start with this many sites when --wait is over. Default: all sites.",
     ),
 ]
 Like = Annotated[
     str,
     typer.Option(
         "--like",
-        help="Site the others must agree with in classes and recipes; default more than half.",
+        help="Site whose classes and recipes the others must match. Default: those of more than half of the "
+        "sites.",
     ),
 ]
 Quorum = Annotated[
-    int, typer.Option("--quorum", min=1, help="Sites without whose uploads a round does not count.")
+    int, typer.Option("--quorum", min=1, help="Sites that must upload in every round.")
 ]
-Wait = Annotated[float, typer.Option("--wait", help="Seconds for the sites to come.")]
-Timeout = Annotated[float, typer.Option("--timeout", help="Seconds for a site's answer.")]
+Wait = Annotated[float, typer.Option("--wait", help="Seconds to wait for the sites to connect.")]
+Timeout = Annotated[
+    float, typer.Option("--timeout", help="Seconds to wait for the answer of a site.")
+]
 Secure = Annotated[
     bool,
     typer.Option(
         "--secure",
-        help="The server is given sums of uploads alone (Flower's SecAgg+), of 3 sites or more.",
+        help="Secure aggregation (Flower's SecAgg+): the server sees only sums of uploads, of at least 3 "
+        "sites.",
     ),
 ]
 SecureBound = Annotated[
     float,
     typer.Option(
-        "--secure-bound", help="Within which every number of an upload lies under --secure."
+        "--secure-bound", help="With --secure: largest absolute value of a number in an upload."
     ),
 ]
-Port = Annotated[int | None, typer.Option("--port", min=1, max=65535, help="Port to listen at.")]
+Port = Annotated[int | None, typer.Option("--port", min=1, max=65535, help="Port to listen on.")]
 KeysDir = Annotated[
     Path | None, typer.Option("--keys", help="Folder of keys (fedcache flower keys).")
 ]
 Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Without TLS and keys: for trying on loopback alone.")
+    bool, typer.Option("--insecure", help="Run without TLS and keys, only for tests on loopback.")
 ]
-SuperLink = Annotated[str, typer.Option("--superlink", help="HOST:PORT of the server.")]
+SuperLink = Annotated[str, typer.Option("--superlink", help="Address of the server, HOST:PORT.")]
 
 
 def plan_of(given: Given, sweep: Sequence[str] | None, **terms: Any) -> Any:
@@ -131,7 +139,8 @@ def plan_of(given: Given, sweep: Sequence[str] | None, **terms: Any) -> Any:
 def app(
     given: Given,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Its directory; default ./fedcache-METHOD.")
+        Path | None,
+        typer.Option("--out", "-o", help="Directory of the app. Default: ./fedcache-METHOD."),
     ] = None,
     sweep: Sweep = None,
     sites: Sites = 2,
@@ -171,14 +180,14 @@ def app(
 @command("flower keys")
 def keys(
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder of the keys; what is there stays.")
+        Path, typer.Option("--out", "-o", help="Folder for the keys; existing keys are kept.")
     ],
     sites: Annotated[
         list[str] | None, typer.Option("--sites", help="Names of the sites, comma-separated.")
     ] = None,
     host: Annotated[
         list[str] | None,
-        typer.Option("--host", help="Addresses or names at which sites reach the server."),
+        typer.Option("--host", help="Addresses or host names under which sites reach the server."),
     ] = None,
 ) -> CommandResult:
     """Make a local certificate authority, the server's certificate and a key for every site.
@@ -190,7 +199,7 @@ def keys(
     made = make_keys(out, names, hosts)
     lines = [f"{made.path}", f"fedcache flower server --keys {shell_word(made.path)} --port 8000"]
     lines += [
-        f"Hand {made.site(name)} to {name}, and nothing else of the folder." for name in made.nodes
+        f"Give {made.site(name)} to {name}, and nothing else of the folder." for name in made.nodes
     ]
     known = {name: str(made.site(name)) for name in made.nodes}
     return CommandResult({"path": str(made.path), "ca": str(made.ca), "sites": known}, lines)
@@ -204,7 +213,9 @@ def server(
     insecure: Insecure = False,
     host: Annotated[
         str | None,
-        typer.Option("--host", help="Address to listen at; all with keys, else loopback."),
+        typer.Option(
+            "--host", help="Address to listen on. Default: all addresses with keys, else loopback."
+        ),
     ] = None,
     port: Port = 8000,
 ) -> CommandResult:
@@ -227,20 +238,25 @@ def server(
 def site(
     observer: TerminalObserver,
     shard: Annotated[
-        Path, typer.Option("--shard", help="The client's own store (fedcache shard, or extract).")
+        Path,
+        typer.Option(
+            "--shard", help="Store of this client (from `fedcache shard` or `fedcache extract`)."
+        ),
     ],
     superlink: SuperLink,
     keys: Annotated[
-        Path | None, typer.Option("--keys", help="What the site was handed: ca.crt and node.key.")
+        Path | None, typer.Option("--keys", help="Folder with the site's ca.crt and node.key.")
     ] = None,
     insecure: Insecure = False,
     name: Annotated[
-        str | None, typer.Option("--name", help="Of the client; a shard of fedcache has its own.")
+        str | None,
+        typer.Option("--name", help="Name of the client. Default: the name in the shard."),
     ] = None,
     masked_only: Annotated[
         bool,
         typer.Option(
-            "--masked-only", help="Send no upload but under secure aggregation (app --secure)."
+            "--masked-only",
+            help="Send uploads only under secure aggregation (`fedcache flower app --secure`).",
         ),
     ] = False,
     port: Port = None,
@@ -277,7 +293,10 @@ def names(
     port: Port = 8000,
     forget: Annotated[
         list[str] | None,
-        typer.Option("--forget", help="Names that are free again, comma-separated."),
+        typer.Option(
+            "--forget",
+            help="Site names to release, comma-separated; another key can then use them.",
+        ),
     ] = None,
 ) -> CommandResult:
     """List the names of sites that belong to a key at this machine's server, or forget some.
@@ -344,7 +363,8 @@ def up(
         Path, typer.Option("--shards", help="A directory of client stores (fedcache shard).")
     ],
     tls: Annotated[
-        bool, typer.Option("--tls", help="With certificates and node keys, made for it.")
+        bool,
+        typer.Option("--tls", help="Use certificates and node keys, which are made for this run."),
     ] = False,
     sweep: Sweep = None,
     like: Like = "",
@@ -353,7 +373,7 @@ def up(
     secure: Secure = False,
     secure_bound: SecureBound = 8.0,
     port: Port = None,
-    logs: Annotated[Path | None, typer.Option("--logs", help="Keep the logs here.")] = None,
+    logs: Annotated[Path | None, typer.Option("--logs", help="Directory for the logs.")] = None,
 ) -> CommandResult:
     """Try it on loopback: a server, a site for every shard of a directory, one run, and all of it gone afterwards.
 
@@ -418,7 +438,7 @@ def _ended(last: dict[str, Any]) -> CommandResult:
         mean = run["result"]["accuracy"]["mean"]
         shown = "not scored"
         if mean is not None:
-            shown = f"{100 * mean:.2f} % as the sites claim"
+            shown = f"{100 * mean:.2f} % as reported by the sites"
         what = " ".join([run["result"]["method"], *(f"{k}={v}" for k, v in run["sweep"].items())])
         if run["reused"]:
             shown += " (stored)"

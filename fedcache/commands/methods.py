@@ -50,14 +50,14 @@ def methods_list() -> CommandResult:
         )
         for e in entries
     ]
-    names = ("method", "what it does", "clients read", "sends", "bytes", "fidelity", "paper")
+    names = ("method", "description", "clients read", "sends", "bytes", "fidelity", "paper")
     shown = TextTable("", names, rows, right=("sends", "bytes"))
-    lines = [f"Scalars and bytes that one client sends in a round, at {sizes.source}."]
+    lines = [f"Scalars and bytes that one client sends per round, with {sizes.source}."]
     others = [{"name": p.name, "origin": p.origin} for p in plugins("methods").values()]
     # What a method of another package sends is not counted: the catalogue was written without it.
     for plugin in plugins("methods").values():
-        rows.append((plugin.name, f"from outside: {plugin.origin}", "", "", "", "", ""))
-        lines.append(f"From outside: {plugin.name} ({plugin.origin})")
+        rows.append((plugin.name, f"plug-in: {plugin.origin}", "", "", "", "", ""))
+        lines.append(f"Plug-in: {plugin.name} ({plugin.origin})")
     return CommandResult({"methods": [*entries, *others]}, lines, renderables=[shown], listing=True)
 
 
@@ -124,18 +124,18 @@ def methods_info(name: Name) -> CommandResult:
     }
     lines = [f"{m.name}: {m.summary}", m.paper]
     if plugin is not None:
-        lines.append(f"From outside: {origin}.")
+        lines.append(f"Plug-in: {origin}.")
     share: str | float = "all"
     if d.participation is not None:
         share = d.participation
-    reads = ", ".join(sorted(m.needs)) or "features alone"
+    reads = ", ".join(sorted(m.needs)) or "features only"
     setting = f"{d.scheme}, {d.clients} clients, {share} a round"
     lines.append(f"Paper's setting: {setting}, {d.rounds} rounds.")
     lines.append(f"Reads {reads}; fidelity {facts.fidelities(m)}.")
     if waits is None:
-        lines.append("Takes --asynchronous.")
+        lines.append("Supports --asynchronous.")
     else:
-        lines.append(f"Takes no --asynchronous: {waits}.")
+        lines.append(f"Does not support --asynchronous: {waits}.")
     received = f"{sends['down']:,} in a round"
     if sends["first_down"] != sends["down"]:
         received += f" ({sends['first_down']:,} in the first)"
@@ -165,9 +165,13 @@ def methods_info(name: Name) -> CommandResult:
     if sides:
         decided = [(s["d"], s["switch"], s["paper"], s["official"]) for s in sides]
         shown.append(
-            TextTable("where paper and code differ", ("D", "switch", "paper", "official"), decided)
+            TextTable(
+                "where the paper and the released code differ",
+                ("D", "switch", "paper", "official"),
+                decided,
+            )
         )
     if parts:
-        columns = ("tensors", "dtype", "what they are", "what they tell", "with --dp-noise")
+        columns = ("tensors", "dtype", "meaning", "what the server can learn", "with --dp-noise")
         shown.append(TextTable("what leaves a client in a round", columns, facts.cells(parts)))
     return CommandResult(data, lines, renderables=shown)

@@ -27,7 +27,7 @@ def personalise(observer: TerminalObserver, given: Given, run: RunName) -> Comma
     request = configured(PersonaliseOptions, given)
     if request.store is None:
         raise UsageError(
-            "--store says whose rows the model is made of; it is missing.", "--store newcomer.zarr"
+            "Missing option --store: the rows of the new client.", "--store newcomer.zarr"
         )
     # The run is looked up before torch is imported, so that a wrong name is refused at once.
     place = find_model(run, model)
@@ -54,6 +54,6 @@ def personalise(observer: TerminalObserver, given: Given, run: RunName) -> Comma
         lines.append(f"accuracy {accuracy} %{interval} on {measured.rows:,} test rows of the store")
     lines += [
         str(found.path),
-        f"It classifies:  fedcache predict {shell_word(found.path)} photo.jpg",
+        f"Next:  fedcache predict {shell_word(found.path)} photo.jpg",
     ]
     return CommandResult(found.to_dict(), lines, Exit.OK)

@@ -43,7 +43,10 @@ def ls(
     observer: TerminalObserver,
     dataset: Dataset = None,
     privacy: Annotated[
-        bool, typer.Option("--privacy", help="List what private runs have spent together.")
+        bool,
+        typer.Option(
+            "--privacy", help="List the privacy budget that private runs have spent together."
+        ),
     ] = False,
 ) -> CommandResult:
     """List the stores and what they hold; with --dataset only that one.
@@ -57,7 +60,7 @@ def ls(
     Example: fedcache ls --dataset digits
     """
     if privacy and dataset is not None:
-        raise UsageError("ls --privacy takes no --dataset.", "fedcache ls --privacy")
+        raise UsageError("ls --privacy does not take --dataset.", "fedcache ls --privacy")
     if privacy:
         return list_privacy(observer)
     home = Home.from_environment()
@@ -146,8 +149,8 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
         made = {(run, seed) for seed in entry.result["seeds"]}
         if cost.get("noise") and not cost.get("simulation", True) and not made <= known:
             observer.warn(
-                f"The run {run} drew noise that the ledger does not know of: lines are missing, or it was made under "
-                "another home. More was spent than is shown."
+                f"The run {run} drew noise that is not in the ledger: lines are missing, or the run was "
+                "trained under another FEDCACHE_HOME. More privacy was spent than is shown."
             )
     # One row for each partition, then one for each dataset whose rows are in several partitions.
     spent = totals(releases)
@@ -161,9 +164,9 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
         rows.append((t.dataset, partition, clients, *counts, f"{t.delta:g}", epsilon_words(t)))
     if several:
         observer.note(
-            "A row `all` bounds what all partitions of a dataset together tell about any one of its rows. It also "
-            "bounds what they tell about a client whose rows belong to one client in each of them, as with and without "
-            "--validation."
+            "A row `all` bounds the privacy loss of any single row over all partitions of a dataset "
+            "together. It also bounds the loss of a client whose rows belong to one client in each "
+            "partition, as with and without --validation."
         )
     names = ("dataset", "partition", "clients", "runs", "seeds", "rounds", "delta", "epsilon")
     shown = [TextTable("", names, rows, right=names[2:])]
@@ -171,7 +174,7 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
     if not rows:
         shown = []
         lines = [
-            "No private run was made in this home.",
+            "There is no private run in this fedcache home.",
             "fedcache train --method fedavg --dp-clip 1 --dp-noise 1 --dp-allow evaluation",
         ]
     data = {
@@ -188,7 +191,7 @@ FIRST = 20
 Where = Annotated[
     str | None,
     typer.Argument(
-        help="A store, its name, or the address of a published store; default the one last used.",
+        help="A store, its name, or the address of a published store; Default: the store used last.",
         show_default=False,
         autocompletion=OF_FIELDS["store"],
     ),
@@ -297,7 +300,7 @@ def inspect(
         others = len(bad) - FIRST
         lines.append(f"            and {others:,} more, which {QUARANTINE} and --json list")
     if vanished:
-        lines.append(f"vanished    {vanished:,} rows of {holds} that are no longer in the dataset")
+        lines.append(f"vanished    {vanished:,} rows of {holds} that were removed from the dataset")
     if "held_out" in opened.dataset:
         lines.append(f"test set    {opened.dataset['held_out']}")
     shown_classes = ", ".join(classes)
@@ -314,7 +317,7 @@ def inspect(
     for array in unfinished:
         name = array["name"]
         kept = f"{array['kept']} of {array['chunks']}"
-        lines.append(f"unfinished  {name}: {kept} chunks; the same extract command goes on")
+        lines.append(f"unfinished  {name}: {kept} chunks; the same extract command resumes")
     tables = []
     if arrays:
         tables.append(table_of_arrays(arrays))
@@ -373,7 +376,7 @@ def text_of(store: Store) -> list[str]:
     lines = []
     for name, entries in sorted(store.texts.items()):
         # The last templates are the current ones; the others are kept, so that they need not be computed again.
-        current = quoted(entries[-1]["templates"]) or "from the file of embeddings"
+        current = quoted(entries[-1]["templates"]) or "from the ingested file"
         others = len(entries) - 1
         more = ""
         if others:
@@ -446,11 +449,16 @@ def gc(
     days: Annotated[
         float,
         typer.Option(
-            "--days", min=0.0, help="Idle days after which what is unfinished is given up."
+            "--days",
+            min=0.0,
+            help="Days without progress after which unfinished work counts as abandoned.",
         ),
     ] = 7.0,
     delete: Annotated[
-        bool, typer.Option("--delete", help="Delete what is listed; without it nothing changes.")
+        bool,
+        typer.Option(
+            "--delete", help="Delete the listed files; without this option nothing is deleted."
+        ),
     ] = False,
 ) -> CommandResult:
     """List what nothing will read again; --delete removes it.

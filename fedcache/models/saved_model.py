@@ -1026,43 +1026,43 @@ class ModelOptions:
 
     client: str | None = option(
         None,
-        "Whose model, of a method that trains one for each client.",
+        "Use the personal model of this client.",
         MODEL,
-        default_text="the one for all",
+        default_text="none; the global model",
     )
     one_for_all: bool = option(
         False,
-        "The server's model, where a method trains personal ones beside it.",
+        "Use the server's model, for a method that also trains personal models.",
         MODEL,
         name="--global",
     )
     seed: str | None = option(
         None,
-        "A seed of the run, or all: their mean probability.",
+        "Seed of the run, or all to average the probabilities of all seeds.",
         MODEL,
-        default_text="the run's first",
+        default_text="the first seed of the run",
     )
     temperature: float | None = option(
         None,
-        "Scores are divided by it before the softmax.",
+        "Divide the scores by this temperature before the softmax.",
         MODEL,
-        default_text="that fitted in training, or 1",
+        default_text="the temperature fitted in training, else 1",
     )
     weights: Mapping[str, str] = option(
         {},
-        "NAME=FILE, a backbone's local weights; repeatable.",
+        "NAME=FILE: local weights of a backbone. Repeatable.",
         MODEL,
-        default_text="looked for by name",
+        default_text="searched by name",
     )
     backbone: tuple[str, ...] = option(
         (),
-        "A module: backbone that the model reads and whose code you trust.",
+        "A backbone module:MODULE:FACTORY that the model reads and whose code you trust.",
         MODEL,
         default_text="none",
     )
     runs: str | None = option(
         None,
-        "Directory of the runs, instead of the one under FEDCACHE_HOME.",
+        "Directory of results.",
         MODEL,
         path=True,
         default_text="$FEDCACHE_HOME/runs",
@@ -1080,30 +1080,33 @@ class PredictOptions:
 
     store: str | None = option(
         None,
-        "Rows of a store, by directory or a name of `fedcache ls`.",
+        "Predict the rows of a store: a directory or a name of `fedcache ls`.",
         ROWS,
         path=True,
         remote=True,
         default_text="none",
     )
     split: str = option(
-        "all", "Which rows of --store.", ROWS, choices=("all", "train", "test", "validation")
+        "all",
+        "Which split of --store to use.",
+        ROWS,
+        choices=("all", "train", "test", "validation"),
     )
     embeddings: str | None = option(
         None,
-        "Features in place of images: .npz, .npy, .h5, .parquet or .safetensors.",
+        "Predict from features instead of images: .npz, .npy, .h5, .parquet or .safetensors.",
         ROWS,
         path=True,
         default_text="none",
     )
-    top: int = option(1, "Classes to name for each row.", RESULT, minimum=1)
+    top: int = option(1, "Number of classes to list for each row.", RESULT, minimum=1)
     out: str | None = option(
         None,
-        "Write all rows here: FILE.csv, .jsonl or .parquet.",
+        "Write all predictions to FILE.csv, .jsonl or .parquet.",
         RESULT,
         short="-o",
         path=True,
-        default_text="nowhere",
+        default_text="not written",
     )
 
 
@@ -1114,7 +1117,7 @@ class EvaluateOptions:
     dataset: str | None = option(None, DATASET, ROWS, short="-d", default_text="none")
     store: str | None = option(
         None,
-        "Rows of a store, by directory or a name of `fedcache ls`.",
+        "Evaluate on the rows of a store: a directory or a name of `fedcache ls`.",
         ROWS,
         path=True,
         remote=True,
@@ -1122,30 +1125,33 @@ class EvaluateOptions:
     )
     embeddings: str | None = option(
         None,
-        "Features with labels: .npz, .h5, .parquet or .safetensors.",
+        "Evaluate on features with labels: .npz, .h5, .parquet or .safetensors.",
         ROWS,
         path=True,
         default_text="none",
     )
     split: str = option(
-        "all", "Which of these rows.", ROWS, choices=("all", "train", "test", "validation")
+        "all",
+        "Which split of these rows to use.",
+        ROWS,
+        choices=("all", "train", "test", "validation"),
     )
     client_prior: str = option(
         "none",
-        "Score each client's own test rows also with what it knows of its class shares.",
+        "Also score each client's own test rows with a prior from the client's class shares.",
         ROWS,
         choices=CLIENT_PRIORS,
     )
     with_images: bool = option(
-        False, "In FILE.html also the images of the most confident mistakes.", RESULT
+        False, "Also show the images of the most confident mistakes in FILE.html.", RESULT
     )
     out: str | None = option(
         None,
-        "Write everything here: FILE.html, .csv or .json.",
+        "Write all results to FILE.html, .csv or .json.",
         RESULT,
         short="-o",
         path=True,
-        default_text="nowhere",
+        default_text="not written",
     )
 
 
@@ -1155,32 +1161,35 @@ class PersonaliseOptions:
 
     store: str | None = option(
         None,
-        "The new client's rows: a store, by directory or a name of `fedcache ls`.",
+        "Rows of the new client: a store directory or a name of `fedcache ls`.",
         ROWS,
         path=True,
         remote=True,
-        default_text="none; name one",
+        default_text="none; required",
     )
     name: str | None = option(
-        None, "Of the new client.", MODEL, default_text="that of the shard, or of the store"
+        None,
+        "Name of the new client.",
+        MODEL,
+        default_text="the client name of the shard, else the name of the store",
     )
     set: Mapping[str, str] = option(
         {},
-        "key=value of the method, in place of the run's. Repeatable.",
+        "key=value: a hyperparameter that differs from the run. Repeatable.",
         MODEL,
         once=True,
-        default_text="the run's",
+        default_text="the values of the run",
     )
     rounds: int | None = option(
         None,
-        "Of local training, each of the run's number of epochs.",
+        "Rounds of local training; each round trains the run's number of epochs.",
         MODEL,
         minimum=0,
-        default_text="the run's",
+        default_text="the rounds of the run",
     )
     out: str | None = option(
         None,
-        "The model file, .safetensors; one that is there is kept.",
+        "Model file to write, .safetensors. An existing file is kept.",
         RESULT,
         short="-o",
         path=True,
@@ -1194,18 +1203,20 @@ class ExportOptions:
 
     out: str | None = option(
         None,
-        "A folder, or a file ending in .onnx, .pt2, .safetensors or .joblib.",
+        "Folder, or file ending in .onnx, .pt2, .safetensors or .joblib.",
         RESULT,
         short="-o",
         path=True,
-        default_text="none; say one",
+        default_text="none; required",
     )
     kind: str | None = option(
         None,
-        "What is written.",
+        "Output format.",
         RESULT,
         name="--format",
-        default_text="that of the ending of -o",
+        default_text="by the ending of --out",
         choices=("folder", "onnx", "torch", "safetensors", "sklearn"),
     )
-    force: bool = option(False, "Write over what is there; other files of a folder stay.", RESULT)
+    force: bool = option(
+        False, "Overwrite an existing file; other files of a folder are kept.", RESULT
+    )

@@ -98,29 +98,54 @@ class ColumnChoice:
 
     features: tuple[str, ...] = option(
         (),
-        "Columns of features, or what those of a wide table begin with.",
+        "Columns of the features, or the common beginning of their names in a wide table.",
         DATA,
         name="--features-key",
+        default_text="detected by name, e.g. features, embeddings or X",
     )
-    label: str | None = option(None, "Column of labels.", DATA, name="--label-key")
-    split: str | None = option(None, "Column of train, test, validation.", DATA, name="--split-key")
-    row_name: str | None = option(None, "Column that names the rows.", DATA, name="--name-key")
-    domain: str | None = option(None, "Column of domains.", DATA, name="--domain-key")
+    label: str | None = option(
+        None,
+        "Column of the labels.",
+        DATA,
+        name="--label-key",
+        default_text="detected by name, e.g. label, y, target or class",
+    )
+    split: str | None = option(
+        None,
+        "Column that assigns rows to train, test and validation.",
+        DATA,
+        name="--split-key",
+        default_text="detected by name",
+    )
+    row_name: str | None = option(
+        None,
+        "Column of the row names.",
+        DATA,
+        name="--name-key",
+        default_text="detected by name, e.g. name, id or path",
+    )
+    domain: str | None = option(
+        None,
+        "Column of the domains.",
+        DATA,
+        name="--domain-key",
+        default_text="detected by name: domain or domains",
+    )
     groups: tuple[str, ...] | None = option(
         None,
-        "The only columns to keep as groups.",
+        "Columns to keep as groups; all others are ignored.",
         DATA,
         name="--group-key",
-        default_text="all that can be",
+        default_text="every column that can be a group",
     )
     no_label: tuple[str, ...] = option(
         (),
-        "Labels that mean that none is known, e.g. -1 or NA,?.",
+        'Values of the label column that mean "no label", e.g. -1 or NA,?.',
         DATA,
         default_text="empty values",
     )
     unlabelled: bool = option(
-        False, "The file has no labels, whatever its columns are called.", DATA
+        False, "Treat the file as unlabelled, whatever its columns are called.", DATA
     )
 
     def options(self) -> list[str]:
