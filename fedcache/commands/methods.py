@@ -129,7 +129,7 @@ def methods_info(name: Name) -> CommandResult:
     if d.participation is not None:
         share = d.participation
     reads = ", ".join(sorted(m.needs)) or "features only"
-    setting = f"{d.scheme}, {d.clients} clients, {share} a round"
+    setting = f"{d.scheme}, {d.clients} clients, {share} per round"
     lines.append(f"Paper's setting: {setting}, {d.rounds} rounds.")
     lines.append(f"Reads {reads}; fidelity {facts.fidelities(m)}.")
     if waits is None:

@@ -257,7 +257,7 @@ def runs_show(name: RunName, root: Root = None) -> CommandResult:
         "dataset": dataset,
         "backbones": " + ".join(r["arrays"]),
         "partition": f"{partition}: {clients} clients",
-        "rounds": f"{rounds}, {r['participation']} clients a round",
+        "rounds": f"{rounds}, {r['participation']} clients per round",
         "seeds": " ".join(map(str, r["seeds"])),
         "computed": f"{execution}, {r['device']}",
         "directory": str(entry.path),

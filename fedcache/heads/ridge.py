@@ -468,12 +468,13 @@ def _singular(
         hint = f"Regularise more, for example --set {switch}={works / unit:.1g}"
     else:
         hint = (
-            f"No {switch} helps: the features differ so much in size that it would decide the model. Bring them to one "
-            "size with --set feat_post=standardize, or remove those that are constant."
+            f"No value of {switch} helps, because the features differ too much in scale. Standardise them "
+            "with --set feat_post=standardize, or remove constant features."
         )
     return FederatedRunError(
-        f"The linear system with {switch}={ridge / unit:g} is not positive definite: some of its {variances.shape[-1]} "
-        "features are constant, or sums of others, or outnumber the rows, or an upload lies.",
+        f"The linear system with {switch}={ridge / unit:g} is not positive definite: some of its "
+        f"{variances.shape[-1]} features are constant or linearly dependent, there are more features than "
+        "rows, or an upload is wrong.",
         hint,
     )
 

@@ -84,9 +84,9 @@ def recall_last(home: Home) -> tuple[Path, str] | None:
         found = read_sealed(home.last, LAST)
     except CorruptionError as error:
         raise CorruptionError(
-            f"{error.message} So which dataset was extracted last is not known.",
-            "Name the one you mean: --dataset NAME or --store NAME; `fedcache ls` lists stores. The next extraction "
-            "notes the dataset again.",
+            f"{error.message} So fedcache does not know which dataset was extracted last.",
+            "Choose one with --dataset NAME or --store NAME; `fedcache ls` lists stores. The next "
+            "extraction records the dataset again.",
         ) from error
     if found is None:
         return None
@@ -169,16 +169,16 @@ def leftovers_of_stores(home: Home) -> Iterator[tuple[Path, str]]:
     for store in _not_locked(home):
         for path in leftover_files(store):
             if not is_being_written(path):
-                yield path, "neither the manifest nor a journal knows it"
+                yield path, "listed neither in the manifest nor in a journal"
         for key in store.arrays:
             journal = journal_path(store.path, key)
             if journal.exists():
                 yield (
                     journal,
-                    f"{key} is complete, and a killed process was about to remove its journal",
+                    f"{key} is complete; a killed process left its journal",
                 )
         for note in sorted(store.path.glob("locks/*.json")):
-            yield note, "a killed process held this lock"
+            yield note, "lock of a killed process"
 
 
 def given_up_arrays(home: Home, idle_days: float) -> Iterator[tuple[Path, str]]:
@@ -195,7 +195,10 @@ def given_up_arrays(home: Home, idle_days: float) -> Iterator[tuple[Path, str]]:
             touched = (f.stat().st_mtime for f in (journal.path, *folder.rglob("*")))
             days = (time.time() - max(touched)) / DAY
             if days >= idle_days:
-                kept = f"{len(journal.chunks)} of {journal.count} chunks of an array that was left {days:,.0f} days ago"
+                kept = (
+                    f"{len(journal.chunks)} of {journal.count} chunks of an unfinished extraction; last "
+                    f"change {days:,.0f} days ago"
+                )
                 yield journal.path, f"the journal of {kept}"
                 if folder.exists():
                     yield folder, kept
@@ -212,7 +215,7 @@ def old_stores(home: Home) -> Iterator[tuple[Path, str]]:
             if not _is_locked(place):
                 yield (
                     place,
-                    f"{slug} has been extracted again with other content, into {max(places)[1].name}",
+                    f"{slug} was extracted again with other content, into {max(places)[1].name}",
                 )
 
 

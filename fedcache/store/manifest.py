@@ -120,8 +120,8 @@ def join_command(path: Path) -> str:
 def no_store(path: Path, dataset: Mapping[str, Any]) -> StoreError:
     """The error of a part where a whole store is meant."""
     return StoreError(
-        f"{path} is {part_of(dataset)} of a store, and no store by itself.",
-        f"Join the parts when all are finished:  {join_command(path)}",
+        f"{path} is {part_of(dataset)} of a store, not a whole store.",
+        f"When all parts are finished, join them:  {join_command(path)}",
     )
 
 
@@ -228,14 +228,14 @@ def read_manifest(store: Path) -> Manifest:
             # looked for last: a store may appear here, whole, at any moment
             if (store / NAME).exists():
                 return read_manifest(store)
-            raise _corrupt(store, "is missing, and the rest of a store is there") from error
+            raise _corrupt(store, "is missing, but the other files of a store exist") from error
         what = "does not exist"
         named = "digits"
         made = "Make one"
         if store.is_dir():
             what = "is a directory but not a fedcache store"
             named = f"folder:{store}"
-            made = "Of a folder of images one is made"
+            made = "To make a store from a folder of images"
         elif store.exists():
             what = "is a file, not a fedcache store"
         command = shlex.join(
@@ -256,13 +256,13 @@ def parse_manifest(raw: bytes, store: Path | str) -> Manifest:
     version = data.get("format")
     if version not in (FORMAT, PUBLISHED):
         raise StoreError(
-            f"{store} has format {version}, this fedcache reads {FORMAT} and {PUBLISHED}.",
+            f"{store} has format {version}, but this fedcache reads only {FORMAT} and {PUBLISHED}.",
             "Upgrade fedcache to read it.",
         )
     try:
         return _parse(data)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _corrupt(store, f"has a field that is wrong ({error})") from error
+        raise _corrupt(store, f"has an invalid field ({error})") from error
 
 
 def was_store(path: Path) -> bool:
@@ -361,8 +361,9 @@ _mapping = partial(_typed, kind=dict, called="an object")
 def _corrupt(store: Path | str, why: str) -> FedcacheError:
     return CorruptionError(
         f"{store}/{NAME} {why}.",
-        "Nothing else says what is whole, so `fedcache repair` cannot make it. Restore the file from a copy, or:  "
-        f"mv {shell_word(store)} {shell_word(f'{store}.damaged')}   and run the command that made this store again.",
+        "`fedcache repair` cannot make this file again, because no other file has its content. Restore "
+        f"the file from a copy, or:  mv {shell_word(store)} {shell_word(f'{store}.damaged')}   and run "
+        "the command that made this store again.",
     )
 
 
@@ -419,17 +420,17 @@ def select_arrays(
     features = {k: a for k, a in arrays.items() if a.dtype != "uint8"}
     if not names:
         if not features:
-            raise StoreError(f"{store} holds no features yet.", "fedcache extract --help")
+            raise StoreError(f"{store} has no features yet.", "fedcache extract --help")
         return list(features)
     chosen = []
     for name in names:
         found = match_arrays(features, name)
         listed = ", ".join(features) or "no features"
-        hint = f"It has {listed}; each of these names means one array."
+        hint = f"It has {listed}; each of these names selects one feature set."
         if not found:
             raise StoreError(f"{store} has no features of {name!r}.", hint)
         if len(found) > 1:
-            raise UsageError(f"{store} has {len(found)} arrays of {name!r}.", hint)
+            raise UsageError(f"{store} has {len(found)} feature sets of {name!r}.", hint)
         chosen += found
     return list(dict.fromkeys(chosen))
 
@@ -508,7 +509,7 @@ def read_quarantine(store: Path, manifest: Manifest) -> dict[int, tuple[str, str
             if 0 <= e["row"] < manifest.rows
         }
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _damaged(path, "is not what fedcache writes") from error
+        raise _damaged(path, "was not written by fedcache") from error
 
 
 def _damaged(path: Path, why: str) -> FedcacheError:
@@ -756,17 +757,17 @@ def no_text_features(store: Path, backbone: str) -> FedcacheError:
     """The error for text features that are not there."""
     return StoreError(
         f"{store.name} has no text features of {backbone}.",
-        f"fedcache extract --store {shell_word(store)} --backbones {shell_word(backbone)}, "
-        "with --dataset and the options it was begun with",
+        f"fedcache extract --store {shell_word(store)} --backbones {shell_word(backbone)}, with --dataset "
+        "and its other options",
     )
 
 
 def nothing_is_added(place: Path | str) -> FedcacheError:
     """The error for a change of a published store."""
     return StoreError(
-        f"{place} is a published store, to which nothing is added.",
-        "Change the store it was published from; then  fedcache publish STORE "
-        f"{shell_word(place)}   publishes it anew.",
+        f"{place} is a published store, which cannot be changed.",
+        "Change the store that it was published from, then publish it again:  fedcache publish STORE "
+        f"{shell_word(place)}",
     )
 
 
@@ -774,6 +775,6 @@ def check_name(what: str, name: str) -> None:
     """Refuse what cannot be the name of a file. Raises UsageError."""
     if not SAFE.fullmatch(name):
         raise UsageError(
-            f"{what} name {name!r} is not usable as a file name.",
+            f"{what} name {name!r} cannot be used as a file name.",
             "Use letters, digits, '.', '_' and '-', beginning with a letter or digit, at most 128.",
         )

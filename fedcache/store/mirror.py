@@ -80,7 +80,9 @@ def _mirrored(place: str) -> Path:
     """The mirror of the store that is published at a place, made or found."""
     home = Home.from_environment()
     if home.offline and is_store_address(place):
-        raise MachineError(f"{place} is not read: downloads are off.", "unset FEDCACHE_OFFLINE")
+        raise MachineError(
+            f"{place} cannot be read, because downloads are disabled.", "unset FEDCACHE_OFFLINE"
+        )
     source = open_source(place)
     raw, manifest = published_manifest(source)
     version = digest_of([place, sha256_hex(raw)])[:16]
@@ -105,7 +107,7 @@ def idle_mirrors(home: Home, idle_days: float) -> Iterator[tuple[Path, str]]:
             opened = path
         days = (time.time() - opened.stat().st_mtime) / 86_400
         if days >= idle_days:
-            yield path, f"a copy of a published store, which nobody has opened for {days:,.0f} days"
+            yield path, f"copy of a published store; not opened for {days:,.0f} days"
 
 
 def published_manifest(source: ByteSource) -> tuple[bytes, Manifest]:
@@ -113,9 +115,9 @@ def published_manifest(source: ByteSource) -> tuple[bytes, Manifest]:
     try:
         raw = source.get(NAME)
     except FileNotFoundError as error:
-        what = f"{source.place} holds no store: there is no {NAME}."
+        what = f"{source.place} is not a store: it has no {NAME}."
         if source.size(MARK) is not None:
-            what = f"{source.place} is a publication that was not completed."
+            what = f"The publication at {source.place} was not completed."
         raise StoreError(what, publish_again(source)) from error
     try:
         return raw, parse_manifest(raw, source.place)
@@ -176,7 +178,7 @@ def checked_file(source: ByteSource, name: str, digest: str) -> bytes:
 def _other_bytes(source: ByteSource, what: str) -> FedcacheError:
     return CorruptionError(
         f"{source.place}: {what}.",
-        f"Run the same command again, in case it is being published at this moment. {publish_again(source)}",
+        f"Run the same command again, because it may be published right now. {publish_again(source)}",
     )
 
 

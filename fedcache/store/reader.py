@@ -50,14 +50,14 @@ def open_reader(store: Path, manifest: Manifest, key: str) -> Reader:
     """The reader of a complete feature array. Raises StoreError, for an array that is unfinished or not there."""
     info = manifest.arrays.get(key)
     if info is None:
-        what = "not there"
+        what = "missing"
         for begun in unfinished_arrays(store, manifest.arrays):
             if begun["name"] == key:
                 what = "unfinished ({kept} of {chunks} chunks)".format(**begun)
         complete = ", ".join(sorted(manifest.arrays)) or "none"
         raise StoreError(
-            f"{key} in {store} is {what}; complete arrays: {complete}.",
-            "Run the `fedcache extract` command that makes it; it resumes where it stopped.",
+            f"{key} in {store} is {what}; complete feature sets: {complete}.",
+            "Run its `fedcache extract` command again to resume.",
         )
     place = origin_of(store)
     mirror = None
@@ -148,8 +148,10 @@ class Reader:
             last = int(wanted.max())
             if first < 0 or last >= self.shape[0]:
                 raise StoreError(
-                    f"Rows {first} to {last} were requested of {self.key}, which has {self.shape[0]}.",
-                    "The row numbers are another store's: make the partition again with fedcache partition.",
+                    f"Rows {first} to {last} of {self.key} were requested, but it has {self.shape[0]} "
+                    "rows.",
+                    "The row numbers belong to another store. Make the partition again with fedcache "
+                    "partition.",
                 )
         size = self.info.chunk_rows
         numbers = wanted // size

@@ -111,9 +111,10 @@ class Store:
             if keys := forgotten_arrays(place, manifest):
                 arrays = ", ".join(keys)
                 raise CorruptionError(
-                    f"{place / 'manifest.json'} is older than the store: it does not list {arrays}, which its "
-                    "history tells were finished.",
-                    f"Put the newer manifest.json back; or remove {place / 'features' / keys[0]}, then extract again.",
+                    f"{place / 'manifest.json'} is older than the store: it does not list {arrays}, which "
+                    "are finished according to the history.",
+                    f"Restore the newer manifest.json; or remove {place / 'features' / keys[0]}, then "
+                    "extract again.",
                 )
         return cls(place, manifest)
 

@@ -92,7 +92,7 @@ class WorkerArray:
         if header is None or digest_of(header) != self.header:
             raise MachineError(
                 f"{os.uname().nodename} does not see the store {self.store} that is being written.",
-                "The store must lie on a path that all nodes share, e.g. NFS: give it with --store or FEDCACHE_HOME.",
+                "Put the store on a path that all nodes share, e.g. NFS, with --store or FEDCACHE_HOME.",
             )
 
     def prepare(
@@ -108,7 +108,7 @@ class WorkerArray:
         if chunk < 0 or rows.shape != expected or not expected[0]:
             raise InternalError(
                 f"{self.key}: chunk {chunk} was given shape {rows.shape}, expected {expected}.",
-                f"A chunk has {self.chunk_rows} rows, the last one the rest.",
+                f"A chunk has {self.chunk_rows} rows; the last chunk has the rest.",
             )
         reasons = {
             int(row): str(why)
@@ -199,8 +199,9 @@ class ArrayWriter:
         ):
             dtypes = ", ".join(files.DTYPES)
             raise InternalError(
-                f"{key}: shape {shape}, {dtype}, {chunk_rows} rows a chunk, in a store of {store.rows} rows.",
-                f"Expected shape ({store.rows}, ...), one of {dtypes}, and at least 1 row a chunk.",
+                f"{key}: shape {shape}, {dtype}, {chunk_rows} rows per chunk, in a store of {store.rows} "
+                "rows.",
+                f"Expected shape ({store.rows}, ...), one of {dtypes}, and at least 1 row per chunk.",
             )
         self.store = store
         self.key = key
@@ -318,8 +319,9 @@ class ArrayWriter:
         ]
         listed = "; ".join(changed)
         return StoreError(
-            f"{self.key} was begun in another way: {listed}. Mixed rows would not be comparable.",
-            "Go on with the settings it was begun with, or discard the unfinished part with --fresh.",
+            f"The extraction of {self.key} was started with other settings: {listed}. Mixed rows would "
+            "not be comparable.",
+            "Continue with the earlier settings, or discard the unfinished part with --fresh.",
         )
 
     def _confirm(self) -> None:
@@ -382,8 +384,9 @@ class ArrayWriter:
             if found < 0:
                 what = "is missing"
             raise MachineError(
-                f"{self.key}: a worker wrote chunk {made.chunk} as {made.file}, and here that file {what}.",
-                "The store must lie on a path that all nodes share, e.g. NFS: give it with --store or FEDCACHE_HOME.",
+                f"{self.key}: a worker wrote chunk {made.chunk} as {made.file}, but on this machine that "
+                f"file {what}.",
+                "Put the store on a path that all nodes share, e.g. NFS, with --store or FEDCACHE_HOME.",
             )
         with explain_disk_errors(place, 0):
             made.file.replace(place)
@@ -398,8 +401,8 @@ class ArrayWriter:
     def _refuse_finished(self, chunk: int) -> None:
         if self.finished:
             raise InternalError(
-                f"{self.key} is complete; chunk {chunk} was written again.",
-                "Write missing() chunks only.",
+                f"{self.key} is complete, but chunk {chunk} was written again.",
+                "Write only the chunks of missing().",
             )
 
     def adopt(self, chunk: int, source: Path, crc: int, bad: Mapping[int, str]) -> None:
@@ -510,7 +513,7 @@ def create_store(
     if occupied:
         raise StoreError(
             f"{path} exists and is not a fedcache store.",
-            "Choose another place, or remove what is there.",
+            "Choose another place, or remove the existing files.",
         )
     samples = samples.checked()
     with explain_disk_errors(path, 64 * len(samples.name)):
@@ -538,15 +541,15 @@ def _same(path: Path, dataset: Mapping[str, Any]) -> Manifest:
             "{slug} with digest {digest:.12}".format(**one) for one in (found.dataset, dataset)
         )
         raise StoreError(
-            f"{path} holds {there}, not {wanted}.",
-            "Choose another place, or remove what is there.",
+            f"{path} contains {there}, not {wanted}.",
+            "Choose another place, or remove the existing files.",
         )
     if part_of(found.dataset) != part_of(dataset):
         there = str(part_of(found.dataset) or "a whole store")
         wanted = str(part_of(dataset) or "a whole store")
         raise StoreError(
-            f"{path} holds {there}, not {wanted}.",
-            "Choose another place, or remove what is there.",
+            f"{path} contains {there}, not {wanted}.",
+            "Choose another place, or remove the existing files.",
         )
     return found
 

@@ -163,7 +163,7 @@ def h5_items(path: Path, group: Any, prefix: str = "") -> Iterator[tuple[str, An
     for name in group:
         if not isinstance(group.get(name, getlink=True), h5py.HardLink):
             raise UsageError(
-                f"{path} holds a link ({prefix}{name}) to elsewhere.",
+                f"{path} contains a link ({prefix}{name}) to another file.",
                 "Copy the data into the file.",
             )
         item = group[name]
@@ -315,7 +315,7 @@ def _no_embeddings(path: Path) -> FedcacheError:
         first = path / readable[0]
         hint = f"For example  fedcache ingest {shell_word(first)} --name NAME"
     return UsageError(
-        f"{path} is a folder, and none that clip-retrieval wrote; it holds {some_names(names)}.",
+        f"{path} is a folder, but not an output folder of clip-retrieval; it contains {some_names(names)}.",
         hint,
     )
 

@@ -69,7 +69,7 @@ def read_run(path: Path) -> dict[str, Any] | None:
             "state": DAMAGED,
             "changed": _changed(path),
             "settings": {},
-            "problem": f"The files in {path} are not what a run writes.",
+            "problem": f"The files in {path} were not written by a run.",
             "hint": f"Run its command again, or remove it: fedcache runs rm {shell_word(path.name)}",
         }
 
@@ -464,7 +464,7 @@ class GridIndex:
         problem = record["damaged"] or record.get("error")
         if state == "stopped" and not problem:
             problem = (
-                "The grid is not finished: its process ended, or the end of its record is lost."
+                "The grid is not finished: its process ended, or the end of its record was lost."
             )
         # A search may still add points while it is running.
         total = len(points)

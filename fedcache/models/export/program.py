@@ -262,9 +262,10 @@ def make_program(predictor: Predictor, home: Home, given: Any = None) -> ModelPr
             # Other encoders run another library, or a Python function that makes the inputs.
             if type(encoder) is not ModuleEncoder:
                 raise UsageError(
-                    f"{item.backbone.name} cannot be part of an exported program: it is no torch module that takes "
-                    "pixels.",
-                    "fedcache predict answers with it; -o head.safetensors exports the head, which reads its features.",
+                    f"{item.backbone.name} cannot be part of an exported program, because it is not a "
+                    "torch module that takes pixels.",
+                    "Use fedcache predict, or export only the head, which reads features: -o "
+                    "head.safetensors",
                 )
             encoders.append(encoder)
         inputs, reads = image_inputs([item.recipe for item in planned])
@@ -499,7 +500,9 @@ def check_place(out: Path, kind: str, force: bool) -> None:
     # The nearest existing folder: the others are made when the export is written.
     above = next(p for p in out.absolute().parents if p.exists())
     if not above.is_dir():
-        raise UsageError(f"{above} is a file, and {out} would lie in it.", "Choose another -o.")
+        raise UsageError(
+            f"{above} is a file, so {out} cannot be written inside it.", "Choose another -o."
+        )
     if out.exists() and out.is_dir() != (kind == "folder"):
         found = "folder" if out.is_dir() else "file"
         written = "folder" if kind == "folder" else "file"
@@ -509,7 +512,7 @@ def check_place(out: Path, kind: str, force: bool) -> None:
         )
     if not force and out.exists() and (kind != "folder" or any(out.iterdir())):
         raise StoreError(
-            f"{out} exists and is not empty.", "Choose another -o, or --force to write over it."
+            f"{out} exists and is not empty.", "Choose another -o, or overwrite it with --force."
         )
     missing = [
         name
@@ -720,7 +723,8 @@ def linear_head(predictor: Predictor) -> LinearHead:
             return found
     raise UsageError(
         f"The scores of {name} are not linear in the features, so no coefficients give them.",
-        "fedcache export-model RUN -o DIR, model.onnx, model.pt2 or head.safetensors   takes every method.",
+        "fedcache export-model RUN -o DIR, model.onnx, model.pt2 or head.safetensors   supports every "
+        "method.",
     )
 
 
@@ -774,7 +778,7 @@ def estimator(predictor: Predictor, head: LinearHead) -> Any:
     facts = saved.facts
     if len(facts.classes) < 2:
         raise UsageError(
-            "The model has one class, and a LogisticRegression needs two.",
+            "The model has one class, but a LogisticRegression needs two.",
             "Use -o head.safetensors",
         )
     order = np.argsort(np.array(facts.classes), kind="stable")

@@ -110,8 +110,8 @@ class BenchRun:
             self.observer.note(f"Without {name}: {why}")
         if not here:
             raise MachineError(
-                "None of the backbones is here.",
-                "Name one that is:  --backbones efficientnet-lite0",
+                "None of the backbones is available.",
+                "Give one that is available:  --backbones efficientnet-lite0",
             )
         made = []
         for label, source in self.study.data.items():
@@ -137,7 +137,7 @@ class BenchRun:
                 domains = len(columns_of(store).domains)
                 if domains < deal.domains:
                     self.observer.note(
-                        f"Without {label}, {partition}: the data have {domains} domain."
+                        f"Without {label}, {partition}: the data have only {domains} domain."
                     )
                     continue
                 made += [(Block(label, name, partition), store) for name in names]
