@@ -145,7 +145,8 @@ def _stacked(images: list[NDArray[np.uint8] | None], recipe: Recipe) -> NDArray[
             continue
         if image.shape != shape:
             raise UsageError(
-                f"Images differ in size ({image.shape[1:3]} and {shape[1:3]}), and {recipe.backbone} keeps it.",
+                f"Images differ in size ({image.shape[1:3]} and {shape[1:3]}), but {recipe.backbone} does "
+                "not resize them.",
                 f"Give one size:  --recipe {shell_word(recipe.backbone)}:size=64  (or --size 64)",
             )
         stacked[index] = image

@@ -195,7 +195,8 @@ def check_disk(
         need = math.ceil(need / part.of)
     if need + FULL_DISK_MARGIN > free:
         raise MachineError(
-            f"The features need {need:,} bytes and {FULL_DISK_MARGIN:,} to spare, and {parent} has {free:,} free.",
+            f"The features need {need:,} bytes plus a margin of {FULL_DISK_MARGIN:,}, but {parent} has "
+            f"{free:,} free.",
             "Free some space, choose another place with --store or FEDCACHE_HOME, or extract fewer backbones or views.",
         )
 
@@ -268,7 +269,9 @@ def estimate(
         out.seconds = expected_seconds(data, todo, config, rows)
         if out.seconds:
             out.rate = rows / out.seconds
-        observer.note(f"A few batches timed here: about {out.rate:,.0f} {data.holds}/s.")
+        observer.note(
+            f"Estimated from a few batches on this machine: about {out.rate:,.0f} {data.holds}/s."
+        )
     return out
 
 
@@ -343,7 +346,7 @@ def extract(
         if part is not None:
             place = place_of_part(part, path)
             if done is not None:
-                observer.note(f"{path.name} has all of the dataset: {part} is not needed.")
+                observer.note(f"{path.name} has the whole dataset, so {part} is not needed.")
             elif not fresh:
                 done = finished(
                     place,
@@ -363,7 +366,7 @@ def extract(
             done.skipped = skipped
             if device != "auto":
                 observer.note(
-                    f"--device {device} was not needed: every array is there, nothing is computed."
+                    f"--device {device} has no effect, because all features are stored already."
                 )
             remember_last(home, path, spec)
             return done
@@ -418,7 +421,8 @@ def labels_to_name(spec: str, may_be_labels: Mapping[str, int]) -> FedcacheError
     )
     error = need_labels(spec, may_be_labels)
     return UsageError(
-        error.message, f"Name the columns of labels in the spec: --dataset {shell_word(named)}"
+        error.message,
+        f"Give the label columns in the dataset specification: --dataset {shell_word(named)}",
     )
 
 
@@ -441,8 +445,8 @@ def read_dataset(spec: str, where: Context, observer: Observer) -> Dataset:
         data = open_dataset(spec, replace(where, progress=progress))
     if data.links_left_out:
         observer.warn(
-            f"{counted(data.links_left_out, 'link')} out of the dataset's folder left out; --follow-links reads "
-            "what is behind."
+            f"{counted(data.links_left_out, 'link')} to files outside the dataset's folder left out (to "
+            "read them: --follow-links)."
         )
     return data
 
@@ -456,14 +460,14 @@ def say_dataset(data: Dataset, spec: str, augment: str | None, observer: Observe
         and any(step.name == "flip" for step in parse_policy(augment))
     ):
         observer.note(
-            "Views are not flipped: a mirrored image of this dataset may be of another class."
+            "Views are not flipped, because a mirrored image of this dataset may belong to another class."
         )
     if both := trained_and_tested(data):
         verb = "hold"
         if both == 1:
             verb = "holds"
         observer.warn(
-            f"{counted(both, 'test row')} {verb} what a training row holds, byte for byte."
+            f"{counted(both, 'test row')} {verb} the content of a training row, byte for byte."
         )
 
 
@@ -489,12 +493,13 @@ def images_of_the_program(
     for name in ("layout", *COLUMNS):
         if getattr(config, name) is not None:
             raise UsageError(
-                f"{name} says how files are read, and the images are given.", f"Leave {name} out."
+                f"{name} applies to reading files, but the images are given in memory.",
+                f"Leave {name} out.",
             )
     if config.workers and (why := in_memory.can_travel(images)):
         raise UsageError(
             f"The images cannot be sent to {config.workers} workers: {why}.",
-            "workers=0 reads them here.",
+            "Use workers=0 to read them in this process.",
         )
     data = in_memory.load(images, context)
     if config.limit is not None:
@@ -507,7 +512,7 @@ def place_of_data(home: Home, data: Dataset, observer: Observer) -> Path:
     path = place_of_content(home, data.slug, data.digest)
     if path != home.store(data.slug, data.digest):
         observer.note(
-            f"{path.name} holds the same {data.holds}, under the name they had before: it is used."
+            f"{path.name} contains the same {data.holds} under their earlier name and is used."
         )
     return path
 
@@ -538,7 +543,8 @@ def where_it_can_run(
     here = [p.backbone.name for p in planned if p.backbone.here_only]
     if engine is not None and here:
         raise UsageError(
-            f"{', '.join(here)} is in the memory of this process, which no worker of an engine can load.",
+            f"{', '.join(here)} is only in the memory of this process, so workers of an engine cannot "
+            "load it.",
             "Leave out the engine, or write a factory:  module:PACKAGE.MODULE:FACTORY",
         )
     names = [p.backbone.name for p in planned if p.backbone.cpu_only]
@@ -546,11 +552,14 @@ def where_it_can_run(
         return config
     if config.device.startswith("cuda") or config.dtype not in ("auto", "float32"):
         raise UsageError(
-            f"{', '.join(names)} is computed on the CPU in float32, and {config.device}, {config.dtype} was asked for.",
-            "--device cpu --dtype float32; extract other backbones in a command of their own.",
+            f"{', '.join(names)} is computed on the CPU in float32, but {config.device} and "
+            f"{config.dtype} were requested.",
+            "--device cpu --dtype float32; extract other backbones in a separate command.",
         )
     if config.device == "auto":
-        observer.note(f"Device cpu: the library of {', '.join(names)} computes there.")
+        observer.note(
+            f"Device cpu, because the library of {', '.join(names)} supports only the CPU."
+        )
     return replace(config, device="cpu")
 
 
@@ -563,15 +572,16 @@ def default_dataset(home: Home, observer: Observer) -> str:
     if last is None and (stores := finished_stores(home)):
         named = some_names([store.path.name for store in stores], 5)
         raise UsageError(
-            f"No dataset is named, and which was extracted last is not remembered; {home.stores} holds {named}.",
-            "Name it, for example:  fedcache extract --dataset digits",
+            "No dataset was given, and fedcache does not know which one was extracted last; "
+            f"{home.stores} contains {named}.",
+            "Give one, for example:  fedcache extract --dataset digits",
         )
     spec = "digits"
-    why = "the offline bundle, as nothing was extracted before"
+    why = "the offline dataset, because there is no store yet"
     if last is not None:
         spec = last[1]
-        why = "the one last extracted"
-    observer.note(f"Dataset {spec}: {why} (--dataset chooses another).")
+        why = "the dataset extracted last"
+    observer.note(f"Dataset: {spec} ({why}; change with --dataset).")
     return spec
 
 
@@ -693,7 +703,7 @@ def compute(
     wanted = text_of_part(part, wanted)
     if not data.classes and any(item.backbone.text_width is not None for item in planned):
         observer.note(
-            "The dataset has no classes, so there are no text features, which some methods need."
+            "The dataset has no classes, so it has no text features, which some methods need."
         )
     text = planning.missing_text(store, planned, wanted)
     states = {job.key: "complete" if job.key in store.arrays else "new" for job in jobs}

@@ -141,7 +141,10 @@ def note_of_other_devices(device: Device, computed: Sequence[Mapping[str, Any]])
     )
     if not elsewhere:
         return None
-    return f"The model's own features were computed on {' and '.join(elsewhere)}; here they have other last bits."
+    return (
+        f"The model's own features were computed on {' and '.join(elsewhere)}; so the features here may "
+        "differ in the last bits."
+    )
 
 
 def jobs_of(

@@ -451,7 +451,7 @@ def _otherwise(key: str) -> str:
     if key.lower() in RESERVED:
         return f"{another}; without a split column, a fifth of the rows is held out."
     listed = in_a_list([key])
-    return f"{another}, and --group-key {shell_word(listed)} keeps this one as a group."
+    return f"{another}; to keep it as a group: --group-key {shell_word(listed)} keeps this one as a group."
 
 
 def split_named(tokens: Sequence[str]) -> int | None:

@@ -131,12 +131,13 @@ def _session(name: str, path: Path, raw: bytes, *, threads: int) -> Any:
             # the parser is fed untrusted bytes: whatever it raises means the same
             if "xternal data" in str(error):
                 raise MachineError(
-                    f"{path} is not loaded: its weights lie in files beside it, which its sha256 does not cover.",
+                    f"{path} is not loaded, because its weights are in separate files, which its sha256 "
+                    "does not cover.",
                     "Write one file (pip install onnx):  "
                     "python -c \"import onnx, sys; onnx.save(onnx.load(sys.argv[1]), 'one.onnx')\" "
                     f"{shell_word(path)}",
                 ) from error
             raise MachineError(
-                f"{path} is not loaded: onnxruntime refuses it ({reason(error)}).",
-                "Get or export the file again; `pip install -U onnxruntime` where it asks for a newer version.",
+                f"{path} is not loaded: onnxruntime cannot load it ({reason(error)}).",
+                "Get or export the file again; `pip install -U onnxruntime` if it needs a newer version.",
             ) from error

@@ -38,10 +38,10 @@ KINDS = {
         OwnFiles(
             "folder:PATH",
             "a directory, .zip or .tar with one folder per class or with metadata.csv, or a .csv that lists images",
-            "levels named train, test, val, dev or the like are the split, the last level is the class, "
-            f"what remains is the domain; without a split, {HELD_OUT} is the test set; --layout domain/class "
-            "overrides; columns of metadata.csv and of lists are named by --images-key (paths), --label-key and "
-            "--group-key",
+            "levels named train, test, val, dev or similar are the split, the last level is the class, "
+            f"and the remaining level is the domain. Without a split, {HELD_OUT} is the test set. "
+            "--layout domain/class overrides this. Choose columns of metadata.csv and of lists with "
+            "--images-key (paths), --label-key and --group-key",
             "folder:photos.zip",
             "folder:photos.zip --layout domain/class",
         ),
@@ -52,7 +52,7 @@ KINDS = {
         OwnFiles(
             "arrays:FILE",
             "images and labels in a .npz, .npy or .h5 file, or in a folder of .npy files",
-            "columns are found by their usual names, or named: --images-key, --label-key and --group-key, or "
+            "columns are detected by name, or chosen with --images-key, --label-key and --group-key, or "
             "arrays:FILE?images=A&label=B&group=C,D",
             "arrays:cells.npz",
             "arrays:cells.npz --label-key grade --group-key hospital,scanner",
@@ -73,9 +73,10 @@ KINDS = {
         "hf",
         OwnFiles(
             "hf:PATH",
-            "parquet or Arrow files of Hugging Face datasets, or a folder of them; hf:NAME where it was pulled",
-            "splits are in the names of files and folders, class names in the files; columns are named as of "
-            "arrays:FILE",
+            "parquet or Arrow files of Hugging Face datasets, or a folder of them; hf:NAME for a "
+            "downloaded dataset",
+            "splits come from the names of files and folders, class names from the files; columns are "
+            "chosen as for arrays:FILE",
             "hf:cifar100",
             "hf:cifar100 --label-key coarse_label",
         ),
@@ -85,9 +86,9 @@ KINDS = {
         "webdataset",
         OwnFiles(
             "webdataset:PATTERN",
-            "tar files of samples: images with .cls, .json or .txt of the same name beside them",
-            "a tar, a folder, a glob or shard-{0000..0009}.tar; splits are in the names of shards and folders; fields "
-            "of .json are columns, named as of arrays:FILE",
+            "tar files of samples: images with a .cls, .json or .txt file of the same name",
+            "a tar, a folder, a glob or shard-{0000..0009}.tar; splits come from the names of shards and "
+            "folders; fields of .json are columns, chosen as for arrays:FILE",
             "webdataset:shards",
             "webdataset:shards/train-{0000..0009}.tar",
         ),
@@ -99,9 +100,10 @@ KINDS = {
         "texts",
         OwnFiles(
             "texts:FILE",
-            "texts in a column of a .csv, .tsv, .parquet or .feather file, .gz too, with labels beside them",
-            "columns are found by their usual names, or named: --images-key for the texts, --label-key, --group-key, "
-            "or texts:FILE?text=A&label=B&split=C&name=D&domain=E&group=F,G",
+            "texts in a column of a .csv, .tsv, .parquet or .feather file(also .gz), with a column of "
+            "labels",
+            "columns are detected by name, or chosen with --images-key for the texts, --label-key, "
+            "--group-key, or texts:FILE?text=A&label=B&split=C&name=D&domain=E&group=F,G",
             "texts:reviews.csv",
             "texts:reviews.csv --label-key stars --group-key shop",
         ),
@@ -112,8 +114,8 @@ KINDS = {
         OwnFiles(
             "rows:FILE",
             "rows of numbers, such as wave forms, and labels in a .npz, .npy or .h5 file, or in a folder of .npy files",
-            "they are given as they are to a module: encoder that reads rows; columns are named as of arrays:FILE, "
-            "the rows themselves by --images-key or rows:FILE?rows=A",
+            "a module: encoder that reads rows gets them unchanged; columns are chosen as for "
+            "arrays:FILE, the rows with --images-key or rows:FILE?rows=A",
             "rows:tones.npz",
             "rows:tones.npz --label-key pitch",
         ),
@@ -124,8 +126,7 @@ KINDS = {
         OwnFiles(
             "sound:PATH",
             "a directory, .zip or .tar of .wav and .flac files with one folder per class or with metadata.csv",
-            "levels, tables and --layout mean what they mean for folder:PATH; needs "
-            'pip install "fedcache[sound]"',
+            'levels, tables and --layout work as for folder:PATH; needs pip install "fedcache[sound]"',
             "sound:recordings",
             "sound:recordings --layout speaker/class",
         ),

@@ -189,6 +189,6 @@ def _below(base: Path, root: Path, name: str) -> Path:
 def damaged(path: Path, what: str) -> FedcacheError:
     """The error for a file that does not hold what its layout says."""
     return CorruptionError(
-        f"{path} is not what the layout says: {what}.",
+        f"{path} does not match the layout: {what}.",
         "Download or unpack it again; `fedcache datasets info` gives the address",
     )

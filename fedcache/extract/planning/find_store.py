@@ -71,7 +71,7 @@ def locate_store(
     """
     if path is not None and dataset is not None:
         raise UsageError(
-            "A store and --dataset are both given. A store holds its dataset.",
+            "A store and --dataset are both given, but a store belongs to one dataset.",
             "Leave one of them out.",
         )
     if is_store_address(path):
@@ -80,14 +80,16 @@ def locate_store(
         path = Path(path)
         place = resolve_path(home, path, to_read=True)
         if not place.exists():
-            message = f"There is no store {path}, here or under {home.stores}."
+            message = (
+                f"There is no store {path}, neither in the working directory nor in {home.stores}."
+            )
             near = closest(path.name, [p.name for p in home.stores.glob("*.zarr")])
             if near:
                 message += f" Did you mean {near!r}?"
             raise StoreError(
                 message,
-                "fedcache ls   lists them. A new one:  "
-                "fedcache extract --dataset digits --backbones efficientnet-lite0",
+                "fedcache ls   lists stores. To make one:  fedcache extract --dataset digits --backbones "
+                "efficientnet-lite0",
             )
         return local_place(place)
     if dataset is not None:
@@ -108,12 +110,12 @@ def locate_store(
     chosen, spec = last
     if observer is not None:
         observer.note(
-            f"Store {chosen.name}: {spec}, the dataset last extracted (--dataset chooses another)."
+            f"Store: {chosen.name} ({spec}, the dataset extracted last; change with --dataset)."
         )
         if (later := extracted_later(chosen)) is not None:
             name = later.name
             observer.warn(
-                f"{name} was extracted later than the one remembered; --store {shell_word(name)} takes it."
+                f"{name} was extracted later than the store in use. To use it: --store {shell_word(name)}"
             )
     # the files of a dataset may be gone: the store is what is meant
     with suppress(UsageError, MachineError):
@@ -172,7 +174,7 @@ def limited_store(home: Home, name: str) -> Path | None:
     ]
     if len(found) > 1:
         raise UsageError(
-            f"{name} names {len(found)} stores: {', '.join(path.name for path in found)}.",
+            f"{name} matches {len(found)} stores: {', '.join(path.name for path in found)}.",
             f"--store {shell_word(found[-1].name)}",
         )
     if found:
@@ -190,7 +192,8 @@ def no_store_remembered(home: Home) -> FedcacheError | None:
         return None
     shown = []
     ways = [
-        f"Name the one you mean, as in:  fedcache inspect {shell_word(paths[0].name)}   (others take --store NAME)"
+        f"Choose one, for example:  fedcache inspect {shell_word(paths[0].name)}   (others take --store "
+        "NAME)"
     ]
     for path in paths:
         try:
@@ -209,10 +212,10 @@ def no_store_remembered(home: Home) -> FedcacheError | None:
         elif not store.arrays:
             state = " (empty)"
         shown.append(path.name + state)
-        ways += [f"To go on:  {array.command(store, home)}" for array in begun]
+        ways += [f"To resume:  {array.command(store, home)}" for array in begun]
     stores = ", ".join(shown)
     return StoreError(
-        f"No finished extraction is remembered. Stores under {home.stores}: {stores}.",
+        f"There is no finished extraction. Stores in {home.stores}: {stores}.",
         "\n".join(ways),
     )
 
@@ -250,7 +253,10 @@ def ingested_path(home: Home, spec: str) -> Path | None:
         others = known_names()
     if explicit or closest(name, [*others, *found]) in found:
         ingested = ", ".join(found) or "nothing yet"
-        hint = f"Ingested: {ingested}. Another:  fedcache ingest FILE --name {shell_word(name or 'NAME')}"
+        hint = (
+            f"Ingested datasets: {ingested}. To ingest another one:  fedcache ingest FILE --name "
+            f"{shell_word(name or 'NAME')}"
+        )
         raise unknown("dataset", name, [*found, *others], hint=hint)
     return None
 
@@ -299,7 +305,7 @@ def extract_command(
     order = replace(known or ExtractConfig(), backbones=tuple(backbones), recipe=dict(recipe or {}))
     if known is None:
         words = ["fedcache", "extract", "--store", str(store.path), *extract_arguments(order)]
-        return f"{shlex.join(words)}, with --dataset and the options it was begun with"
+        return f"{shlex.join(words)}, with --dataset and its other options"
     return shlex.join(
         ["fedcache", "extract", *extract_arguments(order), *store_option_of(store, home)]
     )
@@ -460,12 +466,13 @@ def keep_groups(store: Store, groups: Mapping[str, Group], spec: str, observer: 
         if before & set(changed):
             tell = observer.warn
         tell(
-            f"{_columns(changed)} those of {spec} now, in {store.path.name}; partitions made before keep their rows."
+            f"{_columns(changed)} updated to {spec} in {store.path.name}; earlier partitions keep their "
+            "rows."
         )
     if gone:
         observer.warn(
-            f"{_columns(gone)} not of {spec} and no longer in {store.path.name}; a command that names the dataset "
-            "which has such columns brings them again."
+            f"{_columns(gone)} not part of {spec} and removed from {store.path.name}; extracting a "
+            "dataset with these columns adds them again."
         )
 
 

@@ -302,8 +302,9 @@ def plan_incremental(
                 best = (*rank, plan)
     if best is None and otherwise is not None:
         observer.note(
-            f"{otherwise.path.name} has most of these rows, and every chunk of them holds one that changed, or they "
-            "were computed otherwise (device, dtype, batch, versions: fedcache inspect): all are computed again."
+            f"{otherwise.path.name} has most of these rows, but all are computed again, because every "
+            "chunk has a changed row or was computed differently (device, dtype, batch or versions; see "
+            "fedcache inspect)."
         )
     if best is None:
         return None

@@ -194,7 +194,7 @@ class ExtractionStats:
             raise CorruptionError(
                 f"{len(self.bad)} {self.holds} could not be read, more than --max-bad {max_bad}; the last is row "
                 f"{row}: {reason}.",
-                f"Mend the {self.holds}, or run again with a larger --max-bad: finished chunks are kept.",
+                f"Fix the {self.holds}, or run again with a larger --max-bad. Finished chunks are kept.",
             )
 
     @property

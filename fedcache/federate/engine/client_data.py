@@ -143,7 +143,7 @@ def prepare_features(
     if len(shapes) != 1:
         found = sorted(f.shape for f in features)
         raise StoreError(
-            f"The backbones hold different rows or views: {found}.",
+            f"The backbones have different rows or views: {found}.",
             "Extract them for one store with the same number of views: see fedcache inspect.",
         )
     N, V = shapes.pop()

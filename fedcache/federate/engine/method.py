@@ -436,8 +436,8 @@ class Method:
         found = list(self.caution(hp))
         if self.reads_test(hp):
             leak = (
-                f"{self.name} learns from labelled test rows before it is scored on them: its accuracy is no test "
-                "accuracy, and no other method's compares with it"
+                f"{self.name} learns from labelled test rows before it is scored on them: its accuracy is "
+                "not a test accuracy and cannot be compared with other methods"
             )
             found.insert(0, leak)
         return found

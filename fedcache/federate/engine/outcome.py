@@ -54,8 +54,8 @@ class DeployedModel:
 def no_training_rows(method: str) -> ClientData:
     """The data of a model that was taken out of its run: reading any attribute raises UsageError."""
     return missing_rows(
-        f"predict of {method} reads the client's training rows, which a saved model does not hold.",
-        "Let personal_part of the method return what predict needs of them.",
+        f"predict of {method} reads the client's training rows, but a saved model does not contain them.",
+        "Return the data that predict needs from personal_part of the method.",
     )
 
 
@@ -300,7 +300,8 @@ class Traffic:
         if total == 1:
             which = "the only round"
         return [
-            f"In {which} no client sent anything: none was drawn or available, or those that were dropped out."
+            f"In {which} no client sent anything: no client was drawn or available, or all of them "
+            "dropped out."
         ]
 
     def to_json(self) -> dict[str, Any]:

@@ -227,7 +227,8 @@ VALIDATION_ARGUMENT = Argument(
     "validation",
     "share",
     None,
-    "rows to choose by: this share of the training rows of every client, class by class, or the dataset's own split",
+    "validation rows: this share of the training rows of every client, class by class, or the dataset's "
+    "own split",
     choices=("split",),
     tag="val",
     later=True,
@@ -342,7 +343,7 @@ def alpha_argument(default: float) -> Argument:
         "alpha",
         "float",
         default,
-        "concentration of the Dirichlet draws: small is skewed, large is even",
+        "concentration of the Dirichlet draws: small values are skewed, large values are even",
         low=0.0,
         high=1e6,
         above=True,
@@ -380,8 +381,8 @@ def test_protocol_argument(default: str, meaning: str) -> Argument:
 
 SHARED_TESTS = test_protocol_argument(
     "balanced",
-    "balanced: every client is tested on the same test rows; matched: on the largest set of test rows with the class "
-    "shares of its own training rows",
+    "balanced: every client has the same test rows; matched: each client has the largest set of test "
+    "rows with the class shares of its own training rows",
 )
 DOMAIN = Argument("domain", "names", None, "use rows of these domains only, in this order", tag="d")
 
@@ -537,7 +538,7 @@ def make_pool(
     bad = int((chosen & ~ok).sum())
     if bad:
         every = chosen.sum()
-        notes.append(f"{bad} of {every} rows are unreadable or gone (ok = 0) and left out")
+        notes.append(f"{bad} of {every} rows are unreadable or removed (ok = 0) and left out")
     rows = {s: np.flatnonzero(chosen & ok & (columns.split == s)) for s in (TRAIN, TEST)}
     dealt = rows[split]
     for s, is_needed in ((TRAIN, needs_labels and split == TRAIN), (TEST, True)):
@@ -546,8 +547,9 @@ def make_pool(
         without = int((~known).sum())
         if needs_labels and s == split and without and not known.any():
             raise UsageError(
-                f"Scheme {scheme} deals rows by class, but none of the {without} {name} rows has a label.",
-                "A scheme that reads no labels: fedcache partition --scheme iid",
+                f"Scheme {scheme} assigns rows by class, but none of the {without} {name} rows has a "
+                "label.",
+                "To use a scheme without labels: fedcache partition --scheme iid",
             )
         if is_needed and without and known.any():
             notes.append(f"{without} {name} rows without a label are left out")
@@ -559,7 +561,8 @@ def need_rows(rows: np.ndarray, split: str, scheme: str) -> None:
     """Refuse an empty pool. Raises UsageError, naming the split."""
     if not len(rows):
         raise UsageError(
-            f"Scheme {scheme} deals rows of split {split}, but the chosen domains have none with ok = 1.",
+            f"Scheme {scheme} assigns rows of the split {split}, but the chosen domains have none with ok "
+            "= 1.",
             "See the counts per split: fedcache inspect",
         )
 

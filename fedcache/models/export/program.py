@@ -585,7 +585,7 @@ def write_onnx(out: Path, parts: Parts) -> dict[str, Any]:
     assert program is not None
     if program.bytes > MOST_ONNX:
         raise UsageError(
-            f"The weights take {program.bytes / 1e9:.1f} GB, and an .onnx file holds 2.",
+            f"The weights take {program.bytes / 1e9:.1f} GB, but an .onnx file can hold only 2 GB.",
             "Use --format torch -o m.pt2",
         )
     method = parts.facts["method"]
