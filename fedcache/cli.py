@@ -60,7 +60,7 @@ COMMANDS = (
         MAIN,
         "Assemble the parts of `extract --part 1/4` and so on into one store.",
     ),
-    CommandEntry("ingest", "exchange", MAIN, "Bring your own embeddings straight into a store."),
+    CommandEntry("ingest", "exchange", MAIN, "Import your own embeddings into a store."),
     CommandEntry(
         "partition",
         "partition",

@@ -26,7 +26,7 @@ Name = Annotated[str, typer.Argument(help="A name from the list.")]
 @backbones.command("list")
 @command("backbones list")
 def backbones_list(weights: Weights = None) -> CommandResult:
-    """Every backbone, its width and whether its weights are at hand.
+    """List every backbone, its width and whether its weights are available.
 
     Example: fedcache backbones list
     """
@@ -59,7 +59,7 @@ def backbones_list(weights: Weights = None) -> CommandResult:
 @backbones.command("info")
 @command("backbones info")
 def backbones_info(name: Name) -> CommandResult:
-    """One backbone: its native recipe and where its weights are looked for.
+    """Show one backbone: its native recipe and where fedcache looks for its weights.
 
     Example: fedcache backbones info clip-rn50
     """
@@ -118,7 +118,7 @@ def backbones_import(
         ),
     ] = None,
 ) -> CommandResult:
-    """Check a checkpoint and keep it as safetensors under $FEDCACHE_HOME/weights.
+    """Check a checkpoint and save it as safetensors in $FEDCACHE_HOME/weights.
 
     Example: fedcache backbones import model_best.pth.tar --as resnet18-quickdraw
     """
@@ -130,7 +130,7 @@ def backbones_import(
 @backbones.command("pull")
 @command("backbones pull")
 def backbones_pull(observer: TerminalObserver, name: Name) -> CommandResult:
-    """Download published weights; the size and source are printed first.
+    """Download published weights; prints size and source first.
 
     Example: fedcache backbones pull clip-rn50
     """
@@ -157,7 +157,7 @@ def backbones_pull(observer: TerminalObserver, name: Name) -> CommandResult:
 @backbones.command("verify")
 @command("backbones verify")
 def backbones_verify(name: Name, weights: Weights = None) -> CommandResult:
-    """Load a backbone and run it once: weights complete, shapes right, output finite.
+    """Load a backbone and run it once, to check that weights are complete, shapes right and outputs finite.
 
     Example: fedcache backbones verify glyph-clip
     """

@@ -105,8 +105,9 @@ def compare(
 ) -> CommandResult:
     """Compare finished runs: means, intervals, paired tests (Holm), ranks (Friedman, Nemenyi).
 
-    Runs of different datasets or partitions are different tables, never averaged; --over settings takes each of them as
-    one block. Seeds repeat training, not data: their p speaks of this partition only.
+    Each combination of dataset and partition gets its own table and is never averaged with others. With --over
+    settings, each combination is one block of the test. Seeds repeat the training, not the data, so their p-values
+    hold only for this partition.
 
     Example: fedcache compare --against fedavg -o table.tex --plot ranks.svg
     """

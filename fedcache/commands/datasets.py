@@ -40,7 +40,7 @@ Name = Annotated[str, typer.Argument(help="A name from the list.")]
 @datasets.command("list")
 @command("datasets list")
 def datasets_list() -> CommandResult:
-    """Every dataset and what it needs.
+    """List every dataset and what it needs.
 
     Example: fedcache datasets list
     """
@@ -62,9 +62,9 @@ def datasets_list() -> CommandResult:
     bare(pick(ExtractConfig, "layout", *COLUMNS)),
 )
 def datasets_info(observer: TerminalObserver, name: Name, given: Given) -> CommandResult:
-    """One dataset: what it is; a spec such as folder:PATH is read and counted.
+    """Show one dataset. A specification such as folder:PATH is read and counted.
 
-    Columns are named as for ``extract``.
+    Columns are chosen as for `fedcache extract`.
 
     Example: fedcache datasets info paper:cifar10
     """
@@ -127,7 +127,7 @@ def datasets_check(
     name: Name,
     path: Annotated[Path, typer.Argument(help="Folder into which the dataset was unpacked.")],
 ) -> CommandResult:
-    """What is missing or miscounted in a copy of a paper's dataset (exit 4 missing, 5 wrong).
+    """Check a copy of a paper's dataset for missing files and wrong counts (exit code 4 missing, 5 wrong).
 
     Example: fedcache datasets check cifar10 ~/data/cifar10
     """
@@ -161,7 +161,7 @@ def datasets_pull(
         typer.Option("--from", help="Address of a mirror that has the same files (paper:NAME)."),
     ] = None,
 ) -> CommandResult:
-    """Download a dataset that is published at a lasting address; nothing is ever downloaded unasked.
+    """Download a dataset that has a permanent address. fedcache downloads nothing without this command.
 
     Example: fedcache datasets pull cifar10
     """

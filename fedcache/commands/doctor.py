@@ -34,7 +34,7 @@ Row = dict[str, str]
 def doctor() -> CommandResult:
     """Check this installation: versions, cores and memory, GPU, folders, offline setting, extras.
 
-    Each line is ok, warn (works, but look) or fail, with the command that fixes it; a fail is exit 6.
+    Each line is ok, warn or fail, with the command that fixes it. The exit code is 6 if a line is fail.
 
     Example: fedcache doctor
     """
@@ -56,9 +56,9 @@ def doctor() -> CommandResult:
 
 @command("config")
 def config(observer: TerminalObserver, config: ConfigFile = None) -> CommandResult:
-    """Print every setting as fedcache.toml would hold it, merged with the file that is in force.
+    """Print every setting in the form of fedcache.toml, with the values that are in effect.
 
-    What has no value yet is commented out, with its meaning; with --json it is null.
+    Settings without a value are commented out and explained; with --json they are null.
 
     Example: fedcache config > fedcache.toml
     """

@@ -52,11 +52,11 @@ RunNames = Annotated[
 
 @command("evaluate", COMPUTED, MODEL, pick(EvaluateOptions))
 def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> CommandResult:
-    """Measure the models of finished runs on labelled data: accuracy, F1, confusion, calibration.
+    """Evaluate trained models on labelled data: accuracy, F1, confusion matrix, calibration.
 
-    Classes are matched by name. Of a dataset, what the models read is extracted first, with the very recipes and
-    weights of the run. A method that trains a model for each client is measured with each of them on all rows, unless
-    --client or --global names one.
+    Classes are matched by name. For a dataset, fedcache first extracts features with the recipes and weights of the
+    run. For a method with personal models, each model is evaluated on all rows; --client or --global selects one
+    model.
 
     Example: fedcache evaluate 3f9c 81ab --dataset folder:photos -o evaluation.html
     """

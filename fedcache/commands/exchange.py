@@ -64,13 +64,13 @@ def ingest(
         ),
     ] = False,
 ) -> CommandResult:
-    """Bring your own embeddings straight into a store.
+    """Import your own embeddings into a store.
 
-    Columns are found by usual names: features (embeddings, X, features/BACKBONE, text/BACKBONE, or columns f0 .. f511),
+    Columns are detected by name: features (embeddings, X, features/BACKBONE, text/BACKBONE, or columns f0 .. f511),
     labels (label, y, target, class), split, is_train, is_test, name (id, path), domain, class_names. Arrays may be
     named by split (X_train, y_test, train/data). Every other column of words or whole numbers is kept as a group
-    (--by), unless nearly every row has a value of its own. Without a split, of each class the fifth with the smallest
-    uids is the test set.
+    (--by), unless nearly every row has its own value. Without a split, the fifth of each class with the smallest uids
+    is the test set.
 
     Example: fedcache ingest embeddings.npz --name mine
     """
@@ -167,8 +167,8 @@ def publish(
 ) -> CommandResult:
     """Publish a store as a few large files that fedcache, zarr and xarray read over a network.
 
-    Run the same command again to complete a publication that was interrupted, or to publish a store that has changed.
-    Names of rows, classes and groups are published with the features, unless --anonymous-names replaces those of rows.
+    Run the same command again to complete an interrupted publication, or to publish a store that has changed. Names
+    of rows, classes and groups are published with the features; --anonymous-names replaces the names of rows.
 
     Example: fedcache publish digits-1a2b3c4d.zarr s3://bucket/digits
     """

@@ -115,9 +115,8 @@ def extract(
 ) -> CommandResult:
     """Run frozen backbones once over a dataset and keep the features.
 
-    Resumes wherever it was stopped; a finished extraction returns at once.
-
-    With --part each of several processes, on one or many machines, computes one part; `fedcache join` assembles them.
+    An interrupted extraction resumes; a finished one returns at once. With --part, several processes on one or many
+    machines each compute one part; `fedcache join` assembles the parts.
 
     Example: fedcache extract --dataset folder:photos.zip --backbones efficientnet-lite0 --size 128
     """
@@ -187,7 +186,7 @@ def join(
 ) -> CommandResult:
     """Assemble the parts of `extract --part 1/4` and so on into one store.
 
-    The store has the same bytes as one that a single process writes, except its history. Every chunk is verified.
+    Except for its history, the store has the same bytes as a store that one process writes. Every chunk is verified.
     Chunks are hard links if parts and store are on one disk, and copies otherwise. Repeat an interrupted join to
     continue it.
 

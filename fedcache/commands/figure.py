@@ -45,11 +45,11 @@ def figure(
     ] = "pca",
     root: Root = None,
 ) -> CommandResult:
-    """Draw one figure of runs into a file for a paper, with its fonts inside.
+    """Draw one figure of runs for a paper, with embedded fonts.
 
-    The data are those of the report's figure of that kind; the runs are of one dataset and partition, except for the
-    kind `settings`. A figure of one column is 3.4 inches wide, of two 7.0, with letters of 8 points. The first run is
-    the one that validation chose, else the highest by test rows. Without a title: that is the caption's.
+    The figure shows the same data as in the report. All runs must share a dataset and a partition, except for the
+    figure `settings`. One column is 3.4 inches wide, two columns are 7.0 inches; letters have 8 points. The first run
+    is the best by validation accuracy, else by test accuracy. The figure has no title, because the caption has it.
 
     Example: fedcache figure curves -o curves.pdf
     """

@@ -152,7 +152,7 @@ def app(
     secure: Secure = False,
     secure_bound: SecureBound = 8.0,
 ) -> CommandResult:
-    """Write a ready Flower app: a method, or a grid of it, over sites.
+    """Write a Flower app for one method, or for a grid of its hyperparameters, over sites.
 
     Example: fedcache flower app --method fed3r --sites 3 --out app
     """
@@ -190,7 +190,7 @@ def keys(
         typer.Option("--host", help="Addresses or host names under which sites reach the server."),
     ] = None,
 ) -> CommandResult:
-    """Make a local certificate authority, the server's certificate and a key for every site.
+    """Make a local certificate authority, the certificate of the server and a key for every site.
 
     Example: fedcache flower keys --out keys --sites north,south --host 192.0.2.10
     """
@@ -219,9 +219,9 @@ def server(
     ] = None,
     port: Port = 8000,
 ) -> CommandResult:
-    """Start the server (Flower's SuperLink), and stay until it is stopped. It holds no feature.
+    """Start the server (Flower's SuperLink) and keep it running. It never has features.
 
-    Ctrl-C and SIGTERM end it, with exit code 0.
+    Stop it with Ctrl-C or SIGTERM; the exit code is 0.
 
     Example: fedcache flower server --keys keys --port 8000
     """
@@ -261,9 +261,9 @@ def site(
     ] = False,
     port: Port = None,
 ) -> CommandResult:
-    """Start a site (Flower's SuperNode) on its own shard, and stay until it is stopped. Uploads leave it, no feature.
+    """Start a site (Flower's SuperNode) on its own shard and keep it running. It sends uploads, never features.
 
-    Ctrl-C and SIGTERM end it, with exit code 0.
+    Stop it with Ctrl-C or SIGTERM; the exit code is 0.
 
     Example: fedcache flower site --shard sites/0-client-0.zarr --superlink 192.0.2.10:8000 --keys north
     """
@@ -299,10 +299,10 @@ def names(
         ),
     ] = None,
 ) -> CommandResult:
-    """List the names of sites that belong to a key at this machine's server, or forget some.
+    """List the names of sites that belong to a key at the server on this machine, or release names.
 
-    A name belongs to the first key that takes part under it, also in later runs; another key that claims it is
-    refused. After a site was given a new key, forget its name.
+    A name belongs to the first key that uses it, also in later runs; another key that uses it is rejected. If a site
+    gets a new key, release its name.
 
     Example: fedcache flower names --forget north
     """
@@ -335,9 +335,9 @@ def run(
     keys: KeysDir = None,
     insecure: Insecure = False,
 ) -> CommandResult:
-    """Run an app over the sites of a server and follow it; results land where the server has FEDCACHE_HOME.
+    """Run an app over the sites of a server and follow it; results are written to the FEDCACHE_HOME of the server.
 
-    The same command goes on after the last whole round, and returns a result that is there.
+    The same command resumes after the last complete round, and returns a finished result.
 
     Example: fedcache flower run fedcache-fed3r --superlink 127.0.0.1:8000 --keys keys
     """
@@ -375,7 +375,7 @@ def up(
     port: Port = None,
     logs: Annotated[Path | None, typer.Option("--logs", help="Directory for the logs.")] = None,
 ) -> CommandResult:
-    """Try it on loopback: a server, a site for every shard of a directory, one run, and all of it gone afterwards.
+    """Try an app on loopback: starts a server and a site for every shard of a directory, runs the app and cleans up.
 
     Example: fedcache flower up --shards sites --method fed3r
     """

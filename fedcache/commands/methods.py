@@ -24,10 +24,10 @@ Name = Annotated[str, typer.Argument(help="A name from the list.")]
 @methods.command("list")
 @command("methods list")
 def methods_list() -> CommandResult:
-    """Every method in one line, with what a client that owns every class sends in a round.
+    """List every method in one line, with the upload per round of a client that has rows of every class.
 
-    Counted at the widths of the store last used, else at 512 features and 10 classes; image methods at 32 px with
-    glyph-clip's towers.
+    Sizes are those of the store used last, else 512 features and 10 classes; for image methods, 32 px with the towers
+    of glyph-clip.
 
     Example: fedcache methods list
     """
@@ -64,7 +64,7 @@ def methods_list() -> CommandResult:
 @methods.command("info")
 @command("methods info")
 def methods_info(name: Name) -> CommandResult:
-    """One method: its objective, its switches in every preset, its side of each disagreement, its paper's setting.
+    """Show one method: its objective, its hyperparameters in every preset, its deviations and the setting of its paper.
 
     Example: fedcache methods info fedpcl
     """

@@ -45,9 +45,9 @@ Out = Annotated[
 @new.command("method")
 @command("new method")
 def new_method(name: Name, out: Out = None) -> CommandResult:
-    """Write a package with a working method, an entry point, and tests that hold it to the laws.
+    """Create a package with a working method, an entry point and tests of the laws of methods.
 
-    The method is FedAvg whose server goes a part of the way: change it into yours.
+    The method is FedAvg whose server moves a part of the way to the average: change it into yours.
 
     Example: fedcache new method half-step
     """
@@ -58,9 +58,9 @@ def new_method(name: Name, out: Out = None) -> CommandResult:
 @new.command("backbone")
 @command("new backbone")
 def new_backbone(name: Name, out: Out = None) -> CommandResult:
-    """Write a package with a working backbone, an entry point, and tests that hold it to the laws.
+    """Create a package with a working backbone, an entry point and tests of the laws of backbones.
 
-    The backbone is two layers of fixed random filters: put your module in their place.
+    The backbone has two layers of fixed random filters: replace them by your module.
 
     Example: fedcache new backbone my-encoder
     """
@@ -76,9 +76,9 @@ def new_backbone(name: Name, out: Out = None) -> CommandResult:
 @new.command("dataset")
 @command("new dataset")
 def new_dataset(name: Name, out: Out = None) -> CommandResult:
-    """Write a package with a working reader of datasets, an entry point, and tests that hold it to the laws.
+    """Create a package with a working dataset reader, an entry point and tests of the laws of readers.
 
-    The reader takes a file of JSON lines that lists images: change it into a reader of your format.
+    The reader reads a file of JSON lines that lists images: change it into a reader of your format.
 
     Example: fedcache new dataset my-format
     """

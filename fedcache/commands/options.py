@@ -443,10 +443,12 @@ def parameter(item: Field[Any]) -> inspect.Parameter:
     words = "|".join(info.choices)
     meaning = info.meaning
     if len(words) > LONGEST_WORDS:
-        listed = words.replace("|", " | ")
-        sentence = meaning[:1].lower() + meaning[1:]
-        meaning = f"{listed}: {sentence}"
         words = "<word>"
+        # A meaning that explains each word needs no list of them.
+        if not all(choice in meaning for choice in info.choices):
+            listed = " | ".join(info.choices)
+            sentence = meaning[:1].lower() + meaning[1:]
+            meaning = f"{listed}: {sentence}"
     completion = OF_FIELDS.get(item.name)
     if info.choices:
         completion = complete_words(info.choices)

@@ -92,7 +92,7 @@ def partition(
     ] = False,
     config: ConfigFile = None,
 ) -> CommandResult:
-    """Assign the rows of a store to clients and save who holds what.
+    """Assign the rows of a store to clients and save the assignment.
 
     Example: fedcache partition --scheme dirichlet --clients 100 --alpha 0.1 --plot dots.png
     Example: fedcache partition --by hospital_id --min-rows 20

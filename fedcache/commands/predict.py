@@ -65,10 +65,10 @@ def predict(
         ),
     ] = None,
 ) -> CommandResult:
-    """Classify images, texts, rows of a store or embeddings with the model of a finished run.
+    """Classify images, texts, rows of a store or embeddings with a trained model.
 
-    Images go through the very backbones that the run was trained on, in batches of the size that its features were
-    computed in. Rows come in the order in which they were named; what cannot be read is named with a reason.
+    Images are processed by the same backbones as in the run, in batches of the same size. Rows are printed in the
+    given order; files that cannot be read are listed with a reason.
 
     Example: fedcache predict 3f9c photos/ cat.jpg --top 3 -o classes.csv
     """

@@ -66,11 +66,11 @@ def report(
 ) -> CommandResult:
     """Write one self-contained HTML file of runs: tables, curves, clients, costs, grids, confusions, features.
 
-    It begins with the run to take, how sure that is and what it costs: by validation accuracy where --validation kept
-    rows, else by test rows, which it says. It loads nothing from any network and is one file to send. Runs of
-    different datasets or partitions are different sections; damaged and unfinished ones are named with the command
-    that helps. --with-images shows what each run's saved model got wrong on its test rows, as thumbnails of the
-    dataset, where that is at hand: a page with images of persons is personal data.
+    The page begins with the best run, how certain the order is and what the run costs. The best run is chosen by
+    validation accuracy if --validation was used, else by test accuracy, and the page says so. Each combination of
+    dataset and partition has its own section. Damaged and unfinished runs are listed with the command that fixes
+    them. --with-images shows thumbnails of the mistakes of each saved model, if the dataset is available; a page with
+    images of persons is personal data.
 
     Example: fedcache report -o report.html
     """

@@ -114,11 +114,11 @@ def reproduce(
     runs: Runs = None,
     out: Out = None,
 ) -> CommandResult:
-    """Run a table or figure of the papers and print what is printed, what is got, and the difference.
+    """Reproduce a table or figure of a paper: prints the published value, the measured value and the difference.
 
-    list says what is ready here and what is missing; info NAME prints the protocol and every printed number. With
-    --on or --backbones the same protocol runs on what is at hand, called PROXY everywhere. frozen-bench compares all
-    methods on frozen features, tuned alike on validation rows.
+    `list` shows which tables can run now and what is missing; `info NAME` prints the protocol and every published
+    number. With --on or --backbones, the same protocol runs on other data or backbones, marked as PROXY (substitute).
+    frozen-bench compares all methods on frozen features, all tuned on validation rows.
 
     Example: fedcache reproduce fedpcl-table5 --on digits --backbones glyph-clip
     """

@@ -124,7 +124,7 @@ def runs_list(
     ] = None,
     root: Root = None,
 ) -> CommandResult:
-    """Every run, the oldest first: what it is, its accuracy, and what tells it from others of its method.
+    """List all runs, oldest first, with their accuracy and the settings that differ between runs of one method.
 
     Example: fedcache runs list --method fed3r,fedavg --state finished
     """
@@ -230,7 +230,7 @@ def _means_table(group: HeldOutGroup) -> TextTable:
 @runs.command("show")
 @command("runs show")
 def runs_show(name: RunName, root: Root = None) -> CommandResult:
-    """One finished run: what it is, the settings that are not its method's or the defaults, figures and files.
+    """Show one finished run: its changed settings, its results and its files.
 
     Example: fedcache runs show 3f9c
     """
@@ -294,7 +294,7 @@ def runs_show(name: RunName, root: Root = None) -> CommandResult:
 @runs.command("diff")
 @command("runs diff")
 def runs_diff(names: RunNames, root: Root = None) -> CommandResult:
-    """The settings and the figures that are not the same in two or more finished runs.
+    """Show the settings and results that differ between finished runs.
 
     Example: fedcache runs diff 3f9c 81ab
     """
@@ -347,10 +347,10 @@ def runs_diff(names: RunNames, root: Root = None) -> CommandResult:
 def runs_rm(
     observer: TerminalObserver, as_json: bool, names: RunNames, yes: Yes = False, root: Root = None
 ) -> CommandResult:
-    """Remove runs, finished, unfinished or damaged ones, with their models and what a tracker wrote of them.
+    """Remove finished, unfinished or damaged runs, with their models and their tracker logs.
 
-    It asks first, and wants --yes where nobody can answer. Runs that are being trained are refused, files that are not
-    the run's stay, and what a private run spent stays in the ledger.
+    The command asks for confirmation; without a terminal it needs --yes. Runs that are being trained are not removed,
+    and files that do not belong to a run are kept. The privacy that a private run spent stays in the ledger.
 
     Example: fedcache runs rm 3f9c tag:tried --yes
     """
@@ -420,9 +420,9 @@ def runs_tag(
     ] = False,
     root: Root = None,
 ) -> CommandResult:
-    """Give runs a tag, by which runs list, report, compare and others find them as tag:NAME.
+    """Add a tag to runs; other commands then find them as tag:NAME.
 
-    It lies in tags.json beside the result and changes no digest.
+    The tag is stored in tags.json next to the result and changes no digest.
 
     Example: fedcache runs tag baseline 3f9c 81ab
     """

@@ -49,13 +49,13 @@ def ls(
         ),
     ] = False,
 ) -> CommandResult:
-    """List the stores and what they hold; with --dataset only that one.
+    """List stores and their contents; --dataset shows one dataset.
 
     `fedcache runs list` lists runs.
 
-    With --privacy: the epsilon of all runs with --dp-noise about the clients of one partition together, seeds, points
-    of grids and repeats included; and, for a dataset with several partitions, that of all of them about any one row.
-    Simulations (--dp-seed) release nothing and are not counted.
+    --privacy shows the total epsilon of all runs with --dp-noise on the clients of one partition, over all seeds,
+    grid configurations and repeats. For a dataset with several partitions it also shows the total epsilon of any
+    single row. Simulations (--dp-seed) release nothing and are not counted.
 
     Example: fedcache ls --dataset digits
     """
@@ -213,7 +213,7 @@ def inspect(
     named: StorePlace = None,
     dataset: Dataset = None,
 ) -> CommandResult:
-    """Show what a store holds: dataset, recipes, how they were computed, unfinished arrays.
+    """Show the contents of a store: dataset, recipes, how features were computed, unfinished extractions.
 
     Example: fedcache inspect
     """
@@ -424,7 +424,7 @@ def repair(
     named: StorePlace = None,
     dataset: Dataset = None,
 ) -> CommandResult:
-    """Drop what is damaged and can be made again; the extract command then computes only that.
+    """Remove damaged files that can be made again; the extract command then recomputes only those.
 
     Example: fedcache repair
     """
@@ -443,7 +443,8 @@ def gc(
         list[str] | None,
         typer.Option(
             "--kind",
-            help="leftovers | given-up | old-runs | old-stores | models, comma-separated; default leftovers,given-up.",
+            help="Kinds of files, comma-separated: leftovers | given-up | old-runs | old-stores | models. "
+            "Default: leftovers,given-up.",
         ),
     ] = None,
     days: Annotated[
@@ -461,12 +462,12 @@ def gc(
         ),
     ] = False,
 ) -> CommandResult:
-    """List what nothing will read again; --delete removes it.
+    """List files that are no longer used; --delete removes them.
 
-    Leftovers are files of killed processes and files that no manifest knows; given-up are idle runs without a
-    result, unfinished arrays and idle copies of published stores;
-    old-runs are results of other code; old-stores hold what a dataset of the same name no longer is; models are the
-    trained heads of finished runs, whose results stay.
+    leftovers are files of killed processes and files that no manifest lists. given-up are idle runs without a result,
+    unfinished extractions and idle copies of published stores. old-runs are results of an older version of the code.
+    old-stores are earlier contents of a dataset of the same name. models are the trained models of finished runs;
+    their results are kept.
 
     Example: fedcache gc --kind leftovers,given-up,old-runs
     """

@@ -504,8 +504,8 @@ def train(
 ) -> CommandResult:
     """Train a federated method on cached features.
 
-    What is left out takes the setting of the method's paper; each choice is printed. The same run again returns the
-    stored result, a killed one goes on.
+    Options that you leave out take the values of the method's paper, and fedcache prints these values. Run the same
+    command again to get the stored result, or to resume an interrupted run.
 
     Example: fedcache train fed3r --scheme dirichlet --clients 100 --alpha 0.1
     """
@@ -613,10 +613,10 @@ def grid(
     ray_address: RayAddress = None,
     config: ConfigFile = None,
 ) -> CommandResult:
-    """Train every combination of methods, sweeps and seeds; finished points are not run again.
+    """Train every combination of methods, sweeps and seeds; finished combinations are not trained again.
 
-    Points that differ in numbers alone are computed together where that is faster, and equal their single runs up to
-    rounding; --exact computes them one by one.
+    Configurations that differ only in numbers are trained together if that is faster. Their results equal those of
+    single runs up to rounding; --exact trains them one by one.
 
     Example: fedcache grid fedavg,fedprox --sweep lr=0.1,0.01 --seeds 0-2 --scheme dirichlet --alpha 0.1
     Example: fedcache grid --method fedpcl --sweep lr=0.01,0.001 --validation 0.2 --retrain

@@ -36,10 +36,10 @@ def ui(
         typer.Option("--home", help="Fedcache home to show.", show_default="$FEDCACHE_HOME"),
     ] = None,
 ) -> CommandResult:
-    """Show stores, runs and grids in the browser, live; compare and report what is chosen there (extra ui).
+    """Show stores, runs and grids live in the browser; compare and report runs there (extra ui).
 
-    The page is read-only and for this machine alone: the address has a token, and nothing is loaded from any network.
-    On another machine, print the address with --no-open and forward its port:  ssh -L PORT:127.0.0.1:PORT machine
+    The page is read-only and only for this machine: its address has a token, and nothing is loaded from a network. On
+    another machine, print the address with --no-open and forward its port:  ssh -L PORT:127.0.0.1:PORT machine
 
     Example: fedcache ui
     """

@@ -573,7 +573,7 @@ def _label_shift_notes(
         mean = float(np.mean([len(rows) for rows in train]))
         usual = count_of(args, "shots") * len(quota)
         many = f"{short} of {len(quota)} classes"
-        what = f"{many} have {FEWER} the {planned} rows asked for (least {least})"
+        what = f"{many} have {FEWER} the {planned} requested rows (least {least})"
         notes.append(f"{what}: {mean:.1f} training rows per client instead of {usual}")
     return notes
 

@@ -258,7 +258,7 @@ class StoredClientMemory:
             found = read_sealed(self._path(job, round_), self._what(job, round_))
         except CorruptionError as error:
             raise FederatedRunError(
-                f"What site {self.client!r} held after round {round_} is damaged, so the site cannot "
+                f"The state of site {self.client!r} after round {round_} is damaged, so the site cannot "
                 "resume from it.",
                 hint,
             ) from error
