@@ -433,7 +433,7 @@ def test_a_result_that_lacks_what_every_run_has_is_left_out(own_home, lacks):
     del result[lacks]
     write_result(path / "result.json", result)
     (left,) = gather([], own_home / "runs").left_out
-    assert "is no result of a run" in left.why
+    assert "is not the result of a run" in left.why
 
 
 def test_a_table_of_both_kinds_of_models_takes_one_score_and_says_which(own_home):
