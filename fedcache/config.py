@@ -197,7 +197,7 @@ class ExtractConfig:
         default_text="empty values",
     )
     unlabelled: bool = option(
-        False, "Treat the dataset as unlabelled, whatever its columns are called.", DATA
+        False, "Treat the dataset as unlabelled, even if a column looks like labels.", DATA
     )
     follow_links: bool = option(
         False, "Also read files behind links that lead out of the dataset's folder.", DATA
@@ -696,7 +696,7 @@ def read_file(
             raise unknown(f"section in {path}", name, SECTIONS)
         if not isinstance(section, dict):
             raise UsageError(
-                f"{path}: {name} must be a table.", f"Write [{name}] on a line of its own."
+                f"{path}: {name} must be a table.", f"Write [{name}] on a separate line."
             )
     return data
 

@@ -188,7 +188,7 @@ def tables_and_sentences(made: Comparisons) -> list[Any]:
 
 
 def tables_of(c: Comparison) -> list[Any]:
-    """The table of one setting, that of differences beside it, and the sentences below."""
+    """The table of one setting, that of differences in addition to it, and the sentences below."""
     main = values(c)
     beside = differences(c)
     if c.chosen is None:

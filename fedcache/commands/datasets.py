@@ -142,7 +142,7 @@ def datasets_check(
         lines.append(f"counts: {counts}")
     lines += found or ["All files are present."]
     if found:
-        lines.append(f"fedcache datasets info {shell_word(report['name'])}   says how to get it")
+        lines.append(f"fedcache datasets info {shell_word(report['name'])}   shows how to get it")
     code = Exit.OK
     if report["missing"]:
         code = Exit.STORE
@@ -179,7 +179,7 @@ def datasets_pull(
             lines.append(f"layout: {report['layout']}")
         lines += [f"still missing: {text}" for text in left]
     if left:
-        lines.append(f"fedcache datasets info {shell_word(name)}   says how to get the rest")
+        lines.append(f"fedcache datasets info {shell_word(name)}   shows how to get the rest")
     else:
         lines.append(f"fedcache extract --dataset {shell_word(spec)}")
     return CommandResult({"name": spec, "path": str(folder), "missing": left}, lines)

@@ -133,7 +133,7 @@ def run_bench(
     seconds = sum((s.seconds or 0.0) * len(s.runs) for s in scores)
     facts = {"command": _command(study), "version": __version__, "runs_seconds": seconds}
     data = page.study_data(study, scores, facts)
-    # The JSON beside the page has what the page rounds, and the digests of the runs.
+    # The JSON next to the page has what the page rounds, and the digests of the runs.
     if out is not None:
         write_output(out, page.markdown(data).encode())
         write_output(out.with_suffix(".json"), page.as_json(data).encode())

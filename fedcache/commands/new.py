@@ -123,7 +123,8 @@ def write_package(kind: str, name: str, out: Path | None, taken: Mapping[str, ob
         f"{package}/{code}.py": f"{kind}/{code}.py",
         f"tests/test_{package}.py": f"{kind}/test_laws.py",
     }
-    # The package is written beside its place and moved there, so that an interrupted command leaves no half of it.
+    # The package is written next to its place and moved there, so that an interrupted command leaves no half of
+    # it.
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}-") as made:

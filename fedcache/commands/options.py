@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 # Shell completion of option values: names of methods, backbones, datasets, stores and runs.
 #
-# Each source is imported when its own values are asked for, and none imports torch: an answer has
+# Each source is imported when its own values are requested, and none imports torch: an answer has
 # to come while somebody types. What cannot be read offers nothing.
 
 Names = Callable[[str], list[str]]

@@ -94,7 +94,7 @@ class TerminalObserver:
             self._bar.start()
 
     def round_done(self, round_: Round) -> None:
-        """Kept for the words; rounds of a result that is there already are no stretch of work."""
+        """Kept for the words; rounds of a result that exists already are no stretch of work."""
         if self._stretch is not None:
             self._stretch.take(round_)
 
@@ -462,7 +462,7 @@ class Stretch:
         if last.seeds > 1:
             parts.append(f"seed {last.seed_number} of {last.seeds}")
         if last.points > 1:
-            parts.append(f"{last.points_done} of {last.points} points done")
+            parts.append(f"{last.points_done} of {last.points} configurations done")
         if (m := self._measured) is not None:
             # The last accuracy may be older than the last round: it is measured every few rounds.
             earlier = ""

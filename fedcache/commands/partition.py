@@ -42,7 +42,7 @@ SHOWN = 24
 
 
 MANY_ROWS = 1_000_000
-"""Rows from which on dealing them takes seconds."""
+"""Rows from which on assigning them takes seconds."""
 
 
 def say_if_many(rows: int, observer: TerminalObserver) -> None:

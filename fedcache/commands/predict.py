@@ -99,7 +99,7 @@ def predict(
         found = answer.with_progress(predictions)
         if out is not None:
             write_predictions(out, found, rows.top)
-        deque(found, maxlen=0)  # without a file nobody has asked for them yet
+        deque(found, maxlen=0)  # without a file nobody has requested them yet
     return predictions_answer(answer, rows.top, out, calibrated=predictor.calibrated)
 
 
@@ -160,7 +160,7 @@ def check_apart(
 ) -> None:
     """Refuse to write over what a command reads, and over files of any run or store. Raises UsageError.
 
-    Beside them a new file takes nothing away, nor does one that these commands wrote there before.
+    In addition to them a new file takes nothing away, nor does one that these commands wrote there before.
 
     Args:
         out: where the result goes; None where nothing is written.

@@ -287,7 +287,7 @@ def inspect(
         data["part"] = [part.number, part.of]
         join = join_command(opened.path)
         lines.insert(1, f"part        {part.number} of {part.of}: {covered:,} rows; {join}")
-    # The first unreadable rows with their reasons; the file beside the store has all.
+    # The first unreadable rows with their reasons; the file next to the store has all.
     if bad:
         quarantine = opened.path / QUARANTINE
         lines.append(f"unreadable  {len(bad):,}: {quarantine}")
@@ -383,7 +383,7 @@ def text_of(store: Store) -> list[str]:
             more = f"; {others} more stored"
         chooses = ""
         if entries[-1]["templates"]:
-            chooses = " (fedcache extract --text chooses)"
+            chooses = " (change with fedcache extract --text)"
         lines.append(f"text        {name}: {current}{chooses}{more}")
     return lines
 

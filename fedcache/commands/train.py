@@ -195,7 +195,7 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
 
 
 def _over_seeds(accuracy: Mapping[str, Any], seeds: int) -> str:
-    """The spread; of a run that does not depend on its seeds that it does not, in the place of 0."""
+    """The spread; of a run that does not depend on its seeds that it does not, instead of 0."""
     if accuracy["std"] is None:
         return ""
     if len(set(accuracy.get("per_seed", ()))) == 1:

@@ -76,7 +76,7 @@ POLICIES = {
     "simclr": "crop=0.5:1,flip=0.5,jitter=0.8:0.4:0.4:0.4:0",
     "domainnet": "flip=0.5,rotate=30",
 }
-"""Ready policies: that of views where none is asked for, and the training transform of DomainNet in released FedPCL."""
+"""Ready policies: that of views where none is requested, and the training transform of DomainNet in released FedPCL."""
 
 DEFAULT = "simclr"
 

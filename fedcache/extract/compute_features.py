@@ -64,7 +64,7 @@ def extract_arrays(
     earlier: IncrementalPlan | None,
     text: Mapping[str, Sequence[str]],
 ) -> ExtractionStats:
-    """Compute what is missing of every job's array, and write the text features asked for.
+    """Compute what is missing of every job's array, and write the text features requested.
 
     Args:
         store: of ``data``, whose rows are in its order.

@@ -36,7 +36,7 @@ def known_device(requested: str) -> str:
         if requested.lower() in ("gpu", "nvidia") or requested.startswith("cuda:"):
             one = ""
             if ":" in requested:
-                one = " (CUDA_VISIBLE_DEVICES chooses one of several)"
+                one = " (choose one with CUDA_VISIBLE_DEVICES)"
             raise UsageError(
                 f"Unknown device {requested!r}. For a GPU use 'cuda'.", f"--device cuda{one}"
             )

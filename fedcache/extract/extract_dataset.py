@@ -298,10 +298,10 @@ def extract(
 
     A finished extraction is recognised from the manifest alone: no image is read, no model is loaded and torch is not
     imported. Of a dataset that has changed, what is new is computed (``planning.incremental``) unless ``fresh``. The
-    prompt templates asked for (``config.text``, else the default) become the current ones, which training reads; with
+    prompt templates requested (``config.text``, else the default) become the current ones, which training reads; with
     ``keep_text`` a default leaves a backbone's current text as it is. What is computed is computed on ``engine``, to
     the same bytes. ``images`` are a dataset that the program holds (``datasets.in_memory``), in place of one that the
-    configuration names. Where it names a part (``config.part``), that part alone is computed, in a folder beside the
+    configuration names. Where it names a part (``config.part``), that part alone is computed, in a folder next to the
     place of the store, and ``planning.parts.join`` assembles all parts. A part never grows from an earlier store.
     Raises UsageError, StoreError (locked, other dataset), CorruptionError (too many bad images), MachineError
     (weights, device, disk), StoppedError (after a stop).
@@ -486,7 +486,7 @@ def spec_of(config: ExtractConfig, home: Home, observer: Observer) -> tuple[str,
 def images_of_the_program(
     images: Any, config: ExtractConfig, context: Context
 ) -> tuple[Dataset, ExtractConfig]:
-    """The dataset of images that the program holds, and the configuration without workers where none was asked for.
+    """The dataset of images that the program holds, and the configuration without workers where none was requested.
 
     Raises UsageError for options that such images do not have, and for workers that cannot be sent them.
     """
@@ -538,7 +538,7 @@ def where_it_can_run(
 ) -> ExtractConfig:
     """The configuration with the CPU in place of ``auto``, where a backbone's library computes nowhere else.
 
-    Raises UsageError where another device or dtype was asked for, or an engine for a module in this process's memory.
+    Raises UsageError where another device or dtype was requested, or an engine for a module in this process's memory.
     """
     here = [p.backbone.name for p in planned if p.backbone.here_only]
     if engine is not None and here:
@@ -588,7 +588,7 @@ def default_dataset(home: Home, observer: Observer) -> str:
 def remember_orders(
     home: Home, data: Dataset, planned: Sequence[PlannedArray], config: ExtractConfig
 ) -> None:
-    """Note how each array was ordered, so that ``train`` can go on with an unfinished one.
+    """Note how each array was ordered, so that ``train`` can continue with an unfinished one.
 
     In the home and not in the store, which says nothing of places.
     """
@@ -618,7 +618,7 @@ def finished(
     keep_text: bool,
     dry_run: bool,
 ) -> Extraction | None:
-    """The extraction that was asked for, when a store, or the part of one, at ``path`` already holds all of it.
+    """The extraction that was requested, when a store, or the part of one, at ``path`` already holds all of it.
 
     Nobody reads a part before it is joined, so its chunk files are verified.
     """

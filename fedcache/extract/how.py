@@ -1,6 +1,6 @@
 """Conditions of feature computation: device, settings, versions of libraries, and fedcache's own code.
 
-The record is kept beside the recipe of an array and is no part of its look-up. It must be equal while an unfinished
+The record is kept next to the recipe of an array and is no part of its look-up. It must be equal while an unfinished
 array is resumed, and where chunks of an earlier store are taken over: rows of two kinds would not be comparable.
 """
 

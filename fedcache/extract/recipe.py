@@ -2,7 +2,7 @@
 
 Preprocessing travels with the weights: every backbone has one native recipe, and a departure from it is explicit and
 makes another recipe with another digest. How a feature was computed (device, compute dtype, batch, threads, library
-versions) is recorded beside the recipe and is never part of it, so features made on a GPU are used on a laptop.
+versions) is recorded next to the recipe and is never part of it, so features made on a GPU are used on a laptop.
 """
 
 from __future__ import annotations

@@ -257,7 +257,7 @@ STEPS = 3
 def _smallest_eigenvalue(factor: Tensor, size: Tensor) -> Tensor:
     """Smallest eigenvalue [..] of LL' with features scaled by 1 / sqrt(size), by inverse iteration.
 
-    One step costs two triangular solves. An eigenvalue that is tiny beside the others is found in the first.
+    One step costs two triangular solves. An eigenvalue that is tiny compared with the others is found in the first.
     """
     scale = size.sqrt().unsqueeze(-1)
     start = torch.from_numpy(_start(factor.shape[-1])).to(factor)
@@ -448,7 +448,8 @@ DESTROYS = 0.1
 def _singular(
     variances: Tensor, size: Tensor, ridge: float, switch: str, unit: float
 ) -> FedcacheError:
-    """The error of a singular system. It names a ridge that works, if one is small beside the features' variances.
+    """The error of a singular system. It names a ridge that works, if one is small compared with the features'
+    variances.
 
     Args:
         variances: [.., D] diagonal of the system without its ridge.

@@ -17,7 +17,7 @@ from fedcache.runs.score import at_chance
 from fedcache.tables.words import some_names
 
 HALF_A_POINT = 0.005
-"""Differences from zero-shot below this are not spoken of: they are in the figures beside one another."""
+"""Differences from zero-shot below this are not spoken of: they are in the figures in addition to one another."""
 
 
 def caution_lines(result: Mapping[str, Any]) -> list[str]:

@@ -76,7 +76,7 @@ class Treatment:
         std: of them (ddof 1); None for one value.
         interval: of the mean, as ``statistics.interval``; None with fewer than three values.
         rank: mean rank over the blocks of which all treatments have a value, 1 is best; None where there is none.
-        validation: mean accuracy of its runs on the rows to choose by; None where not all treatments have such rows.
+        validation: mean accuracy of its runs on validation rows; None where not all treatments have such rows.
         test_rows: over seeds, of values that do not vary over them: test rows, and the interval over these; Wilson's of
             one model, of models of clients that of ``rows_of_run``.
     """
@@ -144,7 +144,7 @@ class Comparison:
         ranking: Friedman and Nemenyi; None with fewer than three treatments or two blocks, and over seeds or clients
             where two differ and neither varies. Its numbers are places in ``treatments``.
         notes: sentences that must be read with the numbers.
-        chosen: name of the treatment with the highest validation accuracy; None where not all have rows to choose by.
+        chosen: name of the treatment with the highest validation accuracy; None where not all have validation rows.
     """
 
     setting: str
@@ -571,7 +571,7 @@ class PairedBlocks:
         values: [T, B] fractions; over seeds NaN where a treatment has no value of a seed, else none is missing.
         notes: what was left out, and what sets the treatments apart besides their names.
         runs: the runs behind each name.
-        validation: [T] mean accuracies of their runs on the rows to choose by; None where one has no such rows.
+        validation: [T] mean accuracies of their runs on validation rows; None where one has no such rows.
     """
 
     setting: str
@@ -999,7 +999,7 @@ ROW_TESTS = {"mcnemar": "McNemar's exact test", "z": "z-test of the paired rows"
 PERSONAL = ("personalised", "everywhere")
 MOST_EXACT = 2000
 """Rows that differ up to which the binomial is added up in whole numbers: that takes 1 ms, and scipy's functions a
-quarter of a second to import, which scipy does when one of them is first asked for."""
+quarter of a second to import, which scipy does when one of them is first requested."""
 
 
 @dataclass(frozen=True)

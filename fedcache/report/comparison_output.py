@@ -72,7 +72,7 @@ def values(c: Comparison) -> Sheet:
     seeds = [""] * len(runs)
     if not same_blocks(c):
         seeds = [compact(t.blocks(c.blocks)) for t in runs]
-    # An interval over test rows stands beside intervals over seeds: then a column says which is which.
+    # An interval over test rows stands in addition to intervals over seeds: then a column says which is which.
     over = []
     for t in runs:
         kind = c.over * (t.interval is not None)

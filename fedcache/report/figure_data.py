@@ -38,7 +38,7 @@ MOST_AVERAGED = 1 << 17
 
 ROWS_AT_ONCE = 1 << 12
 BLOCKS = 96
-"""Blocks of neighbouring rows that are read of very many, evenly spread: neighbours lie in one chunk of the store."""
+"""Blocks of neighbouring rows that are read of very many, evenly spread: neighbours are in one chunk of the store."""
 READ_BYTES = 1 << 29
 """Of an array whose chunks are large, what is read of them for one of these samples: a chunk is verified as a whole."""
 MOST_CLIENTS = 60

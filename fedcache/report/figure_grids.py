@@ -100,7 +100,7 @@ def _line(name: str, values: Sequence[str], best: Cells, what: str) -> Draw:
     accuracy = np.array([100 * best[(v,)][0] for v in values])
 
     def fill(axes: Any, marks: Marks) -> None:
-        joined = ""  # nothing lies between two words
+        joined = ""  # nothing is between two words
         if all(order_of_value(v)[0] == 0 for v in values):
             joined = "-"
         places = range(len(values))

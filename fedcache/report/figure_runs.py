@@ -40,7 +40,7 @@ MOST_CURVES = 8
 MOST_STRIPS = 16
 LEGEND = 34
 STRIP = 20
-"""Letters of a run's name in a legend and beside a strip."""
+"""Letters of a run's name in a legend and next to a strip."""
 
 MOST_DOTS = 500
 """Clients of a run up to which each is drawn; above, their quantiles are."""

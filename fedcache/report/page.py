@@ -695,7 +695,7 @@ def _number(value: float | None) -> HtmlCell:
 
 
 def _marked(cells: list[HtmlCell], chosen: Sequence[bool] | None) -> list[HtmlCell]:
-    """Bold is what validation chose; the highest of the column where there are no rows to choose by."""
+    """Bold is what validation chose; the highest of the column where there are no validation rows."""
     known = [float(cell.sort) for cell in cells if cell.sort]
     if len(cells) < 2 or not known:
         return cells

@@ -234,7 +234,7 @@ def plan(entry: PaperTable, options: Options, looker: RequirementCheck) -> list[
         if named and named not in mapping.values():
             used = ", ".join(mapping.values()) or "no backbone"
             raise UsageError(
-                f"--recipe {key} names {named!r}, which takes no role in {entry.name}.",
+                f"--recipe {key} refers to {named!r}, which has no role in {entry.name}.",
                 f"In use: {used}.",
             )
     return [_planned(cell, options, mapping) for cell in chosen(entry, options.only)]
@@ -255,7 +255,7 @@ def chosen(entry: PaperTable, only: Mapping[str, tuple[str, ...]]) -> list[Paper
 
 
 PROXY_SET = "proxy"
-"""Word of ``--backbones`` for backbones whose weights lie in files that anybody may have, in place of the paper's."""
+"""Word of ``--backbones`` for backbones whose weights are in files that anybody may have, in place of the paper's."""
 
 STAND_INS = {
     "resnet18-quickdraw-maxpool": "mobilenetv2-imagenet",

@@ -51,7 +51,7 @@ def columns(report: Reproduction) -> tuple[str, ...]:
 def rows(report: Reproduction) -> list[tuple[str, ...]]:
     """One row per cell and metric; what was not run has no number."""
     made: list[tuple[str, ...]] = []
-    # A proxy is compared by the order of its rows, and has ranks in the place of differences.
+    # A proxy is compared by the order of its rows, and has ranks instead of differences.
     ranks = {}
     for one in orders(report):
         for place in one.places:
@@ -128,8 +128,9 @@ def sentences(report: Reproduction) -> list[str]:
             made.append(f"The same measurement: {labels}.")
     elif report.entry.printed_seeds:
         made.append(
-            f"Difference is got minus printed, in standard errors sqrt(s_printed^2 / {report.entry.printed_seeds} + "
-            "s_got^2 / seeds); where one std is missing it is the other's alone, and the row says so."
+            "Difference is got minus printed, in standard errors sqrt(s_printed^2 / "
+            f"{report.entry.printed_seeds} + s_got^2 / seeds); if one std is missing, only the other is "
+            "used, and the row is marked."
         )
     else:
         # What the paper does not give, and what was decided about it.

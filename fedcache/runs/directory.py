@@ -4,7 +4,7 @@ Each seed is stored on its own: ``seed-N.json`` holds the result of seed N, and 
 in the directory. A command with more seeds trains only the missing ones.
 
 ``config.toml`` re-runs it, ``rounds.jsonl`` and ``result.json`` are promises (no time, host, path or rate), what was
-measured lies apart in ``measured.json``. A run that was killed continues from its checkpoint; the bits are the same.
+measured is apart in ``measured.json``. A run that was killed continues from its checkpoint; the bits are the same.
 
 ``result.json`` lists the sha256 of the other promises under ``files``, so that a result is only ever returned whole.
 Checkpoints and finished seeds are sealed for their run and seed; where one is not what was written, the seed begins
@@ -89,7 +89,7 @@ PLACES = (
     "client_clusters",
     "client_durations",
 )
-"""Words of ``config.toml`` that say where things lie. They may differ between equal results; what lies there is in the
+"""Words of ``config.toml`` that say where things lie. They may differ between equal results; what is there is in the
 result by its own digest."""
 
 

@@ -435,7 +435,7 @@ def _warning(
             seen = np.isin(numbers, trained)
         if not (same := int(seen[rows.rows].sum())):
             return None
-        # A scheme may deal rows of the test split too: then that split does not leave them out.
+        # A scheme may assign rows of the test split too: then that split does not leave them out.
         advice = ": --split test leaves them out."
         if (seen & (split == TEST)).any():
             advice = "."

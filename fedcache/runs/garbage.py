@@ -182,7 +182,7 @@ def _old_runs(home: Home) -> Iterator[tuple[Path, str]]:
 
 
 BOARDS = "tensorboard"
-"""Folder beside the runs in which ``--track tensorboard`` writes, by the runs' names."""
+"""Folder next to the runs in which ``--track tensorboard`` writes, by the runs' names."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class Removal:
     path: Path  # its directory
     parts: tuple[
         Path, ...
-    ]  # what is deleted: the directory or its own files in it, and boards of it beside
+    ]  # what is deleted: the directory or its own files in it, and boards next to it
     kept: tuple[str, ...]  # names of files in it that are not the run's, and stay
     bytes: int
 

@@ -123,8 +123,8 @@ def train(
     Args:
         config: what to train; None fields take the defaults of the method's paper.
         home: where stores and runs are.
-        method: one of the user's own, in the place of the one that ``config`` names.
-        partition: how to deal rows, when ``config.partition`` names no saved one.
+        method: one of the user's own, instead of the one that ``config`` names.
+        partition: how to assign rows, when ``config.partition`` names no saved one.
         runs: directory of results instead of ``home.runs``.
         repartition: every seed draws its own partition (else all seeds share one).
         extract: whether to run the extraction that is missing.
@@ -225,7 +225,7 @@ def prepare_run(
     Args:
         config: as asked.
         source: where the rows come from.
-        method: one of the user's own, in the place of the one that is named.
+        method: one of the user's own, instead of the one that is named.
         ledger: of the privacy that is spent.
     """
     method = method or named_method(config)
@@ -433,7 +433,7 @@ def note_earlier(run: OpenRun, observer: Observer) -> None:
 
 
 def note_stored(run: Run, observer: Observer) -> None:
-    """Say that a result is there already, and what is missing of it."""
+    """Say that a result exists already, and what is missing of it."""
     again = "--fresh trains it again"
     cost = run.result.get("trust", {}).get("privacy", {})
     if cost.get("noise") and not cost.get("simulation"):

@@ -137,14 +137,15 @@ def make_partition(
     replace: bool = False,
     **arguments: Any,
 ) -> Partition:
-    """Deal the store's readable rows to clients and save the partition in the store.
+    """Assign the store's readable rows to clients and save the partition in the store.
 
     Raises UsageError, for arguments that are unknown, out of range or infeasible (with the value that works), and for a
     name that other rows have.
 
     Args:
         store: whose rows are assigned.
-        scheme: one of ``SCHEMES``; None where ``by`` or ``hold_out`` says it; beside those it deals every value's rows.
+        scheme: one of ``SCHEMES``; None where ``by`` or ``hold_out`` says it; in addition to those it assigns every
+        value's rows.
         seed: of the draws.
         name: to save it under; default from scheme, arguments and seed (``dirichlet-a0.1-m100-s0``).
         save: whether to save it.
@@ -215,7 +216,7 @@ def need_labels(method: Method, store: Store, rows: NDArray[np.int64] | None) ->
     s = store.samples
     if s.label.min(initial=0) >= 0:
         return  # the usual case, without a gather of all rows
-    # Train and test: some schemes deal both.
+    # Train and test: some schemes assign both.
     if rows is None:
         label = s.label[(s.split <= 1) & (s.ok == 1)]
     else:
@@ -419,7 +420,7 @@ def write_shards(
     observer: Observer,
     name: str | None = None,
 ) -> Path:
-    """One ordinary store per client: its rows to train, test and choose by, every array and text feature.
+    """One ordinary store per client: its training, test and validation rows, every array and text feature.
 
     Returns:
         the directory that holds them, as ``train --clients-from`` takes it.

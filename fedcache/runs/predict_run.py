@@ -106,7 +106,7 @@ def check_saved(place: Path, model: SavedModel, options: ModelOptions) -> None:
     """Refuse a client of the run whose model was left out of the file, or any where none was saved, with what helps.
 
     Raises UsageError, StoreError. Names that no client has are left to ``SavedModel.number_of`` where models were
-    saved, and so is whatever cannot be known as the file lies apart from its run.
+    saved, and so is whatever cannot be known as the file is apart from its run.
     """
     facts = model.facts
     client = options.client
@@ -362,7 +362,7 @@ def personalise_run(
 ) -> Personalised:
     """Make, measure and write the model of a client that was not there.
 
-    Raises UsageError for a file that is there already and several seeds, StoreError for a store without the model's
+    Raises UsageError for a file that exists already and several seeds, StoreError for a store without the model's
     features or labelled training rows, StoppedError after a stop; as ``models.personalise`` and ``open_members``.
 
     Args:
@@ -441,7 +441,7 @@ def personalise_run(
 
 
 def check_new(path: Path) -> None:
-    """Refuse a file that is there already, is no .safetensors, or whose folder is missing. Raises UsageError."""
+    """Refuse a file that exists already, is no .safetensors, or whose folder is missing. Raises UsageError."""
     check_place(path)
     if path.exists():
         raise UsageError(f"{path} exists already.", "-o another.safetensors, or remove it.")

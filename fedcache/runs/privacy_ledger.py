@@ -2,13 +2,13 @@
 
 Epsilon composes: two releases about the same clients tell more than one, whether they are seeds, points of a grid,
 repeats with ``--fresh`` or other methods. A line is written when the first round of a seed has ended, before anything
-of it is kept or told; going on from the last checkpoint writes none, nor does a stored result that is returned.
+of it is kept or told; continuing from the last checkpoint writes none, nor does a stored result that is returned.
 Simulations release nothing and are not in it. Lines are numbered and each names the one before, so that none is lost
 from the middle; ``privacy-count.json`` says how many there are, so that none is lost from the end.
 
-``privacy-rounds/`` has, for every seed that is being trained, how many of its rounds were told: a run that goes on from
-an older checkpoint draws noise for told rounds again, and that is a release of its own. Who puts back an older copy of
-the whole home puts back what it knew; nothing that lies in it can tell.
+``privacy-rounds/`` has, for every seed that is being trained, how many of its rounds were told: a run that continues
+from an older checkpoint draws noise for told rounds again, and that is a release of its own. Who puts back an older
+copy of the whole home puts back what it knew; nothing that is in it can tell.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ LEDGER = "privacy.jsonl"
 """Its name in a home."""
 
 COUNT = "privacy-count.json"
-"""Beside it: how many lines it has. Written after each line, so it may be one behind after a kill."""
+"""In addition to it: how many lines it has. Written after each line, so it may be one behind after a kill."""
 
 COUNT_IS = {"kind": "number of lines of the ledger of privacy"}
 
 ROUNDS = "privacy-rounds"
-"""The folder beside it: for each seed that is being trained how many of its rounds were told."""
+"""The folder next to it: for each seed that is being trained how many of its rounds were told."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def _rounds_file(ledger: Path, run: str, seed: int) -> Path:
 
 
 def _rounds_are(run: str, seed: int) -> dict[str, Any]:
-    return {"kind": "number of rounds that were told", "run": run, "seed": seed}
+    return {"kind": "number of published rounds", "run": run, "seed": seed}
 
 
 def read_releases(ledger: Path) -> list[Release]:
@@ -173,7 +173,8 @@ def read_releases(ledger: Path) -> list[Release]:
     for number, line in enumerate(lines, 1):
         if set(line) != names:
             raise _damaged(
-                ledger, ValueError(f"is damaged: line {number} is of another release of fedcache")
+                ledger,
+                ValueError(f"is damaged: line {number} was written by another release of fedcache"),
             )
     _check_count(ledger, len(lines), count)
     return [Release(**line) for line in lines]

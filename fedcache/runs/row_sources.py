@@ -124,7 +124,7 @@ class Preparation:
     extract: bool = True  # whether to run the extraction that is missing
     repartition: bool = False  # every seed draws its own partition (else all seeds share one)
     cache: InputCache = field(default_factory=InputCache)  # shared by the points of a grid
-    whole: bool = False  # rows to choose by are trained on, as if the partition had none
+    whole: bool = False  # validation rows are trained on, as if the partition had none
 
 
 class StoreRows:
@@ -324,7 +324,7 @@ def _held(store: Store) -> dict[str, str]:
 
 
 def without_validation(partitions: Mapping[int, Partition]) -> dict[int, Partition]:
-    """The partition of each seed with the rows to choose by among the training rows; equal ones are made once."""
+    """The partition of each seed with validation rows among the training rows; equal ones are made once."""
     made = {id(partition): partition.without_validation() for partition in partitions.values()}
     return {seed: made[id(partition)] for seed, partition in partitions.items()}
 

@@ -160,7 +160,7 @@ class Run:
 
     @property
     def validation(self) -> Figures:
-        """On the rows to choose by: mean, std, per_seed, per_client, client_mean, pooled; {} where there are none."""
+        """On validation rows: mean, std, per_seed, per_client, client_mean, pooled; {} where there are none."""
         return Figures("validation", self.result.get("validation", {}))
 
     @property

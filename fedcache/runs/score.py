@@ -215,7 +215,7 @@ def at_chance(result: Mapping[str, Any]) -> Chance | None:
     return None
 
 
-# By what runs are chosen: accuracy on the rows to choose by; without such rows the highest is no
+# By what runs are chosen: accuracy on validation rows; without such rows the highest is no
 # choice.
 
 
@@ -241,7 +241,7 @@ def choice_value(result: Mapping[str, Any], score: str = "own") -> float | None:
 
 
 def validation_value(result: Mapping[str, Any], score: str = "own") -> float | None:
-    """Accuracy on the rows to choose by, mean over seeds, by a word of ``runs.score``; None without such rows.
+    """Accuracy on validation rows, mean over seeds, by a word of ``runs.score``; None without such rows.
 
     Where an earlier result has not that score it is their mean.
     """
@@ -256,7 +256,7 @@ def validation_value(result: Mapping[str, Any], score: str = "own") -> float | N
 
 
 def has_validation(results: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether all of some results, one or more, have rows to choose by."""
+    """Whether all of some results, one or more, have validation rows."""
     held = ["validation" in result for result in results]
     return bool(held) and all(held)
 

@@ -53,7 +53,7 @@ def resolve_path(home: Home, path: Path, *, to_read: bool = False) -> Path:
 
 
 def place_of_content(home: Home, slug: str, digest: str) -> Path:
-    """Where the store of a dataset's content lies in a home: under its name, else under another one that it had before.
+    """Where the store of a dataset's content is in a home: under its name, else under another one that it had before.
 
     A folder that was renamed has the same content, so its store is used as it is; where none is there, the place is the
     one that a new store takes.
@@ -70,7 +70,7 @@ def place_of_content(home: Home, slug: str, digest: str) -> Path:
 
 
 def remember_last(home: Home, path: Path, spec: str) -> None:
-    """Note the store that commands without ``--dataset`` use, and what was asked for."""
+    """Note the store that commands without ``--dataset`` use, and what was requested."""
     make_private(home.root)
     write_sealed(home.last, LAST, {"store": str(path.resolve()), "spec": spec})
 
@@ -78,7 +78,7 @@ def remember_last(home: Home, path: Path, spec: str) -> None:
 def recall_last(home: Home) -> tuple[Path, str] | None:
     """What ``remember_last`` noted; None when there is nothing.
 
-    Raises CorruptionError for a damaged note: another dataset must not be taken in the place of the one that is meant.
+    Raises CorruptionError for a damaged note: another dataset must not be taken instead of the one that is meant.
     """
     try:
         found = read_sealed(home.last, LAST)
@@ -102,9 +102,9 @@ def last_store(home: Home) -> tuple[Path, str] | None:
 
 
 def extracted_later(path: Path) -> Path | None:
-    """The store beside this one, of a dataset of the same name, that was extracted last; None when this one was.
+    """The store next to this one, of a dataset of the same name, that was extracted last; None when this one was.
 
-    A whole older file in the place of ``last.json`` has a seal of its own, but the histories of stores go on.
+    A whole older file instead of ``last.json`` has a seal of its own, but the histories of stores continue.
     """
     for store in _opened([path]):
         slug = store.dataset["slug"]

@@ -372,7 +372,7 @@ def write_payload(path: Path, payload: bytes | memoryview) -> int:
 
 
 def make_directories(path: Path) -> None:
-    """Make a directory and its parents, each name durable before anything refers to what lies below it."""
+    """Make a directory and its parents, each name durable before anything refers to what is below it."""
     missing = []
     while not path.is_dir():
         missing.append(path)
@@ -448,7 +448,7 @@ def read_checked(path: Path, crc: int | None, what: str, *, size: int | None = N
 
 
 def check_size(found: int, size: int, path: Path, what: str) -> None:
-    """Refuse a chunk file of ``found`` bytes in the place of ``size`` and a checksum. Raises CorruptionError."""
+    """Refuse a chunk file of ``found`` bytes instead of ``size`` and a checksum. Raises CorruptionError."""
     if found != size + CRC_BYTES:
         raise damaged(what, path, f"has {found:,} bytes, expected {size + CRC_BYTES:,}")
 

@@ -52,7 +52,7 @@ class ContentArray:
     name: str  # of the backbone, for messages
     digest: str = ""  # sha256 of all values, known after the first reading
     crcs: tuple[int, ...] = ()  # crc32c of every chunk, likewise
-    drop: bool = False  # rows that are not finite are NaN throughout, in the place of an error
+    drop: bool = False  # rows that are not finite are NaN throughout, instead of an error
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -147,7 +147,7 @@ LARGE = 64 << 20
 CHUNK_BYTES = 32 << 20
 
 WHERE = Path("from_arrays()")
-"""What messages name in the place of a file."""
+"""What messages name instead of a file."""
 
 
 @dataclass

@@ -258,7 +258,7 @@ def write_shards(
     out: Path,
     validation: Sequence[NDArray[np.int64] | None] | None = None,
 ) -> list[Path]:
-    """One store per client under ``out``, named by number and client; shards that are there already are kept.
+    """One store per client under ``out``, named by number and client; shards that exist already are kept.
 
     ``clients`` are names with training rows and test rows, ``validation`` the rows that each chooses by. Raises
     StoreError for a folder that holds stores of other clients, with which these could not be trained.

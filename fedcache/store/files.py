@@ -82,7 +82,7 @@ def file_sha256(path: Path) -> str:
 
 
 def at_once(path: str, flags: int) -> int:
-    """An ``opener`` that never waits: a pipe in the place of a file reads as empty instead of blocking for ever."""
+    """An ``opener`` that never waits: a pipe instead of a file reads as empty instead of blocking for ever."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
@@ -216,7 +216,7 @@ def _name_it(file: BinaryIO, path: Path) -> None:
     with suppress(FileExistsError):
         _link_opened(file, path)
         return
-    # No system call puts a file without a name in the place of another, so it has one for this moment.
+    # No system call replaces another file by one without a name, so it has one for this moment.
     temporary = temporary_name(path)
     try:
         _link_opened(file, temporary)
@@ -263,7 +263,7 @@ def read_lines(path: Path) -> Iterable[Any]:
     """The JSON lines of a file up to the first torn one (no newline, or not JSON); nothing when it is missing."""
     if not path.exists():
         return
-    # As ``read_whole``, which never waits for a pipe in the place of the file.
+    # As ``read_whole``, which never waits for a pipe instead of the file.
     with open(path, "rb", opener=at_once) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             return
@@ -510,11 +510,11 @@ def _group() -> int | None:
 #
 # A seal is signed JSON (``files.to_signed``) around the content and around *what the file is*: its
 # kind and whose it is, as the run and seed of a checkpoint. So a changed digit is found, and also
-# two whole files that were exchanged. Files with tensors are safetensors; the seal lies in their
+# two whole files that were exchanged. Files with tensors are safetensors; the seal is in their
 # metadata and holds a digest of the tensors.
 #
 # What is sealed can be made again. A file that is damaged, another's, or of a release that did not
-# seal it is never read: the caller forgets it, says so where that costs time, or refuses to go on
+# seal it is never read: the caller forgets it, says so where that costs time, or refuses to continue
 # where it cannot be made again.
 
 TENSORS = ".safetensors"

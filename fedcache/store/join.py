@@ -1,7 +1,7 @@
 """Assemble the parts of a store: check that they belong together, take over their chunks, and complete the arrays.
 
 The parts say by themselves what they are, so they may come from any machine and lie anywhere. What is made is an
-ordinary store by the ordinary writer: a join that is killed goes on, and until the last step no array is there.
+ordinary store by the ordinary writer: a join that is killed continues, and until the last step no array is there.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def join_parts(
         observer: told how far it is.
 
     Raises:
-        StoreError, when another dataset lies at ``place``, or the store is being written; CorruptionError for a damaged
+        StoreError, when another dataset is at ``place``, or the store is being written; CorruptionError for a damaged
         chunk and for more than ``max_bad`` unreadable rows; MachineError, when the disk refuses.
     """
     first = parts[0].store

@@ -83,7 +83,7 @@ class StorePart:
         return range(count * (self.number - 1) // self.of, count * self.number // self.of)
 
     def place(self, store: Path) -> Path:
-        """The folder of this part, beside the place of the store."""
+        """The folder of this part, in addition to the place of the store."""
         return store.with_name(
             f"{store.name.removesuffix('.zarr')}.part-{self.number}-of-{self.of}.zarr"
         )
@@ -107,7 +107,7 @@ def part_of(dataset: Mapping[str, Any]) -> StorePart | None:
 
 
 def join_command(path: Path) -> str:
-    """The command that joins a part with the others beside it."""
+    """The command that joins a part with the others next to it."""
     found = PLACE.fullmatch(path.name)
     if found is None:
         return "fedcache join PART PART .. -o STORE"
@@ -435,7 +435,7 @@ def select_arrays(
     return list(dict.fromkeys(chosen))
 
 
-# The small files of a store beside its arrays: unreadable images, saved partitions, and the
+# The small files of a store next to its arrays: unreadable images, saved partitions, and the
 # history.
 #
 # ``quarantine.jsonl`` lists the rows whose image could not be read, one line each, sorted by row;
@@ -547,7 +547,7 @@ def read_history(store: Path) -> tuple[list[dict[str, Any]], list[int]]:
 
 
 def forgotten_arrays(store: Path, manifest: Manifest) -> list[str]:
-    """Keys of arrays that lie in a store and are finished by its history, and that neither manifest nor journal knows.
+    """Keys of arrays that are in a store and are finished by its history, and that neither manifest nor journal knows.
 
     There are some only where an older manifest was put back; the history is read only where a folder is not listed.
     """
@@ -607,14 +607,14 @@ def partition_words(store: Path, manifest: Manifest, name: str) -> dict[str, Any
 def partition_parts(
     name: str, content: Mapping[str, Any] | Sequence[Buffer]
 ) -> tuple[str, list[Buffer]]:
-    """Where a partition's file lies in the store, and its parts; JSON for what is no list of parts."""
+    """Where a partition's file is in the store, and its parts; JSON for what is no list of parts."""
     if isinstance(content, Mapping):
         return f"partitions/{name}.json", [canonical_json(dict(content))]
     return f"partitions/{name}.partition", list(content)
 
 
 def is_written(store: Path, manifest: Manifest, relative: str, parts: Sequence[Buffer]) -> bool:
-    """Whether a sidecar is there already, with this content."""
+    """Whether a sidecar exists already, with this content."""
     path = store / relative
     digest = sha256_hex(*parts)
     return manifest.files.get(relative) == digest and path.is_file() and file_sha256(path) == digest

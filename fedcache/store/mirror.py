@@ -54,7 +54,7 @@ KEPT = 16
 def local_place(place: Path | str) -> Path:
     """The folder in which a store can be read: of a published store, also one in a local folder, its mirror.
 
-    The manifest is read anew, and what else is missing except chunks of features.
+    The manifest is read again, and what else is missing except chunks of features.
 
     Raises:
         StoreError where no published store is, or access is denied; CorruptionError for a damaged one; MachineError

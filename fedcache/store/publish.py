@@ -324,7 +324,7 @@ def _claim(source: ByteSource, store: Store, raw: bytes) -> bool:
     """Take a place for the publication of a store, before anything else is written there.
 
     Returns:
-        whether every whole file that is there already is one of this publication.
+        whether every whole file that exists already is one of this publication.
 
     Raises:
         StoreError for a place where something else is.

@@ -1,6 +1,6 @@
 """Reading features: memory-mapped chunk files, each verified when it is first read in a process.
 
-Scattered rows are gathered in memory: the chunks they lie in are copied once, verified as they are, into one array of
+Scattered rows are gathered in memory: the chunks they are in are copied once, verified as they are, into one array of
 which only the pages of those chunks exist. An array beyond the memory limit stays mapped.
 """
 
@@ -122,7 +122,7 @@ class Reader:
 
     def all(self) -> NDArray[Any]:
         """Every row, [N, V, D], in memory. Raises CorruptionError, when a chunk's size, checksum or place is wrong."""
-        # before memory is asked for: a manifest may claim any shape
+        # before memory is requested: a manifest may claim any shape
         if self.mirror is not None and self.info.chunks:
             self.chunk(0)
         for number in range(len(self.info.chunks)):
@@ -138,7 +138,7 @@ class Reader:
         return out
 
     def rows(self, index: NDArray[np.integer[Any]]) -> NDArray[Any]:
-        """The rows of ``index``, [len(index), V, D], in the order asked for.
+        """The rows of ``index``, [len(index), V, D], in the order requested.
 
         Raises StoreError, for a row the store does not have; CorruptionError.
         """
@@ -156,7 +156,7 @@ class Reader:
         size = self.info.chunk_rows
         numbers = wanted // size
         if len(wanted) and self._held is None:
-            self.chunk(int(numbers[0]))  # before memory is asked for, as in `all`
+            self.chunk(int(numbers[0]))  # before memory is requested, as in `all`
         if self._hold(numbers):
             assert self._held is not None
             # not "raise", which checks again and slower

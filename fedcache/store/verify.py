@@ -58,7 +58,7 @@ class VerifyReport:
 
     @property
     def advice(self) -> str:
-        """The command that goes on where something is wrong."""
+        """The command that continues where something is wrong."""
         if self.published:
             return "Publish it again:  fedcache publish STORE FOLDER"
         return (
@@ -247,7 +247,7 @@ def repair(path: Path) -> list[str]:
 
     A damaged feature array becomes unfinished: its journal vouches for the whole chunks, so that extraction computes
     only the others. Damaged text features, partitions and groups are forgotten, damaged lines of the history removed,
-    and every ``zarr.json`` is written anew. The manifest, the columns and the list of unreadable images cannot be made
+    and every ``zarr.json`` is written again. The manifest, the columns and the list of unreadable images cannot be made
     from the rest of a store: they stay as they are, and ``verify`` still names them.
 
     Raises:

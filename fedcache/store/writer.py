@@ -2,8 +2,8 @@
 
 The order of the writes is the promise. A chunk file is whole on disk before its journal line, the lines of all chunks
 before the sidecars (``samples/ok``, ``quarantine.jsonl``, ``zarr.json``), these before the manifest, and the manifest
-before the journal goes. Killed between any two of them, the array is still unfinished and goes on from its journal, or
-it is complete. Workers that hold no lock write chunk files that nothing refers to; the one writer commits them.
+before the journal goes. Killed between any two of them, the array is still unfinished and continues from its journal,
+or it is complete. Workers that hold no lock write chunk files that nothing refers to; the one writer commits them.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class WorkerArray:
     def write(
         self, chunk: int, rows: NDArray[Any], bad: Mapping[int, str] | None = None
     ) -> UncommittedChunk:
-        """Write a chunk beside its place, under a name of its own; errors as ``ArrayWriter.write``."""
+        """Write a chunk next to its place, under a name of its own; errors as ``ArrayWriter.write``."""
         values, reasons = self.prepare(chunk, rows, bad)
         place = self.chunk_file(chunk)
         file = temporary_name(place)
@@ -261,7 +261,7 @@ class ArrayWriter:
         self._stack.close()
 
     def _open(self) -> None:
-        """Find out, under the lock, what is there of the array: all of it, a part to go on with, or nothing."""
+        """Find out, under the lock, what is there of the array: all of it, a part to continue with, or nothing."""
         # Files that a killed writer or its workers had not finished. We hold their lock now, so nobody writes them.
         for left in (
             *self.path.rglob("*.partial"),
@@ -502,8 +502,8 @@ def create_store(
 ) -> Manifest:
     """A store without features at ``path``, or the one of the same dataset that is there.
 
-    It is built beside its place and renamed, so that it exists whole or not at all. ``dataset`` is what the manifest
-    says of the dataset, ``reasons`` why a row is not ok. Raises StoreError, when another dataset lies at ``path``;
+    It is built next to its place and renamed, so that it exists whole or not at all. ``dataset`` is what the manifest
+    says of the dataset, ``reasons`` why a row is not ok. Raises StoreError, when another dataset is at ``path``;
     CorruptionError for a store that is damaged; MachineError, when the disk refuses.
     """
     occupied = path.exists() and (not path.is_dir() or any(path.iterdir()))
@@ -604,7 +604,7 @@ def sidecars_of(manifest: Manifest) -> dict[str, bytes]:
 
 
 def _building_place(path: Path) -> Path:
-    """A new private directory beside ``path`` in which to build it; what killed builders left there is removed."""
+    """A new private directory next to ``path`` in which to build it; what killed builders left there is removed."""
     for left in path.parent.glob(f".{path.name}.*.partial"):
         pid = writer_of(left)
         if pid and not is_alive(pid):

@@ -176,7 +176,8 @@ def _coded(where: str, column: Any, hint: str = ANOTHER_COLUMN) -> Group:
 
 
 def _likely_missing(coded: Group) -> list[str]:
-    """Name the classes that often mean that no label is known: -1 beside other numbers, and words such as NA."""
+    """Name the classes that often mean that no label is known: -1 in addition to other numbers, and words such as
+    NA."""
     suspects = [word for word in coded.words if word.lower() in NO_NUMBER]
     if "-1" in coded.words and coded.words != ("-1", "1"):
         suspects.append("-1")

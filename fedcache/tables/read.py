@@ -78,7 +78,7 @@ def _npy(path: Path, opened: Callable[[], AbstractContextManager[IO[bytes]]], si
     with opened() as file:
         header = npy_header(file)
         if header is None:
-            return Unread((), UNKNOWN_NPY, "an array of a kind of its own")
+            return Unread((), UNKNOWN_NPY, "an array of an unknown kind")
         shape, fortran, dtype = header
         start = file.tell()
         if dtype.hasobject:
@@ -157,7 +157,7 @@ def _read_npy(path: Path) -> Found:
 
 
 def h5_items(path: Path, group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(name, dataset) of an open file, at all levels; raises UsageError for what lies outside of it."""
+    """(name, dataset) of an open file, at all levels; raises UsageError for what is outside of it."""
     import h5py
 
     for name in group:

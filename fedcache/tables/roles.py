@@ -145,7 +145,7 @@ class ColumnChoice:
         default_text="empty values",
     )
     unlabelled: bool = option(
-        False, "Treat the file as unlabelled, whatever its columns are called.", DATA
+        False, "Treat the file as unlabelled, even if a column looks like labels.", DATA
     )
 
     def options(self) -> list[str]:

@@ -316,7 +316,7 @@ class Words(Coded):
         """Cells of a text file, which has no types, as numbers, lists or words.
 
         They are numbers only if all of them are written as a program writes numbers, so that no two words become one
-        number: 1e5 beside 100000 stays a word. Floats hold NaN for rows without a value. Integers that a float or 64
+        number: 1e5 next to 100000 stays a word. Floats hold NaN for rows without a value. Integers that a float or 64
         bits would change stay words.
         """
         numbers: dict[str, str] = {}

@@ -194,7 +194,7 @@ def _records(file: str, _changed_at: int) -> list[dict[str, Any]]:
 
 
 def _draw(records: Sequence[Mapping[str, Any]]) -> str:
-    """The report's curves, a line for each seed and one for its rows to choose by; "" where no line has two rounds."""
+    """The report's curves, a line for each seed and one for its validation rows; "" where no line has two rounds."""
     lines: dict[str, list[dict[str, Any]]] = {}
     for record in records:
         scores = {"": record["accuracy"], ", validation": _validation(record)}
@@ -267,7 +267,7 @@ def _changed(path: Path) -> float:
 
 
 BUDGET = 0.2
-"""Seconds that a look spends on reading at most, once it has read one run; the next look goes on."""
+"""Seconds that a look spends on reading at most, once it has read one run; the next look continues."""
 SHARE = 30
 """Looks in which every finished run is asked for its time once."""
 RECENT = 2_000_000_000

@@ -437,7 +437,7 @@ class ReportShelf:
     def request(self, paths: Sequence[Path]) -> dict[str, Any]:
         """The report of these runs, which the first call for it begins.
 
-        ``path`` is the file once it is written; what failed has ``problem`` and ``hint``. Runs that were written anew
+        ``path`` is the file once it is written; what failed has ``problem`` and ``hint``. Runs that were written again
         since have another report.
         """
         ident = digest_of([[p.name, p.stat().st_mtime_ns] for p in paths])[:16]
@@ -464,7 +464,7 @@ class ReportShelf:
             found = {"problem": error.message, "hint": error.hint}
         except Exception as error:  # nobody waits for a thread, and the page would wait for ever
             problem = f"This is a bug in fedcache: {type(error).__name__}: {error}"
-            hint = "Please report it, with what `fedcache report` says of the same runs."
+            hint = "Please report it, with the output of `fedcache report` for the same runs."
             found = {"problem": problem, "hint": hint}
         with self._lock:
             self._reports[ident] = {**self._reports[ident], **found}

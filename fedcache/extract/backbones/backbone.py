@@ -182,7 +182,7 @@ class Weights:
 
 
 class FrozenEncoder(Protocol):
-    """A loaded backbone; one of texts or rows is an ``ItemEncoder`` beside it."""
+    """A loaded backbone; one of texts or rows is an ``ItemEncoder`` in addition to it."""
 
     def image(self, x: Tensor) -> Tensor:
         """Features of decoded and resized images.

@@ -1,9 +1,9 @@
 """The one place where a checkpoint is opened. Weights are untrusted: they are read as data and never run.
 
 safetensors and npz hold arrays only. A torch pickle goes through ``torch.load(weights_only=True)`` with an explicit
-list of plain data beside torch's own: numpy scalars, and the options of a training script (``argparse.Namespace``).
-Anything that needs more is refused, and there is no fallback. The kind of a file is read from its first bytes, because
-``model_best.pth.tar`` is no tar and a failed download is no checkpoint.
+list of plain data in addition to torch's own: numpy scalars, and the options of a training script
+(``argparse.Namespace``). Anything that needs more is refused, and there is no fallback. The kind of a file is read
+from its first bytes, because ``model_best.pth.tar`` is no tar and a failed download is no checkpoint.
 
 Scripts save more than one model, and under names of their own: ``module.encoder_q.``, ``teacher.backbone.``,
 ``state_dict_ema``. The weights of a backbone are those tensors that have its names after one prefix, and its shapes. A

@@ -1,7 +1,7 @@
 """``onnx:FILE``: an image encoder as one ONNX file, computed by onnxruntime (extra ``onnx``) on the CPU.
 
 What a file cannot say, the norm of float inputs, is ImageNet's until a recipe says otherwise. It is read as bytes and
-nothing beside it is: weights in files of their own would be no part of the digest, and are refused.
+nothing in addition to it is: weights in files of their own would be no part of the digest, and are refused.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ BATCH_CLOSE = 1e-3
 
 @dataclass(frozen=True)
 class Choice:
-    """What is known beside the name when a row of a user's backbone is made."""
+    """What is known in addition to the name when a row of a user's backbone is made."""
 
     home: Path | None = None  # where places and facts are remembered
     file: Path | None = None  # the file of ``--weights NAME=FILE``
@@ -303,7 +303,7 @@ def refuse_chance(name: str, features: Tensor, again: Tensor) -> None:
 
 
 def refuse_company(name: str, together: Tensor, alone: Tensor) -> None:
-    """UsageError where the features of an item, [1, D], are others beside another item than alone."""
+    """UsageError where the features of an item, [1, D], are others next to another item than alone."""
     if (apart := _apart(together, alone)) > BATCH_CLOSE:
         raise UsageError(
             f"The features {name} gives for an item depend on the other items of its batch ({apart:.1g} "
@@ -314,7 +314,7 @@ def refuse_company(name: str, together: Tensor, alone: Tensor) -> None:
 
 
 def _apart(features: Tensor, others: Tensor) -> float:
-    """How far features lie apart, as a part of their norm."""
+    """How far features are apart, as a part of their norm."""
     return float((features - others).norm() / features.norm().clamp(min=1e-12))
 
 

@@ -240,7 +240,7 @@ def _tensors(name: str, module: nn.Module) -> list[list[Any]]:
 
 
 def _attributes(module: nn.Module, code: ReachedObjects) -> list[Any]:
-    """What a module holds beside its tensors and parts."""
+    """What a module holds in addition to its tensors and parts."""
     from torch import nn
 
     # what torch.compile adds is of this process; the module inside is a part

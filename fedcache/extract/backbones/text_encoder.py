@@ -189,7 +189,7 @@ def _layer_of(name: str, given: str | None, layers: int, pooling: str) -> int | 
 
 
 def _tokens_of(name: str, given: str | None, length: int, most: int) -> int:
-    """Tokens that are read of a text: those asked for, or ``length``, the folder's own."""
+    """Tokens that are read of a text: those requested, or ``length``, the folder's own."""
     if given is None:
         return length
     if not given.isdecimal() or not 1 <= int(given) <= most:
@@ -324,7 +324,7 @@ def groups_by_length(lengths: NDArray[np.int64], most: int) -> Iterator[NDArray[
 
 
 class TextModel:
-    """A model of texts in evaluation mode: ``Tokens`` -> features of every output asked for, in one forward.
+    """A model of texts in evaluation mode: ``Tokens`` -> features of every output requested, in one forward.
 
     Encoders of one folder and device share it (``open_texts_model``), so layers and poolings of a backbone that are
     extracted together cost one forward and one copy of the weights.
@@ -376,7 +376,7 @@ class TextModel:
     def rows(self, tokens: Tokens, output: TextOutput) -> Tensor:
         """Features [N, D] float32 of an output; NaN for a text without a token.
 
-        The first output asked for computes all of them, in one forward; each is handed out once.
+        The first output requested computes all of them, in one forward; each is handed out once.
         """
         latest = self._latest
         if latest is None or latest[0] is not tokens or output not in latest[1]:

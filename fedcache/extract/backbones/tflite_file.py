@@ -2,7 +2,7 @@
 
 Quantised inputs get the pixels, which is what their scale and zero point mean; quantised outputs are multiplied out by
 the file's. Three files have names: MobileNetV2 (Sandler et al., arXiv:1801.04381) trained on ImageNet, and on the birds
-and the insects of iNaturalist, so that differently trained backbones of one width are at hand offline. The feature is
+and the insects of iNaturalist, so that differently trained backbones of one width are available offline. The feature is
 what their classifiers read, 1,280 wide.
 """
 

@@ -369,7 +369,7 @@ def import_weights(
             else f"{slug(name)}{endings(backbone)[0]}"
         )
         write_atomic(place, source.read_bytes())
-        lookup(backbone.name, home=home, file=place)  # from now on it lies there
+        lookup(backbone.name, home=home, file=place)  # from now on it is there
         return place
     state = read_state(source, hub=backbone.hub, key=key)
     for taken in checked.taken:
@@ -402,7 +402,7 @@ def _pull_from_hub(repository: str, names: tuple[str, ...]) -> None:
             hf_hub_download(repository, name, cache_dir=library_caches().huggingface)  # nosec B615
             return
         except EntryNotFoundError as error:
-            # "Local" means that the network failed, which the second name would not mend.
+            # "Local" means that the network failed, which the second name would not fix.
             if name == names[-1] or isinstance(error, LocalEntryNotFoundError):
                 raise
 

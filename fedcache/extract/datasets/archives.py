@@ -239,7 +239,7 @@ def check_images(entries: Entries) -> None:
 
 
 class Reopened:
-    """A reader that another process opens anew: it is pickled as the arguments of its constructor, which it keeps."""
+    """A reader that another process opens again: it is pickled as the arguments of its constructor, which it keeps."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         arguments = inspect.signature(type(self)).parameters
@@ -348,7 +348,7 @@ def _hostile(path: Path, name: str, what: str) -> FedcacheError:
     else:
         shown = f"{name[:77]}..."
     return CorruptionError(
-        f"{path} is refused: its entry {shown!r} {what}. Nothing was extracted.",
+        f"{path} is rejected, because its entry {shown!r} {what}. Nothing was extracted.",
         "Unpack it with a tool that you trust, check the files, and use the directory: folder:DIRECTORY",
     )
 

@@ -154,7 +154,7 @@ def _whole(file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDA
         _header(file, 0)  # the pickle follows
         held = load_plain(file)
         if not isinstance(held, np.ndarray) or held.shape != shape:
-            raise ValueError("a pickle of something else than its header says")
+            raise ValueError("a pickle that does not match its header")
         return np.array(held.tolist(), dtype=object)
 
 

@@ -147,7 +147,7 @@ class Context:
 
     memory: DigestMemory  # remembered digests
     roots: Mapping[str, Path] = field(default_factory=dict)  # ``--data NAME=PATH``
-    data: Path | None = None  # ``$FEDCACHE_HOME/data``; datasets found by name lie in ``data/NAME``
+    data: Path | None = None  # ``$FEDCACHE_HOME/data``; datasets found by name are in ``data/NAME``
     layout: str | None = None  # ``--layout``, for folders
     follow_links: bool = (
         False  # ``--follow-links``: read what links lead to outside of the dataset's folder

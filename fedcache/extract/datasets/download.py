@@ -34,7 +34,7 @@ def pull(
 ) -> None:
     """Download what has a lasting address into ``root`` and unpack it; files that are there are left alone.
 
-    ``say`` is told the size and source of each file before it is fetched; files of the same names may lie below another
+    ``say`` is told the size and source of each file before it is fetched; files of the same names may be below another
     address, the ``mirror``. Raises MachineError for a download that fails or whose md5 differs, CorruptionError for an
     archive that does not unpack to what it should.
     """
@@ -42,7 +42,7 @@ def pull(
         target = root / (file.gives or file.name)
         if not file.direct or target.exists():
             continue
-        # Files are downloaded beside their place, so that an interrupted download leaves nothing behind there.
+        # Files are downloaded next to their place, so that an interrupted download leaves nothing behind there.
         partial = root / ".partial"
         partial.mkdir(parents=True, exist_ok=True)
         url = file.url

@@ -122,13 +122,13 @@ def infer(
 ) -> Labels:
     """Class, domain and split of every image of ``where``, from the folders below the entered top folder.
 
-    ``tables`` are lists among the images, which may say what they are. Raises UsageError when images lie at different
+    ``tables`` are lists among the images, which may say what they are. Raises UsageError when images are at different
     depths, or directly at the top, or there is one class.
     """
     roles = None
     if layout is not None:
         roles = parse_layout(layout)
-    # All images must lie at one depth, which is also that of the layout.
+    # All images must be at one depth, which is also that of the layout.
     folders = [tuple(name.split("/")[:-1]) for name in names]
     depths = {len(f): name for name, f in zip(names, folders, strict=True)}
     expected = "the same number for every image, at least 1"

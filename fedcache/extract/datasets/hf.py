@@ -200,7 +200,7 @@ def split_in(relative: str) -> int | None:
 
 
 def _files(path: Path, context: Context, *, by_name: bool) -> tuple[list[RecordFile], list[str]]:
-    """The files of a dataset in the order of their names, and the names of those left out for want of a split.
+    """The files of a dataset in the order of their names, and the names of those left out for lack of a split.
 
     ``by_name`` says whether names of files say the split.
     """

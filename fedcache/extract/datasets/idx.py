@@ -3,7 +3,7 @@
 ``train-images-idx3-ubyte`` is the training set, ``t10k`` or ``test`` the test set; the names of EMNIST
 (``emnist-letters-train-images-idx3-ubyte``), KMNIST and QMNIST are known, as is one file of images alone. Where a
 folder holds several datasets, the beginning of their names chooses one: ``idx:raw/emnist-letters``. Of QMNIST's labels
-of eight columns the writers are a group. Images are taken as they lie in the file: those of EMNIST are transposed.
+of eight columns the writers are a group. Images are taken as they are in the file: those of EMNIST are transposed.
 """
 
 from __future__ import annotations

@@ -439,7 +439,8 @@ READERS: dict[str, Callable[[FoundLayout, list[str]], Iterable[ImageEntry]]] = {
     "flowers": _read_flowers,
     "cars": _read_cars,
 }
-"""By ``format`` in ``papers/*.toml``, beside ``arrays``; each appends what should be said to its second argument."""
+"""By ``format`` in ``papers/*.toml``, in addition to ``arrays``; each appends what should be said to its second
+argument."""
 
 
 # Pickles of plain data. What one may hold, and why nothing in it is run, is in ``tables/plain_pickle.py``.

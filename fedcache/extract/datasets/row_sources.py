@@ -348,7 +348,7 @@ class Shards(Reopened):
         with self._lock:
             source = self._warm.pop(which, None)
             if source is None:
-                # a copy opens the file anew, and closes it when it is dropped
+                # a copy opens the file again, and closes it when it is dropped
                 source = copy.copy(self.sources[which])
             while len(self._warm) >= self.warm:
                 del self._warm[next(iter(self._warm))]  # the one used longest ago

@@ -1,4 +1,5 @@
-"""``texts:FILE``: texts in a column of a CSV or TSV (.gz too), parquet or feather file, with labels beside them.
+"""``texts:FILE``: texts in a column of a CSV or TSV (.gz too), parquet or feather file, with labels in addition to
+them.
 
 The column of texts is called ``text``, ``texts``, ``sentence``, ``sentences``, ``review``, ``content``, ``body`` or
 ``document``, in any case, or named by ``--images-key``. Labels, splits, names, domains and groups are found as
@@ -143,7 +144,7 @@ class _Held:
 
 
 class TextSource(Reopened):
-    """The texts of a column as UTF-8 bytes, read when the first one is asked for. Picklable without them.
+    """The texts of a column as UTF-8 bytes, read when the first one is requested. Picklable without them.
 
     ``stamp`` are the size and mtime_ns of the file when it was listed.
     """

@@ -43,7 +43,7 @@ class TorchvisionEntry:
     splits: tuple[
         tuple[dict[str, Any], int], ...
     ]  # keyword arguments of each part, and the split code of its rows
-    files: str  # where it lies below its root; ``""`` when its files lie in the root itself
+    files: str  # where it is below its root; ``""`` when its files are in the root itself
     about: str  # one line
     cls: str = ""  # torchvision's class, when it is not the name
     classes: tuple[str, ...] = ()  # class names, where torchvision's object has none or other ones
@@ -165,7 +165,7 @@ class TorchvisionSource(Reopened):
 
     name: str  # key of ``TABLE``
     root: Path  # see ``root_of``
-    within: Path | None  # what encoded files must lie in, behind all links; None for anywhere
+    within: Path | None  # what encoded files must be in, behind all links; None for anywhere
     splits: tuple[
         tuple[dict[str, Any], int], ...
     ]  # keyword arguments and split code of each part, in their order

@@ -41,7 +41,7 @@ class ImagePlaces:
 def read_images(store: Store, rows: Sequence[int], places: ImagePlaces) -> dict[int, Image.Image]:
     """The images of rows of a store, RGB, by row; those whose content is not there any more are left out.
 
-    Raises StoreError, with the dataset that is needed, when none of them is at hand; UsageError for texts and rows.
+    Raises StoreError, with the dataset that is needed, when none of them is available; UsageError for texts and rows.
     """
     kind = held_by(array.recipe for array in store.arrays.values())
     if kind != IMAGES:

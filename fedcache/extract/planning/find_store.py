@@ -67,7 +67,7 @@ def locate_store(
     ingested one by its name, with or without ``ingested:``. Where another dataset of the same content has put its
     groups there, those of the one that is meant are put in their place.
 
-    Raises StoreError for a path where nothing is; UsageError for a dataset that is not known, or one beside a path.
+    Raises StoreError for a path where nothing is; UsageError for a dataset that is not known, or one next to a path.
     """
     if path is not None and dataset is not None:
         raise UsageError(
@@ -185,7 +185,7 @@ def limited_store(home: Home, name: str) -> Path | None:
 def no_store_remembered(home: Home) -> FedcacheError | None:
     """The error of leaving out the store where none is remembered although some exist, as after a stopped extraction.
 
-    A StoreError with the names and the commands that go on; None when the home has no store.
+    A StoreError with the names and the commands that continue; None when the home has no store.
     """
     paths = sorted(home.stores.glob("*.zarr"))
     if not paths:
@@ -354,7 +354,7 @@ class UnfinishedArray:
     missing: int  # chunks still to be computed
     chunks: int  # in all
     label: str | None  # ``backbone@size``; None when this home did not extract it
-    order: ExtractConfig | None  # the extraction that goes on with it; None likewise
+    order: ExtractConfig | None  # the extraction that continues with it; None likewise
 
     @property
     def backbone(self) -> str:

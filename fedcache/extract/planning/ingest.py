@@ -127,7 +127,7 @@ def ingest_file(
 ) -> Ingested:
     """A file of embeddings as a store, which commands without a store then use.
 
-    The same content under the same name again changes nothing but groups: those of the file are kept in the place of
+    The same content under the same name again changes nothing but groups: those of the file are kept instead of
     those of their names. It goes to the home, unless ``path`` says otherwise; with ``replace``, other content stored
     under this name is dropped, with its partitions. ``choice`` names columns, and with ``drop_nan`` rows whose features
     are not finite are kept as unreadable.

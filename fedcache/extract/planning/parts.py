@@ -19,7 +19,7 @@ from fedcache.store.manifest import PLACE, StorePart
 from fedcache.store.store import Store
 
 SLURM = "SLURM_ARRAY_TASK_ID"
-"""The variable of a task of a Slurm array. MIN, MAX, STEP and COUNT in the place of ID say which tasks there are."""
+"""The variable of a task of a Slurm array. MIN, MAX, STEP and COUNT instead of ID say which tasks there are."""
 
 EXAMPLE = "fedcache extract --part 1/4"
 

@@ -138,9 +138,9 @@ def plan(
 
 ENCODERS = {
     IMAGES: "efficientnet-lite0",
-    TEXTS: "hf:FOLDER   (or module:PACKAGE.MODULE:FACTORY, whose module says reads = 'texts')",
+    TEXTS: "hf:FOLDER   (or module:PACKAGE.MODULE:FACTORY, with a module that has reads = 'texts')",
     SOUNDS: "hf:FOLDER   of an audio encoder, such as Wav2Vec2 or Whisper",
-    ROWS: "module:PACKAGE.MODULE:FACTORY   (whose module says reads = 'rows')",
+    ROWS: "module:PACKAGE.MODULE:FACTORY   (with a module that has reads = 'rows')",
 }
 """What can be written behind ``--backbones``, by what a dataset holds."""
 
@@ -247,7 +247,7 @@ def parse_max_bad(text: str, rows: int) -> int:
 
 
 def recipe_of(backbone: Backbone, weights: Weights, config: ExtractConfig) -> Recipe:
-    """The native recipe with the views and the overrides asked for.
+    """The native recipe with the views and the overrides requested.
 
     ``--recipe key=value`` applies to every backbone, ``--recipe NAME:key=value`` to one.
     """
@@ -290,8 +290,8 @@ def wanted_text(
 ) -> dict[str, tuple[str, ...]]:
     """Templates per array key, of backbones with a text tower, whose text features are to be the current ones.
 
-    Those asked for, else the dataset's ``template``, else the backbone's own. With ``keep``, a backbone that has text
-    features is left out when no template was asked for. Without classes there is no text.
+    Those requested, else the dataset's ``template``, else the backbone's own. With ``keep``, a backbone that has text
+    features is left out when no template was requested. Without classes there is no text.
     """
     found: dict[str, tuple[str, ...]] = {}
     if not classes:

@@ -61,7 +61,7 @@ class TaskSpec:
     settings: ComputeSettings  # device, dtype, batch, threads
     arrays: Mapping[str, WorkerArray]  # per key where chunks go
     probe: tuple[int, bytes] | None  # (row, uid of its image), which a worker must see too
-    decoders: int = 0  # threads that decode beside the model; 0 decodes in turn with it
+    decoders: int = 0  # threads that decode in addition to the model; 0 decodes in turn with it
 
 
 @dataclass

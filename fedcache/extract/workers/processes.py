@@ -51,7 +51,7 @@ class WorkerProcesses:
     Args:
         count: processes.
         initializer: called in each worker with ``initargs``.
-        stop: when it was asked for, workers that have ended are no failure.
+        stop: when it was requested, workers that have ended are no failure.
     """
 
     def __init__(

@@ -79,7 +79,7 @@ class Scaling:
 
     def apply(self, features: NDArray[np.float32]) -> None:
         """Zero mean and unit variance, in place."""
-        # In float64, a block of rows at a time: a copy of all features would not fit beside them.
+        # In float64, a block of rows at a time: a copy of all features would not fit in addition to them.
         for first in range(0, len(features), STEP):
             rows = features[first : first + STEP]
             rows[...] = (rows - self.mean) / self.scale

@@ -351,8 +351,8 @@ class RoundRecord:
 class Snapshot(NamedTuple):
     """The state between rounds: ``server/<name>`` and ``client/<number>/<name>`` tensors, and JSON.
 
-    Names do not change during a run, every tensor owns its memory, and nothing else is needed to go on; but where
-    clients are in a file (``table`` in ``meta``), there is its index in the place of their tensors.
+    Names do not change during a run, every tensor owns its memory, and nothing else is needed to continue; but where
+    clients are in a file (``table`` in ``meta``), there is its index instead of their tensors.
     """
 
     tensors: dict[str, Tensor]
@@ -472,7 +472,7 @@ class TrainingOutput:
 
 @dataclass(frozen=True)
 class Bound:
-    """Theorem 4.1 of FedPCL: how far the expected loss may lie above the one that was measured."""
+    """Theorem 4.1 of FedPCL: how far the expected loss may be above the one that was measured."""
 
     printed: float  # sqrt((N/2) ln((m+1)C / delta)) + ``capacity``; it grows with N
     corrected: float  # sqrt(ln((m+1)C / delta) / (2N)) + ``capacity``

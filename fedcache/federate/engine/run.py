@@ -65,7 +65,7 @@ _registered: ContextVar[tuple[type[Executor], ...]] = ContextVar("registered", d
 
 @contextmanager
 def registered(*executors: type[Executor]) -> Iterator[None]:
-    """Further executors that may be asked for by their names, inside a ``with`` statement."""
+    """Further executors that may be requested by their names, inside a ``with`` statement."""
     token = _registered.set((*_registered.get(), *executors))
     try:
         yield
@@ -199,7 +199,7 @@ def run(
     Args:
         spec: the method, its clients, rounds and seed.
         hp: from ``method.resolve``.
-        state: a snapshot to go on from.
+        state: a snapshot to continue from.
         callbacks: called on the way; ``point`` is 0.
 
     Returns:
@@ -228,14 +228,14 @@ def run_points(
     Args:
         spec: what all points have in common; they share its draws.
         hps: the hyperparameters of each point; those that are no floats are equal.
-        states: a snapshot to go on from for each point, all of the same round.
+        states: a snapshot to continue from for each point, all of the same round.
         callbacks: called on the way.
         cache: results of other calls on the same data and clients.
         tables: for each point a file for its clients' states, used where they are large; only ``callbacks`` can then
             read the outcome, as the file is closed afterwards. () keeps them in memory, however large they are.
 
     Returns:
-        For each point its outcome, or the error that ended it; the others go on.
+        For each point its outcome, or the error that ended it; the others continue.
     """
     method = spec.method
     # Points may differ in floats alone, so all of them run one program.

@@ -95,7 +95,7 @@ class Executor(ABC):
         """
 
     def train_round(self) -> list[RoundTraffic | None]:
-        """Sample, broadcast and compute one round. A point's error is in ``batch.failed``, and the others go on."""
+        """Sample, broadcast and compute one round. A point's error is in ``batch.failed``, and the others continue."""
         points = self.batch.points
         ids = points[0].sample(self.batch.participation)
         for point in points[1:]:

@@ -63,7 +63,7 @@ class GramClientData(ClientData):
     basis: GramBasis | None = None
 
     def take(self, i: Tensor, view: int | Tensor = 0) -> Tensor:
-        """A ``GramBatch`` in the place of features; one view is stored."""
+        """A ``GramBatch`` instead of features; one view is stored."""
         return cast(Tensor, GramBatch(cast(GramBasis, self.basis), i))
 
     def fits(self, rows: int, budget: int) -> bool:
@@ -234,7 +234,7 @@ class Gram(Batched):
                 few[start : start + self.batch.plan.chunk], down, pipeline, sent
             )
         if not self._begun and self.batch.points[0].states.kept:
-            # Most clients enter in the first round. Their full maps lie between tensors that stay.
+            # Most clients enter in the first round. Their full maps are between tensors that stay.
             return_freed_memory()
             self._begun = True
 

@@ -41,10 +41,10 @@ class StateTable(MutableMapping[int, Tree]):
     Raises StoreError while another process uses the file; MachineError where it cannot be written.
 
     Args:
-        path: of the file; rows that are there already are overwritten unless ``saved`` refers to them.
+        path: of the file; rows that exist already are overwritten unless ``saved`` refers to them.
         clients: of the run: numbers are below it.
         device: where tensors are read to.
-        saved: a snapshot that ``mark`` has written into, to go on from.
+        saved: a snapshot that ``mark`` has written into, to continue from.
         expected: bytes that the file may come to, for the message of a full disk.
     """
 

@@ -154,7 +154,7 @@ METHOD = replace(
             ridge out again.
         """,
         when="""
-            Where each client shall have a model of its own before anything is sent. The result is `fed3r` without a
+            For clients that need their own model before anything is sent. The result is `fed3r` without a
             ridge: where rows are fewer than features, `fed3r` with a ridge is safer.
         """,
         cite=("he2025afl",),

@@ -387,7 +387,7 @@ SHARED_TESTS = test_protocol_argument(
 DOMAIN = Argument("domain", "names", None, "use rows of these domains only, in this order", tag="d")
 
 
-# The rows a scheme may deal, the random streams it draws from, and how a client's test rows are
+# The rows a scheme may assign, the random streams it draws from, and how a client's test rows are
 # chosen.
 
 
@@ -404,7 +404,7 @@ class Columns:
     label: np.ndarray  # int [N], -1 unknown
     domain: np.ndarray  # int [N], index into ``domains``
     split: np.ndarray  # int [N], 0 train, 1 test, 2 validation
-    ok: np.ndarray  # int or bool [N]; rows with 0 have no features and are never dealt
+    ok: np.ndarray  # int or bool [N]; rows with 0 have no features and are never assigned
     uid: np.ndarray  # uint8 [N, 16], the identity of the image
     classes: tuple[str, ...]  # class names, C of them
     domains: tuple[str, ...]  # domain names
@@ -473,7 +473,7 @@ class RowPool:
     domains: tuple[int, ...]  # codes of the chosen domains, in the user's order
     train: np.ndarray  # int64, rows of split train
     test: np.ndarray  # int64, rows of split test
-    # int64, rows of the split that is dealt, with those left out because their label is unknown
+    # int64, rows of the split that is assigned, with those left out because their label is unknown
     dealt: np.ndarray
     notes: list[str] = field(default_factory=list)
 
@@ -489,7 +489,7 @@ class RowPool:
 
 
 FEWER = "fewer than"
-"""In every note, and only in those, that says that clients got fewer rows than were asked for."""
+"""In every note, and only in those, that says that clients got fewer rows than were requested."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -505,7 +505,7 @@ class Dealt:
         None  # int64, ascending: the global test rows; None for the test split
     )
     pool: np.ndarray | None = (
-        None  # int64: the rows that could have been dealt; None for those of the pool
+        None  # int64: the rows that could have been assigned; None for those of the pool
     )
     # the most ``shots`` for which all classes have enough rows, 0 for none; None where no class has too few
     enough_shots: int | None = None
@@ -517,7 +517,7 @@ def make_pool(
     """The pool of the chosen domains, all for None; validation rows and rows with ok = 0 are in no pool.
 
     Test rows without a label cannot be scored and are left out, unless no test row has one. With ``needs_labels`` rows
-    without a label of the split that is dealt, ``TRAIN`` or ``TEST``, cannot be dealt. Raises UsageError, for an
+    without a label of the split that is assigned, ``TRAIN`` or ``TEST``, cannot be assigned. Raises UsageError, for an
     unknown or repeated domain, and for labels that a scheme needs and the dataset lacks.
     """
     names = columns.domains

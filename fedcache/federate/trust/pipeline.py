@@ -569,7 +569,7 @@ FAR_OUT = 10
 """Factor on the median number of rows above which a number is far out.
 
 Numbers of rows of honest clients spread over about one order of magnitude. Of a log-normal distribution with sigma 1,
-which is as wide as those of federated benchmarks, 1 % of the clients lie above.
+which is as wide as those of federated benchmarks, 1 % of the clients are above.
 """
 
 ROUNDING = 1e-12

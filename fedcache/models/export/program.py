@@ -281,7 +281,7 @@ def moved_by_libraries(module: ImageModel, inputs: Sequence[ModelInput]) -> Answ
     """The change of scores and probabilities that the rounding of another library can cause.
 
     A store keeps features as float16 by default, and the model reads them so. Two libraries, or two batch sizes of one
-    library, sum the same products in different orders. If the two sums lie on different sides of the middle between two
+    library, sum the same products in different orders. If the two sums are on different sides of the middle between two
     float16 numbers (about 7 of the 1,280 features of an image), the rounded features differ by up to 1e-3 of their
     value. This cannot be avoided, so it is measured: the features of ``BATCH`` drawn rows are perturbed ``DRAWS``
     times, each by up to ``LIBRARIES`` of itself, before they are rounded. The change is 0 for a program without

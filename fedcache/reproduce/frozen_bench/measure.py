@@ -1,6 +1,7 @@
 """Train every treatment of a study in every block: settings chosen on validation rows, then runs that are compared.
 
-Every number is an ordinary run under ``$FEDCACHE_HOME/runs``: a second call reads what is stored, a killed one goes on.
+Every number is an ordinary run under ``$FEDCACHE_HOME/runs``: a second call reads what is stored, a killed one
+continues.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ def _read(
 class Server:
     """The server's side of a federation, after its ``sites`` were gathered.
 
-    With a ``secure_bound`` it gets only sums of uploads, whose numbers lie within that bound.
+    With a ``secure_bound`` it gets only sums of uploads, whose numbers are within that bound.
     """
 
     def __init__(self, sites: Sites, secure_bound: float | None = None) -> None:
