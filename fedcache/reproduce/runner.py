@@ -59,7 +59,7 @@ class ReproducedCell:
         departures: sentences.
         why_not: why it was not run; "" when it was.
         runs: directories of its runs, one per seed.
-        reused: how many of them were there already.
+        reused: how many of them were stored already.
         fidelity: exact | cached_views | approx, "" where nothing is trained.
         same_as: labels of the earlier row of a proxy that is the same measurement, since what told them apart was
             replaced; () for none.

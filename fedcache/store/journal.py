@@ -78,7 +78,7 @@ class Journal:
         self.commits.append(commit)
 
     def cut(self) -> None:
-        """Cut off what cannot be believed."""
+        """Cut off the damaged end."""
         if self.torn:
             with self.path.open("r+b") as file:
                 file.truncate(self.valid_bytes)

@@ -580,7 +580,7 @@ def as_words(column: Column) -> list[str | None]:
 
 
 class EqualStrings(Sequence[str]):
-    """Strings of one length, cut out of one text as they are requested: ten million names in a tenth of the memory.
+    """Strings of one length, sliced from one text when they are requested: ten million names in a tenth of the memory.
 
     >>> words = EqualStrings("0001", 2)
     >>> words[1], words[:1], list(words), words == ("00", "01")

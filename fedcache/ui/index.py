@@ -269,7 +269,7 @@ def _changed(path: Path) -> float:
 BUDGET = 0.2
 """Seconds that a look spends on reading at most, once it has read one run; the next look continues."""
 SHARE = 30
-"""Looks in which every finished run is asked for its time once."""
+"""Looks in which every finished run is timed once."""
 RECENT = 2_000_000_000
 """Nanoseconds within which a time may stand for several changes: the clocks of file systems are coarse."""
 

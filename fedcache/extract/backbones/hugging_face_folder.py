@@ -153,7 +153,7 @@ def _preprocessing(config: Mapping[str, Any]) -> Preprocessing:
         raise ValueError("image_std holds a zero")
     size, resize, share = _sides(config)
     if not 8 <= size <= 2048 or not 0.1 <= share <= 1:
-        raise ValueError(f"a side of {size} pixels, cut out of {size / share:.0f}")
+        raise ValueError(f"a side of {size} pixels, cropped from {size / share:.0f}")
     return Preprocessing(size, resize, share, FILTERS[resample], mean, std)
 
 

@@ -167,7 +167,7 @@ def prepare_features(
         if scaling is None:
             if train is None or not len(train):
                 raise FederatedRunError(
-                    "feat_post=standardize needs training rows, found none.",
+                    "feat_post=standardize needs training rows, but there are none.",
                     "Give the clients training rows, or choose --set feat_post=l2.",
                 )
             scaling = Scaling.of(out, np.unique(train))
