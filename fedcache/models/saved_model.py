@@ -564,8 +564,8 @@ class SavedModel:
                 ) from error
             raise CorruptionError(
                 error.message,
-                "To make it again: the command of the run with --fresh, or fedcache personalise for a "
-                "new client.",
+                "To make it again, run the command of the run with --fresh. For a new client:  fedcache "
+                "personalise --help",
             ) from error
         if found is None:
             raise StoreError(

@@ -804,7 +804,7 @@ def test_errors_name_what_is_wrong(tmp_path):
     unreadable("", tmp_path / "e.npz", "'lion'", "ant, bee")
     large = {"label": column(2.0**60, 2.0**61)}
     doors = ("ingest npz", "arrays npz", "rows npz", "hf", "texts parquet")
-    no_door(tmp_path, large, "label holds rounded floats above 2^53, expected", doors=doors)
+    no_door(tmp_path, large, "label holds rounded numbers above 2^53, expected", doors=doors)
     parts = {"label": TWO, "part": column(0.5, 0.25)}
     said = "part cannot be a group: floats that are not whole."
     no_door(tmp_path, parts, said, choice=ColumnChoice(groups=("part",)))
@@ -988,7 +988,7 @@ def test_labels_without_a_split_in_their_name_stop_every_door(tmp_path, ending, 
         write(path, arrays, {name: TWO})
 
         splits = f"{name}_train and {name}_test"
-        unreadable(kind, path, "may be the labels", splits, "--unlabelled")
+        unreadable(kind, path, "could be the labels", splits, "--unlabelled")
         said = ("no split in its name", splits)
         unreadable(kind, path, *said, choice=ColumnChoice(label=name))
         unreadable(kind, path, said[0], choice=ColumnChoice(groups=(name,)))
@@ -1162,7 +1162,7 @@ def test_a_suggested_column_of_any_name_can_be_pasted(tmp_path, name):
         "b",
     ]
     words = ("ingest", file, "--name", "mine")
-    suggested, _, _ = fedcache(*words).err.split("column of labels: ")[1].partition("; or say")
+    suggested, _, _ = fedcache(*words).err.split("column of labels: ")[1].partition("; or, if")
     assert samples_of(*words, *shlex.split(suggested)).classes == (
         "a",
         "b",

@@ -177,7 +177,7 @@ def late(words, _trees):
 BAD = {
     "W is nan": first("W", lambda t: torch.full_like(t, torch.nan)),
     "W has shape": first("W", lambda t: t[:-1].clone()),
-    "nobody asked for": first("extra", lambda t: t),
+    "not part of the schema": first("extra", lambda t: t),
     "it answers round 7": late,
     "it lacks W": lambda _w, trees: trees[0].pop("W"),
 }
@@ -201,7 +201,7 @@ def test_the_gate_stands_before_every_upload(why, grid, tmp_path):
 )
 def test_no_upload_of_one_site_ends_a_run_where_nothing_is_said(method, words, grid, tmp_path):
     grid.meddle[102] = lambda kind, _n, packed: (
-        changed(packed, BAD["nobody asked for"]) if kind == "fit" else packed
+        changed(packed, BAD["not part of the schema"]) if kind == "fit" else packed
     )
     grid.meddle[101] = lambda kind, n, packed: (
         PackedMessage("?", {}) if (kind, n) == ("fit", 2) else packed
@@ -319,7 +319,7 @@ def test_features_of_another_recipe_are_refused_by_digest(grid, sites, tmp_path)
     for late in ({}, {99: 3}):
         grid.hidden = late
         (run,) = together(planned("fedavg", rounds=4), grid, tmp_path / f"{len(late)}", heard)
-        assert heard.said("site 'stranger' is refused")
+        assert heard.said("site 'stranger' is rejected")
         assert run.result["clients"] == ["client-0", "client-1", "client-2"]
 
 
@@ -343,7 +343,7 @@ def test_stores_of_their_own_are_sites_under_the_names_they_are_given(tmp_path):
     ("words", "why"),
     [
         ({"method": "central"}, "in one place"),
-        ({"method": "promptfl"}, "shards hold features"),
+        ({"method": "promptfl"}, "shards have only features"),
         ({"method": "fedavg", "set": {"feat_post": "standardize"}}, "all clients' rows"),
         ({"method": "fedavg", "attack": "sign-flip:0.2"}, "sites are real"),
         ({"method": "fedavg", "asynchronous": 2}, "--asynchronous"),

@@ -110,8 +110,8 @@ def test_every_methods_own_uploads_pass_and_malformed_ones_do_not(name):
     for count in (n for n in up if counts_rows(n)):
         for value, word in (
             (-1.0, "negative"),
-            (1e18, "holds"),
-            (0.5, "no whole number"),
+            (1e18, "the client has"),
+            (0.5, "not a whole number"),
             (math.nan, "not finite"),
             (math.inf, "not finite"),
         ):
