@@ -219,7 +219,7 @@ def test_beside_clients_models_one_for_all_is_measured_as_what_the_client_uses(s
     pair = [run_of(name) for name in ("fedpcl", "fed3r")]
     words = ("--store", store, "--split", "test")
     done = ok("evaluate", *pair, *words, "--client", "ink").data["runs"]
-    assert [e["model"] for e in done] == ["of client ink", "one for all"]
+    assert [e["model"] for e in done] == ["of client ink", "the global model"]
     assert done[1] == ok("evaluate", pair[1], *words).data["runs"][0]
 
 

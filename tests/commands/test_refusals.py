@@ -120,7 +120,7 @@ def test_a_closed_pipe_ends_quietly(own_home, words, after):
 def test_a_full_device_is_one_sentence(own_home, words):
     code, _, err = piped(own_home, "> /dev/full", *words)
     assert code == 6
-    assert err == "fedcache: The answer could not be written to stdout: No space left on device.\n"
+    assert err == "fedcache: The output could not be written to stdout: No space left on device.\n"
 
 
 def test_what_does_not_fit_in_memory_is_no_bug(store):

@@ -53,7 +53,7 @@ def test_a_long_file_is_read_to_the_limit_and_no_further(monkeypatch):
 REFUSED = {
     "an empty file": (b"", "no WAV or FLAC file"),
     "noise": (b"RIFF" + bytes(range(200)), "no WAV or FLAC file"),
-    "a WAV without samples": (encoded(np.zeros(0, np.float32), 4000), "it has no samples"),
+    "a WAV without samples": (encoded(np.zeros(0, np.float32), 4000), "it is empty"),
     "half a WAV": (encoded(tone(200, 1.0), 4000)[:5000], "ends before its samples do"),
     "half a FLAC": (encoded(tone(200, 4.0), 4000, "FLAC")[:6000], "FLAC|ends before"),
     "another format": (encoded(tone(200, 1.0), 8000, "OGG"), "it is OGG"),

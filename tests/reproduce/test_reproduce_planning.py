@@ -290,7 +290,7 @@ def test_the_word_proxy_means_the_stand_ins_of_the_roles_that_have_one():
     assert roles(entry, options, looker()) == expected
     refused(
         lambda: roles(table(CELL), options, looker()),
-        "uses none of the backbones that have stand-ins",
+        "uses none of the backbones that have a substitute",
     )
     whole = registry.entry("fedpcl-table5")
     assert roles(whole, options, looker()) == planning.STAND_INS

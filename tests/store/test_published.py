@@ -247,7 +247,7 @@ def test_a_place_with_something_else_is_left_alone(toy, place, published):
     mine = Store.from_arrays({"mine": np.ones((4, 2), np.float32)}, labels=[0, 1, 0, 1])
     for store, target, said in (
         (toy, other, r"thesis\.txt"),
-        (toy, toy.path, "is no publication of this store"),
+        (toy, toy.path, "not a publication of this store"),
         (toy, published / "inside", "is inside the store"),
         (toy, toy.path / "inside", "is inside the store"),
         (mine, published, "a publication of another dataset"),

@@ -111,7 +111,7 @@ def test_features_that_depend_on_the_batch_are_refused(saved, monkeypatch):
 
     monkeypatch.setattr(transformers.ViTModel, "forward", centred)
     with pytest.raises(
-        UsageError, match="hf:vit gives for an item depend on what else is in its batch"
+        UsageError, match="hf:vit gives for an item depend on the other items of its batch"
     ):
         lookup(f"hf:{saved['vit']}")
 

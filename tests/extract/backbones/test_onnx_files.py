@@ -178,7 +178,7 @@ def test_weights_beside_the_file_are_refused_wherever_one_stands(tmp_path, monke
     encoder(tmp_path / "a.onnx", external=True)
     assert (tmp_path / "a.bin").exists()
     monkeypatch.chdir(tmp_path)  # where onnxruntime would look
-    with pytest.raises(MachineError, match="its weights lie in files beside it") as caught:
+    with pytest.raises(MachineError, match="its weights are in separate files") as caught:
         lookup("onnx:a.onnx")
     _, code, path = shlex.split(caught.value.hint.partition("python ")[2])
     assert path == str(tmp_path / "a.onnx")

@@ -275,7 +275,7 @@ def test_one_in_memory_runs_here_whatever_number_of_workers(nets, tmp_path):
     row = lookup("module:Small")
     weights = own_module.weights_of(row)
     own_module._IN_MEMORY["module:Small"].module.weight.data.add_(1)
-    with pytest.raises(CorruptionError, match="has other weights or code now"):
+    with pytest.raises(CorruptionError, match="now has other weights or code"):
         load(row, weights, row.recipe)
 
 

@@ -177,7 +177,7 @@ def test_rows_of_a_damaged_block_are_bad_images_and_the_others_are_read(tmp_path
     raw[at : at + 40] = bytes(40)
     path.write_bytes(raw)
     data = opened(path)
-    assert "3 cannot be read and will be quarantined" in data.reading
+    assert "3 cannot be read and will be skipped and listed" in data.reading
     for row in range(20):
         if row in (6, 7, 8):
             with pytest.raises(BadImage):

@@ -627,7 +627,7 @@ def test_images_and_rows_without_each_other_are_counted(tmp_path):
     data = open_dataset(f"folder:{write_directory(tmp_path / 'pets', files)}")
     assert len(data) == len(ROWS)
     assert "1 not listed" in data.reading
-    assert "1 listed and not there" in data.reading
+    assert "1 listed but missing" in data.reading
 
 
 def test_classes_are_folders_where_the_tables_have_none(tmp_path):

@@ -157,7 +157,7 @@ def test_files_of_no_known_split_are_left_out_and_named(tmp_path):
     data = opened(root)
     check(data)
     assert (
-        "left out, as no split of theirs is known: data/unsupervised-00000.parquet" in data.reading
+        "left out, because their split is unknown: data/unsupervised-00000.parquet" in data.reading
     )
 
 
@@ -166,7 +166,7 @@ def test_rows_without_bytes_and_damaged_pages_are_bad_images(tmp_path):
     data = opened(
         write(tmp_path / "a.parquet", table(range(20)).set_column(0, "image", pa.array(lost))),
     )
-    assert "1 cannot be read and will be quarantined" in data.reading
+    assert "1 cannot be read and will be skipped and listed" in data.reading
     with pytest.raises(BadImage, match="only the path"):
         data.source.read(3)
     path = tmp_path / "b.parquet"
