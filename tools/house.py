@@ -209,8 +209,8 @@ TOKENS = {"fedcache": 670_300, "tests": 474_500, "tools": 81_150}
 
 A limit goes down when code goes, and up only with a feature that users asked for: parts and join, published stores,
 sounds and layers of language models, extraction on several GPUs (30,400 tokens of the package), the prior of clients
-and ridges that methods choose (4,000), and the lint of words in tools (1,100). A thousand are free, so that a new method
-fits. Folders of the package have no limits of their own, because a concept may move to the folder that owns it.
+and ridges that methods choose (4,000), and the lint of words in tools (1,100). A thousand are free, so that a new
+method fits. Folders of the package have no limits of their own, because a concept may move to its own folder.
 """
 
 DENSITY = {
