@@ -67,7 +67,7 @@ def ingest(
     """
     if not isinstance(file, str | Path):
         raise UsageError(
-            f"ingest reads a file of embeddings, and {type(file).__name__} is none.",
+            f"ingest reads a file of embeddings, but {type(file).__name__} is not the path of one.",
             "fc.Store.from_arrays({'mine': X}, labels=y, name='mine')   takes arrays",
         )
     refuse_remote(store, "store")

@@ -382,7 +382,7 @@ def text_of(store: Store) -> list[str]:
             more = f"; {others} more stored"
         chooses = ""
         if entries[-1]["templates"]:
-            chooses = " (change with fedcache extract --text)"
+            chooses = " (change with fedcache extract --text TEMPLATE)"
         lines.append(f"text        {name}: {current}{chooses}{more}")
     return lines
 

@@ -329,7 +329,7 @@ def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> 
     ]
     gone = [old for old, new in pairs if new is None]
     if gone:
-        departures.append(f"backbones: none in place of {', '.join(gone)}")
+        departures.append(f"backbones: none instead of {', '.join(gone)}")
     changed = left != paper.backbones
     if changed and paper.recipe:
         kept = {

@@ -438,7 +438,7 @@ def _unreadable(where: str, key: str, column: Any, count: int) -> FedcacheError:
     if isinstance(column, Unread):
         what = column.why
     elif isinstance(column, np.ndarray) and column.shape == (count,):
-        what = "floats that are not whole"
+        what = "numbers with decimals"
     return UsageError(
         f"{where}: {key} is {what}, expected a split for each of {count:,} rows.",
         f"Write 0 train, 1 test, 2 validation, or these words. {_otherwise(key)}",

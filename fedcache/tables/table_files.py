@@ -495,5 +495,5 @@ def other_encoding(path: Path) -> FedcacheError:
         f"pathlib.Path({str(out)!r}).write_text(text, 'utf-8', newline='')",
     ]
     return UsageError(
-        f"{path} is not in UTF-8.", conversion(lines, f"use {out} instead of {path.name}")
+        f"{path} is not in UTF-8.", conversion(lines, f"give {out} instead of {path.name}")
     )

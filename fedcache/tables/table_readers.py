@@ -444,7 +444,7 @@ class GatheredColumn:
             values = np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
             finite = values[~np.isnan(values)]
             if not (np.isfinite(finite).all() and (finite == np.rint(finite)).all()):
-                self.why = "floats that are not whole"
+                self.why = "numbers with decimals"
             self.parts.append(values)
         elif pa.types.is_integer(kind):
             self.parts.append(np.asarray(column.fill_null(0)))
@@ -545,7 +545,7 @@ def read_others(table: Table, names: Sequence[str]) -> tuple[dict[str, Any], int
         if isinstance(found.get(name), np.ndarray):
             found[name] = with_names(found[name], class_names, f"{table.path}: {name}")
     for name in table.measured.intersection(names):
-        found[name] = Unread((count or 0,), "float64", "floats that are not whole")
+        found[name] = Unread((count or 0,), "float64", "numbers with decimals")
     return found, count or 0
 
 

@@ -137,7 +137,7 @@ def test_a_file_of_embeddings(store, tmp_path):
         (("--store", "s", "--dataset", "digits"), Exit.USAGE, "--dataset and --store"),
         (("--store", "STORE", "--split", "tests"), Exit.USAGE, "tests"),
         (("--store", "STORE", "--split", "validation"), Exit.STORE, "validation"),
-        (("--store", "STORE", "--client", "ink"), Exit.USAGE, "one model"),
+        (("--store", "STORE", "--client", "ink"), Exit.USAGE, "one global model"),
         (("--store", "STORE", "-o", "x.pdf"), Exit.USAGE, ".pdf"),
     ],
 )

@@ -47,7 +47,7 @@ def store(images):
 def test_a_recipe_that_one_backbone_refuses_is_found_before_a_store_is_made(images, own_home):
     words = f"extract --dataset folder:{images} --backbones random-projection,glyph-clip --size 64"
     for _ in range(2):  # the second must not find a store or a lock of the first
-        must_fail("glyph-clip takes images of", words)
+        must_fail("glyph-clip takes only images of", words)
     must_fail(
         "--chunk-rows 7",
         f"extract --dataset folder:{images} --backbones random-projection --chunk-rows 7",
@@ -220,7 +220,7 @@ def test_a_saved_partition_is_looked_for_before_anything_is_extracted(images, ow
         "train --method fedavg --dataset", f"folder:{images}", "--partition", "three"
     )
     assert refused.code == 4
-    assert "There is no partition 'three': nothing of" in refused.err
+    assert "There is no partition 'three', because the dataset" in refused.err
     assert "extracting" not in refused.err
     assert not list(own_home.glob("stores/*"))
 

@@ -188,7 +188,7 @@ def test_a_folder_of_another_kind_is_refused_before_anything_is_computed(images,
     shutil.copytree(store, whole)
     shutil.rmtree(store)
     done = part(images, tmp_path / "x.zarr", "1/2")
-    assert "holds a whole store, not part 1 of 2" in refusal(done)
+    assert "contains a whole store, not part 1 of 2" in refusal(done)
     assert part(images, whole, "1/2").code == Exit.USAGE
     assert part(images, tmp_path / "y.zarr", "1/2", "--partition", "iid").code == Exit.USAGE
 

@@ -132,7 +132,7 @@ def test_a_name_of_other_rows_is_not_given_again_unless_that_is_said():
     other = make_partition(held, "iid", clients=3, name="pp", replace=True)
     assert load_partition(held, "pp").digest == other.digest
     assert load_partition(held, pinned_name("pp", other.digest)).digest == other.digest
-    with pytest.raises(StoreError, match="made again"):
+    with pytest.raises(StoreError, match="was replaced"):
         load_partition(held, pinned_name("pp", first.digest))
 
 

@@ -806,7 +806,7 @@ def test_errors_name_what_is_wrong(tmp_path):
     doors = ("ingest npz", "arrays npz", "rows npz", "hf", "texts parquet")
     no_door(tmp_path, large, "label holds rounded numbers above 2^53, expected", doors=doors)
     parts = {"label": TWO, "part": column(0.5, 0.25)}
-    said = "part cannot be a group: floats that are not whole."
+    said = "part cannot be a group: numbers with decimals."
     no_door(tmp_path, parts, said, choice=ColumnChoice(groups=("part",)))
     no_door(tmp_path, {"label": TWO, " label": TWO}, "column 'label' occurs twice", "of its own")
     no_door(tmp_path, {"Label": TWO, "LABEL": TWO}, "could be the column", "--label-key")

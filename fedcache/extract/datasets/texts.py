@@ -164,7 +164,7 @@ class TextSource(Reopened):
         held = self._all()
         text = held.raw[held.ends[row] : held.ends[row + 1]]
         if not text.strip():
-            raise BadImage("there is no text")
+            raise BadImage("the text is empty")
         return text
 
     def _all(self) -> _Held:

@@ -351,7 +351,9 @@ def make_current(
 def say_templates(templates: Sequence[str], observer: Observer) -> None:
     """Which template made the text a run uses: nobody may have to guess it."""
     if templates:
-        observer.note(f"Text template: {quoted(templates)} (change with fedcache extract --text).")
+        observer.note(
+            f"Text template: {quoted(templates)} (change with fedcache extract --text TEMPLATE)."
+        )
 
 
 def quoted(templates: Sequence[str]) -> str:

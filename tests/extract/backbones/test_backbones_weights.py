@@ -154,7 +154,7 @@ def test_ready_lists_what_locate_finds(find, own_home):
 def test_without_a_network_a_pull_ends_in_exit_6(name, find, own_home, no_network, monkeypatch):
     # the hub's client waits between its tries
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    with pytest.raises(FedcacheError, match="could not be fetched") as caught:
+    with pytest.raises(FedcacheError, match="could not be downloaded") as caught:
         pull(lookup(name), home=own_home, memory=DigestMemory(own_home / "digests"))
     assert caught.value.code is Exit.ENVIRONMENT
     assert f"fedcache backbones import FILE --as {name}" in caught.value.hint

@@ -56,7 +56,7 @@ def test_bytes_are_given_as_they_are(tmp_path):
     row = lookup(f"onnx:{encoder(tmp_path / 'a.onnx', kind='uint8', layout='NHWC')}")
     assert row.raw
     assert run(row).tolist() == [[102.0] * 6] * 3
-    with pytest.raises(UsageError, match="takes the pixels as they are"):
+    with pytest.raises(UsageError, match="takes unnormalised pixels"):
         run(row, norm="imagenet")
 
 

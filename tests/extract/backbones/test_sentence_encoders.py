@@ -220,7 +220,7 @@ def test_files_of_sentence_transformers_that_are_damaged_are_one_sentence(model,
     (path / "1_Pooling" / "config.json").write_text(
         json.dumps({"pooling_mode_weightedmean_tokens": True})
     )
-    with pytest.raises(UsageError, match="not known"):
+    with pytest.raises(UsageError, match="unknown way"):
         lookup(f"hf:{path}")
     (path / "tokenizer.json").write_text("{}")
     (path / "1_Pooling" / "config.json").write_text("{}")

@@ -378,7 +378,7 @@ def test_a_list_that_is_a_link_out_of_the_folder_is_not_read_unless_asked(tmp_pa
     split, secret = tmp_path / "here" / "split_zhou_EuroSAT.json", tmp_path / "elsewhere.json"
     split.rename(secret)
     split.symlink_to(secret)
-    said = ("split_zhou_EuroSAT.json is a link out of", "--follow-links")
+    said = ("split_zhou_EuroSAT.json is a link to a file outside", "--follow-links")
     refused("eurosat", tmp_path / "here", Exit.USAGE, *said)
     roots = {"eurosat": tmp_path / "here"}
     assert len(open_dataset("paper:eurosat", roots=roots, follow_links=True))
