@@ -137,7 +137,7 @@ class ExtractConfig:
     )
     name: str | None = option(
         None,
-        "Name of the dataset, then --dataset NAME.",
+        "Name of the dataset, for --dataset NAME in other commands.",
         DATA,
         default_text="that of the folder or file",
         common=True,

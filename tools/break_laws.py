@@ -626,7 +626,7 @@ TABLE = (
         "who_takes_part_in_a_real_run_is_drawn_from_the_system_once_a_round",
         "the sample follows from the seed",
         PRIVACY,
-        "if self._privacy is None or not self._privacy.protects:",
+        "if not self._privacy.protects:",
         "if True:",
     ),
     B(

@@ -227,8 +227,7 @@ def locate_recipe(
         raise MachineError(
             f"{recipe.label} was made with weights {recipe.weights[:12]}, but the weights found "
             f"({weights.origin}) are {weights.sha256[:12]}.",
-            f"fedcache backbones import FILE --as {shell_word(backbone.name)}  makes fedcache use the "
-            "right file.",
+            f"fedcache backbones import FILE --as {shell_word(backbone.name)}  selects the right file.",
         )
     return PlannedArray(backbone, weights, recipe)
 
