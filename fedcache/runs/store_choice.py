@@ -407,9 +407,10 @@ def find_or_extract(
 ) -> tuple[Store, float]:
     """The store to train on, and the seconds of the extraction that was run for it.
 
-    With nothing extracted yet, the packaged digits are extracted, or a dataset and backbones that are both named; an
-    unfinished array the run needs is completed, one it does not need is left out with a warning. Raises StoreError, with the command, for what is missing
-    and may not be extracted; as ``extract``.
+    With nothing extracted yet, the packaged digits are extracted, or a dataset and backbones that are both named. An
+    unfinished array the run needs is completed, one it does not need is left out with a warning.
+
+    Raises StoreError, with the command, for what is missing and may not be extracted; as ``extract``.
     """
     path = locate_store(home, path=train.store, dataset=train.dataset, observer=observer)
     store = None
