@@ -76,6 +76,7 @@ check-method: $(VENV)/.dev
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tools/words.py
 
 types: $(VENV)/.dev
 	$(BIN)/mypy

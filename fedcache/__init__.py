@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 # ``extract`` and ``report`` are packages and functions. The packages are imported first, so that the functions are
-# bound over their names and stay bound: importing a package that is there already binds nothing.
+# bound over their names and stay bound: importing a package that exists already binds nothing.
 import fedcache.extract
 import fedcache.report  # noqa: F401
 from fedcache.api import (

@@ -274,7 +274,8 @@ def train(
         aggregate, attack, on_bad_update, byzantine, max_update_norm, max_rows_per_client, max_share, max_row_norm: for
             bad uploads, as in ``fedcache train --help``.
         dp_clip, dp_noise, dp_delta, dp_seed, dp_allow: privacy of clients, as in ``fedcache train --help``.
-        on_round: called with a ``Round`` after every round, stored ones first; when it raises the run goes on without.
+        on_round: called with a ``Round`` after every round, stored ones first; when it raises the run continues
+        without.
         observer: told the story; ``track``: ``mlflow`` and others, as ``--track``; ``fresh``: run again what is stored.
         save_model: keep what was trained, for ``Run.model`` and ``fedcache predict``; ``save_clients``: the clients
             whose own models are kept: ``"all"``, ``"none"`` or names, comma-separated; None for all up to 256 MB.
@@ -368,7 +369,7 @@ def load_model(
         source: a ``Run``, the directory of one or the first letters of its digest, or a model file.
         client: whose model, where a method trains one for each client; ``method``: one of your own that the run was of.
         seed: one of the run's, ``"all"`` for the ensemble of all; None for the first.
-        one_for_all: the server's model, where a method trains personal ones beside it.
+        one_for_all: the server's model, where a method trains personal ones in addition to it.
 
     Raises UsageError for a seed or client that is not there, StoreError for a run without models, CorruptionError for a
     file that is not what was written.

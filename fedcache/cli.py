@@ -22,7 +22,7 @@ from fedcache.process import replace_closed_streams, sigterm_interrupts
 MAIN = "Extract and train"
 STORES = "Stores"
 HELP = "This installation"
-LISTS = "What there is"
+LISTS = "Stored results and lists"
 
 
 class CommandEntry(NamedTuple):
@@ -60,12 +60,12 @@ COMMANDS = (
         MAIN,
         "Assemble the parts of `extract --part 1/4` and so on into one store.",
     ),
-    CommandEntry("ingest", "exchange", MAIN, "Bring your own embeddings straight into a store."),
+    CommandEntry("ingest", "exchange", MAIN, "Import your own embeddings into a store."),
     CommandEntry(
         "partition",
         "partition",
         MAIN,
-        "Assign the rows of a store to clients and save who holds what.",
+        "Assign the rows of a store to clients and save the assignment.",
     ),
     CommandEntry(
         "shard",
@@ -78,31 +78,32 @@ COMMANDS = (
         "grid",
         "train",
         MAIN,
-        "Train every combination of methods, sweeps and seeds; finished points are not run again.",
+        "Train every combination of methods, sweeps and seeds; finished combinations are not trained "
+        "again.",
     ),
     CommandEntry(
         "predict",
         "predict",
         MAIN,
-        "Classify images, texts, rows of a store or embeddings with the model of a finished run.",
+        "Classify images, texts, rows of a store or embeddings with a trained model.",
     ),
     CommandEntry(
         "evaluate",
         "evaluate",
         MAIN,
-        "Measure the models of finished runs on labelled data: accuracy, F1, confusion, calibration.",
+        "Evaluate trained models on labelled data: accuracy, F1, confusion matrix, calibration.",
     ),
     CommandEntry(
         "personalise",
         "personalise",
         MAIN,
-        "Make the model of a client that was not there when a run of a personalised method trained.",
+        "Make the personal model of a new client that took no part in training.",
     ),
     CommandEntry(
         "export-model",
         "export_model",
         MAIN,
-        "Write the model of a finished run for plain torch, ONNX, torch.export, safetensors or scikit-learn.",
+        "Export a trained model for plain torch, ONNX, torch.export, safetensors or scikit-learn.",
     ),
     CommandEntry(
         "compare",
@@ -114,7 +115,7 @@ COMMANDS = (
         "figure",
         "figure",
         MAIN,
-        "Draw one figure of runs into a file for a paper, with its fonts inside.",
+        "Draw one figure of runs for a paper, with embedded fonts.",
     ),
     CommandEntry(
         "report",
@@ -126,13 +127,14 @@ COMMANDS = (
         "ui",
         "ui",
         MAIN,
-        "Show stores, runs and grids in the browser, live; compare and report what is chosen there (extra ui).",
+        "Show stores, runs and grids live in the browser; compare and report runs there (extra ui).",
     ),
     CommandEntry(
         "reproduce",
         "reproduce",
         MAIN,
-        "Run a table or figure of the papers and print what is printed, what is got, and the difference.",
+        "Reproduce a table or figure of a paper: prints the published value, the measured value and the "
+        "difference.",
     ),
     CommandEntry(
         "flower",
@@ -144,7 +146,7 @@ COMMANDS = (
         "ls",
         "stores",
         STORES,
-        "List the stores and what they hold; with --dataset only that one.",
+        "List stores and their contents; --dataset shows one dataset.",
     ),
     CommandEntry(
         "use",
@@ -156,7 +158,8 @@ COMMANDS = (
         "inspect",
         "stores",
         STORES,
-        "Show what a store holds: dataset, recipes, how they were computed, unfinished arrays.",
+        "Show the contents of a store: dataset, recipes, how features were computed, unfinished "
+        "extractions.",
     ),
     CommandEntry(
         "verify", "stores", STORES, "Read every byte of a store and compare it with the manifest."
@@ -165,9 +168,11 @@ COMMANDS = (
         "repair",
         "stores",
         STORES,
-        "Drop what is damaged and can be made again; the extract command then computes only that.",
+        "Remove damaged files that can be made again; the extract command then recomputes only those.",
     ),
-    CommandEntry("gc", "stores", STORES, "List what nothing will read again; --delete removes it."),
+    CommandEntry(
+        "gc", "stores", STORES, "List files that are no longer used; --delete removes them."
+    ),
     CommandEntry(
         "export",
         "exchange",
@@ -190,7 +195,7 @@ COMMANDS = (
         "config",
         "doctor",
         HELP,
-        "Print every setting as fedcache.toml would hold it, merged with the file that is in force.",
+        "Print every setting in the form of fedcache.toml, with the values that are in effect.",
     ),
     CommandEntry(
         "runs", "runs", LISTS, "Stored results: list, show, compare settings, tag, remove."
@@ -265,7 +270,11 @@ def root(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", "-V", callback=_print_version, is_eager=True, help="Print the version."
+            "--version",
+            "-V",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version and exit.",
         ),
     ] = False,
 ) -> None:

@@ -117,12 +117,12 @@ def option_value(value: object) -> str:
 SAMPLING = ("uniform", "weighted", "poisson")
 BAD_UPDATES = ("fail", "reject")
 DATASET = (
-    "Dataset, such as digits or folder:PATH (`fedcache datasets list` shows all kinds), a=SPEC,b=SPEC with each as a "
-    "domain, or a name given to ingest."
+    "Dataset: digits, folder:PATH or another kind of `fedcache datasets list`, a name given to `fedcache "
+    "ingest`, or a=SPEC,b=SPEC for several datasets, each as a domain."
 )
 BACKBONES = (
-    "Names, comma-separated: `fedcache backbones list`, or yours: onnx:, "
-    "tflite:, hf:PATH, module:MODULE:FACTORY."
+    "Backbones, comma-separated: names of `fedcache backbones list`, or your own as onnx:FILE, "
+    "tflite:FILE, hf:PATH or module:MODULE:FACTORY."
 )
 
 FILE_NAME = "fedcache.toml"
@@ -147,39 +147,48 @@ class ExtractConfig:
         BACKBONES,
         FEATURES,
         short="-b",
-        default_text="none; name one or several",
+        default_text="none; name at least one",
         common=True,
     )
-    views: int = option(1, "Views per image; view 0 is the plain one.", FEATURES, minimum=1)
+    views: int = option(
+        1,
+        "Views to store per image; view 0 is the image without augmentation.",
+        FEATURES,
+        minimum=1,
+    )
     augment: str | None = option(
-        None, "Policy of views 1.., as flip=0.5,rotate=30.", FEATURES, default_text="simclr"
+        None,
+        "Augmentation policy of views 1 and up, e.g. flip=0.5,rotate=30.",
+        FEATURES,
+        default_text="simclr",
     )
     text: tuple[str, ...] = option(
         (),
-        "Prompt template with {}; repeat for an ensemble.",
+        "Prompt template with {} for the class name; repeat the option for an ensemble of templates.",
         FEATURES,
         whole=True,
-        default_text="the backbone's own",
+        default_text='set by the backbone, e.g. "a photo of a {}."',
         common=True,
     )
     recipe: Mapping[str, str] = option(
         {},
-        "key=value or NAME:key=value, comma-separated: size, resize, interpolation, crop_pct, norm, dtype; output "
-        "of a file of yours; pooling, max_tokens and prompt of texts; pooling and seconds of sounds.",
+        "Change the preprocessing: key=value or NAME:key=value, comma-separated. Keys of images: size, "
+        "resize, interpolation, crop_pct, norm; of texts: pooling, max_tokens, prompt; of sounds: "
+        "pooling, seconds; of all: dtype; of your own files: output.",
         FEATURES,
         split=True,
-        default_text="the backbone's own",
+        default_text="the published preprocessing of each backbone",
     )
     size: int | None = option(
         None,
-        "Short for --recipe size=N.",
+        "Side of the images in pixels; short for --recipe size=N.",
         FEATURES,
-        default_text="the backbone's own",
+        default_text="set by the backbone, e.g. 224",
         common=True,
     )
     limit: int | None = option(
         None,
-        "Only N images, evenly spaced over the dataset.",
+        "Use only N images, evenly spaced over the dataset.",
         DATA,
         minimum=1,
         default_text="all images",
@@ -189,88 +198,102 @@ class ExtractConfig:
         None,
         "Meaning of the folder levels, e.g. domain/class, or client/class for a group.",
         DATA,
-        default_text="recognised",
+        default_text="detected from the folder names",
         common=True,
     )
     images_key: str | None = option(
-        None, "Column of images, texts, rows or paths.", DATA, default_text="by its usual name"
+        None, "Column of the images, texts, rows or paths.", DATA, default_text="detected by name"
     )
     label_key: str | None = option(
         None,
-        "Column of labels.",
+        "Column of the labels.",
         DATA,
-        default_text="by its usual name",
+        default_text="detected by name, e.g. label, y, target or class",
         common=True,
     )
     split_key: str | None = option(
-        None, "Column of train, test, validation.", DATA, default_text="by its usual name"
+        None,
+        "Column that assigns rows to train, test and validation.",
+        DATA,
+        default_text="detected by name",
     )
     domain_key: str | None = option(
-        None, "Column of domains.", DATA, default_text="by its usual name"
+        None, "Column of the domains.", DATA, default_text="detected by name"
     )
     group_key: str | None = option(
-        None, "Columns kept as groups, comma-separated.", DATA, default_text="all that can be"
+        None,
+        "Columns to keep as groups, e.g. hospital,scanner.",
+        DATA,
+        default_text="every column that can be a group",
     )
     no_label: str | None = option(
         None,
-        "Labels that mean that none is known, e.g. -1 or NA,?.",
+        'Values of the label column that mean "no label", e.g. -1 or NA,?.',
         DATA,
         default_text="empty values",
     )
     unlabelled: bool = option(
-        False, "The dataset has no labels, whatever its columns are called.", DATA
+        False, "Treat the dataset as unlabelled, even if a column looks like labels.", DATA
     )
     follow_links: bool = option(
-        False, "Also read what links lead to outside of the dataset's folder.", DATA
+        False, "Also read files behind links that lead out of the dataset's folder.", DATA
     )
     device: str = option(
         "auto",
-        "Where the model runs; cuda never falls back and takes all GPUs of one kind, cuda:0,cuda:2 these.",
+        "Device of the model. cuda fails if there is no GPU, and uses all GPUs of one kind; "
+        "cuda:0,cuda:2 uses these two.",
         COMPUTING,
         choices=("auto", "cpu", "cuda"),
         common=True,
     )
     dtype: str = option(
-        "auto", "Compute dtype.", COMPUTING, choices=("auto", "float32", "bfloat16", "float16")
+        "auto",
+        "Number type of the computation.",
+        COMPUTING,
+        choices=("auto", "float32", "bfloat16", "float16"),
     )
     batch: int | None = option(
         None, "Images per batch.", COMPUTING, minimum=1, default_text="32 on a CPU, 256 on a GPU"
     )
     workers: int | None = option(
         None,
-        "Processes; 0 keeps everything in this one.",
+        "Number of worker processes; 0 computes in this process.",
         COMPUTING,
         minimum=0,
-        default_text="chosen by work and cores",
+        default_text="chosen by the amount of work and the CPU cores",
     )
-    threads: int = option(1, "Threads per process.", COMPUTING, minimum=1)
+    threads: int = option(1, "Threads per worker process.", COMPUTING, minimum=1)
     chunk_rows: int | None = option(
-        None, "Rows per chunk file.", COMPUTING, minimum=1, default_text="by the width of features"
+        None,
+        "Rows per chunk file of the store.",
+        COMPUTING,
+        minimum=1,
+        default_text="chosen by the width of the features",
     )
     part: str | None = option(
         None,
-        "Compute part i/n alone, e.g. 1/4, in a folder of its own; `fedcache join` assembles all. auto reads "
-        "SLURM_ARRAY_TASK_ID, or RANK and WORLD_SIZE, which mean nothing without it.",
+        "Compute only part i of n, e.g. 1/4, in a folder of its own; `fedcache join` assembles the "
+        "parts. auto reads the number from SLURM_ARRAY_TASK_ID, or from RANK and WORLD_SIZE.",
         COMPUTING,
-        default_text="all of the dataset",
+        default_text="the whole dataset",
     )
-    max_bad: str = option("1%", "Unreadable images to accept: 1% or a number.", DATA)
+    max_bad: str = option(
+        "1%", "Stop if more images than this are unreadable: a share (1%) or a number.", DATA
+    )
     weights: Mapping[str, str] = option(
         {},
-        "NAME=FILE, a backbone's local weights; repeatable.",
+        "NAME=FILE: local weights of a backbone. Repeatable.",
         FEATURES,
-        default_text="looked for by name",
+        default_text="searched by name",
         common=True,
     )
     data: Mapping[str, str] = option(
         {},
-        "NAME=PATH, where a named dataset lies; repeatable.",
+        "NAME=PATH: where a named dataset is stored. Repeatable.",
         DATA,
-        default_text="under FEDCACHE_HOME",
+        default_text="searched under FEDCACHE_HOME",
     )
-    skip_missing: bool = option(
-        False, "Go on without backbones whose weights are missing.", FEATURES
-    )
+    skip_missing: bool = option(False, "Skip backbones whose weights are missing.", FEATURES)
 
 
 @dataclass(frozen=True)
@@ -279,10 +302,11 @@ class PartitionConfig:
 
     scheme: str | None = option(
         None,
-        "iid, shards, dirichlet, lda, feature-shift, label-shift, feature-label-shift, few-shot, flesd or natural.",
+        "How rows are assigned to clients: iid, shards, dirichlet, lda, feature-shift, label-shift, "
+        "feature-label-shift, few-shot, flesd or natural.",
         CLIENTS,
         short="-s",
-        default_text="the method's paper's",
+        default_text="from the method's paper, e.g. dirichlet for fed3r",
         common=True,
     )
     clients: int | None = option(
@@ -291,17 +315,17 @@ class PartitionConfig:
         CLIENTS,
         short="-m",
         minimum=1,
-        default_text="the method's paper's, or the scheme's",
+        default_text="from the method's paper, e.g. 100 for fed3r",
         common=True,
     )
-    seed: int = option(0, "Seed of the partition.", CLIENTS, name="--partition-seed")
+    seed: int = option(0, "Random seed of the partition.", CLIENTS, name="--partition-seed")
     options: Mapping[str, Any] = option(
         {},
-        "Any other argument of the scheme: key=value; repeatable.",
+        "key=value: any other argument of the scheme. Repeatable.",
         CLIENTS,
         name="--option",
         added=True,
-        default_text="the scheme's",
+        default_text="none",
     )
 
 
@@ -315,16 +339,21 @@ class TrainConfig:
     """``[train]`` of fedcache.toml, and the ``config.toml`` every run writes to re-run itself."""
 
     method: str | None = option(
-        None, "See `fedcache methods list`.", METHOD, default_text="none; name one"
+        None,
+        "Federated method; `fedcache methods list` shows all.",
+        METHOD,
+        default_text="none; name one",
     )
     preset: str = option(
         PRESETS[0],
-        "The paper's values except where they are known to fail, all of them, those of released code, or tuned rates.",
+        "Which hyperparameters to use. default: those of the paper except where they are known to fail; "
+        "paper: those of the paper; official: those of the released code; tuned: those of the paper with "
+        "tuned learning rates.",
         METHOD,
         choices=PRESETS,
     )
     dataset: str | None = option(
-        None, DATASET, DATA, short="-d", default_text="that of the store", common=True
+        None, DATASET, DATA, short="-d", default_text="the dataset of the store", common=True
     )
     store: str | None = option(
         None,
@@ -335,19 +364,14 @@ class TrainConfig:
         default_text="the only one stored",
     )
     backbones: tuple[str, ...] = option(
-        (),
-        BACKBONES,
-        DATA,
-        short="-b",
-        default_text="all of the store",
-        common=True,
+        (), BACKBONES, DATA, short="-b", default_text="all backbones of the store", common=True
     )
     domain: tuple[str, ...] = option(
-        (), "Only these domains, comma-separated.", DATA, default_text="all"
+        (), "Use only these domains, comma-separated.", DATA, default_text="all domains"
     )
     partition: str | None = option(
         None,
-        "A saved partition, or a partition file.",
+        "A saved partition (`fedcache partition`), or a partition file.",
         CLIENTS,
         short="-p",
         default_text="made by --scheme",
@@ -355,9 +379,9 @@ class TrainConfig:
     )
     clients_from: str | None = option(
         None,
-        "A directory of client stores (fedcache shard).",
+        "Directory of client stores (`fedcache shard`).",
         CLIENTS,
-        default_text="clients of a partition",
+        default_text="none; clients come from the partition",
     )
     rounds: int | None = option(
         None,
@@ -365,170 +389,195 @@ class TrainConfig:
         TRAINING,
         short="-r",
         minimum=1,
-        default_text="the paper's",
+        default_text="from the method's paper, e.g. 100 for fedavg, 1 for fed3r",
         common=True,
     )
     participation: str | None = option(
         None,
-        "Clients a round, or at a time: a number, a share (0.1, 10%) or all.",
+        "Clients per round: a number, a share (0.1 or 10%) or all. With --asynchronous: clients that "
+        "train at the same time.",
         PARTICIPATION,
-        default_text="the paper's",
+        default_text="from the method's paper, e.g. all for fedavg",
         common=True,
     )
     client_sampling: str = option(
         "uniform",
-        "A round's clients: so many, more likely by rows, or each by itself.",
+        "How clients are sampled each round: uniform (fixed number), weighted (fixed number, likelier "
+        "with more rows) or poisson (each client independently).",
         PARTICIPATION,
         choices=SAMPLING,
     )
     availability: str | None = option(
         None,
-        "When clients are there: a share (0.8), or a CSV file client,first,last.",
+        "When clients are available: a share of the time (0.8), or a CSV file with the columns "
+        "client,first,last.",
         PARTICIPATION,
         default_text="always",
     )
     client_dropout: float = option(
-        0.0, "The share of a round's clients that send nothing.", PARTICIPATION
+        0.0, "Share of each round's clients that drop out and send nothing.", PARTICIPATION
     )
     client_clusters: str | None = option(
         None,
-        "Clusters, of which a round draws some first: how many, or a CSV file client,cluster.",
+        "Group clients into clusters; each round first draws clusters, then clients. A number of "
+        "clusters, or a CSV file with the columns client,cluster.",
         PARTICIPATION,
         default_text="none",
     )
     clusters_per_round: int = option(
-        1, "How many clusters take part in a round.", PARTICIPATION, minimum=1
+        1, "Clusters that are drawn per round.", PARTICIPATION, minimum=1
     )
     asynchronous: int | None = option(
         None,
-        "Rounds that wait for nobody: a step after so many updates (FedBuff).",
+        "Train asynchronously (FedBuff): the server takes a step after every N updates, without waiting "
+        "for the other clients.",
         PARTICIPATION,
         minimum=1,
-        default_text="rounds",
+        default_text="off; training is in rounds",
     )
     server_step: float = option(
-        1.0, "The server's step on the mean of these updates.", PARTICIPATION
+        1.0, "Step size of the server on the mean of these N updates.", PARTICIPATION
     )
     staleness_power: float = option(
-        0.5, "a of (1+t)^-a, the weight of an update that is t steps old.", PARTICIPATION
+        0.5, "Exponent a of the weight (1+t)^-a of an update that is t steps old.", PARTICIPATION
     )
     client_durations: str | None = option(
         None,
-        "Simulated time of clients: half-normal, equal, rows, or a CSV file client,duration.",
+        "Simulated training time of clients: half-normal, equal, rows (proportional to the rows), or a "
+        "CSV file with the columns client,duration.",
         PARTICIPATION,
-        default_text="half-normal where rounds wait for nobody, else no time",
+        default_text="half-normal with --asynchronous, else no simulated time",
     )
     seeds: str = option(
-        "0", "0,1,2 or 0-4; at most 10,000, each below 10^9.", TRAINING, common=True
+        "0",
+        "Random seeds, e.g. 0,1,2 or 0-4; at most 10,000 seeds, each below 10^9.",
+        TRAINING,
+        common=True,
     )
     eval_every: int = option(
-        0, "Also score after every k-th round; 0 scores the end alone.", TRAINING, minimum=0
+        0,
+        "Score the model after every N-th round; 0 scores only the final model.",
+        TRAINING,
+        minimum=0,
     )
     eval_clients: str | None = option(
         None,
-        "Personal models to score: those of a number or share of clients, drawn once.",
+        "Score the personal models of only this number or share of clients, drawn once.",
         TRAINING,
-        default_text="all",
+        default_text="all clients",
     )
     execution: str = option(
         "auto",
-        "How clients are computed: one by one, many in one batch, or in a basis of their rows.",
+        "How clients are computed: sequential (one by one), batched (many clients in one batch), or gram "
+        "(in a basis of each client's rows). auto picks the cheapest mode that the method supports.",
         COMPUTING,
         choices=("auto", "sequential", "batched", "gram"),
     )
     device: str = option(
         "auto",
-        "Where training runs; cuda never falls back.",
+        "Device of the training. cuda fails if there is no GPU.",
         COMPUTING,
         choices=("auto", "cpu", "cuda"),
         common=True,
     )
     dtype: str = option(
-        "float32", "Of features and heads.", COMPUTING, choices=("float32", "float64")
+        "float32", "Number type of features and heads.", COMPUTING, choices=("float32", "float64")
     )
     set: Mapping[str, Any] = option(
         {},
-        "key=value of the method; see `fedcache methods info`. Repeatable.",
+        "key=value: a hyperparameter of the method; `fedcache methods info METHOD` lists them. "
+        "Repeatable.",
         METHOD,
         once=True,
         added=True,
-        default_text="the preset's",
+        default_text="the values of --preset",
         common=True,
     )
     client_backbones: tuple[str, ...] = option(
         (),
-        "a,b,a+b: clients take turns with these, where the method allows it.",
+        "a,b,a+b: assign these backbones to clients in turn, if the method allows clients to differ.",
         CLIENTS,
-        default_text="--backbones",
+        default_text="--backbones for every client",
     )
     client_set: Mapping[str, Any] = option(
         {},
-        "key=v1,v2: clients take turns with these values. Repeatable.",
+        "key=v1,v2: assign these values of a hyperparameter to clients in turn. Repeatable.",
         CLIENTS,
         once=True,
-        default_text="alike",
+        default_text="the same values for every client",
     )
     aggregate: str = option(
         "mean",
-        "mean | median | trimmed:0.1 | geomedian | krum | multikrum:5 | nnm+RULE | clip:1.0: how uploads are "
-        "combined; mean is the method's own.",
+        "How the server combines uploads: mean | median | trimmed:0.1 | geomedian | krum | multikrum:5 | "
+        "nnm+RULE | clip:1.0. mean is the method's own rule.",
         TRUST,
     )
     attack: str | None = option(
         None,
-        "sign-flip | ipm | alie | mimic | gaussian | label-flip | nan, as name:share:scale: clients that lie.",
+        "Simulate malicious clients, as NAME:SHARE:SCALE with NAME sign-flip | ipm | alie | mimic | "
+        "gaussian | label-flip | nan.",
         TRUST,
         default_text="none",
     )
     on_bad_update: str | None = option(
         None,
-        "Bad uploads end the run, or are left out.",
+        "What to do with an invalid upload: fail ends the run, reject leaves the upload out.",
         TRUST,
         choices=BAD_UPDATES,
-        default_text="fail; over sites reject",
+        default_text="fail; with Flower reject",
     )
-    byzantine: float = option(0.2, "The share of liars that --aggregate expects.", TRUST)
+    byzantine: float = option(0.2, "Share of malicious clients that --aggregate assumes.", TRUST)
     max_update_norm: float | None = option(
-        None, "Updates with a larger norm are malformed.", TRUST, default_text="no limit"
+        None,
+        "Treat updates with a larger norm as invalid (see --on-bad-update).",
+        TRUST,
+        default_text="no limit",
     )
     max_rows_per_client: int | None = option(
         None,
-        "Who has more rows takes no part.",
+        "Leave out clients with more training rows.",
         TRUST,
         minimum=1,
-        default_text="no limit; over sites 10 times the median",
+        default_text="no limit; with Flower 10 times the median",
     )
     max_share: float | None = option(
-        None, "A client's largest share of a round's weight.", TRUST, default_text="by its rows"
+        None,
+        "Cap on a client's share of the total weight of a round.",
+        TRUST,
+        default_text="no cap; the weight follows the number of rows",
     )
     max_row_norm: float | None = option(
         None,
-        "Statistics that need rows longer than this are rejected.",
+        "Treat statistics as invalid if they need feature rows longer than this.",
         TRUST,
         default_text="no limit; for unit features their length",
     )
     dp_clip: float | None = option(
         None,
-        "Differential privacy: the norm updates are cut to.",
+        "Differential privacy: clip each update to this norm.",
         TRUST,
         default_text="no differential privacy",
     )
     dp_noise: float | None = option(
-        None, "Gaussian noise on their sum, as a multiple of --dp-clip.", TRUST, default_text="none"
+        None,
+        "Gaussian noise on the sum of clipped updates, as a multiple of --dp-clip.",
+        TRUST,
+        default_text="none",
     )
     dp_delta: float | None = option(
-        None, "The delta for which epsilon is given.", TRUST, default_text="1e-5"
+        None, "The delta for which epsilon is reported.", TRUST, default_text="1e-5"
     )
     dp_seed: int | None = option(
         None,
-        "Simulate privacy: noise that can be repeated, and hides nothing.",
+        "Use seeded, reproducible noise for simulation. It provides no privacy protection.",
         TRUST,
         minimum=0,
-        default_text="real noise",
+        default_text="noise from the operating system",
     )
     dp_allow: str | None = option(
         None,
-        "evaluation,participants,rows,statistics: what may be told and epsilon does not cover.",
+        "What may be published although epsilon does not cover it: "
+        "evaluation,participants,rows,statistics.",
         TRUST,
         default_text="nothing",
     )
@@ -594,13 +643,13 @@ def refuse_remote(value: object, name: str, *, remote: bool = False) -> None:
     if remote and isinstance(value, str):
         known = ", ".join(f"{scheme}://" for scheme in STORE_SCHEMES)
         raise UsageError(
-            f"{name}: {value} is no address of a store.",
+            f"{name}: {value} is not the address of a store.",
             f"Give a local path, or an address such as s3://bucket/digits that begins with one of {known}",
         )
     raise UsageError(
-        f"{name}: {found[1]}:// is an address, and a local path is needed here.",
-        "Copy or mount what it names, and give the local path. Only published stores can be read from an address, "
-        "which is given as text.",
+        f"{name} needs a local path, but {found[1]}:// is a remote address.",
+        "Copy or mount the data and give the local path. Only published stores can be read from a remote "
+        "address, which must be given as text.",
     )
 
 
@@ -678,7 +727,7 @@ def read_file(
         path = Path(FILE_NAME)
         if not path.exists():
             return {}
-        say(f"Settings of {path.resolve()} are in force where no option says otherwise.")
+        say(f"Using settings from {path.resolve()}; options of the command line override them.")
     # A wrong name is refused with the nearest right one, as settings that are ignored would surprise later.
     try:
         data = parse_toml(path.read_text(encoding="utf-8"))
@@ -688,14 +737,14 @@ def read_file(
         ) from error
     except ValueError as error:
         raise UsageError(
-            f"{path} is not valid TOML: {error}.", "Mend that line and run again."
+            f"{path} is not valid TOML: {error}.", "Fix that line and run the command again."
         ) from error
     for name, section in data.items():
         if name not in SECTIONS:
             raise unknown(f"section in {path}", name, SECTIONS)
         if not isinstance(section, dict):
             raise UsageError(
-                f"{path}: {name} must be a table.", f"Write [{name}] on a line of its own."
+                f"{path}: {name} must be a table.", f"Write [{name}] on a separate line."
             )
     return data
 
@@ -726,7 +775,7 @@ def resolve(
             continue
         if values.get(key, value) != value:
             raise UsageError(
-                f"{where} gives {key} twice, by two of its names.", f"Leave {name} out."
+                f"{where} gives {key} twice, under two of its names.", f"Leave {name} out."
             )
         values[key] = _typed(by_name[key], name, value, hints[key], where)
     for key, value in given.items():

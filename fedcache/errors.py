@@ -205,5 +205,5 @@ def memory_error(error: BaseException) -> FedcacheError | None:
         what = " for " + ", ".join(parts)
     return MachineError(
         f"There is not enough memory{what}.",
-        "Ask for less (a smaller dim, batch or number of clients), or run where there is more memory.",
+        "Use a smaller dim, batch or number of clients, or a machine with more memory.",
     )

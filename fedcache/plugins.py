@@ -90,7 +90,7 @@ class Plugin:
             expected_kind = KINDS[self.kind]
             raise UsageError(
                 f"The plug-in {self.name!r} of {self.origin} is {found}, expected {expected_kind} of that name.",
-                "Mend what its entry point names, or what was registered.",
+                "Fix the object that the entry point names or that was registered.",
             )
         return thing
 
@@ -174,7 +174,7 @@ def register(kind: str, thing: Any, name: str | None = None) -> str:
         kind_of_thing = type(thing).__name__
         raise UsageError(
             f"The backbone {called!r} is a {kind_of_thing}, expected {KINDS[many]}.",
-            "A module in memory is given as it is: fc.extract(backbones=[fc.backbone(module, name='mine')])",
+            "Pass a module in memory directly: fc.extract(backbones=[fc.backbone(module, name='mine')])",
         )
     # A name of fedcache's own always means fedcache's own.
     if called in _own.get(many, frozenset()):

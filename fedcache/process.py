@@ -90,7 +90,7 @@ def stop_on_signals(request: Callable[[], None], say: Callable[[str], None]) -> 
             request()
             # the signal came in the middle of a print, or nobody reads
             with suppress(RuntimeError, OSError):
-                say("Stopping after what is being computed; once more to stop at once.")
+                say("Stopping after the current step; press Ctrl-C again to stop at once.")
         elif left:
             end_at_once()
         elif requests == 2:

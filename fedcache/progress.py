@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 VALIDATION_ACCURACY = "validation_accuracy"
-"""Among the diagnostics of a round that was scored: the accuracy on the rows to choose by, where there are some."""
+"""Among the diagnostics of a round that was scored: the accuracy on validation rows, where there are some."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Round:
         points: of the grid; 1 for a run alone.
         stored: whether it was computed by an earlier call, and is read from what that one kept.
         settings: dataset, backbones, preset and every hyperparameter of the run, by name.
-        about: digests of the run, and how its rows were dealt, by name.
+        about: digests of the run, and how its rows were assigned, by name.
         grid: the name of the grid that the run is a point of; "" for a run alone.
         secret_times: whether the time at which this round ended must stay secret. It grows with the number of clients
             that took part, which the epsilon of a private run assumes to be unknown.

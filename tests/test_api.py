@@ -193,7 +193,7 @@ TOLD = {
     "Take some out:  --validation 0.2": "Take some out:  validation=0.2",
     "--set lr=0.1": "settings={'lr': 0.1}",
     "One column:  --by 'two words' --fresh": "One column:  by='two words' fresh=True",
-    "fed3r takes one round; --rounds 5 changes nothing.": "fed3r takes one round; rounds 5 changes nothing.",
+    "fed3r needs only one round; --rounds 5 has no effect.": "fed3r needs only one round; rounds 5 has no effect.",
     "fedcache partition --min-rows 3": "fedcache partition --min-rows 3",
     "Another:  --elsewhere 3, a - b, x--y": "Another:  --elsewhere 3, a - b, x--y",
 }

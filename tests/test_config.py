@@ -195,7 +195,7 @@ def test_methods_of_objects_take_no_address_for_a_local_path(tmp_path, monkeypat
 def test_an_address_is_no_home_and_no_value_of_a_configuration(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("fedcache.toml").write_text('[train]\nstore = "ftp://host/x"\n', encoding="utf-8")
-    assert "store: ftp://host/x is no address of a store" in fedcache("train fed3r").err
+    assert "store: ftp://host/x is not the address of a store" in fedcache("train fed3r").err
     Path("fedcache.toml").unlink()
     with pytest.raises(UsageError, match="s3://"):
         fc.extract("digits", backbones=["glyph-clip"], store="s3://bucket/x")

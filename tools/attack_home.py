@@ -121,9 +121,10 @@ FEDERATED = Plan(
 )
 
 WARNED = re.compile(
-    r"not what was written|does not have the digest|begins again|left out|is missing|not finished|another file|damaged"
-    r"|has lost|cannot be read|extracted later|unreadable|holds other tensors|is no file|result of another run"
-    r"|times are lost|does not know of|spends privacy again|is not the JSON|does not follow|holds another|tags are lost"
+    r"was changed|does not match|trained again from the start|left out|is missing|not finished|damaged|unreadable"
+    r"|has lost|cannot be read|extracted later|contains other tensors|is not a file|belongs to another run"
+    r"|tags are lost|times are lost|not in the ledger|spends privacy again|is not JSON written|does not follow"
+    r"|has another"
 )
 """What is said of a file that is not read."""
 

@@ -46,7 +46,7 @@ def backbone(
     if isinstance(module, str):
         if not module.startswith(MODULE):
             raise UsageError(
-                f"{module!r} is no module: backbone; other names need no permission.",
+                f"{module!r} is not a module: backbone; only module: backbones need permission.",
                 "fc.backbone('module:PACKAGE.MODULE:FACTORY')",
             )
         note_named(module)

@@ -33,10 +33,10 @@ def place_of(source: object) -> Path:
         kind = type(source).__name__
         hint = "Give a Run, its directory or a file."
         if isinstance(source, list | tuple):
-            hint = "One at a time: [fc.evaluate(run, store=store) for run in runs]"
+            hint = "Evaluate one run at a time: [fc.evaluate(run, store=store) for run in runs]"
         elif isinstance(source, Model):
-            hint = 'model.save("m.safetensors") writes a file that is taken.'
-        raise UsageError(f"A model is read of a run, and a {kind} was given.", hint)
+            hint = 'model.save("m.safetensors") writes a file that can be given here.'
+        raise UsageError(f"A model is loaded from a run, but a {kind} was given.", hint)
     place = Path(source)
     if place.exists() or place.suffix:
         return place
@@ -81,7 +81,7 @@ def evaluate(given: Mapping[str, Any]) -> RunEvaluation:
     if len(named) != 1:
         names = " and ".join(named) or "none"
         raise UsageError(
-            f"dataset, store or embeddings says what is evaluated on; found {names}.",
+            f"Give exactly one of dataset, store or embeddings to evaluate on; found {names}.",
             'For example fc.evaluate(run, "folder:photos")',
         )
     config = resolve(ExtractConfig, given["options"] or {}, {}, "evaluate()")

@@ -29,7 +29,7 @@ def opened(store: Store | str | Path | None) -> Store:
 
 
 def extract(given: Mapping[str, Any], store: str | Path | None, observer: Observer | None) -> Store:
-    """The store of an extraction; ``given`` are fields of ``ExtractConfig``, or images in the place of a dataset."""
+    """The store of an extraction; ``given`` are fields of ``ExtractConfig``, or images instead of a dataset."""
     # Modules in memory become names that this process knows.
     if given.get("backbones"):
         named = {**given, "backbones": backbone_names(given["backbones"])}
@@ -63,11 +63,11 @@ def ingest(
     """The store of embeddings from a file; ``keys`` are the columns of features, labels, split, names, domains, groups,
     the labels that mean none, and whether there are none.
 
-    Raises UsageError for columns that are no words, beside what ``ingest_file`` raises.
+    Raises UsageError for columns that are no words, in addition to what ``ingest_file`` raises.
     """
     if not isinstance(file, str | Path):
         raise UsageError(
-            f"ingest reads a file of embeddings, and {type(file).__name__} is none.",
+            f"ingest reads a file of embeddings, but {type(file).__name__} is not the path of one.",
             "fc.Store.from_arrays({'mine': X}, labels=y, name='mine')   takes arrays",
         )
     refuse_remote(store, "store")
@@ -75,7 +75,7 @@ def ingest(
     for key in (label, split, row_name, domain):
         if key is not None and not isinstance(key, str):
             raise UsageError(
-                f"{key!r} is no name of a column.", 'For example label_key="diagnosis"'
+                f"{key!r} is not the name of a column.", 'For example label_key="diagnosis"'
             )
     only = None
     # No groups at all is a choice, and differs from leaving the choice to the file.

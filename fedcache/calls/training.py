@@ -163,7 +163,7 @@ def grid(
     names = tuple(named(method, jobs) for method in given)
     if not names:
         raise UsageError(
-            "No method was named.", "For example fc.grid(['fedavg', 'fedproto'], store, parts)"
+            "No method was given.", "For example fc.grid(['fedavg', 'fedproto'], store, parts)"
         )
     # Swept values are words, which each setting parses.
     words = {}
@@ -177,7 +177,7 @@ def grid(
         words = {"by": ("domain",), **words}
         if len(words["by"]) != 1:
             raise UsageError(
-                f"hold_out='each' takes one column, and by names {len(words['by'])}.", "by='domain'"
+                f"hold_out='each' takes one column, but by names {len(words['by'])}.", "by='domain'"
             )
         least = "1"
         if len(words.get("min_rows", ())) == 1:

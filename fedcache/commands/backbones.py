@@ -26,7 +26,7 @@ Name = Annotated[str, typer.Argument(help="A name from the list.")]
 @backbones.command("list")
 @command("backbones list")
 def backbones_list(weights: Weights = None) -> CommandResult:
-    """Every backbone, its width and whether its weights are at hand.
+    """List every backbone, its width and whether its weights are available.
 
     Example: fedcache backbones list
     """
@@ -50,7 +50,7 @@ def backbones_list(weights: Weights = None) -> CommandResult:
     lines = []
     for plugin in plugins("backbones").values():
         place = f"module:{plugin.place}"
-        lines.append(f"From outside: {plugin.name} ({plugin.origin}), which is {place}")
+        lines.append(f"Plug-in: {plugin.name} ({plugin.origin}), which is {place}")
     return CommandResult(
         {"backbones": [*entries, *others]}, lines, renderables=[shown], listing=True
     )
@@ -59,7 +59,7 @@ def backbones_list(weights: Weights = None) -> CommandResult:
 @backbones.command("info")
 @command("backbones info")
 def backbones_info(name: Name) -> CommandResult:
-    """One backbone: its native recipe and where its weights are looked for.
+    """Show one backbone: its native recipe and where fedcache looks for its weights.
 
     Example: fedcache backbones info clip-rn50
     """
@@ -108,17 +108,17 @@ def backbones_import(
     file: Annotated[
         Path, typer.Argument(help="A checkpoint: safetensors, or a state_dict pickle.")
     ],
-    name: Annotated[str, typer.Option("--as", help="The backbone whose weights these are.")],
+    name: Annotated[str, typer.Option("--as", help="Backbone that the weights belong to.")],
     key: Annotated[
         str | None,
         typer.Option(
             metavar="PREFIX",
-            help="Which weights of a checkpoint that holds several: how their names begin, such as state_dict_ema or "
+            help="Prefix of the weights to use if a checkpoint holds several sets, e.g. state_dict_ema or "
             "module.encoder_q.",
         ),
     ] = None,
 ) -> CommandResult:
-    """Check a checkpoint and keep it as safetensors under $FEDCACHE_HOME/weights.
+    """Check a checkpoint and save it as safetensors in $FEDCACHE_HOME/weights.
 
     Example: fedcache backbones import model_best.pth.tar --as resnet18-quickdraw
     """
@@ -130,7 +130,7 @@ def backbones_import(
 @backbones.command("pull")
 @command("backbones pull")
 def backbones_pull(observer: TerminalObserver, name: Name) -> CommandResult:
-    """Download published weights; the size and source are printed first.
+    """Download published weights; prints size and source first.
 
     Example: fedcache backbones pull clip-rn50
     """
@@ -157,7 +157,7 @@ def backbones_pull(observer: TerminalObserver, name: Name) -> CommandResult:
 @backbones.command("verify")
 @command("backbones verify")
 def backbones_verify(name: Name, weights: Weights = None) -> CommandResult:
-    """Load a backbone and run it once: weights complete, shapes right, output finite.
+    """Load a backbone and run it once, to check that weights are complete, shapes right and outputs finite.
 
     Example: fedcache backbones verify glyph-clip
     """

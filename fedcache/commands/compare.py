@@ -28,62 +28,73 @@ def compare(
         list[str] | None,
         typer.Argument(
             metavar="RUN",
-            help="Directories, first letters of names of `fedcache runs list`, tag:NAME, method:NAME, dataset:NAME or "
-            "partition:NAME; default all.",
+            help="Runs: directories, first letters of names of `fedcache runs list`, tag:NAME, method:NAME, "
+            "dataset:NAME or partition:NAME. Default: all runs.",
             show_default=False,
             autocompletion=complete_runs,
         ),
     ] = None,
     folder: Annotated[
         Path | None,
-        typer.Option(
-            "--runs", help="Directory of the runs, instead of the one under FEDCACHE_HOME."
-        ),
+        typer.Option("--runs", help="Directory of results, instead of $FEDCACHE_HOME/runs."),
     ] = None,
     over: Annotated[
-        str, typer.Option("--over", help="What pairs values: seeds | clients | settings.")
+        str,
+        typer.Option(
+            "--over",
+            help="Unit of the paired tests: seeds | clients | settings (dataset and partition).",
+        ),
     ] = "seeds",
     score: Annotated[
         str,
         typer.Option(
             "--score",
-            help="client-mean or pooled (over test rows) for all runs of a table; accuracy (the methods' headline "
-            "where it is alike for all, else client-mean); macro_f1; over settings also worst10, worst20, worst40, "
-            "best10.",
+            help="Metric: client-mean, pooled (over all test rows), accuracy (the primary metric of the "
+            "methods if all share it, else client-mean) or macro_f1. With --over settings also worst10, "
+            "worst20, worst40 and best10.",
         ),
     ] = "accuracy",
     test: Annotated[
         str | None,
         typer.Option(
             "--test",
-            help="wilcoxon | ttest; default ttest over seeds, wilcoxon over clients and settings.",
+            help="wilcoxon | ttest. Default: ttest over seeds, wilcoxon over clients and settings.",
         ),
     ] = None,
     against: Annotated[
         str | None,
         typer.Option(
             "--against",
-            help="What all are compared with: a name of the table, a method or a digest; default what validation "
-            "chose, else the highest.",
+            help="Reference that all runs are compared with: a name of the table, a method or a digest. "
+            "Default: the best run by validation accuracy, else by test accuracy.",
         ),
     ] = None,
     pairs: Annotated[
-        str, typer.Option("--pairs", help="best: all with one; all: every pair.")
+        str,
+        typer.Option(
+            "--pairs", help="best compares all runs with the reference; all compares every pair."
+        ),
     ] = "best",
     level: Annotated[
-        float, typer.Option("--level", help="Of intervals; tests decide at 1 - level.")
+        float,
+        typer.Option(
+            "--level",
+            help="Confidence level of intervals; tests use the significance level 1 - LEVEL.",
+        ),
     ] = 0.95,
     form: Annotated[
         str | None,
         typer.Option(
             "--format",
-            help="table | markdown | latex, on stdout; default table.",
+            help="Output format on stdout: table | markdown | latex. Default: table.",
             show_default=False,
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Also write it here; .md is Markdown, .tex is LaTeX."),
+        typer.Option(
+            "--out", "-o", help="Also write the tables to FILE.md (Markdown) or FILE.tex (LaTeX)."
+        ),
     ] = None,
     plot: Annotated[
         Path | None,
@@ -94,8 +105,9 @@ def compare(
 ) -> CommandResult:
     """Compare finished runs: means, intervals, paired tests (Holm), ranks (Friedman, Nemenyi).
 
-    Runs of different datasets or partitions are different tables, never averaged; --over settings takes each of them as
-    one block. Seeds repeat training, not data: their p speaks of this partition only.
+    Each combination of dataset and partition gets its own table and is never averaged with others. With --over
+    settings, each combination is one block of the test. Seeds repeat the training, not the data, so their p-values
+    hold only for this partition.
 
     Example: fedcache compare --against fedavg -o table.tex --plot ranks.svg
     """
@@ -150,7 +162,7 @@ def written_format(form: str | None, out: Path | None, as_json: bool) -> str | N
         raise unknown("--format", form, FORMATS)
     if form is not None and as_json:
         raise UsageError(
-            "--format and --json are both given, and stdout is one of them.",
+            "--format and --json are both given, but only one of them can be printed on stdout.",
             "With --json, -o FILE.md or FILE.tex",
         )
     if out is None:
@@ -176,7 +188,7 @@ def tables_and_sentences(made: Comparisons) -> list[Any]:
 
 
 def tables_of(c: Comparison) -> list[Any]:
-    """The table of one setting, that of differences beside it, and the sentences below."""
+    """The table of one setting, that of differences in addition to it, and the sentences below."""
     main = values(c)
     beside = differences(c)
     if c.chosen is None:

@@ -40,7 +40,7 @@ Name = Annotated[str, typer.Argument(help="A name from the list.")]
 @datasets.command("list")
 @command("datasets list")
 def datasets_list() -> CommandResult:
-    """Every dataset and what it needs.
+    """List every dataset and what it needs.
 
     Example: fedcache datasets list
     """
@@ -62,9 +62,9 @@ def datasets_list() -> CommandResult:
     bare(pick(ExtractConfig, "layout", *COLUMNS)),
 )
 def datasets_info(observer: TerminalObserver, name: Name, given: Given) -> CommandResult:
-    """One dataset: what it is; a spec such as folder:PATH is read and counted.
+    """Show one dataset. A specification such as folder:PATH is read and counted.
 
-    Columns are named as for ``extract``.
+    Columns are chosen as for `fedcache extract`.
 
     Example: fedcache datasets info paper:cifar10
     """
@@ -124,9 +124,10 @@ def _flat(value: Any) -> str:
 @datasets.command("check")
 @command("datasets check")
 def datasets_check(
-    name: Name, path: Annotated[Path, typer.Argument(help="The folder into which it was unpacked.")]
+    name: Name,
+    path: Annotated[Path, typer.Argument(help="Folder into which the dataset was unpacked.")],
 ) -> CommandResult:
-    """What is missing or miscounted in a copy of a paper's dataset (exit 4 missing, 5 wrong).
+    """Check a copy of a paper's dataset for missing files and wrong counts (exit code 4 missing, 5 wrong).
 
     Example: fedcache datasets check cifar10 ~/data/cifar10
     """
@@ -134,14 +135,14 @@ def datasets_check(
     found = [f"missing: {text}" for text in report["missing"]]
     found += [f"wrong: {text}" for text in report["wrong"]]
     counts = ", ".join(f"{n:,} {word}" for word, n in report["counts"].items())
-    layout = report["layout"] or "no layout is recognised"
+    layout = report["layout"] or "no known layout"
     folder = report["path"]
     lines = [f"{report['name']} in {folder}: {layout}"]
     if counts:
         lines.append(f"counts: {counts}")
-    lines += found or ["Everything is there."]
+    lines += found or ["All files are present."]
     if found:
-        lines.append(f"fedcache datasets info {shell_word(report['name'])}   says how to get it")
+        lines.append(f"fedcache datasets info {shell_word(report['name'])}   shows how to get it")
     code = Exit.OK
     if report["missing"]:
         code = Exit.STORE
@@ -157,10 +158,10 @@ def datasets_pull(
     name: Name,
     mirror: Annotated[
         str | None,
-        typer.Option("--from", help="An address below which the same files lie (paper:NAME)."),
+        typer.Option("--from", help="Address of a mirror that has the same files (paper:NAME)."),
     ] = None,
 ) -> CommandResult:
-    """Download a dataset that is published at a lasting address; nothing is ever downloaded unasked.
+    """Download a dataset that has a permanent address. fedcache downloads nothing without this command.
 
     Example: fedcache datasets pull cifar10
     """
@@ -178,7 +179,7 @@ def datasets_pull(
             lines.append(f"layout: {report['layout']}")
         lines += [f"still missing: {text}" for text in left]
     if left:
-        lines.append(f"fedcache datasets info {shell_word(name)}   says how to get the rest")
+        lines.append(f"fedcache datasets info {shell_word(name)}   shows how to get the rest")
     else:
         lines.append(f"fedcache extract --dataset {shell_word(spec)}")
     return CommandResult({"name": spec, "path": str(folder), "missing": left}, lines)

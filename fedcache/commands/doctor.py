@@ -34,7 +34,7 @@ Row = dict[str, str]
 def doctor() -> CommandResult:
     """Check this installation: versions, cores and memory, GPU, folders, offline setting, extras.
 
-    Each line is ok, warn (works, but look) or fail, with the command that fixes it; a fail is exit 6.
+    Each line is ok, warn or fail, with the command that fixes it. The exit code is 6 if a line is fail.
 
     Example: fedcache doctor
     """
@@ -56,9 +56,9 @@ def doctor() -> CommandResult:
 
 @command("config")
 def config(observer: TerminalObserver, config: ConfigFile = None) -> CommandResult:
-    """Print every setting as fedcache.toml would hold it, merged with the file that is in force.
+    """Print every setting in the form of fedcache.toml, with the values that are in effect.
 
-    What has no value yet is commented out, with its meaning; with --json it is null.
+    Settings without a value are commented out and explained; with --json they are null.
 
     Example: fedcache config > fedcache.toml
     """
@@ -201,7 +201,7 @@ def device() -> Row:
     name = f"{found.kind} ({found.name})"
     message = f"{name}: {found.why}"
     if found.kind == "cpu" and shutil.which("nvidia-smi"):
-        hint = "An NVIDIA GPU may be there: install torch with CUDA from pytorch.org."
+        hint = "This machine may have an NVIDIA GPU: install torch with CUDA from pytorch.org."
         return check("device", "warn", message, hint)
     return check("device", "ok", message)
 
@@ -223,7 +223,7 @@ def home_row(home: Home) -> Row:
             "FEDCACHE_HOME", "fail", f"{found}, not writable", "export FEDCACHE_HOME=~/fedcache"
         )
     if free < ROOM:
-        hint = "fedcache gc   lists what can go; or export FEDCACHE_HOME to a larger disk"
+        hint = "fedcache gc   lists files that can be deleted; or export FEDCACHE_HOME to a larger disk"
         return check("FEDCACHE_HOME", "fail", found, hint)
     return check("FEDCACHE_HOME", "ok", found)
 
@@ -239,5 +239,5 @@ def torch_cache() -> Row:
 def offline(home: Home) -> Row:
     """Whether fedcache may download."""
     if home.offline:
-        return check("offline", "ok", "yes: nothing is downloaded", "unset FEDCACHE_OFFLINE")
-    return check("offline", "ok", "no: commands may download what they are asked for")
+        return check("offline", "ok", "yes: downloads are disabled", "unset FEDCACHE_OFFLINE")
+    return check("offline", "ok", "no: commands may download requested files")

@@ -33,7 +33,9 @@ COMPUTED = pick(
     "follow_links",
 )
 COMPUTED = worded(rare(COMPUTED), "batch", default=BATCH_OF_THE_RUN)
-MODEL = worded(pick(ModelOptions), "client", default="the one for all, or each client's own")
+MODEL = worded(
+    pick(ModelOptions), "client", default="the global model, or each client's personal model"
+)
 SHOWN = 12
 """Classes and domains that are printed; -o writes all of them."""
 
@@ -41,7 +43,8 @@ RunNames = Annotated[
     list[str],
     typer.Argument(
         metavar="RUN...",
-        help="Directories, first letters of digests, tag:NAME of one run, or model files.",
+        help="Runs or model files: directories, first letters of digests, tag:NAME of one run, or "
+        ".safetensors files.",
         autocompletion=complete_runs,
     ),
 ]
@@ -49,11 +52,11 @@ RunNames = Annotated[
 
 @command("evaluate", COMPUTED, MODEL, pick(EvaluateOptions))
 def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> CommandResult:
-    """Measure the models of finished runs on labelled data: accuracy, F1, confusion, calibration.
+    """Evaluate trained models on labelled data: accuracy, F1, confusion matrix, calibration.
 
-    Classes are matched by name. Of a dataset, what the models read is extracted first, with the very recipes and
-    weights of the run. A method that trains a model for each client is measured with each of them on all rows, unless
-    --client or --global names one.
+    Classes are matched by name. For a dataset, fedcache first extracts features with the recipes and weights of the
+    run. For a method with personal models, each model is evaluated on all rows; --client or --global selects one
+    model.
 
     Example: fedcache evaluate 3f9c 81ab --dataset folder:photos -o evaluation.html
     """
@@ -66,7 +69,9 @@ def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> Command
         "--store": request.store,
         "--embeddings": request.embeddings,
     }
-    check_one_named(rows, "what is evaluated on", "fedcache evaluate RUN --dataset folder:photos")
+    check_one_named(
+        rows, "the data to evaluate on", "fedcache evaluate RUN --dataset folder:photos"
+    )
     out = None
     if request.out is not None:
         out = Path(request.out)
@@ -168,5 +173,5 @@ def details(e: RunEvaluation) -> list[TextTable]:
     columns = ("class", "rows", "accuracy %", "precision %", "F1 %")
     title = ""
     if len(e.measures.by_class) > SHOWN:
-        title = f"The {SHOWN} classes that are right least often"
+        title = f"The {SHOWN} classes with the lowest accuracy"
     return [*made, TextTable(title, columns, rows, columns[1:])]

@@ -41,32 +41,36 @@ def ingest(
     file: Annotated[
         Path,
         typer.Argument(
-            help="npz, npy, h5, parquet, csv, tsv, feather, json, jsonl, safetensors or pt with features and labels; "
-            "or a folder of clip-retrieval."
+            help="File with features and labels (npz, npy, h5, parquet, csv, tsv, feather, json, jsonl, "
+            "safetensors or pt), or an output folder of clip-retrieval."
         ),
     ],
-    name: Annotated[str, typer.Option("--name", help="Name of the dataset, then --dataset NAME.")],
+    name: Annotated[
+        str,
+        typer.Option("--name", help="Name of the dataset, for --dataset NAME in other commands."),
+    ],
     store: StoreDir = None,
     replace: Annotated[
         bool,
         typer.Option(
-            "--replace", help="Drop other content stored under this name, with its partitions."
+            "--replace",
+            help="Replace a stored dataset of the same name, and delete its partitions.",
         ),
     ] = False,
     drop_nan: Annotated[
         bool,
         typer.Option(
-            "--drop-nan", help="Leave rows with NaN or infinite features out, and list them."
+            "--drop-nan", help="Leave out rows with NaN or infinite features, and list them."
         ),
     ] = False,
 ) -> CommandResult:
-    """Bring your own embeddings straight into a store.
+    """Import your own embeddings into a store.
 
-    Columns are found by usual names: features (embeddings, X, features/BACKBONE, text/BACKBONE, or columns f0 .. f511),
+    Columns are detected by name: features (embeddings, X, features/BACKBONE, text/BACKBONE, or columns f0 .. f511),
     labels (label, y, target, class), split, is_train, is_test, name (id, path), domain, class_names. Arrays may be
     named by split (X_train, y_test, train/data). Every other column of words or whole numbers is kept as a group
-    (--by), unless nearly every row has a value of its own. Without a split, of each class the fifth with the smallest
-    uids is the test set.
+    (--by), unless nearly every row has its own value. Without a split, the fifth of each class with the smallest uids
+    is the test set.
 
     Example: fedcache ingest embeddings.npz --name mine
     """
@@ -106,12 +110,12 @@ def export(
     out: Annotated[
         Path | None,
         typer.Argument(
-            help="File to write; its ending chooses npz, h5, parquet or safetensors.",
+            help="File to write: .npz, .h5, .parquet or .safetensors.",
             show_default=False,
         ),
     ] = None,
     named: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The same, as other commands take it.")
+        Path | None, typer.Option("--out", "-o", help="Same as the argument FILE.")
     ] = None,
     store: StorePlace = None,
     dataset: Dataset = None,
@@ -157,14 +161,14 @@ def publish(
         bool,
         typer.Option(
             "--anonymous-names",
-            help="Replace the names of rows by numbers: file names can be names of people.",
+            help="Replace row names by numbers, because file names can be names of people.",
         ),
     ] = False,
 ) -> CommandResult:
     """Publish a store as a few large files that fedcache, zarr and xarray read over a network.
 
-    Run the same command again to complete a publication that was interrupted, or to publish a store that has changed.
-    Names of rows, classes and groups are published with the features, unless --anonymous-names replaces those of rows.
+    Run the same command again to complete an interrupted publication, or to publish a store that has changed. Names
+    of rows, classes and groups are published with the features; --anonymous-names replaces the names of rows.
 
     Example: fedcache publish digits-1a2b3c4d.zarr s3://bucket/digits
     """

@@ -14,10 +14,10 @@ from fedcache.models.saved_model import ONE_SEED, ExportOptions, ModelOptions
 
 @command("export-model", worded(pick(ModelOptions), "seed", meaning=ONE_SEED), pick(ExportOptions))
 def export_model(observer: TerminalObserver, given: Given, run: RunName) -> CommandResult:
-    """Write the model of a finished run for plain torch, ONNX, torch.export, safetensors or scikit-learn.
+    """Export a trained model for plain torch, ONNX, torch.export, safetensors or scikit-learn.
 
-    A folder, .onnx and .pt2 hold the frozen backbones too, and read images; .safetensors and .joblib (linear heads
-    only) read features. Each carries a model card. ONNX needs the extra export.
+    A folder, .onnx and .pt2 include the frozen backbones and read images; .safetensors and .joblib (linear heads
+    only) read features. Each export includes a model card. ONNX needs the extra export.
 
     Example: fedcache export-model 3f9c -o model.onnx
     """
@@ -52,15 +52,15 @@ def export_model(observer: TerminalObserver, given: Given, run: RunName) -> Comm
         scores = f"{gap['scores']:.1g}"
         probabilities = f"{gap['probabilities']:.1g}"
         lines.append(
-            f"  over drawn rows, scores differ by at most {scores} and probabilities by {probabilities} "
-            "from this model's"
+            f"  on random rows, scores differ from this model's by at most {scores} and probabilities by "
+            f"{probabilities}"
         )
         moved = done.written["moved_by_libraries"]
         if moved["scores"]:
             scores = f"{moved['scores']:.1g}"
             probabilities = f"{moved['probabilities']:.1g}"
             lines.append(
-                f"  features that another library rounds otherwise can move scores by {scores} and "
+                f"  rounding differences of another library can change scores by {scores} and "
                 f"probabilities by {probabilities}"
             )
     return CommandResult(data, lines)

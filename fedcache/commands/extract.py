@@ -56,11 +56,15 @@ class ComputeOptions:
     """What ``extract`` takes besides the configuration: whether to compute, and what to reuse."""
 
     dry_run: bool = option(
-        False, "Print the plan, bytes and time; compute nothing.", RESULTS, common=True
+        False, "Print the plan, the bytes and the time; compute nothing.", RESULTS, common=True
     )
-    wait: bool = option(False, "Wait for another writer of the same array.", RESULTS)
-    fresh: bool = option(False, "Reuse nothing: no unfinished arrays, no earlier store.", RESULTS)
-    rehash: bool = option(False, "Forget remembered digests of data and weights.", RESULTS)
+    wait: bool = option(False, "Wait if another process is writing the same features.", RESULTS)
+    fresh: bool = option(
+        False,
+        "Recompute everything: reuse no unfinished extraction and no earlier store.",
+        RESULTS,
+    )
+    rehash: bool = option(False, "Recompute the cached digests of data and weights.", RESULTS)
 
 
 @command(
@@ -86,16 +90,16 @@ def extract(
         Path | None,
         typer.Option(
             "--store",
-            help="Store directory, instead of the one under FEDCACHE_HOME.",
+            help="Store directory to write.",
             rich_help_panel=DATA,
-            show_default="by name and digest of the dataset",
+            show_default="$FEDCACHE_HOME/stores/DATASET-DIGEST.zarr",
         ),
     ] = None,
     partition: Annotated[
         str | None,
         typer.Option(
             "--partition",
-            help="Also cut one store per client by this scheme.",
+            help="Also write one store per client, with rows assigned by this scheme.",
             rich_help_panel=CLIENTS,
             show_default="none",
         ),
@@ -107,7 +111,7 @@ def extract(
             "-o",
             help="Where --partition writes the client stores.",
             rich_help_panel=CLIENTS,
-            show_default="beside the store",
+            show_default="next to the store",
         ),
     ] = None,
     engine: EngineName = "local",
@@ -116,9 +120,8 @@ def extract(
 ) -> CommandResult:
     """Run frozen backbones once over a dataset and keep the features.
 
-    Resumes wherever it was stopped; a finished extraction returns at once.
-
-    With --part each of several processes, on one or many machines, computes one part; `fedcache join` assembles them.
+    An interrupted extraction resumes; a finished one returns at once. With --part, several processes on one or many
+    machines each compute one part; `fedcache join` assembles the parts.
 
     Example: fedcache extract --dataset folder:photos.zip --backbones efficientnet-lite0 --size 128
     """
@@ -130,7 +133,7 @@ def extract(
         refuse_scheme_options(given, out)
     elif resolved.part is not None:
         raise UsageError(
-            "--partition cuts a whole store, and --part makes a part of one.",
+            "--partition needs a whole store, but --part makes only a part of one.",
             "Join the parts, then:  fedcache shard --help",
         )
     cluster = engine_of(engine, ray_address)
@@ -152,7 +155,9 @@ def extract(
     lines = [describe_line(done), *growth_lines(done), *text_lines(done), *cut_lines(done)]
     lines += bad_lines(done.bad, done.path, done.holds)
     if done.part is not None and not compute.dry_run:
-        lines.append(f"This is {done.part}. When all are finished:  {join_command(done.path)}")
+        lines.append(
+            f"This is {done.part}. When all parts are finished:  {join_command(done.path)}"
+        )
     if partition is not None and not compute.dry_run:
         count, target = write_client_stores(done, partition, given, out, observer)
         answer["shards"] = str(target)
@@ -171,7 +176,7 @@ def join(
     observer: TerminalObserver,
     parts: Annotated[
         list[Path],
-        typer.Argument(help="All parts: folders, or names of `fedcache ls`, in any order."),
+        typer.Argument(help="All parts in any order: folders, or names of `fedcache ls`."),
     ],
     out: Annotated[
         Path | None,
@@ -179,7 +184,7 @@ def join(
             "--out",
             "-o",
             help="The store to write.",
-            show_default="that of the dataset, under FEDCACHE_HOME",
+            show_default="$FEDCACHE_HOME/stores/DATASET-DIGEST.zarr",
         ),
     ] = None,
     max_bad: Annotated[
@@ -188,7 +193,7 @@ def join(
 ) -> CommandResult:
     """Assemble the parts of `extract --part 1/4` and so on into one store.
 
-    The store has the same bytes as one that a single process writes, except its history. Every chunk is verified.
+    Except for its history, the store has the same bytes as a store that one process writes. Every chunk is verified.
     Chunks are hard links if parts and store are on one disk, and copies otherwise. Repeat an interrupted join to
     continue it.
 
@@ -226,7 +231,8 @@ def refuse_scheme_options(given: Given, out: str | None) -> None:
     names = ("clients", "options", "seed", *(item.name for item in fields(SchemeArguments)))
     if any(value is not None for value in (*(given[name] for name in names), out)):
         raise UsageError(
-            "Options of a scheme were given without --partition, which cuts one store per client.",
+            "Options of a partition scheme were given without --partition, which writes one store per "
+            "client.",
             "For example --partition iid --clients 10; or make a partition afterwards: fedcache partition --help",
         )
 
@@ -266,13 +272,16 @@ def describe_line(done: Extraction) -> str:
     if done.seconds:
         return f"{plan}: about {done.rate:,.0f} {holds}/s, {done.seconds:,.0f} s."
     if any(a["state"] == "to compute" for a in done.arrays):
-        return f"{plan}; their rate is not known, as weights are missing."
+        return f"{plan}; the speed is unknown because weights are missing."
     if any(t["state"] == "to compute" for t in done.text):
-        return f"The features of all {done.images:,} {holds} are there; only text features are to compute."
+        return (
+            f"The features of all {done.images:,} {holds} are stored already; only text features will be "
+            "computed."
+        )
     images = f"{done.ok:,} of {done.images:,} {holds}{quarantined}"
     if any(t["state"] == "computed" for t in done.text):
-        return f"The features of all {holds} were there: {images}. Text features were computed."
-    return f"Everything is there: {images}. Nothing was computed."
+        return f"The features of all {holds} were stored already: {images}. Text features were computed."
+    return f"All features are stored already: {images}. Nothing was computed."
 
 
 def growth_lines(done: Extraction) -> list[str]:
@@ -281,7 +290,8 @@ def growth_lines(done: Extraction) -> list[str]:
         return [f"Since the store it grows from: {describe_growth(done.growth, done.holds)}."]
     if done.vanished:
         return [
-            f"{done.vanished:,} rows of {done.holds} that are no longer in the dataset are kept and never used."
+            f"{done.vanished:,} rows of {done.holds} that are no longer in the dataset are kept but not "
+            "used."
         ]
     return []
 
@@ -308,7 +318,7 @@ def cut_lines(done: Extraction) -> list[str]:
     for name, count in done.cut.items():
         part = part_read(recipes[name])
         lines.append(
-            f"{name} reads {part} of a {one}: the rest of {counted(count, one)} was left out."
+            f"{name} reads {part} of a {one}: the rest of {counted(count, one)} is ignored."
         )
     return lines
 

@@ -25,31 +25,31 @@ def figure(
         typer.Option(
             "--out",
             "-o",
-            help="The file: .pdf, .svg or .png; default KIND.pdf here.",
+            help="File to write: .pdf, .svg or .png. Default: KIND.pdf in the working directory.",
             show_default=False,
         ),
     ] = None,
     columns: Annotated[
-        int, typer.Option("--columns", help="1 or 2: as wide as so many columns of a paper.")
+        int, typer.Option("--columns", help="Width of the figure in columns of a paper: 1 or 2.")
     ] = 1,
     score: Annotated[
         str | None,
         typer.Option(
             "--score",
-            help="client-mean | pooled, for all runs; as in `report`.",
+            help="Accuracy of all runs: client-mean | pooled (over all test rows), as in `fedcache report`.",
             show_default=False,
         ),
     ] = None,
     embed: Annotated[
-        str, typer.Option("--embed", help="pca | tsne | umap, of the kind features.")
+        str, typer.Option("--embed", help="Projection of the figure `features`: pca | tsne | umap.")
     ] = "pca",
     root: Root = None,
 ) -> CommandResult:
-    """Draw one figure of runs into a file for a paper, with its fonts inside.
+    """Draw one figure of runs for a paper, with embedded fonts.
 
-    The data are those of the report's figure of that kind; the runs are of one dataset and partition, except for the
-    kind `settings`. A figure of one column is 3.4 inches wide, of two 7.0, with letters of 8 points. The first run is
-    the one that validation chose, else the highest by test rows. Without a title: that is the caption's.
+    The figure shows the same data as in the report. All runs must share a dataset and a partition, except for the
+    figure `settings`. One column is 3.4 inches wide, two columns are 7.0 inches; letters have 8 points. The first run
+    is the best by validation accuracy, else by test accuracy. The figure has no title, because the caption has it.
 
     Example: fedcache figure curves -o curves.pdf
     """

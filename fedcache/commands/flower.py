@@ -63,49 +63,57 @@ RUN_FIELDS = [
 Sweep = Annotated[
     list[str] | None,
     typer.Option(
-        "--sweep", help="key=v1,v2: a hyperparameter; all points travel in one message. Repeatable."
+        "--sweep",
+        help="key=v1,v2: values of a hyperparameter. All configurations are trained in the same federation. "
+        "Repeatable.",
     ),
 ]
-Sites = Annotated[int, typer.Option("--sites", min=1, help="How many sites the federation is of.")]
+Sites = Annotated[int, typer.Option("--sites", min=1, help="Number of sites in the federation.")]
 StartWith = Annotated[
     int | None,
     typer.Option(
-        "--start-with", min=1, help="Sites that are enough when --wait is over; default all."
+        "--start-with",
+        min=1,
+        help="Start with this many sites when --wait is over. Default: all sites.",
     ),
 ]
 Like = Annotated[
     str,
     typer.Option(
         "--like",
-        help="Site the others must agree with in classes and recipes; default more than half.",
+        help="Site whose classes and recipes the others must match. Default: those of more than half of the "
+        "sites.",
     ),
 ]
 Quorum = Annotated[
-    int, typer.Option("--quorum", min=1, help="Sites without whose uploads a round does not count.")
+    int, typer.Option("--quorum", min=1, help="Sites that must upload in every round.")
 ]
-Wait = Annotated[float, typer.Option("--wait", help="Seconds for the sites to come.")]
-Timeout = Annotated[float, typer.Option("--timeout", help="Seconds for a site's answer.")]
+Wait = Annotated[float, typer.Option("--wait", help="Seconds to wait for the sites to connect.")]
+Timeout = Annotated[
+    float, typer.Option("--timeout", help="Seconds to wait for the answer of a site.")
+]
 Secure = Annotated[
     bool,
     typer.Option(
         "--secure",
-        help="The server is given sums of uploads alone (Flower's SecAgg+), of 3 sites or more.",
+        help="Secure aggregation (Flower's SecAgg+): the server sees only sums of uploads, of at least 3 "
+        "sites.",
     ),
 ]
 SecureBound = Annotated[
     float,
     typer.Option(
-        "--secure-bound", help="Within which every number of an upload lies under --secure."
+        "--secure-bound", help="With --secure: largest absolute value of a number in an upload."
     ),
 ]
-Port = Annotated[int | None, typer.Option("--port", min=1, max=65535, help="Port to listen at.")]
+Port = Annotated[int | None, typer.Option("--port", min=1, max=65535, help="Port to listen on.")]
 KeysDir = Annotated[
     Path | None, typer.Option("--keys", help="Folder of keys (fedcache flower keys).")
 ]
 Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Without TLS and keys: for trying on loopback alone.")
+    bool, typer.Option("--insecure", help="Run without TLS and keys, only for tests on loopback.")
 ]
-SuperLink = Annotated[str, typer.Option("--superlink", help="HOST:PORT of the server.")]
+SuperLink = Annotated[str, typer.Option("--superlink", help="Address of the server, HOST:PORT.")]
 
 
 def plan_of(given: Given, sweep: Sequence[str] | None, **terms: Any) -> Any:
@@ -131,7 +139,8 @@ def plan_of(given: Given, sweep: Sequence[str] | None, **terms: Any) -> Any:
 def app(
     given: Given,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Its directory; default ./fedcache-METHOD.")
+        Path | None,
+        typer.Option("--out", "-o", help="Directory of the app. Default: ./fedcache-METHOD."),
     ] = None,
     sweep: Sweep = None,
     sites: Sites = 2,
@@ -143,7 +152,7 @@ def app(
     secure: Secure = False,
     secure_bound: SecureBound = 8.0,
 ) -> CommandResult:
-    """Write a ready Flower app: a method, or a grid of it, over sites.
+    """Write a Flower app for one method, or for a grid of its hyperparameters, over sites.
 
     Example: fedcache flower app --method fed3r --sites 3 --out app
     """
@@ -171,17 +180,17 @@ def app(
 @command("flower keys")
 def keys(
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder of the keys; what is there stays.")
+        Path, typer.Option("--out", "-o", help="Folder for the keys; existing keys are kept.")
     ],
     sites: Annotated[
         list[str] | None, typer.Option("--sites", help="Names of the sites, comma-separated.")
     ] = None,
     host: Annotated[
         list[str] | None,
-        typer.Option("--host", help="Addresses or names at which sites reach the server."),
+        typer.Option("--host", help="Addresses or host names under which sites reach the server."),
     ] = None,
 ) -> CommandResult:
-    """Make a local certificate authority, the server's certificate and a key for every site.
+    """Make a local certificate authority, the certificate of the server and a key for every site.
 
     Example: fedcache flower keys --out keys --sites north,south --host 192.0.2.10
     """
@@ -190,7 +199,7 @@ def keys(
     made = make_keys(out, names, hosts)
     lines = [f"{made.path}", f"fedcache flower server --keys {shell_word(made.path)} --port 8000"]
     lines += [
-        f"Hand {made.site(name)} to {name}, and nothing else of the folder." for name in made.nodes
+        f"Give {made.site(name)} to {name}, and nothing else of the folder." for name in made.nodes
     ]
     known = {name: str(made.site(name)) for name in made.nodes}
     return CommandResult({"path": str(made.path), "ca": str(made.ca), "sites": known}, lines)
@@ -204,13 +213,15 @@ def server(
     insecure: Insecure = False,
     host: Annotated[
         str | None,
-        typer.Option("--host", help="Address to listen at; all with keys, else loopback."),
+        typer.Option(
+            "--host", help="Address to listen on. Default: all addresses with keys, else loopback."
+        ),
     ] = None,
     port: Port = 8000,
 ) -> CommandResult:
-    """Start the server (Flower's SuperLink), and stay until it is stopped. It holds no feature.
+    """Start the server (Flower's SuperLink) and keep it running. It never has features.
 
-    Ctrl-C and SIGTERM end it, with exit code 0.
+    Stop it with Ctrl-C or SIGTERM; the exit code is 0.
 
     Example: fedcache flower server --keys keys --port 8000
     """
@@ -227,27 +238,32 @@ def server(
 def site(
     observer: TerminalObserver,
     shard: Annotated[
-        Path, typer.Option("--shard", help="The client's own store (fedcache shard, or extract).")
+        Path,
+        typer.Option(
+            "--shard", help="Store of this client (from `fedcache shard` or `fedcache extract`)."
+        ),
     ],
     superlink: SuperLink,
     keys: Annotated[
-        Path | None, typer.Option("--keys", help="What the site was handed: ca.crt and node.key.")
+        Path | None, typer.Option("--keys", help="Folder with the site's ca.crt and node.key.")
     ] = None,
     insecure: Insecure = False,
     name: Annotated[
-        str | None, typer.Option("--name", help="Of the client; a shard of fedcache has its own.")
+        str | None,
+        typer.Option("--name", help="Name of the client. Default: the name in the shard."),
     ] = None,
     masked_only: Annotated[
         bool,
         typer.Option(
-            "--masked-only", help="Send no upload but under secure aggregation (app --secure)."
+            "--masked-only",
+            help="Send uploads only under secure aggregation (`fedcache flower app --secure`).",
         ),
     ] = False,
     port: Port = None,
 ) -> CommandResult:
-    """Start a site (Flower's SuperNode) on its own shard, and stay until it is stopped. Uploads leave it, no feature.
+    """Start a site (Flower's SuperNode) on its own shard and keep it running. It sends uploads, never features.
 
-    Ctrl-C and SIGTERM end it, with exit code 0.
+    Stop it with Ctrl-C or SIGTERM; the exit code is 0.
 
     Example: fedcache flower site --shard sites/0-client-0.zarr --superlink 192.0.2.10:8000 --keys north
     """
@@ -277,13 +293,16 @@ def names(
     port: Port = 8000,
     forget: Annotated[
         list[str] | None,
-        typer.Option("--forget", help="Names that are free again, comma-separated."),
+        typer.Option(
+            "--forget",
+            help="Site names to release, comma-separated; another key can then use them.",
+        ),
     ] = None,
 ) -> CommandResult:
-    """List the names of sites that belong to a key at this machine's server, or forget some.
+    """List the names of sites that belong to a key at the server on this machine, or release names.
 
-    A name belongs to the first key that takes part under it, also in later runs; another key that claims it is
-    refused. After a site was given a new key, forget its name.
+    A name belongs to the first key that uses it, also in later runs; another key that uses it is rejected. If a site
+    gets a new key, release its name.
 
     Example: fedcache flower names --forget north
     """
@@ -316,9 +335,9 @@ def run(
     keys: KeysDir = None,
     insecure: Insecure = False,
 ) -> CommandResult:
-    """Run an app over the sites of a server and follow it; results land where the server has FEDCACHE_HOME.
+    """Run an app over the sites of a server and follow it; results are written to the FEDCACHE_HOME of the server.
 
-    The same command goes on after the last whole round, and returns a result that is there.
+    The same command resumes after the last complete round, and returns a finished result.
 
     Example: fedcache flower run fedcache-fed3r --superlink 127.0.0.1:8000 --keys keys
     """
@@ -344,7 +363,8 @@ def up(
         Path, typer.Option("--shards", help="A directory of client stores (fedcache shard).")
     ],
     tls: Annotated[
-        bool, typer.Option("--tls", help="With certificates and node keys, made for it.")
+        bool,
+        typer.Option("--tls", help="Use certificates and node keys, which are made for this run."),
     ] = False,
     sweep: Sweep = None,
     like: Like = "",
@@ -353,9 +373,9 @@ def up(
     secure: Secure = False,
     secure_bound: SecureBound = 8.0,
     port: Port = None,
-    logs: Annotated[Path | None, typer.Option("--logs", help="Keep the logs here.")] = None,
+    logs: Annotated[Path | None, typer.Option("--logs", help="Directory for the logs.")] = None,
 ) -> CommandResult:
-    """Try it on loopback: a server, a site for every shard of a directory, one run, and all of it gone afterwards.
+    """Try an app on loopback: starts a server and a site for every shard of a directory, runs the app and cleans up.
 
     Example: fedcache flower up --shards sites --method fed3r
     """
@@ -418,7 +438,7 @@ def _ended(last: dict[str, Any]) -> CommandResult:
         mean = run["result"]["accuracy"]["mean"]
         shown = "not scored"
         if mean is not None:
-            shown = f"{100 * mean:.2f} % as the sites claim"
+            shown = f"{100 * mean:.2f} % as reported by the sites"
         what = " ".join([run["result"]["method"], *(f"{k}={v}" for k, v in run["sweep"].items())])
         if run["reused"]:
             shown += " (stored)"

@@ -45,8 +45,8 @@ def list_sentence() -> str:
     backbones = len(study.backbones)
     ready = ", ".join(here) or "none"
     return (
-        f"Beside the papers: all methods on frozen features ({treatments} treatments; of "
-        f"{backbones} backbones here are {ready}):  {COMMAND}"
+        f"In addition to the papers, all methods on frozen features ({treatments} treatments; {ready} of "
+        f"{backbones} backbones available):  {COMMAND}"
     )
 
 
@@ -59,7 +59,8 @@ def describe_bench() -> CommandResult:
         f"{NAME}: {study.title}",
         f"{treatments} treatments x {partitions} partitions x the data of --on x the backbones of --backbones; "
         f"{study.rounds} rounds, seeds {study.seeds}, {study.limit} images of each data set.",
-        f"Settings are chosen on {study.validation} of every client's training rows, with seed {study.search_seeds}.",
+        f"Settings are selected on {study.validation} of every client's training rows, with seed "
+        f"{study.search_seeds}.",
     ]
     rows = []
     for label, t in study.treatments.items():
@@ -125,13 +126,14 @@ def run_bench(
     # A study without any score is an error, with the reason of the first.
     if not any(s.values for s in scores):
         why = next(
-            (s.why_not for s in scores), "no block of data, backbone and partition could be made"
+            (s.why_not for s in scores),
+            "no combination of data, backbone and partition is available",
         )
         raise MachineError(f"Nothing was compared: {why}", f"fedcache reproduce info {NAME}")
     seconds = sum((s.seconds or 0.0) * len(s.runs) for s in scores)
     facts = {"command": _command(study), "version": __version__, "runs_seconds": seconds}
     data = page.study_data(study, scores, facts)
-    # The JSON beside the page has what the page rounds, and the digests of the runs.
+    # The JSON next to the page has what the page rounds, and the digests of the runs.
     if out is not None:
         write_output(out, page.markdown(data).encode())
         write_output(out.with_suffix(".json"), page.as_json(data).encode())

@@ -19,34 +19,38 @@ class GridOptions:
 
     retrain: bool = option(
         False,
-        "Train what was chosen by --validation again, on all training rows: its test figures are the result.",
+        "Train the configuration selected on --validation again, on all training rows. Its test accuracy "
+        "is the final result.",
         POINTS,
         common=True,
     )
     score: str | None = option(
         None,
-        "What points are ranked and shown by: the mean over clients, or pooled over test rows.",
+        "Accuracy that ranks configurations: client-mean (mean over clients) or pooled (over all test "
+        "rows).",
         POINTS,
         choices=("client-mean", "pooled"),
-        default_text="the methods' headline where it is alike for all, else client-mean",
+        default_text="the primary metric of the methods if all share it, else client-mean",
     )
     trials: int | None = option(
         None,
-        "With --sampler optuna: how many points are tried; more than before go on.",
+        "With --sampler optuna: number of configurations to try. A larger number continues an earlier "
+        "search.",
         POINTS,
         minimum=1,
         default_text=str(TRIALS),
     )
     pruner: str = option(
         "none",
-        "With --sampler optuna: stop trials that are behind on validation rows, in rounds that --eval-every "
-        "scores.",
+        "With --sampler optuna: stop trials that fall behind on validation rows, at the rounds that "
+        "--eval-every scores.",
         POINTS,
         choices=PRUNERS,
     )
     jobs: int = option(
         1,
-        "Processes that train points alone; for what cannot be computed together.",
+        "Processes that train configurations in parallel, for methods that cannot compute several "
+        "together.",
         COMPUTING,
         minimum=1,
         common=True,
@@ -57,9 +61,9 @@ Methods = Annotated[
     list[str] | None,
     typer.Option(
         "--method",
-        help="Methods, comma-separated; they may also be named without this option.",
+        help="Methods, comma-separated. They can also be given as arguments.",
         rich_help_panel=POINTS,
-        show_default="those of --ready",
+        show_default="the values of --ready",
         autocompletion=complete_methods,
     ),
 ]
@@ -67,7 +71,7 @@ Ready = Annotated[
     str | None,
     typer.Option(
         "--ready",
-        help="A grid of the papers' ablations by name; list shows them.",
+        help="Name of a predefined grid, from the ablations of the papers; `--ready list` shows all.",
         rich_help_panel=POINTS,
         show_default="none",
     ),
@@ -76,10 +80,11 @@ Sweep = Annotated[
     list[str] | None,
     typer.Option(
         "--sweep",
-        help="key=v1,v2: a hyperparameter, or rounds, participation, clients, alpha, shards, shots, aggregate, "
-        "attack; of --sampler optuna also key=log:1e-4..1 or 8..64. Repeatable.",
+        help="key=v1,v2: values of a hyperparameter, or of rounds, participation, clients, alpha, shards, "
+        "shots, aggregate or attack. With --sampler optuna also a range, key=log:1e-4..1 or key=8..64. "
+        "Repeatable.",
         rich_help_panel=POINTS,
-        show_default="those of --ready",
+        show_default="the values of --ready",
     ),
     COMMON,
 ]
@@ -87,8 +92,9 @@ Sampler = Annotated[
     str,
     typer.Option(
         "--sampler",
-        help="grid; random:N[:SEED], N points drawn without repeats; or optuna[:tpe|random|gp[:SEED]], --trials points "
-        "chosen one after another by --validation (extra optuna).",
+        help="How configurations are chosen: grid (all); random:N[:SEED] (N configurations without repeats); "
+        "or optuna[:tpe|random|gp[:SEED]] (--trials configurations, selected one after another on "
+        "--validation; extra optuna).",
         rich_help_panel=POINTS,
     ),
 ]
@@ -96,7 +102,7 @@ Exact = Annotated[
     bool,
     typer.Option(
         "--exact",
-        help="Compute every point alone, with the bits of its single run.",
+        help="Train every configuration separately, which gives results bit-identical to `fedcache train`.",
         rich_help_panel=COMPUTING,
     ),
 ]
@@ -104,7 +110,7 @@ WhichModels = Annotated[
     str,
     typer.Option(
         "--save-models",
-        help="Which trained models stay: best (of each method, and of each held-out value), all, or none.",
+        help="Trained models to keep: best (of each method, and of each held-out value), all or none.",
         metavar="best|all|none",
         rich_help_panel=RESULTS,
     ),

@@ -77,7 +77,7 @@ def unknown_option(option: str, message: str, context: Any, arguments: Sequence[
     path = context.command_path
     renamed = RENAMED.get(option)
     if renamed in known:
-        return UsageError(message, f"It is called {renamed} now.")
+        return UsageError(message, f"Its name is now {renamed}.")
     if "--set" in known and option.startswith("--"):
         found = hyperparameter(option, path, known, arguments)
         if found is not None:

@@ -24,10 +24,10 @@ Name = Annotated[str, typer.Argument(help="A name from the list.")]
 @methods.command("list")
 @command("methods list")
 def methods_list() -> CommandResult:
-    """Every method in one line, with what a client that owns every class sends in a round.
+    """List every method in one line, with the upload per round of a client that has rows of every class.
 
-    Counted at the widths of the store last used, else at 512 features and 10 classes; image methods at 32 px with
-    glyph-clip's towers.
+    Sizes are those of the store used last, else 512 features and 10 classes; for image methods, 32 px with the towers
+    of glyph-clip.
 
     Example: fedcache methods list
     """
@@ -50,21 +50,21 @@ def methods_list() -> CommandResult:
         )
         for e in entries
     ]
-    names = ("method", "what it does", "clients read", "sends", "bytes", "fidelity", "paper")
+    names = ("method", "description", "clients read", "sends", "bytes", "fidelity", "paper")
     shown = TextTable("", names, rows, right=("sends", "bytes"))
-    lines = [f"Scalars and bytes that one client sends in a round, at {sizes.source}."]
+    lines = [f"Scalars and bytes that one client sends per round, with {sizes.source}."]
     others = [{"name": p.name, "origin": p.origin} for p in plugins("methods").values()]
     # What a method of another package sends is not counted: the catalogue was written without it.
     for plugin in plugins("methods").values():
-        rows.append((plugin.name, f"from outside: {plugin.origin}", "", "", "", "", ""))
-        lines.append(f"From outside: {plugin.name} ({plugin.origin})")
+        rows.append((plugin.name, f"plug-in: {plugin.origin}", "", "", "", "", ""))
+        lines.append(f"Plug-in: {plugin.name} ({plugin.origin})")
     return CommandResult({"methods": [*entries, *others]}, lines, renderables=[shown], listing=True)
 
 
 @methods.command("info")
 @command("methods info")
 def methods_info(name: Name) -> CommandResult:
-    """One method: its objective, its switches in every preset, its side of each disagreement, its paper's setting.
+    """Show one method: its objective, its hyperparameters in every preset, its deviations and the setting of its paper.
 
     Example: fedcache methods info fedpcl
     """
@@ -124,18 +124,18 @@ def methods_info(name: Name) -> CommandResult:
     }
     lines = [f"{m.name}: {m.summary}", m.paper]
     if plugin is not None:
-        lines.append(f"From outside: {origin}.")
+        lines.append(f"Plug-in: {origin}.")
     share: str | float = "all"
     if d.participation is not None:
         share = d.participation
-    reads = ", ".join(sorted(m.needs)) or "features alone"
-    setting = f"{d.scheme}, {d.clients} clients, {share} a round"
+    reads = ", ".join(sorted(m.needs)) or "features only"
+    setting = f"{d.scheme}, {d.clients} clients, {share} per round"
     lines.append(f"Paper's setting: {setting}, {d.rounds} rounds.")
     lines.append(f"Reads {reads}; fidelity {facts.fidelities(m)}.")
     if waits is None:
-        lines.append("Takes --asynchronous.")
+        lines.append("Supports --asynchronous.")
     else:
-        lines.append(f"Takes no --asynchronous: {waits}.")
+        lines.append(f"Does not support --asynchronous: {waits}.")
     received = f"{sends['down']:,} in a round"
     if sends["first_down"] != sends["down"]:
         received += f" ({sends['first_down']:,} in the first)"
@@ -165,9 +165,13 @@ def methods_info(name: Name) -> CommandResult:
     if sides:
         decided = [(s["d"], s["switch"], s["paper"], s["official"]) for s in sides]
         shown.append(
-            TextTable("where paper and code differ", ("D", "switch", "paper", "official"), decided)
+            TextTable(
+                "where the paper and the released code differ",
+                ("D", "switch", "paper", "official"),
+                decided,
+            )
         )
     if parts:
-        columns = ("tensors", "dtype", "what they are", "what they tell", "with --dp-noise")
+        columns = ("tensors", "dtype", "meaning", "what the server can learn", "with --dp-noise")
         shown.append(TextTable("what leaves a client in a round", columns, facts.cells(parts)))
     return CommandResult(data, lines, renderables=shown)

@@ -33,21 +33,21 @@ LONGEST = 60
 Name = Annotated[
     str,
     typer.Argument(
-        help="Its name on the command line, and of the package: letters, digits, hyphens."
+        help="Name of the package, and of the method, backbone or dataset: letters, digits and hyphens."
     ),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", "-o", help="Folder to write, which must not exist; ./NAME by default."),
+    typer.Option("--out", "-o", help="Folder to create. It must not exist. Default: ./NAME."),
 ]
 
 
 @new.command("method")
 @command("new method")
 def new_method(name: Name, out: Out = None) -> CommandResult:
-    """Write a package with a working method, an entry point, and tests that hold it to the laws.
+    """Create a package with a working method, an entry point and tests of the laws of methods.
 
-    The method is FedAvg whose server goes a part of the way: change it into yours.
+    The method is FedAvg whose server moves a part of the way to the average: change it into yours.
 
     Example: fedcache new method half-step
     """
@@ -58,9 +58,9 @@ def new_method(name: Name, out: Out = None) -> CommandResult:
 @new.command("backbone")
 @command("new backbone")
 def new_backbone(name: Name, out: Out = None) -> CommandResult:
-    """Write a package with a working backbone, an entry point, and tests that hold it to the laws.
+    """Create a package with a working backbone, an entry point and tests of the laws of backbones.
 
-    The backbone is two layers of fixed random filters: put your module in their place.
+    The backbone has two layers of fixed random filters: replace them by your module.
 
     Example: fedcache new backbone my-encoder
     """
@@ -76,9 +76,9 @@ def new_backbone(name: Name, out: Out = None) -> CommandResult:
 @new.command("dataset")
 @command("new dataset")
 def new_dataset(name: Name, out: Out = None) -> CommandResult:
-    """Write a package with a working reader of datasets, an entry point, and tests that hold it to the laws.
+    """Create a package with a working dataset reader, an entry point and tests of the laws of readers.
 
-    The reader takes a file of JSON lines that lists images: change it into a reader of your format.
+    The reader reads a file of JSON lines that lists images: change it into a reader of your format.
 
     Example: fedcache new dataset my-format
     """
@@ -96,7 +96,7 @@ def write_package(kind: str, name: str, out: Path | None, taken: Mapping[str, ob
     folder = (out or Path(name)).expanduser().absolute()
     if folder.exists():
         raise StoreError(
-            f"{folder} exists already; nothing was written.",
+            f"{folder} exists already. Nothing was written.",
             f"Name another folder: --out {shell_word(name)}-2",
         )
     # The words that the templates contain in braces.
@@ -109,7 +109,7 @@ def write_package(kind: str, name: str, out: Path | None, taken: Mapping[str, ob
             kind
         ],
         "description": {
-            "method": "A federated method for fedcache: FedAvg whose server goes a part of the way to the average.",
+            "method": "A federated method for fedcache: FedAvg whose server moves a part of the way to the average.",
             "backbone": "A frozen backbone for fedcache: two layers of fixed random filters.",
             "dataset": "A reader of datasets for fedcache: images listed in a file of JSON lines.",
         }[kind],
@@ -123,7 +123,8 @@ def write_package(kind: str, name: str, out: Path | None, taken: Mapping[str, ob
         f"{package}/{code}.py": f"{kind}/{code}.py",
         f"tests/test_{package}.py": f"{kind}/test_laws.py",
     }
-    # The package is written beside its place and moved there, so that an interrupted command leaves no half of it.
+    # The package is written next to its place and moved there, so that an interrupted command leaves no half of
+    # it.
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}-") as made:
@@ -150,8 +151,8 @@ def package_of(kind: str, name: str, taken: Mapping[str, object]) -> str:
             or f"my-{kind}"
         )
         raise UsageError(
-            f"{name!r} cannot be a name: it begins with a small letter, and small letters, digits and single hyphens "
-            f"follow, {LONGEST} at most.",
+            f"{name!r} is not a valid name: names begin with a lower-case letter and contain lower-case "
+            f"letters, digits and single hyphens, at most {LONGEST} characters.",
             f"fedcache new {kind} {shell_word(likely)}",
         )
     if name in taken:
@@ -165,7 +166,7 @@ def package_of(kind: str, name: str, taken: Mapping[str, object]) -> str:
         or package in ("fedcache", "torch", "tests")
     ):
         raise UsageError(
-            f"A package called {package} would hide Python's or another's.",
+            f"A package called {package} would hide a package of Python or another one that is installed.",
             f"fedcache new {kind} my-{shell_word(name)}",
         )
     return package

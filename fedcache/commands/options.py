@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 # Shell completion of option values: names of methods, backbones, datasets, stores and runs.
 #
-# Each source is imported when its own values are asked for, and none imports torch: an answer has
+# Each source is imported when its own values are requested, and none imports torch: an answer has
 # to come while somebody types. What cannot be read offers nothing.
 
 Names = Callable[[str], list[str]]
@@ -150,53 +150,57 @@ class SchemeArguments:
 
     alpha: float | None = option(
         None,
-        "Concentration of Dirichlet schemes; small is skewed.",
+        "Concentration of the Dirichlet draws; smaller values give more skewed clients.",
         CLIENTS,
-        default_text="the scheme's",
+        default_text="0.1 for dirichlet and lda, 0.5 for few-shot, else 1",
         common=True,
     )
     shards: int | None = option(
-        None, "Label shards per client (scheme shards).", CLIENTS, default_text="the scheme's"
+        None, "Label shards per client, for the scheme shards.", CLIENTS, default_text="2"
     )
     shots: int | None = option(
         None,
-        "Examples per class (few-shot, feature-shift, feature-label-shift).",
+        "Rows per class, for the schemes few-shot, feature-shift, label-shift and feature-label-shift.",
         CLIENTS,
-        default_text="the scheme's",
+        default_text="4 for few-shot, else 10",
     )
     by: str | None = option(
         None,
-        "Clients are the values of this column: a group of the data, domain or class; with --scheme, that scheme "
-        "deals the rows of every value.",
+        "Make one client for each value of this column: a group of the data, domain or class. Together "
+        "with --scheme, that scheme divides the rows of each value among several clients.",
         CLIENTS,
-        default_text="clients are made by --scheme",
+        default_text="none; --scheme makes the clients",
         common=True,
     )
     hold_out: str | None = option(
         None,
-        "All rows of these values of --by are the test set, comma-separated.",
+        "With --by: use all rows of these values as the test set, comma-separated.",
         CLIENTS,
         default_text="none",
     )
     min_rows: int | None = option(
         None,
-        "With --by: leave out clients with fewer rows, their own test rows counted.",
+        "With --by: leave out clients with fewer rows (training and own test rows together).",
         CLIENTS,
         default_text="1",
     )
     max_clients: int | None = option(
-        None, "With --by: draw so many of the clients.", CLIENTS, default_text="all"
+        None,
+        "With --by: draw at most this many clients at random.",
+        CLIENTS,
+        default_text="all clients",
     )
     tests: str | None = option(
         None,
-        "With --by: within, held-out-clients or global. Of feature-shift and others: rows of each class.",
+        "With --by, the test rows: within (own rows of each client), held-out-clients or global. For "
+        "feature-shift, label-shift and feature-label-shift: test rows per class.",
         CLIENTS,
-        default_text="the scheme's",
+        default_text="within; 200 for feature-shift, else 100",
     )
     validation: str | None = option(
         None,
-        "Rows to choose by: this share (0.2) of every client's training rows, or split, the dataset's own; they are "
-        "neither trained nor tested on.",
+        "Validation rows to select on: a share (0.2) of every client's training rows, or split for the "
+        "dataset's own split. They are used neither for training nor for testing.",
         CLIENTS,
         default_text="none",
         common=True,
@@ -207,38 +211,39 @@ class SchemeArguments:
 class RunOptions:
     """What ``train`` and ``grid`` take besides the configuration: where results go, and whether to compute at all."""
 
-    repartition: bool = option(False, "Every seed draws its own partition.", CLIENTS)
+    repartition: bool = option(False, "Draw a new partition for every seed.", CLIENTS)
     runs: str | None = option(
         None,
-        "Directory of results, instead of the one under FEDCACHE_HOME.",
+        "Directory of results.",
         RESULTS,
         path=True,
         default_text="$FEDCACHE_HOME/runs",
     )
     track: tuple[str, ...] = option(
         (),
-        "tensorboard, mlflow, wandb or trackio (extras of these names), with :DIR or for mlflow :URL: also write every "
-        "round, all parameters and the final figures there, one tracked run for each seed. Repeatable.",
+        "Also log every round, all parameters and the final metrics to tensorboard, mlflow, wandb or "
+        "trackio (extras of these names), one tracked run per seed. Append :DIR, or for mlflow :URL. "
+        "Repeatable.",
         RESULTS,
         default_text="nowhere",
         whole=True,
     )
     no_model: bool = option(
-        False, "Save no trained model, with which fedcache predict works.", RESULTS
+        False,
+        "Do not save the trained model. `fedcache predict` will not be available for this run.",
+        RESULTS,
     )
     save_clients: str | None = option(
         None,
-        "Clients whose own models are saved: all, none, or names, comma-separated.",
+        "Save the personal models of these clients: all, none, or names, comma-separated.",
         RESULTS,
-        default_text="all, up to 256 MB a seed",
+        default_text="all, up to 256 MB per seed",
     )
-    no_extract: bool = option(False, "Fail instead of extracting what is missing.", RESULTS)
+    no_extract: bool = option(False, "Fail instead of extracting missing features.", RESULTS)
     dry_run: bool = option(
-        False,
-        "Show how it would be computed and its peak of memory; train nothing.",
-        RESULTS,
+        False, "Show the execution mode and the peak of memory; train nothing.", RESULTS
     )
-    fresh: bool = option(False, "Run again although the result is there.", RESULTS)
+    fresh: bool = option(False, "Train again even if the result exists.", RESULTS)
 
 
 def _short_help(context: typer.Context, value: bool) -> None:
@@ -274,11 +279,13 @@ HelpAll = Annotated[
         hidden=True,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")
+]
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
-        "--config", help="Configuration file.", show_default="./fedcache.toml, when there is one"
+        "--config", help="Configuration file.", show_default="./fedcache.toml, if it exists"
     ),
 ]
 
@@ -372,7 +379,8 @@ EngineName = Annotated[
     str,
     typer.Option(
         "--engine",
-        help="local, or ray (extra ray): processes of one or several machines, same bytes.",
+        help="local, or ray (extra ray): run in processes on one or several machines, with byte-identical "
+        "results.",
         rich_help_panel=COMPUTING,
     ),
 ]
@@ -380,8 +388,9 @@ RayAddress = Annotated[
     str | None,
     typer.Option(
         "--ray-address",
-        help="HOST:PORT of a Ray cluster whose nodes share all paths, joined from one of them.",
-        show_default="a local one",
+        help="Address of a Ray cluster, HOST:PORT. Run the command on a node of it; all nodes must share all "
+        "paths.",
+        show_default="a local cluster",
         rich_help_panel=COMPUTING,
     ),
 ]
@@ -490,10 +499,12 @@ def parameter(item: Field[Any]) -> inspect.Parameter:
     words = "|".join(info.choices)
     meaning = info.meaning
     if len(words) > LONGEST_WORDS:
-        listed = words.replace("|", " | ")
-        sentence = meaning[:1].lower() + meaning[1:]
-        meaning = f"{listed}: {sentence}"
         words = "<word>"
+        # A meaning that explains each word needs no list of them.
+        if not all(choice in meaning for choice in info.choices):
+            listed = " | ".join(info.choices)
+            sentence = meaning[:1].lower() + meaning[1:]
+            meaning = f"{listed}: {sentence}"
     completion = OF_FIELDS.get(item.name)
     if info.choices:
         completion = complete_words(info.choices)
@@ -576,7 +587,7 @@ def split_list(values: Sequence[str] | None, name: str = "--backbones") -> tuple
     if values and not found:
         words = ",".join(values)
         raise UsageError(
-            f"{name} {words!r} names nothing.", f"{name} NAME,NAME, or leave {name} out"
+            f"{name} {words!r} is an empty list.", f"{name} NAME,NAME, or leave {name} out"
         )
     return found
 
@@ -611,9 +622,9 @@ def pairs(
             raise UsageError(f"{name} {value!r} is not key=value.", f"For example {name} {example}")
         # A repeated key is a mistake where both values would be needed.
         if once and key in out:
-            hint = f"Give its values at once: {name} {key}={out[key]},{rest}"
+            hint = f"Give all values in one option: {name} {key}={out[key]},{rest}"
             if name == "--set":
-                hint = f"Leave one out; several values in turn:  fedcache grid --sweep {shell_word(key)}=.."
+                hint = f"Give one value; for several values in turn:  fedcache grid --sweep {shell_word(key)}=.."
             raise UsageError(f"{name} {key} is given twice.", hint)
         out[key] = rest
     return out

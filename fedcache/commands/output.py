@@ -94,7 +94,7 @@ class TerminalObserver:
             self._bar.start()
 
     def round_done(self, round_: Round) -> None:
-        """Kept for the words; rounds of a result that is there already are no stretch of work."""
+        """Kept for the words; rounds of a result that exists already are no stretch of work."""
         if self._stretch is not None:
             self._stretch.take(round_)
 
@@ -286,7 +286,7 @@ def described(error: BaseException) -> FedcacheError:
     if isinstance(error, KeyboardInterrupt):
         return StoppedError(
             "Stopped at once.",
-            "Run the same command again: what it has kept is not computed again.",
+            "Run the same command again to resume; finished work is kept.",
         )
     # A full disk has a message of its own, because freeing space helps only there.
     if isinstance(error, OSError) and error.errno in FULL:
@@ -296,7 +296,7 @@ def described(error: BaseException) -> FedcacheError:
         if error.filename:
             place = f"{error.filename}: "
         return MachineError(
-            f"The system refused a file. {place}{error.strerror or error}.",
+            f"The operating system refused access to a file. {place}{error.strerror or error}.",
             "Check that the folder exists, is a folder, and may be written; df shows free space.",
         )
     short = memory_error(error)
@@ -358,7 +358,7 @@ def unwritable(error: OSError) -> Exit:
     if isinstance(error, BrokenPipeError):
         return Exit.OK
     print(
-        f"fedcache: The answer could not be written to stdout: {error.strerror or error}.",
+        f"fedcache: The output could not be written to stdout: {error.strerror or error}.",
         file=sys.stderr,
     )
     return Exit.ENVIRONMENT
@@ -462,7 +462,7 @@ class Stretch:
         if last.seeds > 1:
             parts.append(f"seed {last.seed_number} of {last.seeds}")
         if last.points > 1:
-            parts.append(f"{last.points_done} of {last.points} points done")
+            parts.append(f"{last.points_done} of {last.points} configurations done")
         if (m := self._measured) is not None:
             # The last accuracy may be older than the last round: it is measured every few rounds.
             earlier = ""
@@ -516,7 +516,7 @@ class SignOfLife:
         self._shown = ""
         self._held = False
         if animated():
-            threading.Thread(target=self._watch, name="sign of life", daemon=True).start()
+            threading.Thread(target=self._watch, name="heartbeat", daemon=True).start()
 
     def spoken(self, *, held: bool = False) -> None:
         """Something is about to be said, or with ``held`` a bar is drawn until this is called again."""
@@ -534,7 +534,7 @@ class SignOfLife:
         while not self._ended.wait(0.25):
             with self._lock:
                 silent = time.monotonic() - self._since
-                words = f"at work for {silent:.0f} s"
+                words = f"working for {silent:.0f} s"
                 if not self._held and silent >= SILENCE and words != self._shown:
                     self._shown = words
                     sys.stderr.write(f"\r\x1b[K{words}")

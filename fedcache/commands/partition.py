@@ -43,13 +43,13 @@ SHOWN = 24
 
 
 MANY_ROWS = 1_000_000
-"""Rows from which on dealing them takes seconds."""
+"""Rows from which on assigning them takes seconds."""
 
 
 def say_if_many(rows: int, observer: TerminalObserver) -> None:
     """Note that rows are being assigned, where this takes a while."""
     if rows >= MANY_ROWS:
-        observer.note(f"Dealing {rows:,} rows to clients ...")
+        observer.note(f"Assigning {rows:,} rows to clients ...")
 
 
 @command("partition", pick(PartitionConfig), pick(SchemeArguments), pick(TrainConfig, "domain"))
@@ -59,7 +59,9 @@ def partition(
     name: Annotated[
         str | None,
         typer.Option(
-            "--name", help="Name to save it under.", show_default="scheme, clients and seed"
+            "--name",
+            help="Name under which the partition is saved.",
+            show_default="made of scheme, clients and seed",
         ),
         COMMON,
     ] = None,
@@ -67,7 +69,7 @@ def partition(
         Path | None,
         typer.Option(
             "--from",
-            help="A CSV of name,client[,split] that says who holds which rows.",
+            help="Read the assignment of rows to clients from a CSV file with the columns name,client[,split].",
             show_default="none",
         ),
         COMMON,
@@ -79,22 +81,23 @@ def partition(
         typer.Option(
             "--out",
             "-o",
-            help="Also write the partition here, to share without the data; a name in .json as JSON.",
+            help="Also write the partition to a file, which can be shared without the data. A name ending in "
+            ".json gives JSON.",
         ),
         COMMON,
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option("--plot", help="Draw clients x classes as dots (png, svg or pdf)."),
+        typer.Option("--plot", help="Draw a figure of clients and classes (png, svg or pdf)."),
         COMMON,
     ] = None,
     replace: Annotated[
         bool,
-        typer.Option("--replace", help="In the place of a partition of that name with other rows."),
+        typer.Option("--replace", help="Replace a partition of the same name that has other rows."),
     ] = False,
     config: ConfigFile = None,
 ) -> CommandResult:
-    """Assign the rows of a store to clients and save who holds what.
+    """Assign the rows of a store to clients and save the assignment.
 
     Example: fedcache partition --scheme dirichlet --clients 100 --alpha 0.1 --plot dots.png
     Example: fedcache partition --by hospital_id --min-rows 20
@@ -112,8 +115,8 @@ def partition(
     opened = need_store(Home.from_environment(), path=store, dataset=dataset, observer=observer)
     if opened.address is not None and out is None:
         raise UsageError(
-            f"{opened.address} is a published store, which keeps no partition.",
-            "Name a file for it:  -o FILE.partition",
+            f"{opened.address} is a published store, in which no partition can be saved.",
+            "Save it to a file:  -o FILE.partition",
         )
     say_if_many(opened.rows, observer)
     how: dict[str, Any] = {"seed": resolved.seed, "name": name, "replace": replace, **arguments}
@@ -208,7 +211,7 @@ def shard(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", help="Folder of the client stores.", show_default="beside the store"
+            "--out", "-o", help="Folder for the client stores.", show_default="next to the store"
         ),
     ] = None,
     dataset: Dataset = None,
@@ -225,7 +228,10 @@ def shard(
     following = f"fedcache train --clients-from {shell_word(target)} --method fed3r"
     if all(a.dtype == "uint8" for a in opened.arrays.values()):
         more = more_features(opened, "efficientnet-lite0")
-        following = f"Client stores are trained on features, and these hold none. First {more}, then shard again."
+        following = (
+            f"Training on client stores needs features, but these stores have none. First run {more}, then "
+            "shard again."
+        )
     return CommandResult(
         {"path": str(target), "stores": made}, [f"{len(made)} client stores in {target}", following]
     )

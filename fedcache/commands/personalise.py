@@ -16,10 +16,11 @@ MODEL = worded(pick(ModelOptions, "seed", "weights", "runs"), "seed", meaning=ON
 
 @command("personalise", pick(PersonaliseOptions), MODEL, pick(ExtractConfig, "device"))
 def personalise(observer: TerminalObserver, given: Given, run: RunName) -> CommandResult:
-    """Make the model of a client that was not there when a run of a personalised method trained.
+    """Make the personal model of a new client that took no part in training.
 
-    The new client receives what the run's server sent last and trains its own part on its training rows, as clients of
-    the run did; nothing leaves it. The model is measured on the store's test rows and written to a file.
+    The new client receives the last message of the run's server and trains its personal part on its training rows, as
+    the clients of the run did. It sends nothing. The model is evaluated on the test rows of the store and written to
+    a file.
 
     Example: fedcache personalise 3f9c --store newcomer.zarr -o newcomer.safetensors
     """
@@ -27,7 +28,7 @@ def personalise(observer: TerminalObserver, given: Given, run: RunName) -> Comma
     request = configured(PersonaliseOptions, given)
     if request.store is None:
         raise UsageError(
-            "--store says whose rows the model is made of; it is missing.", "--store newcomer.zarr"
+            "Missing option --store: the rows of the new client.", "--store newcomer.zarr"
         )
     # The run is looked up before torch is imported, so that a wrong name is refused at once.
     place = find_model(run, model)
@@ -54,6 +55,6 @@ def personalise(observer: TerminalObserver, given: Given, run: RunName) -> Comma
         lines.append(f"accuracy {accuracy} %{interval} on {measured.rows:,} test rows of the store")
     lines += [
         str(found.path),
-        f"It classifies:  fedcache predict {shell_word(found.path)} photo.jpg",
+        f"Next:  fedcache predict {shell_word(found.path)} photo.jpg",
     ]
     return CommandResult(found.to_dict(), lines, Exit.OK)

@@ -37,15 +37,16 @@ COMPUTED = worded(
 SHOWN = 20
 """Rows that are printed; -o writes all of them."""
 UNCALIBRATED = (
-    "These scores are not probabilities of being right: no temperature was fitted when the model was trained. "
-    "fedcache evaluate finds one on labelled rows, and --temperature applies it."
+    "These scores are not probabilities of being right: no temperature was fitted when the model was "
+    "trained. `fedcache evaluate` fits one on labelled rows; `--temperature` applies it."
 )
 
 RunName = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="Directory, first letters of its digest, tag:NAME of one run, or a model file.",
+        help="Run or model file: a directory, first letters of a digest, tag:NAME of one run, or a "
+        ".safetensors file.",
         autocompletion=complete_runs,
     ),
 ]
@@ -60,14 +61,14 @@ def predict(
         list[Path] | None,
         typer.Argument(
             metavar="IMAGE",
-            help="Images, folders, .zip or .tar files; of a model of texts, tables of texts.",
+            help="Images, folders, .zip or .tar files; for a model of texts, tables of texts.",
         ),
     ] = None,
 ) -> CommandResult:
-    """Classify images, texts, rows of a store or embeddings with the model of a finished run.
+    """Classify images, texts, rows of a store or embeddings with a trained model.
 
-    Images go through the very backbones that the run was trained on, in batches of the size that its features were
-    computed in. Rows come in the order in which they were named; what cannot be read is named with a reason.
+    Images are processed by the same backbones as in the run, in batches of the same size. Rows are printed in the
+    given order; files that cannot be read are listed with a reason.
 
     Example: fedcache predict 3f9c photos/ cat.jpg --top 3 -o classes.csv
     """
@@ -75,11 +76,9 @@ def predict(
     rows = configured(PredictOptions, given)
     config = configured(ExtractConfig, given)
     places = {"IMAGE": images, "--store": rows.store, "--embeddings": rows.embeddings}
-    check_one_named(places, "what is classified", "fedcache predict RUN photo.jpg")
+    check_one_named(places, "the data to classify", "fedcache predict RUN photo.jpg")
     if rows.split != "all" and rows.store is None:
-        raise UsageError(
-            "--split is of the rows of --store, and none is named.", "Leave --split out."
-        )
+        raise UsageError("--split needs --store.", "Leave --split out.")
     out = None
     if rows.out is not None:
         out = Path(rows.out)
@@ -100,7 +99,7 @@ def predict(
         found = answer.with_progress(predictions)
         if out is not None:
             write_predictions(out, found, rows.top)
-        deque(found, maxlen=0)  # without a file nobody has asked for them yet
+        deque(found, maxlen=0)  # without a file nobody has requested them yet
     return predictions_answer(answer, rows.top, out, calibrated=predictor.calibrated)
 
 
@@ -135,7 +134,8 @@ def check_one_named(places: Mapping[str, object], what: str, example: str) -> No
         options = ", ".join(others)
         found = " and ".join(given) or "none"
         raise UsageError(
-            f"{options} or {last} says {what}; found {found}.", f"For example  {example}"
+            f"Give exactly one of {options} or {last}, {what}; found {found}.",
+            f"For example  {example}",
         )
 
 
@@ -145,8 +145,9 @@ def find_model(run: str, model: ModelOptions) -> Path:
         return Path(run)
     if Path(run).is_file():
         raise UsageError(
-            f"{run} is a file, and no model of a run.",
-            "First comes RUN: a directory, the first letters of one (`fedcache runs list`), or a .safetensors file.",
+            f"{run} is a file, but not a model of a run.",
+            "The first argument is RUN: a directory, the first letters of one (`fedcache runs list`), or "
+            "a .safetensors file.",
         )
     folder = None
     if model.runs is not None:
@@ -159,7 +160,7 @@ def check_apart(
 ) -> None:
     """Refuse to write over what a command reads, and over files of any run or store. Raises UsageError.
 
-    Beside them a new file takes nothing away, nor does one that these commands wrote there before.
+    In addition to them a new file takes nothing away, nor does one that these commands wrote there before.
 
     Args:
         out: where the result goes; None where nothing is written.
@@ -179,10 +180,10 @@ def check_apart(
     )
     named = target in [path.resolve() for path in read]
     if owned or named:
-        what = "a file of a run or store"
+        what = "a file of a run or of a store"
         if named:
-            what = "what this command reads"
-        raise UsageError(f"-o {out} would write over {what}.", "Choose another -o.")
+            what = "an input of this command"
+        raise UsageError(f"-o {out} would overwrite {what}.", "Choose another -o.")
 
 
 def predictions_answer(
@@ -202,12 +203,13 @@ def predictions_answer(
     lost = answer.lost
     if first is not None and lost == answer.rows == 1:
         raise CorruptionError(
-            f"{first.name} could not be read: {first.reason}.", "Give an image that a viewer opens."
+            f"{first.name} could not be read: {first.reason}.",
+            "Give an image file that an image viewer can open.",
         )
     if first is not None and lost == answer.rows:
         raise CorruptionError(
             f"None of {lost:,} rows could be read; the first: {first.name}: {first.reason}.",
-            "Give images that a viewer opens.",
+            "Give image files that an image viewer can open.",
         )
     rows = answer.shown[:SHOWN]
     word = "score"

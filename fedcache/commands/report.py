@@ -20,15 +20,15 @@ RunQuery = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="RUN",
-        help="Directories, first letters of names of `fedcache runs list`, tag:NAME, method:NAME, dataset:NAME or "
-        "partition:NAME; default all runs.",
+        help="Runs: directories, first letters of names of `fedcache runs list`, tag:NAME, method:NAME, "
+        "dataset:NAME or partition:NAME. Default: all runs.",
         autocompletion=complete_runs,
         show_default=False,
     ),
 ]
 Root = Annotated[
     Path | None,
-    typer.Option("--runs", help="Directory of results, instead of the one under FEDCACHE_HOME."),
+    typer.Option("--runs", help="Directory of results, instead of $FEDCACHE_HOME/runs."),
 ]
 
 
@@ -37,23 +37,23 @@ def report(
     observer: TerminalObserver,
     runs: RunQuery = None,
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="The file; an earlier one is replaced.")
+        Path, typer.Option("--out", "-o", help="File to write; an existing report is replaced.")
     ] = Path("report.html"),
     title: Annotated[
-        str, typer.Option("--title", help="Heading of the page.", show_default=False)
+        str, typer.Option("--title", help="Title of the page.", show_default=False)
     ] = "",
     embed: Annotated[
         str,
         typer.Option(
-            "--embed", help="pca | tsne | umap | none: how features come to two dimensions."
+            "--embed", help="Projection of features to two dimensions: pca | tsne | umap | none."
         ),
     ] = "pca",
     score: Annotated[
         str | None,
         typer.Option(
             "--score",
-            help="client-mean | pooled, for all runs; default the methods' headline where all share it, else "
-            "client-mean.",
+            help="Accuracy of all runs: client-mean | pooled (over all test rows). Default: the primary "
+            "metric of the methods if all share it, else client-mean.",
             show_default=False,
         ),
     ] = None,
@@ -66,11 +66,11 @@ def report(
 ) -> CommandResult:
     """Write one self-contained HTML file of runs: tables, curves, clients, costs, grids, confusions, features.
 
-    It begins with the run to take, how sure that is and what it costs: by validation accuracy where --validation kept
-    rows, else by test rows, which it says. It loads nothing from any network and is one file to send. Runs of
-    different datasets or partitions are different sections; damaged and unfinished ones are named with the command
-    that helps. --with-images shows what each run's saved model got wrong on its test rows, as thumbnails of the
-    dataset, where that is at hand: a page with images of persons is personal data.
+    The page begins with the best run, how certain the order is and what the run costs. The best run is chosen by
+    validation accuracy if --validation was used, else by test accuracy, and the page says so. Each combination of
+    dataset and partition has its own section. Damaged and unfinished runs are listed with the command that fixes
+    them. --with-images shows thumbnails of the mistakes of each saved model, if the dataset is available; a page with
+    images of persons is personal data.
 
     Example: fedcache report -o report.html
     """
@@ -93,13 +93,13 @@ def report(
     megabytes = made.bytes / 1e6
     lines = [f"{made.path}: {runs_shown}, {megabytes:.2f} MB."]
     if with_images:
-        held = "no image of mistakes"
+        held = "no images of mistakes"
         if made.mistakes:
             held = f"{made.images} of {made.mistakes} images of mistakes"
         warning = "."
         if made.images:
-            warning = ": give it to nobody who may not see them."
+            warning = ": share it only with people who may see them."
         lines.append(f"It holds {held}{warning}")
     if made.left_out:
-        lines.append(f"{made.left_out} left out: the page says why and what helps.")
+        lines.append(f"{made.left_out} left out: the page gives the reason and the fix.")
     return CommandResult(made.to_dict(), lines, Exit.OK)

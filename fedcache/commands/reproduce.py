@@ -31,17 +31,20 @@ from fedcache.store.lock import write_output
 PROTOCOL = "Protocol"
 
 What = Annotated[
-    str, typer.Argument(help="list, info, or the name of a table or figure.", show_default=False)
+    str,
+    typer.Argument(
+        help="list, info, or the name of a table or figure to reproduce.", show_default=False
+    ),
 ]
 Which = Annotated[
-    str | None, typer.Argument(help="The table or figure, after info.", show_default=False)
+    str | None, typer.Argument(help="Name of a table or figure, after info.", show_default=False)
 ]
 Out = Annotated[
-    Path | None, typer.Option("--out", "-o", help="Also write the report as Markdown here.")
+    Path | None, typer.Option("--out", "-o", help="Also write the report to a Markdown file.")
 ]
 Runs = Annotated[
     Path | None,
-    typer.Option("--runs", help="Directory of results, instead of the one under FEDCACHE_HOME."),
+    typer.Option("--runs", help="Directory of results, instead of $FEDCACHE_HOME/runs."),
 ]
 
 
@@ -51,42 +54,43 @@ class DepartureOptions:
 
     on: tuple[str, ...] = option(
         (),
-        "Run the protocol on this dataset instead of the paper's: a proxy. frozen-bench takes several: repeatable.",
+        "Run the protocol on this substitute dataset instead of the paper's. Repeatable for frozen-bench.",
         PROTOCOL,
         whole=True,
-        default_text="the paper's",
+        default_text="the dataset of the paper",
     )
     backbones: tuple[str, ...] = option(
         (),
-        "In place of the paper's backbones, in their order: a proxy; the word proxy is three MobileNets.",
+        "Use these backbones instead of the paper's, in the same order. The word proxy stands for three "
+        "MobileNets.",
         PROTOCOL,
         short="-b",
-        default_text="the paper's",
+        default_text="the backbones of the paper",
     )
     rounds: int | None = option(
         None,
-        "Rounds of every row: a departure.",
+        "Train every row for this many rounds (a deviation from the paper).",
         PROTOCOL,
         short="-r",
         minimum=1,
-        default_text="the paper's",
+        default_text="the rounds of the paper",
     )
     seeds: str | None = option(
         None,
-        "Seeds of every row (0,1,2 or 0-4): a departure.",
+        "Seeds of every row, e.g. 0,1,2 or 0-4 (a deviation from the paper).",
         PROTOCOL,
-        default_text="the paper's number",
+        default_text="as many seeds as in the paper",
     )
     limit: int | None = option(
         None,
-        "Only so many images, evenly spaced: a proxy.",
+        "Use only this many images, evenly spaced over the dataset (a deviation from the paper).",
         PROTOCOL,
         minimum=1,
         default_text="all images",
     )
     only: tuple[str, ...] = option(
         (),
-        "LABEL=VALUE: only rows with that label; repeatable.",
+        "LABEL=VALUE: run only the rows of the table with this label. Repeatable.",
         PROTOCOL,
         whole=True,
         default_text="all rows",
@@ -110,11 +114,11 @@ def reproduce(
     runs: Runs = None,
     out: Out = None,
 ) -> CommandResult:
-    """Run a table or figure of the papers and print what is printed, what is got, and the difference.
+    """Reproduce a table or figure of a paper: prints the published value, the measured value and the difference.
 
-    list says what is ready here and what is missing; info NAME prints the protocol and every printed number. With
-    --on or --backbones the same protocol runs on what is at hand, called PROXY everywhere. frozen-bench compares all
-    methods on frozen features, tuned alike on validation rows.
+    `list` shows which tables can run now and what is missing; `info NAME` prints the protocol and every published
+    number. With --on or --backbones, the same protocol runs on other data or backbones, marked as PROXY (substitute).
+    frozen-bench compares all methods on frozen features, all tuned on validation rows.
 
     Example: fedcache reproduce fedpcl-table5 --on digits --backbones glyph-clip
     """
@@ -127,13 +131,14 @@ def reproduce(
     if what == "list":
         if name is not None:
             raise UsageError(
-                f"list takes no name, got {name!r}.", f"fedcache reproduce info {shell_word(name)}"
+                f"list does not take a name, got {name!r}.",
+                f"fedcache reproduce info {shell_word(name)}",
             )
         return list_entries()
     if what == "info":
         if name is None:
             raise UsageError(
-                "info takes a name.", "For example fedcache reproduce info fedpcl-table2"
+                "info needs a name.", "For example fedcache reproduce info fedpcl-table2"
             )
         if name == FROZEN_BENCH:
             return frozen_bench.describe_bench()
@@ -176,8 +181,8 @@ def refuse_options(what: str, given: dict[str, Any]) -> None:
     if named:
         options = ", ".join(f"--{option}" for option in named)
         raise UsageError(
-            f"{what} takes no {options}: it runs nothing.",
-            "Leave it out; options are for a run:  fedcache reproduce NAME",
+            f"{what} does not take {options}, because it runs nothing.",
+            "Leave it out. Options belong to a run:  fedcache reproduce NAME",
         )
 
 
@@ -232,11 +237,11 @@ def list_entries() -> CommandResult:
             )
         )
     shown = [
-        TextTable("", ("name", "what it is", "rows", "status", "missing"), rows, right=("rows",))
+        TextTable("", ("name", "description", "rows", "status", "missing"), rows, right=("rows",))
     ]
     if commands:
         lines = [(kind, thing, why, command) for (kind, thing), (why, command) in commands.items()]
-        shown.append(TextTable("What would get it", ("", "missing", "found", "command"), lines))
+        shown.append(TextTable("How to get it", ("", "missing", "found", "command"), lines))
     last = "Without the paper's data or weights:  fedcache reproduce fedpcl-table5 --on digits --backbones glyph-clip"
     return CommandResult(
         {"entries": found}, [last, frozen_bench.list_sentence()], renderables=shown, listing=True
@@ -260,7 +265,7 @@ def describe_entry(name: str) -> CommandResult:
         thing = f"{need.kind} {need.name}"
         lines.append(f"Missing {thing}:  {need.command}")
     if not missing:
-        lines.append("Everything it needs is here.")
+        lines.append("All data and weights are available.")
     # One row for each printed number, and one for the protocol of each cell.
     printed = [
         (*cell.at, metrics.name(m), metrics.show_printed(p, m))
@@ -273,9 +278,7 @@ def describe_entry(name: str) -> CommandResult:
     ]
     shown = [
         TextTable("Printed", (*entry.labels, "metric", "printed"), printed, right=("printed",)),
-        TextTable(
-            "Protocol of each row", (*entry.labels, "everything that determines it"), switches
-        ),
+        TextTable("Protocol of each row", (*entry.labels, "complete settings"), switches),
     ]
     return CommandResult(data, lines, renderables=shown)
 

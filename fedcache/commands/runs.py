@@ -52,7 +52,10 @@ Root = Annotated[
     Path | None,
     typer.Option("--runs", help="Directory of results.", show_default="$FEDCACHE_HOME/runs"),
 ]
-RUN_HELP = "Directory, first letters of a name of `fedcache runs list`, tag:NAME, method:, dataset: or partition:NAME."
+RUN_HELP = (
+    "Run: a directory, first letters of a name of `fedcache runs list`, tag:NAME, method:NAME, dataset:NAME "
+    "or partition:NAME."
+)
 RunName = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=complete_runs)]
 RunNames = Annotated[
     list[str], typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=complete_runs)
@@ -61,12 +64,12 @@ SomeRuns = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="RUN",
-        help=f"{RUN_HELP} Default all.",
+        help=f"{RUN_HELP} Default: all runs.",
         autocompletion=complete_runs,
         show_default=False,
     ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Remove without a question.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking for confirmation.")]
 SHARES = (
     "accuracy",
     "std over seeds",
@@ -92,7 +95,7 @@ def runs_list(
         list[str] | None,
         typer.Option(
             "--method",
-            help="Of these methods, or of patterns: fed*.",
+            help="Only runs of these methods, or of a pattern such as fed*.",
             autocompletion=complete_methods,
         ),
     ] = None,
@@ -101,13 +104,15 @@ def runs_list(
         typer.Option(
             "--dataset",
             "-d",
-            help="On these datasets, or patterns: digits*.",
+            help="Only runs on these datasets, or on a pattern such as digits*.",
             autocompletion=complete_datasets,
         ),
     ] = None,
     tag: Annotated[
         list[str] | None,
-        typer.Option("--tag", help="With one of these tags.", autocompletion=complete_tags),
+        typer.Option(
+            "--tag", help="Only runs with one of these tags.", autocompletion=complete_tags
+        ),
     ] = None,
     state: Annotated[
         list[str] | None,
@@ -119,7 +124,7 @@ def runs_list(
     ] = None,
     root: Root = None,
 ) -> CommandResult:
-    """Every run, the oldest first: what it is, its accuracy, and what tells it from others of its method.
+    """List all runs, oldest first, with their accuracy and the settings that differ between runs of one method.
 
     Example: fedcache runs list --method fed3r,fedavg --state finished
     """
@@ -145,7 +150,7 @@ def list_answer(
     claimed = []
     sizes = []
     for e in entries:
-        claimed.append("sites claim" if e["claimed"] else "measured")
+        claimed.append("reported by sites" if e["claimed"] else "measured")
         megabytes = None
         if e["model_bytes"] is not None:
             megabytes = f"{e['model_bytes'] / 1e6:,.2f}"
@@ -161,12 +166,12 @@ def list_answer(
         "rounds": [e["rounds"] for e in entries],
         "seeds": [len(e["seeds"]) or None for e in entries],
         "accuracy %": [percent(e["accuracy"]) for e in entries],
-        "accuracy is": claimed,
+        "metric": claimed,
         "model MB": sizes,
         "tags": [" ".join(e["tags"]) for e in entries],
     }
     # Columns that say the same of all runs are left out for a person; a script finds the same ones every time.
-    usual = {"state": "finished", "differs in": "", "accuracy is": "measured", "tags": ""}
+    usual = {"state": "finished", "differs in": "", "metric": "measured", "tags": ""}
     if sys.stdout.isatty():
         columns = {k: cells for k, cells in columns.items() if set(cells) != {usual.get(k)}}
     right = ("rounds", "seeds", "accuracy %", "model MB")
@@ -176,7 +181,7 @@ def list_answer(
         rows = list(zip(*columns.values(), strict=True))
         shown.append(TextTable("", list(columns), rows, right=right))
     elif every_run([], root):
-        lines = ["No run is so.", "fedcache runs list"]
+        lines = ["No run matches.", "fedcache runs list"]
     else:
         lines = [f"No result under {root} yet.", "fedcache train fed3r"]
     left_out = [{"path": str(e.path), "why": e.why, "hint": e.hint} for e in found.problems]
@@ -225,7 +230,7 @@ def _means_table(group: HeldOutGroup) -> TextTable:
 @runs.command("show")
 @command("runs show")
 def runs_show(name: RunName, root: Root = None) -> CommandResult:
-    """One finished run: what it is, the settings that are not its method's or the defaults, figures and files.
+    """Show one finished run: its changed settings, its results and its files.
 
     Example: fedcache runs show 3f9c
     """
@@ -252,7 +257,7 @@ def runs_show(name: RunName, root: Root = None) -> CommandResult:
         "dataset": dataset,
         "backbones": " + ".join(r["arrays"]),
         "partition": f"{partition}: {clients} clients",
-        "rounds": f"{rounds}, {r['participation']} clients a round",
+        "rounds": f"{rounds}, {r['participation']} clients per round",
         "seeds": " ".join(map(str, r["seeds"])),
         "computed": f"{execution}, {r['device']}",
         "directory": str(entry.path),
@@ -271,9 +276,9 @@ def runs_show(name: RunName, root: Root = None) -> CommandResult:
     tables = []
     if apart:
         cells = [tuple(a.values()) for a in apart]
-        tables.append(TextTable("settings of its own", ("setting", "value", "default"), cells))
+        tables.append(TextTable("changed settings", ("setting", "value", "default"), cells))
     else:
-        lines.append("settings    all of them the method's own")
+        lines.append("settings    all at the defaults of the method")
     # Figures that the run does not have are left out.
     known = [
         (_over(name, r["seeds"]), _figure(name, value))
@@ -289,7 +294,7 @@ def runs_show(name: RunName, root: Root = None) -> CommandResult:
 @runs.command("diff")
 @command("runs diff")
 def runs_diff(names: RunNames, root: Root = None) -> CommandResult:
-    """The settings and the figures that are not the same in two or more finished runs.
+    """Show the settings and results that differ between finished runs.
 
     Example: fedcache runs diff 3f9c 81ab
     """
@@ -297,7 +302,7 @@ def runs_diff(names: RunNames, root: Root = None) -> CommandResult:
     paths = {one.path.resolve(): one.path for name in names for one in every_run([name], folder)}
     if len(paths) < 2:
         raise UsageError(
-            f"{' '.join(names)} names one run, and two or more are compared.",
+            f"{' '.join(names)} names one run, but a comparison needs two.",
             "fedcache runs diff A B",
         )
     entries = [finished_run(str(path), folder) for path in paths.values()]
@@ -317,7 +322,7 @@ def runs_diff(names: RunNames, root: Root = None) -> CommandResult:
         cells = [(name, *values) for name, values in settings.items()]
         tables.append(TextTable("settings", ("setting", *heads), cells))
     else:
-        lines.append("No setting differs.")
+        lines.append("The settings are equal.")
     if figures:
         columns = ["figure", *heads]
         rows = [[name, *(_figure(name, v) for v in values)] for name, values in figures.items()]
@@ -327,7 +332,7 @@ def runs_diff(names: RunNames, root: Root = None) -> CommandResult:
                 row.append(_difference(name, values))
         tables.append(TextTable("figures", columns, rows, right=columns[1:]))
     else:
-        lines.append("No figure differs.")
+        lines.append("The results are equal.")
     # Totals grow with the seeds, so a difference between runs of different seeds is explained.
     counts = [len(e.result["seeds"]) for e in entries]
     sums = [name for name in TOTALS if name in figures]
@@ -342,10 +347,10 @@ def runs_diff(names: RunNames, root: Root = None) -> CommandResult:
 def runs_rm(
     observer: TerminalObserver, as_json: bool, names: RunNames, yes: Yes = False, root: Root = None
 ) -> CommandResult:
-    """Remove runs, finished, unfinished or damaged ones, with their models and what a tracker wrote of them.
+    """Remove finished, unfinished or damaged runs, with their models and their tracker logs.
 
-    It asks first, and wants --yes where nobody can answer. Runs that are being trained are refused, files that are not
-    the run's stay, and what a private run spent stays in the ledger.
+    The command asks for confirmation; without a terminal it needs --yes. Runs that are being trained are not removed,
+    and files that do not belong to a run are kept. The privacy that a private run spent stays in the ledger.
 
     Example: fedcache runs rm 3f9c tag:tried --yes
     """
@@ -368,14 +373,15 @@ def runs_rm(
         observer.note(f"{name}  {words}  {megabytes:,.2f} MB")
         if one.kept:
             kept = ", ".join(one.kept)
-            observer.warn(f"{name}: {kept} is not of the run, and stays.")
+            observer.warn(f"{name}: {kept} is not a file of the run and is kept.")
         if users := partitions_named(one.path, found):
             observer.warn(
-                f"{', '.join(users)} cannot be trained again by its config.toml, which names a partition of {name}."
+                f"{', '.join(users)} cannot be trained again from config.toml, which names a partition of "
+                f"{name}."
             )
         if isinstance(entry, StoredRun) and entry.private:
             observer.note(
-                f"What {name} spent of privacy stays in the ledger (fedcache ls --privacy)."
+                f"The privacy that {name} spent stays in the ledger (fedcache ls --privacy)."
             )
     data = {"removed": [str(one.path) for one in planned], "bytes": size}
     # Without --yes a person has to answer; a script that forgot --yes removes nothing.
@@ -389,7 +395,7 @@ def _confirmed(question: str, names: list[str], as_json: bool) -> bool:
     """Whether a person confirms. Raises UsageError where there is no terminal to ask."""
     if as_json or not sys.stdin.isatty():
         raise UsageError(
-            "Nothing was removed: nobody can be asked here.",
+            "Nothing was removed, because this is not a terminal and nobody can confirm.",
             shlex.join(["fedcache", "runs", "rm", *names, "--yes"]),
         )
     print(question, end="", file=sys.stderr, flush=True)
@@ -402,18 +408,21 @@ def runs_tag(
     tag: Annotated[
         str | None,
         typer.Argument(
-            help="One word; without it, the tags there are.", autocompletion=complete_tags
+            help="One word. Without it, the command lists all tags.", autocompletion=complete_tags
         ),
     ] = None,
     names: SomeRuns = None,
     remove: Annotated[
-        bool, typer.Option("--remove", help="Take the tag from these runs, else from all.")
+        bool,
+        typer.Option(
+            "--remove", help="Remove the tag from these runs, or from all runs if none is given."
+        ),
     ] = False,
     root: Root = None,
 ) -> CommandResult:
-    """Give runs a tag, by which runs list, report, compare and others find them as tag:NAME.
+    """Add a tag to runs; other commands then find them as tag:NAME.
 
-    It lies in tags.json beside the result and changes no digest.
+    The tag is stored in tags.json next to the result and changes no digest.
 
     Example: fedcache runs tag baseline 3f9c 81ab
     """
@@ -423,7 +432,7 @@ def runs_tag(
     check_tag(tag)
     if not names and not remove:
         raise UsageError(
-            f"No run was named to have the tag {tag}.", f"fedcache runs tag {shell_word(tag)} RUN"
+            f"No run was given for the tag {tag}.", f"fedcache runs tag {shell_word(tag)} RUN"
         )
     # With --remove and without names, the runs that have the tag.
     paths = [one.path for one in every_run(names or [f"tag:{tag}"], folder)]
@@ -434,9 +443,9 @@ def runs_tag(
         write_tags(path, tags)
     listed = ", ".join(path.name for path in paths)
     if remove:
-        lines = [f"No longer {tag}: {listed}"]
+        lines = [f"Tag {tag} removed from: {listed}"]
     else:
-        lines = [f"Now {tag}: {listed}", f"fedcache compare tag:{shell_word(tag)}"]
+        lines = [f"Tag {tag} added to: {listed}", f"fedcache compare tag:{shell_word(tag)}"]
     return CommandResult({"tag": tag, "removed": remove, "runs": [str(p) for p in paths]}, lines)
 
 

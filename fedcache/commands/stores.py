@@ -42,21 +42,24 @@ def ls(
     observer: TerminalObserver,
     dataset: Dataset = None,
     privacy: Annotated[
-        bool, typer.Option("--privacy", help="List what private runs have spent together.")
+        bool,
+        typer.Option(
+            "--privacy", help="List the privacy budget that private runs have spent together."
+        ),
     ] = False,
 ) -> CommandResult:
-    """List the stores and what they hold; with --dataset only that one.
+    """List stores and their contents; --dataset shows one dataset.
 
     `fedcache runs list` lists runs.
 
-    With --privacy: the epsilon of all runs with --dp-noise about the clients of one partition together, seeds, points
-    of grids and repeats included; and, for a dataset with several partitions, that of all of them about any one row.
-    Simulations (--dp-seed) release nothing and are not counted.
+    --privacy shows the total epsilon of all runs with --dp-noise on the clients of one partition, over all seeds,
+    grid configurations and repeats. For a dataset with several partitions it also shows the total epsilon of any
+    single row. Simulations (--dp-seed) release nothing and are not counted.
 
     Example: fedcache ls --dataset digits
     """
     if privacy and dataset is not None:
-        raise UsageError("ls --privacy takes no --dataset.", "fedcache ls --privacy")
+        raise UsageError("ls --privacy does not take --dataset.", "fedcache ls --privacy")
     if privacy:
         return list_privacy(observer)
     home = Home.from_environment()
@@ -145,8 +148,8 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
         made = {(run, seed) for seed in entry.result["seeds"]}
         if cost.get("noise") and not cost.get("simulation", True) and not made <= known:
             observer.warn(
-                f"The run {run} drew noise that the ledger does not know of: lines are missing, or it was made under "
-                "another home. More was spent than is shown."
+                f"The run {run} drew noise that is not in the ledger: lines are missing, or the run was "
+                "trained under another FEDCACHE_HOME. More privacy was spent than is shown."
             )
     # One row for each partition, then one for each dataset whose rows are in several partitions.
     spent = totals(releases)
@@ -160,9 +163,9 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
         rows.append((t.dataset, partition, clients, *counts, f"{t.delta:g}", epsilon_words(t)))
     if several:
         observer.note(
-            "A row `all` bounds what all partitions of a dataset together tell about any one of its rows. It also "
-            "bounds what they tell about a client whose rows belong to one client in each of them, as with and without "
-            "--validation."
+            "A row `all` bounds the privacy loss of any single row over all partitions of a dataset "
+            "together. It also bounds the loss of a client whose rows belong to one client in each "
+            "partition, as with and without --validation."
         )
     names = ("dataset", "partition", "clients", "runs", "seeds", "rounds", "delta", "epsilon")
     shown = [TextTable("", names, rows, right=names[2:])]
@@ -170,7 +173,7 @@ def list_privacy(observer: TerminalObserver) -> CommandResult:
     if not rows:
         shown = []
         lines = [
-            "No private run was made in this home.",
+            "There is no private run in this fedcache home.",
             "fedcache train --method fedavg --dp-clip 1 --dp-noise 1 --dp-allow evaluation",
         ]
     data = {
@@ -187,7 +190,7 @@ FIRST = 20
 Where = Annotated[
     str | None,
     typer.Argument(
-        help="A store, its name, or the address of a published store; default the only one stored.",
+        help="A store, its name, or the address of a published store. Default: the only one stored.",
         show_default=False,
         autocompletion=OF_FIELDS["store"],
     ),
@@ -209,7 +212,7 @@ def inspect(
     named: StorePlace = None,
     dataset: Dataset = None,
 ) -> CommandResult:
-    """Show what a store holds: dataset, recipes, how they were computed, unfinished arrays.
+    """Show the contents of a store: dataset, recipes, how features were computed, unfinished extractions.
 
     Example: fedcache inspect
     """
@@ -283,7 +286,7 @@ def inspect(
         data["part"] = [part.number, part.of]
         join = join_command(opened.path)
         lines.insert(1, f"part        {part.number} of {part.of}: {covered:,} rows; {join}")
-    # The first unreadable rows with their reasons; the file beside the store has all.
+    # The first unreadable rows with their reasons; the file next to the store has all.
     if bad:
         quarantine = opened.path / QUARANTINE
         lines.append(f"unreadable  {len(bad):,}: {quarantine}")
@@ -296,7 +299,7 @@ def inspect(
         others = len(bad) - FIRST
         lines.append(f"            and {others:,} more, which {QUARANTINE} and --json list")
     if vanished:
-        lines.append(f"vanished    {vanished:,} rows of {holds} that are no longer in the dataset")
+        lines.append(f"vanished    {vanished:,} rows of {holds} that were removed from the dataset")
     if "held_out" in opened.dataset:
         lines.append(f"test set    {opened.dataset['held_out']}")
     shown_classes = ", ".join(classes)
@@ -313,7 +316,7 @@ def inspect(
     for array in unfinished:
         name = array["name"]
         kept = f"{array['kept']} of {array['chunks']}"
-        lines.append(f"unfinished  {name}: {kept} chunks; the same extract command goes on")
+        lines.append(f"unfinished  {name}: {kept} chunks; the same extract command resumes")
     tables = []
     if arrays:
         tables.append(table_of_arrays(arrays))
@@ -372,14 +375,14 @@ def text_of(store: Store) -> list[str]:
     lines = []
     for name, entries in sorted(store.texts.items()):
         # The last templates are the current ones; the others are kept, so that they need not be computed again.
-        current = quoted(entries[-1]["templates"]) or "from the file of embeddings"
+        current = quoted(entries[-1]["templates"]) or "from the ingested file"
         others = len(entries) - 1
         more = ""
         if others:
             more = f"; {others} more stored"
         chooses = ""
         if entries[-1]["templates"]:
-            chooses = " (fedcache extract --text chooses)"
+            chooses = " (change with fedcache extract --text TEMPLATE)"
         lines.append(f"text        {name}: {current}{chooses}{more}")
     return lines
 
@@ -420,7 +423,7 @@ def repair(
     named: StorePlace = None,
     dataset: Dataset = None,
 ) -> CommandResult:
-    """Drop what is damaged and can be made again; the extract command then computes only that.
+    """Remove damaged files that can be made again; the extract command then recomputes only those.
 
     Example: fedcache repair
     """
@@ -439,25 +442,31 @@ def gc(
         list[str] | None,
         typer.Option(
             "--kind",
-            help="leftovers | given-up | old-runs | old-stores | models, comma-separated; default leftovers,given-up.",
+            help="Kinds of files, comma-separated: leftovers | given-up | old-runs | old-stores | models. "
+            "Default: leftovers,given-up.",
         ),
     ] = None,
     days: Annotated[
         float,
         typer.Option(
-            "--days", min=0.0, help="Idle days after which what is unfinished is given up."
+            "--days",
+            min=0.0,
+            help="Days without progress after which unfinished work counts as abandoned.",
         ),
     ] = 7.0,
     delete: Annotated[
-        bool, typer.Option("--delete", help="Delete what is listed; without it nothing changes.")
+        bool,
+        typer.Option(
+            "--delete", help="Delete the listed files; without this option nothing is deleted."
+        ),
     ] = False,
 ) -> CommandResult:
-    """List what nothing will read again; --delete removes it.
+    """List files that are no longer used; --delete removes them.
 
-    Leftovers are files of killed processes and files that no manifest knows; given-up are idle runs without a
-    result, unfinished arrays and idle copies of published stores;
-    old-runs are results of other code; old-stores hold what a dataset of the same name no longer is; models are the
-    trained heads of finished runs, whose results stay.
+    leftovers are files of killed processes and files that no manifest lists. given-up are idle runs without a result,
+    unfinished extractions and idle copies of published stores. old-runs are results of an older version of the code.
+    old-stores are earlier contents of a dataset of the same name. models are the trained models of finished runs;
+    their results are kept.
 
     Example: fedcache gc --kind leftovers,given-up,old-runs
     """

@@ -74,8 +74,8 @@ def plan_answer(data: dict[str, Any]) -> CommandResult:
         points = ""
         together = ""
         if p["points"] > 1:
-            points = f" {p['points']} points"
-            together = f", {p['points_at_once']} points at once"
+            points = f" {p['points']} configurations"
+            together = f", {p['points_at_once']} configurations at once"
         clients = f"{p['clients_at_once']} clients at once"
         method = p["method"]
         execution = p["execution"]
@@ -84,9 +84,9 @@ def plan_answer(data: dict[str, Any]) -> CommandResult:
 
 
 PROTOCOLS = {
-    "global": "one model on the global test rows",
-    "personalised": "each client's own model on its own test rows, mean over clients",
-    "everywhere": "each client's own model on all test rows, over clients",
+    "global": "one global model on the pooled test rows",
+    "personalised": "personal models, each on the client's own test rows, mean over clients",
+    "everywhere": "personal models, each on all test rows, mean over clients",
 }
 
 TAILS = {"worst10": ("worst 10 %", 10), "worst40": ("worst 40 %", 3), "best10": ("best 10 %", 10)}
@@ -117,7 +117,7 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
     name = f"{method} ({result['preset']}, {fidelity})"
     buffer = result.get("timing", {}).get("asynchronous")
     if buffer is None:
-        how = f"a round, {counted(rounds, 'round')}"
+        how = f"per round, {counted(rounds, 'round')}"
     else:
         how = f"at a time, {counted(rounds, 'step')} of {buffer} updates"
     scheme = part["scheme"]
@@ -147,12 +147,10 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
         if result["protocol"] != "global":
             pooled = f"; over all rows {percent(held['pooled'])} %"
         rows = held["rows"]
-        lines.append(
-            f"  validation accuracy {chosen_by} on {rows:,} rows that nobody trains on{pooled}"
-        )
+        lines.append(f"  validation accuracy {chosen_by} on {rows:,} validation rows{pooled}")
     if accuracy["mean"] is None:
         lines.append(
-            "  no accuracy: the scores of a model are not numbers, or nobody could be scored"
+            "  no accuracy: a model gives scores that are not finite, or no client has test rows"
         )
     owned = result["classes_owned"]
     size = result["parameters"]
@@ -178,30 +176,30 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
         # Means over tails of the clients need some clients in the tail.
         for key, (name, least) in TAILS.items():
             if fair[key] is None:
-                few.append(f"{name} at least {least}")
+                few.append(f"{name} from {least} clients")
             else:
                 tail = percent(fair[key])
                 parts.append(f"{name} {tail}")
         lines.append(f"  over clients {', '.join(parts)}")
         if few:
-            lines.append(f"  left out for want of scored clients: {', '.join(few)}")
-    sent = f"{exact['up']:,.0f} scalars per client and round"
+            lines.append(f"  not shown, too few clients: {', '.join(few)}")
+    sent = f"{exact['up']:,.0f} scalars per client per round"
     counted_in_paper = f"{paper['up']:,.0f}"
     lines.append(f"  sends {sent} (paper counts {counted_in_paper}), receives {exact['down']:,.0f}")
     lines += [f"  {line}" for line in describe_trust(result.get("trust", {}))]
     if watched:
-        lines.append(f"  at the end {watched}")
+        lines.append(f"  diagnostics {watched}")
     if timing:
         lines.append(f"  {timing}")
     return [*lines, f"  {path}"]
 
 
 def _over_seeds(accuracy: Mapping[str, Any], seeds: int) -> str:
-    """The spread; of a run that does not depend on its seeds that it does not, in the place of 0."""
+    """The spread; of a run that does not depend on its seeds that it does not, instead of 0."""
     if accuracy["std"] is None:
         return ""
     if len(set(accuracy.get("per_seed", ()))) == 1:
-        return f" with each of {seeds} seeds"
+        return f" for each of {seeds} seeds"
     deviation = percent(accuracy["std"])
     return f" +- {deviation} over {seeds} seeds"
 
@@ -248,10 +246,11 @@ def model_lines(path: Path, result: Mapping[str, Any]) -> list[str]:
         return [f"  model of {megabytes}:  {predict}"]
     if is_claimed(result):
         return [
-            "  each site keeps its own model, in flower/ of its home:  fedcache predict FILE IMAGES"
+            "  each site keeps its own model, in flower/ of its FEDCACHE_HOME:  fedcache predict FILE "
+            "IMAGES"
         ]
     if not is_private(result) and not has_client_models(path):
-        return [f"  no client's model was saved; this saves them:  {command_saving(path, 'all')}"]
+        return [f"  no personal model was saved. To save them:  {command_saving(path, 'all')}"]
     whose = "--client NAME"
     # Clients' own parts of private runs are not saved.
     if is_private(result):
@@ -288,14 +287,12 @@ def held_out_answer(done: Grid, rows: Sequence[HeldOut]) -> CommandResult:
     if done.by_validation:
         columns = (*columns, "validation")
         cells = [(*line, percent(row.validation)) for line, row in zip(cells, rows, strict=True)]
-    shown = TextTable(
-        "accuracy % on each value that was held out (rows)", columns, cells, right=columns[1:]
-    )
+    shown = TextTable("accuracy % on each held-out value (rows)", columns, cells, right=columns[1:])
     lines = [points_line(done)]
     if rows[0].mean is not None:
-        what = "Highest mean (not a choice)"
+        what = "Best by mean test accuracy (no validation split)"
         if done.by_validation:
-            what = "Chosen by mean validation accuracy"
+            what = "Best by mean validation accuracy"
         mean = percent(rows[0].mean)
         count = len(values)
         best = rows[0].words
@@ -324,9 +321,9 @@ def weight_lines(counts: Mapping[str, int | None]) -> list[str]:
         return []
     names = ", ".join(few)
     return [
-        f"{len(few)} of {len(counts)} values have less than {FEW_ROWS} rows and weigh as much as the others in the "
-        f"mean: {names}.",
-        f"  --hold-out each --min-rows {FEW_ROWS} neither holds them out nor trains on them.",
+        f"{len(few)} of {len(counts)} values have fewer than {FEW_ROWS} rows but weigh as much as the "
+        f"others in the mean: {names}.",
+        f"  To leave them out of training and test: --hold-out each --min-rows {FEW_ROWS}",
     ]
 
 
@@ -360,26 +357,26 @@ def _unlike_seeds(done: Grid) -> str | None:
     if all(one == every for one in seeds):
         return None
     return (
-        "Points have different seeds, because some runs were trained with more seeds before. "
-        f"To compare all points on equal seeds: --seeds {seeds_text(every)}"
+        "Configurations have different seeds, because some runs were trained with more seeds before. To "
+        f"compare all on equal seeds: --seeds {seeds_text(every)}"
     )
 
 
 def points_line(done: Grid) -> str:
     """Number of points, and how many of them were stored before."""
-    points = counted(len(done.points), "point")
+    points = counted(len(done.points), "configuration")
     verb = "were"
     if done.reused == 1:
         verb = "was"
-    sentence = f"{points}, {done.reused} of them {verb} there already."
+    sentence = f"{points}, {done.reused} of them {verb} stored already."
     # Some seeds of these runs were stored, so only the others were trained.
     grown = [p.run for p in done.points if p.run.reused_seeds and not p.run.reused]
     counts = {(len(run.reused_seeds), len(run.result["seeds"])) for run in grown}
     if not counts:
         return sentence
     seeds = " or ".join(f"{before} of {now}" for before, now in sorted(counts))
-    points = counted(len(grown), "point")
-    return f"{sentence} In {points}, {seeds} seeds were there already."
+    points = counted(len(grown), "configuration")
+    return f"{sentence} In {points}, {seeds} seeds were stored already."
 
 
 def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
@@ -447,7 +444,7 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
     unlike = unlike_tests(p.run.result for p in done.points)
     lines += [sentence for sentence in (done.tie, unlike, _unlike_seeds(done)) if sentence]
     lines += [
-        f"{key} changes no figure here: points that differ in it alone are equal."
+        f"{key} has no effect here: configurations that differ only in it give equal results."
         for key in done.unchanging
     ]
     if not done.retrained:
@@ -455,14 +452,14 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
     # Why the worst tenth is missing, in all rows or in some.
     few = "worst 10 % needs at least 10 scored clients"
     if any(tails) and not all(tails):
-        lines.append(f"{few}; a row with - has fewer.")
+        lines.append(f"{few}; rows marked - have fewer.")
     elif not all(tails):
         lines.append(f"{few}.")
     lines += [_privacy_line(spent) for spent in done.privacy()]
     for again in done.retrained:
         there = ""
         if again.run.reused:
-            there = " (the run was there already)"
+            there = " (stored already)"
         lines.append(f"Trained again on all training rows{there}: {again.words}")
         lines += result_lines(again.run.result, again.run.measured, str(again.run.path))
         lines += model_lines(again.run.path, again.run.result)
@@ -479,7 +476,7 @@ def _privacy_line(spent: Mapping[str, Any]) -> str:
     kind = "Privacy"
     if spent["simulation"]:
         kind = "Simulated privacy"
-    models = f"{spent['points']} points"
+    models = f"{spent['points']} configurations"
     if spent["retrained"]:
         models += f" and {spent['retrained']} retrained"
     seeds = spent["seeds"]
@@ -507,8 +504,8 @@ def train(
 ) -> CommandResult:
     """Train a federated method on cached features.
 
-    What is left out takes the setting of the method's paper; each choice is printed. The same run again returns the
-    stored result, a killed one goes on.
+    Options that you leave out take the values of the method's paper, and fedcache prints these values. Run the same
+    command again to get the stored result, or to resume an interrupted run.
 
     Example: fedcache train fed3r --scheme dirichlet --clients 100 --alpha 0.1
     """
@@ -518,7 +515,10 @@ def train(
     resolved = train_config(file, given)
     partition = partition_config(file, given)
     if resolved.method is None:
-        raise UsageError("No method was named.", f"fedcache train METHOD, of {', '.join(METHODS)}")
+        raise UsageError(
+            "No method was given.",
+            f"fedcache train METHOD, where METHOD is one of {', '.join(METHODS)}",
+        )
     check_methods([resolved.method])
     home = Home.from_environment()
     cluster = engine_of(engine, ray_address)
@@ -615,10 +615,10 @@ def grid(
     ray_address: RayAddress = None,
     config: ConfigFile = None,
 ) -> CommandResult:
-    """Train every combination of methods, sweeps and seeds; finished points are not run again.
+    """Train every combination of methods, sweeps and seeds; finished combinations are not trained again.
 
-    Points that differ in numbers alone are computed together where that is faster, and equal their single runs up to
-    rounding; --exact computes them one by one.
+    Configurations that differ only in numbers are trained together if that is faster. Their results equal those of
+    single runs up to rounding; --exact trains them one by one.
 
     Example: fedcache grid fedavg,fedprox --sweep lr=0.1,0.01 --seeds 0-2 --scheme dirichlet --alpha 0.1
     Example: fedcache grid --method fedpcl --sweep lr=0.01,0.001 --validation 0.2 --retrain
@@ -649,7 +649,7 @@ def grid(
         methods = (resolved.method,)
     if not methods:
         raise UsageError(
-            "No method was named.", "For example fedcache grid fedavg --sweep lr=0.1,0.01"
+            "No method was given.", "For example fedcache grid fedavg --sweep lr=0.1,0.01"
         )
     check_methods(methods)
     runs = Path(given["runs"] or home.runs)
@@ -708,11 +708,14 @@ def list_ready_grids() -> CommandResult:
     ]
     shown = TextTable(
         "",
-        ("name", "what it varies", "paper", "methods and sweeps", "points"),
+        ("name", "varies", "paper", "methods and sweeps", "configurations"),
         rows,
-        right=("points",),
+        right=("configurations",),
     )
-    last = "Run one:  fedcache grid --ready local-losses   (methods, sweeps and all other options take its place)"
+    last = (
+        "Run one:  fedcache grid --ready local-losses   (your methods, sweeps and options replace those of "
+        "the predefined grid)"
+    )
     return CommandResult(
         {"grids": [g.to_dict() for g in grids]}, [last], renderables=[shown], listing=True
     )
@@ -735,7 +738,7 @@ def note_preset(
     if left_out := preset.unused_arguments(schemes):
         own = " or ".join(s for s in preset.schemes if s not in schemes)
         observer.note(
-            f"Left out, as the grid's own scheme {own} is not used: {', '.join(left_out)}."
+            f"Left out because the scheme {own} of the predefined grid is not used: {', '.join(left_out)}."
         )
     for note in preset.notes:
         observer.note(note)

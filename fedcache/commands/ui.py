@@ -22,21 +22,24 @@ def ui(
     port: Annotated[
         int,
         typer.Option(
-            "--port", min=0, max=65535, help="Of this machine's loopback; 0 takes a free one."
+            "--port",
+            min=0,
+            max=65535,
+            help="Port on the loopback address of this machine; 0 takes a free port.",
         ),
     ] = 0,
     no_open: Annotated[
-        bool, typer.Option("--no-open", help="Print the address and open no browser.")
+        bool, typer.Option("--no-open", help="Print the address without opening a browser.")
     ] = False,
     home: Annotated[
         Path | None,
-        typer.Option("--home", help="Show this home.", show_default="the one of FEDCACHE_HOME"),
+        typer.Option("--home", help="Fedcache home to show.", show_default="$FEDCACHE_HOME"),
     ] = None,
 ) -> CommandResult:
-    """Show stores, runs and grids in the browser, live; compare and report what is chosen there (extra ui).
+    """Show stores, runs and grids live in the browser; compare and report runs there (extra ui).
 
-    The page is read-only and for this machine alone: the address has a token, and nothing is loaded from any network.
-    On another machine, print the address with --no-open and forward its port:  ssh -L PORT:127.0.0.1:PORT machine
+    The page is read-only and only for this machine: its address has a token, and nothing is loaded from a network. On
+    another machine, print the address with --no-open and forward its port:  ssh -L PORT:127.0.0.1:PORT machine
 
     Example: fedcache ui
     """
@@ -56,13 +59,14 @@ def ui(
         shown = Home(home.expanduser(), offline=True)
     if home is not None and not shown.root.is_dir():
         raise UsageError(
-            f"There is no directory {shown.root}.", "--home takes the directory of FEDCACHE_HOME."
+            f"There is no directory {shown.root}.",
+            "--home takes a directory that FEDCACHE_HOME can name.",
         )
     # it imports the extra, which was not known to be there before
     serve = import_module("fedcache.ui.server").serve
 
     def say(address: str) -> None:
-        observer.note(f"The page of {shown.root}; Ctrl-C ends it.")
+        observer.note(f"Showing {shown.root}. Press Ctrl-C to stop.")
         observer.close()  # what comes now is silence, and no sign of trouble
         # With --json, stdout is for the answer at the end.
         stream = sys.stdout

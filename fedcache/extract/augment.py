@@ -76,7 +76,7 @@ POLICIES = {
     "simclr": "crop=0.5:1,flip=0.5,jitter=0.8:0.4:0.4:0.4:0",
     "domainnet": "flip=0.5,rotate=30",
 }
-"""Ready policies: that of views where none is asked for, and the training transform of DomainNet in released FedPCL."""
+"""Ready policies: that of views where none is requested, and the training transform of DomainNet in released FedPCL."""
 
 DEFAULT = "simclr"
 
@@ -101,12 +101,13 @@ def parse_policy(text: str) -> tuple[Step, ...]:
             raise unknown("augmentation", name, (*POLICIES, *NUMBERS))
     if any(step.name == "crop" for step in steps[1:]):
         raise UsageError(
-            "--augment crops the image as it was decoded, so crop must be its first step.",
+            "--augment crops the image as it was decoded, so crop must be the first step.",
             "crop,...",
         )
     if len(steps) > LONGEST:
         raise UsageError(
-            f"--augment has {len(steps)} steps, and {LONGEST} are the most.", "Leave some out."
+            f"--augment has {len(steps)} steps, but at most {LONGEST} are allowed.",
+            "Leave some out.",
         )
     return tuple(steps)
 

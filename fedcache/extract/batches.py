@@ -45,7 +45,7 @@ class FeatureJob:
 
 @dataclass(frozen=True)
 class ComputeSettings:
-    """How features are computed; recorded beside the recipe and constant while an array is unfinished."""
+    """How features are computed; recorded next to the recipe and constant while an array is unfinished."""
 
     device: str  # ``cpu`` | ``cuda``
     dtype: str  # compute dtype, ``float32`` | ``bfloat16`` | ``float16``
@@ -145,7 +145,8 @@ def _stacked(images: list[NDArray[np.uint8] | None], recipe: Recipe) -> NDArray[
             continue
         if image.shape != shape:
             raise UsageError(
-                f"Images differ in size ({image.shape[1:3]} and {shape[1:3]}), and {recipe.backbone} keeps it.",
+                f"Images differ in size ({image.shape[1:3]} and {shape[1:3]}), but {recipe.backbone} does "
+                "not resize them.",
                 f"Give one size:  --recipe {shell_word(recipe.backbone)}:size=64  (or --size 64)",
             )
         stacked[index] = image
@@ -195,7 +196,7 @@ class BatchRunner:
         """The arguments of ``decode_batch`` for the inputs of the backbones ``keys``."""
         rows = self.rows_of(batch)
         jobs = [self.jobs[key] for key in keys]
-        # What makes texts ready runs beside the reading: in a decoder's process, not before the GPU.
+        # What makes texts ready runs in addition to the reading: in a decoder's process, not before the GPU.
         prepare = {
             input_key(job.recipe): self.encoders[job.key].prepare  # type: ignore[attr-defined]
             for job in jobs

@@ -64,7 +64,7 @@ def extract_arrays(
     earlier: IncrementalPlan | None,
     text: Mapping[str, Sequence[str]],
 ) -> ExtractionStats:
-    """Compute what is missing of every job's array, and write the text features asked for.
+    """Compute what is missing of every job's array, and write the text features requested.
 
     Args:
         store: of ``data``, whose rows are in its order.
@@ -224,8 +224,9 @@ class _Run:
             o.observer.stop()
         if not finished:
             raise StoppedError(
-                f"Stopped on request after {self.stats.images:,} {self.data.holds}; every finished chunk is kept.",
-                "Run the same command again to go on.",
+                f"Stopped on request after {self.stats.images:,} {self.data.holds}; finished chunks are "
+                "kept.",
+                "Run the same command again to resume.",
             )
 
     @property
@@ -253,8 +254,8 @@ class _Run:
         self.options.observer.note(
             f"{names} on {s.device}, {s.dtype}, batch {s.batch}, {workers} "
             f"{'process' if workers == 1 else 'processes'} of {s.threads} thread: "
-            f"{f'expect {rate}' if models else 'no model runs'}. "
-            f"If it is killed, at most {under_way:,} {self.data.holds} are computed again."
+            f"{f'expect {rate}' if models else 'no model is run'}. If the command is killed, at most "
+            f"{under_way:,} {self.data.holds} are computed again."
         )
         for key, writer in self.writers.items():
             if writer.kept:
@@ -299,5 +300,5 @@ def feature_shape(job: FeatureJob, data: Dataset) -> tuple[int, ...]:
             continue
         return (rows, views, side[1], side[0], 3)
     raise CorruptionError(
-        "No image of the dataset can be read.", "Check the dataset's path and format."
+        "None of the images of the dataset can be read.", "Check the dataset's path and format."
     )

@@ -36,9 +36,9 @@ def known_device(requested: str) -> str:
         if requested.lower() in ("gpu", "nvidia") or requested.startswith("cuda:"):
             one = ""
             if ":" in requested:
-                one = " (CUDA_VISIBLE_DEVICES chooses one of several)"
+                one = " (choose one with CUDA_VISIBLE_DEVICES)"
             raise UsageError(
-                f"Unknown device {requested!r}. A GPU is called 'cuda'.", f"--device cuda{one}"
+                f"Unknown device {requested!r}. For a GPU use 'cuda'.", f"--device cuda{one}"
             )
         raise unknown("device", requested, DEVICES)
     return requested
@@ -53,7 +53,7 @@ def named_gpus(requested: str) -> tuple[int, ...]:
         number = word.removeprefix("cuda:")
         if word == number or not number.isdecimal() or int(number) in numbers:
             raise UsageError(
-                f"--device {requested} is no list of different GPUs.",
+                f"--device {requested} is not a list of different GPUs.",
                 "For example --device cuda:0,cuda:2",
             )
         numbers.append(int(number))
@@ -83,11 +83,11 @@ def resolve_device(requested: str) -> Device:
     if torch.cuda.is_available():
         why = "torch sees a GPU"
         if requested == "cuda":
-            why = "asked for"
+            why = "requested"
         gpus = _gpus(named)
         name = torch.cuda.get_device_name(*gpus[:1])
         if len(gpus) > 1:
-            why += f", and {len(gpus)} of this kind share the batches"
+            why += f", and {len(gpus)} of the same kind share the batches"
         return Device("cuda", name, why, gpus)
     built = torch.version.cuda
     reason = "torch finds no NVIDIA driver or GPU"
@@ -122,9 +122,9 @@ def _gpus(named: tuple[int, ...]) -> tuple[int, ...]:
     for number in named:
         if names[number] != names[named[0]]:
             raise UsageError(
-                f"cuda:{named[0]} is {names[named[0]]} and cuda:{number} is {names[number]}. Features of two kinds of "
-                "GPU have other last bits.",
-                f"Name GPUs of one kind, for example --device cuda:{named[0]}",
+                f"cuda:{named[0]} is {names[named[0]]} and cuda:{number} is {names[number]}. Features of "
+                "two kinds of GPU differ in the last bits.",
+                f"Use GPUs of one kind, for example --device cuda:{named[0]}",
             )
     return named
 

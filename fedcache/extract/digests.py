@@ -1,8 +1,8 @@
 """Digests of large files and of fedcache's own code, remembered.
 
-A 60,000-image archive takes half a second to hash, a 400 MB checkpoint two and fedcache's own code one; all are asked
-for on every run. The answer is remembered by (path, size, mtime_ns, inode), which changes whenever the file does on any
-ordinary file system; ``--rehash`` forgets those of the user's files.
+A 60,000-image archive takes half a second to hash, a 400 MB checkpoint two and fedcache's own code one; all are
+requested on every run. The answer is remembered by (path, size, mtime_ns, inode), which changes whenever the file does
+on any ordinary file system; ``--rehash`` forgets those of the user's files.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def find_images(
         if not path.exists():
             raise UsageError(
                 f"There is no {str(path)!r} (seen from {Path.cwd()}).",
-                f"Name {holds}, folders, .zip or .tar.",
+                f"Give {holds}, folders, .zip or .tar files.",
             )
         if path.is_file() and path.suffix.lower() not in ARCHIVES:
             if archives.is_compressed_tar(path):
@@ -85,7 +85,7 @@ def find_images(
         found = tree.scan(path, None if follow_links else path, endings)
         if not found.paths:
             raise UsageError(
-                f"{path} holds no {holds}{tree.ignored_text(found.ignored)}.",
+                f"{path} contains no {holds}{tree.ignored_text(found.ignored)}.",
                 f"Expected files ending in {', '.join(sorted(endings))}.",
             )
         left_out += _left_out(path, found)
@@ -151,7 +151,8 @@ def texts_in_memory(given: str | Sequence[str]) -> NamedImages:
     several = (given,) if isinstance(given, str) else tuple(given)
     if not several or not all(isinstance(text, str) for text in several):
         raise UsageError(
-            "The model reads texts, and these are none.", "A text, or a list of at least one."
+            "The model reads texts, but the input is not text.",
+            "Give a text, or a list of at least one text.",
         )
     encoded = tuple(text.encode("utf-8", "surrogatepass") for text in several)
     return NamedImages(tuple(map(str, range(len(several)))), _InMemory(encoded), holds=TEXTS)
@@ -178,7 +179,7 @@ def images_in_memory(images: Sequence[Any]) -> NamedImages:
     """
     made = [_checked(image, number) for number, image in enumerate(images)]
     if not made:
-        raise UsageError("There is no image.", "Give at least one.")
+        raise UsageError("No image was given.", "Give at least one image.")
     return NamedImages(tuple(map(str, range(len(made)))), _InMemory(tuple(made)))
 
 
@@ -218,14 +219,16 @@ def locate_recipe(
     )
     if weights.path is None and weights.download is not None:
         raise MachineError(
-            f"The weights of {backbone.name} are not here; its features were made elsewhere.",
+            f"The weights of {backbone.name} are not available here, because its features were made "
+            "elsewhere.",
             f"fedcache backbones pull {shell_word(backbone.name)}",
         )
     if weights.sha256 != recipe.weights:
         raise MachineError(
-            f"{recipe.label} was made with weights {recipe.weights[:12]}, but those found ({weights.origin}) are"
-            f" {weights.sha256[:12]}.",
-            f"fedcache backbones import FILE --as {shell_word(backbone.name)}  puts the right file first.",
+            f"{recipe.label} was made with weights {recipe.weights[:12]}, but the weights found "
+            f"({weights.origin}) are {weights.sha256[:12]}.",
+            f"fedcache backbones import FILE --as {shell_word(backbone.name)}  makes fedcache use the "
+            "right file.",
         )
     return PlannedArray(backbone, weights, recipe)
 

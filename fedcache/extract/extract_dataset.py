@@ -203,7 +203,8 @@ def check_disk(
         need = math.ceil(need / part.of)
     if need + FULL_DISK_MARGIN > free:
         raise MachineError(
-            f"The features need {need:,} bytes and {FULL_DISK_MARGIN:,} to spare, and {parent} has {free:,} free.",
+            f"The features need {need:,} bytes plus a margin of {FULL_DISK_MARGIN:,}, but {parent} has "
+            f"{free:,} free.",
             "Free some space, choose another place with --store or FEDCACHE_HOME, or extract fewer backbones or views.",
         )
 
@@ -276,7 +277,9 @@ def estimate(
         out.seconds = expected_seconds(data, todo, config, rows)
         if out.seconds:
             out.rate = rows / out.seconds
-        observer.note(f"A few batches timed here: about {out.rate:,.0f} {data.holds}/s.")
+        observer.note(
+            f"Estimated from a few batches on this machine: about {out.rate:,.0f} {data.holds}/s."
+        )
     return out
 
 
@@ -303,10 +306,10 @@ def extract(
 
     A finished extraction is recognised from the manifest alone: no image is read, no model is loaded and torch is not
     imported. Of a dataset that has changed, what is new is computed (``planning.incremental``) unless ``fresh``. The
-    prompt templates asked for (``config.text``, else the default) become the current ones, which training reads; with
+    prompt templates requested (``config.text``, else the default) become the current ones, which training reads; with
     ``keep_text`` a default leaves a backbone's current text as it is. What is computed is computed on ``engine``, to
     the same bytes. ``images`` are a dataset that the program holds (``datasets.in_memory``), in place of one that the
-    configuration names. Where it names a part (``config.part``), that part alone is computed, in a folder beside the
+    configuration names. Where it names a part (``config.part``), that part alone is computed, in a folder next to the
     place of the store, and ``planning.parts.join`` assembles all parts. A part never grows from an earlier store.
     Raises UsageError, StoreError (locked, other dataset), CorruptionError (too many bad images), MachineError
     (weights, device, disk), StoppedError (after a stop).
@@ -353,7 +356,7 @@ def extract(
         if part is not None:
             place = place_of_part(part, path)
             if done is not None:
-                observer.note(f"{path.name} has all of the dataset: {part} is not needed.")
+                observer.note(f"{path.name} has the whole dataset, so {part} is not needed.")
             elif not fresh:
                 done = finished(
                     place,
@@ -373,7 +376,7 @@ def extract(
             done.skipped = skipped
             if device != "auto":
                 observer.note(
-                    f"--device {device} was not needed: every array is there, nothing is computed."
+                    f"--device {device} has no effect, because all features are stored already."
                 )
             remember_last(home, path, spec)
             return done
@@ -431,7 +434,8 @@ def labels_to_name(spec: str, may_be_labels: Mapping[str, int]) -> FedcacheError
     )
     error = need_labels(spec, may_be_labels)
     return UsageError(
-        error.message, f"Name the columns of labels in the spec: --dataset {shell_word(named)}"
+        error.message,
+        f"Give the label columns in the dataset specification: --dataset {shell_word(named)}",
     )
 
 
@@ -454,8 +458,8 @@ def read_dataset(spec: str, where: Context, observer: Observer) -> Dataset:
         data = open_dataset(spec, replace(where, progress=progress))
     if data.links_left_out:
         observer.warn(
-            f"{counted(data.links_left_out, 'link')} out of the dataset's folder left out; --follow-links reads "
-            "what is behind."
+            f"{counted(data.links_left_out, 'link')} to files outside the dataset's folder left out (to "
+            "read them: --follow-links)."
         )
     return data
 
@@ -469,14 +473,14 @@ def say_dataset(data: Dataset, spec: str, augment: str | None, observer: Observe
         and any(step.name == "flip" for step in parse_policy(augment))
     ):
         observer.note(
-            "Views are not flipped: a mirrored image of this dataset may be of another class."
+            "Views are not flipped, because a mirrored image of this dataset may belong to another class."
         )
     if both := trained_and_tested(data):
         verb = "hold"
         if both == 1:
             verb = "holds"
         observer.warn(
-            f"{counted(both, 'test row')} {verb} what a training row holds, byte for byte."
+            f"{counted(both, 'test row')} {verb} the content of a training row, byte for byte."
         )
 
 
@@ -529,19 +533,20 @@ def named_place(home: Home, name: str, digest: str) -> Path:
 def images_of_the_program(
     images: Any, config: ExtractConfig, context: Context
 ) -> tuple[Dataset, ExtractConfig]:
-    """The dataset of images that the program holds, and the configuration without workers where none was asked for.
+    """The dataset of images that the program holds, and the configuration without workers where none was requested.
 
     Raises UsageError for options that such images do not have, and for workers that cannot be sent them.
     """
     for name in ("layout", *COLUMNS):
         if getattr(config, name) is not None:
             raise UsageError(
-                f"{name} says how files are read, and the images are given.", f"Leave {name} out."
+                f"{name} applies to reading files, but the images are given in memory.",
+                f"Leave {name} out.",
             )
     if config.workers and (why := in_memory.can_travel(images)):
         raise UsageError(
             f"The images cannot be sent to {config.workers} workers: {why}.",
-            "workers=0 reads them here.",
+            "Use workers=0 to read them in this process.",
         )
     data = in_memory.load(images, context)
     if config.limit is not None:
@@ -554,7 +559,7 @@ def place_of_data(home: Home, data: Dataset, observer: Observer) -> Path:
     path = place_of_content(home, data.slug, data.digest)
     if path != home.store(data.slug, data.digest):
         observer.note(
-            f"{path.name} holds the same {data.holds}, under the name they had before: it is used."
+            f"{path.name} contains the same {data.holds} under their earlier name and is used."
         )
     return path
 
@@ -580,12 +585,13 @@ def where_it_can_run(
 ) -> ExtractConfig:
     """The configuration with the CPU in place of ``auto``, where a backbone's library computes nowhere else.
 
-    Raises UsageError where another device or dtype was asked for, or an engine for a module in this process's memory.
+    Raises UsageError where another device or dtype was requested, or an engine for a module in this process's memory.
     """
     here = [p.backbone.name for p in planned if p.backbone.here_only]
     if engine is not None and here:
         raise UsageError(
-            f"{', '.join(here)} is in the memory of this process, which no worker of an engine can load.",
+            f"{', '.join(here)} is only in the memory of this process, so workers of an engine cannot "
+            "load it.",
             "Leave out the engine, or write a factory:  module:PACKAGE.MODULE:FACTORY",
         )
     names = [p.backbone.name for p in planned if p.backbone.cpu_only]
@@ -593,11 +599,14 @@ def where_it_can_run(
         return config
     if config.device.startswith("cuda") or config.dtype not in ("auto", "float32"):
         raise UsageError(
-            f"{', '.join(names)} is computed on the CPU in float32, and {config.device}, {config.dtype} was asked for.",
-            "--device cpu --dtype float32; extract other backbones in a command of their own.",
+            f"{', '.join(names)} is computed on the CPU in float32, but {config.device} and "
+            f"{config.dtype} were requested.",
+            "--device cpu --dtype float32; extract other backbones in a separate command.",
         )
     if config.device == "auto":
-        observer.note(f"Device cpu: the library of {', '.join(names)} computes there.")
+        observer.note(
+            f"Device cpu, because the library of {', '.join(names)} supports only the CPU."
+        )
     return replace(config, device="cpu")
 
 
@@ -616,22 +625,23 @@ def default_dataset(home: Home, observer: Observer) -> str:
     if last is None and (stores := finished_stores(home)):
         named = some_names([store.path.name for store in stores], 5)
         raise UsageError(
-            f"No dataset is named, and which was extracted last is not remembered; {home.stores} holds {named}.",
-            "Name it, for example:  fedcache extract --dataset digits",
+            "No dataset was given, and fedcache does not know which one was extracted last; "
+            f"{home.stores} contains {named}.",
+            "Give one, for example:  fedcache extract --dataset digits",
         )
     spec = "digits"
-    why = "the offline bundle, as nothing was extracted before"
+    why = "the offline dataset, because there is no store yet"
     if last is not None:
         spec = last[1]
-        why = "the one last extracted"
-    observer.note(f"Dataset {spec}: {why} (--dataset chooses another).")
+        why = "the dataset extracted last"
+    observer.note(f"Dataset: {spec} ({why}; change with --dataset).")
     return spec
 
 
 def remember_orders(
     home: Home, data: Dataset, planned: Sequence[PlannedArray], config: ExtractConfig
 ) -> None:
-    """Note how each array was ordered, so that ``train`` can go on with an unfinished one.
+    """Note how each array was ordered, so that ``train`` can continue with an unfinished one.
 
     In the home and not in the store, which says nothing of places.
     """
@@ -661,7 +671,7 @@ def finished(
     keep_text: bool,
     dry_run: bool,
 ) -> Extraction | None:
-    """The extraction that was asked for, when a store, or the part of one, at ``path`` already holds all of it.
+    """The extraction that was requested, when a store, or the part of one, at ``path`` already holds all of it.
 
     Nobody reads a part before it is joined, so its chunk files are verified.
     """
@@ -746,7 +756,7 @@ def compute(
     wanted = text_of_part(part, wanted)
     if not data.classes and any(item.backbone.text_width is not None for item in planned):
         observer.note(
-            "The dataset has no classes, so there are no text features, which some methods need."
+            "The dataset has no classes, so it has no text features, which some methods need."
         )
     text = planning.missing_text(store, planned, wanted)
     states = {job.key: "complete" if job.key in store.arrays else "new" for job in jobs}

@@ -1,6 +1,6 @@
 """Conditions of feature computation: device, settings, versions of libraries, and fedcache's own code.
 
-The record is kept beside the recipe of an array and is no part of its look-up. It must be equal while an unfinished
+The record is kept next to the recipe of an array and is no part of its look-up. It must be equal while an unfinished
 array is resumed, and where chunks of an earlier store are taken over: rows of two kinds would not be comparable.
 """
 
@@ -141,7 +141,10 @@ def note_of_other_devices(device: Device, computed: Sequence[Mapping[str, Any]])
     )
     if not elsewhere:
         return None
-    return f"The model's own features were computed on {' and '.join(elsewhere)}; here they have other last bits."
+    return (
+        f"The model's own features were computed on {' and '.join(elsewhere)}; so the features here may "
+        "differ in the last bits."
+    )
 
 
 def jobs_of(

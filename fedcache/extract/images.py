@@ -233,7 +233,7 @@ def _from_bytes(raw: bytes) -> Image.Image:
     try:
         image: Image.Image = Image.open(io.BytesIO(raw), formats=_FORMATS)
     except Image.DecompressionBombError:
-        # Pillow's own limit lies above ours, so the size itself is not known here.
+        # Pillow's own limit is above ours, so the size itself is not known here.
         raise BadImage(f"the image has more than {MAX_PIXELS:,} pixels") from None
     except MemoryError:
         raise

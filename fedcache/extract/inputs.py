@@ -63,7 +63,7 @@ def text_of(raw: bytes) -> str:
     except UnicodeDecodeError:
         raise BadImage("the text is not UTF-8") from None
     if not text.strip():
-        raise BadImage("there is no text")
+        raise BadImage("the text is empty")
     return text
 
 

@@ -2,7 +2,7 @@
 
 Preprocessing travels with the weights: every backbone has one native recipe, and a departure from it is explicit and
 makes another recipe with another digest. How a feature was computed (device, compute dtype, batch, threads, library
-versions) is recorded beside the recipe and is never part of it, so features made on a GPU are used on a laptop.
+versions) is recorded next to the recipe and is never part of it, so features made on a GPU are used on a laptop.
 """
 
 from __future__ import annotations
@@ -203,8 +203,8 @@ class Recipe:
             needed = name not in (*OPTIONAL, "version")
             if (needed and name not in data) or (name in data and not allows(data[name])):
                 raise StoreError(
-                    f"A recipe in the file has the {name} {str(data.get(name))[:40]!r}, which no recipe has.",
-                    "Get the file again from whoever made it, or extract again.",
+                    f"A recipe in the file has an invalid {name}: {str(data.get(name))[:40]!r}.",
+                    "Get the file again from its author, or extract again.",
                 )
         # JSON has lists where a recipe has tuples.
         values = dict(data)
@@ -223,8 +223,9 @@ class Recipe:
         policy = canonical(augment)
         if self.views == 1:
             raise UsageError(
-                f"--augment {augment} says how views are drawn, and view 0, the only one, is the plain image.",
-                f"Say how many views to store, the plain one included:  --views 2 --augment {augment}",
+                f"--augment {augment} has no effect, because the only view is view 0, the image without "
+                "augmentation.",
+                f"Give the number of views to store, including view 0:  --views 2 --augment {augment}",
             )
         return replace(self, augment=policy)
 
@@ -245,7 +246,7 @@ class Recipe:
         for name, text in options.items():
             if name == "augment":
                 raise UsageError(
-                    "One policy draws the views of all backbones.", f"Write --augment {text}"
+                    "All backbones share one augmentation policy.", f"Write --augment {text}"
                 )
             if name not in _CHOICES and name not in _RANGES:
                 raise unknown("recipe key", name, RECIPE_KEYS)

@@ -48,13 +48,13 @@ def decode_sound(raw: bytes, rate: int, most: int) -> tuple[NDArray[np.float32],
             found = file.samplerate
             cut = file.frames * rate > most * found
     except library.LibsndfileError:
-        raise BadImage("it is no WAV or FLAC file that can be read") from None
+        raise BadImage("it is not a readable WAV or FLAC file") from None
     if not wanted:
-        raise BadImage("it has no samples")
+        raise BadImage("it is empty")
     if len(samples) < wanted or _ends_early(raw):
         raise BadImage("the file ends before its samples do")
     if not np.isfinite(samples).all():
-        raise BadImage("it holds numbers that are not finite")
+        raise BadImage("it contains NaN or infinite numbers")
     mono = samples.mean(1, dtype=np.float64)
     if found != rate:
         common = math.gcd(found, rate)

@@ -38,7 +38,8 @@ def every_value(
         words = tuple(word for word in words if word in config.domain)
     if len(words) < 2:
         raise UsageError(
-            f"--hold-out each: the column {by} has one value, {', '.join(words)}, so nobody is left to train.",
+            f"--hold-out each: the column {by} has only one value, {', '.join(words)}, so no client is "
+            "left to train.",
             "Another column:  --by COLUMN   (`fedcache inspect` shows them)",
         )
     # The partition refuses a ``min_rows`` that is no whole number.
@@ -54,8 +55,8 @@ def every_value(
         if len(words) < 2:
             second = sorted((rows[word] for word in every), reverse=True)[1]
             raise UsageError(
-                f"--hold-out each: two values of {by} are needed that have {least:,} rows or more, and there are "
-                f"{len(words)}.",
+                f"--hold-out each: at least two values of {by} need {least:,} rows or more, but only "
+                f"{len(words)} have them.",
                 f"--min-rows {second}",
             )
         small = [word for word in every if rows[word] < least]
@@ -63,13 +64,13 @@ def every_value(
             names = ", ".join(small[:NAMED])
             if len(small) > NAMED:
                 names += f" and {len(small) - NAMED:,} more"
-            observer.note(f"Less than {least:,} rows, and so not held out: {names}.")
+            observer.note(f"Not held out, because they have fewer than {least:,} rows: {names}.")
     if len(words) > MOST:
         some = ",".join([word for word in words if "," not in word][:2]) or "VALUE,VALUE"
         swept = shell_word(f"hold_out={some}")
         raise UsageError(
-            f"--hold-out each: the column {by} has {len(words):,} values, and each would be held out in a run of its "
-            f"own; more than {MOST} are not meant by a single word.",
-            f"Name those that are to be held out in turn:  --by {shell_word(by)} --sweep {swept}",
+            f"--hold-out each: the column {by} has {len(words):,} values, which needs one run per value. "
+            f"For more than {MOST} values, list them.",
+            f"Name the values to hold out in turn:  --by {shell_word(by)} --sweep {swept}",
         )
     return words

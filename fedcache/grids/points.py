@@ -85,8 +85,8 @@ def check_sweeps(methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]) ->
         if key in ("seed", "seeds"):
             seeds = ",".join(values) or "0,1,2"
             raise UsageError(
-                f"--sweep {key}: seeds are not swept, every point runs all of them.",
-                f"--seeds {seeds} (with --repartition each of them draws its own partition)",
+                f"--sweep {key}: seeds cannot be swept, because every configuration runs all seeds.",
+                f"--seeds {seeds} (with --repartition each seed draws its own partition)",
             )
         if not values:
             raise UsageError(f"--sweep {key} has no values.", f"For example --sweep {key}=a,b")
@@ -97,8 +97,8 @@ def check_sweeps(methods: Sequence[str], sweeps: Mapping[str, Sequence[str]]) ->
         if where[0] == "set" and option is not None:
             flag = option.replace("_", "-")
             raise UsageError(
-                f"--sweep {key}: {option} is the same for all points.",
-                f"--{flag} VALUE beside the sweeps; in Python  options={{{option!r}: VALUE}}",
+                f"--sweep {key}: {option} must be the same for all configurations.",
+                f"--{flag} VALUE next to the sweeps; in Python  options={{{option!r}: VALUE}}",
             )
         if where in seen:
             raise UsageError(
@@ -129,7 +129,7 @@ def _parsed_by(methods: Sequence[str], key: str, value: str) -> list[tuple[str, 
         for method in map(find_method, methods):
             if name == key and any(h.name == name for h in method.hparams):
                 raise UsageError(
-                    f"--sweep {key}: {method.name} has a hyperparameter of that name too.",
+                    f"--sweep {key}: {method.name} has a hyperparameter of the same name.",
                     f"--sweep partition.{key}=... for the scheme, or --sweep set.{key}=... for the method",
                 )
         return [("", _partition_value(name, value))]
@@ -201,7 +201,7 @@ def typed_sweep_values(values: Mapping[str, Any]) -> dict[str, Any]:
                 made[key] = numbers[key](value)
             except ValueError:
                 raise UsageError(
-                    f"--sweep {key}: {value!r} is no number.", f"For example --sweep {key}=1,2"
+                    f"--sweep {key}: {value!r} is not a number.", f"For example --sweep {key}=1,2"
                 ) from None
     return made
 

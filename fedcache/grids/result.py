@@ -429,9 +429,9 @@ class Grid:
         if lost:
             without = f", {lost} without a result"
         if not self.points:
-            return f"Grid(0 points{without})"
+            return f"Grid(0 configurations{without})"
         best = self.best()
-        many = f"{len(self.points)} points"
+        many = f"{len(self.points)} configurations"
         if len(self.points) == 1:
             many = "1 point"
         figures = spread(best.run.result["accuracy"])

@@ -95,9 +95,9 @@ class Trials:
                 self.ended: list[FrozenTrial] = [self._trial(line) for line in self._kept]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CorruptionError(
-                f"{self._file} {damage_of(error)}. Which trials this search has made is not known from it.",
-                "Remove it and run the same command again: it draws the same trials, and returns the runs that are "
-                f"stored:  rm {shell_word(self._file)}",
+                f"{self._file} {damage_of(error)}. It does not show which trials this search has made.",
+                "Remove it and run the same command again, which draws the same trials and reuses the "
+                f"stored runs:  rm {shell_word(self._file)}",
             ) from error
         self._journal = self._new_journal()
 
@@ -295,14 +295,15 @@ def train_points(
         )
     if jobs > 1 or engine is not None:
         raise UsageError(
-            "--sampler optuna trains one trial after another: each is drawn from those before it.",
-            "Leave out --jobs and --engine; --sampler random:N trains any number at once.",
+            "--sampler optuna trains one trial after another: each trial depends on the earlier ones.",
+            "Leave out --jobs and --engine; --sampler random:N trains several at once.",
         )
     run = SearchRun(request, request.search, EachOnce(with_hooks(observer, hooks)), stop or Stop())
-    check_validation(run, "--sampler optuna chooses by validation")
+    check_validation(run, "--sampler optuna selects on validation accuracy")
     if request.search.pruner != "none" and not request.config.eval_every:
         raise UsageError(
-            f"--pruner {request.search.pruner} compares trials on the way, and rounds are scored at the end alone.",
+            f"--pruner {request.search.pruner} compares trials during training, but only the final model "
+            "is scored.",
             "For example --eval-every 5",
         )
     # Two processes that extend the same search would draw the same trials.
@@ -312,7 +313,7 @@ def train_points(
         lock.acquire(timeout=0)
     except Timeout:
         raise StoreError(
-            f"{run.folder} is of a search that is running.", "Wait for it, or stop it."
+            f"{run.folder} belongs to a search that is still running.", "Wait for it, or stop it."
         ) from None
     try:
         with GridRecord(request, run.name) as run.record:
@@ -352,14 +353,14 @@ class SearchRun(GridRun):
         self.request = replace(self.request, points=())
         stored = min(len(trials.ended), self.search.trials)
         if stored == 1:
-            self.observer.note("1 trial was there already.")
+            self.observer.note("1 trial was stored already.")
         elif stored:
-            self.observer.note(f"{stored} trials were there already.")
+            self.observer.note(f"{stored} trials were stored already.")
         # The sampler draws from earlier results, so trials after the first changed one are drawn again.
         for number in range(stored):
             if not self._read(trials.ended[number], trials):
                 self.observer.note(
-                    f"Trial {number + 1} was made from other data or by other code: the search goes on "
+                    f"Trial {number + 1} was made from other data or by other code. The search continues "
                     "from there."
                 )
                 trials.cut(number)
@@ -368,7 +369,9 @@ class SearchRun(GridRun):
         while len(self.request.points) < self.search.trials:
             trial = trials.ask()
             if trial is None:
-                self.observer.note(f"All {len(trials.ended)} points of the space were tried.")
+                self.observer.note(
+                    f"All {len(trials.ended)} configurations of the search space were tried."
+                )
                 break
             self._make(trial, trials)
         done = self.done

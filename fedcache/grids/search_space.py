@@ -130,14 +130,15 @@ def search_of(
         for option, is_set in options.items():
             if is_set:
                 raise UsageError(
-                    f"{option} is of a search, and the sampler is {sampler}.", "--sampler optuna"
+                    f"{option} needs a search, but the sampler is {sampler}.", "--sampler optuna"
                 )
         for key, values in sweeps.items():
             if any(_ends_of(value) for value in values):
                 words = ",".join(values)
                 raise UsageError(
-                    f"--sweep {key}={words} is a range, and a grid has every value by itself.",
-                    f"--sampler optuna searches it, optuna:random draws from it; or list values: --sweep {key}=a,b",
+                    f"--sweep {key}={words} is a range, but a grid needs a list of values.",
+                    "--sampler optuna searches the range, optuna:random draws from it; or list values: "
+                    f"--sweep {key}=a,b",
                 )
         return None
     names = "|".join(SAMPLERS)
@@ -184,8 +185,10 @@ def _dimension(
     place, name = split_key(key)
     if place == "partition":
         raise UsageError(
-            f"--sweep {key} deals other rows, and a search compares accuracies on the same validation rows.",
-            "Make one search for each value, with its option and without this --sweep; or leave --sampler optuna out",
+            f"--sweep {key} changes the partition, but a search must compare accuracies on the same "
+            "validation rows.",
+            "Run one search per value, with the option instead of this --sweep; or leave --sampler "
+            "optuna out",
         )
     found = [_ends_of(value) for value in values]
     if not any(found):
@@ -194,7 +197,8 @@ def _dimension(
     if ends is None or len(values) > 1:
         words = ",".join(values)
         raise UsageError(
-            f"--sweep {key}={words} mixes a range with other values.", "One range, or a list."
+            f"--sweep {key}={words} mixes a range with other values.",
+            "Give one range, or a list of values.",
         )
     log, low, high = ends
     kinds = {"choice"}
@@ -206,7 +210,8 @@ def _dimension(
         kinds = {"int"}
     if not kinds <= {"float", "int"}:
         raise UsageError(
-            f"--sweep {key} has no range: its values are words.", f"List them: --sweep {key}=a,b"
+            f"--sweep {key} cannot have a range, because its values are words.",
+            f"List them: --sweep {key}=a,b",
         )
     whole_ends = low.is_integer() and high.is_integer()
     # Participation is a number of clients (whole) or a share of them.
@@ -221,7 +226,7 @@ def _dimension(
         if log:
             order += ", above 0"
         raise UsageError(
-            f"--sweep {key}={values[0]} is no range of {what}, {order}.",
+            f"--sweep {key}={values[0]} is not a range of {what}, {order}.",
             f"For example --sweep {key}={example}",
         )
     return Range(low, high, log, whole)

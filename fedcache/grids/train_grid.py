@@ -54,7 +54,7 @@ from fedcache.store.files import sha256_hex
 
 
 def check_validation(
-    grid: GridRun, why: str = "--retrain trains what was chosen by validation"
+    grid: GridRun, why: str = "--retrain trains the configuration selected on validation rows"
 ) -> None:
     """Refuse a grid without validation rows, before any point is trained. Raises UsageError.
 
@@ -63,8 +63,8 @@ def check_validation(
     partitions = grid.prepare(0).partitions.values()
     if any(partition.validation is None for partition in partitions):
         raise UsageError(
-            f"{why}, and the partition has no rows to choose by.",
-            "Take some out of the training rows:  --validation 0.2",
+            f"{why}, but the partition has no validation rows.",
+            "Take validation rows out of the training rows:  --validation 0.2",
         )
 
 
@@ -255,10 +255,12 @@ class GridRun:
         words = point_words(name, sweep)
         others = len(group) - 1
         if others:
-            words += f" and {others} that differ in numbers"
+            words += f" and {others} more that differ in numbers"
         first_number = len(self.ended) + 1
         total = len(request.points)
-        self.observer.note(f"Points {first_number} to {first_number + others} of {total}: {words}")
+        self.observer.note(
+            f"Configurations {first_number} to {first_number + others} of {total}: {words}"
+        )
         try:
             first = self.prepare(group[0])
         except FedcacheError as error:
@@ -273,7 +275,7 @@ class GridRun:
             sharing = self._sharing(first, configs)
         # Points that share work are trained together; the others one after another.
         if sharing:
-            self.observer.note(f"{sharing} (--exact computes one by one).")
+            self.observer.note(f"{sharing} (--exact trains one by one).")
             points = [
                 PreparedPoint(first.with_settings_of(config), config, self.position_of(n))
                 for n, config in zip(group, configs, strict=True)
@@ -322,8 +324,8 @@ class GridRun:
         )
         if execution.points == 1 or not find_executor(execution.name).joins_points:
             return ""
-        size = f"{execution.points} points and {execution.chunk} clients at once"
-        return f"They are one program: {execution.name}, {size}"
+        size = f"{execution.points} configurations and {execution.chunk} clients at once"
+        return f"They are trained together: {execution.name}, {size}"
 
     def end_point(self, number: int, out: Run | FedcacheError) -> None:
         """Keep a point that has ended, and note if it is the best so far."""
@@ -345,7 +347,7 @@ class GridRun:
             what = "test"
             if has_validation([out.result]):
                 what = "validation"
-            count = f"{len(self.ended)} of {self.total} points"
+            count = f"{len(self.ended)} of {self.total} configurations"
             self.observer.note(
                 f"Highest {what} accuracy so far, {count}: {words}  {100 * mean:.2f} %"
             )
@@ -407,8 +409,9 @@ def train_in_processes(grid: GridRun, jobs: int) -> None:
                     pool.shutdown(wait=False, cancel_futures=True)
                     ended = len(grid.ended)
                     raise StoppedError(
-                        f"Stopped on request after {ended} of {len(numbers)} points; they are kept.",
-                        "Run the same command again to go on.",
+                        f"Stopped on request after {ended} of {len(numbers)} configurations; finished "
+                        "ones are kept.",
+                        "Run the same command again to resume.",
                     )
                 for future in done:
                     out = future.result()

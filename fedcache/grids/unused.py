@@ -47,13 +47,12 @@ def points_that_differ(
     """
     lacking = methods_without(methods, [*sweeps, *config.set])
     notes = [
-        f"{', '.join(names)}: no hyperparameter {key}, trained without."
+        f"{', '.join(names)}: no hyperparameter {key}; trained without it."
         for key, names in lacking.items()
     ]
     points, unread = drop_unread(combinations(methods, sweeps, lacking), config)
     notes += [
-        f"{key} is not read under {why}: trained without it there, once."
-        for key, why in unread.items()
+        f"{key} has no effect with {why}: trained once without it." for key, why in unread.items()
     ]
     distinct = dict.fromkeys((name, tuple(sweep.items())) for name, sweep in points)
     return [(name, dict(sweep)) for name, sweep in distinct], tuple(notes)
@@ -87,7 +86,8 @@ def drop_unread(
             hparam = split_key(key)[1]
             method_name = shell_word(points[0][0])
             raise UsageError(
-                f"--sweep {key} changes nothing: {hparam} is not read under {why}.",
-                f"Leave it out, or set what reads it; see  fedcache methods info {method_name}",
+                f"--sweep {key} changes nothing: {hparam} has no effect with {why}.",
+                "Leave it out, or change the hyperparameter that disables it; see  fedcache methods info "
+                f"{method_name}",
             )
     return kept, unread

@@ -138,10 +138,10 @@ def _windows(
 
 
 def _resized(x: Tensor, top: Tensor, left: Tensor, h: Tensor, w: Tensor) -> Tensor:
-    """The windows, enlarged bilinearly to the size of the images; pixels beside a window are not read."""
+    """The windows, enlarged bilinearly to the size of the images; pixels next to a window are not read."""
     for axis, start, size in ((2, top, h), (3, left, w)):
         out = x.shape[axis]
-        # Where the middle of each pixel of the view lies in the window, [B, out].
+        # Where the middle of each pixel of the view is in the window, [B, out].
         scale = (size.double() / out).unsqueeze(1)
         at = ((torch.arange(out, device=x.device) + 0.5) * scale - 0.5).clamp(min=0.0)
         last = (size - 1).unsqueeze(1)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 WIDE = 64
-"""Outputs from which on those of a point lie together in memory: sums over them are then sums along rows. Few outputs
+"""Outputs from which on those of a point are together in memory: sums over them are then sums along rows. Few outputs
 are quicker with the points along rows."""
 
 

@@ -43,7 +43,7 @@ def _over_classes(kernel: Kernel, u: Tensor) -> Tensor:
         return kernel(u, -1)
     if u.mT.is_contiguous():
         return kernel(u.mT, -2).mT
-    # Scores that lie in another order, as those of a grid do: the kernel would first put the classes last.
+    # Scores that are in another order, as those of a grid do: the kernel would first put the classes last.
     order = sorted(range(u.dim()), key=u.stride, reverse=True)
     lies = u.permute(order)
     if not lies.is_contiguous() or order[-1] == u.dim() - 1:

@@ -257,7 +257,7 @@ STEPS = 3
 def _smallest_eigenvalue(factor: Tensor, size: Tensor) -> Tensor:
     """Smallest eigenvalue [..] of LL' with features scaled by 1 / sqrt(size), by inverse iteration.
 
-    One step costs two triangular solves. An eigenvalue that is tiny beside the others is found in the first.
+    One step costs two triangular solves. An eigenvalue that is tiny compared with the others is found in the first.
     """
     scale = size.sqrt().unsqueeze(-1)
     start = torch.from_numpy(_start(factor.shape[-1])).to(factor)
@@ -448,7 +448,8 @@ DESTROYS = 0.1
 def _singular(
     variances: Tensor, size: Tensor, ridge: float, switch: str, unit: float
 ) -> FedcacheError:
-    """The error of a singular system. It names a ridge that works, if one is small beside the features' variances.
+    """The error of a singular system. It names a ridge that works, if one is small compared with the features'
+    variances.
 
     Args:
         variances: [.., D] diagonal of the system without its ridge.
@@ -468,12 +469,13 @@ def _singular(
         hint = f"Regularise more, for example --set {switch}={works / unit:.1g}"
     else:
         hint = (
-            f"No {switch} helps: the features differ so much in size that it would decide the model. Bring them to one "
-            "size with --set feat_post=standardize, or remove those that are constant."
+            f"No value of {switch} helps, because the features differ too much in scale. Standardise them "
+            "with --set feat_post=standardize, or remove constant features."
         )
     return FederatedRunError(
-        f"The linear system with {switch}={ridge / unit:g} is not positive definite: some of its {variances.shape[-1]} "
-        "features are constant, or sums of others, or outnumber the rows, or an upload lies.",
+        f"The linear system with {switch}={ridge / unit:g} is not positive definite: some of its "
+        f"{variances.shape[-1]} features are constant or linearly dependent, there are more features than "
+        "rows, or an upload is wrong.",
         hint,
     )
 

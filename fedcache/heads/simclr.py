@@ -80,7 +80,7 @@ class Ensemble:
         M: [K, N, N] similarities, when clients sent matrices instead (exactly one of the two is given).
         tau: the target temperature.
         keep: share of similarities kept in a row, the largest; the others count as 0 (``sim_topk_percent``).
-        own: whether a row's own similarity is kept beside them (D-96).
+        own: whether a row's own similarity is kept next to them (D-96).
     """
 
     EAGER = 5000

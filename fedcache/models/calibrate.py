@@ -1,6 +1,6 @@
 """Calibration: the temperature of a model's probabilities, fitted when its training ends.
 
-Scores of ridge regression lie between 0 and 1, and those of a nearest mean are distances, so their plain softmax does
+Scores of ridge regression are between 0 and 1, and those of a nearest mean are distances, so their plain softmax does
 not tell how often a prediction is right. The fitted temperature makes the mean probability of the predicted classes
 equal to their accuracy (Clarte et al., "Expectation consistency for calibration of neural networks", UAI 2023). The
 temperature of least NLL, which ``evaluate`` finds, is not robust: single rows with extreme scores, as variances near 0

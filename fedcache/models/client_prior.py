@@ -47,7 +47,7 @@ class ClientPriors:
         total = counts.sum(0).astype(np.float64)
         if not total.any():
             raise UsageError(
-                "No client has a training row with a label, so there is no client prior.",
+                "A client prior needs labelled training rows, but no client has any.",
                 "Leave --client-prior out.",
             )
         shares = total / total.sum()

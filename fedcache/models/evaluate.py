@@ -260,11 +260,11 @@ class LeftOutRows:
             if more > 0:
                 few += f" and {more} more"
             rows = sum(self.unknown.values())
-            made.append(_not_scored(rows, "of classes that the model does not know", f": {few}"))
+            made.append(_not_scored(rows, "of classes that are unknown to the model", f": {few}"))
         if self.unlabelled:
             made.append(_not_scored(self.unlabelled, "without a label"))
         if self.unreadable:
-            made.append(_not_scored(self.unreadable, "without features that can be read"))
+            made.append(_not_scored(self.unreadable, "without readable features"))
         return made
 
 
@@ -370,7 +370,7 @@ class RunEvaluation:
         notes = self.left_out.sentences()
         m = self.measures
         if m.unscored:
-            notes.append(f"{m.unscored:,} rows got no score and are not counted.")
+            notes.append(f"{m.unscored:,} rows could not be scored and are not counted.")
         if self.clients is not None:
             lowest, highest = (
                 f"{100 * accuracy:.2f} % ({name})"
@@ -382,17 +382,15 @@ class RunEvaluation:
         if self.client_prior is not None:
             notes.append(self.client_prior.sentence())
         if m.nll == float("inf"):
-            notes.append(
-                "NLL is inf: some of these rows are of classes to which a model gives the probability 0."
-            )
+            notes.append("NLL is inf: the model gives probability 0 to the class of some rows.")
         t = m.temperature
         if t is not None:
             nll = f"the NLL ({t.nll:.4f})"
             if t.at_limit:
-                nll += ", the last that was tried"
+                nll += ", the largest value that was tried"
             notes.append(
-                f"--temperature {t.value:.4g} minimises {nll}; it was fitted on these {t.rows:,} rows, and is to be "
-                "judged on others."
+                f"--temperature {t.value:.4g} minimises {nll}. It was fitted on these {t.rows:,} rows, so "
+                "judge it on other rows."
             )
         return notes
 
@@ -518,7 +516,7 @@ def rows_of_file(path: Path, split: str | None, predictor: Predictor) -> Labelle
         if held.splits is not None:
             rows = np.flatnonzero(held.splits == SPLITS.index(split))
         if held.splits is None or not len(rows):
-            raise StoreError(f"{path} has no rows of split {split}.", "Leave --split out.")
+            raise StoreError(f"{path} has no rows of the split {split}.", "Leave --split out.")
     # A row has features where all of its arrays are finite.
     finite = [
         np.logical_and.reduce([np.isfinite(a).all(-1) for a in arrays])
@@ -564,13 +562,14 @@ def matched(
     reasons = " ".join(left.sentences())
     if not labelled.any():
         raise StoreError(
-            f"{name}: no row that can be read has a label. {reasons}",
-            "A file has them as labels, label or y; `fedcache predict` says the classes of rows without.",
+            f"{name}: no readable row has a label. {reasons}",
+            "Labels are a column called labels, label or y. To classify rows without labels: fedcache "
+            "predict",
         )
     if not known.any():
         own = first_names(classes, 5)
         raise StoreError(
-            f"{name}: no row has a label that the model knows; its classes are {own}. {reasons}",
+            f"{name}: no row has a label of a class that the model knows; its classes are {own}. {reasons}",
             "Give data with classes of these names.",
         )
     return LabelledRows(
@@ -730,7 +729,7 @@ def measure_clients(
             total = _added(total, one)
     if total is None:
         raise StoreError(
-            "The run saved no client's model.", "Train again with --fresh --save-clients all"
+            "The run has no saved personal models.", "Train again with --fresh --save-clients all"
         )
     f1, ece, nll = (float(np.nanmean(column)) for column in zip(*means, strict=True))
     # Predictions of several models for one row are not independent, so there is no interval.

@@ -180,7 +180,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         found = collect(out, facts, data, scaling, "all")
         if found is None:
             raise UsageError(
-                f"{method.name} trained nothing that predicts.", "fedcache methods list"
+                f"{method.name} trained no model that can predict.", "fedcache methods list"
             )
         # predict_proba computes in float64, so the tensors are converted once.
         trained = found.model
@@ -285,7 +285,7 @@ class FedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return one
         if groups is None:
             raise UsageError(
-                f"{model.facts.method} trains a model for each client, and no row says whose it is.",
+                f"{model.facts.method} trains one model per client, but the client of each row is unknown.",
                 "predict(X, groups=...) with the client of each row, or a method with one model, for example fedavg",
             )
         names = _names(groups, X)

@@ -73,7 +73,7 @@ class Model:
         model = self._alone("a file")
         if not overwrite and Path(path).exists():
             raise UsageError(
-                f"{path} is there already.", "model.save(path, overwrite=True) takes its place."
+                f"{path} exists already.", "model.save(path, overwrite=True) replaces it."
             )
         model.save(path)
         return Path(path)
@@ -149,7 +149,7 @@ class Model:
         count = len(self.predictor.members)
         if count > 1:
             raise UsageError(
-                f"{what.capitalize()} is of one seed, and {count} are loaded.", "seed=0"
+                f"{what.capitalize()} needs one seed, but {count} are loaded.", "seed=0"
             )
         return self.predictor.members[0]
 
@@ -162,7 +162,7 @@ class Model:
             first = X[0]
         if isinstance(first, str | Path):
             raise UsageError(
-                f"{str(first)!r} is a path, and features are numbers.",
+                f"{str(first)!r} is a path, but features must be numbers.",
                 "model.predict(paths) classifies images.",
             )
         if facts.image is not None:

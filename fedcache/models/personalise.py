@@ -50,13 +50,13 @@ def settled(model: SavedModel, method: Method, settings: Mapping[str, Any]) -> d
     if "global" in (facts.protocol, method.protocol(hp)):
         why = " with these settings."
         if not facts.personal:
-            why = ": it trained one model for all clients, which a new one uses as it is."
+            why = ": it trained one global model, which a new client can use unchanged."
         raise UsageError(
             f"{facts.method} has no personal part{why}", "fedcache predict RUN --store SHARD"
         )
     if method.reads_test(hp):
         raise UsageError(
-            f"{facts.method} of this run adapts to labelled test rows, and a new client has none to adapt to.",
+            f"{facts.method} of this run adapts to labelled test rows, but a new client has none.",
             "--set adapt_on=train",
         )
     return hp
@@ -100,7 +100,8 @@ def personalise(
     n = len(client.train)
     if not n:
         raise StoreError(
-            f"{client.name} has no rows to learn from.", "Give a store with labelled training rows."
+            f"{client.name} has no labelled training rows.",
+            "Give a store with labelled training rows.",
         )
     if trains(used) and used.gradient and "batch" in hp:
         batch = int(hp["batch"])
@@ -133,15 +134,16 @@ def personalise(
         if used.deploy is not keep_down:
             # A probe would be trained on the labelled rows of all clients.
             absent = missing_rows(
-                f"A model of {used.name} ends with a probe on the labelled rows of all clients, which are not here.",
-                "Train a run in which the new client takes part.",
+                f"A model of {used.name} ends with a probe on the labelled rows of all clients, which are "
+                "not available here.",
+                "Train again with the new client taking part.",
             )
             deployed = used.deploy(down, state, absent, ctx)
         with torch.no_grad():
             part = used.personal_part(deployed, state, seen, ctx)
     except KeyError as error:
         raise StoreError(
-            f"What the run's server sent lacks {error}, without which {used.name} makes no model of a client.",
+            f"The stored server message lacks {error}, which {used.name} needs to make a personal model.",
             "Train the run again with this version: --fresh.",
         ) from error
     except RuntimeError as error:
@@ -149,13 +151,13 @@ def personalise(
             raise
         words = ", ".join(f"{k}={v}" for k, v in settings.items())
         raise UsageError(
-            f"{words} does not fit what the run's server sends: {error}", "Leave --set out."
+            f"{words} does not fit the message of the run's server: {error}", "Leave --set out."
         ) from error
     made = DeployedModel(used, deployed, part, no_training_rows(used.name), ctx)
     own = owned(client_tensors(made, down))
     if not all_bounded({k: t for k, t in own.items() if t.is_floating_point()}):
         raise FederatedRunError(
-            f"The training of {client.name} diverged.", "A smaller learning rate: --set lr=0.01"
+            f"The training of {client.name} diverged.", "Try a smaller learning rate: --set lr=0.01"
         )
     shared = {k: t for k, t in model.tensors.items() if not k.startswith(PREFIX)}
     rows = ClientTensors()

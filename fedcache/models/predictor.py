@@ -56,7 +56,7 @@ class Predictor:
 
     def __post_init__(self) -> None:
         if not self.members:
-            raise UsageError("An ensemble needs a model.", "Name a seed of the run.")
+            raise UsageError("An ensemble needs a model.", "Give a seed of the run.")
         if self.temperature is not None:
             check_temperature(self.temperature)
 
@@ -91,7 +91,7 @@ class Predictor:
         C = len(self.classes)
         if not isinstance(top, Integral) or not 1 <= top <= C:
             raise UsageError(
-                f"{name} is {top!r}, and the model has {C:,} classes.",
+                f"{name} is {top!r}, but the model has {C:,} classes.",
                 f"A whole number from 1 to {C}.",
             )
 
@@ -150,7 +150,10 @@ class Predictor:
         """
         count = len(self.members)
         if count > 1:
-            raise UsageError(f"{count} models have as many embeddings.", "Load one seed: seed=0")
+            raise UsageError(
+                f"{count} models are loaded, and each gives other embeddings.",
+                "Load one seed: seed=0",
+            )
         member = self.members[0]
         model = self.deployed[0]
         parts = []
@@ -251,13 +254,13 @@ def _missing_array(store: Store, key: str, recipe: Mapping[str, Any]) -> StoreEr
         for field_, value in sorted(_of_one_view(recipe).items()):
             if found.get(field_) != value:
                 other, own = (str(v)[:SHOWN] for v in (found.get(field_), value))
-                differences.append(f"{field_} {other} in place of {own}")
+                differences.append(f"{field_} {other} instead of {own}")
     has = "it has " + (", ".join(store.arrays) or "none")
     if differences:
         has = f"its {name} has {', '.join(differences)}"
     message = f"{store.path.name} has no features of {name} as the model was trained on"
     if "size" not in recipe:  # ingested embeddings
-        return StoreError(f"{message}; {has}.", "Name a store that has them.")
+        return StoreError(f"{message}; {has}.", "Give a store that has them.")
     if weights != "none":
         message += f" (weights {weights[:12]})"
     hint = f"fedcache backbones import FILE --as {shell_word(name)}"

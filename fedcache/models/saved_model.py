@@ -63,7 +63,7 @@ from fedcache.store.lock import write_output
 # trusted. All of it is checked here, once, when the file is read. The rest of the package relies
 # on these checks.
 
-HINT = "Get the file again from whoever made it; fedcache never writes such a model."
+HINT = "Get the file again from its author; fedcache never writes such a model."
 
 NEWEST = 999
 """Highest format number that a later fedcache may use."""
@@ -89,7 +89,7 @@ class FactKind:
 
 def refused(what: str) -> StoreError:
     """The error for a model file that fedcache cannot have written; ``what`` is wrong with it."""
-    return StoreError(f"The model file is not one that fedcache writes: {what}.", HINT)
+    return StoreError(f"The model file was not written by fedcache: {what}.", HINT)
 
 
 def check_format(found: Any, current: int) -> None:
@@ -208,7 +208,7 @@ def check_facts(facts: Mapping[str, Any]) -> None:
     known = {**LATER, **facts}
     for name, kind in FACTS.items():
         if name not in known:
-            raise refused(f"it does not say its {name}")
+            raise refused(f"its {name} is missing")
         if not kind.allows(known[name]):
             raise refused(f"{name} is {_shown(known[name])}, expected {kind.words}")
     classes = known["classes"]
@@ -334,7 +334,7 @@ def check_tensors(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -
         raise refused(f"features/text is {shape}, expected a row for each of {classes} classes")
     for name in tensors:
         if not name.startswith(("server/", PREFIX)) and name not in expected:
-            raise refused(f"it holds {_shown(name)}, which its facts do not tell of")
+            raise refused(f"it holds {_shown(name)}, which its metadata does not mention")
     _check_stacks(facts, tensors, stacked=stacked)
 
 
@@ -358,7 +358,7 @@ def _check_stacks(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -
             rows[group] = len(t)
             listed += t.tolist()
         elif not last.startswith(("down/", "own/")):
-            raise refused(f"it holds {_shown(name)}, which is nothing of a client")
+            raise refused(f"it holds {_shown(name)}, which is not a tensor of a client")
     for name, t in stacks.items():
         group, _, last = name.removeprefix(PREFIX).partition("/")
         if last != "number" and (group not in rows or t.dim() < 1 or len(t) != rows[group]):
@@ -369,7 +369,7 @@ def _check_stacks(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -
     if listed != saved and (stacked or not set(listed) <= set(saved)):
         held = _shown(listed)
         raise refused(
-            f"it holds tensors of clients {held}, and says that clients {_shown(saved)} are saved"
+            f"it holds tensors of clients {held}, but its metadata lists clients {_shown(saved)}"
         )
 
 
@@ -390,9 +390,7 @@ FORMAT = 2
 KIND = {"kind": "model"}
 COMPUTED = ("device", "dtype", "batch")
 """Facts about the computation of features that a model keeps, because they change the last bits of a feature."""
-AS_BYTES = (
-    'Images have bytes; of values from 0 to 1:  model.predict((255 * images).astype("uint8"))'
-)
+AS_BYTES = 'Images must be uint8. To convert values from 0 to 1:  model.predict((255 * images).astype("uint8"))'
 """Hint for images that are given as floats."""
 
 
@@ -478,13 +476,13 @@ class ModelFacts:
     def from_dict(cls, data: Mapping[str, Any]) -> ModelFacts:
         """The inverse of ``to_dict``. Raises StoreError for another format, and for impossible facts."""
         if not isinstance(data, Mapping):
-            raise refused("its facts are no object")
+            raise refused("its metadata is not an object")
         values = dict(data)
         check_format(values.pop("format", None), FORMAT)
         known = {f.name for f in fields(cls)}
         strange = ", ".join(sorted(map(str, set(values) - known)))
         if strange:
-            raise refused(f"it has the facts {strange[:60]}, which no model has")
+            raise refused(f"it has the unknown metadata {strange[:60]}")
         check_facts(values)
         for name in ("classes", "keys", "recipes", "widths", "names", "computed"):
             values[name] = tuple(values.get(name, ()))
@@ -501,8 +499,8 @@ def check_place(path: Path) -> None:
     """Refuse a model file that does not end in .safetensors, or whose folder does not exist. Raises UsageError."""
     if path.suffix != ".safetensors":
         raise UsageError(
-            f"{path} is no model file.",
-            f"One ends in .safetensors: {path.with_suffix('.safetensors')}",
+            f"{path} is not a model file.",
+            f"A model file ends in .safetensors: {path.with_suffix('.safetensors')}",
         )
     if not path.parent.is_dir():
         raise UsageError(f"The directory {path.parent} does not exist.", f"mkdir -p {path.parent}")
@@ -560,12 +558,14 @@ class SavedModel:
         except CorruptionError as error:
             if path.is_file() and not is_sealed(path):
                 raise StoreError(
-                    f"{path} is no model that a run has sealed: an exported head, or another safetensors file.",
-                    "Give the directory of the run that it was made of; fedcache runs list lists them.",
+                    f"{path} is not the model file of a run. It may be an exported head or another "
+                    "safetensors file.",
+                    "Give the directory of the run; fedcache runs list lists them.",
                 ) from error
             raise CorruptionError(
                 error.message,
-                "A run's is made again by its command with --fresh, a client's by fedcache personalise.",
+                "To make it again, run the command of the run with --fresh. For a new client:  fedcache "
+                "personalise --help",
             ) from error
         if found is None:
             raise StoreError(
@@ -605,12 +605,13 @@ class SavedModel:
             method = self.facts.method
             if own.name != method:
                 raise UsageError(
-                    f"The model is of {method}, not of {own.name}.", "Give that method."
+                    f"The model was trained by {method}, not by {own.name}.",
+                    "Give the method that trained the model.",
                 )
             return own
         if self.facts.method not in METHODS:
             raise StoreError(
-                f"The model is of {self.facts.method}, a method of somebody's own.",
+                f"The model was trained by {self.facts.method}, a custom method.",
                 "Load it from Python:  fedcache.load_model(path, method=METHOD)",
             )
         return find_method(self.facts.method)
@@ -625,7 +626,7 @@ class SavedModel:
         if not facts.personal:
             if client is not None:
                 raise UsageError(
-                    f"{facts.method} trained one model for all clients; there is none of {client!r}.",
+                    f"{facts.method} trained one global model; {client!r} has no personal model.",
                     "Leave --client out.",
                 )
             return None
@@ -637,13 +638,13 @@ class SavedModel:
         hint = f"--client NAME, one of: {first_names(self.clients, 5)}"
         if client is None:
             if not self.clients:
-                hint = "Train with --save-clients all; none is saved."
+                hint = "No personal model is saved. Train with --save-clients all"
             raise UsageError(
-                f"{facts.method} trained a model for each client, and no client is named.", hint
+                f"{facts.method} trained one model per client, but no client was given.", hint
             )
         if not self.clients:
             raise StoreError(
-                f"The run saved no client's model ({facts.clients:,} clients).",
+                f"The run has no saved personal models ({facts.clients:,} clients).",
                 f"Train again with --fresh --save-clients {client}",
             )
         near = closest(client, sorted(self.clients))
@@ -831,7 +832,7 @@ def check_settings(method: Method, hp: Mapping[str, Any], protocol: str) -> None
     try:
         expected = method.protocol(hp)
     except (KeyError, TypeError) as error:
-        raise refused(f"{method.name} lacks hyperparameters ({reason(error)})") from error
+        raise refused(f"{method.name} has missing hyperparameters ({reason(error)})") from error
     if protocol != expected:
         raise refused(
             f"its protocol is {protocol}, and that of {method.name} with its settings is {expected}"
@@ -861,8 +862,9 @@ def _check_scores(model: DeployedModel, *, needs_client: bool) -> None:
     ) as error:  # tensors of wrong shapes, names and types raise errors of many kinds
         if needs_client and isinstance(error, KeyError):
             raise UsageError(
-                f"{name} has no model for all: its server holds what clients share, and no classifier.",
-                "--client NAME takes the model of a client.",
+                f"{name} has no global model: its server holds the shared part of the model, but no "
+                "classifier.",
+                "Use the personal model of a client: --client NAME",
             ) from None
         raise refused(f"{name} cannot score with its tensors ({reason(error)})") from error
     for tensor in begun.keys() & model.down.keys():
@@ -943,8 +945,8 @@ def collect(
         if clients is None and not saved and whole > MOST_BYTES:
             megabytes = whole / 1e6
             notes = (
-                f"Models of {len(out.clients):,} clients would take {megabytes:,.0f} MB and are not saved: "
-                "--fresh --save-clients all, or the names of some, saves them.",
+                f"The personal models of {len(out.clients):,} clients would take {megabytes:,.0f} MB and "
+                "are not saved. To save them: --fresh --save-clients all, or the names of some clients.",
             )
             break
         saved[out.clients[number]] = number
@@ -1013,10 +1015,10 @@ ROWS = "Rows"
 RESULT = "Result"
 """Panels of the help."""
 
-BATCH_OF_THE_RUN = "that of the run's features"
+BATCH_OF_THE_RUN = "the batch size of the run's extraction"
 """Default of ``--batch`` in words."""
 
-ONE_SEED = "A seed of the run."
+ONE_SEED = "Seed of the run."
 """Help of ``--seed`` for the commands that make one model of one seed."""
 
 
@@ -1026,46 +1028,46 @@ class ModelOptions:
 
     client: str | None = option(
         None,
-        "Whose model, of a method that trains one for each client.",
+        "Use the personal model of this client.",
         MODEL,
-        default_text="the one for all",
+        default_text="none; the global model",
         common=True,
     )
     one_for_all: bool = option(
         False,
-        "The server's model, where a method trains personal ones beside it.",
+        "Use the server's model, for a method that also trains personal models.",
         MODEL,
         name="--global",
         common=True,
     )
     seed: str | None = option(
         None,
-        "A seed of the run, or all: their mean probability.",
+        "Seed of the run, or all to average the probabilities of all seeds.",
         MODEL,
-        default_text="the run's first",
+        default_text="the first seed of the run",
         common=True,
     )
     temperature: float | None = option(
         None,
-        "Scores are divided by it before the softmax.",
+        "Divide the scores by this temperature before the softmax.",
         MODEL,
-        default_text="that fitted in training, or 1",
+        default_text="the temperature fitted in training, else 1",
     )
     weights: Mapping[str, str] = option(
         {},
-        "NAME=FILE, a backbone's local weights; repeatable.",
+        "NAME=FILE: local weights of a backbone. Repeatable.",
         MODEL,
-        default_text="looked for by name",
+        default_text="searched by name",
     )
     backbone: tuple[str, ...] = option(
         (),
-        "A module: backbone that the model reads and whose code you trust.",
+        "A backbone module:MODULE:FACTORY that the model reads and whose code you trust.",
         MODEL,
         default_text="none",
     )
     runs: str | None = option(
         None,
-        "Directory of the runs, instead of the one under FEDCACHE_HOME.",
+        "Directory of results.",
         MODEL,
         path=True,
         default_text="$FEDCACHE_HOME/runs",
@@ -1083,7 +1085,7 @@ class PredictOptions:
 
     store: str | None = option(
         None,
-        "Rows of a store, by directory or a name of `fedcache ls`.",
+        "Predict the rows of a store: a directory or a name of `fedcache ls`.",
         ROWS,
         path=True,
         remote=True,
@@ -1091,24 +1093,27 @@ class PredictOptions:
         common=True,
     )
     split: str = option(
-        "all", "Which rows of --store.", ROWS, choices=("all", "train", "test", "validation")
+        "all",
+        "Which split of --store to use.",
+        ROWS,
+        choices=("all", "train", "test", "validation"),
     )
     embeddings: str | None = option(
         None,
-        "Features in place of images: .npz, .npy, .h5, .parquet or .safetensors.",
+        "Predict from features instead of images: .npz, .npy, .h5, .parquet or .safetensors.",
         ROWS,
         path=True,
         default_text="none",
         common=True,
     )
-    top: int = option(1, "Classes to name for each row.", RESULT, minimum=1, common=True)
+    top: int = option(1, "Number of classes to list for each row.", RESULT, minimum=1, common=True)
     out: str | None = option(
         None,
-        "Write all rows here: FILE.csv, .jsonl or .parquet.",
+        "Write all predictions to FILE.csv, .jsonl or .parquet.",
         RESULT,
         short="-o",
         path=True,
-        default_text="nowhere",
+        default_text="not written",
         common=True,
     )
 
@@ -1120,7 +1125,7 @@ class EvaluateOptions:
     dataset: str | None = option(None, DATASET, ROWS, short="-d", default_text="none", common=True)
     store: str | None = option(
         None,
-        "Rows of a store, by directory or a name of `fedcache ls`.",
+        "Evaluate on the rows of a store: a directory or a name of `fedcache ls`.",
         ROWS,
         path=True,
         remote=True,
@@ -1129,7 +1134,7 @@ class EvaluateOptions:
     )
     embeddings: str | None = option(
         None,
-        "Features with labels: .npz, .h5, .parquet or .safetensors.",
+        "Evaluate on features with labels: .npz, .h5, .parquet or .safetensors.",
         ROWS,
         path=True,
         default_text="none",
@@ -1137,31 +1142,31 @@ class EvaluateOptions:
     )
     split: str = option(
         "all",
-        "Which of these rows.",
+        "Which split of these rows to use.",
         ROWS,
         choices=("all", "train", "test", "validation"),
         common=True,
     )
     client_prior: str = option(
         "none",
-        "Score each client's own test rows also with what it knows of its class shares.",
+        "Also score each client's own test rows with a prior from the client's class shares.",
         ROWS,
         choices=CLIENT_PRIORS,
         common=True,
     )
     with_images: bool = option(
         False,
-        "In FILE.html also the images of the most confident mistakes.",
+        "Also show the images of the most confident mistakes in FILE.html.",
         RESULT,
         common=True,
     )
     out: str | None = option(
         None,
-        "Write everything here: FILE.html, .csv or .json.",
+        "Write all results to FILE.html, .csv or .json.",
         RESULT,
         short="-o",
         path=True,
-        default_text="nowhere",
+        default_text="not written",
         common=True,
     )
 
@@ -1172,32 +1177,35 @@ class PersonaliseOptions:
 
     store: str | None = option(
         None,
-        "The new client's rows: a store, by directory or a name of `fedcache ls`.",
+        "Rows of the new client: a store directory or a name of `fedcache ls`.",
         ROWS,
         path=True,
         remote=True,
-        default_text="none; name one",
+        default_text="none; required",
     )
     name: str | None = option(
-        None, "Of the new client.", MODEL, default_text="that of the shard, or of the store"
+        None,
+        "Name of the new client.",
+        MODEL,
+        default_text="the client name of the shard, else the name of the store",
     )
     set: Mapping[str, str] = option(
         {},
-        "key=value of the method, in place of the run's. Repeatable.",
+        "key=value: a hyperparameter that differs from the run. Repeatable.",
         MODEL,
         once=True,
-        default_text="the run's",
+        default_text="the values of the run",
     )
     rounds: int | None = option(
         None,
-        "Of local training, each of the run's number of epochs.",
+        "Rounds of local training; each round trains the run's number of epochs.",
         MODEL,
         minimum=0,
-        default_text="the run's",
+        default_text="the rounds of the run",
     )
     out: str | None = option(
         None,
-        "The model file, .safetensors; one that is there is kept.",
+        "Model file to write, .safetensors. An existing file is kept.",
         RESULT,
         short="-o",
         path=True,
@@ -1211,18 +1219,20 @@ class ExportOptions:
 
     out: str | None = option(
         None,
-        "A folder, or a file ending in .onnx, .pt2, .safetensors or .joblib.",
+        "Folder, or file ending in .onnx, .pt2, .safetensors or .joblib.",
         RESULT,
         short="-o",
         path=True,
-        default_text="none; say one",
+        default_text="none; required",
     )
     kind: str | None = option(
         None,
-        "What is written.",
+        "Output format.",
         RESULT,
         name="--format",
-        default_text="that of the ending of -o",
+        default_text="by the ending of --out",
         choices=("folder", "onnx", "torch", "safetensors", "sklearn"),
     )
-    force: bool = option(False, "Write over what is there; other files of a folder stay.", RESULT)
+    force: bool = option(
+        False, "Overwrite an existing file; other files of a folder are kept.", RESULT
+    )

@@ -40,8 +40,9 @@ def read_recipes(model: SavedModel) -> list[Recipe]:
     if not has_known_backbones(model):
         names = " + ".join(model.facts.backbones)
         raise StoreError(
-            f"The model was trained on embeddings of {names}, and how they are made from images is not known here.",
-            "fedcache predict RUN --embeddings FILE   takes such embeddings.",
+            f"The model was trained on embeddings of {names}, and fedcache cannot compute these from "
+            "images.",
+            "fedcache predict RUN --embeddings FILE   reads such embeddings.",
         )
     return [Recipe.from_dict(recipe) for _, recipe in model.facts.inputs]
 
@@ -69,7 +70,8 @@ def find_inputs(
         file = shell_word(paths[0])
         backbones = shell_word(",".join(names))
         raise UsageError(
-            f"The model reads rows of numbers through {' + '.join(names)}, which predict takes from a store.",
+            f"The model reads rows of numbers through {' + '.join(names)}, which predict can read only "
+            "from a store.",
             f"fedcache extract --dataset rows:{file} --backbones {backbones}, then  fedcache predict RUN --store STORE",
         )
     if kind == TEXTS:
@@ -113,8 +115,8 @@ def predict_images(
         # The message of an extraction promises a resume, but the features here are deleted with their store.
         stopped = error.message.partition(";")[0]
         raise StoppedError(
-            f"{stopped}; predict keeps no part of an answer.",
-            "Run the same command again: it begins anew.",
+            f"{stopped}; predict keeps no partial output.",
+            "Run the same command again to start over.",
         ) from error
 
 
@@ -151,7 +153,9 @@ def rows_of_split(store: Store, split: str | None) -> NDArray[np.int64]:
         chosen &= store.samples.split == SPLIT_WORDS.index(split)
     rows = np.flatnonzero(chosen)
     if not len(rows):
-        raise StoreError(f"{store.path.name} has no rows of split {split}.", "Leave --split out.")
+        raise StoreError(
+            f"{store.path.name} has no rows of the split {split}.", "Leave --split out."
+        )
     return rows.astype(np.int64)
 
 
@@ -247,7 +251,7 @@ def features_of_file(model: SavedModel, columns: Mapping[str, Any], path: Path) 
     found = _with_widths(columns, [column.shape[-1] for column in columns.values()])
     reads = _with_widths(facts.backbones, facts.widths)
     raise StoreError(
-        f"{path} has features {found}, the model reads {reads}.",
+        f"{path} has features {found}, but the model reads {reads}.",
         "Name the columns features/<backbone>, or give one matrix of all backbones side by side.",
     )
 

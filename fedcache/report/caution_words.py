@@ -17,7 +17,7 @@ from fedcache.runs.score import at_chance
 from fedcache.tables.words import some_names
 
 HALF_A_POINT = 0.005
-"""Differences from zero-shot below this are not spoken of: they are in the figures beside one another."""
+"""Differences from zero-shot below this are not spoken of: they are in the figures in addition to one another."""
 
 
 def caution_lines(result: Mapping[str, Any]) -> list[str]:
@@ -42,9 +42,9 @@ def drawn_clients(result: Mapping[str, Any]) -> tuple[str, list[float]] | None:
         verb = "was"
     who = f"{scored:,} of {clients:,} clients {verb} drawn and scored"
     if trained == 0:
-        who += ", none of which took part in any round: the accuracy is that of untrained models"
+        who += "; none of these took part in any round, so the accuracy is that of untrained models"
     elif trained is not None and trained < scored:
-        who += f", {trained:,} of which took part in some round"
+        who += f"; {trained:,} of these took part in some round"
     return who, [float(d["standard_error"]) for d in drawn if d["standard_error"] is not None]
 
 
@@ -59,9 +59,9 @@ def unlike_tests(results: Iterable[Mapping[str, Any]]) -> str | None:
     ):
         return None
     return (
-        "Validation rows have the classes of each client, and the tests here all classes: what validation prefers "
-        "among clients' own models and models for all need not be best on these tests. "
-        "--option test_protocol=matched tests both alike."
+        "Validation rows have the classes of each client, but the test rows here have all classes. "
+        "Validation may therefore prefer another kind of model (personal or global) than the one that is "
+        "best on the test rows. --option test_protocol=matched makes both alike."
     )
 
 
@@ -73,8 +73,8 @@ def _below_zero_shot(result: Mapping[str, Any]) -> list[str]:
         return []
     cost = 100 * (untrained - trained)
     return [
-        f"BELOW ZERO-SHOT: training has cost {cost:.2f} points of the {percent(untrained)} % that the class texts "
-        "alone reach on these rows; fewer rounds or a lower rate may cost less."
+        f"BELOW ZERO-SHOT: the model is {cost:.2f} points below the {percent(untrained)} % that the class "
+        "texts alone reach on these rows. Try fewer rounds or a lower learning rate."
     ]
 
 
@@ -94,8 +94,8 @@ def _unseen_classes(result: Mapping[str, Any]) -> list[str]:
     if typical is None or typical > result["classes"] / 2:
         return []
     return [
-        f"ON UNSEEN CLASSES: every client's own model is tested on all {result['classes']} classes, and a typical "
-        f"client has training rows of {typical:.3g}. Tests with the client's own class shares: "
+        f"ON UNSEEN CLASSES: each personal model is tested on all {result['classes']} classes, but a "
+        f"typical client has training rows of {typical:.3g}. To test with each client's own class shares: "
         "--option test_protocol=matched"
     ]
 
@@ -112,8 +112,8 @@ def chance_lines(result: Mapping[str, Any]) -> list[str]:
     guess = percent(chance.level)
     more = percent(chance.least)
     return [
-        f"NO BETTER THAN CHANCE: a guess gives {guess} % on these {chance.rows:,} test rows of "
-        f"{chance.classes} classes, and {more} % would be more.",
+        f"NO BETTER THAN CHANCE: guessing gives {guess} % on these {chance.rows:,} test rows of "
+        f"{chance.classes} classes; only more than {more} % would differ from guessing.",
         f"Next: {next_step(result)}",
     ]
 
@@ -129,8 +129,8 @@ def next_step(result: Mapping[str, Any]) -> str:
     waits = bytes_of.get("down_bytes") or result.get("participants")
     if result.get("protocol") == "global" and waits and not bytes_of.get("up_bytes", 1):
         return (
-            "no client sent anything in any round: the same command with more clients a round (--participation), or "
-            "fewer that are away or lost (--availability, --client-dropout)"
+            "no client sent anything in any round; use more clients per round (--participation) or fewer "
+            "unavailable clients (--availability, --client-dropout)"
         )
     method = str(result["method"])
     hp = result["hyperparameters"]
@@ -167,12 +167,12 @@ def describe_trust(section: Mapping[str, Any]) -> list[str]:
     """The ``trust`` part of a result as lines for a person."""
     lines = []
     if section.get("aggregate", "mean") != "mean":
-        lines.append(f"Uploads taken together by {section['aggregate']}.")
+        lines.append(f"Uploads combined by {section['aggregate']}.")
     if "attack" in section:
         liars = sorted({name for names in section["attackers"] for name in names})
-        happened = "nobody lied"
+        happened = "no client was malicious"
         if liars:
-            happened = f"{len(liars)} clients lied ({some_names(liars, 5)})"
+            happened = f"{len(liars)} clients were malicious ({some_names(liars, 5)})"
         lines.append(f"Attack {section['attack']}: {happened}.")
     if section.get("rejected"):
         lines.append(f"{section['rejected']} uploads were rejected over all rounds and seeds.")

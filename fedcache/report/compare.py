@@ -89,8 +89,8 @@ class Comparisons:
         """
         if len(self.tables) != 1:
             raise UsageError(
-                f"--plot draws one diagram, and there are {len(self.tables)} settings.",
-                "Name the runs of one setting, or compare over settings:  --over settings",
+                f"--plot draws one diagram, but the runs belong to {len(self.tables)} settings.",
+                "Give the runs of one setting, or compare over settings:  --over settings",
             )
         comparison_output.draw_ranks(self.tables[0], Path(path))
 
@@ -128,17 +128,17 @@ def compare_entries(
     found = merge_seeds(found)
     entries = found.entries
     if len(entries) < 2:
-        what = "there is none"
+        what = "no run was found"
         for only in entries:
-            what = f"there is one ({only.method}, {only.digest})"
+            what = f"only one was found ({only.method}, {only.digest})"
             if isinstance(only, MergedRun):
                 members = len(only.members)
-                what = f"these {members} have equal settings, so they are one"
+                what = f"these {members} runs have equal settings and count as one"
         lost = ""
         if found.left_out:
             lost = f"; {len(found.left_out)} could not be read"
         raise UsageError(
-            f"A comparison takes two finished runs, and {what}{lost}.",
+            f"A comparison needs two finished runs, but {what}{lost}.",
             "Train another method on the same partition:  fedcache grid --method fedavg,fed3r --seeds 0-4",
         )
 
@@ -191,7 +191,7 @@ def compare_entries(
             only = group[0]
             digest = only.digest[:8]
             sentences.append(
-                f"{where}: {only.method} ({digest}) alone, nothing to compare it with."
+                f"{where}: only one run, {only.method} ({digest}), so nothing to compare."
             )
             continue
         try:
@@ -209,19 +209,20 @@ def compare_entries(
         raise UsageError(" ".join(sentences), refused[0].hint)
     if not tables and not held:
         raise UsageError(
-            f"No two of the {len(entries)} runs are of one dataset and partition, and others are not averaged.",
+            f"No two of the {len(entries)} runs share a dataset and a partition, so they cannot be "
+            "compared.",
             "Train another method with the same partition, or compare methods over settings:  --over settings",
         )
     if any(table.over == HELD_OUT for table in tables):
         sentences.append(
-            "Runs that hold out a value each are one table, over these values. The runs of one value alone:  "
-            "fedcache compare RUN RUN"
+            "Runs that each hold out one value form one table over these values. To compare the runs of "
+            "one value:  fedcache compare RUN RUN"
         )
     if len(groups) > 1:
         sentences.insert(
             0,
-            f"The runs are of {len(groups)} datasets or partitions, which are not averaged: a table for each with "
-            "two or more runs (--over settings compares methods across them).",
+            f"The runs belong to {len(groups)} datasets or partitions, each with its own table (--over "
+            "settings compares methods across them).",
         )
     return Comparisons(tuple(tables), tuple(sentences), tuple(found.left_out))
 
@@ -251,7 +252,7 @@ def check(
         raise unknown("--pairs", pairs, PAIRS)
     if pairs == "all" and against is not None:
         raise UsageError(
-            "--pairs all and --against are both given. All pairs need no reference.",
+            "--pairs all and --against are both given, but all pairs need no reference.",
             "Leave one of them out.",
         )
     if not LOWEST <= level <= HIGHEST:

@@ -76,7 +76,7 @@ class Treatment:
         std: of them (ddof 1); None for one value.
         interval: of the mean, as ``statistics.interval``; None with fewer than three values.
         rank: mean rank over the blocks of which all treatments have a value, 1 is best; None where there is none.
-        validation: mean accuracy of its runs on the rows to choose by; None where not all treatments have such rows.
+        validation: mean accuracy of its runs on validation rows; None where not all treatments have such rows.
         test_rows: over seeds, of values that do not vary over them: test rows, and the interval over these; Wilson's of
             one model, of models of clients that of ``rows_of_run``.
     """
@@ -144,7 +144,7 @@ class Comparison:
         ranking: Friedman and Nemenyi; None with fewer than three treatments or two blocks, and over seeds or clients
             where two differ and neither varies. Its numbers are places in ``treatments``.
         notes: sentences that must be read with the numbers.
-        chosen: name of the treatment with the highest validation accuracy; None where not all have rows to choose by.
+        chosen: name of the treatment with the highest validation accuracy; None where not all have validation rows.
     """
 
     setting: str
@@ -167,7 +167,7 @@ class Comparison:
             return BY_VALIDATION
         if self.metric in ("accuracy", *SCORE_WORDS):
             return NOT_A_CHOICE
-        return f"highest {self.metric} (not a choice)"
+        return f"best by {self.metric} on the test rows (no validation split)"
 
     @property
     def best(self) -> tuple[str, ...]:
@@ -294,7 +294,7 @@ def compared(
     for i, j in pairs_to_test:
         if (i, j) not in paired:
             one = names[i]
-            notes.append(f"{one} and {names[j]} have no seed in common, so they are not compared.")
+            notes.append(f"{one} and {names[j]} have no common seed, so they are not compared.")
     if picked is not None:
         falling = sorted(validation.values(), reverse=True)
         tie = tie_sentence(falling, picked, "runs", "a validation accuracy of ")
@@ -425,19 +425,19 @@ def _notes(c: Comparison, *, chose: bool) -> list[str]:
         return [_one_block(c)]
     notes = []
     if count < 3:
-        notes.append(f"Two {c.over}: no interval, which takes three.")
+        notes.append(f"Only two {c.over}: an interval needs at least three.")
     notes += _spreadless(c)
     columns = zip(*(t.values for t in c.treatments), strict=True)
     common = sum(None not in column for column in columns)
     if len(c.treatments) > 2 and common < 2:
-        notes.append(f"No test of ranks: fewer than two {c.over} are common to all runs.")
-    elif c.ranking is None and len(c.treatments) > 2:
         notes.append(
-            f"No test of ranks: each of the {c.over} would count the order of runs without a spread again."
+            f"Ranks are not tested, because fewer than two {c.over} are common to all runs."
         )
+    elif c.ranking is None and len(c.treatments) > 2:
+        notes.append(f"Ranks are not tested, because some results are the same for all {c.over}.")
     if c.ranking is not None and c.ranking.blocks < count:
         blocks = c.ranking.blocks
-        notes.append(f"Ranks are over the {blocks} {c.over} that all runs have.")
+        notes.append(f"Ranks use the {blocks} {c.over} that all runs share.")
     tested = sum(p.p is not None for p in c.pairs)
     if c.too_few:
         times = ""
@@ -450,12 +450,13 @@ def _notes(c: Comparison, *, chose: bool) -> list[str]:
         )
     if chose and tested:
         notes.append(
-            "The highest was found by these numbers, which flatters its p; --against RUN fixes it beforehand."
+            "The reference was selected as the best on these results, so its p-values are optimistic. To "
+            "choose the reference beforehand: --against RUN"
         )
     if c.ranking is not None and c.ranking.p >= alpha:
         notes.append(
-            f"Friedman's test finds no difference (p = {c.ranking.p:.2g}): distances beyond the critical one decide "
-            "nothing."
+            f"Friedman's test finds no difference (p = {c.ranking.p:.2g}), so distances beyond the "
+            "critical difference are not significant."
         )
     return notes
 
@@ -463,10 +464,10 @@ def _notes(c: Comparison, *, chose: bool) -> list[str]:
 def _one_block(c: Comparison) -> str:
     """A note that one block gives no interval and no test, and what would give both."""
     more = {
-        "seeds": "More seeds (--seeds 0-4) or --over clients give both.",
-        "clients": "More clients or --over seeds give both.",
-        "settings": "More datasets or partitions give both.",
-        HELD_OUT: "More held-out values give both.",
+        "seeds": "For both, use more seeds (--seeds 0-4) or --over clients.",
+        "clients": "For both, use more clients or --over seeds.",
+        "settings": "For both, use more datasets or partitions.",
+        HELD_OUT: "For both, use more held-out values.",
     }[c.over]
     lacks = "no interval"
     if any(t.test_rows is not None for t in c.treatments):
@@ -500,7 +501,7 @@ def _spreadless(c: Comparison) -> list[str]:
                 by_rows[t.name] = t.test_rows[0]
     without = [name for name in same if name not in by_rows]
     if without:
-        notes.append(f"Without an interval, because its value {why}: {', '.join(without)}.")
+        notes.append(f"No interval, because the value {why}: {', '.join(without)}.")
     if by_rows:
         counts = ", ".join(dict.fromkeys(f"{rows:,}" for rows in by_rows.values()))
         named = ", ".join(by_rows)
@@ -519,10 +520,10 @@ def _spreadless(c: Comparison) -> list[str]:
             others.append(words)
     if among:
         named = "; ".join(among)
-        notes.append(f"{named} not tested: neither of the two varies over {c.over}.")
+        notes.append(f"{named} not tested: neither result varies over {c.over}.")
     if others:
         notes.append(
-            f"{'; '.join(others)} not tested: the differences are all equal, without a spread to test by."
+            f"{'; '.join(others)} not tested: all differences are equal, so there is no spread for a test."
         )
     return notes
 
@@ -534,9 +535,9 @@ Cells = Mapping[str, Mapping[str, float | None]]
 """Values by treatment and block."""
 
 _PROTOCOL = {
-    "global": "one model for all clients",
-    "personalised": "each client's model on its own test rows",
-    "everywhere": "each client's model on all test rows",
+    "global": "one global model",
+    "personalised": "personal models on each client's own test rows",
+    "everywhere": "personal models on all test rows",
 }
 _PER_SEED: dict[str, Callable[[Any], Any]] = {
     "accuracy": lambda r: r["accuracy"]["per_seed"],
@@ -570,7 +571,7 @@ class PairedBlocks:
         values: [T, B] fractions; over seeds NaN where a treatment has no value of a seed, else none is missing.
         notes: what was left out, and what sets the treatments apart besides their names.
         runs: the runs behind each name.
-        validation: [T] mean accuracies of their runs on the rows to choose by; None where one has no such rows.
+        validation: [T] mean accuracies of their runs on validation rows; None where one has no such rows.
     """
 
     setting: str
@@ -640,20 +641,22 @@ def within(
         if not kept:
             count = "no run has"
         raise UsageError(
-            f"{where}: {count} values of {metric}, and a comparison takes two.",
+            f"{where}: {count} values of {metric}, but a comparison needs two.",
             "Train another method on the same dataset and partition:  fedcache train --method fed3r",
         )
     blocks, values = _aligned([rows[name] for name in kept])
     known = ~np.isnan(values)
     notes = _not_alike(kept, metric)
     if empty:
-        notes.append(f"Left out, because nothing of it could be scored: {_some(empty)}.")
+        notes.append(f"Left out, because they could not be scored: {_some(empty)}.")
     if over == "clients":
         # Clients count where every run scored them.
         common = known.all(0)
         shared = common
         for lack, left in _lacking([*kept], blocks, known).items():
-            notes.append(f"Left out of the clients: {_some(left)}, without a value in {lack}.")
+            notes.append(
+                f"These clients are left out, because {lack} has no value for them: {_some(left)}."
+            )
         notes += _seeds_differ(kept)
     else:
         # Two runs that share a seed have a difference.
@@ -734,8 +737,9 @@ def merged_notes(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
             )
             if not run.exact:
                 notes.append(
-                    f"{name}: these runs share some seeds. Accuracy is over all seeds, each once; figures of clients, "
-                    "classes and costs are means of the runs, weighted by the seeds that each adds."
+                    f"{name}: these runs share some seeds. Accuracy uses each seed once. Results per "
+                    "client and class, and costs, are means over the runs, weighted by the seeds that "
+                    "each run adds."
                 )
     return notes
 
@@ -798,8 +802,8 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
                     both.append(f"{digest} (seeds {seeds})")
                 twins = " and ".join(both)
                 raise UsageError(
-                    f"{label} is there twice on {where}: {twins}.",
-                    "Name the runs that are meant:  fedcache compare RUN RUN ... --over settings",
+                    f"{label} has two runs on {where}: {twins}.",
+                    "Give the runs to use:  fedcache compare RUN RUN ... --over settings",
                 )
     runs, blocks, lost = _without_holes(taken, wheres, metric)
     if len(runs) < 2 or len(blocks) < 2:
@@ -817,9 +821,7 @@ def across(entries: Sequence[StoredRun], metric: str) -> PairedBlocks:
         runs = short
     notes = _not_alike(runs, metric)
     if lost:
-        notes.append(
-            f"Left out, so that every method has a value in every setting: {_some(lost, '; ')}."
-        )
+        notes.append(f"Left out, because some method has no value there: {_some(lost, '; ')}.")
     notes += _seeds_differ(runs)
     sets = len({e.setting[0] for e in kept})
     count = len(blocks)
@@ -842,7 +844,7 @@ def over_held_out(group: HeldOutGroup, metric: str) -> PairedBlocks:
         )
     notes = _not_alike(runs, metric)
     if lost:
-        notes.append(f"Left out, so that every method has every value: {_some(lost, '; ')}.")
+        notes.append(f"Left out, because some method has no run for it: {_some(lost, '; ')}.")
     notes += _seeds_differ(runs) + merged_notes(runs)
     notes.append(
         f"Each {group.column} is a test set of its own, and their training sets overlap: p is too small."
@@ -997,7 +999,7 @@ ROW_TESTS = {"mcnemar": "McNemar's exact test", "z": "z-test of the paired rows"
 PERSONAL = ("personalised", "everywhere")
 MOST_EXACT = 2000
 """Rows that differ up to which the binomial is added up in whole numbers: that takes 1 ms, and scipy's functions a
-quarter of a second to import, which scipy does when one of them is first asked for."""
+quarter of a second to import, which scipy does when one of them is first requested."""
 
 
 @dataclass(frozen=True)

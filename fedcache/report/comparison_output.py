@@ -72,7 +72,7 @@ def values(c: Comparison) -> Sheet:
     seeds = [""] * len(runs)
     if not same_blocks(c):
         seeds = [compact(t.blocks(c.blocks)) for t in runs]
-    # An interval over test rows stands beside intervals over seeds: then a column says which is which.
+    # An interval over test rows stands in addition to intervals over seeds: then a column says which is which.
     over = []
     for t in runs:
         kind = c.over * (t.interval is not None)
@@ -212,7 +212,7 @@ def caption(c: Comparison) -> str:
     words = "; ".join(parts) + bold
     if c.alike:
         alpha = 1 - c.level
-        words += f" {DAGGER}: not told from {c.reference} at {alpha:.2g}."
+        words += f" {DAGGER}: no significant difference from {c.reference} at {alpha:.2g}."
     return words
 
 
@@ -240,13 +240,13 @@ def ranking_words(c: Comparison) -> str | None:
         groups.append(f"{{{members}}}")
     blocks = c.ranking.blocks
     if c.ranking.too_few:
-        result = f"{blocks} {c.over} are too few for it to tell any two apart"
+        result = f"{blocks} {c.over} are too few to show any difference"
     elif any(len(group) == len(names) for group in c.ranking.groups):
-        result = "none is told from another"
+        result = "no two methods differ significantly"
     elif groups:
-        result = f"not told apart: {', '.join(groups)}"
+        result = f"no significant difference within: {', '.join(groups)}"
     else:
-        result = "all are told apart"
+        result = "all methods differ significantly"
     p = show_p(c.ranking.p)
     alpha = 1 - c.level
     return (
@@ -405,14 +405,14 @@ def draw_ranks(c: Comparison, path: Path) -> None:
     count = len(c.treatments)
     # Without a ranking there is nothing to draw: say what is missing.
     if c.ranking is None:
-        lacks = f", and at most one run without a spread over {c.over}"
+        lacks = f", and at most one run with equal results over all {c.over}"
         kind = "other"
         if count < 3 or len(c.blocks) < 2:
-            lacks = f"; there are {count} and {len(c.blocks)}"
+            lacks = f"; found {count} and {len(c.blocks)}"
             kind = "more"
         raise UsageError(
-            f"A critical-difference diagram takes three runs or more and two {c.over} or more{lacks}.",
-            f"Leave --plot out, or name {kind} runs.",
+            f"A critical-difference diagram needs at least three runs and two {c.over}{lacks}.",
+            f"Leave --plot out, or give {kind} runs.",
         )
     _, levels = _bars(c.ranking)
     # Names are written on both sides, half of them each, with the bars in between.

@@ -470,7 +470,7 @@ def write_plot(path: Path, made: Plot, columns: int = 1) -> None:
 
 
 def _recolour(figure: Any) -> None:
-    """Put the colours of the light theme in the place of the numbers that a page replaces by names."""
+    """Put the colours of the light theme instead of the numbers that a page replaces by names."""
     from matplotlib.colors import to_hex, to_rgba
 
     shown = {name: value.rpartition(", ")[2].rstrip(")") for name, value in NAMES.items()}

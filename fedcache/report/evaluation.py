@@ -60,11 +60,11 @@ def check_request(out: Path | None, *, with_images: bool) -> None:
     if out is not None:
         check_out(out)
     if with_images and (out is None or out.suffix.lower() != ".html"):
-        written = f"{out} is none"
+        written = f"{out} is not an HTML file"
         if out is None:
-            written = "none is written"
+            written = "no HTML file is written"
         raise UsageError(
-            f"--with-images shows images on a page, and {written}.", "-o evaluation.html"
+            f"--with-images shows images on an HTML page, but {written}.", "-o evaluation.html"
         )
 
 
@@ -159,7 +159,7 @@ def _lines(e: RunEvaluation) -> Iterator[dict[str, Any]]:
         yield {**whose, "scope": "class", "name": c.name, **own}
     if e.client_prior is not None:
         prior = e.client_prior
-        pooled = {"prior none": prior.without, f"prior {prior.kind}": prior.with_prior}
+        pooled = {"no prior": prior.without, f"prior {prior.kind}": prior.with_prior}
         for name, figures in pooled.items():
             own = {"rows": prior.rows, "accuracy": figures["pooled"]}
             yield {**whose, "scope": "own test rows", "name": name, **own}
@@ -189,8 +189,8 @@ def evaluation_page(
     sections = []
     observer = observer or Silent()
     description = (
-        f"ECE over {BINS} bins of confidence of equal width; intervals are Wilson's at 95 %. Of several clients' "
-        "models figures are means over clients."
+        f"ECE over {BINS} bins of confidence of equal width; intervals are Wilson's at 95 %. For several "
+        "personal models, values are means over clients."
     )
     # One section for each set of rows: figures on different rows do not compare.
     for number, rows in enumerate(dict.fromkeys(e.rows for e in found)):
@@ -207,7 +207,7 @@ def evaluation_page(
                 continue
             place = f"{ident}-mistakes{i}"
             try:
-                own = gallery(place, e.label, e.mistakes, (rows, "all of them"), images)
+                own = gallery(place, e.label, e.mistakes, (rows, "all clients"), images)
             except FedcacheError as error:
                 reason = f"{error.message} {error.hint}"
                 notes.append(f"Mistakes of {e.label} are not shown: {reason}")
@@ -264,7 +264,7 @@ def _number(value: float | None, words: str) -> HtmlCell:
 def reliability(ident: str, found: Sequence[RunEvaluation]) -> Plot:
     """Accuracy over confidence, bin by bin: on the diagonal probabilities say how often they are right."""
     description = (
-        f"Of {BINS} bins of confidence, the accuracy of their rows; below the diagonal a model is "
+        f"Accuracy of the rows in each of {BINS} bins of confidence. Below the diagonal a model is "
         "overconfident."
     )
     rows: list[list[Cell]] = [[e.label, n, c, a] for e in found for n, c, a in e.measures.bins if n]
@@ -296,7 +296,7 @@ def accuracy_of_classes(ident: str, e: RunEvaluation) -> Plot:
     # The classes that are right least often come first.
     ordered: list[ClassMeasures] = sorted(e.measures.by_class, key=lambda c: c.recall or 0.0)
     shown = ordered[:MOST_BARS]
-    description = "Of the rows of each class, the percentage that is right"
+    description = "Percentage of each class's rows that are classified correctly"
     if len(ordered) > MOST_BARS:
         description += f"; the {MOST_BARS} lowest of {len(ordered)} classes"
 

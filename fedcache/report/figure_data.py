@@ -38,7 +38,7 @@ MOST_AVERAGED = 1 << 17
 
 ROWS_AT_ONCE = 1 << 12
 BLOCKS = 96
-"""Blocks of neighbouring rows that are read of very many, evenly spread: neighbours lie in one chunk of the store."""
+"""Blocks of neighbouring rows that are read of very many, evenly spread: neighbours are in one chunk of the store."""
 READ_BYTES = 1 << 29
 """Of an array whose chunks are large, what is read of them for one of these samples: a chunk is verified as a whole."""
 MOST_CLIENTS = 60
@@ -87,7 +87,7 @@ def dots(ident: str, source: RunStore) -> Plot | None:
         every = counts.shape[1]
         description += f" The first {across} of {of} clients, {down} of {every} classes."
     if of > len(clients):
-        description += f" The data hold {len(clients):,} clients."
+        description += f" The data contain {len(clients):,} clients."
 
     def fill(axes: Any, marks: Marks) -> None:
         client, label = np.nonzero(shown)
@@ -108,7 +108,7 @@ def dots(ident: str, source: RunStore) -> Plot | None:
         _size_legend(axes, float(cell), int(shown.max()))
 
     columns = ("client", "class", "rows")
-    return Plot(ident, "Who holds which classes", description, columns, rows, fill, height=3.6)
+    return Plot(ident, "Classes of each client", description, columns, rows, fill, height=3.6)
 
 
 def _size_legend(axes: Any, cell: float, most: int) -> None:
@@ -382,7 +382,13 @@ def agreement(ident: str, source: RunStore) -> Plot | None:
     columns = ("backbone", "client", "CKA")
     height = 1.2 + 0.4 * len(names)
     return Plot(
-        ident, "Fusion: what each backbone brings", description, columns, rows_, fill, height=height
+        ident,
+        "Fusion: contribution of each backbone",
+        description,
+        columns,
+        rows_,
+        fill,
+        height=height,
     )
 
 
@@ -407,8 +413,8 @@ def label_entropy(ident: str, source: RunStore) -> Plot | None:
     values = {s: _entropy_bits(unit, text, float(s)) for s in scales}
     most = float(np.log2(len(text)))
     description = (
-        f"Entropy in bits of the zero-shot labels of {len(x)} test rows by {backbone}; {most:.2f} "
-        "is no knowledge."
+        f"Entropy in bits of the zero-shot labels of {len(x)} test rows by {backbone}; {most:.2f} means "
+        "no information."
     )
 
     def fill(axes: Any, marks: Marks) -> None:

@@ -133,22 +133,22 @@ KINDS = {
     ),
     "ranks": Kind(
         "mean ranks with the critical difference",
-        "three runs, five seeds or clients, and differences that these can tell",
+        "three runs, five seeds or clients, and differences that are significant",
         _ranks,
     ),
     "grid": Kind(
-        "accuracy over one or two swept settings",
-        "two points of a method",
+        "accuracy over one or two swept hyperparameters",
+        "two configurations of a method",
         lambda i: next(iter(figure_grids.sweeps("figure", i.entries, i.score)), None),
     ),
     "importance": Kind(
-        "how much each setting of a grid mattered",
-        "eight points of a method in two settings",
+        "effect of each hyperparameter of a grid",
+        "eight configurations of a method in two hyperparameters",
         lambda i: None if (p := i.swept()) is None else importance_bars("figure", p),
     ),
     "parallel": Kind(
-        "every point of a grid as a line",
-        "eight points of a method in two settings",
+        "every configuration of a grid as a line",
+        "eight configurations of a method in two hyperparameters",
         lambda i: None if (p := i.swept()) is None else parallel("figure", p),
     ),
     "confusion": Kind(
@@ -160,7 +160,7 @@ KINDS = {
         _confusion_difference,
     ),
     "partition": Kind(
-        "who holds which classes",
+        "classes of each client",
         "training rows with labels",
         lambda i: figure_data.dots("figure", i.source),
     ),
@@ -226,8 +226,8 @@ def write_figure(
     elif len(settings) > 1:
         listed = "; ".join(titles[:4])
         raise UsageError(
-            f"The runs are of {len(settings)} settings, and a figure shows one: {listed}.",
-            "Name the runs of one of them (fedcache runs list), or draw the kind `settings`.",
+            f"The runs belong to {len(settings)} settings, but a figure shows one: {listed}.",
+            "Give the runs of one setting (fedcache runs list), or draw the figure `settings`.",
         )
     else:
         used = score or score_for(e.result for e in settings[0])
@@ -240,7 +240,7 @@ def write_figure(
             takes = KINDS[kind].takes
         runs = len(found.entries)
         raise UsageError(
-            f"The {runs} runs have no figure {kind}: it takes {takes}.",
+            f"The {runs} runs are not enough for the figure {kind}, which needs {takes}.",
             "Other kinds: " + ", ".join(name for name in LISTED if name != kind),
         )
     write_plot(out, plot, columns)

@@ -47,7 +47,7 @@ def criterion(
     if has_validation(e.result for e in entries):
         return (
             "validation accuracy",
-            f"point {BY_VALIDATION}",
+            f"configuration {BY_VALIDATION}",
             lambda e: validation_value(e.result, score),
         )
     return "accuracy", NOT_A_CHOICE, lambda e: score_of(e.result, score).mean
@@ -78,19 +78,19 @@ def _method(ident: str, name: str, entries: Sequence[StoredRun], score: str) -> 
     rest = [n for i, n in enumerate(found.names) if i not in drawn]
     over = ""
     if rest:
-        over = f" Of {', '.join(rest)} the highest value is taken."
+        over = f" For {', '.join(rest)}, the figure shows the highest value."
     capital = what[:1].upper() + what[1:]
-    description = f"{capital} in percent of {name} over {len(found.runs)} points; "
+    description = f"{capital} in percent of {name} over {len(found.runs)} configurations; "
     title = f"{name}: {' and '.join(names)}"
     columns = [*found.names, what]
     if len(drawn) == 1:
-        description += f"the ring is the {found.highest}.{over}"
+        description += f"the ring marks the {found.highest}.{over}"
         line = _line(names[0], values[drawn[0]], best, what)
         return Plot(ident, title, description, columns, rows, line)
     across, down = (values[i] for i in placed)
     if len(across) > MOST_SIDE:
         return None
-    description += f"deeper is higher, the frame is the {found.highest}.{over}"
+    description += f"darker is higher, the frame marks the {found.highest}.{over}"
     height = 1.3 + min(0.42 * len(down), 6.0)
     squares_of = _heat([found.names[i] for i in placed], across, down, best)
     return Plot(ident, title, description, columns, rows, squares_of, height=height)
@@ -100,7 +100,7 @@ def _line(name: str, values: Sequence[str], best: Cells, what: str) -> Draw:
     accuracy = np.array([100 * best[(v,)][0] for v in values])
 
     def fill(axes: Any, marks: Marks) -> None:
-        joined = ""  # nothing lies between two words
+        joined = ""  # nothing is between two words
         if all(order_of_value(v)[0] == 0 for v in values):
             joined = "-"
         places = range(len(values))
@@ -233,7 +233,9 @@ def matrix(
     if len(settings) < 2 or len(best) < 2:
         return None
     names = sorted(best, key=lambda n: -max(best[n].values()))[: 2 * MOST_SIDE]
-    description = f"Accuracy in percent: of each method's runs in a setting the {NOT_A_CHOICE}; deeper is higher. "
+    description = (
+        f"Accuracy in percent of each method's run that is {NOT_A_CHOICE}; darker is higher. "
+    )
     description += "Settings are not averaged."
     # Names of settings are written in lines; more than three settings turn them, and the figure gets taller.
     parts = [[short(part, 22) for part in s.split(", ")] for s in settings]
@@ -371,9 +373,12 @@ def importance_bars(ident: str, points: SweptPoints) -> Plot:
     # Main effects need not explain everything: the rest is interactions and chance.
     rest = 100 * max(0.0, 1.0 - sum(v for _, v in found))
     count = len(points.runs)
-    description = f"Share of the variance of the {points.what} over {count} points that each setting's marginal "
+    description = (
+        f"Share of the variance of the {points.what} over {count} configurations that each hyperparameter's "
+        "marginal "
+    )
     description += (
-        f"means explain (epsilon squared); {rest:.0f} % is what settings do together, and chance."
+        f"means explain (epsilon squared); the remaining {rest:.0f} % are interactions and chance."
     )
 
     def fill(axes: Any, marks: Marks) -> None:
@@ -389,7 +394,7 @@ def importance_bars(ident: str, points: SweptPoints) -> Plot:
         axes.grid(visible=False, axis="y")
 
     rows: list[list[Cell]] = [[n, v] for n, v in found]
-    title = f"{points.method}: which settings mattered"
+    title = f"{points.method}: effect of each hyperparameter"
     height = 1.2 + 0.34 * len(found)
     return Plot(ident, title, description, ("setting", "share"), rows, fill, height=height)
 
@@ -405,8 +410,9 @@ def parallel(ident: str, points: SweptPoints) -> Plot:
     run_labels = labels(points.runs)
     count = len(points.runs)
     description = (
-        f"Each line is one of {count} points; the last axis is its {points.what} in percent, deeper lines are higher, "
-        f"the thick one is the {points.highest}. The menus above the table keep some."
+        f"Each line is one of {count} configurations. The last axis is its {points.what} in percent; "
+        f"darker lines are higher, the thick line is the {points.highest}. The menus above the table "
+        "filter the lines."
     )
 
     def fill(axes: Any, marks: Marks) -> None:
@@ -461,5 +467,5 @@ def parallel(ident: str, points: SweptPoints) -> Plot:
     rows: list[list[Cell]] = [
         [*v, float(s)] for v, s in zip(points.values, points.scores, strict=True)
     ]
-    title = f"{points.method}: every point of the grid"
+    title = f"{points.method}: every configuration of the grid"
     return Plot(ident, title, description, (*points.names, points.what), rows, fill, height=4.2)

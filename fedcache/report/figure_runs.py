@@ -40,7 +40,7 @@ MOST_CURVES = 8
 MOST_STRIPS = 16
 LEGEND = 34
 STRIP = 20
-"""Letters of a run's name in a legend and beside a strip."""
+"""Letters of a run's name in a legend and next to a strip."""
 
 MOST_DOTS = 500
 """Clients of a run up to which each is drawn; above, their quantiles are."""
@@ -184,7 +184,7 @@ def spread(ident: str, runs: Named) -> Plot | None:
         axes.set(xlabel="accuracy % of a client", ylim=(len(shown) - 0.4, -0.6))
         axes.grid(visible=False, axis="y")
 
-    title = "Clients: who is left behind"
+    title = "Accuracy of each client"
     height = 1.0 + 0.3 * max(3, len(shown))
     return Plot(ident, title, description, ("run", over, "accuracy"), rows, fill, height=height)
 
@@ -239,7 +239,10 @@ def confusion_matrix(
         most = [(i, j) for i, j in _largest(wrong)[:MOST_PAIRS] if wrong[i, j] > 0]
         if not most:
             return None
-        description = f"The most frequent mistakes among {len(table)} classes: percent of the true class's test rows."
+        description = (
+            f"The most frequent mistakes among {len(table)} classes, in percent of the test rows of the true "
+            "class."
+        )
 
         def fill_bars(axes: Any, marks: Marks) -> None:
             words = []
@@ -253,8 +256,8 @@ def confusion_matrix(
 
         return Plot(ident, title, description, columns, rows, fill_bars, height=3.8)
     description = (
-        f"Of the test rows of a true class (a row), the percentage that {label} takes for each class (a "
-        "column)."
+        f"Of the test rows of a true class (a row), the percentage that {label} classifies as each class "
+        "(a column)."
     )
 
     def fill(axes: Any, marks: Marks) -> None:
@@ -329,7 +332,7 @@ def _one(ident: str, name: str, rows: list[list[Cell]], keys: dict[str, str]) ->
     series: dict[str, dict[int, list[float]]] = {}
     for label, _, number, value in rows:
         series.setdefault(str(label), {}).setdefault(int(number or 0), []).append(float(value or 0))
-    description = f"{title} in every round that noted it ({unit}); means over seeds."
+    description = f"{title} in every recorded round ({unit}); means over seeds."
     if len(series) > MOST_CURVES:
         description += f" The first {MOST_CURVES} of {len(series)} runs."
     labels = list(series)[:MOST_CURVES]
@@ -375,7 +378,7 @@ def confusion_difference(ident: str, one: Labelled, other: Labelled) -> Plot | N
     rows: list[list[Cell]] = [[names[i], names[j], v] for i, j, v in differ]
     columns = ("true", "predicted", "difference in points")
     description = (
-        f"Points of a true class (a row) that {label} takes for each class (a column) more often "
+        f"Points of a true class (a row) that {label} classifies as each class (a column) more often "
         "(blue) or less "
     )
     description += (
@@ -477,13 +480,16 @@ def _pareto(
     ring_words = f"the {NOT_A_CHOICE}"
     if has_validation(e.result for _, e in runs):
         ring_words = BY_VALIDATION
-    description = f"Accuracy in percent over {axis}; filled dots are on the front: nothing cheaper is as accurate. "
-    description += f"The ring is {ring_words}."
+    description = (
+        f"Accuracy in percent over {axis}; filled dots are on the Pareto front: no cheaper run is as "
+        "accurate. "
+    )
+    description += f"The ring marks {ring_words}."
     if levels:
-        description += " Dashed lines are what costs nothing here or needs all rows in one place."
+        description += " Dashed lines are methods without cost here, or with all rows in one place."
     of = settings_of([label for label, e, *_ in points if e.key in front], ON_FRONT)
     if of:
-        description += f" Written is {of}."
+        description += f" Labels show {of}."
 
     def fill(axes: Any, marks: Marks) -> None:
         from matplotlib.ticker import LogLocator
@@ -552,7 +558,7 @@ def _levels(axes: Any, marks: Marks, levels: Sequence[Priced]) -> None:
     written: list[float] = []
     for label, entry, _, accuracy in sorted(levels, key=lambda p: -p[3]):
         line = axes.axhline(100 * accuracy, color=SERIES[1], linewidth=1.2, linestyle=(0, (4, 3)))
-        what = "costs nothing here"
+        what = "no cost here"
         if entry.pooled_rows:
             what = "all rows in one place"
         marks(line, [f"{label}: {100 * accuracy:.2f} %, {what}"], entry.key)
@@ -735,7 +741,8 @@ def ranks(ident: str, c: Comparison) -> Plot | None:
     rows: list[list[Cell]] = [[t.name, t.rank] for t in c.treatments]
     blocks = c.ranking.blocks
     description = (
-        f"Mean ranks over {blocks} {c.over}, best left; a bar joins what is not told apart. "
+        f"Mean ranks over {blocks} {c.over}, best left; a bar joins methods without a significant "
+        "difference. "
     )
     description += ranking_words(c) or ""
     return Plot(

@@ -50,15 +50,16 @@ if TYPE_CHECKING:
 
 RunQuery: TypeAlias = "str | Path | Run | Grid | Point"
 
-LISTED = "`fedcache runs list` names those that are."
+LISTED = "`fedcache runs list` lists the finished runs."
 """What to do about a name of no run, where one has to be given."""
 
-AS_CLAIMED = ", as the sites claim"
+AS_CLAIMED = ", as reported by the sites"
 """Ends the name of a setting in which sites have scored themselves."""
 
 CLAIMED = (
-    "Accuracy, F1 and fairness are claimed: each site scored itself on its own test rows, and the server can bound "
-    "what a site says and not check it. They stand apart from what was measured here."
+    "Accuracy, F1 and fairness are claimed: each site scored itself on its own test rows, and the server "
+    "can bound these values but not check them. They are shown separately from results that were "
+    "measured here."
 )
 """What must be read with such figures."""
 
@@ -218,8 +219,8 @@ def measured_alone(found: Gathered) -> Gathered:
     kept = [e for e in found.entries if not e.claimed]
     if not kept or len(kept) == len(found.entries):
         return found
-    why = "has figures that its sites claim, which are not averaged with measured ones"
-    hint = "Name the runs of federations alone to compare them with each other."
+    why = "has results claimed by its sites, which are not averaged with measured results"
+    hint = "To compare runs of federations with each other, give only these runs."
     return Gathered(
         kept, [*found.left_out, *(LeftOut(e.path, why, hint) for e in found.entries if e.claimed)]
     )
@@ -292,10 +293,10 @@ def _newest(entries: Sequence[StoredRun]) -> tuple[list[StoredRun], list[LeftOut
         for key, e in zip(keys, entries, strict=True)
         if e.result.get("code") == last[key] or not seeds[key].issuperset(e.result["seeds"])
     ]
-    hint = "Name it to show it, or remove such runs:  fedcache gc --kind old-runs"
+    hint = "Give its name to show it, or remove such runs:  fedcache gc --kind old-runs"
     names = {e.path for e in kept}
     return kept, [
-        LeftOut(e.path, "is the same run by older code", hint)
+        LeftOut(e.path, "is the same run, made by older code", hint)
         for e in entries
         if e.path not in names
     ]
@@ -348,7 +349,7 @@ def several(runs: object) -> list[RunQuery]:
         given = list(runs)
     if not given:
         raise UsageError(
-            "There is no run in what was given.", "None takes all runs of FEDCACHE_HOME."
+            "The given object contains no run.", "None takes all runs of FEDCACHE_HOME."
         )
     return given
 
@@ -369,7 +370,7 @@ def _paths(queries: Sequence[RunQuery], root: Path) -> Iterable[Path]:
             yield path
         else:
             raise UsageError(
-                f"{type(one).__name__} is no run.", "Give runs, grids, directories or digests."
+                f"{type(one).__name__} is not a run.", "Give runs, grids, directories or digests."
             )
 
 
@@ -394,7 +395,7 @@ def _named(
             return found
         raise StoreError(
             f"No finished run under {root} is of {name}.",
-            "fedcache runs list   shows what there is",
+            "fedcache runs list   lists all runs",
         )
     path = Path(name)
     if path.is_dir():
@@ -417,7 +418,8 @@ def _named(
     elif str(name) in METHODS:
         hint = f"fedcache train {shell_word(name)}   trains one"
     raise UsageError(
-        f"There is no run {str(name)!r}: no directory of that name, and none under {root} begins so.",
+        f"There is no run {str(name)!r}: no directory has this name, and no run under {root} has a name "
+        "that begins with it.",
         hint,
     )
 
@@ -480,7 +482,7 @@ def open_run(path: Path) -> StoredRun | LeftOut:
             return LeftOut(
                 path,
                 "is not finished, and its config.toml is missing",
-                "Run the command that began it again.",
+                "Run the command that started it again.",
             )
         try:
             pruned = read_pruned(path)
@@ -493,16 +495,16 @@ def open_run(path: Path) -> StoredRun | LeftOut:
             rounds = pruned["rounds"]
             why += f": a search stopped it after round {pruned['round']} of {rounds}"
         if config_changed(path):
-            why += "; its config.toml is not what was written when it began"
+            why += "; its config.toml was changed since the run started"
         return LeftOut(
             path,
             why,
-            f"The command that began it goes on:  fedcache train --config {shell_word(config)}",
+            f"To resume it:  fedcache train --config {shell_word(config)}",
         )
     try:
         result = read_result(path / "result.json")
         if not isinstance(result.get("accuracy"), dict) or "method" not in result:
-            raise DamagedRunError(path / "result.json", "is no result of a run")
+            raise DamagedRunError(path / "result.json", "is not the result of a run")
         check_files(path, result)
     except FedcacheError as error:
         return LeftOut(path, error.message.removeprefix(str(path)), error.hint, error.code)

@@ -60,11 +60,11 @@ def model_card(
     saved = predictor.members[0]
     facts = saved.facts
     client = predictor.client
-    whose = "the one for all clients"
+    whose = "the global model"
     if client is not None:
-        whose = f"that of client {client} alone"
+        whose = f"the personal model of client {client}"
     # Accuracy and privacy are figures of the run, which a model file alone does not have.
-    unknown_run = ["Not known: the run is not at hand."]
+    unknown_run = ["Unknown, because the run is not available."]
     accuracy = unknown_run
     privacy = unknown_run
     if result is not None:
@@ -74,11 +74,11 @@ def model_card(
         "Trained on": [
             *_data(saved, result),
             *backbone_lines(zip(saved.facts.keys, saved.facts.recipes, strict=False), home),
-            f"Features: feat_post {facts.feat_post}, computed with in {facts.dtype}.",
+            f"Features: feat_post {facts.feat_post}, computed in {facts.dtype}.",
             _temperature(predictor),
         ],
         "Accuracy": accuracy,
-        "What left the clients": left_lines(saved, result),
+        "Data that left the clients": left_lines(saved, result),
         "Privacy spent": privacy,
     }
     # A client's own model may reveal something about that client's rows.
@@ -89,9 +89,9 @@ def model_card(
             shape = ", ".join(map(str, tensor.shape))
             tensors.append(f"{name} [{shape}]")
         own = ", ".join(tensors)
-        parts["What it tells of a client"] = [
-            f"It holds tensors of {client} alone ({own}), made of that client's rows. Give it to nobody who "
-            "may not know them.",
+        parts["What the model reveals about a client"] = [
+            f"It contains tensors made only from the rows of {client} ({own}). Share it only with people "
+            "who may know these rows.",
             *_held_rows(predictor),
         ]
     run = facts.run[:16]
@@ -116,10 +116,8 @@ def _temperature(predictor: Predictor) -> str:
         )
     words = f"Probabilities: softmax of the scores divided by {predictor.softmax_temperature:g}"
     if predictor.temperature is not None:
-        return f"{words}, as --temperature asked for."
-    return (
-        f"{words}, the temperature fitted when training ended to rows that the model had not seen."
-    )
+        return f"{words}, as set by --temperature."
+    return f"{words}, the temperature that was fitted after training on rows that the model had not seen."
 
 
 def _held_rows(predictor: Predictor) -> list[str]:
@@ -135,8 +133,8 @@ def _held_rows(predictor: Predictor) -> list[str]:
         verb = "holds"
     names = " and ".join(held)
     return [
-        f"{names} {verb} every training row of {predictor.client} one by one: "
-        "features and class of each, not a sum over them. Whoever has this file has that client's features."
+        f"{names} {verb} every single training row of {predictor.client}: its features and its class. "
+        "Anyone with this file has the features of this client."
     ]
 
 
@@ -232,15 +230,13 @@ def left_lines(saved: SavedModel, result: Mapping[str, Any] | None) -> list[str]
         up = exact["up_bytes"]
         down = exact["down_bytes"]
         lines.append(
-            f"A client sent {each['up']:,.0f} scalars a round and received {each['down']:,.0f}; all together "
-            f"{up:,} bytes up and {down:,} down over the run."
+            f"A client sent {each['up']:,.0f} scalars a round and received {each['down']:,.0f}; in total "
+            f"{up:,} bytes up and {down:,} bytes down over the run."
         )
     facts = saved.facts
     method = METHODS.get(facts.method)
     if method is None:
-        lines.append(
-            f"{facts.method} is a method of somebody's own; see its code for what it sends."
-        )
+        lines.append(f"{facts.method} is a custom method; its code shows what it sends.")
         return lines
     # The shapes of uploads depend on the widths of the model.
     sizes = None
@@ -257,7 +253,7 @@ def _privacy(result: Mapping[str, Any]) -> list[str]:
     lines = describe_trust(trust)
     if trust.get("privacy"):
         return lines
-    return [*lines, "No noise was added, so no epsilon bounds what uploads tell."]
+    return [*lines, "No noise was added, so no epsilon bounds what uploads reveal."]
 
 
 def run_result(place: Path) -> Path | None:
@@ -301,10 +297,11 @@ def export_model(
     """
     if request.out is None:
         raise UsageError(
-            "-o says where the model goes; found none.", "For example -o model.onnx, or -o FOLDER"
+            "Missing option --out: where to write the model.",
+            "For example -o model.onnx, or -o FOLDER",
         )
     if options.seed == "all":
-        raise UsageError("An exported model is that of one seed.", "--seed 0")
+        raise UsageError("An exported model belongs to one seed.", "--seed 0")
     out = Path(request.out)
     kind = format_of(out, request.kind)
     check_place(out, kind, request.force)
@@ -353,13 +350,15 @@ def agreement(program: ModelProgram) -> str:
         "",
         "## Agreement with predict",
         "",
-        f"Features are rounded to {kinds}, as the store of the run keeps them. Libraries sum in "
-        "different orders, so a feature near the middle between two such numbers is rounded up by one and down by "
-        f"another. With every feature of {BATCH} drawn images moved {DRAWS} times, each by up to {LIBRARIES:.0e} of "
-        f"itself, scores changed by at most {moved.scores:.1g} and probabilities by {moved.probabilities:.1g}.",
+        f"Features are rounded to {kinds}, as in the store of the run. Libraries sum in different orders, "
+        "so a feature near the middle between two such numbers is rounded up by one and down by another. "
+        f"With every feature of {BATCH} random images changed {DRAWS} times, each by up to "
+        f"{LIBRARIES:.0e} of itself, scores changed by at most {moved.scores:.1g} and probabilities by "
+        f"{moved.probabilities:.1g}.",
     ]
     if "float16" in dtypes:
         lines.append(
-            "A run on features kept as float32 (`fedcache extract --recipe dtype=float32`) is free of it."
+            "A run on features kept as float32 (`fedcache extract --recipe dtype=float32`) does not have "
+            "this rounding."
         )
     return "\n".join(lines) + "\n"

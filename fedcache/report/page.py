@@ -132,12 +132,14 @@ def write_report(
     if out.is_symlink():
         out = out.resolve()
     if not os.access(out.parent, os.W_OK):
-        raise MachineError(f"{out.parent} cannot be written to.", "-o another/place/report.html")
+        raise MachineError(
+            f"The directory {out.parent} is not writable.", "-o another/place/report.html"
+        )
     if out.is_dir() or out.suffix.lower() not in (".html", ".htm"):
         example = out.with_suffix(".html")
         if out.is_dir():
             example = out / "report.html"
-        raise UsageError(f"{out} is no HTML file.", f"-o {example}")
+        raise UsageError(f"{out} is not an HTML file.", f"-o {example}")
     need_matplotlib()
     figure_data.check_embedding(embed)
     check_score(score)
@@ -241,7 +243,7 @@ MOST_NAMED = 4
 """Runs of which a note says the names; of more it says how many."""
 MOST_VALUES = 24
 """Values of a setting up to which rows can be kept by them."""
-PRIVATE = "a run here has differential privacy, and its epsilon covers neither who holds which rows nor the features"
+PRIVATE = "a run here has differential privacy, but its epsilon covers neither the partition nor the features"
 
 
 def refuse_private(entries: Sequence[StoredRun]) -> None:
@@ -249,8 +251,8 @@ def refuse_private(entries: Sequence[StoredRun]) -> None:
     private = [e.digest[:8] for e in entries if e.private]
     if private:
         raise UsageError(
-            f"{some_names(private, 5)} promises differential privacy, and its epsilon does not cover the rows that "
-            "images show.",
+            f"{some_names(private, 5)} has differential privacy, but its epsilon does not cover rows that "
+            "are shown as images.",
             "Leave --with-images out, or name other runs.",
         )
 
@@ -303,7 +305,7 @@ def galleries_of(
                 notes.append(note)
     if len(named) > MOST_GALLERIES:
         notes.append(
-            f"Mistakes are shown of {MOST_GALLERIES} runs; report others alone to see theirs."
+            f"Mistakes are shown for {MOST_GALLERIES} runs. For other runs, write a separate report."
         )
     return found, notes
 
@@ -347,7 +349,8 @@ def section_of(
             notes += sentences_on_images
     else:
         notes.append(
-            f"Figures are made for the first {MOST_SETTINGS} settings; report these runs alone to see theirs."
+            f"Figures are made for the first {MOST_SETTINGS} settings. For these runs, write a separate "
+            "report."
         )
     columns, rows = table_of(entries, names, score, first_words.digest)
     # Commands name the store, so that they can be run where the store is.
@@ -385,14 +388,17 @@ def _summary(entries: Sequence[StoredRun], score: str) -> str:
         "clients"
     )
     if len(set(part["digests"])) > 1:
-        description += "; every seed has its own, the first is drawn"
+        description += "; every seed has its own partition, and the figure shows the first"
     description += "."
     if score != "own":
         description += f" Accuracy is {score}: {WORDS[score]}."
     if has_validation(e.result for e in entries):
-        description += " Sorted by validation accuracy; the run that it chose is bold."
+        description += " Sorted by validation accuracy; the best run is bold."
     elif len(entries) > 1:
-        description += " Sorted by test accuracy; the highest value of a column is bold. Worst 10 % is of the clients."
+        description += (
+            " Sorted by test accuracy; the highest value of a column is bold. Worst 10 % is the mean over "
+            "the worst tenth of clients."
+        )
     if entries[0].claimed:
         description += f" {CLAIMED}"
     return description
@@ -490,7 +496,8 @@ def _detail_plots(
     notes: list[str] = []
     if all(len(e.result["accuracy"].get("per_round") or ()) < 2 for e in entries):
         notes.append(
-            "No run measured its accuracy in more than one round: `--eval-every 1` gives the curves."
+            "No run measured its accuracy in more than one round. For curves, train with `--eval-every "
+            "1`."
         )
     # Confusions are of the first run of each method.
     first, *others = first_of_each(named)
@@ -499,7 +506,8 @@ def _detail_plots(
         made.append(confusion_difference(f"{ident}-against0", first, others[0]))
     if any("confusion" not in e.result for e in entries):
         notes.append(
-            "Results of earlier versions hold no confusion matrix: `--fresh` makes them again."
+            "Results of earlier versions have no confusion matrix. To make them again, train with "
+            "`--fresh`."
         )
     notes += caution_notes(named) + drawn_notes(named)
     notes += merged_notes({label: [e] for label, e in named})
@@ -528,7 +536,7 @@ def caution_notes(named: figure_runs.Named) -> list[str]:
     for each in kinds.values():
         if len(each) > MOST_NAMED:
             lowest = each[-1]
-            each = [f"{len(each)} runs; the lowest of them is {lowest}"]
+            each = [f"{len(each)} runs; the lowest is {lowest}"]
         notes += each
     return notes
 
@@ -612,8 +620,8 @@ def table_of(
         cells = [HtmlCell(f.get(name, "-"), f.get(name, "")) for f in map(facts, entries)]
         put(name.removeprefix("set."), cells, numbers=False, shown=place < MOST_SHOWN)
     put("95 % interval", [_interval(e, score) for e in entries])
-    put("a client sends", [_sent(e) for e in entries])
-    put("seconds a seed", [_seconds(seconds_of(e)) for e in entries])
+    put("sent per client", [_sent(e) for e in entries])
+    put("seconds per seed", [_seconds(seconds_of(e)) for e in entries])
     worst = [r["fairness"].get("worst10") for r in results]
     if any(value is not None for value in worst):
         several = len({e.method for e in entries}) > 1 and len(differ) < 3
@@ -637,9 +645,9 @@ def table_of(
     put_fractions(f"macro F1 %{claimed}", [r["macro_f1"]["mean"] for r in results], shown=False)
     exact = [r["traffic"]["exact"] for r in results]
     sent = [x["per_client_round"]["up"] for x in exact]
-    put("scalars a round", [HtmlCell(size(s), str(s)) for s in sent], shown=False)
+    put("scalars per round", [HtmlCell(size(s), str(s)) for s in sent], shown=False)
     megabytes = [(x["up_bytes"] + x["down_bytes"]) / 1e6 for x in exact]
-    put("MB in all", [HtmlCell(f"{m:,.2f}", str(m)) for m in megabytes], shown=False)
+    put("MB in total", [HtmlCell(f"{m:,.2f}", str(m)) for m in megabytes], shown=False)
     put("fidelity", [_word(r["fidelity"]) for r in results], numbers=False, shown=False)
     put("run", [HtmlCell(e.digest[:8], e.digest) for e in entries], numbers=False, shown=False)
     columns = [c for c, _ in made]
@@ -659,7 +667,7 @@ def _interval(entry: StoredRun, score: str) -> HtmlCell:
 
 def _sent(entry: StoredRun) -> HtmlCell:
     if entry.pooled_rows:
-        return HtmlCell("all rows", "", note="no federation")
+        return HtmlCell("all rows", "", note="not federated")
     sent = sent_bytes(entry)
     words = f"{sent:.0f} B"
     if sent >= 1000:
@@ -688,7 +696,7 @@ def _number(value: float | None) -> HtmlCell:
 
 
 def _marked(cells: list[HtmlCell], chosen: Sequence[bool] | None) -> list[HtmlCell]:
-    """Bold is what validation chose; the highest of the column where there are no rows to choose by."""
+    """Bold is what validation chose; the highest of the column where there are no validation rows."""
     known = [float(cell.sort) for cell in cells if cell.sort]
     if len(cells) < 2 or not known:
         return cells
@@ -761,7 +769,7 @@ def _verdict(
     mean = means[best]
     entry = next(iter(group.rows()[best].values()))
     chosen = found is not None and found.chosen is not None
-    by = "has the highest mean test accuracy,"
+    by = "has the best mean test accuracy,"
     if chosen:
         by = "is best by mean validation accuracy and reaches"
     headline = f"{best} {by} {percent(mean)} % "
@@ -777,8 +785,8 @@ def _verdict(
         headline += f", {abs(gap):.2f} points {side} the second, {second}"
     word, sure = _sure(group, found)
     if not chosen and others:
-        sure += " No rows were kept to choose by, so this is the highest of "
-        sure += f"{len(others) + 1} on the test rows themselves (`--validation 0.2` keeps some)."
+        sure += " There is no validation split, so this is the best of "
+        sure += f"{len(others) + 1} on the test rows themselves, which is optimistic (add `--validation 0.2`)."
     cost = price(entry)
     capital = cost[:1].upper() + cost[1:]
     return Verdict(
@@ -793,17 +801,18 @@ def _sure(group: HeldOutGroup, found: Comparison | None) -> tuple[str, str]:
     count = len(found.blocks)
     if found.too_few:
         return (
-            "Not known",
-            f"{count} held-out values are too few for a test, whatever the differences are.",
+            "Unknown",
+            f"{count} held-out values are too few for any test.",
         )
     open_pairs = [p.one for p in found.pairs if p.holm is None or p.holm >= 1.0 - found.level]
     if not open_pairs:
         return (
             "Sure",
-            f"It differs from every other run over {count} held-out values (Wilcoxon's test, Holm).",
+            f"It differs significantly from every other run over {count} held-out values (Wilcoxon's "
+            "test, Holm).",
         )
     names = some_names(open_pairs, MOST_NAMED)
     return (
         "Not sure",
-        f"Its difference from {names} may be chance over {count} held-out values (Wilcoxon, Holm).",
+        f"Its difference from {names} is not significant over {count} held-out values (Wilcoxon, Holm).",
     )

@@ -253,16 +253,16 @@ def gallery(
     )
     rows, rows_of_client = on
     description = (
-        f"The most confident of {mistakes.wrong:,} mistakes on {rows} ({mistakes.rows:,} scored): the class, what it "
-        "was taken for, and the probability of that."
+        f"The most confident of {mistakes.wrong:,} mistakes on {rows} ({mistakes.rows:,} scored), each "
+        "with its class, the predicted class and the probability of the prediction."
     )
     if mistakes.clients:
-        description += f" {mistakes.clients:,} clients' own models were asked, each about "
-        description += f"{rows_of_client}; whose it was is named."
+        description += f" {mistakes.clients:,} personal models were evaluated, each on "
+        description += f"{rows_of_client}; the client is named."
     lost = len(mistakes.most) - len(shown)
     if lost:
-        description += f" {lost} of {len(mistakes.most)} images are not in the dataset any more."
-    return [Gallery(ident, f"What {label} got wrong", description, shown, lost)]
+        description += f" {lost} of {len(mistakes.most)} images are no longer in the dataset."
+    return [Gallery(ident, f"Mistakes of {label}", description, shown, lost)]
 
 
 def lost_of(label: str, found: Sequence[Gallery]) -> list[str]:

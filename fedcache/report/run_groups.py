@@ -45,7 +45,7 @@ NO_SETTING = {
 """Words of ``config.toml`` that are compared as the result holds them, or not at all: the seeds, and a preset, which is
 another name for hyperparameters."""
 OUTCOMES = {"simulated_time", "updates", "staleness_mean", "staleness_max"}
-"""What a result says of simulated time beside the rule that was asked for."""
+"""What a result says of simulated time in addition to the rule that was requested."""
 
 
 @dataclass(frozen=True)

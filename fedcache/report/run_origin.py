@@ -48,7 +48,7 @@ class RunStore:
 
 def store_of_run(entries: Sequence[StoredRun]) -> RunStore | str:
     """The source of runs of one setting, or why there is none, in words."""
-    why = "these runs were made from clients' own stores"
+    why = "these runs were trained on client stores"
     for entry in entries:
         table = train_table(entry.path)
         if table.get("clients_from"):
@@ -57,12 +57,12 @@ def store_of_run(entries: Sequence[StoredRun]) -> RunStore | str:
             store = store_behind(entry.path, entry.result)
             if store is None:
                 digest = str(entry.result["dataset"]["digest"])[:16]
-                why = f"no store of dataset {digest} is here any more"
+                why = f"the store of the dataset {digest} no longer exists"
                 continue
             partition = load_partition(store, _partition_of(entry, table))
             if partition.digest not in entry.result["partition"]["digests"]:
                 name = entry.result["partition"]["name"]
-                why = f"the partition {name!r} was made again since, with other rows"
+                why = f"the partition {name!r} has been replaced by one with other rows"
                 continue
         except (FedcacheError, OSError) as error:
             why = getattr(error, "message", str(error)).rstrip(".")

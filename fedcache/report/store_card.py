@@ -66,7 +66,7 @@ def _rows(store: Store) -> list[str]:
     gone = int(store.vanished().sum())
     readable = samples.ok == 1
     present = store.rows - gone
-    lines = [f"- {present:,} {holds}, of which {store.rows_ok:,} are readable"]
+    lines = [f"- {present:,} {holds}, {store.rows_ok:,} of them readable"]
     if gone:
         lines.append(f"- {gone:,} further rows: each {VANISHED}")
     splits = [

@@ -221,7 +221,7 @@ def verdict(title: str, named: Named, score: str) -> Verdict:
     # A run that needs all rows in one place is a reference, unless there is no other.
     field = ranked([e for e in scored if not e.pooled_rows] or scored, score)
     if not field:
-        return Verdict(title, "", "", False, "No run here was scored on test rows.")
+        return Verdict(title, "", "", False, "No run was scored on test rows.")
     chosen = has_validation(e.result for e in field)
     best = field[0]
     equals = [e for e in field[1:] if _same_figures(e, best, score)]
@@ -235,9 +235,7 @@ def verdict(title: str, named: Named, score: str) -> Verdict:
     word, sure = _sure(best, rivals, undecided, gap, label, chosen)
     if equals and not rivals:
         word = "Level"
-        sure = (
-            "All runs here reached the very same figures; it is the first by method and settings."
-        )
+        sure = "All runs reached the same results; this is the first by method and settings."
     unlike = unlike_tests(e.result for e in field)
     if chosen and unlike is not None:
         sure = f"{sure} {unlike}"
@@ -245,7 +243,7 @@ def verdict(title: str, named: Named, score: str) -> Verdict:
     if equals:
         names = some_names([label[e.digest] for e in equals], 2)
         count = _others(len(equals))
-        headline += f" {count} ({names}) reached the very same figures."
+        headline += f" {count} ({names}) reached the same results."
     return Verdict(
         title,
         label[best.digest],
@@ -281,7 +279,7 @@ def _headline(
 ) -> str:
     accuracy = score_of(best.result, score).mean or 0.0
     name = label[best.digest]
-    words = f"{name} has the highest test accuracy, {percent(accuracy)} %"
+    words = f"{name} has the best test accuracy, {percent(accuracy)} %"
     if chosen:
         held = percent(validation_value(best.result, score))
         words = (
@@ -289,12 +287,12 @@ def _headline(
         )
         words += " on the test rows"
     if best.claimed:
-        words += " as its sites claim"
+        words += " as reported by its sites"
     if rivals:
         difference = 100 * (accuracy - (score_of(rivals[0].result, score).mean or 0.0))
         how = f"{abs(difference):.2f} points below"
         if abs(difference) < 0.005:
-            how = "level with"
+            how = "equal to"
         elif difference > 0:
             how = f"{difference:.2f} points above"
         second = label[rivals[0].digest]
@@ -354,18 +352,16 @@ def _sure(
 ) -> tuple[str, str]:
     """The certainty of the order in one word, and the reason."""
     if not rivals:
-        return "Alone", "There is no other run here to compare it with."
+        return "Alone", "There is no other run to compare it with."
     if gap is None:
-        word = "Not known"
-        why = "Nothing repeats here from which an interval of the difference could be had; `--seeds 0-4` gives one."
+        word = "Unknown"
+        why = "An interval of the difference needs several seeds: train with `--seeds 0-4`."
     elif gap.above_zero and not undecided:
         word = "Sure"
-        why = f"Its lead over every other is larger than chance among {gap.over} explains."
+        why = f"Its lead over every other method is statistically significant over {gap.over}."
     elif gap.high < 0:
         word = "Contradicted"
-        why = (
-            f"On the test rows the second is better, by more than chance among {gap.over} explains."
-        )
+        why = f"On the test rows the second is significantly better over {gap.over}."
     else:
         word = "Not sure"
         why = _chance([label[e.digest] for e in undecided or rivals[:1]], len(rivals), gap)
@@ -378,8 +374,8 @@ def _sure(
     # The best of several on the test rows is optimistic: validation rows would choose without them.
     if not chosen:
         why += (
-            f" No rows were kept to choose by: it is the highest of {len(rivals) + 1} on the rows that score "
-            "it, which flatters it (`--validation 0.2` keeps some)."
+            f" It is the best of {len(rivals) + 1} runs on the test rows themselves, so its accuracy is "
+            "optimistic (add `--validation 0.2`)."
         )
     return word, why
 
@@ -396,7 +392,7 @@ def _chance(others: Sequence[str], rivals: int, gap: Estimate) -> str:
     distance = "lead over"
     if gap.value < 0:
         distance = "distance from"
-    return f"Chance among {gap.over} can explain its {distance} {of} ({names}){after}."
+    return f"Its {distance} {of} ({names}) is not statistically significant over {gap.over}{after}."
 
 
 def _undecided(best: StoredRun, rivals: Sequence[StoredRun], score: str) -> list[StoredRun]:
@@ -433,7 +429,7 @@ def _cost(
     best: StoredRun, undecided: Sequence[StoredRun], label: dict[str, str], score: str
 ) -> str:
     if best.pooled_rows:
-        return "It is no federation: nothing travels because all rows lie in one place."
+        return "It is not federated: all rows are in one place, so nothing is sent."
     # A one-shot method sends once; others in every round.
     rounds = int(best.result.get("rounds") or 1)
     sent = sent_bytes(best)
@@ -441,7 +437,7 @@ def _cost(
     words = "Clients send nothing"
     receives = f" and receive {received} each"
     if sent:
-        words = f"Each client sends {_bytes(sent)}, once"
+        words = f"Each client sends {_bytes(sent)} once"
         receives = f" and receives {received}"
         if rounds > 1:
             words = f"Each client sends {_bytes(sent)} in {rounds} rounds"
@@ -449,13 +445,13 @@ def _cost(
         words += receives
     seconds = seconds_of(best)
     if seconds is not None:
-        words += f"; training a seed took {_seconds(seconds)}"
+        words += f"; training took {_seconds(seconds)} per seed"
     words += "."
     cheaper = [e for e in undecided if sent_bytes(e) < 0.5 * sent]
     if cheaper:
         least = min(cheaper, key=sent_bytes)
         accuracy = percent(score_of(least.result, score).mean)
-        words += f" Cheaper, and not told apart from it by these rows: {label[least.digest]}, {accuracy} %, "
+        words += f" Cheaper, without a significant difference on these rows: {label[least.digest]}, {accuracy} %, "
         words += f"{_sent(least)} sent."
     return words
 

@@ -119,7 +119,7 @@ class RequirementCheck:
         except FedcacheError as error:
             return Requirement("weights", name, error.message, error.hint)
         if found.download is not None:
-            why = f"not here; published {found.download}"
+            why = f"not available locally; published {found.download}"
             return Requirement(
                 "weights", name, why, f"fedcache backbones pull {shell_word(name)}", fetched=True
             )
@@ -133,7 +133,7 @@ class RequirementCheck:
         if known.get("ready"):
             return None
         command = str(known.get("needs") or f"fedcache datasets info {shell_word(spec)}")
-        return Requirement("data", spec, "its files are not here", command)
+        return Requirement("data", spec, "its files are not available locally", command)
 
 
 def _method(cell: PaperCell) -> Requirement | None:
@@ -234,7 +234,7 @@ def plan(entry: PaperTable, options: Options, looker: RequirementCheck) -> list[
         if named and named not in mapping.values():
             used = ", ".join(mapping.values()) or "no backbone"
             raise UsageError(
-                f"--recipe {key} names {named!r}, which takes no role in {entry.name}.",
+                f"--recipe {key} refers to {named!r}, which has no role in {entry.name}.",
                 f"In use: {used}.",
             )
     return [_planned(cell, options, mapping) for cell in chosen(entry, options.only)]
@@ -255,7 +255,7 @@ def chosen(entry: PaperTable, only: Mapping[str, tuple[str, ...]]) -> list[Paper
 
 
 PROXY_SET = "proxy"
-"""Word of ``--backbones`` for backbones whose weights lie in files that anybody may have, in place of the paper's."""
+"""Word of ``--backbones`` for backbones whose weights are in files that anybody may have, in place of the paper's."""
 
 STAND_INS = {
     "resnet18-quickdraw-maxpool": "mobilenetv2-imagenet",
@@ -278,7 +278,7 @@ def roles(entry: PaperTable, options: Options, looker: RequirementCheck) -> dict
             known = ", ".join(STAND_INS)
             own = ", ".join(named) or "none"
             raise UsageError(
-                f"{entry.name} uses none of the backbones that have stand-ins ({known}).",
+                f"{entry.name} uses none of the backbones that have a substitute ({known}).",
                 f"Name them: --backbones A,B in place of {own}",
             )
         return mapping
@@ -286,13 +286,13 @@ def roles(entry: PaperTable, options: Options, looker: RequirementCheck) -> dict
         backbones.lookup(name, home=looker.home.root)
     if options.backbones and not named:
         raise UsageError(
-            f"{entry.name} uses no backbone that could be replaced.", "Leave --backbones out."
+            f"{entry.name} uses no backbone that can be replaced.", "Leave --backbones out."
         )
     if len(options.backbones) > len(named):
         count = len(options.backbones)
         listed = ", ".join(named)
         raise UsageError(
-            f"{count} backbones for {len(named)} roles.",
+            f"{count} backbones are given for {len(named)} roles.",
             f"The roles of {entry.name}, in order: {listed}",
         )
     if options.backbones:
@@ -329,7 +329,7 @@ def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> 
     ]
     gone = [old for old, new in pairs if new is None]
     if gone:
-        departures.append(f"backbones: none in place of {', '.join(gone)}")
+        departures.append(f"backbones: none instead of {', '.join(gone)}")
     changed = left != paper.backbones
     if changed and paper.recipe:
         kept = {
@@ -362,7 +362,7 @@ def _planned(paper: PaperCell, options: Options, mapping: Mapping[str, str]) -> 
         departures.append(f"seeds: {options.seeds} instead of {paper.seeds}")
     refused = None
     if paper.backbones and not left:
-        refused = "no backbone is named in place of its own"
+        refused = "no backbone replaces the paper's backbone"
     return PlannedCell(paper, cell, tuple(departures), refused)
 
 

@@ -253,7 +253,8 @@ def partition_cell(cell: PaperCell, columns: Columns, seed: int, *, proxy: bool)
             made, args, (*departures, *(f"partition: {note}" for note in made.notes))
         )
     raise UsageError(
-        f"{cell.scheme} fits these rows at no scale that was tried.", "Give more data with --on."
+        f"{cell.scheme} does not fit these rows at any scale that was tried.",
+        "Give more data with --on.",
     )
 
 

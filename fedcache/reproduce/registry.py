@@ -47,7 +47,7 @@ class PaperCell:
         backbones: names, in the order of concatenation.
         recipe: departures from the backbones' native recipes.
         dataset: a spec.
-        domain: domains that are dealt; () for all.
+        domain: domains that are assigned; () for all.
         scheme: of the partition; "" where nothing is assigned.
         args: its arguments.
         rounds: None for the method's own.

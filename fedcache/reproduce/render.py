@@ -34,7 +34,7 @@ def title(report: Reproduction) -> str:
         return f"{PROXY} of {where}: {entry.title}"
     words = f"{entry.name}: {entry.title}"
     if report.departures or any(line.departures for line in report.lines):
-        words += ", with departures"
+        words += ", with deviations"
     return words
 
 
@@ -51,7 +51,7 @@ def columns(report: Reproduction) -> tuple[str, ...]:
 def rows(report: Reproduction) -> list[tuple[str, ...]]:
     """One row per cell and metric; what was not run has no number."""
     made: list[tuple[str, ...]] = []
-    # A proxy is compared by the order of its rows, and has ranks in the place of differences.
+    # A proxy is compared by the order of its rows, and has ranks instead of differences.
     ranks = {}
     for one in orders(report):
         for place in one.places:
@@ -111,24 +111,26 @@ def sentences(report: Reproduction) -> list[str]:
     made = []
     if report.proxy:
         made.append(
-            f"{PROXY}: the paper's protocol on other data or backbones. A difference from a printed number would say "
-            "nothing about the paper, so none is shown; the order of rows may."
+            f"{PROXY}: the paper's protocol on other data or backbones. A difference from a published "
+            "number would say nothing about the paper, so it is not shown. The order of rows can still "
+            "be compared."
         )
         made += [one.sentence() for one in orders(report)]
     if report.departures:
         departures = "; ".join(report.departures)
-        made.append(f"Departures of every row: {departures}.")
+        made.append(f"Deviations of every row: {departures}.")
     # A departure of some rows only is said once, with these rows.
     for departure, where in of_rows(report).items():
-        made.append(f"Departure of {'; '.join(where)}: {departure}.")
+        made.append(f"Deviation of {'; '.join(where)}: {departure}.")
     if report.proxy:
         for same in repeated(report):
             labels = "; ".join(", ".join(at) for at in same)
             made.append(f"The same measurement: {labels}.")
     elif report.entry.printed_seeds:
         made.append(
-            f"Difference is got minus printed, in standard errors sqrt(s_printed^2 / {report.entry.printed_seeds} + "
-            "s_got^2 / seeds); where one std is missing it is the other's alone, and the row says so."
+            "Difference is got minus printed, in standard errors sqrt(s_printed^2 / "
+            f"{report.entry.printed_seeds} + s_got^2 / seeds); if one std is missing, only the other is "
+            "used, and the row is marked."
         )
     else:
         # What the paper does not give, and what was decided about it.
@@ -340,7 +342,7 @@ class RowRanking:
         parts = [f"{agree} of {counted} pairs as printed{_pairs(self.agree)}"]
         if self.reverse:
             pairs = _pairs(self.reverse, "printed above")
-            parts.append(f"{len(self.reverse)} the other way round{pairs}")
+            parts.append(f"{len(self.reverse)} in the opposite order{pairs}")
         if self.undecided:
             pairs = _pairs(self.undecided, "and")
             parts.append(
@@ -352,7 +354,7 @@ class RowRanking:
         single = all(p.measured.std is None for p in self.places)
         alone = ""
         if single:
-            alone = " There is one seed, so no standard error: every difference counts."
+            alone = " There is only one seed and no standard error, so every difference counts."
         tau = ""
         if self.tau is not None:
             tau = f" Kendall's tau-b is {self.tau:+.2f}."

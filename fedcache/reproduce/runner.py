@@ -59,7 +59,7 @@ class ReproducedCell:
         departures: sentences.
         why_not: why it was not run; "" when it was.
         runs: directories of its runs, one per seed.
-        reused: how many of them were there already.
+        reused: how many of them were stored already.
         fidelity: exact | cached_views | approx, "" where nothing is trained.
         same_as: labels of the earlier row of a proxy that is the same measurement, since what told them apart was
             replaced; () for none.
@@ -207,7 +207,7 @@ def reproduce(
         stored = ""
         if line.reused:
             runs_of_cell = len(line.runs)
-            stored = f" ({line.reused} of {runs_of_cell} runs were there already)"
+            stored = f" ({line.reused} of {runs_of_cell} runs were stored already)"
         measured = show_measured(line.measured[metric], metric)
         observer.note(f"{where}: {name(metric)} {measured}{stored}")
     if errors and not any(line.measured for line in lines):
@@ -231,10 +231,11 @@ def _nothing_can_run(
         if entry.roles():
             chosen = " --backbones glyph-clip"
         commands.append(
-            f"The same protocol on what is at hand:  fedcache reproduce {shell_word(entry.name)} --on digits{chosen}"
+            f"To run the same protocol on available data:  fedcache reproduce {shell_word(entry.name)} "
+            f"--on digits{chosen}"
         )
     return MachineError(
-        f"No row of {entry.name} can be run here. Missing: {missing}.",
+        f"No row of {entry.name} can be run on this machine. Missing: {missing}.",
         "\n".join(commands) or f"fedcache reproduce info {shell_word(entry.name)}",
     )
 

@@ -4,7 +4,7 @@ Each seed is stored on its own: ``seed-N.json`` holds the result of seed N, and 
 in the directory. A command with more seeds trains only the missing ones.
 
 ``config.toml`` re-runs it, ``rounds.jsonl`` and ``result.json`` are promises (no time, host, path or rate), what was
-measured lies apart in ``measured.json``. A run that was killed continues from its checkpoint; the bits are the same.
+measured is apart in ``measured.json``. A run that was killed continues from its checkpoint; the bits are the same.
 
 ``result.json`` lists the sha256 of the other promises under ``files``, so that a result is only ever returned whole.
 Checkpoints and finished seeds are sealed for their run and seed; where one is not what was written, the seed begins
@@ -89,14 +89,14 @@ PLACES = (
     "client_clusters",
     "client_durations",
 )
-"""Words of ``config.toml`` that say where things lie. They may differ between equal results; what lies there is in the
+"""Words of ``config.toml`` that say where things lie. They may differ between equal results; what is there is in the
 result by its own digest."""
 
 
 class DamagedRunError(CorruptionError):
     """A stored result that is not what was written, or whose promised files are not."""
 
-    def __init__(self, path: Path, why: str = "is not what was written") -> None:
+    def __init__(self, path: Path, why: str = "was changed after fedcache wrote it") -> None:
         super().__init__(
             f"{path} {why}.",
             f"The same command with --fresh runs it again; or remove {path.parent}.",
@@ -126,7 +126,7 @@ class RunDirectory:
             return None
         result = read_result(path)
         if result.get("digest") != self.identity.digest:
-            raise DamagedRunError(path, "is the result of another run")
+            raise DamagedRunError(path, "belongs to another run")
         check_files(self.path, result)
         check_models(self.path, result)
         return result
@@ -232,7 +232,7 @@ class RunDirectory:
         try:
             return read_sealed(path, self._what(kind, seed))
         except CorruptionError as error:
-            warn(f"{error.message} Seed {seed} begins again.")
+            warn(f"{error.message} Seed {seed} is trained again from the start.")
             path.unlink(missing_ok=True)
             return None
 
@@ -443,8 +443,9 @@ def check_config(path: Path | None) -> None:
             raw = b""
         if digest(name, raw) != digests.get(name, digest(name, raw)):
             raise CorruptionError(
-                f"{folder / name} is missing or not what was written.",
-                "Train with the run's options in the place of --config, or copy config.toml elsewhere to change it.",
+                f"{folder / name} is missing or was changed.",
+                "Train with the options of the run instead of --config, or copy config.toml elsewhere to "
+                "change it.",
             )
 
 
@@ -471,7 +472,7 @@ def check_place(folder: Path, result: Mapping[str, Any]) -> None:
     if re.fullmatch("[0-9a-f]{16}", folder.name) and not str(result.get("digest")).startswith(
         folder.name
     ):
-        raise DamagedRunError(folder / "result.json", "is the result of another run")
+        raise DamagedRunError(folder / "result.json", "belongs to another run")
 
 
 def check_files(folder: Path, result: Mapping[str, Any]) -> None:
@@ -492,7 +493,7 @@ def check_files(folder: Path, result: Mapping[str, Any]) -> None:
 def check_models(folder: Path, result: Mapping[str, Any]) -> None:
     """Compare the trained models of a run with what was written; a run whose models were removed is whole.
 
-    Raises DamagedRunError, for a file that is missing or is not what was written.
+    Raises DamagedRunError, for a file that is missing or was changed.
     """
     index = folder / MODELS / INDEX
     try:
@@ -508,7 +509,7 @@ def check_models(folder: Path, result: Mapping[str, Any]) -> None:
             if file.is_file() and file_sha256(file) == written["sha256"]:
                 continue
         if index.is_file():  # else another process removes the models at this moment
-            raise DamagedRunError(file, "is missing or is not what was written")
+            raise DamagedRunError(file, "is missing or was changed after fedcache wrote it")
 
 
 def what_of_models(digest: str) -> dict[str, Any]:
@@ -611,13 +612,13 @@ def owning(
     if private:
         # The same order in every process, so that two grids with common private runs never wait for each other.
         locked = sorted(folders)
-        why = ": a private run that is trained twice at once spends privacy twice"
+        why = ", because training a private run twice at once spends privacy twice"
     with ExitStack() as held:
         for folder in folders:
             make_private(folder.parent)
             make_private(folder)
         for folder in locked:
-            words = f"{folder.name} is being trained by another process or thread. Waiting for it to end{why}."
+            words = f"{folder.name} is being trained by another process or thread. Waiting until that ends{why}."
             # The lock file stays when the block ends: those who wait hold it open.
             wait = wait_for_lock(folder / LOCK, partial(observer.note, words), give_up_if_stopped)
             try:
@@ -664,7 +665,7 @@ def check_tag(tag: str) -> str:
     """A tag that may be given. Raises UsageError for one that is no plain word."""
     if not re.fullmatch(TAG, tag):
         raise UsageError(
-            f"{tag!r} is no tag: one word of at most 64 letters, digits and . _ + -.",
+            f"{tag!r} is not a valid tag: a tag is one word of at most 64 letters, digits and . _ + -.",
             "fedcache runs tag baseline RUN",
         )
     return tag
@@ -683,12 +684,12 @@ def tags_of(run: Path) -> tuple[str, ...]:
             commands = [f"rm {shell_word(path)}"]
             commands += [f"fedcache runs tag {shell_word(tag)} {run_word}" for tag in plain]
             raise CorruptionError(
-                f"{path} has no seal: an earlier release of fedcache wrote it, or an editor.",
+                f"{path} has no seal: it was written by an earlier release of fedcache or by an editor.",
                 " && ".join(commands),
             ) from error
         raise CorruptionError(
             error.message,
-            f"Its tags are lost. Remove it and give them again:  rm {shell_word(path)}",
+            f"Its tags are lost. Remove the file and add the tags again:  rm {shell_word(path)}",
         ) from error
     if found is None:
         return ()

@@ -109,7 +109,7 @@ class PriorTests:
         found = find_run(place, facts.run, home)
         if found is None:
             raise StoreError(
-                f"The run {facts.run[:12]} is gone, and a client prior needs its partition.",
+                f"The run {facts.run[:12]} no longer exists, but a client prior needs its partition.",
                 "fedcache runs list",
             )
         folder, result = found
@@ -127,13 +127,14 @@ class PriorTests:
         path = shell_word(store.path)
         if first.deployed[0].method.by_similarity(facts.hp):
             raise UsageError(
-                f"{facts.method} predicts by similarity to prototypes, and a client prior needs scores of classes.",
+                f"{facts.method} predicts by similarity to prototypes, but a client prior needs class "
+                "scores.",
                 f"To evaluate it without a client prior:  fedcache evaluate {run} --store {path}",
             )
         if kind == "fitted" and is_private(result):
             raise UsageError(
-                "The run promises differential privacy, and its epsilon does not cover a concentration that is fitted "
-                "to the class counts of all clients.",
+                "The run has differential privacy, but its epsilon does not cover a concentration that "
+                "is fitted to the class counts of all clients.",
                 f"fedcache evaluate {run} --store {path} --client-prior counts",
             )
         partitions = []

@@ -93,7 +93,7 @@ def evaluate_runs(
                 each[i] = replace(options, client=None)
                 name = places[i].name
                 observer.note(
-                    f"{name}: {one.method} trained one model for all clients: it is what {options.client} uses too."
+                    f"{name}: {one.method} trained one global model, which {options.client} uses too."
                 )
     found = []
     for place, own in zip(places, each, strict=True):
@@ -134,8 +134,8 @@ def evaluate_run(
     check_saved(place, members[0], options)
     if not names:  # of a file apart from its run
         raise StoreError(
-            f"The run saved no client's model ({facts.clients:,} clients).",
-            "Train again with --fresh --save-clients all, or take --global.",
+            f"The run has no saved personal models ({facts.clients:,} clients).",
+            "Train again with --fresh --save-clients all, or use --global.",
         )
     if each and len(names) == 1:
         options = replace(options, client=names[0])
@@ -185,13 +185,13 @@ def evaluate_run(
         some = ""
         if len(names) < facts.clients:
             some = f" of {facts.clients:,}"
-        which = f"{len(names)}{some} clients' own, each on all rows"
+        which = f"{len(names)}{some} personal models, each on all rows"
     elif options.client is not None:
         which = f"of client {options.client}"
     elif facts.personal:
-        which = "the server's"
+        which = "the model of the server"
     else:
-        which = "one for all"
+        which = "the global model"
     if len(members) > 1:
         which += f", mean probability of {len(members)} seeds"
     found = RunEvaluation(
@@ -233,7 +233,7 @@ def mistakes_on(
     """
     if not isinstance(rows.source, Store):
         raise UsageError(
-            "--with-images shows images, and --embeddings has none.", "--dataset folder:photos"
+            "--with-images shows images, but --embeddings has none.", "--dataset folder:photos"
         )
     found = result_of(place, run)
     if (
@@ -242,8 +242,8 @@ def mistakes_on(
         and found["dataset"]["digest"] == rows.source.dataset.get("digest")
     ):
         raise UsageError(
-            f"{place.name} promises differential privacy, and its epsilon does not cover the rows that images of its "
-            "own dataset show.",
+            f"{place.name} has differential privacy, but its epsilon does not cover rows of its own "
+            "dataset that are shown as images.",
             "Leave --with-images out, or evaluate on another dataset.",
         )
     if not clients:
@@ -276,7 +276,7 @@ def mistakes_of_run(place: Path, store: Store, partition: Partition, home: Home)
     clients = [c for c in partition.clients if c.name in facts.saved and len(c.test)]
     if not clients:
         raise StoreError(
-            f"The run saved no client's model ({facts.clients:,} clients).",
+            f"The run has no saved personal models ({facts.clients:,} clients).",
             command_saving(place, "all"),
         )
     first = predictor_of(members, ModelOptions(client=clients[0].name), home, "auto")
@@ -435,7 +435,7 @@ def _warning(
             seen = np.isin(numbers, trained)
         if not (same := int(seen[rows.rows].sum())):
             return None
-        # A scheme may deal rows of the test split too: then that split does not leave them out.
+        # A scheme may assign rows of the test split too: then that split does not leave them out.
         advice = ": --split test leaves them out."
         if (seen & (split == TEST)).any():
             advice = "."

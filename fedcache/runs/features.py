@@ -78,19 +78,21 @@ def read_store(
     for key, array in zip(keys, arrays, strict=True):
         if len(array.shape) != 3:
             raise UsageError(
-                f"{key} holds images, and {method.name} needs features.",
+                f"{key} contains images, but {method.name} needs features.",
                 "Choose other --backbones.",
             )
         if looked := all_alike(array, store.samples.ok == 1):
             path = shell_word(store.path)
             observer.warn(
-                f"The features of {key} are the same in the first {looked} rows, as of a model that does not see its "
-                f"input. What made them:  fedcache inspect {path}"
+                f"The features of {key} are identical in the first {looked} rows, as from a model that "
+                f"ignores its input. To see how they were made:  fedcache inspect {path}"
             )
     views = [array.shape[1] for array in arrays]
     if len(set(views)) > 1:
         each = ", ".join(map(str, views))
-        observer.note(f"Views: {min(views)} of each backbone, as all of them have ({each}).")
+        observer.note(
+            f"Views: {min(views)} of each backbone, the number that all backbones have ({each})."
+        )
     # Large features stay in their files; small ones, and those of several backbones, are copied into memory.
     x: Features | None = stored_rows(arrays, feat_post)
     scaling = None
@@ -206,8 +208,9 @@ def text_of(
     meta = store.texts[slug_of(backbone)][-1]["meta"]
     if meta.get("pooling", recipe.get("pooling")) != recipe.get("pooling") or "prompt" in recipe:
         raise UsageError(
-            f"{keys[0]} pools its tokens in another way than the text features of {backbone}.",
-            f"fedcache extract --dataset DATASET --backbones {shell_word(backbone)}   makes features that fit them.",
+            f"{keys[0]} pools its tokens differently from the text features of {backbone}.",
+            f"fedcache extract --dataset DATASET --backbones {shell_word(backbone)}   makes matching "
+            "features.",
         )
     return np.array(store.text(backbone), np.float32), store.templates(backbone) or []
 

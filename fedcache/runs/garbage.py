@@ -94,10 +94,10 @@ def remove(garbage: Sequence[Garbage]) -> list[Garbage]:
             else:
                 one.path.unlink(missing_ok=True)
         except OSError as error:
-            gone = f"{len(done)} of {len(garbage)} are gone"
+            gone = f"{len(done)} of {len(garbage)} were deleted"
             raise MachineError(
                 f"{one.path} cannot be deleted: {error.strerror}. {gone}.",
-                "Look at its owner and mode, then run the same command again.",
+                "Check its owner and permissions, then run the same command again.",
             ) from error
         done.append(one)
     return done
@@ -122,13 +122,13 @@ def _leftovers(home: Home) -> Iterator[tuple[Path, str]]:
     written = (*(f.glob(PARTIAL) for f in flat), *(f.rglob(PARTIAL) for f in deep))
     for path in sorted(path for found in written for path in found):
         if not is_being_written(path):
-            yield path, "a killed process was writing it"
+            yield path, "left by a killed process"
     for path in folders_in(home.root / "flower" / "loopback"):
         pid = path.name.removeprefix("up.").partition("-")[0]
         if not (pid.isdigit() and is_alive(int(pid))):
-            yield path, "keys and logs of a federation on loopback that ended"
+            yield path, "keys and logs of a loopback federation that has ended"
     for path in leftover_outputs(home):
-        yield path, "a killed process was writing an output"
+        yield path, "partial output of a killed process"
     yield from leftovers_of_stores(home)
 
 
@@ -141,7 +141,7 @@ def _given_up(home: Home, idle_days: float) -> Iterator[tuple[Path, str]]:
             - max((f.stat().st_mtime for f in run.rglob("*")), default=run.stat().st_mtime)
         ) / DAY
         if days >= idle_days:
-            yield run, f"it has no result and was left {days:,.0f} days ago"
+            yield run, f"no result; last change {days:,.0f} days ago"
     yield from given_up_arrays(home, idle_days)
     yield from idle_mirrors(home, idle_days)
 
@@ -156,7 +156,7 @@ def _models(home: Home) -> Iterator[tuple[Path, str]]:
             if not is_private(read_result(run / "result.json")):
                 yield (
                     run / MODELS,
-                    "the trained models of a finished run, which --fresh trains again",
+                    "trained models of a finished run; --fresh trains them again",
                 )
 
 
@@ -173,14 +173,17 @@ def _old_runs(home: Home) -> Iterator[tuple[Path, str]]:
         if method not in current:
             current[method] = code_digest(method)
         if result.get("code") != current[method]:
-            yield run, f"a result of {method} by other code: the same command computes it again"
+            yield (
+                run,
+                f"result of {method} by an older version of the code; the same command recomputes it",
+            )
 
 
 # Removal of runs: their own files, and those that a tracker wrote of them.
 
 
 BOARDS = "tensorboard"
-"""Folder beside the runs in which ``--track tensorboard`` writes, by the runs' names."""
+"""Folder next to the runs in which ``--track tensorboard`` writes, by the runs' names."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +193,7 @@ class Removal:
     path: Path  # its directory
     parts: tuple[
         Path, ...
-    ]  # what is deleted: the directory or its own files in it, and boards of it beside
+    ]  # what is deleted: the directory or its own files in it, and boards next to it
     kept: tuple[str, ...]  # names of files in it that are not the run's, and stay
     bytes: int
 
@@ -202,8 +205,8 @@ def plan_removal(folder: Path) -> Removal:
     """
     if is_running(folder):
         raise UsageError(
-            f"{folder.name} is being trained now, and not removed.",
-            "Let it end, or stop it: its finished rounds stay.",
+            f"{folder.name} is being trained, so it is not removed.",
+            "Wait until it ends, or stop it; finished rounds are kept.",
         )
     if folder.is_symlink():
         return Removal(folder, (folder,), (), 0)
@@ -236,10 +239,10 @@ def remove_runs(removals: Sequence[Removal]) -> None:
             for part in sorted(one.parts, key=lambda p: p.name != "result.json"):
                 _delete(part)
         except OSError as error:
-            gone = f"{done} of {len(removals)} runs are gone"
+            gone = f"{done} of {len(removals)} runs were deleted"
             raise MachineError(
                 f"{one.path} cannot be deleted: {error.strerror}. {gone}.",
-                "Look at its owner and mode, then run the same command again.",
+                "Check its owner and permissions, then run the same command again.",
             ) from error
 
 

@@ -132,8 +132,8 @@ def own_digest(method: Method) -> str:
     """
     if method.name in NAMES:
         raise UsageError(
-            f"This Method is called {method.name!r} and is not the {method.name} that comes with fedcache.",
-            f"Give it a name of its own: dataclasses.replace(method, name='my-{method.name}')",
+            f"This Method is called {method.name!r} but is not the {method.name} of fedcache.",
+            f"Give it another name: dataclasses.replace(method, name='my-{method.name}')",
         )
     plugin = find("methods", method.name)
     folders: tuple[Path, ...] = ()

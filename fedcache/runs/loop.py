@@ -123,8 +123,8 @@ def train(
     Args:
         config: what to train; None fields take the defaults of the method's paper.
         home: where stores and runs are.
-        method: one of the user's own, in the place of the one that ``config`` names.
-        partition: how to deal rows, when ``config.partition`` names no saved one.
+        method: one of the user's own, instead of the one that ``config`` names.
+        partition: how to assign rows, when ``config.partition`` names no saved one.
         runs: directory of results instead of ``home.runs``.
         repartition: every seed draws its own partition (else all seeds share one).
         extract: whether to run the extraction that is missing.
@@ -225,7 +225,7 @@ def prepare_run(
     Args:
         config: as asked.
         source: where the rows come from.
-        method: one of the user's own, in the place of the one that is named.
+        method: one of the user's own, instead of the one that is named.
         ledger: of the privacy that is spent.
     """
     method = method or named_method(config)
@@ -270,7 +270,7 @@ def prepare_run(
 def named_method(config: TrainConfig) -> Method:
     """The method that a configuration names. Raises UsageError, also when it names none."""
     if config.method is None:
-        raise UsageError("No method was named.", f"--method {' | '.join(METHODS)}")
+        raise UsageError("No method was given.", f"--method {' | '.join(METHODS)}")
     return find_method(config.method)
 
 
@@ -299,8 +299,8 @@ def resolve_inputs(
         least = 1 / clients
         if cost["noise"] and delta >= least:
             observer.warn(
-                f"A delta of {delta:g} is also kept by telling everything of 1 of {clients:,} "
-                f"clients: choose one far below {least:g} (--dp-delta)."
+                f"A delta of {delta:g} allows revealing all data of 1 of {clients:,} clients. Choose a "
+                f"delta far below {least:g} (--dp-delta)."
             )
     check_participation(config, clients)
     note_paper_choices(inputs, spec, observer)
@@ -316,23 +316,25 @@ def note_paper_choices(inputs: RunInputs, spec: ResolvedRun, observer: Observer)
     for note in setting_notes(method, config):
         observer.note(note)
     if method.one_shot and (config.rounds or 1) > 1:
-        observer.warn(f"{method.name} takes one round; --rounds {config.rounds} changes nothing.")
+        observer.warn(
+            f"{method.name} needs only one round; --rounds {config.rounds} has no effect."
+        )
     if (
         config.eval_clients is not None
         and spec.eval_clients is None
         and config.eval_clients != "all"
     ):
         observer.warn(
-            f"{method.name} has one model for all, so --eval-clients {config.eval_clients} changes nothing."
+            f"{method.name} has one global model, so --eval-clients {config.eval_clients} has no effect."
         )
     if config.rounds is None and not method.one_shot:
         observer.note(
-            f"Rounds {spec.rounds}: the setting of {method.name}'s paper (--rounds chooses)."
+            f"Rounds: {spec.rounds} (default of {method.name}'s paper; change with --rounds)."
         )
     if config.participation is None and not method.central:
         share = spec.participation_text
         observer.note(
-            f"Clients a round {share}: the setting of {method.name}'s paper (--participation chooses)."
+            f"Clients per round: {share} (default of {method.name}'s paper; change with --participation)."
         )
 
 
@@ -425,24 +427,22 @@ def note_earlier(run: OpenRun, observer: Observer) -> None:
     every = seeds_text({*run.spec.seeds, *run.earlier})
     name = run.directory.path.name
     observer.note(
-        f"{name} holds seeds {before} already. This command trains seeds {missing}; the result "
-        f"covers seeds {every}."
+        f"{name} has the seeds {before} already. This command trains seeds {missing}; the result covers "
+        f"seeds {every}."
     )
 
 
 def note_stored(run: Run, observer: Observer) -> None:
-    """Say that a result is there already, and what is missing of it."""
-    again = "--fresh runs it again"
+    """Say that a result exists already, and what is missing of it."""
+    again = "--fresh trains it again"
     cost = run.result.get("trust", {}).get("privacy", {})
     if cost.get("noise") and not cost.get("simulation"):
-        again = (
-            "to return it spends no more privacy, --fresh draws new noise and spends as much again"
-        )
-    observer.note(f"The same run is there already ({run.path.name}); {again}.")
+        again = "returning it spends no privacy; --fresh draws new noise and spends as much again"
+    observer.note(f"The same run is stored already ({run.path.name}); {again}.")
     if not run.measured:
         observer.warn(
-            f"{run.path / 'measured.json'} is missing or damaged: the result is whole, its times are lost "
-            "(--fresh measures again)."
+            f"{run.path / 'measured.json'} is missing or damaged. The result is complete, but its times "
+            "are lost (--fresh measures them again)."
         )
 
 
@@ -493,7 +493,10 @@ class OpenRun:
         }
         note = ""
         if self.spec.trust.protects:
-            note = "Noise comes from the operating system: another run has another result, and spends privacy again."
+            note = (
+                "Noise comes from the operating system, so every new run has another result and spends "
+                "privacy again."
+            )
         if fresh:
             self._forget_seeds()
         self.directory.begin(self._config_of(self.spec), partitions, note)
@@ -539,8 +542,8 @@ class OpenRun:
             known = {(r.run, r.seed) for r in read_releases(self._ledger)}
             if not self.fresh and (name, seed) in known:
                 self.events.observer.warn(
-                    f"Noise was drawn for seed {seed} of {name} before, and no whole result or state of it is left: "
-                    "the seed begins again, and spends privacy again."
+                    f"Noise was drawn for seed {seed} of {name} before, but no complete result or state "
+                    "of it exists. The seed is trained again from the start and spends privacy again."
                 )
             self._record_release(seed)
             keep_reported_rounds(self._ledger, name, seed, 0)
@@ -559,14 +562,14 @@ class OpenRun:
         if released and reported is not None and reported <= rounds:
             return
         if not released:
-            later = "the ledger has no line of it"
+            later = "the ledger has no entry for it"
         elif reported is None:
-            later = "how many were told is not known"
+            later = "the number of published rounds is unknown"
         else:
-            later = f"round {reported:,} was told"
+            later = f"round {reported:,} was published"
         self.events.observer.warn(
-            f"The state of seed {seed} of {run} is that after round {rounds:,}, and {later}: noise is drawn again, and "
-            "spends privacy again."
+            f"The state of seed {seed} of {run} is that after round {rounds:,}, and {later}. Noise is "
+            "drawn again, which spends privacy again."
         )
         self._record_release(seed)
         keep_reported_rounds(self._ledger, run, seed, rounds)
@@ -621,7 +624,8 @@ class OpenRun:
             and not whole_seed(self.directory.path, self.identity.digest, seed)
         ):
             self.events.observer.warn(
-                f"The model of seed {seed} is missing or damaged. Seed {seed} begins again."
+                f"The model of seed {seed} is missing or damaged. Seed {seed} is trained again from the "
+                "start."
             )
             return False
         done = SeedResult.from_dict(found)
@@ -641,7 +645,9 @@ class OpenRun:
             try:
                 check_table(self.directory.states(seed), state)
             except CorruptionError as error:
-                self.events.observer.warn(f"{error.message} Seed {seed} begins again.")
+                self.events.observer.warn(
+                    f"{error.message} Seed {seed} is trained again from the start."
+                )
                 self.directory.forget(seed)
                 return None
         if self.spec.trust.protects:
@@ -801,7 +807,7 @@ def train_seeds(
     failed = dict[int, FedcacheError]()
     many = ""
     if cache is not None:
-        many = f"{len(runs)} points of "
+        many = f"{len(runs)} configurations of "
     observer.start(
         f"training {many}{spec.method}", len(spec.seeds) * spec.rounds * len(runs), "rounds"
     )
@@ -870,7 +876,7 @@ class CheckpointPolicy:
         """Raise if the training may stop here, inside a round."""
         if self.stop.requested and self.kept == self.done:
             number = self.done + 1
-            raise stopped(f"in round {number} of {self.story}; what came before it is kept")
+            raise stopped(f"in round {number} of {self.story}; earlier rounds are kept")
 
     def due(self) -> bool:
         """Whether it is time for a checkpoint."""
@@ -908,7 +914,7 @@ class CheckpointPolicy:
 
 def stopped(where: str) -> FedcacheError:
     """The error of a requested stop."""
-    return StoppedError(f"Stopped on request {where}.", "Run the same command again to go on.")
+    return StoppedError(f"Stopped on request {where}.", "Run the same command again to resume.")
 
 
 class SeedTraining:
@@ -940,7 +946,7 @@ class SeedTraining:
         self.kept = _round_of(self.states[0])
         of_points = ""
         if cache is not None:
-            of_points = f" of {len(self.runs)} points"
+            of_points = f" of {len(self.runs)} configurations"
         self.policy = CheckpointPolicy(stop, f"seed {seed}{of_points}", self.kept)
         self.failed: dict[int, FedcacheError] = {}
 
@@ -950,7 +956,7 @@ class SeedTraining:
             if state is not None:
                 run.events.replay(self.seed, state.meta["records"])
                 if self.cache is None:
-                    self.observer.note(f"Seed {self.seed}: going on after round {self.kept}.")
+                    self.observer.note(f"Seed {self.seed}: resuming after round {self.kept}.")
                 self.observer.advance(self.kept)
         self.began = time.perf_counter()
         run_points(
@@ -999,7 +1005,7 @@ class SeedTraining:
         if self.policy.round_ended(number):
             kept = "the state is kept"
             if self.cache is not None:
-                kept = f"{len(self.runs)} points keep their states"
+                kept = f"the states of {len(self.runs)} configurations are kept"
             raise stopped(f"after round {number} of seed {self.seed}; {kept}")
 
     def _on_done(self, first: int, ended: Sequence[TrainingOutput | FedcacheError]) -> None:

@@ -47,6 +47,7 @@ def check_text(store: Store, key: str) -> None:
         return
     made, read = (str(of.get("weights"))[:12] for of in (current["meta"], recipe))
     raise StoreError(
-        f"The text features of {name} were made with weights {made}, those of the images ({key}) with {read}.",
+        f"The text features of {name} were made with the weights {made}, but those of the images ({key}) "
+        f"with {read}.",
         more_features(store, name),
     )

@@ -84,8 +84,8 @@ def check_same(store: Store, made: Partition, name: str) -> None:
     relative, parts = partition_parts(name, made.to_file())
     if store.manifest.files.get(relative) != sha256_hex(*parts):
         raise UsageError(
-            f"The partition {name!r} of {store.path.name} is damaged, and this is another one.",
-            f"To make it again:  {command_of(store, name)};  in its place: --replace",
+            f"The partition {name!r} of {store.path.name} is damaged, and the new one differs from it.",
+            f"To make it again:  {command_of(store, name)};  to replace it: --replace",
         )
 
 
@@ -137,14 +137,15 @@ def make_partition(
     replace: bool = False,
     **arguments: Any,
 ) -> Partition:
-    """Deal the store's readable rows to clients and save the partition in the store.
+    """Assign the store's readable rows to clients and save the partition in the store.
 
     Raises UsageError, for arguments that are unknown, out of range or infeasible (with the value that works), and for a
     name that other rows have.
 
     Args:
         store: whose rows are assigned.
-        scheme: one of ``SCHEMES``; None where ``by`` or ``hold_out`` says it; beside those it deals every value's rows.
+        scheme: one of ``SCHEMES``; None where ``by`` or ``hold_out`` says it; in addition to those it assigns every
+        value's rows.
         seed: of the draws.
         name: to save it under; default from scheme, arguments and seed (``dirichlet-a0.1-m100-s0``).
         save: whether to save it.
@@ -165,7 +166,7 @@ def need_scheme(scheme: str | None, arguments: Mapping[str, Any]) -> tuple[str, 
     chosen, given = with_column(scheme, arguments)
     if chosen is None:
         schemes = " | ".join(parts.SCHEMES)
-        raise UsageError("No scheme was named.", f"--scheme {schemes}, or --by COLUMN")
+        raise UsageError("No scheme was given.", f"--scheme {schemes}, or --by COLUMN")
     return chosen, given
 
 
@@ -185,8 +186,8 @@ def save_partition(store: Store, made: Partition, name: str, *, replace: bool = 
             if digest == made.digest:
                 return
             raise UsageError(
-                f"{store.path.name} has a partition {name!r} with other rows, which runs may name.",
-                f"Another name: --name {shell_word(name)}-2;  or in its place: --replace",
+                f"{store.path.name} has a partition {name!r} with other rows, which runs may refer to.",
+                f"Another name: --name {shell_word(name)}-2;  or replace it: --replace",
             )
     store.put_partition(name, made.to_file())
 
@@ -215,7 +216,7 @@ def need_labels(method: Method, store: Store, rows: NDArray[np.int64] | None) ->
     s = store.samples
     if s.label.min(initial=0) >= 0:
         return  # the usual case, without a gather of all rows
-    # Train and test: some schemes deal both.
+    # Train and test: some schemes assign both.
     if rows is None:
         label = s.label[(s.split <= 1) & (s.ok == 1)]
     else:
@@ -226,8 +227,8 @@ def need_labels(method: Method, store: Store, rows: NDArray[np.int64] | None) ->
     hint = ""
     if lacking < len(label):
         hint = (
-            "A scheme that deals by class leaves them out, for example --scheme dirichlet; --by COLUMN does so with "
-            "--option unlabelled=drop.\n"
+            "A scheme that uses labels leaves these rows out, for example --scheme dirichlet; so does "
+            "--by COLUMN with --option unlabelled=drop.\n"
         )
     if is_ingested(store):
         hint += f"Add labels to the file, then:  {ingest_command(store)}"
@@ -235,7 +236,8 @@ def need_labels(method: Method, store: Store, rows: NDArray[np.int64] | None) ->
         hint += "Give the images a folder per class, or a label column in a .csv:  fedcache datasets info folder:PATH"
     rows_in_all = len(label)
     raise UsageError(
-        f"{method.name} needs labels, and {lacking:,} of the {rows_in_all:,} rows of {store.path.name} have none.",
+        f"{method.name} needs labels, but {lacking:,} of the {rows_in_all:,} rows of {store.path.name} "
+        "have none.",
         hint,
     )
 
@@ -251,8 +253,8 @@ def single_class_warning(
     if "labels" not in method.needs or len(found) != 1:
         return None
     return (
-        f"There is only one class among the training rows ({classes[found[0]]}): whatever is trained says that one, "
-        "and its accuracy says nothing. The counts:  fedcache inspect"
+        f"There is only one class among the training rows ({classes[found[0]]}). Every model will predict "
+        "this class, so the accuracy is meaningless. To see the counts:  fedcache inspect"
     )
 
 
@@ -267,11 +269,12 @@ def default_partition(
         if scheme == "feature-shift" and len(domain or store.samples.domains) == 1:
             scheme = "label-shift"
             observer.note(
-                f"Partition label-shift: {method.name}'s paper shifts features, and there is one domain only."
+                f"Partition: label-shift, because the feature shift of {method.name}'s paper needs more "
+                "than one domain."
             )
         else:
             observer.note(
-                f"Partition {scheme}: the setting of {method.name}'s paper (--scheme chooses)."
+                f"Partition: {scheme} (default of {method.name}'s paper; change with --scheme)."
             )
     if scheme not in parts.SCHEMES:
         raise unknown("partition scheme", scheme, parts.SCHEMES)
@@ -283,7 +286,7 @@ def default_partition(
         clients = method.defaults.clients
         arguments["clients"] = clients
         observer.note(
-            f"Clients {clients}: the setting of {method.name}'s paper (--clients chooses)."
+            f"Clients: {clients} (default of {method.name}'s paper; change with --clients)."
         )
     if domain and "domain" in known:
         arguments["domain"] = tuple(domain)
@@ -305,7 +308,7 @@ def partition_seeds(
         if config.scheme is not None:
             raise UsageError(
                 "--partition and --scheme are both given.",
-                "Give one: a saved partition, or a scheme to make one.",
+                "Give only one: a saved partition, or a scheme to make one.",
             )
         loaded = load_partition(store, train.partition)
         # A partition that was read from a file is kept with the run, as one that is made for it: the file may go.
@@ -332,7 +335,7 @@ def partition_seeds(
             if chosen_by_user or not error.instead:
                 raise
             scaled = ", ".join(f"{k} {v}" for k, v in error.instead.items())
-            observer.note(f"{error.message} Scaled down: {scaled}.")
+            observer.note(f"{error.message} Scaled down to {scaled}.")
             arguments = {**arguments, **error.instead}
             made[seed] = make_partition(store, scheme, seed=own, save=False, **arguments)
     first = next(iter(made.values()))
@@ -360,9 +363,9 @@ def load_partition(store: Store, name: str) -> Partition:
     if not loaded.digest.startswith(pinned):
         digest = loaded.digest[:16]
         raise StoreError(
-            f"The partition {name!r} of {store.path.name} was made again with other rows: it has digest {digest}, "
-            f"not {pinned}.",
-            f"To train on it as it is now: --partition {shell_word(name)}",
+            f"The partition {name!r} of {store.path.name} was replaced by one with other rows: its digest "
+            f"is {digest}, not {pinned}.",
+            f"To train on the new one: --partition {shell_word(name)}",
         )
     return loaded
 
@@ -417,7 +420,7 @@ def write_shards(
     observer: Observer,
     name: str | None = None,
 ) -> Path:
-    """One ordinary store per client: its rows to train, test and choose by, every array and text feature.
+    """One ordinary store per client: its training, test and validation rows, every array and text feature.
 
     Returns:
         the directory that holds them, as ``train --clients-from`` takes it.
@@ -426,7 +429,7 @@ def write_shards(
         target = Path(out)
     elif store.address is not None:
         raise UsageError(
-            f"{store.address} is a published store, next to which nothing is written.",
+            f"{store.address} is a published store, so nothing is written next to it.",
             "Name a folder:  --out DIR",
         )
     else:
@@ -493,7 +496,7 @@ def given_partition(
         validation = typed.pop("validation", None)
     if rows_are_given and typed:
         raise UsageError(
-            f"{next(iter(typed))} is given, and who trains and tests on which rows too.",
+            f"{next(iter(typed))} is given together with the rows of each client.",
             "Leave one of them out.",
         )
     if isinstance(clients, Mapping):
@@ -554,15 +557,15 @@ def _by_name(clients: Any, store: Store) -> Group | None:
     if unknown_names or len(set(names)) < len(names):
         if unknown_names:
             first = unknown_names[0]
-            wrong = f"which no row is called ({len(unknown_names):,} such)"
+            wrong = f"which is not the name of a row ({len(unknown_names):,} such names)"
         else:
             first = Counter(names).most_common(1)[0][0]
             wrong = "twice"
         example = store.samples.name[0]
         raise UsageError(
             f"The index of the clients has {first!r}, {wrong}.",
-            f"Names are those of the store, for example {example!r}; clients.to_numpy() is taken in the order of "
-            "Store.samples.name.",
+            f"Use the row names of the store, for example {example!r}; clients.to_numpy() is read in the "
+            "order of Store.samples.name.",
         )
     values: list[Any] = [None] * store.rows
     for name, client in zip(names, clients.tolist(), strict=True):
@@ -577,8 +580,9 @@ def _returned(clients: object) -> object:
     ):
         raise UsageError(
             f"The function of the store returned {clients!r:.60}.",
-            'It returns the rows of each client, {"north": [0, 1], "south": [2, 3]}; the client of each row, a list as '
-            "long as the store; or the path of a .csv of name,client[,split].",
+            'It must return the rows of each client, {"north": [0, 1], "south": [2, 3]}; the client of '
+            "each row, as a list as long as the store; or the path of a .csv file with "
+            "name,client[,split].",
         )
     return clients
 
@@ -593,14 +597,15 @@ def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
             lines = [line for line in csv.reader(file, strict=True) if line]
     except FileNotFoundError:
         raise UsageError(
-            f"There is no {path}.", f"Give the CSV that says who holds which rows. {_FIRST_LINE}"
+            f"There is no file {path}.",
+            f"Give a CSV file that assigns rows to clients. {_FIRST_LINE}",
         ) from None
     except OSError as error:
         raise UsageError(
             f"{path} could not be read: {error.strerror}.", "Give a CSV file that you may read."
         ) from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"{path} is not a CSV in UTF-8: {error}.", _FIRST_LINE) from None
+        raise UsageError(f"{path} is not a CSV file in UTF-8: {error}.", _FIRST_LINE) from None
     # The first line names the columns: without the split, the scheme chooses test rows.
     head = []
     if lines:
@@ -615,7 +620,7 @@ def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
         if has_splits:
             line += ",train"
         raise UsageError(
-            f"{path} has no line after its first, {','.join(head)}.",
+            f"{path} has no line after its first line, {','.join(head)}.",
             f"Add a line for each row that a client holds, for example {line}",
         )
     # Every line is checked, and the first wrong one is named with its number.
@@ -631,8 +636,8 @@ def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
         if row is None:
             called = fields[0]
             raise UsageError(
-                f"Line {number:,} of {path}: no row of {store.path.name} is called {called!r}.",
-                f"Names are those of the store, for example {example!r}; `fedcache export` shows them.",
+                f"Line {number:,} of {path}: {store.path.name} has no row called {called!r}.",
+                f"Use the row names of the store, for example {example!r}; `fedcache export` shows them.",
             )
         if client[row]:
             raise UsageError(
@@ -645,7 +650,7 @@ def read_clients(path: Path, store: Store) -> tuple[Group, np.ndarray | None]:
                     "split",
                     fields[2],
                     codes,
-                    hint=f"Line {number:,} of {path}: train, test or validation.",
+                    hint=f"Line {number:,} of {path}: the split must be train, test or validation.",
                 )
             split[row] = codes[fields[2].lower()]
     if has_splits:
@@ -719,5 +724,5 @@ def check_held_out_domains(store: Store, arguments: Mapping[str, Any]) -> None:
         domains = ", ".join(store.samples.domains[:12])
         raise UsageError(
             unknown("value of domain", str(value), store.samples.domains).message,
-            f"Without --by, what is held out are domains: {domains}. {hint}",
+            f"Without --by, --hold-out takes domains: {domains}. {hint}",
         )

@@ -82,14 +82,16 @@ def open_predictor(
 def open_members(place: Path, options: ModelOptions, observer: Observer) -> tuple[SavedModel, ...]:
     """The models of the requested seeds; arguments and errors as ``open_predictor``."""
     if options.one_for_all and options.client is not None:
-        raise UsageError("--client and --global are two models.", "Leave one out.")
+        raise UsageError(
+            "--client and --global are both given, but they name two models.", "Leave one out."
+        )
     if place.suffix == ".safetensors":
         members: tuple[SavedModel, ...] = (SavedModel.load(place),)
         held = members[0].facts.seed
         if options.seed not in (None, str(held)):
             raise UsageError(
-                f"The file holds seed {held}, not {options.seed}.",
-                "Leave --seed out, or name the run.",
+                f"The file contains seed {held}, not {options.seed}.",
+                "Leave --seed out, or give the run.",
             )
     else:
         members = tuple(load_seed(place, number) for number in seeds_of(place, options.seed))
@@ -103,7 +105,7 @@ def check_saved(place: Path, model: SavedModel, options: ModelOptions) -> None:
     """Refuse a client of the run whose model was left out of the file, or any where none was saved, with what helps.
 
     Raises UsageError, StoreError. Names that no client has are left to ``SavedModel.number_of`` where models were
-    saved, and so is whatever cannot be known as the file lies apart from its run.
+    saved, and so is whatever cannot be known as the file is apart from its run.
     """
     facts = model.facts
     client = options.client
@@ -126,11 +128,11 @@ def check_saved(place: Path, model: SavedModel, options: ModelOptions) -> None:
         raise unknown("client", client, names)
     if is_private(result) and not facts.saved:
         raise StoreError(
-            "No client's model is saved of a private run: it would hold what epsilon does not cover.",
-            "--global takes the server's.",
+            "A private run saves no personal models, because epsilon does not cover them.",
+            "To use the model of the server: --global",
         )
     if not facts.saved:
-        message = f"The run saved no client's model ({facts.clients:,} clients)."
+        message = f"The run has no saved personal models ({facts.clients:,} clients)."
         raise StoreError(message, command_saving(folder, client or "all"))
     raise UsageError(
         f"The model of client {client!r} was not saved.",
@@ -170,9 +172,9 @@ def warn_of_other_code(facts: ModelFacts, observer: Observer) -> None:
     made_by = facts.code[:8]
     installed = own_code[:8]
     observer.warn(
-        f"The model was made by other code of {facts.method} ({made_by}) than this one ({installed}): its "
-        "predictions may not be those that its run scored. To see whether they are:  fedcache evaluate RUN --store "
-        "STORE --split test"
+        f"The model was trained by another version of {facts.method} ({made_by}) than the installed one "
+        f"({installed}), so its predictions may differ from those that the run scored. To check:  "
+        "fedcache evaluate RUN --store STORE --split test"
     )
 
 
@@ -225,8 +227,8 @@ def check_weights(options: ModelOptions, read: Iterable[Sequence[str]]) -> None:
     for option, named in (("--weights", options.weights), ("--backbone", options.backbone)):
         if unread := [name for name in named if name not in known]:
             raise UsageError(
-                f"{option} names {', '.join(unread)}, which the model does not read.",
-                f"It reads {', '.join(known)}.",
+                f"{option} names {', '.join(unread)}, which the model does not use.",
+                f"The model uses {', '.join(known)}.",
             )
 
 
@@ -294,8 +296,8 @@ def counted(
         observer.advance(rows)
         if stop.requested and so_far < total:
             raise StoppedError(
-                f"Stopped after {so_far:,} of {total:,} rows; no part of the answer is kept.",
-                "Run the same command again: it begins anew.",
+                f"Stopped after {so_far:,} of {total:,} rows; no partial output is kept.",
+                "Run the same command again to start over.",
             )
 
     observer.start(what, total, "rows")
@@ -359,7 +361,7 @@ def personalise_run(
 ) -> Personalised:
     """Make, measure and write the model of a client that was not there.
 
-    Raises UsageError for a file that is there already and several seeds, StoreError for a store without the model's
+    Raises UsageError for a file that exists already and several seeds, StoreError for a store without the model's
     features or labelled training rows, StoppedError after a stop; as ``models.personalise`` and ``open_members``.
 
     Args:
@@ -375,8 +377,8 @@ def personalise_run(
     name = request.name or str(store.dataset.get("shard", {}).get("client", store.path.stem))
     if request.out is None and (Path(name).name != name or len(name) > LONGEST_NAME):
         raise UsageError(
-            f"--name {name[:40]!r} cannot be the name of a file.",
-            "-o FILE.safetensors says where the model goes.",
+            f"--name {name[:40]!r} cannot be a file name.",
+            "Give the file to write: -o FILE.safetensors",
         )
     path = Path(request.out or f"{name}.safetensors")
     check_new(path)
@@ -384,12 +386,12 @@ def personalise_run(
     check_weights(options, [members[0].facts.backbones])
     if len(members) > 1:
         seed = members[0].facts.seed
-        raise UsageError("A client's model is made of one seed.", f"--seed {seed}")
+        raise UsageError("A personal model needs one seed.", f"--seed {seed}")
     (model,) = members
     method = model.find_method()
     hp = settled(model, method, request.set)
     if name in model.facts.saved:
-        observer.note(f"{name} is a client of the run: it gets that client's draws.")
+        observer.note(f"{name} is a client of the run, so it gets the random draws of that client.")
     client = client_of_store(model, store, name, method.reads(hp), home)
     if (left_out := rows_of_unknown_classes(store, model.facts.classes)) is not None:
         observer.warn(left_out)
@@ -429,7 +431,7 @@ def personalise_run(
     try:
         test = rows_of_store(store, "test", model.facts.classes)
     except StoreError as error:
-        observer.note(f"The model is not measured: {error.message}")
+        observer.note(f"The model is not evaluated: {error.message}")
         figures = None
     else:
         figures = measure(Predictor((made,), name, device=where, encoders=encoders), test)
@@ -438,10 +440,10 @@ def personalise_run(
 
 
 def check_new(path: Path) -> None:
-    """Refuse a file that is there already, is no .safetensors, or whose folder is missing. Raises UsageError."""
+    """Refuse a file that exists already, is no .safetensors, or whose folder is missing. Raises UsageError."""
     check_place(path)
     if path.exists():
-        raise UsageError(f"{path} is there already.", "-o another.safetensors, or remove it.")
+        raise UsageError(f"{path} exists already.", "-o another.safetensors, or remove it.")
 
 
 def rows_of_unknown_classes(store: Store, classes: Sequence[str]) -> str | None:
@@ -456,8 +458,8 @@ def rows_of_unknown_classes(store: Store, classes: Sequence[str]) -> str | None:
     labelled = int(((label >= 0) & (s.ok == 1)).sum())
     count = int(unknown.sum())
     return (
-        f"{count:,} of {labelled:,} labelled rows of {store.path.name} are of classes that the model does not know "
-        f"({few}): they are left out."
+        f"{count:,} of {labelled:,} labelled rows of {store.path.name} are of classes that the model does "
+        f"not know ({few}) and are left out."
     )
 
 
@@ -484,7 +486,7 @@ def client_of_store(
         held = f"{store.path.name} holds {views} view of each image"
         backbones = shell_word(",".join(facts.backbones))
         raise StoreError(
-            f"{held}, and {facts.method} was trained on {facts.views}.",
+            f"{held}, but {facts.method} was trained on {facts.views}.",
             f"fedcache extract --views {shell_word(facts.views)} --backbones {backbones}",
         )
     if facts.image is not None:
@@ -493,7 +495,7 @@ def client_of_store(
             height, width = facts.image
             held = " x ".join(map(str, whole.shape[1:3]))
             raise StoreError(
-                f"The model reads images of {height} x {width}, {store.path.name} holds {held}.",
+                f"The model reads images of {height} x {width}, but {store.path.name} contains {held}.",
                 f"fedcache extract --backbones pixels --size {shell_word(height)}",
             )
         x = torch.from_numpy(np.ascontiguousarray(whole)).view(len(whole), 1, -1)

@@ -2,13 +2,13 @@
 
 Epsilon composes: two releases about the same clients tell more than one, whether they are seeds, points of a grid,
 repeats with ``--fresh`` or other methods. A line is written when the first round of a seed has ended, before anything
-of it is kept or told; going on from the last checkpoint writes none, nor does a stored result that is returned.
+of it is kept or told; continuing from the last checkpoint writes none, nor does a stored result that is returned.
 Simulations release nothing and are not in it. Lines are numbered and each names the one before, so that none is lost
 from the middle; ``privacy-count.json`` says how many there are, so that none is lost from the end.
 
-``privacy-rounds/`` has, for every seed that is being trained, how many of its rounds were told: a run that goes on from
-an older checkpoint draws noise for told rounds again, and that is a release of its own. Who puts back an older copy of
-the whole home puts back what it knew; nothing that lies in it can tell.
+``privacy-rounds/`` has, for every seed that is being trained, how many of its rounds were told: a run that continues
+from an older checkpoint draws noise for told rounds again, and that is a release of its own. Who puts back an older
+copy of the whole home puts back what it knew; nothing that is in it can tell.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ LEDGER = "privacy.jsonl"
 """Its name in a home."""
 
 COUNT = "privacy-count.json"
-"""Beside it: how many lines it has. Written after each line, so it may be one behind after a kill."""
+"""In addition to it: how many lines it has. Written after each line, so it may be one behind after a kill."""
 
 COUNT_IS = {"kind": "number of lines of the ledger of privacy"}
 
 ROUNDS = "privacy-rounds"
-"""The folder beside it: for each seed that is being trained how many of its rounds were told."""
+"""The folder next to it: for each seed that is being trained how many of its rounds were told."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def _rounds_file(ledger: Path, run: str, seed: int) -> Path:
 
 
 def _rounds_are(run: str, seed: int) -> dict[str, Any]:
-    return {"kind": "number of rounds that were told", "run": run, "seed": seed}
+    return {"kind": "number of published rounds", "run": run, "seed": seed}
 
 
 def read_releases(ledger: Path) -> list[Release]:
@@ -173,7 +173,8 @@ def read_releases(ledger: Path) -> list[Release]:
     for number, line in enumerate(lines, 1):
         if set(line) != names:
             raise _damaged(
-                ledger, ValueError(f"is damaged: line {number} is of another release of fedcache")
+                ledger,
+                ValueError(f"is damaged: line {number} was written by another release of fedcache"),
             )
     _check_count(ledger, len(lines), count)
     return [Release(**line) for line in lines]
@@ -247,7 +248,7 @@ def _read_count(ledger: Path) -> int:
     try:
         count = read_sealed(ledger.with_name(COUNT), COUNT_IS)
     except CorruptionError as error:
-        why = f"is damaged: its end is not known, as {COUNT} is not what was written"
+        why = f"is damaged: its end is unknown, because {COUNT} was changed"
         raise _damaged(ledger, ValueError(why)) from error
     if count is None:
         return 0
@@ -259,7 +260,7 @@ def _check_count(ledger: Path, lines: int, count: int) -> None:
     if lines not in (count, count + 1):
         raise _damaged(
             ledger,
-            ValueError(f"is damaged: it has {lines} whole lines, and {COUNT} tells of {count}"),
+            ValueError(f"is damaged: it has {lines} whole lines, but {COUNT} lists {count}"),
         )
 
 
@@ -270,9 +271,9 @@ def _damaged(ledger: Path, error: OSError | ValueError) -> FedcacheError:
         why = str(error)
     aside = ledger.parent / "privacy.damaged"
     return CorruptionError(
-        f"{ledger} {why}. What has been spent of these clients' privacy is not known from it.",
-        f"Put back a copy of it and of {COUNT}; or start a new one, and add by hand what was spent: "
-        f"mkdir {aside} && mv {ledger.parent}/privacy*.json* {aside}",
+        f"{ledger} {why}. It does not show how much privacy of these clients has been spent.",
+        f"Restore it and {COUNT} from a copy. Or start a new ledger, and keep track by hand of what was "
+        f"spent: mkdir {aside} && mv {ledger.parent}/privacy*.json* {aside}",
     )
 
 
@@ -282,7 +283,7 @@ def _damaged(ledger: Path, error: OSError | ValueError) -> FedcacheError:
 def describe_privacy(cost: Mapping[str, Any]) -> str:
     """The privacy guarantee of a run in words, and its limits."""
     if not cost["noise"]:
-        return "Privacy: no noise, so nothing is promised (clipping alone)."
+        return "Privacy: none, because updates are clipped but no noise is added."
     together = cost["composed"]
     known = cost.get("participants_known")
     figures = f"epsilon {_tight(cost)}"
@@ -299,17 +300,17 @@ def describe_privacy(cost: Mapping[str, Any]) -> str:
     if cost["simulation"]:
         secret = ""
         if known:
-            secret = f" This takes it that nobody knows who took part (else {_tight(known)})."
+            secret = f" This assumes that nobody knows which clients took part (otherwise {_tight(known)})."
         return (
-            f"Simulation of privacy: anyone can repeat the noise of {cost['noise_from']}, so it hides nothing. Noise "
-            f"that is not repeatable would have {figures}{secret}"
+            f"Simulation of privacy: anyone can reproduce the noise of {cost['noise_from']}, so it gives "
+            f"no protection. Noise that cannot be reproduced would have {figures}{secret}"
         )
     # Sampling counts only as long as nobody learns who took part.
     secret = ""
     if known:
-        secret = f" Nobody is told who took part (else it were {_tight(known)})."
+        secret = f" Participation is kept secret (otherwise {_tight(known)})."
     if cost["participants"] == "known":
-        secret = " Who took part is told, so sampling hides nothing."
+        secret = " Participation is published, so client sampling gives no extra privacy."
     allowed = ", ".join(cost["allowed"])
     return (
         f"Privacy: {figures}{secret} Noise from the operating system: the run cannot be repeated bit for bit. Epsilon "

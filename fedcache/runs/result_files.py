@@ -45,7 +45,7 @@ class ClientColumns:
     # float64 [seeds, M], accuracy; of a small result, which holds means alone, [0, M]
     per_seed: np.ndarray
     validation: np.ndarray | None = (
-        None  # float64 [M], as ``accuracy`` on the rows to choose by; None without such rows
+        None  # float64 [M], as ``accuracy`` on validation rows; None without such rows
     )
 
     @property

@@ -74,7 +74,7 @@ class SeedResult:
     # labelled test rows by (label, predicted class); a row that several personal models are scored on counts for each
     confusion: list[list[int]] | None = None
     model: bool = False  # whether its model was saved
-    # on the rows to choose by, None where there are none: accuracy (the headline), client_mean and pooled; rows
+    # on validation rows, None where there are none: accuracy (the headline), client_mean and pooled; rows
     validation: dict[str, float | None] | None = None
     validation_per_client: NDArray[np.float64] | None = (
         None  # [M] fractions; NaN for a client that was not scored
@@ -417,7 +417,7 @@ def _accuracy(
 
 
 def _validation(seeds: Sequence[SeedResult], clients: ClientColumns | None) -> dict[str, Any]:
-    """Figures on the rows to choose by, as those of ``_accuracy``; ``rows`` are those of the first seed's partition."""
+    """Figures on validation rows, as those of ``_accuracy``; ``rows`` are those of the first seed's partition."""
     found = [s.validation or {} for s in seeds]
     mean, std = mean_std([f.get("accuracy") for f in found])
     by_round = [

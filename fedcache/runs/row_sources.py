@@ -124,7 +124,7 @@ class Preparation:
     extract: bool = True  # whether to run the extraction that is missing
     repartition: bool = False  # every seed draws its own partition (else all seeds share one)
     cache: InputCache = field(default_factory=InputCache)  # shared by the points of a grid
-    whole: bool = False  # rows to choose by are trained on, as if the partition had none
+    whole: bool = False  # validation rows are trained on, as if the partition had none
 
 
 class StoreRows:
@@ -208,7 +208,7 @@ class StoreRows:
             p.cache.warned.add(warning)
             p.observer.warn(warning)
         if (samples.label[first.test] < 0).all():
-            p.observer.note("No test row has a label: the models are made, and nothing is scored.")
+            p.observer.note("No test row has a label, so models are trained but not scored.")
         return found, name
 
     def feat_post(
@@ -245,13 +245,13 @@ class StoreRows:
             say_templates(list(features.templates), p.observer)
         if not reads & {"labels", "text"} and (store.samples.label[self._trained_rows] < 0).all():
             p.observer.note(
-                "No training row has a label: no linear probe can be trained, and nothing is scored."
+                "No training row has a label, so no linear probe can be trained and nothing is scored."
             )
         views = features.data.x.shape[1]
         if "views" in reads and views < 3:
             p.observer.note(
-                f"Views stored of each image: {views}. {method.name} wants augmentations: approx; "
-                "`fedcache extract --views 8` stores some."
+                f"{method.name} uses augmented views, but the store has {views} view per image, so the "
+                "result is approximate. To store more: `fedcache extract --views 8`"
             )
         return features
 
@@ -324,7 +324,7 @@ def _held(store: Store) -> dict[str, str]:
 
 
 def without_validation(partitions: Mapping[int, Partition]) -> dict[int, Partition]:
-    """The partition of each seed with the rows to choose by among the training rows; equal ones are made once."""
+    """The partition of each seed with validation rows among the training rows; equal ones are made once."""
     made = {id(partition): partition.without_validation() for partition in partitions.values()}
     return {seed: made[id(partition)] for seed, partition in partitions.items()}
 
@@ -348,14 +348,16 @@ class ShardRows:
         """Open the stores; nothing is ever extracted for them."""
         if "pixels" in method.reads(settings):
             raise UsageError(
-                f"{method.name} trains on images, and --clients-from on the features of client stores.",
-                "Train on the store they were cut from: "
-                f"fedcache train --method {shell_word(method.name)} --partition NAME",
+                f"{method.name} trains on images, but --clients-from gives features of client stores.",
+                "Train on the store from which the client stores were made: fedcache train --method "
+                f"{shell_word(method.name)} --partition NAME",
             )
         if self.config.client_backbones or self.config.client_set:
             raise UsageError(
-                "--client-backbones and --client-set deal differences to clients by number, --clients-from to stores.",
-                "Train on the store they were cut from:  fedcache train --partition NAME",
+                "--client-backbones and --client-set assign values to clients by number, but "
+                "--clients-from has named clients.",
+                "Train on the store from which the client stores were made:  fedcache train --partition "
+                "NAME",
             )
         self.stores = open_clients(self.folder)
         count = len(self.stores)
@@ -390,7 +392,7 @@ class ShardRows:
         if "labels" in method.needs and any((label < 0).any() for label in labels):
             folder = self.config.clients_from
             raise UsageError(
-                f"{method.name} needs labels, and rows of the client stores in {folder} have none.",
+                f"{method.name} needs labels, but some rows of the client stores in {folder} have none.",
                 "Add labels to the dataset, then:  fedcache shard --partition NAME --out DIR",
             )
         warning = single_class_warning(
@@ -484,7 +486,7 @@ def training_device(requested: str, observer: Observer, *, live: bool = False) -
     if requested == "auto" and not live:
         if torch.cuda.is_available():
             observer.note(
-                "Training on the CPU, although there is a GPU: --device cuda trains there, faster for many clients."
+                "Training on the CPU, although there is a GPU. --device cuda is faster for many clients."
             )
         return "cpu"
     return resolve_device(requested).kind
@@ -504,7 +506,9 @@ def on_device(inputs: RunInputs, device: str) -> RunInputs:
         needed_mib = needed / 2**20
         free_mib = free / 2**20
         raise MachineError(
-            f"The features take {needed_mib:,.0f} MiB, and {free_mib:,.0f} MiB of the GPU are free.",
-            "Train where there is more memory (--device cpu reads them from the store), or on fewer backbones.",
+            f"The features take {needed_mib:,.0f} MiB, but only {free_mib:,.0f} MiB of GPU memory are "
+            "free.",
+            "Use a machine with more memory, --device cpu (which reads features from the store), or "
+            "fewer backbones.",
         )
     return inputs.with_data(inputs.data.to(device))

@@ -103,10 +103,10 @@ def facts_of(result: Mapping[str, Any], measured: Mapping[str, Any], path: Path)
     chance = at_chance(result)
     guess = None
     if chance is not None:
-        guess = f"{percent(chance.level)}; this is no better"
+        guess = f"{percent(chance.level)}; the result is no better"
     note = None
     if claimed:
-        note = "each site scored itself, which the server cannot check"
+        note = "each site scored itself; the server cannot check the result"
     trained = None
     if "train" in seconds:
         trained = f"{seconds['train']:,.2f}"
@@ -122,7 +122,7 @@ def facts_of(result: Mapping[str, Any], measured: Mapping[str, Any], path: Path)
         f"macro-F1{claimed}": percent(result["macro_f1"]["mean"]),
         "claimed": note,
         "partition": f"{scheme}, {part['clients']} clients",
-        "rounds": f"{rounds}, {result['participation']} clients a round",
+        "rounds": f"{rounds}, {result['participation']} clients per round",
         "seeds": ", ".join(map(str, result["seeds"])),
         "bytes up, down": f"{up:,}, {exact['down_bytes']:,}",
         "fidelity": result["fidelity"],
@@ -160,7 +160,7 @@ class Run:
 
     @property
     def validation(self) -> Figures:
-        """On the rows to choose by: mean, std, per_seed, per_client, client_mean, pooled; {} where there are none."""
+        """On validation rows: mean, std, per_seed, per_client, client_mean, pooled; {} where there are none."""
         return Figures("validation", self.result.get("validation", {}))
 
     @property

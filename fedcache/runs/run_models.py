@@ -125,9 +125,9 @@ class KeptModels:
             free_megabytes = free / 1e6
             most = MOST_BYTES / 1e6
             raise MachineError(
-                f"The models of {clients:,} clients take {megabytes:,.0f} MB, and {COPIES} times as much of memory "
-                f"to be written; {free_megabytes:,.0f} MB are free.",
-                "--save-clients NAME,NAME saves those of some clients, and without it they are saved up to "
+                f"The models of {clients:,} clients take {megabytes:,.0f} MB, and writing them needs "
+                f"{COPIES} times as much memory; {free_megabytes:,.0f} MB are free.",
+                "--save-clients NAME,NAME saves only some clients. Without it, models are saved up to "
                 f"{most:,.0f} MB.",
             )
 
@@ -135,12 +135,12 @@ class KeptModels:
         """A note where a stored run was made with other models than this command requests; None otherwise."""
         if not has_model(run):
             if self.which == "all":
-                return "The stored run has no model; --fresh trains it again and saves one."
+                return "The stored run has no saved model; --fresh trains it again and saves one."
             return None
         if self.which == "none":
-            return "The stored run keeps its models;  fedcache gc --kind models  lists them."
+            return "The stored run keeps its models; to list them:  fedcache gc --kind models"
         if self.clients is not None:
-            return "The stored run keeps the models that it was made with; --fresh saves those of --save-clients."
+            return "The stored run keeps its earlier choice of models; --fresh saves those of --save-clients."
         return None
 
     def wants(
@@ -249,7 +249,7 @@ def save_seed(
     if spec.trust.protects and facts.personal:
         # A client's own part has no noise, and one that was not drawn is told by the part that nobody trained.
         clients = "none"
-        notes.append("Clients' own models are not saved: they hold what epsilon does not cover.")
+        notes.append("Personal models are not saved, because epsilon does not cover them.")
     try:
         collected = collect(out, facts, inputs.data, inputs.features.scaling, clients)
     except UsageError as error:
@@ -308,12 +308,16 @@ def seeds_of(run: Path, word: str | None) -> list[int]:
         return [int(word)]
     except ValueError:
         numbers = ", ".join(map(str, seeds))
-        raise UsageError(f"--seed {word!r} is no seed.", f"One of {numbers}, or all.") from None
+        raise UsageError(
+            f"--seed {word!r} is not a seed of the run.", f"One of {numbers}, or all."
+        ) from None
 
 
 def _result(run: Path) -> dict[str, Any]:
     if not (run / "result.json").exists():
-        raise StoreError(f"{run} is no finished run.", "fedcache runs list   shows those that are.")
+        raise StoreError(
+            f"{run} is not a finished run.", "fedcache runs list   lists the finished runs."
+        )
     result = read_result(run / "result.json")
     check_place(run, result)
     return result
@@ -334,7 +338,7 @@ def load_seed(run: Path, seed: int | None = None) -> SavedModel:
     except CorruptionError as error:
         raise CorruptionError(error.message, again) from error
     if found is None:
-        raise StoreError(f"The run {run.name} has no model.", again)
+        raise StoreError(f"The run {run.name} has no saved model.", again)
     seeds = [int(s) for s in result["seeds"]]
     if seed is not None and seed not in seeds:
         numbers = ", ".join(map(str, seeds))
@@ -350,7 +354,7 @@ def load_seed(run: Path, seed: int | None = None) -> SavedModel:
             f"{folder} holds the models of another result than {run / 'result.json'}.", again
         )
     if not path.is_file() or file_sha256(path) != listed["sha256"]:
-        raise CorruptionError(f"{path} is missing or not what was written.", again)
+        raise CorruptionError(f"{path} is missing or was changed.", again)
     return SavedModel.load(path)
 
 
@@ -359,13 +363,13 @@ def train_again(run: Path, result: Mapping[str, Any]) -> str:
     command = shlex.join(["fedcache", "train", "--config", str(run / "config.toml"), "--fresh"])
     own_name = str(result["digest"])[:16]
     if run.name != own_name:  # moved or copied: it is made under its own name
-        return f"This trains it again, in the directory {own_name} of your runs:  {command}"
+        return f"To train it again, in the directory {own_name} of your runs:  {command}"
     if is_private(result):
         return (
-            "The run is private: to train it again draws new noise, spends as much privacy again (fedcache ls "
-            f"--privacy) and takes the place of its result.  {command}"
+            "The run is private. Training it again draws new noise, spends as much privacy again "
+            f"(fedcache ls --privacy) and replaces its result.  {command}"
         )
-    return f"This trains it again and saves one:  {command}"
+    return f"To train it again and save a model:  {command}"
 
 
 def drop(run: Path, seeds: Sequence[int] | None = None) -> None:

@@ -20,8 +20,8 @@ from fedcache.notebooks import percent
 SCORES = ("client-mean", "pooled")
 WORDS = {
     "client-mean": "unweighted mean over clients, each on its own test rows",
-    "pooled": "over all test rows of all clients together",
-    "own": "each method's own headline",
+    "pooled": "over the pooled test rows of all clients",
+    "own": "primary metric of each method",
 }
 LEVEL = 0.95
 
@@ -215,13 +215,13 @@ def at_chance(result: Mapping[str, Any]) -> Chance | None:
     return None
 
 
-# By what runs are chosen: accuracy on the rows to choose by; without such rows the highest is no
+# By what runs are chosen: accuracy on validation rows; without such rows the highest is no
 # choice.
 
 
-NOT_A_CHOICE = "highest test accuracy (not a choice)"
-BY_VALIDATION = "chosen by validation accuracy"
-FIRST_OF_EQUALS = "the first by method and settings, numbers ascending, then words"
+NOT_A_CHOICE = "best by test accuracy (no validation split)"
+BY_VALIDATION = "best by validation accuracy"
+FIRST_OF_EQUALS = "the first by method and settings (numbers in ascending order, then words)"
 """Which of several runs with equal figures is taken."""
 DIGITS = 12
 """Figures that are equal to so many decimals are: sums in another order differ in the last ones."""
@@ -241,7 +241,7 @@ def choice_value(result: Mapping[str, Any], score: str = "own") -> float | None:
 
 
 def validation_value(result: Mapping[str, Any], score: str = "own") -> float | None:
-    """Accuracy on the rows to choose by, mean over seeds, by a word of ``runs.score``; None without such rows.
+    """Accuracy on validation rows, mean over seeds, by a word of ``runs.score``; None without such rows.
 
     Where an earlier result has not that score it is their mean.
     """
@@ -256,7 +256,7 @@ def validation_value(result: Mapping[str, Any], score: str = "own") -> float | N
 
 
 def has_validation(results: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether all of some results, one or more, have rows to choose by."""
+    """Whether all of some results, one or more, have validation rows."""
     held = ["validation" in result for result in results]
     return bool(held) and all(held)
 
@@ -300,7 +300,7 @@ def tie_sentence(
     if tied < 2:
         return None
     score = percent(figures[0])
-    return f"{tied} {what} tie at {of}{score}; {first} is taken, {FIRST_OF_EQUALS}."
+    return f"{tied} {what} tie at {of}{score}. fedcache takes {first}, {FIRST_OF_EQUALS}."
 
 
 def _order_of_value(value: object) -> tuple[int, float, str]:

@@ -163,14 +163,18 @@ def setting_notes(method: Method, config: TrainConfig) -> list[str]:
     notes = []
     if leaves_batchnorm_out(method, config):
         notes.append(
-            f"bn=false: {method.name} is trained without BatchNorm, as --dp-noise would make its variances negative."
+            f"bn=false: {method.name} is trained without BatchNorm, because --dp-noise could make its "
+            "variances negative."
         )
     if config.preset == "tuned" and not method.tuned:
-        notes.append(f"Nothing of {method.name} was tuned: preset tuned is its paper's.")
+        notes.append(
+            f"--preset tuned equals --preset paper for {method.name}, because fedcache has no tuned values "
+            "for it."
+        )
     hp = hyperparameters(method, config)
     for name, value in config.set.items():
         if why := why_unread(name, hp):
-            notes.append(f"{name}={value} changes nothing: it is not read under {why}.")
+            notes.append(f"{name}={value} has no effect with {why}.")
     return notes
 
 
@@ -376,11 +380,12 @@ def sampling_from_config(config: TrainConfig, method: Method | None = None) -> S
         return UNIFORM
     option = "--" + given[0].replace("_", "-")
     if config.dp_clip is not None:
-        why = "changes who takes part, and in a private run each client is drawn by itself"
+        why = "changes which clients take part, but in a private run each client is drawn independently"
         raise UsageError(f"{option} {why}.", "Leave it out.")
     if method is not None and method.central:
         raise UsageError(
-            f"{method.name} trains on one set, and has no clients for {option}.", "Leave it out."
+            f"{method.name} trains on the rows of all clients together, so {option} has no effect.",
+            "Leave it out.",
         )
     return parse_sampling(*(getattr(config, name) for name in SAMPLING_OPTIONS))
 
@@ -408,25 +413,28 @@ def timing_from_config(
     )
     if method is not None and method.central:
         raise UsageError(
-            f"{method.name} trains on one set, and has no clients that take time.", "Leave it out."
+            f"{method.name} trains on the rows of all clients together, so there is no time per client.",
+            "Leave it out.",
         )
     if rule.buffer is None:
         # the slowest of a round's clients says something of who they are
         if config.dp_clip is not None:
             raise UsageError(
-                "--client-durations would tell of a private run who took part.", "Leave it out."
+                "--client-durations would reveal which clients took part in a private run.",
+                "Leave it out.",
             )
         return rule
     if given := sorted(non_default_options(config)):
         option = "--" + given[0].replace("_", "-")
         raise UsageError(
-            f"--asynchronous takes the plain mean of uploads, and {option} is given.",
+            f"--asynchronous uses the plain mean of uploads, but {option} is given.",
             "Leave one out.",
         )
     if config.client_sampling == "poisson":
         raise UsageError(
-            "--asynchronous keeps so many clients in training, and --client-sampling poisson has no such number.",
-            "Take uniform or weighted.",
+            "--asynchronous needs a fixed number of clients in training, but --client-sampling poisson "
+            "has none.",
+            "Use uniform or weighted.",
         )
     if method is None:
         return rule
@@ -434,8 +442,8 @@ def timing_from_config(
         settings = method.resolve()
     if why := why_not_asynchronous(method, settings):
         raise UsageError(
-            f"{method.name} takes no --asynchronous: {why}.",
-            "fedavg, fedprox, fedrep and others do.",
+            f"{method.name} does not support --asynchronous: {why}.",
+            "Methods that do: fedavg, fedprox, fedrep and others.",
         )
     return rule
 
@@ -529,7 +537,7 @@ def parse_share(text: str | None, option: str) -> int | float | None:
         pass
     hint = "For example 10, 0.1, 10% or all"
     if text in SAMPLING:
-        hint = f"How clients are drawn is --client-sampling {text}"
+        hint = f"To choose how clients are drawn: --client-sampling {text}"
     raise UsageError(f"{option} {text} is neither a number of clients nor a share.", hint)
 
 
@@ -546,7 +554,7 @@ def check_participation(config: TrainConfig, clients: int) -> None:
                 f"For example {option} all",
             )
     if (config.asynchronous or 0) > clients:
-        why = "no buffer holds two updates of a client"
+        why = "a buffer never contains two updates of one client"
         most = max(1, clients // 2)
         raise UsageError(
             f"--asynchronous {config.asynchronous}, but there are {clients} clients, and {why}.",
@@ -570,17 +578,17 @@ def check_config(config: TrainConfig, partition: PartitionConfig) -> None:
     two_datasets = config.store is not None and config.dataset is not None
     elsewhere = bool(config.store or config.dataset or config.partition)
     contradictions = (
-        (two_datasets, "--store and --dataset", "A store holds its dataset."),
+        (two_datasets, "--store and --dataset", "A store belongs to one dataset."),
         (
             saved and dealt,
             f"--partition and {how}",
-            "A saved partition is dealt, and its validation rows are chosen.",
+            "A saved partition has fixed clients and validation rows.",
         ),
-        (shards and dealt, f"--clients-from and {how}", "The stores are dealt."),
+        (shards and dealt, f"--clients-from and {how}", "Client stores have fixed rows."),
         (
             shards and elsewhere,
             "--clients-from and another store, dataset or partition",
-            "The client stores are all there is.",
+            "The client stores replace them.",
         ),
     )
     for both_given, names, why in contradictions:

@@ -53,7 +53,7 @@ def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -
     info = {k: a for k, a in store.arrays.items() if pixels or a.dtype != "uint8"}
     if not info:
         raise StoreError(
-            f"{store.path.name} holds no features yet.", more_features(store, "efficientnet-lite0")
+            f"{store.path.name} has no features yet.", more_features(store, "efficientnet-lite0")
         )
     if not names:
         by_name: dict[str, list[str]] = {}
@@ -76,7 +76,7 @@ def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -
             if len(set(options)) < len(found):
                 options = [f"{k} ({_difference(info[k])})" for k in found]
             raise UsageError(
-                f"{name!r} means {len(found)} arrays of the store.",
+                f"{name!r} matches {len(found)} feature sets of the store.",
                 f"Choose with --backbones: {', '.join(options)}",
             )
         return found[0]
@@ -133,7 +133,9 @@ def arrays_for(
     if "text" not in method.needs and not wants_encoders(method):
         keys = chosen_arrays(store, names)
         if not names:
-            observer.note(f"Backbones: all of the store, {' + '.join(keys)} (--backbones chooses).")
+            observer.note(
+                f"Backbones: {' + '.join(keys)} (all of the store; change with --backbones)."
+            )
         return keys
     # Methods with text read one backbone, whose text and image features belong together.
     with_text = [
@@ -143,13 +145,13 @@ def arrays_for(
     ]
     if not with_text:
         where = " + ".join(names) or store.path.name
-        hint = "Text features are of classes, and this dataset has none: extract it with labels."
+        hint = "Text features describe classes, but this dataset has no classes: extract it with labels."
         if is_ingested(store) or store.samples.classes:
             hint = more_features(store, "glyph-clip", "text/NAME")
-        raise StoreError(f"{method.name} needs text features, and {where} has none.", hint)
+        raise StoreError(f"{method.name} needs text features, but {where} has none.", hint)
     if names and len(with_text) > 1:
         raise UsageError(
-            f"{method.name} takes exactly one backbone with text, got {len(with_text)}.",
+            f"{method.name} needs exactly one backbone with text features, got {len(with_text)}.",
             f"--backbones {shell_word(names[0])}",
         )
     # Of several, the usual order decides, unless the user named one.
@@ -164,7 +166,7 @@ def arrays_for(
     key = first or with_text[0]
     if not names:
         observer.note(
-            f"Backbone: {key}, for {method.name} takes one with text features (--backbones chooses)."
+            f"Backbone: {key} ({method.name} uses one with text features; change with --backbones)."
         )
     return [key]
 
@@ -199,14 +201,14 @@ def image_array(method: Method, store: Store, names: Sequence[str]) -> str:
     if not images:
         held = store.path.name
         raise StoreError(
-            f"{method.name} trains on images, and {held} has none.",
+            f"{method.name} trains on images, but {held} has none.",
             more_features(store, "pixels", recipe={"size": "32"}),
         )
     chosen = chosen_arrays(store, names or ("pixels",), pixels=True)
     if len(chosen) > 1 or chosen[0] not in images:
         named = ", ".join(chosen)
         raise UsageError(
-            f"{method.name} trains on one array of images, got {named}.",
+            f"{method.name} trains on one set of images, got {named}.",
             f"--backbones {shell_word(images[0])}",
         )
     return chosen[0]
@@ -226,7 +228,7 @@ def images_for(store: Store, key: str) -> str:
     taken = f"{recipe.size} px, {recipe.resize}"
     name = store.path.name
     raise StoreError(
-        f"{name} has no images as {recipe.backbone} takes them ({taken}); it has {has}.",
+        f"{name} has no images of the size that {recipe.backbone} needs ({taken}); it has {has}.",
         extract_command(store, ["pixels"], pixel_recipe(recipe)),
     )
 
@@ -257,7 +259,7 @@ def feat_post_for(
         if "feat_post" in hp:
             other = " (--set feat_post=none leaves features as they are)"
         backbones = " + ".join(names)
-        observer.note(f"feat_post {chosen}: what is usual for features of {backbones}{other}.")
+        observer.note(f"feat_post: {chosen} (default for features of {backbones}{other}).")
     return chosen
 
 
@@ -356,10 +358,10 @@ def complete_array(
     if key != array.key:
         weights = shell_word(array.backbone)
         raise StoreError(
-            f"{state}, and {array.backbone} gives {key} now: its weights are others.",
-            f"With the weights it was begun with:  {command} --weights {weights}=FILE",
+            f"{state}, but {array.backbone} now gives {key}, because its weights changed.",
+            f"To continue with the earlier weights:  {command} --weights {weights}=FILE",
         )
-    observer.note(f"{state}: computing them first (--no-extract forbids).")
+    observer.note(f"{state}. fedcache computes them first (--no-extract prevents this).")
     run_extract(array.order, home, store=store.path, observer=observer, stop=stop, keep_text=True)
 
 
@@ -428,8 +430,8 @@ def find_or_extract(
             elif not train.backbones:  # anyone who names some is not told of others
                 command = array.command(store, home)
                 observer.warn(
-                    f"{array.state(store)}; left out (`fedcache gc --days 0` lists it, to give it up). "
-                    f"To complete it: {command}"
+                    f"{array.state(store)}and is left out (to delete it: `fedcache gc --days 0`). To "
+                    f"complete it: {command}"
                 )
         if keys:
             store.refresh()
@@ -460,7 +462,7 @@ def find_or_extract(
         train.dataset is None or store_named(home, train.dataset) is not None
     ):
         raise StoreError(
-            f"{store.path} holds no features that {method.name} could train on yet.",
+            f"{store.path} has no features yet that {method.name} can train on.",
             extract_command(store, backbones, recipe, home),
         )
     others = None
@@ -469,11 +471,11 @@ def find_or_extract(
     if others is not None and finished_stores(home):
         raise others  # something was extracted: to train on digits in its place would be another run
     if not extract or not (packaged or train.backbones):
-        raise others or StoreError(f"There are no features of {dataset} to train on yet.", making)
+        raise others or StoreError(f"The dataset {dataset} has no features yet.", making)
     if store is None and train.partition is not None and not Path(train.partition).exists():
         name = train.partition.partition("@")[0]  # said now, and not after the extraction
         raise StoreError(
-            f"There is no partition {name!r}: nothing of {dataset} is extracted yet, so none is saved.",
+            f"There is no partition {name!r}, because the dataset {dataset} has no features yet.",
             f"{making}, then  fedcache partition --name {shell_word(name)}",
         )
     why = "the default"
@@ -481,10 +483,10 @@ def find_or_extract(
         why = f"{method.name} needs text features"
     found = "Nothing extracted yet"
     if others:
-        found = "No finished extraction is remembered"
+        found = "There is no finished extraction"
     named_backbones = ", ".join(backbones)
     observer.note(
-        f"{found}: extracting {named_backbones} ({why}) on {dataset} first (--no-extract forbids)."
+        f"{found}: extracting {named_backbones} ({why}) on {dataset} first (--no-extract prevents this)."
     )
     names = tuple(b.partition("@")[0] for b in backbones)
     done = run_extract(
@@ -523,14 +525,14 @@ def open_clients(folder: Path) -> list[Store]:
     paths = sorted(folder.glob("*.zarr"))
     if not paths:
         raise StoreError(
-            f"{folder} holds no client stores.",
+            f"{folder} contains no client stores.",
             "fedcache shard --partition NAME --out DIR   makes them.",
         )
     stores = [Store.open(p) for p in paths]
     for store in stores:
         if "shard" not in store.dataset:
             raise StoreError(
-                f"{store.path} is not a client's store.",
+                f"{store.path} is not a client store.",
                 "fedcache shard --partition NAME --out DIR",
             )
     # Clients are numbered as in the partition, whatever order the files have.
@@ -544,8 +546,8 @@ def open_clients(folder: Path) -> list[Store]:
             same = [str(s.path) for s, key in zip(stores, keys, strict=True) if key == twice]
             paths_of_twins = ", ".join(same)
             raise StoreError(
-                f"{len(same)} stores are of one client, by its {what} {twice}: {paths_of_twins}.",
-                "Remove or move away all but one of them.",
+                f"{len(same)} stores belong to the same client, with the {what} {twice}: {paths_of_twins}.",
+                "Keep one of them, and remove or move the others.",
             )
     # A client that is missing would train another federation without saying so.
     last = max(numbers)
@@ -566,6 +568,6 @@ def open_clients(folder: Path) -> list[Store]:
                 names_of_both = f"{store.path.name} and {first.path.name}"
                 raise StoreError(
                     f"{names_of_both} differ in {what}.",
-                    "Cut all client stores from one store, with one partition.",
+                    "Make all client stores from one store, with one partition.",
                 )
     return stores

@@ -146,8 +146,10 @@ class RemoteSource:
         # An address is kept in results, which are shown and shared.
         if re.match(r"https?://[^/]*:[^/]*@", address):
             raise UsageError(
-                "An address with a password in it is not read: results would keep the password.",
-                "Serve the store without a password, or publish it to a bucket, whose keys are in the environment.",
+                "fedcache does not read an address that contains a password, because results would keep "
+                "the password.",
+                "Serve the store without a password, or publish it to a bucket, with its keys in the "
+                "environment.",
             )
         if not RemoteSource._process:
             RemoteSource._process = os.getpid()
@@ -181,7 +183,7 @@ class RemoteSource:
         if RemoteSource._process != os.getpid():
             raise MachineError(
                 f"{self.place} cannot be read in a forked process.",
-                'Start processes by spawning: DataLoader(..., multiprocessing_context="spawn")',
+                'Start processes with the spawn method: DataLoader(..., multiprocessing_context="spawn")',
             )
 
     def get(self, name: str) -> bytes:
@@ -199,7 +201,7 @@ class RemoteSource:
                     return None
                 raise
             if len(found) != length:
-                raise ConnectionError(f"{len(found):,} of {length:,} bytes came")
+                raise ConnectionError(f"received {len(found):,} of {length:,} bytes")
             return found
 
         if self._ranges:
@@ -246,8 +248,8 @@ class RemoteSource:
             return self._tried(name, call)
         except FileNotFoundError as error:
             raise StoreError(
-                f"{self.place} cannot be written: there is no such bucket.",
-                "Make the bucket or check the address, then run the same command again.",
+                f"{self.place} cannot be written: the bucket does not exist.",
+                "Create the bucket or check the address, then run the same command again.",
             ) from error
 
     def _tried(self, name: str, call: Callable[[], T]) -> T:
@@ -268,7 +270,7 @@ class RemoteSource:
                     ) from error
                 if wait is None or not _may_pass(error):
                     raise MachineError(
-                        f"{self.place} gave no {name} ({why}).",
+                        f"{self.place} did not return {name} ({why}).",
                         "Check the address and the network, then run the same command again.",
                     ) from error
             time.sleep(wait * random.uniform(0.5, 1.0))

@@ -30,7 +30,7 @@ def is_ingested(store: Store) -> bool:
 
 
 def place_of_content(home: Home, slug: str, digest: str) -> Path:
-    """Where the store of a dataset's content lies in a home: under its name, else under another one that it had before.
+    """Where the store of a dataset's content is in a home: under its name, else under another one that it had before.
 
     A folder that was renamed has the same content, so its store is used as it is; where none is there, the place is the
     one that a new store takes.
@@ -47,7 +47,7 @@ def place_of_content(home: Home, slug: str, digest: str) -> Path:
 
 
 def remember_last(home: Home, path: Path, spec: str) -> None:
-    """Note the store that commands without ``--dataset`` use, and what was asked for."""
+    """Note the store that commands without ``--dataset`` use, and what was requested."""
     make_private(home.root)
     write_sealed(home.last, LAST, {"store": str(path.resolve()), "spec": spec})
 
@@ -55,15 +55,15 @@ def remember_last(home: Home, path: Path, spec: str) -> None:
 def recall_last(home: Home) -> tuple[Path, str] | None:
     """What ``remember_last`` noted; None when there is nothing.
 
-    Raises CorruptionError for a damaged note: another dataset must not be taken in the place of the one that is meant.
+    Raises CorruptionError for a damaged note: another dataset must not be taken instead of the one that is meant.
     """
     try:
         found = read_sealed(home.last, LAST)
     except CorruptionError as error:
         raise CorruptionError(
-            f"{error.message} So which dataset was extracted last is not known.",
-            "Name the one you mean: --dataset NAME or --store NAME; `fedcache ls` lists stores. The next extraction "
-            "notes the dataset again.",
+            f"{error.message} So fedcache does not know which dataset was extracted last.",
+            "Choose one with --dataset NAME or --store NAME; `fedcache ls` lists stores. The next "
+            "extraction records the dataset again.",
         ) from error
     if found is None:
         return None
@@ -79,9 +79,9 @@ def last_store(home: Home) -> tuple[Path, str] | None:
 
 
 def extracted_later(path: Path) -> Path | None:
-    """The store beside this one, of a dataset of the same name, that was extracted last; None when this one was.
+    """The store next to this one, of a dataset of the same name, that was extracted last; None when this one was.
 
-    A whole older file in the place of ``last.json`` has a seal of its own, but the histories of stores go on.
+    A whole older file instead of ``last.json`` has a seal of its own, but the histories of stores continue.
     """
     for store in _opened([path]):
         slug = store.dataset["slug"]
@@ -146,16 +146,16 @@ def leftovers_of_stores(home: Home) -> Iterator[tuple[Path, str]]:
     for store in _not_locked(home):
         for path in leftover_files(store):
             if not is_being_written(path):
-                yield path, "neither the manifest nor a journal knows it"
+                yield path, "listed neither in the manifest nor in a journal"
         for key in store.arrays:
             journal = journal_path(store.path, key)
             if journal.exists():
                 yield (
                     journal,
-                    f"{key} is complete, and a killed process was about to remove its journal",
+                    f"{key} is complete; a killed process left its journal",
                 )
         for note in sorted(store.path.glob("locks/*.json")):
-            yield note, "a killed process held this lock"
+            yield note, "lock of a killed process"
 
 
 def given_up_arrays(home: Home, idle_days: float) -> Iterator[tuple[Path, str]]:
@@ -172,7 +172,10 @@ def given_up_arrays(home: Home, idle_days: float) -> Iterator[tuple[Path, str]]:
             touched = (f.stat().st_mtime for f in (journal.path, *folder.rglob("*")))
             days = (time.time() - max(touched)) / DAY
             if days >= idle_days:
-                kept = f"{len(journal.chunks)} of {journal.count} chunks of an array that was left {days:,.0f} days ago"
+                kept = (
+                    f"{len(journal.chunks)} of {journal.count} chunks of an unfinished extraction; last "
+                    f"change {days:,.0f} days ago"
+                )
                 yield journal.path, f"the journal of {kept}"
                 if folder.exists():
                     yield folder, kept
@@ -189,7 +192,7 @@ def old_stores(home: Home) -> Iterator[tuple[Path, str]]:
             if not _is_locked(place):
                 yield (
                     place,
-                    f"{slug} has been extracted again with other content, into {max(places)[1].name}",
+                    f"{slug} was extracted again with other content, into {max(places)[1].name}",
                 )
 
 

@@ -85,7 +85,7 @@ def pack(content: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> list[B
     head = to_signed({"content": dict(content), "arrays": entries})
     if len(head) > LARGEST_HEAD:
         raise ValueError(
-            f"names and notes take {len(head):,} bytes, at most {LARGEST_HEAD:,} are kept"
+            f"names and notes take {len(head):,} bytes, but at most {LARGEST_HEAD:,} can be stored"
         )
     return [MAGIC, struct.pack("<Q", len(head)), head, bytes(_gap(len(head))), *parts]
 
@@ -107,17 +107,17 @@ def unpack(raw: memoryview) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         end = offset + size + _gap(size)
         if entry["offset"] != offset or start + end > len(raw):
             raise ValueError(
-                f"has {len(raw):,} bytes, too few for what its head says of array {name!r}"
+                f"has {len(raw):,} bytes, too few for array {name!r} according to its header"
             )
         held = raw[start + offset : start + offset + size]
         if hashlib.sha256(held).hexdigest() != entry["sha256"] or any(
             raw[start + offset + size : start + end]
         ):
-            raise ValueError(f"holds an array {name!r} without the sha256 that its head says")
+            raise ValueError(f"holds an array {name!r} without the sha256 in its header")
         arrays[name] = np.frombuffer(held, dtype)
         offset = end
     if start + offset != len(raw):
-        raise ValueError(f"has {len(raw):,} bytes, {start + offset:,} are what its head says")
+        raise ValueError(f"has {len(raw):,} bytes, but its header gives {start + offset:,}")
     return content, arrays
 
 
@@ -143,21 +143,21 @@ def mapped(path: Path) -> memoryview:
 def _head(raw: memoryview) -> tuple[dict[str, Any], dict[str, Any], int]:
     """Content, entries of the arrays, and where the first of them begins."""
     if not is_array_file(raw):
-        raise ValueError("does not begin as a file of arrays does")
+        raise ValueError("does not begin like an array file")
     length = int.from_bytes(raw[len(MAGIC) : _START], "little")
     start = _START + length + _gap(length)
     if length > LARGEST_HEAD or start > len(raw):
-        raise ValueError(f"has {len(raw):,} bytes, and its head should have {length:,}")
+        raise ValueError(f"has {len(raw):,} bytes, but its header should have {length:,}")
     head = parse_signed(bytes(raw[_START : _START + length]))
     if (
         any(raw[_START + length : start])
         or head.keys() != {"content", "arrays"}
         or type(head["content"]) is not dict
     ):
-        raise ValueError("has a head that fedcache does not write")
+        raise ValueError("has a header that fedcache does not write")
     entries = head["arrays"]
     if type(entries) is not dict or not all(_is_entry(entry) for entry in entries.values()):
-        raise ValueError("has a head that fedcache does not write")
+        raise ValueError("has a header that fedcache does not write")
     return head["content"], entries, start
 
 
@@ -280,7 +280,8 @@ def to_stored_dtype(
     floating = dtype.startswith("float")
     if rows.dtype.kind != "f" if floating else rows.dtype != dtype:
         raise InternalError(
-            f"{what}: rows of {rows.dtype} for an array of {dtype}.", "Cast them, then write them."
+            f"{what}: the rows are {rows.dtype}, but the array is {dtype}.",
+            "Convert them before writing.",
         )
     # float16 overflows silently, so both sides of the cast are looked at.
     if floating and not len(bad):
@@ -295,8 +296,8 @@ def to_stored_dtype(
     if len(wrong):
         numbers = list_rows(wrong + first)
         raise InternalError(
-            f"{what}: rows {numbers} are marked bad and hold values.",
-            "A bad row is NaN throughout, and 0 in an array of integers.",
+            f"{what}: rows {numbers} are marked bad but contain values.",
+            "A bad row must be NaN, or 0 in an array of integers.",
         )
     if not floating:
         return rows
@@ -306,7 +307,7 @@ def to_stored_dtype(
         (
             flat,
             "is not finite",
-            "The weights give what is no number, or a compute dtype overflows: try --dtype float32.",
+            "The weights give NaN, or the compute dtype overflows: try --dtype float32.",
         ),
         (
             cast.reshape(len(rows), -1),
@@ -371,7 +372,7 @@ def write_payload(path: Path, payload: bytes | memoryview) -> int:
 
 
 def make_directories(path: Path) -> None:
-    """Make a directory and its parents, each name durable before anything refers to what lies below it."""
+    """Make a directory and its parents, each name durable before anything refers to what is below it."""
     missing = []
     while not path.is_dir():
         missing.append(path)
@@ -447,7 +448,7 @@ def read_checked(path: Path, crc: int | None, what: str, *, size: int | None = N
 
 
 def check_size(found: int, size: int, path: Path, what: str) -> None:
-    """Refuse a chunk file of ``found`` bytes in the place of ``size`` and a checksum. Raises CorruptionError."""
+    """Refuse a chunk file of ``found`` bytes instead of ``size`` and a checksum. Raises CorruptionError."""
     if found != size + CRC_BYTES:
         raise damaged(what, path, f"has {found:,} bytes, expected {size + CRC_BYTES:,}")
 
@@ -464,12 +465,12 @@ def damaged(what: str, path: Path, why: str) -> FedcacheError:
     if (store / "origin.json").exists():
         return CorruptionError(
             f"{what}: {path} {why}.",
-            f"rm -r {place}   and run the same command again: it is a copy of a published store.",
+            f"rm -r {place}   and run the same command again, because it is a copy of a published store.",
         )
     return CorruptionError(
         f"{what}: {path} {why}.",
-        f"fedcache verify {place}   shows the extent;  fedcache repair {place}   drops what is "
-        "damaged, and the extract command of the array then computes only that again.",
+        f"fedcache verify {place}   lists the damage;  fedcache repair {place}   removes damaged files; "
+        "the extract command then recomputes only those.",
     )
 
 
@@ -533,4 +534,4 @@ def verify_payload(
     if len(rest) < CRC_BYTES or found != int.from_bytes(rest[-CRC_BYTES:], "little"):
         raise damaged(what, path, "does not match its own checksum")
     if crc is not None and found != crc:
-        raise damaged(what, path, "is whole but not the file the manifest lists at this place")
+        raise damaged(what, path, "is valid, but not the file that the manifest lists here")

@@ -39,7 +39,7 @@ from fedcache.tables.words import Column, EqualStrings, FileRows, as_column, blo
 NOT_FINITE = "features are not finite"
 """The reason of a row that ``drop_nan`` leaves out."""
 
-NOT_FINITE_HINT = "Mend these rows, or leave them out: drop_nan=True."
+NOT_FINITE_HINT = "Fix these rows, or leave them out: drop_nan=True."
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class ContentArray:
     name: str  # of the backbone, for messages
     digest: str = ""  # sha256 of all values, known after the first reading
     crcs: tuple[int, ...] = ()  # crc32c of every chunk, likewise
-    drop: bool = False  # rows that are not finite are NaN throughout, in the place of an error
+    drop: bool = False  # rows that are not finite are NaN throughout, instead of an error
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -104,7 +104,7 @@ class ContentArray:
                 last = first + len(rows) - 1
                 raise UsageError(
                     f"The features {self.name} changed while they were read: rows {first} to {last}.",
-                    "Ingest a file that nobody writes.",
+                    "Ingest the file when no other program is writing it.",
                 )
             yield rows
 
@@ -147,7 +147,7 @@ LARGE = 64 << 20
 CHUNK_BYTES = 32 << 20
 
 WHERE = Path("from_arrays()")
-"""What messages name in the place of a file."""
+"""What messages name instead of a file."""
 
 
 @dataclass
@@ -181,7 +181,7 @@ def usable_name(name: str) -> str:
     example = "For example --name mine"
     if len(slug) > 100:
         raise UsageError(
-            f"The name {name!r} has {len(slug)} characters, at most 100 are kept.", example
+            f"The name {name!r} has {len(slug)} characters, but at most 100 are allowed.", example
         )
     if not slug.strip("._-"):
         raise UsageError(f"The name {name!r} has no letter or digit.", example)
@@ -217,7 +217,7 @@ def arrange(
         if repeated:
             first = repeated[0]
             raise UsageError(
-                f"{len(repeated)} of {count} names repeat, the first {first!r}.",
+                f"{len(repeated)} of {count} names are repeated, for example {first!r}.",
                 "Names must be unique; leave name out to number the rows.",
             )
         order = np.array(sorted(range(count), key=names.__getitem__))
@@ -352,7 +352,7 @@ def _named(key: str, values: Any) -> Any:
     # what an array is called: with its recipe's digest
     if not SAFE.fullmatch(f"{slug_of(key)}-{'0' * 8}"):
         raise UsageError(
-            f"Features are named {key!r}.",
+            f"{key!r} is not a valid name of features.",
             "A name begins with a letter or digit and has at most 119 characters.",
         )
     return values
@@ -395,7 +395,7 @@ def arrange_arrays(
     """
     if not isinstance(features, Mapping):
         raise UsageError(
-            f"from_arrays() takes features by backbone, not {type(features).__name__}.",
+            f"from_arrays() needs a dictionary of features by backbone, not {type(features).__name__}.",
             'Give {"mine": X}',
         )
     if not features:

@@ -120,7 +120,8 @@ def _write_parquet(file: BinaryIO, rows: Exported) -> None:
     size = sum(matrix.nbytes for matrix in rows.texts.values())
     if size > MOST_TEXT:
         raise UsageError(
-            f"A parquet file holds {MOST_TEXT >> 20} MiB of text features at most, and these are {size >> 20} MiB.",
+            f"A parquet file can hold at most {MOST_TEXT >> 20} MiB of text features, but these are "
+            f"{size >> 20} MiB.",
             "fedcache export FILE.safetensors",
         )
     # A table has no columns of another length: text features are in its head.
@@ -257,7 +258,7 @@ def write_shards(
     out: Path,
     validation: Sequence[NDArray[np.int64] | None] | None = None,
 ) -> list[Path]:
-    """One store per client under ``out``, named by number and client; shards that are there already are kept.
+    """One store per client under ``out``, named by number and client; shards that exist already are kept.
 
     ``clients`` are names with training rows and test rows, ``validation`` the rows that each chooses by. Raises
     StoreError for a folder that holds stores of other clients, with which these could not be trained.
@@ -270,8 +271,8 @@ def write_shards(
     others = sorted({p.name for p in out.glob("*.zarr")} - set(names))
     if others:
         raise StoreError(
-            f"{out} holds stores that are not of this partition, {others[0]} for one.",
-            "Name another folder:  --out DIR",
+            f"{out} contains stores that do not belong to this partition, for example {others[0]}.",
+            "Use another folder:  --out DIR",
         )
     out.parent.mkdir(parents=True, exist_ok=True)
     make_private(out)

@@ -82,7 +82,7 @@ def file_sha256(path: Path) -> str:
 
 
 def at_once(path: str, flags: int) -> int:
-    """An ``opener`` that never waits: a pipe in the place of a file reads as empty instead of blocking for ever."""
+    """An ``opener`` that never waits: a pipe instead of a file reads as empty instead of blocking for ever."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
@@ -216,7 +216,7 @@ def _name_it(file: BinaryIO, path: Path) -> None:
     with suppress(FileExistsError):
         _link_opened(file, path)
         return
-    # No system call puts a file without a name in the place of another, so it has one for this moment.
+    # No system call replaces another file by one without a name, so it has one for this moment.
     temporary = temporary_name(path)
     try:
         _link_opened(file, temporary)
@@ -263,7 +263,7 @@ def read_lines(path: Path) -> Iterable[Any]:
     """The JSON lines of a file up to the first torn one (no newline, or not JSON); nothing when it is missing."""
     if not path.exists():
         return
-    # As ``read_whole``, which never waits for a pipe in the place of the file.
+    # As ``read_whole``, which never waits for a pipe instead of the file.
     with open(path, "rb", opener=at_once) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             return
@@ -296,14 +296,14 @@ def parse_signed(raw: bytes) -> dict[str, Any]:
     """The object of signed JSON. Raises ValueError, in words that follow a file's name, for all that is not signed."""
     body = raw[:-_TAIL] + b"}"
     if raw[-_TAIL:] != _BEFORE + sha256_hex(body).encode() + _AFTER:
-        raise ValueError("does not have the digest it ends with")
+        raise ValueError("does not match the digest at its end")
     try:
         value = parse_json(body)
         canonical = canonical_json(value)
     except (ValueError, RecursionError) as error:
-        raise ValueError("is not the JSON fedcache writes") from error
+        raise ValueError("is not JSON written by fedcache") from error
     if type(value) is not dict or canonical != body:
-        raise ValueError("is not the JSON fedcache writes")
+        raise ValueError("is not JSON written by fedcache")
     return value
 
 
@@ -396,7 +396,7 @@ def explain_disk_errors(place: Path, needed: int) -> Iterator[None]:
             raise full_disk(error, place, needed) from error
         raise MachineError(
             f"{place} cannot be written: {error.strerror or error}.",
-            "Check the permissions and the disk, then run the same command again: what is finished is kept.",
+            "Check the permissions and the disk, then run the same command again. Finished work is kept.",
         ) from error
 
 
@@ -414,7 +414,7 @@ def full_disk(error: OSError, place: Path | None = None, needed: int = 0) -> Mac
         at_least = error.written
     if error.filename:
         place = place or Path(str(error.filename))
-    what = "What was being written"
+    what = "The file being written"
     if place is not None:
         what = str(place)
     if needed:
@@ -425,7 +425,7 @@ def full_disk(error: OSError, place: Path | None = None, needed: int = 0) -> Mac
         size = "more space"
     return MachineError(
         f"The disk is full: {what} needs {size}{_free_words(place)}.",
-        "Free some space and run the same command again: what is finished is kept.",
+        "Free some space and run the same command again. Finished work is kept.",
     )
 
 
@@ -471,7 +471,7 @@ def size_in_environment(name: str) -> int | None:
         return None
     size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", value.lower())
     if size is None:
-        raise UsageError(f"{name} is {value!r}, which is no size.", "For example 8G or 500M.")
+        raise UsageError(f"{name} is {value!r}, which is not a size.", "For example 8G or 500M.")
     return int(float(size[1]) * _UNITS[size[2]])
 
 
@@ -510,11 +510,11 @@ def _group() -> int | None:
 #
 # A seal is signed JSON (``files.to_signed``) around the content and around *what the file is*: its
 # kind and whose it is, as the run and seed of a checkpoint. So a changed digit is found, and also
-# two whole files that were exchanged. Files with tensors are safetensors; the seal lies in their
+# two whole files that were exchanged. Files with tensors are safetensors; the seal is in their
 # metadata and holds a digest of the tensors.
 #
 # What is sealed can be made again. A file that is damaged, another's, or of a release that did not
-# seal it is never read: the caller forgets it, says so where that costs time, or refuses to go on
+# seal it is never read: the caller forgets it, says so where that costs time, or refuses to continue
 # where it cannot be made again.
 
 TENSORS = ".safetensors"
@@ -542,7 +542,7 @@ def write_sealed(
         what, content, tensors: see ``sealed_bytes``.
     """
     if (tensors is not None) != (path.suffix == TENSORS):
-        raise ValueError(f"{path.name}: {TENSORS} files hold tensors, and no others do")
+        raise ValueError(f"{path.name}: {TENSORS} files are the only files for tensors")
     write_atomic(path, sealed_bytes(what, content, tensors))
 
 
@@ -581,7 +581,9 @@ def read_sealed(path: Path, what: Mapping[str, Any]) -> Sealed | None:
         why = "cannot be read"
         if type(error) is ValueError and error.args:
             why = error.args[0]
-        raise CorruptionError(f"{path} {why}.", "Remove it; what it held is made again.") from error
+        raise CorruptionError(
+            f"{path} {why}.", "Remove it; its content will be made again."
+        ) from error
 
 
 def is_sealed(path: Path) -> bool:
@@ -610,7 +612,7 @@ def _opened(path: Path, what: Mapping[str, Any]) -> Sealed:
     """As ``read_sealed``, with the errors of whatever reads the bytes; ValueError in words for what the seal says."""
     tensors: dict[str, Tensor] = {}
     if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError("is no file")
+        raise ValueError("is not a file")
     if path.suffix != TENSORS:
         seal = parse_signed(read_whole(path))
     else:
@@ -621,11 +623,11 @@ def _opened(path: Path, what: Mapping[str, Any]) -> Sealed:
                 seal = parse_signed((file.metadata() or {})[SEAL].encode())
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
         except SafetensorError as error:
-            raise ValueError("is not the file that was written") from error
+            raise ValueError("was changed since it was written") from error
         if seal["tensors"] != _tensors_digest(tensors):
-            raise ValueError("holds other tensors than were written")
+            raise ValueError("contains other tensors than were written")
     if seal["what"] != what:
-        raise ValueError("is another file than its name says")
+        raise ValueError("does not match its name")
     return Sealed(seal["content"], tensors)
 
 

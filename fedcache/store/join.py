@@ -1,7 +1,7 @@
 """Assemble the parts of a store: check that they belong together, take over their chunks, and complete the arrays.
 
 The parts say by themselves what they are, so they may come from any machine and lie anywhere. What is made is an
-ordinary store by the ordinary writer: a join that is killed goes on, and until the last step no array is there.
+ordinary store by the ordinary writer: a join that is killed continues, and until the last step no array is there.
 """
 
 from __future__ import annotations
@@ -99,12 +99,13 @@ def open_parts(paths: Sequence[Path]) -> list[OpenPart]:
         if other.part.of != first.part.of:
             raise StoreError(
                 f"{other.path} is {other.part}, and {first.path} is {first.part}.",
-                f"Compute all parts of one division:  {first.part.command}   and so on",
+                f"Compute all parts with the same number of parts:  {first.part.command}   and so on",
             )
         if other.store.content != first.store.content:
             raise StoreError(
-                f"{other.path} is of another dataset ({_data_of(other)}) than {first.path} ({_data_of(first)}).",
-                f"fedcache inspect {shell_word(other.path)}   shows what a part holds.",
+                f"{other.path} belongs to another dataset ({_data_of(other)}) than {first.path} "
+                f"({_data_of(first)}).",
+                f"fedcache inspect {shell_word(other.path)}   shows the content of a part.",
             )
     numbers = Counter(one.part.number for one in found)
     count = first.part.of
@@ -141,8 +142,8 @@ def _open_part(path: Path) -> OpenPart:
     part = part_of(store.dataset)
     if part is None:
         raise StoreError(
-            f"{path} is a whole store, and no part of one.",
-            "Leave it out. Parts are what `fedcache extract --part 1/4` makes.",
+            f"{path} is a whole store, not a part.",
+            "Leave it out. Parts are made by `fedcache extract --part 1/4`.",
         )
     return OpenPart(store, part)
 
@@ -162,18 +163,19 @@ def _check_arrays(other: OpenPart, first: OpenPart) -> None:
             chunks = len(other.part.chunks(journal.count))
             raise StoreError(
                 f"{other.path} is unfinished: it has {kept} of its {chunks} chunks of {key}.",
-                f"Run its command again, which goes on:  {again}   with its other options",
+                f"Run its command again to resume:  {again}   with its other options",
             )
     expected = finished_arrays(first.store)
     if not whole:
         raise StoreError(
-            f"{other.path} is unfinished: it has no array yet.",
+            f"{other.path} is unfinished: it has no features yet.",
             f"Run its command again:  {again}   with its other options",
         )
     if whole.keys() != expected.keys():
         raise StoreError(
             f"{_other_arrays(other, whole, first, expected)}.",
-            f"Compute the part again as the others:  {again}   with their other options",
+            f"Compute the part again with the same settings as the others:  {again}   with their other "
+            "options",
         )
     for key, info in whole.items():
         listed = [
@@ -182,8 +184,9 @@ def _check_arrays(other: OpenPart, first: OpenPart) -> None:
         ]
         if listed:
             raise StoreError(
-                f"{other.path} computed {key} in another way than {first.path}: {'; '.join(listed)}.",
-                f"Compute the part again as the others:  {again} --fresh   with their other options",
+                f"{other.path} computed {key} differently from {first.path}: {'; '.join(listed)}.",
+                f"Compute the part again with the same settings as the others:  {again} --fresh   with "
+                "their other options",
             )
 
 
@@ -210,10 +213,10 @@ def _other_arrays(
                     for name in names
                     if info.recipe.get(name) != one.recipe.get(name)
                 ]
-                return f"{other.path} has {backbone} by another recipe than {first.path}: {', '.join(listed)}"
-        return f"{other.path} has {key}, and {first.path} has not"
+                return f"{other.path} has {backbone} with another recipe than {first.path}: {', '.join(listed)}"
+        return f"{other.path} has {key}, but {first.path} does not"
     (key, *_) = expected.keys() - arrays.keys()
-    return f"{other.path} has no {key}, and {first.path} has"
+    return f"{other.path} has no {key}, but {first.path} has it"
 
 
 def join_parts(
@@ -230,7 +233,7 @@ def join_parts(
         observer: told how far it is.
 
     Raises:
-        StoreError, when another dataset lies at ``place``, or the store is being written; CorruptionError for a damaged
+        StoreError, when another dataset is at ``place``, or the store is being written; CorruptionError for a damaged
         chunk and for more than ``max_bad`` unreadable rows; MachineError, when the disk refuses.
     """
     first = parts[0].store
@@ -239,7 +242,8 @@ def join_parts(
         bad |= {entry["row"]: entry["reason"] for entry in rows_of_part(one.store)[1]}
         if group_digests(one.store.manifest) != group_digests(first.manifest):
             observer.warn(
-                f"{one.path} has other columns of groups than {first.path}, which are taken."
+                f"{one.path} has other group columns than {first.path}. The columns of {first.path} are "
+                "used."
             )
     if len(bad) > max_bad:
         row, reason = sorted(bad.items())[-1]
@@ -312,6 +316,6 @@ def _damaged(one: OpenPart, key: str, chunk: int, error: Exception) -> FedcacheE
         why = error.message
     return CorruptionError(
         f"{one.path} ({one.part}) is damaged: chunk {chunk} of {key}: {why}",
-        "Its extract command makes what is damaged again:  "
-        f"{one.part.command}   with its other options; then join again",
+        f"Recompute the damaged chunk with its extract command:  {one.part.command}   with its other "
+        "options; then join again",
     )

@@ -78,7 +78,7 @@ class Journal:
         self.commits.append(commit)
 
     def cut(self) -> None:
-        """Cut off what cannot be believed."""
+        """Cut off the damaged end."""
         if self.torn:
             with self.path.open("r+b") as file:
                 file.truncate(self.valid_bytes)
@@ -174,7 +174,7 @@ def _read_line(journal: Journal, line: bytes) -> bool:
         or not isinstance(bad, list)
     ):
         return False
-    # Bad rows must lie in the chunk whose line names them: a damaged number must not blame another image.
+    # Bad rows must be in the chunk whose line names them: a damaged number must not blame another image.
     rows = journal.header["chunk_rows"]
     low = chunk * rows
     high = min((chunk + 1) * rows, journal.header["shape"][0])

@@ -167,7 +167,7 @@ def wait_for_lock(
 def _cannot_lock(path: Path, error: Exception) -> MachineError:
     return MachineError(
         f"{path} cannot be locked: {error}.",
-        "Writing needs a directory you may write to, on a file system with locks.",
+        "Use a directory with write permission, on a file system with locks.",
     )
 
 
@@ -184,8 +184,9 @@ def hold_lock(path: Path, what: str, *, wait: bool) -> Iterator[None]:
     except Timeout as error:
         raise StoreError(
             f"{what} is being written by {lock_holder(path)}.",
-            "Try again when that has ended. `fedcache extract --wait` waits for it. Finished chunks are kept. Several "
-            "processes share an extraction with `fedcache extract --part 1/2` and so on; `fedcache join --help`.",
+            "Try again when it has finished, or wait with `fedcache extract --wait`. Finished chunks are "
+            "kept. To share an extraction among processes: `fedcache extract --part 1/2` and so on, then "
+            "`fedcache join`.",
         ) from error
     except (OSError, NotImplementedError) as error:
         raise _cannot_lock(path, error) from error

@@ -85,7 +85,7 @@ class StorePart:
         return range(count * (self.number - 1) // self.of, count * self.number // self.of)
 
     def place(self, store: Path) -> Path:
-        """The folder of this part, beside the place of the store."""
+        """The folder of this part, in addition to the place of the store."""
         return store.with_name(
             f"{store.name.removesuffix('.zarr')}.part-{self.number}-of-{self.of}.zarr"
         )
@@ -109,7 +109,7 @@ def part_of(dataset: Mapping[str, Any]) -> StorePart | None:
 
 
 def join_command(path: Path) -> str:
-    """The command that joins a part with the others beside it."""
+    """The command that joins a part with the others next to it."""
     found = PLACE.fullmatch(path.name)
     if found is None:
         return "fedcache join PART PART .. -o STORE"
@@ -122,8 +122,8 @@ def join_command(path: Path) -> str:
 def no_store(path: Path, dataset: Mapping[str, Any]) -> StoreError:
     """The error of a part where a whole store is meant."""
     return StoreError(
-        f"{path} is {part_of(dataset)} of a store, and no store by itself.",
-        f"Join the parts when all are finished:  {join_command(path)}",
+        f"{path} is {part_of(dataset)} of a store, not a whole store.",
+        f"When all parts are finished, join them:  {join_command(path)}",
     )
 
 
@@ -237,14 +237,14 @@ def read_manifest(store: Path) -> Manifest:
             # looked for last: a store may appear here, whole, at any moment
             if (store / NAME).exists():
                 return read_manifest(store)
-            raise _corrupt(store, "is missing, and the rest of a store is there") from error
+            raise _corrupt(store, "is missing, but the other files of a store exist") from error
         what = "does not exist"
         named = "digits"
         made = "Make one"
         if store.is_dir():
             what = "is a directory but not a fedcache store"
             named = f"folder:{store}"
-            made = "Of a folder of images one is made"
+            made = "To make a store from a folder of images"
         elif store.exists():
             what = "is a file, not a fedcache store"
         command = shlex.join(
@@ -265,13 +265,13 @@ def parse_manifest(raw: bytes, store: Path | str) -> Manifest:
     version = data.get("format")
     if version not in (FORMAT, PUBLISHED):
         raise StoreError(
-            f"{store} has format {version}, this fedcache reads {FORMAT} and {PUBLISHED}.",
+            f"{store} has format {version}, but this fedcache reads only {FORMAT} and {PUBLISHED}.",
             "Upgrade fedcache to read it.",
         )
     try:
         return _parse(data)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _corrupt(store, f"has a field that is wrong ({error})") from error
+        raise _corrupt(store, f"has an invalid field ({error})") from error
 
 
 def was_store(path: Path) -> bool:
@@ -370,8 +370,9 @@ _mapping = partial(_typed, kind=dict, called="an object")
 def _corrupt(store: Path | str, why: str) -> FedcacheError:
     return CorruptionError(
         f"{store}/{NAME} {why}.",
-        "Nothing else says what is whole, so `fedcache repair` cannot make it. Restore the file from a copy, or:  "
-        f"mv {shell_word(store)} {shell_word(f'{store}.damaged')}   and run the command that made this store again.",
+        "`fedcache repair` cannot make this file again, because no other file has its content. Restore "
+        f"the file from a copy, or:  mv {shell_word(store)} {shell_word(f'{store}.damaged')}   and run "
+        "the command that made this store again.",
     )
 
 
@@ -428,22 +429,22 @@ def select_arrays(
     features = {k: a for k, a in arrays.items() if a.dtype != "uint8"}
     if not names:
         if not features:
-            raise StoreError(f"{store} holds no features yet.", "fedcache extract --help")
+            raise StoreError(f"{store} has no features yet.", "fedcache extract --help")
         return list(features)
     chosen = []
     for name in names:
         found = match_arrays(features, name)
         listed = ", ".join(features) or "no features"
-        hint = f"It has {listed}; each of these names means one array."
+        hint = f"It has {listed}; each of these names selects one feature set."
         if not found:
             raise StoreError(f"{store} has no features of {name!r}.", hint)
         if len(found) > 1:
-            raise UsageError(f"{store} has {len(found)} arrays of {name!r}.", hint)
+            raise UsageError(f"{store} has {len(found)} feature sets of {name!r}.", hint)
         chosen += found
     return list(dict.fromkeys(chosen))
 
 
-# The small files of a store beside its arrays: unreadable images, saved partitions, and the
+# The small files of a store next to its arrays: unreadable images, saved partitions, and the
 # history.
 #
 # ``quarantine.jsonl`` lists the rows whose image could not be read, one line each, sorted by row;
@@ -517,7 +518,7 @@ def read_quarantine(store: Path, manifest: Manifest) -> dict[int, tuple[str, str
             if 0 <= e["row"] < manifest.rows
         }
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _damaged(path, "is not what fedcache writes") from error
+        raise _damaged(path, "was not written by fedcache") from error
 
 
 def _damaged(path: Path, why: str) -> FedcacheError:
@@ -555,7 +556,7 @@ def read_history(store: Path) -> tuple[list[dict[str, Any]], list[int]]:
 
 
 def forgotten_arrays(store: Path, manifest: Manifest) -> list[str]:
-    """Keys of arrays that lie in a store and are finished by its history, and that neither manifest nor journal knows.
+    """Keys of arrays that are in a store and are finished by its history, and that neither manifest nor journal knows.
 
     There are some only where an older manifest was put back; the history is read only where a folder is not listed.
     """
@@ -615,14 +616,14 @@ def partition_words(store: Path, manifest: Manifest, name: str) -> dict[str, Any
 def partition_parts(
     name: str, content: Mapping[str, Any] | Sequence[Buffer]
 ) -> tuple[str, list[Buffer]]:
-    """Where a partition's file lies in the store, and its parts; JSON for what is no list of parts."""
+    """Where a partition's file is in the store, and its parts; JSON for what is no list of parts."""
     if isinstance(content, Mapping):
         return f"partitions/{name}.json", [canonical_json(dict(content))]
     return f"partitions/{name}.partition", list(content)
 
 
 def is_written(store: Path, manifest: Manifest, relative: str, parts: Sequence[Buffer]) -> bool:
-    """Whether a sidecar is there already, with this content."""
+    """Whether a sidecar exists already, with this content."""
     path = store / relative
     digest = sha256_hex(*parts)
     return manifest.files.get(relative) == digest and path.is_file() and file_sha256(path) == digest
@@ -765,17 +766,17 @@ def no_text_features(store: Path, backbone: str) -> FedcacheError:
     """The error for text features that are not there."""
     return StoreError(
         f"{store.name} has no text features of {backbone}.",
-        f"fedcache extract --store {shell_word(store)} --backbones {shell_word(backbone)}, "
-        "with --dataset and the options it was begun with",
+        f"fedcache extract --store {shell_word(store)} --backbones {shell_word(backbone)}, with --dataset "
+        "and its other options",
     )
 
 
 def nothing_is_added(place: Path | str) -> FedcacheError:
     """The error for a change of a published store."""
     return StoreError(
-        f"{place} is a published store, to which nothing is added.",
-        "Change the store it was published from; then  fedcache publish STORE "
-        f"{shell_word(place)}   publishes it anew.",
+        f"{place} is a published store, which cannot be changed.",
+        "Change the store that it was published from, then publish it again:  fedcache publish STORE "
+        f"{shell_word(place)}",
     )
 
 
@@ -783,7 +784,7 @@ def check_name(what: str, name: str) -> None:
     """Refuse what cannot be the name of a file. Raises UsageError."""
     if not SAFE.fullmatch(name):
         raise UsageError(
-            f"{what} name {name!r} is not usable as a file name.",
+            f"{what} name {name!r} cannot be used as a file name.",
             "Use letters, digits, '.', '_' and '-', beginning with a letter or digit, at most 128.",
         )
 

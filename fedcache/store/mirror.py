@@ -55,7 +55,7 @@ KEPT = 16
 def mirrored(published: Path | str) -> Path:
     """The folder of the home in which a published store can be read.
 
-    The manifest is read anew, and all files that are missing except chunks of features.
+    The manifest is read again, and all files that are missing except chunks of features.
 
     Raises:
         StoreError where no published store is, or access is denied; CorruptionError for a damaged one; MachineError
@@ -67,7 +67,9 @@ def mirrored(published: Path | str) -> Path:
         place = str(Path(published).resolve())
     home = Home.from_environment()
     if home.offline and is_store_address(place):
-        raise MachineError(f"{place} is not read: downloads are off.", "unset FEDCACHE_OFFLINE")
+        raise MachineError(
+            f"{place} cannot be read, because downloads are disabled.", "unset FEDCACHE_OFFLINE"
+        )
     source = open_source(place)
     raw, manifest = published_manifest(source)
     version = digest_of([place, sha256_hex(raw)])[:16]
@@ -92,7 +94,7 @@ def idle_mirrors(home: Home, idle_days: float) -> Iterator[tuple[Path, str]]:
             opened = path
         days = (time.time() - opened.stat().st_mtime) / 86_400
         if days >= idle_days:
-            yield path, f"a copy of a published store, which nobody has opened for {days:,.0f} days"
+            yield path, f"copy of a published store; not opened for {days:,.0f} days"
 
 
 def published_manifest(source: ByteSource) -> tuple[bytes, Manifest]:
@@ -100,9 +102,9 @@ def published_manifest(source: ByteSource) -> tuple[bytes, Manifest]:
     try:
         raw = source.get(NAME)
     except FileNotFoundError as error:
-        what = f"{source.place} holds no store: there is no {NAME}."
+        what = f"{source.place} is not a store: it has no {NAME}."
         if source.size(MARK) is not None:
-            what = f"{source.place} is a publication that was not completed."
+            what = f"The publication at {source.place} was not completed."
         raise StoreError(what, publish_again(source)) from error
     try:
         return raw, parse_manifest(raw, source.place)
@@ -163,7 +165,7 @@ def checked_file(source: ByteSource, name: str, digest: str) -> bytes:
 def _other_bytes(source: ByteSource, what: str) -> FedcacheError:
     return CorruptionError(
         f"{source.place}: {what}.",
-        f"Run the same command again, in case it is being published at this moment. {publish_again(source)}",
+        f"Run the same command again, because it may be published right now. {publish_again(source)}",
     )
 
 

@@ -112,8 +112,9 @@ class ReachedCode:
         """Any other object as JSON; of a method there is none, NoDigestError."""
         kind = type(value).__name__
         raise NoDigestError(
-            f"An object of type {kind}, which {self.owner} holds, has no digest.",
-            "Bind numbers, words, tensors and functions to its functions, and make other objects inside them.",
+            f"fedcache cannot compute a digest of an object of type {kind} in {self.owner}.",
+            "Its functions may use numbers, words, tensors and functions from outside; create other "
+            "objects inside them.",
         )
 
     def _function(self, function: FunctionType) -> Any:
@@ -130,8 +131,8 @@ class ReachedCode:
             self._note_source(path, function.__module__)
             if code not in self._codes[path]:
                 raise UsageError(
-                    f"{function.__qualname__} of {self.owner} is not what {path} says now.",
-                    "Import the file again, or start Python anew: what runs must be what is digested.",
+                    f"{function.__qualname__} of {self.owner} differs from the current content of {path}.",
+                    "Import the file again or restart Python, so that the running code matches the file.",
                 )
         self._open.add(id(function))
         bound = [cell.cell_contents for cell in function.__closure__ or ()]
@@ -159,7 +160,7 @@ class ReachedCode:
         except (OSError, ValueError, SyntaxError) as error:
             raise NoDigestError(
                 f"The source of {self.owner} cannot be read ({path}).",
-                "Write it into a .py file of its own and import it: the digest of that file is part of the identity.",
+                "Move it to a .py file and import it. The digest of that file is part of the identity.",
             ) from error
         self.sources[path] = f"{path.name} {hashlib.sha256(raw).hexdigest()}"
         self._codes[path] = set(_nested_codes(compiled))

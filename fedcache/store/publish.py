@@ -130,7 +130,7 @@ def publish(
     place = check_target(target)
     if not store.arrays or not store.rows:
         raise StoreError(
-            f"{store.place} holds no features to publish.",
+            f"{store.place} has no features to publish.",
             "fedcache extract --dataset digits --backbones efficientnet-lite0",
         )
     zarr = needed_library("zarr", "publish", "remote")
@@ -286,7 +286,7 @@ def _shard(zarr: Any, reader: Reader, shard: int, per_shard: int) -> bytes:
     raw: bytes = objects[chunk_path(Path(), shard, len(info.shape)).as_posix()].to_bytes()
     if not _holds_chunks(raw, info, numbers):
         raise InternalError(
-            f"zarr {zarr.__version__} does not put chunks of {reader.key} where fedcache looks for them.",
+            f"zarr {zarr.__version__} does not write chunks of {reader.key} where fedcache expects them.",
             "pip install 'zarr>=3.1,<3.2'",
         )
     return raw
@@ -325,7 +325,7 @@ def _claim(source: ByteSource, store: Store, raw: bytes, *, anonymous_names: boo
     """Take a place for the publication of a store, before anything else is written there.
 
     Returns:
-        whether every whole file that is there already is one of this publication.
+        whether every whole file that exists already is one of this publication.
 
     Raises:
         StoreError for a place where something else is; UsageError for names of rows where they were left out.
@@ -368,7 +368,7 @@ def _need_own_place(source: ByteSource) -> None:
             if (above / "samples" / "uid").is_dir():
                 raise StoreError(
                     f"{folder} is inside the store {above}.",
-                    f"Name another place:  fedcache publish STORE {shell_word(f'{above}-published')}",
+                    f"Use another place:  fedcache publish STORE {shell_word(f'{above}-published')}",
                 )
     if local and folder.exists():
         if not folder.is_dir():
@@ -386,8 +386,8 @@ def _need_own_place(source: ByteSource) -> None:
 def _something_else(source: ByteSource, what: str) -> StoreError:
     other = f"{source.place}-published"
     return StoreError(
-        f"{source.place} holds {what}, and is no publication of this store.",
-        f"Name another place:  fedcache publish STORE {shell_word(other)}",
+        f"{source.place} contains {what}, not a publication of this store.",
+        f"Use another place:  fedcache publish STORE {shell_word(other)}",
     )
 
 

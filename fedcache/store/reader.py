@@ -1,6 +1,6 @@
 """Reading features: memory-mapped chunk files, each verified when it is first read in a process.
 
-Scattered rows are gathered in memory: the chunks they lie in are copied once, verified as they are, into one array of
+Scattered rows are gathered in memory: the chunks they are in are copied once, verified as they are, into one array of
 which only the pages of those chunks exist. An array beyond the memory limit stays mapped.
 """
 
@@ -50,14 +50,14 @@ def open_reader(store: Path, manifest: Manifest, key: str) -> Reader:
     """The reader of a complete feature array. Raises StoreError, for an array that is unfinished or not there."""
     info = manifest.arrays.get(key)
     if info is None:
-        what = "not there"
+        what = "missing"
         for begun in unfinished_arrays(store, manifest.arrays):
             if begun["name"] == key:
                 what = "unfinished ({kept} of {chunks} chunks)".format(**begun)
         complete = ", ".join(sorted(manifest.arrays)) or "none"
         raise StoreError(
-            f"{key} in {store} is {what}; complete arrays: {complete}.",
-            "Run the `fedcache extract` command that makes it; it resumes where it stopped.",
+            f"{key} in {store} is {what}; complete feature sets: {complete}.",
+            "Run its `fedcache extract` command again to resume.",
         )
     place = origin_of(store)
     mirror = None
@@ -122,7 +122,7 @@ class Reader:
 
     def all(self) -> NDArray[Any]:
         """Every row, [N, V, D], in memory. Raises CorruptionError, when a chunk's size, checksum or place is wrong."""
-        # before memory is asked for: a manifest may claim any shape
+        # before memory is requested: a manifest may claim any shape
         if self.mirror is not None and self.info.chunks:
             self.chunk(0)
         for number in range(len(self.info.chunks)):
@@ -138,7 +138,7 @@ class Reader:
         return out
 
     def rows(self, index: NDArray[np.integer[Any]]) -> NDArray[Any]:
-        """The rows of ``index``, [len(index), V, D], in the order asked for.
+        """The rows of ``index``, [len(index), V, D], in the order requested.
 
         Raises StoreError, for a row the store does not have; CorruptionError.
         """
@@ -148,13 +148,15 @@ class Reader:
             last = int(wanted.max())
             if first < 0 or last >= self.shape[0]:
                 raise StoreError(
-                    f"Rows {first} to {last} were requested of {self.key}, which has {self.shape[0]}.",
-                    "The row numbers are another store's: make the partition again with fedcache partition.",
+                    f"Rows {first} to {last} of {self.key} were requested, but it has {self.shape[0]} "
+                    "rows.",
+                    "The row numbers belong to another store. Make the partition again with fedcache "
+                    "partition.",
                 )
         size = self.info.chunk_rows
         numbers = wanted // size
         if len(wanted) and self._held is None:
-            self.chunk(int(numbers[0]))  # before memory is asked for, as in `all`
+            self.chunk(int(numbers[0]))  # before memory is requested, as in `all`
         if self._hold(numbers):
             assert self._held is not None
             # not "raise", which checks again and slower

@@ -24,7 +24,7 @@ from fedcache.tables.words import EqualStrings
 INGESTED = "ingested"
 """``source`` in the description of a dataset that came as embeddings: no image is known of it."""
 
-HELD_OUT = "of each class the fifth with the smallest uids"
+HELD_OUT = "the fifth of each class with the smallest uids"
 """What ``held_out`` chooses, for a person."""
 
 SPLITS = ("train", "test", "validation")
@@ -61,7 +61,7 @@ class Samples:
             most = int(out[key].max())
             if least < low or most >= len(names):
                 raise UsageError(
-                    f"{key} holds {least}..{most}, but there are {len(names)} names.",
+                    f"{key} has codes {least} to {most}, but there are {len(names)} names.",
                     f"Give one name per {key}.",
                 )
         name = self.name if isinstance(self.name, EqualStrings) else tuple(self.name)
@@ -125,8 +125,8 @@ def complete_split(
     split = splits.copy()
     if not np.any(split == TRAIN):
         raise UsageError(
-            f"{where} has {len(split):,} test or validation {holds} and no training {holds}.",
-            "Give the folder or the file that holds the training rows too.",
+            f"{where} has {len(split):,} test or validation {holds}, but no training {holds}.",
+            "Give a folder or file that also has the training rows.",
         )
     if np.any(split == TEST):
         return split, ""
@@ -136,7 +136,7 @@ def complete_split(
     chosen = held_out(label, domain, uid, (split == TRAIN) & ok)
     split[chosen] = TEST
     if not chosen.any():
-        return split, f"{given}, and no class has two {holds}, one of which could be held out"
+        return split, f"{given}, and no class has two {holds}, so none can be held out"
     return split, f"{given}: {HELD_OUT} is {test}"
 
 
@@ -148,7 +148,7 @@ def read_samples(store: Path, manifest: Manifest) -> Samples:
     try:
         name = files.decode_strings(raw)
     except ValueError as error:
-        raise files.damaged("samples/name", place, f"holds no names ({error})") from error
+        raise files.damaged("samples/name", place, f"has no valid names ({error})") from error
     if len(name) != max(1, manifest.rows):
         raise files.damaged(
             "samples/name", place, f"holds {len(name)} names for {manifest.rows} rows"
@@ -180,7 +180,7 @@ def _verified(store: Path, manifest: Manifest, key: str, place: Path, size: int 
     raw = files.read_checked(place, None, f"samples/{key}", size=size)
     if files.checksum(raw) not in listed:
         raise files.damaged(
-            f"samples/{key}", place, "is whole but not the column the manifest lists"
+            f"samples/{key}", place, "is valid, but not the column that the manifest lists"
         )
     return raw
 
@@ -237,7 +237,7 @@ def parts_of(name: str, group: Group) -> list[Buffer]:
         )
     except ValueError as error:
         raise UsageError(
-            f"No file holds the group {name!r}: {error}.", "Give its values shorter names."
+            f"The group {name!r} cannot be stored: {error}.", "Give its values shorter names."
         ) from error
 
 
@@ -253,8 +253,8 @@ def read_group(path: Path, manifest: Manifest, name: str) -> Group:
     if name not in have:
         sorters = [*have, "domain", "class"]
         hint = (
-            f"Rows of {path.name} can be sorted by {', '.join(sorters)}. The columns of an ingested file and of a CSV "
-            "of images become groups; --layout client/class makes one of a level of folders."
+            f"{path.name} has the groups and columns {', '.join(sorters)}. Columns of an ingested file or "
+            "of a CSV file of images become groups; so does a folder level with --layout client/class."
         )
         raise UsageError(unknown("column", name, sorters).message, hint)
     raw = read_sidecar(path, manifest, place_of(name), f"group {name}")
@@ -263,13 +263,15 @@ def read_group(path: Path, manifest: Manifest, name: str) -> Group:
         words = content["words"]
         codes = arrays["codes"]
         if not isinstance(words, list) or not all(type(word) is str for word in words):
-            raise ValueError("holds words that are none")
+            raise ValueError("contains values that are not words")
         if len(codes) != manifest.rows or (len(codes) and int(codes.max()) > len(words)):
             raise ValueError(
                 f"holds {len(codes):,} codes for {manifest.rows:,} rows and {len(words):,} words"
             )
     except (ValueError, KeyError) as error:
-        raise damaged(f"group {name}", path / place_of(name), f"is no group: it {error}") from error
+        raise damaged(
+            f"group {name}", path / place_of(name), f"is not a group: it {error}"
+        ) from error
     return Group(codes.astype(np.int32) - np.int32(1), tuple(words))
 
 

@@ -115,7 +115,7 @@ class Store:
 
         Part i of n of a store is opened where ``part`` says so.
 
-        Of a published store, the home keeps what is read (``path`` lies there), and nothing can be written to it.
+        Of a published store, the home keeps what is read (``path`` is there), and nothing can be written to it.
 
         Raises StoreError when there is none; CorruptionError when its manifest is damaged, or older than the store;
         UsageError for another address; MachineError without the extra ``remote``, or without network.
@@ -134,9 +134,10 @@ class Store:
             if keys := forgotten_arrays(place, manifest):
                 arrays = ", ".join(keys)
                 raise CorruptionError(
-                    f"{place / 'manifest.json'} is older than the store: it does not list {arrays}, which its "
-                    "history tells were finished.",
-                    f"Put the newer manifest.json back; or remove {place / 'features' / keys[0]}, then extract again.",
+                    f"{place / 'manifest.json'} is older than the store: it does not list {arrays}, which "
+                    "are finished according to the history.",
+                    f"Restore the newer manifest.json; or remove {place / 'features' / keys[0]}, then "
+                    "extract again.",
                 )
         return cls(place, manifest)
 
@@ -171,13 +172,13 @@ class Store:
             text: floats [C, D] per backbone, features of the class names.
             groups: by name N words or whole numbers that sort the rows, ``{"hospital": [...]}``. They take the place of
                 those of their names in a store that has this content and name already, also where it is open.
-            drop_nan: keep rows with NaN or infinite features unread, in the place of an error.
+            drop_nan: keep rows with NaN or infinite features unread, instead of an error.
             name: of the dataset, for ``--dataset``; the backbones' names when None.
             path: of the store; under FEDCACHE_HOME when None.
 
         Raises:
             UsageError, for shapes or values that do not fit; CorruptionError, for values that are not finite;
-            StoreError, when another dataset lies at ``path``.
+            StoreError, when another dataset is at ``path``.
         """
         columns = {
             "labels": labels,
@@ -235,8 +236,8 @@ class Store:
     ) -> Store:
         """A store of ``samples`` without features; a store of the same dataset is opened instead.
 
-        It is built beside its place and renamed, so that it exists whole or not at all. ``reasons`` says why, per row
-        that is not ok. Raises StoreError, when another dataset lies at ``path``; CorruptionError for a store that is
+        It is built next to its place and renamed, so that it exists whole or not at all. ``reasons`` says why, per row
+        that is not ok. Raises StoreError, when another dataset is at ``path``; CorruptionError for a store that is
         damaged.
         """
         return cls(path, create_store(path, samples, dict(dataset), reasons or {}))
@@ -521,7 +522,7 @@ class Store:
     def torch_dataset(
         self, backbones: str | Sequence[str] | None = None, split: str | None = "train"
     ) -> Dataset[tuple[Tensor, int]]:
-        """The rows of ``Xy`` as a ``torch.utils.data.Dataset`` that reads each row when it is asked for.
+        """The rows of ``Xy`` as a ``torch.utils.data.Dataset`` that reads each row when it is requested.
 
         It can be handed to the workers of a ``DataLoader``, also spawned ones. Features of a published store are
         fetched now, unless ``FEDCACHE_REMOTE_CACHE`` is too small for them; then workers must be spawned. Arguments
@@ -586,7 +587,7 @@ def _described(info: ArrayInfo) -> dict[str, Any]:
 
 
 def put_groups(store: Store, groups: Mapping[str, Group]) -> list[str]:
-    """Keep groups of the rows of a store, each in the place of one of that name; equal ones are not written.
+    """Keep groups of the rows of a store, each instead of one of that name; equal ones are not written.
 
     Returns:
         the names of those that took the place of other values.

@@ -1,4 +1,4 @@
-"""A store as a ``torch.utils.data.Dataset``; the only file of the store that imports torch, when it is asked for."""
+"""A store as a ``torch.utils.data.Dataset``; the only file of the store that imports torch, when it is requested."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedcache.store.reader import Reader, open_reader
 
 
 class FeatureRows(Dataset[tuple[Tensor, int]]):
-    """(x float32 [D], y) of some rows of a store; a row is read and checked when it is asked for.
+    """(x float32 [D], y) of some rows of a store; a row is read and checked when it is requested.
 
     It pickles as a path and row numbers, so that every worker of a ``DataLoader``, spawned or forked, maps the files
     itself.

@@ -58,12 +58,12 @@ class VerifyReport:
 
     @property
     def advice(self) -> str:
-        """The command that goes on where something is wrong."""
+        """The command that continues where something is wrong."""
         if self.published:
             return "Publish it again:  fedcache publish STORE FOLDER"
         return (
-            f"fedcache repair {shell_word(self.path)}   drops what is damaged; the extract command then makes only "
-            "that again."
+            f"fedcache repair {shell_word(self.path)}   removes damaged files; the extract command then "
+            "recomputes only those."
         )
 
     @property
@@ -85,7 +85,7 @@ class VerifyReport:
     def lines(self) -> list[str]:
         """For a person."""
         megabytes = self.bytes / 1e6
-        found = "all as the manifest says."
+        found = "all match the manifest."
         shown = ["  {file}: {what}".format(**problem) for problem in self.problems]
         if self.problems:
             found = f"{len(self.problems)} problems."
@@ -198,7 +198,7 @@ def _check_history(path: Path, report: VerifyReport) -> None:
     _, damaged = read_history(path)
     for number in damaged:
         report.add(
-            path / HISTORY, f"line {number} is torn or does not have the digest it ends with"
+            path / HISTORY, f"line {number} is incomplete or does not match the digest at its end"
         )
 
 
@@ -212,7 +212,7 @@ def _check_journals(store: Store, report: VerifyReport) -> None:
         if journal.header is None or journal.torn:
             report.add(
                 journal.path,
-                "has a line that is torn or damaged; the extract command makes its chunks again",
+                "has an incomplete or damaged line; the extract command recomputes its chunks",
             )
         if journal.header is None:
             continue
@@ -229,7 +229,7 @@ def _check_journals(store: Store, report: VerifyReport) -> None:
             count = len(part.chunks(count))
             whose = f" in {part}"
         kept = f"{done} of {count} chunks"
-        note = f"{journal.key} is unfinished{whose}: {kept}; its extract command goes on"
+        note = f"{journal.key} is unfinished{whose}: {kept}; its extract command resumes"
         if part is not None and done == count:
             note = f"{journal.key} is finished{whose}: {kept}; fedcache join assembles the parts"
         report.notes.append(note)
@@ -237,7 +237,7 @@ def _check_journals(store: Store, report: VerifyReport) -> None:
 
 FORGOTTEN = {
     "partitions": "make the partition again",
-    "groups": "ingest or extract brings the column again",
+    "groups": "ingest or extract makes the column again",
 }
 """What is to be done where a damaged file of a folder is forgotten."""
 
@@ -247,7 +247,7 @@ def repair(path: Path) -> list[str]:
 
     A damaged feature array becomes unfinished: its journal vouches for the whole chunks, so that extraction computes
     only the others. Damaged text features, partitions and groups are forgotten, damaged lines of the history removed,
-    and every ``zarr.json`` is written anew. The manifest, the columns and the list of unreadable images cannot be made
+    and every ``zarr.json`` is written again. The manifest, the columns and the list of unreadable images cannot be made
     from the rest of a store: they stay as they are, and ``verify`` still names them.
 
     Raises:
@@ -267,7 +267,7 @@ def repair(path: Path) -> list[str]:
             events, damaged = read_history(path)
             with explain_disk_errors(path, 0):
                 write_atomic(path / HISTORY, *(to_signed(event) + b"\n" for event in events))
-        done.append(f"{len(damaged)} damaged lines of the history are gone.")
+        done.append(f"{len(damaged)} damaged lines of the history were removed.")
     with lock_manifest(path):
         now = read_manifest(path)
         whole = sidecars_of(now)
@@ -277,10 +277,10 @@ def repair(path: Path) -> list[str]:
             if relative in whole and sha256_hex(whole[relative]) == now.files.get(relative):
                 files.make_directories((path / relative).parent)
                 write_atomic(path / relative, whole[relative])
-                done.append(f"{relative} is written anew.")
+                done.append(f"{relative} was written again.")
             elif kind in FORGOTTEN and relative in now.files:
                 del now.files[relative]
-                done.append(f"{relative} is forgotten: {FORGOTTEN[kind]}.")
+                done.append(f"{relative} was removed: {FORGOTTEN[kind]}.")
             elif kind == "text" and parts[1] in now.texts:
                 done += _forget_text(now, parts[1], parts[2])
         now.write(path)
@@ -298,7 +298,7 @@ def _forget_text(now: Manifest, slug: str, name: str) -> list[str]:
         now.files.pop(f"text/{slug}/zarr.json", None)
     for one in gone:
         now.files.pop(f"text/{slug}/{one}/zarr.json", None)
-    return [f"text features {i} of {slug} are forgotten: extract them again." for i in gone]
+    return [f"text features {i} of {slug} were removed: extract them again." for i in gone]
 
 
 def _reopen(path: Path, key: str) -> list[str]:

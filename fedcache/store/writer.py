@@ -2,8 +2,8 @@
 
 The order of the writes is the promise. A chunk file is whole on disk before its journal line, the lines of all chunks
 before the sidecars (``samples/ok``, ``quarantine.jsonl``, ``zarr.json``), these before the manifest, and the manifest
-before the journal goes. Killed between any two of them, the array is still unfinished and goes on from its journal, or
-it is complete. Workers that hold no lock write chunk files that nothing refers to; the one writer commits them.
+before the journal goes. Killed between any two of them, the array is still unfinished and continues from its journal,
+or it is complete. Workers that hold no lock write chunk files that nothing refers to; the one writer commits them.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class WorkerArray:
         if header is None or digest_of(header) != self.header:
             raise MachineError(
                 f"{os.uname().nodename} does not see the store {self.store} that is being written.",
-                "The store must lie on a path that all nodes share, e.g. NFS: give it with --store or FEDCACHE_HOME.",
+                "Put the store on a path that all nodes share, e.g. NFS, with --store or FEDCACHE_HOME.",
             )
 
     def prepare(
@@ -108,7 +108,7 @@ class WorkerArray:
         if chunk < 0 or rows.shape != expected or not expected[0]:
             raise InternalError(
                 f"{self.key}: chunk {chunk} was given shape {rows.shape}, expected {expected}.",
-                f"A chunk has {self.chunk_rows} rows, the last one the rest.",
+                f"A chunk has {self.chunk_rows} rows; the last chunk has the rest.",
             )
         reasons = {
             int(row): str(why)
@@ -122,7 +122,7 @@ class WorkerArray:
     def write(
         self, chunk: int, rows: NDArray[Any], bad: Mapping[int, str] | None = None
     ) -> UncommittedChunk:
-        """Write a chunk beside its place, under a name of its own; errors as ``ArrayWriter.write``."""
+        """Write a chunk next to its place, under a name of its own; errors as ``ArrayWriter.write``."""
         values, reasons = self.prepare(chunk, rows, bad)
         place = self.chunk_file(chunk)
         file = temporary_name(place)
@@ -199,8 +199,9 @@ class ArrayWriter:
         ):
             dtypes = ", ".join(files.DTYPES)
             raise InternalError(
-                f"{key}: shape {shape}, {dtype}, {chunk_rows} rows a chunk, in a store of {store.rows} rows.",
-                f"Expected shape ({store.rows}, ...), one of {dtypes}, and at least 1 row a chunk.",
+                f"{key}: shape {shape}, {dtype}, {chunk_rows} rows per chunk, in a store of {store.rows} "
+                "rows.",
+                f"Expected shape ({store.rows}, ...), one of {dtypes}, and at least 1 row per chunk.",
             )
         self.store = store
         self.key = key
@@ -260,7 +261,7 @@ class ArrayWriter:
         self._stack.close()
 
     def _open(self) -> None:
-        """Find out, under the lock, what is there of the array: all of it, a part to go on with, or nothing."""
+        """Find out, under the lock, what is there of the array: all of it, a part to continue with, or nothing."""
         # Files that a killed writer or its workers had not finished. We hold their lock now, so nobody writes them.
         for left in (
             *self.path.rglob("*.partial"),
@@ -318,8 +319,9 @@ class ArrayWriter:
         ]
         listed = "; ".join(changed)
         return StoreError(
-            f"{self.key} was begun in another way: {listed}. Mixed rows would not be comparable.",
-            "Go on with the settings it was begun with, or discard the unfinished part with --fresh.",
+            f"The extraction of {self.key} was started with other settings: {listed}. Mixed rows would "
+            "not be comparable.",
+            "Continue with the earlier settings, or discard the unfinished part with --fresh.",
         )
 
     def _confirm(self) -> None:
@@ -382,8 +384,9 @@ class ArrayWriter:
             if found < 0:
                 what = "is missing"
             raise MachineError(
-                f"{self.key}: a worker wrote chunk {made.chunk} as {made.file}, and here that file {what}.",
-                "The store must lie on a path that all nodes share, e.g. NFS: give it with --store or FEDCACHE_HOME.",
+                f"{self.key}: a worker wrote chunk {made.chunk} as {made.file}, but on this machine that "
+                f"file {what}.",
+                "Put the store on a path that all nodes share, e.g. NFS, with --store or FEDCACHE_HOME.",
             )
         with explain_disk_errors(place, 0):
             made.file.replace(place)
@@ -398,8 +401,8 @@ class ArrayWriter:
     def _refuse_finished(self, chunk: int) -> None:
         if self.finished:
             raise InternalError(
-                f"{self.key} is complete; chunk {chunk} was written again.",
-                "Write missing() chunks only.",
+                f"{self.key} is complete, but chunk {chunk} was written again.",
+                "Write only the chunks of missing().",
             )
 
     def adopt(self, chunk: int, source: Path, crc: int, bad: Mapping[int, str]) -> None:
@@ -499,8 +502,8 @@ def create_store(
 ) -> Manifest:
     """A store without features at ``path``, or the one of the same dataset that is there.
 
-    It is built beside its place and renamed, so that it exists whole or not at all. ``dataset`` is what the manifest
-    says of the dataset, ``reasons`` why a row is not ok. Raises StoreError, when another dataset lies at ``path``;
+    It is built next to its place and renamed, so that it exists whole or not at all. ``dataset`` is what the manifest
+    says of the dataset, ``reasons`` why a row is not ok. Raises StoreError, when another dataset is at ``path``;
     CorruptionError for a store that is damaged; MachineError, when the disk refuses.
     """
     occupied = path.exists() and (not path.is_dir() or any(path.iterdir()))
@@ -510,7 +513,7 @@ def create_store(
     if occupied:
         raise StoreError(
             f"{path} exists and is not a fedcache store.",
-            "Choose another place, or remove what is there.",
+            "Choose another place, or remove the existing files.",
         )
     samples = samples.checked()
     with explain_disk_errors(path, 64 * len(samples.name)):
@@ -538,15 +541,15 @@ def _same(path: Path, dataset: Mapping[str, Any]) -> Manifest:
             "{slug} with digest {digest:.12}".format(**one) for one in (found.dataset, dataset)
         )
         raise StoreError(
-            f"{path} holds {there}, not {wanted}.",
-            "Choose another place, or remove what is there.",
+            f"{path} contains {there}, not {wanted}.",
+            "Choose another place, or remove the existing files.",
         )
     if part_of(found.dataset) != part_of(dataset):
         there = str(part_of(found.dataset) or "a whole store")
         wanted = str(part_of(dataset) or "a whole store")
         raise StoreError(
-            f"{path} holds {there}, not {wanted}.",
-            "Choose another place, or remove what is there.",
+            f"{path} contains {there}, not {wanted}.",
+            "Choose another place, or remove the existing files.",
         )
     return found
 
@@ -601,7 +604,7 @@ def sidecars_of(manifest: Manifest) -> dict[str, bytes]:
 
 
 def _building_place(path: Path) -> Path:
-    """A new private directory beside ``path`` in which to build it; what killed builders left there is removed."""
+    """A new private directory next to ``path`` in which to build it; what killed builders left there is removed."""
     for left in path.parent.glob(f".{path.name}.*.partial"):
         pid = writer_of(left)
         if pid and not is_alive(pid):

@@ -63,9 +63,9 @@ def open_embeddings(path: Path, choice: ColumnChoice | None = None) -> Embedding
     Columns are found as ``roles`` says, unless ``choice`` names them; without labels every row is -1.
     Raises UsageError, for a missing file, an unknown ending, features that are a pickle, or columns that do not fit.
     """
-    takes = f"fedcache ingest FILE --name NAME   takes {', '.join(ENDINGS)}"
+    takes = f"fedcache ingest FILE --name NAME   reads {', '.join(ENDINGS)}"
     if not path.exists():
-        raise UsageError(f"{path} is not there.", takes)
+        raise UsageError(f"There is no file {path}.", takes)
     if ending_of(path) in REFUSED and path.is_file():
         raise refused_file(path, ending_of(path))
     if ending_of(path) not in ENDINGS and not path.is_dir():
@@ -83,7 +83,10 @@ def assemble(path: Path, raw: dict[str, Any], choice: ColumnChoice) -> Embedding
     count = rows[0]
     if len(rows) > 1 or not count:
         found = " and ".join(map(str, rows))
-        raise UsageError(f"{path} has features of {found} rows.", "All need the same, at least 1.")
+        raise UsageError(
+            f"{path} has features of {found} rows.",
+            "All features need the same number of rows, at least 1.",
+        )
     taken = dict.fromkeys(keys, "features")
     texts = {}
     for key, values in raw.items():
@@ -143,7 +146,7 @@ def _joined_splits(
         refuse_one_split(key, with_rows, str(path), "--features-key")
     if named:
         return raw, None, {}
-    hint = "Say which are meant: --features-key NAME"
+    hint = "Choose the features: --features-key NAME"
     tables = by_split(raw, has_rows, str(path), hint)
     if len(tables) == 1:
         return raw, None, {}
@@ -210,7 +213,7 @@ def _text_of(
     if wrong or values.shape[1] != width:
         raise UsageError(
             f"{path}: {key} is {shape_of(values)}, expected floats [classes, {width}].",
-            "Text features are as wide as the features they go with.",
+            "Text features need the same width as their features.",
         )
     norm = np.linalg.norm(values.astype(np.float64), axis=1, keepdims=True)
     usable = np.isfinite(norm) & (norm > 0)

@@ -23,7 +23,7 @@ CLIENT = "client"
 ONE_OBJECT = "one Python object"
 """Why an array of an npz that holds a dict, such as a configuration, is not used."""
 
-TRUSTED = "# runs what the file says: only for a file that you trust"
+TRUSTED = "# runs code in the file: only for a file that you trust"
 
 PIXELS = ("pixels", "image", "images")
 """Columns of images in files of clients."""
@@ -90,13 +90,13 @@ def pickled_dict(path: Path, name: str, *, images: bool = False) -> FedcacheErro
     if images:
         following = f"fedcache extract --dataset arrays:{shell_word(out)}"
     return UsageError(
-        f"{path}: {name} is a pickle ({what}), which fedcache never opens: a pickle may run code.",
+        f"{path}: {name} is a pickle ({what}), which fedcache never opens, because a pickle may run code.",
         conversion(lines, following),
     )
 
 
 _PICKLE = (
-    "is a pickle, which fedcache never opens: a pickle may run code.",
+    "is a pickle, which fedcache never opens, because a pickle may run code.",
     ".parquet",
     (
         "import pandas",
@@ -106,7 +106,8 @@ _PICKLE = (
     ),
 )
 _TORCH = (
-    "holds more than tensors and lists by name, which fedcache does not open: a pickle may run code.",
+    "contains more than tensors and lists by name, which fedcache does not open, because a pickle may "
+    "run code.",
     ".npz",
     (
         "import numpy, torch",
@@ -116,7 +117,7 @@ _TORCH = (
     ),
 )
 _MATLAB = (
-    "is a file of MATLAB, which fedcache does not read.",
+    "is a MATLAB file, which fedcache does not read.",
     ".npz",
     (
         "import numpy, scipy.io",
@@ -172,7 +173,7 @@ def refuse_client_images(path: Path, columns: Sequence[str]) -> FedcacheError | 
         f"numpy.savez({str(out)!r}, images=x, client=numpy.repeat(list(clients), counts), **held)",
     ]
     return UsageError(
-        f"{path} holds images of clients (TensorFlow Federated), and no embeddings.",
+        f"{path} contains images of clients (TensorFlow Federated), not embeddings.",
         conversion(lines, f"fedcache extract --dataset arrays:{shell_word(out)}"),
     )
 
@@ -191,7 +192,7 @@ def joined_clients(path: Path, columns: Mapping[str, Any]) -> dict[str, Any]:
             own = ", ".join(held)
             first = ", ".join(names)
             raise UsageError(
-                f"{path}: the client {client} has {own}, and the first one has {first}.",
+                f"{path}: the client {client} has {own}, but the first client has {first}.",
                 "Write the same columns for every client.",
             )
     joined: dict[str, Any] = {}

@@ -36,7 +36,7 @@ class Group(Coded):
             column = np.asarray(values)
         if len(column.shape) != 1:
             raise UsageError(
-                f"A group is one value for each row, not {column.shape}.", "Give a column."
+                f"A group needs one value per row, not {column.shape}.", "Give one column."
             )
         if isinstance(column, Words):
             return cls.of_words(column)
@@ -44,11 +44,11 @@ class Group(Coded):
             known = ~np.isnan(column)
             if not (np.isfinite(column[known]) & (column[known] == np.rint(column[known]))).all():
                 raise UsageError(
-                    "Floats that are not whole sort no rows.", "Give words, or integers."
+                    "Numbers with decimals cannot be a group.", "Give words, or integers."
                 )
             if not (np.abs(column[known]) < 1 << 53).all():
                 raise UsageError(
-                    "Rounded floats above 2^53 sort no rows.", "Give words, or integers."
+                    "Rounded numbers above 2^53 cannot be a group.", "Give words, or integers."
                 )
             # Whole floats are integers, and a missing value is any number: it is not looked at.
             column = np.where(known, column, 0).astype(np.int64)
@@ -58,7 +58,7 @@ class Group(Coded):
             made = as_column(column)
             if isinstance(made, Unread):
                 raise UsageError(
-                    f"A group is a word or number for each row, not {made.why}.", "Give words."
+                    f"A group needs a word or a number per row, not {made.why}.", "Give words."
                 )
             return cls.of(made)
         # Numbers are sorted as numbers (writer 2 before writer 10).
@@ -115,7 +115,7 @@ def usable_group_name(name: str) -> str:
     Raises UsageError for a name that is taken, and for one without such a letter or digit.
     """
     if not name.strip():
-        raise UsageError("A column without a name.", "Give every column a name.")
+        raise UsageError("A column has no name.", "Give every column a name.")
     slug = slug_of(name.strip()).lstrip("_")
     if slug.lower() in RESERVED:
         raise UsageError(

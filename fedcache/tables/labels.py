@@ -27,7 +27,7 @@ from fedcache.tables.words import (
     vector,
 )
 
-ANOTHER_COLUMN = "--label-key NAME takes another column."
+ANOTHER_COLUMN = "--label-key NAME selects another column."
 
 
 def with_names(column: Column, names: Sequence[str], where: str) -> Words:
@@ -54,7 +54,7 @@ def with_names(column: Column, names: Sequence[str], where: str) -> Words:
             shown = some_names(names, 4) or "none"
             count = len(names)
             raise UsageError(
-                f"{where} has the label {word!r}, and the file has {count:,} class names: {shown}.",
+                f"{where} has the label {word!r}, but the file has {count:,} class names: {shown}.",
                 "Give every label a class name, or leave the class names out of the file.",
             )
         target.append(index)
@@ -101,7 +101,7 @@ def read_labels(
     elif column.repeated:
         shown = some_names(column.repeated, 4)
         notes.append(
-            f"Class names that the file has twice, {shown}, have their numbers behind them."
+            f"These class names are twice in the file, so a number is added to them: {shown}."
         )
     return coded, notes
 
@@ -137,20 +137,20 @@ def _as_number(word: str) -> str:
 
 def read_domains(where: str, column: Any, count: int) -> Group:
     """The domain of each row, -1 where it has none; errors as of ``read_labels``."""
-    hint = "--domain-key NAME takes another column."
+    hint = "--domain-key NAME selects another column."
     return _coded(where, _one_per_row(where, column, count, hint), hint)
 
 
 def _one_per_row(where: str, column: Any, count: int, another: str = ANOTHER_COLUMN) -> Any:
     column = vector(column)
     hint = "Give every row one label."
-    one_hot = f"{hint} Where every row has exactly one 1, in numpy: labels.argmax(1)"
+    one_hot = f"{hint} If every row has exactly one 1, convert them with numpy: labels.argmax(1)"
     if len(column.shape) == 2 and column.shape[0] == count:
         hint = one_hot
     elif isinstance(column, Unread):
         hint = another
         if column.kind == "objects":
-            hint = "labels.astype(str)   makes plain words"
+            hint = "labels.astype(str)   converts them to words"
         elif column.why == "lists":
             hint = one_hot
         raise UsageError(f"{where} holds {column.why}, expected {count:,} integers or words.", hint)
@@ -168,7 +168,7 @@ def _coded(where: str, column: Any, hint: str = ANOTHER_COLUMN) -> Group:
     try:
         return Group.of(column)
     except UsageError as error:
-        held = error.message[:1].lower() + error.message[1:].removesuffix(" sort no rows.")
+        held = error.message[:1].lower() + error.message[1:].removesuffix(" cannot be a group.")
         rows = column.shape[0]
         raise UsageError(
             f"{where} holds {held}, expected {rows:,} integers or words.", hint
@@ -176,7 +176,8 @@ def _coded(where: str, column: Any, hint: str = ANOTHER_COLUMN) -> Group:
 
 
 def _likely_missing(coded: Group) -> list[str]:
-    """Name the classes that often mean that no label is known: -1 beside other numbers, and words such as NA."""
+    """Name the classes that often mean that no label is known: -1 in addition to other numbers, and words such as
+    NA."""
     suspects = [word for word in coded.words if word.lower() in NO_NUMBER]
     if "-1" in coded.words and coded.words != ("-1", "1"):
         suspects.append("-1")
@@ -185,5 +186,5 @@ def _likely_missing(coded: Group) -> list[str]:
         rows = int((coded.codes == coded.words.index(word)).sum())
         hint = f"--no-label {shell_word(word)}"
         size = counted(rows, "row")
-        notes.append(f"{word} is a class, of {size}. If it means that no label is known: {hint}")
+        notes.append(f"{word} is a class of {size}. If it means that the label is unknown: {hint}")
     return notes

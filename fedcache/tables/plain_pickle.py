@@ -103,7 +103,7 @@ class _Frozen:
         return self._function(*words)
 
     def __setstate__(self, state: Any) -> None:
-        raise pickle.UnpicklingError("it changes what it names")
+        raise pickle.UnpicklingError("it modifies an object")
 
 
 _CORES = ("numpy.core", "numpy._core")  # before and since numpy 2

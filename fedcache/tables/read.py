@@ -78,7 +78,7 @@ def _npy(path: Path, opened: Callable[[], AbstractContextManager[IO[bytes]]], si
     with opened() as file:
         header = npy_header(file)
         if header is None:
-            return Unread((), UNKNOWN_NPY, "an array of a kind of its own")
+            return Unread((), UNKNOWN_NPY, "an array of an unknown kind")
         shape, fortran, dtype = header
         start = file.tell()
         if dtype.hasobject:
@@ -157,13 +157,13 @@ def _read_npy(path: Path) -> Found:
 
 
 def h5_items(path: Path, group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(name, dataset) of an open file, at all levels; raises UsageError for what lies outside of it."""
+    """(name, dataset) of an open file, at all levels; raises UsageError for what is outside of it."""
     import h5py
 
     for name in group:
         if not isinstance(group.get(name, getlink=True), h5py.HardLink):
             raise UsageError(
-                f"{path} holds a link ({prefix}{name}) to elsewhere.",
+                f"{path} contains a link ({prefix}{name}) to another file.",
                 "Copy the data into the file.",
             )
         item = group[name]
@@ -315,7 +315,7 @@ def _no_embeddings(path: Path) -> FedcacheError:
         first = path / readable[0]
         hint = f"For example  fedcache ingest {shell_word(first)} --name NAME"
     return UsageError(
-        f"{path} is a folder, and none that clip-retrieval wrote; it holds {some_names(names)}.",
+        f"{path} is a folder, but not an output folder of clip-retrieval; it contains {some_names(names)}.",
         hint,
     )
 

@@ -78,7 +78,7 @@ DOMAINS = ("domain", "domains")
 CLASS_NAMES = ("classes", "class_names", "label_names")
 """Usual names of columns, compared without case; the first that is there is taken."""
 
-NAMES_SAY_IT = "the names of the files or columns say the split"
+NAMES_SAY_IT = "the names of the files or columns give the split"
 """Why a column of splits is not used."""
 
 GROUP = "group/"
@@ -97,33 +97,59 @@ class ColumnChoice:
 
     features: tuple[str, ...] = option(
         (),
-        "Columns of features, or what those of a wide table begin with.",
+        "Columns of the features, or the common beginning of their names in a wide table.",
         DATA,
         name="--features-key",
+        default_text="detected by name, e.g. features, embeddings or X",
         common=True,
     )
-    label: str | None = option(None, "Column of labels.", DATA, name="--label-key", common=True)
-    split: str | None = option(
-        None, "Column of train, test, validation.", DATA, name="--split-key", common=True
+    label: str | None = option(
+        None,
+        "Column of the labels.",
+        DATA,
+        name="--label-key",
+        default_text="detected by name, e.g. label, y, target or class",
+        common=True,
     )
-    row_name: str | None = option(None, "Column that names the rows.", DATA, name="--name-key")
-    domain: str | None = option(None, "Column of domains.", DATA, name="--domain-key", common=True)
+    split: str | None = option(
+        None,
+        "Column that assigns rows to train, test and validation.",
+        DATA,
+        name="--split-key",
+        default_text="detected by name",
+        common=True,
+    )
+    row_name: str | None = option(
+        None,
+        "Column of the row names.",
+        DATA,
+        name="--name-key",
+        default_text="detected by name, e.g. name, id or path",
+    )
+    domain: str | None = option(
+        None,
+        "Column of the domains.",
+        DATA,
+        name="--domain-key",
+        default_text="detected by name: domain or domains",
+        common=True,
+    )
     groups: tuple[str, ...] | None = option(
         None,
-        "The only columns to keep as groups.",
+        "Columns to keep as groups; all others are ignored.",
         DATA,
         name="--group-key",
-        default_text="all that can be",
+        default_text="every column that can be a group",
         common=True,
     )
     no_label: tuple[str, ...] = option(
         (),
-        "Labels that mean that none is known, e.g. -1 or NA,?.",
+        'Values of the label column that mean "no label", e.g. -1 or NA,?.',
         DATA,
         default_text="empty values",
     )
     unlabelled: bool = option(
-        False, "The file has no labels, whatever its columns are called.", DATA
+        False, "Treat the file as unlabelled, even if a column looks like labels.", DATA
     )
 
     def options(self) -> list[str]:
@@ -253,7 +279,7 @@ def read_roles(
     if splits is not None:
         reason = NAMES_SAY_IT
         if split_keys:
-            reason = f"{split_keys[0]} says the split"
+            reason = f"{split_keys[0]} gives the split"
         flags = {
             key: columns[key] for key in columns if key not in (*split_keys, *(choice.groups or ()))
         }
@@ -311,7 +337,8 @@ def find_column(
             columns = some_names(raw)
             hint = f"{Path(where).name} has the columns {columns}."
             raise UsageError(
-                unknown("column", chosen, raw, hint=hint).message + f" It was given with {option}.",
+                unknown("column", chosen, raw, hint=hint).message
+                + f" The name was given with {option}.",
                 hint,
             )
         return chosen
@@ -326,8 +353,8 @@ def find_column(
         keys = " and ".join(found[name])
         hint = "Rename one of them."
         if option:
-            hint = f"{option} NAME says which one it is."
-        raise UsageError(f"{where}: {keys} may each be the column {name}.", hint)
+            hint = f"Choose one: {option} NAME"
+        raise UsageError(f"{where}: each of {keys} could be the column {name}.", hint)
     if name in found[name]:
         return name
     return found[name][0]
@@ -364,7 +391,8 @@ def need_labels(
     candidates = candidates_sentence(may_be_labels)
     return UsageError(
         f"{where} has no column called {names} or {last}; {candidates}.",
-        f"Name the column of labels: --label-key {shell_word(likely)}{also}; or say that there are none: --unlabelled",
+        f"Name the column of labels: --label-key {shell_word(likely)}{also}; or, if there are no labels: "
+        "--unlabelled",
     )
 
 
@@ -411,8 +439,8 @@ def _label_column(
     key = _choose(where, columns, choice.label, LABELS, places, "--label-key")
     if key is None and len(marked) > 1:
         raise UsageError(
-            f"{where} has several columns of classes: {', '.join(marked)}.",
-            "--label-key NAME names one",
+            f"{where} has several columns that could be the labels: {', '.join(marked)}.",
+            "Choose one: --label-key NAME",
         )
     return key or next(iter(marked), None)
 
@@ -431,7 +459,7 @@ def _refuse_named(
         if name is not None and name in left_out and name not in raw:
             why = left_out[name].why
             raise UsageError(
-                f"{where}: {name} cannot be used: it has {why}.",
+                f"{where}: {name} cannot be used, because it has {why}.",
                 f"Give each split its own: {name}_train and {name}_test.",
             )
 
@@ -442,9 +470,10 @@ def _refuse_lost_labels(where: Path | str, left_out: Mapping[str, Unread], count
         may_be = column.shape in ((count,), (count, 1)) and not has_a_meaning(name)
         if may_be or last_level(name) in LABELS:
             raise UsageError(
-                f"{where}: {name} may be the labels, but has {column.why}, so its values cannot be assigned to rows.",
-                f"Name the labels of each split like its rows, {name}_train and {name}_test; or say that there are "
-                "none: --unlabelled",
+                f"{where}: {name} could be the labels, but has {column.why}, so its values cannot be "
+                "assigned to rows.",
+                f"Name the labels of each split like its features, {name}_train and {name}_test; or, if "
+                "there are no labels: --unlabelled",
             )
 
 
@@ -453,7 +482,7 @@ def _chosen_labels(columns: Mapping[str, Any], label_key: str | None) -> list[st
     others = [key for key in columns if key != label_key and last_level(key) in LABELS]
     if label_key is None or not others:
         return []
-    return [f"The labels are {label_key}, and not {', '.join(others)}."]
+    return [f"The labels are in {label_key}, not in {', '.join(others)}."]
 
 
 def _class_names_column(
@@ -533,8 +562,8 @@ def _domains(
     if key is None:
         if names is not None and len(names) > 1:
             raise UsageError(
-                f"{where}: {names_key} names {len(names):,} domains, and no column says which row is of which.",
-                f"Add domain, one integer or word for each of the {count:,} rows.",
+                f"{where}: {names_key} names {len(names):,} domains, but no column assigns rows to them.",
+                f"Add a column domain with one integer or word for each of the {count:,} rows.",
             )
         return np.zeros(count, np.int32), tuple(names or (ONE_DOMAIN,)), []
     column = columns[key]
@@ -542,7 +571,7 @@ def _domains(
         twice = sorted(name for name in set(names) if names.count(name) > 1)
         if twice:
             raise UsageError(
-                f"{where}: the domain name {twice[0]!r} is there twice.",
+                f"{where}: the domain name {twice[0]!r} occurs twice.",
                 "Give every domain a name of its own.",
             )
         column = with_names(vector(column), names, f"{where}: {key}")
@@ -622,8 +651,8 @@ def features_of(
             )
         if name in found:
             raise UsageError(
-                f"{path}: {key} and another column are both features of {name!r}.",
-                f"Name each features/<backbone>, or say which one is meant: --features-key {shell_word(key)}",
+                f"{path}: both {key} and another column are features of {name!r}.",
+                f"Name each features/<backbone>, or choose one: --features-key {shell_word(key)}",
             )
         if isinstance(values, FileRows):
             values = values.with_views()
@@ -644,12 +673,12 @@ def features_of(
         if likely is not None:
             listed = in_a_list([likely])
             raise UsageError(
-                message, f"Say which columns are features: --features-key {shell_word(listed)}"
+                message, f"Choose the columns of features: --features-key {shell_word(listed)}"
             )
         raise UsageError(
             message,
-            "Name them features/<backbone>, or features, embeddings or X, or say which they are: --features-key NAME. "
-            "In a table they are one column of lists, or columns f0, f1, f2, ..",
+            "Name them features/<backbone>, or features, embeddings or X, or choose them: --features-key "
+            "NAME. In a table they are one column of lists, or columns f0, f1, f2, ..",
         )
     return found, set(keys)
 
@@ -716,8 +745,8 @@ def find_names(
         else:
             names = ()
         if "" not in names and len(set(names)) == count:
-            return key, names, [*sentences, f"{key} names the rows."]
-        sentences.append(f"{key} repeats or is empty, so it names no rows.")
+            return key, names, [*sentences, f"Row names are in {key}."]
+        sentences.append(f"{key} is not used as row names, because values repeat or are empty.")
     return None, numbered(count), sentences
 
 
@@ -748,9 +777,10 @@ def groups_of(
     for name in chosen or ():
         find_column(where, raw, name, (), "--group-key")
         if taken.get(name) in ("class", "domain"):
-            hint = f"--by {shell_word(taken[name])} makes a client of each."
+            hint = f"--by {shell_word(taken[name])} makes one client of each value."
             raise UsageError(
-                f"{where}: {name} is the {taken[name]} of each row, which every store has.", hint
+                f"{where}: {name} is the {taken[name]} of each row, which every store already has.",
+                hint,
             )
     found: dict[str, Group] = {}
     left: dict[str, str] = {}
@@ -770,7 +800,7 @@ def groups_of(
             if many:
                 listed = in_a_list([key])
                 words = f"{len(group.words):,} different values in {count:,} rows"
-                left[key] = f"{words}; --group-key {shell_word(listed)} keeps it"
+                left[key] = f"{words}; --group-key {shell_word(listed)} keeps the column"
                 continue
             if name in found or (
                 name != key and name in raw and name not in taken and name in (chosen or raw)
@@ -825,7 +855,7 @@ def _group(values: Any, count: int) -> Group:
 
 
 def _short(message: str) -> str:
-    return re.sub(r" sort no rows\.$|\.$", "", message[:1].lower() + message[1:])
+    return re.sub(r" cannot be a group\.$|\.$", "", message[:1].lower() + message[1:])
 
 
 def groups_sentence(groups: Mapping[str, Group]) -> list[str]:

@@ -124,7 +124,7 @@ def by_split(
             without[name] = columns[name]
     if twice:
         raise UsageError(
-            f"{where}: the names do not say which rows {', '.join(twice)} belongs to.",
+            f"{where}: the names do not show which rows {', '.join(twice)} belongs to.",
             "Name the columns of each array like it, as X_val and y_val.",
         )
     in_order = sorted(with_rows, key=lambda word: SPLIT_NAMES[SPLIT_WORDS[word]])
@@ -141,8 +141,8 @@ def refuse_one_split(chosen: str, names: Sequence[str], where: str, option: str)
     if word and others and base not in others and not base.startswith("features"):
         rest = ", ".join(others)
         raise UsageError(
-            f"{where}: {chosen} has the rows of one split alone; those of {rest} would be left out.",
-            f"{option} {shell_word(base)} takes the rows of all splits.",
+            f"{where}: {chosen} has the rows of only one split; those of {rest} would be left out.",
+            f"{option} {shell_word(base)} uses the rows of all splits.",
         )
 
 
@@ -234,9 +234,10 @@ def _refuse_unused_splits(
             option = shell_word(key)
             listed = shell_word(in_a_list([key]))
             raise UsageError(
-                f"{where}: {key} holds words of splits alone ({_rows_of_splits(codes)}), and its name is not one of a "
-                "split.",
-                f"--split-key {option} takes it, and --group-key {listed} keeps it as a group.",
+                f"{where}: {key} contains only names of splits ({_rows_of_splits(codes)}), but its own "
+                "name is not one of a split.",
+                f"To use it as the split: --split-key {option}. To keep it as a group: --group-key "
+                f"{listed}",
             )
 
 
@@ -350,7 +351,7 @@ def _of_flags(
             one = next(iter(flags))
             raise UsageError(
                 f"{where}: {names} contradict each other, first in row {row:,}.",
-                f"Mark every row once, or take one column alone: --split-key {shell_word(one)}",
+                f"Mark every row once, or use only one column: --split-key {shell_word(one)}",
             )
         codes[truth] = code
     # Rows without a mark belong to the first split that has no column.
@@ -360,8 +361,8 @@ def _of_flags(
         rows = int(without.sum())
         row = int(np.argmax(without))
         raise UsageError(
-            f"{where}: {rows:,} rows are marked by none of {names}, the first is row {row:,}.",
-            "Mark every row once, or take one column alone: --split-key NAME",
+            f"{where}: {rows:,} rows are marked in none of {names}; the first is row {row:,}.",
+            "Mark every row once, or use only one column: --split-key NAME",
         )
     if free:
         codes[without] = free[0]
@@ -386,7 +387,7 @@ def _splits_by_option(where: str, key: str, column: Any, count: int) -> FoundSpl
     if (truth >= 0).all() and not (is_code and _is_called_split(key)):
         shown = " and ".join(group.words)
         raise UsageError(
-            f"{where}: {key} holds {shown}, and its name does not say which of them are the test rows.",
+            f"{where}: {key} holds {shown}, but its name does not show which of them are the test rows.",
             "Call the column is_test or is_train (--split-key is_test), or write the words train and test into it.",
         )
     if not is_code:
@@ -395,7 +396,7 @@ def _splits_by_option(where: str, key: str, column: Any, count: int) -> FoundSpl
 
 
 def _found_in(key: str, codes: NDArray[np.int64]) -> FoundSplits:
-    note = f"{key} says the split: {_rows_of_splits(codes)}."
+    note = f"The split is in {key}: {_rows_of_splits(codes)}."
     return FoundSplits((key,), codes.astype(np.uint8), [note])
 
 
@@ -426,7 +427,7 @@ def _strange(
         have = f"have the {key} {group.words[code]!r}"
     expected = ", ".join(meanings)
     return UsageError(
-        f"{where}: {rows:,} rows {have}, the first is row {first:,}.",
+        f"{where}: {rows:,} rows {have}; the first is row {first:,}.",
         f"Each row needs one of {expected}. {_otherwise(key)}",
     )
 
@@ -437,7 +438,7 @@ def _unreadable(where: str, key: str, column: Any, count: int) -> FedcacheError:
     if isinstance(column, Unread):
         what = column.why
     elif isinstance(column, np.ndarray) and column.shape == (count,):
-        what = "floats that are not whole"
+        what = "numbers with decimals"
     return UsageError(
         f"{where}: {key} is {what}, expected a split for each of {count:,} rows.",
         f"Write 0 train, 1 test, 2 validation, or these words. {_otherwise(key)}",
@@ -446,11 +447,11 @@ def _unreadable(where: str, key: str, column: Any, count: int) -> FedcacheError:
 
 def _otherwise(key: str) -> str:
     """A hint for a column that is named like a split and holds none."""
-    another = "--split-key NAME takes another column"
+    another = "--split-key NAME selects another column"
     if key.lower() in RESERVED:
-        return f"{another}; without the column a fifth of the rows is held out."
+        return f"{another}; without a split column, a fifth of the rows is held out."
     listed = in_a_list([key])
-    return f"{another}, and --group-key {shell_word(listed)} keeps this one as a group."
+    return f"{another}; to keep it as a group: --group-key {shell_word(listed)} keeps this one as a group."
 
 
 def split_named(tokens: Sequence[str]) -> int | None:

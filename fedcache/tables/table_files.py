@@ -268,11 +268,11 @@ def numbers_in(word: str) -> list[float]:
     """Numbers in brackets, with commas as JSON has them or without as numpy shows them. Raises ValueError."""
     inner = word.strip()
     if not (inner.startswith("[") and inner.endswith("]")):
-        raise ValueError(f"{word[:40]!r} is no list of numbers")
+        raise ValueError(f"{word[:40]!r} is not a list of numbers")
     words = inner[1:-1].replace(",", " ").split()
     if "..." in words:
         raise ValueError(
-            "numpy left values out when it wrote the rows as texts; write lists: x.tolist()"
+            "numpy shortened the rows when it wrote them as text; write lists: x.tolist()"
         )
     return [math.nan if w in ("null", "None") else float(w) for w in words]
 
@@ -336,7 +336,7 @@ def _whole_json(path: Path, start: bytes) -> Any:
         return [found]
     out = path.with_name(f"{path.stem}.parquet")
     raise UsageError(
-        f"{path} holds neither records, as pandas' to_json(FILE, orient='records') writes them, nor users of LEAF.",
+        f"{path} contains neither records (pandas: to_json(FILE, orient='records')) nor users of LEAF.",
         conversion(
             ["import pandas", f"pandas.read_json({str(path)!r}).to_parquet({str(out)!r})"],
             f"fedcache ingest {shell_word(out)} --name NAME",
@@ -495,5 +495,5 @@ def other_encoding(path: Path) -> FedcacheError:
         f"pathlib.Path({str(out)!r}).write_text(text, 'utf-8', newline='')",
     ]
     return UsageError(
-        f"{path} is not in UTF-8.", conversion(lines, f"give {out} in place of {path.name}")
+        f"{path} is not in UTF-8.", conversion(lines, f"give {out} instead of {path.name}")
     )

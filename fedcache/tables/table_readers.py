@@ -88,7 +88,7 @@ def read_table(path: Path, features: Sequence[str]) -> dict[str, Any]:
     others = [name for name in table.types if name not in {*of_features}]
     columns, count = read_others(table, others or of_features[:1])
     if not count:
-        raise UsageError(f"{path} has 0 rows.", "At least 1 is needed.")
+        raise UsageError(f"{path} has 0 rows.", "It needs at least 1 row.")
     found |= {name: columns[name] for name in others}
     found |= {name: _list_rows(table, name, count) for name in matrices}
     if wide:
@@ -175,8 +175,8 @@ def _family(table: Table, requested: Sequence[str]) -> tuple[str, tuple[str, ...
     if len(chosen) > 1:
         shown = ", ".join(" .. ".join((names[0], names[-1])) for names in chosen.values())
         first = next(iter(chosen)) or "0"
-        hint = f"Say which: --features-key {shell_word(first)}"
-        raise UsageError(f"{table.path}: {shown} may all be features.", hint)
+        hint = f"Choose one: --features-key {shell_word(first)}"
+        raise UsageError(f"{table.path}: {shown} could all be features.", hint)
     return next(((key, names) for names in chosen.values()), None)
 
 
@@ -208,7 +208,8 @@ def _refuse_almost_features(table: Table, requested: Sequence[str]) -> None:
         gone = re.sub(r"\d+(?=\]?$)", str(lacking), names[0])
         first = names[0]
         raise UsageError(
-            f"{path}: {gone} is missing between {first} and {names[-1]}, so these are not taken for features.",
+            f"{path}: {gone} is missing between {first} and {names[-1]}, so these columns are not used as "
+            "features.",
             f"Add the column {gone}, or number the columns without a gap.",
         )
     numbers = [
@@ -235,8 +236,8 @@ def _own_names(table: Table, numbers: Sequence[str]) -> FedcacheError:
     ]
     count = len(numbers)
     return UsageError(
-        f"{path} has {count:,} columns of numbers with names of their own, {some_names(numbers, 3)}: which of "
-        "them are dimensions of the features is not known.",
+        f"{path} has {count:,} columns of numbers with names of their own, {some_names(numbers, 3)}: and "
+        "fedcache cannot tell which are dimensions of the features.",
         conversion(
             [
                 "import pandas",
@@ -259,7 +260,7 @@ def _no_numbers(table: Table, name: str) -> FedcacheError:
             for number, word in enumerate(batch.column(0).to_pylist(), start=row):
                 if word is None or word in EMPTY_CELLS or is_number(word):
                     continue
-                hint = "Write a number there, or leave the cell empty, which is NaN; rows are counted from 0."
+                hint = "Write a number there, or leave the cell empty for NaN. Rows are counted from 0."
                 if _DECIMAL_COMMA.fullmatch(word.strip()):
                     hint = (
                         "Write numbers with a point; pandas: "
@@ -267,14 +268,14 @@ def _no_numbers(table: Table, name: str) -> FedcacheError:
                     )
                 first = word[:40]
                 return UsageError(
-                    f"{path}: {name} holds words, first in row {number:,}: {first!r}.", hint
+                    f"{path}: {name} contains words, first in row {number:,}: {first!r}.", hint
                 )
             row += len(batch)
         return UsageError(
-            f"{path}: {name} holds its numbers as words.",
+            f"{path}: {name} contains numbers that are stored as words.",
             "Write numbers; pandas: .astype('float32')",
         )
-    what = f"holds no numbers, but {table.types[name]}"
+    what = f"contains {table.types[name]}, not numbers"
     if arrow().types.is_null(table.types[name]):
         what = "is empty in all rows"
     return UsageError(f"{path}: {name} {what}.", "Write numbers there, or drop the column.")
@@ -443,7 +444,7 @@ class GatheredColumn:
             values = np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
             finite = values[~np.isnan(values)]
             if not (np.isfinite(finite).all() and (finite == np.rint(finite)).all()):
-                self.why = "floats that are not whole"
+                self.why = "numbers with decimals"
             self.parts.append(values)
         elif pa.types.is_integer(kind):
             self.parts.append(np.asarray(column.fill_null(0)))
@@ -544,7 +545,7 @@ def read_others(table: Table, names: Sequence[str]) -> tuple[dict[str, Any], int
         if isinstance(found.get(name), np.ndarray):
             found[name] = with_names(found[name], class_names, f"{table.path}: {name}")
     for name in table.measured.intersection(names):
-        found[name] = Unread((count or 0,), "float64", "floats that are not whole")
+        found[name] = Unread((count or 0,), "float64", "numbers with decimals")
     return found, count or 0
 
 

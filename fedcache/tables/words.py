@@ -70,7 +70,7 @@ def without_blanks(where: Path | str, columns: Mapping[str, Held]) -> dict[str, 
 def named_twice(where: Path | str, name: str) -> FedcacheError:
     """The error of a table with two columns of one name."""
     return UsageError(
-        f"{where}: the column {name!r} is there twice.", "Give every column a name of its own."
+        f"{where}: the column {name!r} occurs twice.", "Give every column a name of its own."
     )
 
 
@@ -130,9 +130,9 @@ def explain_damage(path: Path) -> Iterator[None]:
         reason = " ".join(str(error).split())[:160]
         ending = ending_of(path)
         kind = type(error).__name__
-        hint = f"Write it again, whole and as {ending}."
+        hint = f"Write the whole file again as {ending}."
         if "allow_pickle" in reason:
-            hint = "Object arrays and pickles are never read; write plain numbers."
+            hint = "fedcache never reads object arrays and pickles; write plain numbers."
         message = f"{path} could not be read as {ending}: {kind}: {reason}"
         raise UsageError(message, hint) from error
 
@@ -290,7 +290,7 @@ class Words(Coded):
     def coded(cls, codes: NDArray[Any], words: Sequence[str]) -> Words:
         """Numbers [N] and what they stand for. Raises ValueError for those that do not fit each other."""
         if not all(isinstance(w, str) for w in words) or len(set(words)) != len(words):
-            raise ValueError("the words of a column are no words, or some are there twice")
+            raise ValueError("a column has values that are not words, or repeated words")
         if codes.ndim != 1 or codes.dtype.kind not in "iu":
             raise ValueError("the numbers of a column of words are none")
         if len(codes) and not (int(codes.min()) >= -1 and int(codes.max()) < len(words)):
@@ -306,7 +306,7 @@ class Words(Coded):
         """Cells of a text file, which has no types, as numbers, lists or words.
 
         They are numbers only if all of them are written as a program writes numbers, so that no two words become one
-        number: 1e5 beside 100000 stays a word. Floats hold NaN for rows without a value. Integers that a float or 64
+        number: 1e5 next to 100000 stays a word. Floats hold NaN for rows without a value. Integers that a float or 64
         bits would change stay words.
         """
         numbers: dict[str, str] = {}
@@ -570,7 +570,7 @@ def as_words(column: Column) -> list[str | None]:
 
 
 class EqualStrings(Sequence[str]):
-    """Strings of one length, cut out of one text as they are requested: ten million names in a tenth of the memory.
+    """Strings of one length, sliced from one text when they are requested: ten million names in a tenth of the memory.
 
     >>> words = EqualStrings("0001", 2)
     >>> words[1], words[:1], list(words), words == ("00", "01")

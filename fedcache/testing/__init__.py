@@ -187,7 +187,7 @@ def dataset_laws(spec: str, *, exceptions: Exceptions | None = None) -> list[Che
     """The laws of a reader of datasets, on a dataset that it reads.
 
     Args:
-        spec: the dataset, as after ``--dataset``; a small one, as every law reads it anew.
+        spec: the dataset, as after ``--dataset``; a small one, as every law reads it again.
         exceptions: laws that need not hold, each with the reason.
     """
     return _checks(f"The dataset {spec}", DATASET_LAWS, spec, exceptions)

@@ -23,7 +23,7 @@ from fedcache.testing.law import require
 
 ITEMS = 6
 CLOSE = 1e-4
-"""How far features may lie apart when an item shares its batch with others, as a part of their norm."""
+"""How far features may be apart when an item shares its batch with others, as a part of their norm."""
 
 WORDS = (
     "a",
@@ -120,7 +120,7 @@ def the_same_items_give_the_same_bits(backbone: Looked) -> None:
 
 
 def an_item_does_not_see_its_batch(backbone: Looked) -> None:
-    """The features of an item are the same alone and beside others."""
+    """The features of an item are the same alone and with others."""
     encoder = backbone.load()
     items = backbone.noise(encoder)
     together = features(encoder, items)

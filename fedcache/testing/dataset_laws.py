@@ -26,7 +26,7 @@ THREADS = 4
 
 
 def open_dataset(spec: str) -> Dataset:
-    """The dataset of a spec, read anew: nothing that was remembered of it is used.
+    """The dataset of a spec, read again: nothing that was remembered of it is used.
 
     Raises UsageError for a spec that names no dataset, and what its reader raises.
     """

@@ -60,7 +60,7 @@ def make_federation(
         rows = np.arange(start, start + n + tests)
         clients.append(TinyClient(f"client-{i}", rows[:n], rows[n:]))
         start += n + tests
-    # The noise is small beside the distance of two centres, so that the classes can be learnt.
+    # The noise is small compared with the distance of two centres, so that the classes can be learnt.
     y = np.concatenate(labels)
     x = _unit(centres[y][:, None] + 0.4 * g.standard_normal((len(y), views, width)))
     text = _unit(centres + 0.3 * g.standard_normal(centres.shape))
@@ -115,7 +115,7 @@ def difference(a: TrainingOutput, b: TrainingOutput) -> float:
 
 
 def features_of(data: Data) -> Tensor:
-    """The features of a small federation, which lie in memory."""
+    """The features of a small federation, which are in memory."""
     assert isinstance(data.x, Tensor)
     return data.x
 

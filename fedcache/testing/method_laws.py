@@ -168,7 +168,7 @@ def _other_numbers() -> Iterator[None]:
 
 @law(*ALL)
 def a_resumed_run_has_the_same_bits(trial: Trial) -> None:
-    """A run that is stopped after any round and goes on from its files ends with the same bits and traffic."""
+    """A run that is stopped after any round and continues from its files ends with the same bits and traffic."""
     saved: dict[int, Snapshot] = {}
     pair = trial.with_views()
     whole = trial.run(pair, on_round=lambda r, _m, _t, snap: saved.update({r: snap()}))
@@ -353,7 +353,7 @@ def additive_uploads_add_up(trial: Trial) -> None:
 
 @law("sequential")
 def a_prediction_does_not_see_other_test_rows(trial: Trial) -> None:
-    """The scores of a test row are the same alone and beside others."""
+    """The scores of a test row are the same alone and with others."""
     data, clients = trial.federation(views=4)
     out = trial.run((data, clients))
     x = features_of(fitted(trial.method, data))
@@ -386,7 +386,7 @@ def _reads_labels_and_features(trial: Trial) -> bool:
 
 @law("sequential", applies=_reads_labels_and_features)
 def classes_that_lie_apart_are_learnt(trial: Trial) -> None:
-    """After ten rounds of plain steps more than half of the test rows of three classes that lie apart are right.
+    """After ten rounds of plain steps more than half of the test rows of three classes that are apart are right.
 
     A method that needs more rounds or other steps is given them by its settings, or names this law as an exception.
     """

@@ -43,7 +43,7 @@ def small_columns() -> Columns:
 
 @dataclass(frozen=True)
 class Deal:
-    """A scheme with arguments and the dataset that it deals."""
+    """A scheme with arguments and the dataset that it assigns."""
 
     scheme: Scheme
     args: Mapping[str, Any]
@@ -79,14 +79,14 @@ def every_client_trains(deal: Deal) -> None:
 
 
 def unreadable_and_validation_rows_are_left_out(deal: Deal) -> None:
-    """No row without features and no row of the dataset's validation split is dealt."""
+    """No row without features and no row of the dataset's validation split is assigned."""
     partition = deal.make()
     columns = deal.columns
     for used in (_trained(partition), _tested(partition)):
-        require(bool((columns.ok[used] == 1).all()), "rows without features are dealt")
+        require(bool((columns.ok[used] == 1).all()), "rows without features are assigned")
         require(
             bool((columns.split[used] != VALIDATION).all()),
-            "rows of the validation split are dealt",
+            "rows of the validation split are assigned",
         )
 
 

@@ -69,7 +69,7 @@ def read_run(path: Path) -> dict[str, Any] | None:
             "state": DAMAGED,
             "changed": _changed(path),
             "settings": {},
-            "problem": f"The files in {path} are not what a run writes.",
+            "problem": f"The files in {path} were not written by a run.",
             "hint": f"Run its command again, or remove it: fedcache runs rm {shell_word(path.name)}",
         }
 
@@ -194,7 +194,7 @@ def _records(file: str, _changed_at: int) -> list[dict[str, Any]]:
 
 
 def _draw(records: Sequence[Mapping[str, Any]]) -> str:
-    """The report's curves, a line for each seed and one for its rows to choose by; "" where no line has two rounds."""
+    """The report's curves, a line for each seed and one for its validation rows; "" where no line has two rounds."""
     lines: dict[str, list[dict[str, Any]]] = {}
     for record in records:
         scores = {"": record["accuracy"], ", validation": _validation(record)}
@@ -267,9 +267,9 @@ def _changed(path: Path) -> float:
 
 
 BUDGET = 0.2
-"""Seconds that a look spends on reading at most, once it has read one run; the next look goes on."""
+"""Seconds that a look spends on reading at most, once it has read one run; the next look continues."""
 SHARE = 30
-"""Looks in which every finished run is asked for its time once."""
+"""Looks in which every finished run is timed once."""
 RECENT = 2_000_000_000
 """Nanoseconds within which a time may stand for several changes: the clocks of file systems are coarse."""
 
@@ -464,7 +464,7 @@ class GridIndex:
         problem = record["damaged"] or record.get("error")
         if state == "stopped" and not problem:
             problem = (
-                "The grid is not finished: its process ended, or the end of its record is lost."
+                "The grid is not finished: its process ended, or the end of its record was lost."
             )
         # A search may still add points while it is running.
         total = len(points)

@@ -128,16 +128,16 @@ class Guard:
             else:
                 name = port
         if name.lower() not in HOSTS:
-            return PlainTextResponse("This page is for a browser on this machine.\n", 403)
+            return PlainTextResponse("Open this page in a browser on this machine.\n", 403)
         # The path of `OPTIONS *` has no slash.
         first = scope["path"].lstrip("/").partition("/")[0]
         if not secrets.compare_digest(first.encode(), self.token.encode()):
-            words = "The address of this page has a token, which `fedcache ui` prints.\n"
+            words = "The address needs the token that `fedcache ui` prints.\n"
             return PlainTextResponse(words, 403)
         if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
-            return PlainTextResponse("Another page asked for this.\n", 403)
+            return PlainTextResponse("This request came from another page.\n", 403)
         if scope["method"] not in ("GET", "HEAD"):
-            return PlainTextResponse("This page only reads.\n", 405)
+            return PlainTextResponse("This page is read-only.\n", 405)
         return None
 
 
@@ -278,7 +278,7 @@ class Pages:
         try:
             known.sort(key=lambda r: r[key], reverse=words["order"] == "down")
         except TypeError:
-            raise UsageError(f"Runs have no order by {key}.", "") from None
+            raise UsageError(f"Runs cannot be sorted by {key}.", "") from None
         return [*known, *(r for r in found if r.get(key) is None)]
 
     def run(self, name: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
@@ -297,14 +297,14 @@ class Pages:
         names = words.split(",")
         if lost := [name for name in names if self.runs.facts(name) is None]:
             names_of_lost = some_names(lost, 5) or "Nothing"
-            problem = f"{names_of_lost} is no run of this home any more."
+            problem = f"{names_of_lost} is no longer a run of this fedcache home."
             raise UsageError(problem, "Choose again.")
         return [self.runs.root / name for name in names]
 
 
 def _need(found: Any) -> Any:
     if found is None:
-        raise UsageError("There is nothing of that name here.", "")
+        raise UsageError("There is no page of that name.", "")
     return found
 
 
@@ -341,8 +341,8 @@ def open_socket(port: int) -> socket.socket:
     except OSError as error:
         made.close()
         raise MachineError(
-            f"Port {port} of {LOOPBACK} cannot be had: {error.strerror}.",
-            "--port 0 takes one that is free.",
+            f"Port {port} of {LOOPBACK} cannot be used: {error.strerror}.",
+            "--port 0 uses a free port.",
         ) from error
     return made
 
@@ -437,7 +437,7 @@ class ReportShelf:
     def request(self, paths: Sequence[Path]) -> dict[str, Any]:
         """The report of these runs, which the first call for it begins.
 
-        ``path`` is the file once it is written; what failed has ``problem`` and ``hint``. Runs that were written anew
+        ``path`` is the file once it is written; what failed has ``problem`` and ``hint``. Runs that were written again
         since have another report.
         """
         ident = digest_of([[p.name, p.stat().st_mtime_ns] for p in paths])[:16]
@@ -464,7 +464,7 @@ class ReportShelf:
             found = {"problem": error.message, "hint": error.hint}
         except Exception as error:  # nobody waits for a thread, and the page would wait for ever
             problem = f"This is a bug in fedcache: {type(error).__name__}: {error}"
-            hint = "Please report it, with what `fedcache report` says of the same runs."
+            hint = "Please report it, with the output of `fedcache report` for the same runs."
             found = {"problem": problem, "hint": hint}
         with self._lock:
             self._reports[ident] = {**self._reports[ident], **found}

@@ -142,7 +142,7 @@ def test_python_and_files_give_what_the_command_gives(store, tmp_path):
             if line["scope"] == "own test rows"
         }
     assert lines == {
-        "prior none": told["accuracy_without_prior"]["pooled"],
+        "no prior": told["accuracy_without_prior"]["pooled"],
         "prior fitted": told["accuracy_with_prior"]["pooled"],
     }
     (sentence,) = (s for s in found.sentences() if s.startswith("Client prior fitted"))

@@ -137,7 +137,7 @@ def test_a_file_of_embeddings(store, tmp_path):
         (("--store", "s", "--dataset", "digits"), Exit.USAGE, "--dataset and --store"),
         (("--store", "STORE", "--split", "tests"), Exit.USAGE, "tests"),
         (("--store", "STORE", "--split", "validation"), Exit.STORE, "validation"),
-        (("--store", "STORE", "--client", "ink"), Exit.USAGE, "one model"),
+        (("--store", "STORE", "--client", "ink"), Exit.USAGE, "one global model"),
         (("--store", "STORE", "-o", "x.pdf"), Exit.USAGE, ".pdf"),
     ],
 )
@@ -219,7 +219,7 @@ def test_beside_clients_models_one_for_all_is_measured_as_what_the_client_uses(s
     pair = [run_of(name) for name in ("fedpcl", "fed3r")]
     words = ("--store", store, "--split", "test")
     done = ok("evaluate", *pair, *words, "--client", "ink").data["runs"]
-    assert [e["model"] for e in done] == ["of client ink", "one for all"]
+    assert [e["model"] for e in done] == ["of client ink", "the global model"]
     assert done[1] == ok("evaluate", pair[1], *words).data["runs"][0]
 
 

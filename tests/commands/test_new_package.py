@@ -31,7 +31,7 @@ def test_a_method_of_a_new_package_trains_grids_and_reports_by_its_name(tmp_path
     assert whole["accuracy"]["mean"] == ok("train --method fedavg", *deal).data["accuracy"]["mean"]
     ok("report", Path(done["path"]), "-o", tmp_path / "page.html")
     assert "half-step" in (tmp_path / "page.html").read_text()
-    assert "half-step\tfrom outside: half-step 0.1" in fedcache("methods list").out
+    assert "half-step\tplug-in: half-step 0.1" in fedcache("methods list").out
     # The method is a copy of FedAvg with another server: the text about FedAvg does not describe it.
     assert ok("methods info half-step").data["when"] == ""
     assert ok("methods info fedavg").data["when"]

@@ -47,7 +47,7 @@ def store(images):
 def test_a_recipe_that_one_backbone_refuses_is_found_before_a_store_is_made(images, own_home):
     words = f"extract --dataset folder:{images} --backbones random-projection,glyph-clip --size 64"
     for _ in range(2):  # the second must not find a store or a lock of the first
-        must_fail("glyph-clip takes images of", words)
+        must_fail("glyph-clip takes only images of", words)
     must_fail(
         "--chunk-rows 7",
         f"extract --dataset folder:{images} --backbones random-projection --chunk-rows 7",
@@ -120,7 +120,7 @@ def test_a_closed_pipe_ends_quietly(own_home, words, after):
 def test_a_full_device_is_one_sentence(own_home, words):
     code, _, err = piped(own_home, "> /dev/full", *words)
     assert code == 6
-    assert err == "fedcache: The answer could not be written to stdout: No space left on device.\n"
+    assert err == "fedcache: The output could not be written to stdout: No space left on device.\n"
 
 
 def test_what_does_not_fit_in_memory_is_no_bug(store):
@@ -219,7 +219,7 @@ def test_a_saved_partition_is_looked_for_before_anything_is_extracted(images, ow
     named = ("--dataset", f"folder:{images}", "--backbones", "random-projection")
     refused = fedcache("train --method fedavg --partition three", *named)
     assert refused.code == 4
-    assert "There is no partition 'three': nothing of" in refused.err
+    assert "There is no partition 'three', because the dataset" in refused.err
     assert "extracting" not in refused.err
     assert not list(own_home.glob("stores/*"))
 

@@ -39,7 +39,9 @@ def test_a_grid_is_a_table_of_all_points_the_best_first():
     done = Grid(
         points,
         damaged=[
-            LostPoint("fedavg", {"lr": "3"}, "result.json is not what was written.", "--fresh")
+            LostPoint(
+                "fedavg", {"lr": "3"}, "result.json was changed after fedcache wrote it.", "--fresh"
+            )
         ],
         failed=[
             LostPoint(

@@ -136,7 +136,7 @@ def test_a_name_belongs_to_the_key_that_the_site_proved_that_it_has(told):
     assert len(known) == len(set(known.values())) == 3
     missed = told["another-key"]["last"]["done"][0]["result"]["federation"]["missed"]
     assert [m["why"] for m in missed] == [
-        "refused: its name belongs to another key, which took part under it before"
+        "rejected: its name belongs to another key, which used it before"
     ]
     assert missed[0]["site"] in known
 

@@ -288,6 +288,6 @@ def test_a_killed_site_costs_itself_alone_and_comes_back(federation, record_prop
             assert {m["site"] for m in once["federation"]["missed"]} <= {"client-1"}
         else:  # it was away for all of --wait, and this run is of two sites
             assert run.popen.returncode == 7
-            assert "1 of 2 sites take part after 120 s: client-0." in run.log.read_text()
+            assert "1 of 2 sites are connected after 120 s: client-0." in run.log.read_text()
         assert federation.finish() == expected
     assert federation.left_files() <= federation.named_by_gc()

@@ -172,5 +172,5 @@ def test_the_size_of_pixels_as_they_are_is_that_of_the_first_image_that_opens():
     assert feature_shape(job("pixels", dtype="uint8", size=9, views=2), images) == (10, 2, 9, 9, 3)
     assert feature_shape(job(views=2), images) == (10, 2, 4)
     images.names = images.names[:3]
-    with pytest.raises(CorruptionError, match="No image"):
+    with pytest.raises(CorruptionError, match="None of the images"):
         feature_shape(job("pixels", dtype="uint8", size=0), images)

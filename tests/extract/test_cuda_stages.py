@@ -140,7 +140,7 @@ def test_a_recorded_model_that_gives_other_features_is_not_used(stages, monkeypa
     monkeypatch.setattr(torch.cuda, "graph", recording)
     stages.warm()
     assert not stages.captured
-    assert "other features" in stages.notes[0]
+    assert "different features" in stages.notes[0]
 
 
 def test_a_full_gpu_is_one_sentence_with_the_batch_that_may_fit(stages, monkeypatch):

@@ -30,9 +30,9 @@ def test_all_gpus_of_one_kind_are_taken_or_those_that_are_named(monkeypatch):
     for asked in ("auto", "cuda"):
         found = resolve_device(asked)
         assert (found.kind, found.name, found.gpus) == ("cuda", "A100", (0, 2, 3))
-        assert "3 of this kind" in found.why
+        assert "3 of the same kind" in found.why
     one = resolve_device("cuda:1")
-    assert (one.name, one.gpus, one.why) == ("B100", (1,), "asked for")
+    assert (one.name, one.gpus, one.why) == ("B100", (1,), "requested")
     assert resolve_device("cuda:3,cuda:0").gpus == (3, 0)
     refused(lambda: resolve_device("cuda:0,cuda:1"), "A100", "B100", "cuda:1")
     refused(lambda: resolve_device("cuda:4"), "cuda:4", "sees 4", code=Exit.ENVIRONMENT)

@@ -28,7 +28,7 @@ class Texts:
 
     def read(self, row):
         if row == 2:
-            raise BadImage("there is no text")
+            raise BadImage("the text is empty")
         return b"\xff" if row == 5 else f"row {'abcdefg'[row]}".encode()
 
 
@@ -37,7 +37,7 @@ class Numbers:
 
     def read(self, row):
         if row >= 4:
-            raise BadImage("it holds numbers that are not finite")
+            raise BadImage("it contains NaN or infinite numbers")
         return np.full(64, row, np.float32)
 
 
@@ -57,7 +57,7 @@ class Sums:
 def test_bad_texts_are_empty_and_bad_rows_zeros_with_their_reasons():
     began = time.perf_counter()
     found, bad, seconds = read_items(Texts(), range(4), "texts")
-    assert (found, bad) == (["row a", "row b", "", "row d"], {2: "there is no text"})
+    assert (found, bad) == (["row a", "row b", "", "row d"], {2: "the text is empty"})
     assert 0 <= seconds <= time.perf_counter() - began
     rows, bad, _ = read_items(Numbers(), range(2, 6), "rows")
     assert (rows.shape, rows.dtype, rows[:, 0].tolist()) == ((4, 64), np.float32, [2, 3, 0, 0])
@@ -68,7 +68,7 @@ def test_bad_texts_are_empty_and_bad_rows_zeros_with_their_reasons():
 def test_texts_that_are_none_have_a_reason():
     assert text_of("  ü ".encode()) == "  ü "
     for raw, said in (
-        (b" \n", "there is no text"),
+        (b" \n", "the text is empty"),
         (b"\xff", "not UTF-8"),
         (b"x" * (1 << 24) + b"y", "the limit is"),
     ):

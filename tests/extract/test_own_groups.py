@@ -57,7 +57,7 @@ def test_a_dataset_without_a_column_has_not_that_of_another(specs):
     assert sites(path) == ("a", "b")
     assert ok(f"datasets info {specs['none']}").code == 0
     shown = ok(f"inspect --dataset {specs['none']}")
-    assert f"The column site is not of {specs['none']}" in shown.err
+    assert f"The column site is not part of {specs['none']}" in shown.err
     assert sites(path) == ()
     # a command that names none means the dataset last extracted
     ok("inspect")

@@ -188,7 +188,7 @@ def test_a_folder_of_another_kind_is_refused_before_anything_is_computed(images,
     shutil.copytree(store, whole)
     shutil.rmtree(store)
     done = part(images, tmp_path / "x.zarr", "1/2")
-    assert "holds a whole store, not part 1 of 2" in refusal(done)
+    assert "contains a whole store, not part 1 of 2" in refusal(done)
     assert part(images, whole, "1/2").code == Exit.USAGE
     assert part(images, tmp_path / "y.zarr", "1/2", "--partition", "iid").code == Exit.USAGE
 
@@ -212,14 +212,14 @@ def test_parts_that_do_not_belong_together_are_refused_by_name(images, tmp_path)
     for name, which, options, said in (
         ("y", "1/3", "", f"y.part-1-of-3.zarr is part 1 of 3, and {one} is part 1 of 2."),
         ("more", "2/2", "--backbones pixels", "pixels"),
-        ("sized", "2/2", "--size 16", f"by another recipe than {one}: size 16 and not"),
-        ("how", "2/2", "--threads 2", f"in another way than {one}: threads is 2 and not 1."),
+        ("sized", "2/2", "--size 16", f"with another recipe than {one}: size 16 and not"),
+        ("how", "2/2", "--threads 2", f"differently from {one}: threads is 2 and not 1."),
     ):
         other = part(images, tmp_path / f"{name}.zarr", which, options=f"{SMALL} {options}")
         assert said in refusal(joined([one, other.data["path"]], out))
     (images / "train" / "ant" / "000.png").unlink()
     other = part(images, tmp_path / "data.zarr", "2/2").data["path"]
-    assert "is of another dataset (shapes, 47 rows" in refusal(joined([one, other], out))
+    assert "belongs to another dataset (shapes, 47 rows" in refusal(joined([one, other], out))
     store = Path(ok(f"extract --dataset folder:{images} {SMALL}").data["path"])
     assert "is a whole store" in refusal(joined([one, store], out))
     assert not out.exists()

@@ -51,18 +51,21 @@ def test_a_long_file_is_read_to_the_limit_and_no_further(monkeypatch):
 
 
 REFUSED = {
-    "an empty file": (b"", "no WAV or FLAC file"),
-    "noise": (b"RIFF" + bytes(range(200)), "no WAV or FLAC file"),
-    "a WAV without samples": (encoded(np.zeros(0, np.float32), 4000), "it has no samples"),
+    "an empty file": (b"", "not a readable WAV or FLAC file"),
+    "noise": (b"RIFF" + bytes(range(200)), "not a readable WAV or FLAC file"),
+    "a WAV without samples": (encoded(np.zeros(0, np.float32), 4000), "it is empty"),
     "half a WAV": (encoded(tone(200, 1.0), 4000)[:5000], "ends before its samples do"),
     "half a FLAC": (encoded(tone(200, 4.0), 4000, "FLAC")[:6000], "FLAC|ends before"),
     "another format": (encoded(tone(200, 1.0), 8000, "OGG"), "it is OGG"),
     "too many channels": (encoded(np.zeros((9, 33), np.float32), 4000), "33 channels"),
     "too low a rate": (encoded(tone(2, 1.0, 100), 100), "100 samples per second"),
-    "no channel": (encoded(tone(200, 0.1), 4000).replace(b"\1\0\1\0", b"\1\0\0\0", 1), "no WAV"),
+    "no channel": (
+        encoded(tone(200, 0.1), 4000).replace(b"\1\0\1\0", b"\1\0\0\0", 1),
+        "not a readable WAV",
+    ),
     "NaN": (
         encoded(np.full(9, np.nan, np.float32), 4000, subtype="FLOAT"),
-        "numbers that are not finite",
+        "NaN or infinite numbers",
     ),
 }
 

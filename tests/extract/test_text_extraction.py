@@ -41,7 +41,7 @@ def test_rows_without_a_text_are_quarantined_by_name_and_never_zeros(bag, tmp_pa
     assert fedcache(words).code == Exit.CORRUPT
     done = fedcache(f"{words} --max-bad 5 --json")
     assert done.code == Exit.QUARANTINED
-    assert done.data["bad"][3]["reason"] == "there is no text"
+    assert done.data["bad"][3]["reason"] == "the text is empty"
     store = Store.open(Path(done.data["path"]))
     (key,) = store.arrays
     rows = store.reader(key).all()[:, 0]

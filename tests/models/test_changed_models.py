@@ -201,7 +201,7 @@ def test_what_no_model_has_is_the_fault_of_the_file_and_no_reason_to_upgrade(
     models, tmp_path, change
 ):
     path = resealed(models / "one model.safetensors", tmp_path / "m.safetensors", change)
-    said = "Get the file again from whoever made it"
+    said = "Get the file again from its author"
     must_fail(said, f"predict {path} --store {shapes_store().path}", code=4)
 
 

@@ -106,7 +106,7 @@ def test_a_client_without_labelled_rows_has_no_prior_of_its_own():
         assert ClientPriors.of(kind, counts).log_prior(0).tolist() == [0, 0]
     found = np.exp(ClientPriors.of("fitted", counts).log_prior(0))
     assert found == pytest.approx([0.75, 0.25])
-    with pytest.raises(UsageError, match="No client has"):
+    with pytest.raises(UsageError, match="no client has any"):
         ClientPriors.of("counts", counts[:1])
 
 

@@ -125,7 +125,7 @@ def test_loading_a_model_in_python_runs_no_code_that_it_names(run):
 def test_a_model_file_cannot_choose_which_file_is_opened(run):
     Path("mine.onnx").write_bytes(b"private")
     model = hostile(run, f"onnx:{Path('mine.onnx').absolute()}")
-    must_fail("which is a path", f"predict {model} shapes/test", code=4)
+    must_fail("recipe contains the path", f"predict {model} shapes/test", code=4)
 
 
 @pytest.fixture

@@ -207,7 +207,7 @@ def test_features_of_another_recipe_are_told_with_the_command_that_makes_those_o
     run, images = place_of(FED3R), folder(tmp_path / "other", train=2, test=2)
     words = "extract --backbones random-projection --workers 0 --recipe size=16 --dataset"
     other = place_of(f"{words} folder:{images}")
-    error = must_fail("size 16 in place of 32", f"predict {run} --store {other}", code=4)
+    error = must_fail("size 16 instead of 32", f"predict {run} --store {other}", code=4)
     ok(*shlex.split(error["hint"])[1:], "--workers", 0)
     assert len(ok(f"predict {run} --store {other}").data["rows"]) == 12
 

@@ -287,7 +287,7 @@ PLANTED = [
 
 RIGHT = [
     "f'fedcache ingest {shell_word(path)} --name NAME'",
-    '"fedcache datasets list   shows what each dataset needs"',
+    '"fedcache datasets list   lists what each dataset needs"',
     '"this fedcache reads format 3"',
     '"fedcache has a method of that name"',
     '"(`fedcache inspect` shows them)"',

@@ -22,7 +22,7 @@ def test_a_model_as_good_as_its_class_texts_says_nothing(untrained):
 
 def test_a_model_below_its_class_texts_says_by_how_much():
     (line,) = caution_lines(result(0.85))
-    assert "10.00 points of the 85.00 %" in line
+    assert "10.00 points below the 85.00 %" in line
 
 
 @pytest.mark.parametrize(

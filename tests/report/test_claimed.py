@@ -42,7 +42,7 @@ def test_a_report_keeps_claimed_figures_apart_and_says_what_they_are(tmp_path):
     ok("report", *kept, "-o", tmp_path / "page.html", "--embed", "none")
     sections = (tmp_path / "page.html").read_text().split("<section id=")[1:]
     settings = [s for s in sections if "<thead>" in s and "accuracy %" in s]
-    claimed = [s for s in settings if "as the sites claim" in s.partition("</h2>")[0]]
+    claimed = [s for s in settings if "as reported by the sites" in s.partition("</h2>")[0]]
     assert (len(settings), len(claimed)) == (4, 2)
     for section in settings:
         assert ("each site scored itself" in section) == (section in claimed)
@@ -71,10 +71,10 @@ def test_a_comparison_never_pairs_claimed_with_measured_figures():
     assert len(found) == 4
     for table in found:
         assert len(table["treatments"]) == len(METHODS)
-        assert ("as the sites claim" in table["setting"]) == any(
+        assert ("as reported by the sites" in table["setting"]) == any(
             "each site scored itself" in n for n in table["notes"]
         )
-    assert sum("as the sites claim" in table["setting"] for table in found) == 2
+    assert sum("as reported by the sites" in table["setting"] for table in found) == 2
 
 
 @pytest.mark.usefixtures("runs")
@@ -86,7 +86,7 @@ def test_claimed_figures_are_left_out_of_means_over_settings():
     assert len(found["left_out"]) == 4
     alone = [left["path"] for left in found["left_out"]]
     (own,) = ok("compare", *alone, "--over", "settings").data["comparisons"]
-    assert all("as the sites claim" in block for block in own["blocks"])
+    assert all("as reported by the sites" in block for block in own["blocks"])
 
 
 @pytest.mark.parametrize(

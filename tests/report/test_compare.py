@@ -368,7 +368,7 @@ def test_settings_are_never_averaged_unless_they_are_blocks(three):
     write("ff06", "fed3r", [0.4, 0.6], dataset="other")
     done = ok("compare").data
     assert [c["setting"] for c in done["comparisons"]] == ["shapes, p0", "shapes, p1"]
-    assert "fed3r (ff06) alone" in done["sentences"][1]
+    assert "only one run, fed3r (ff06)" in done["sentences"][1]
     (made,) = ok("compare --over settings --score worst40").data["comparisons"]
     assert made["blocks"] == ["shapes, p0", "shapes, p1"]
     means = {t["name"]: t["values"] for t in made["treatments"]}
@@ -433,7 +433,7 @@ def test_a_result_that_lacks_what_every_run_has_is_left_out(own_home, lacks):
     del result[lacks]
     write_result(path / "result.json", result)
     (left,) = gather([], own_home / "runs").left_out
-    assert "is no result of a run" in left.why
+    assert "is not the result of a run" in left.why
 
 
 def test_a_table_of_both_kinds_of_models_takes_one_score_and_says_which(own_home):

@@ -39,21 +39,21 @@ MARKDOWN = r"""### x &amp; y
 | c | 20.00 ± 10.00 | 10.00 to 30.00 | 3.00 | -40.00 |  | &lt;0.001 | &lt;0.001 |
 
 x &amp; y: accuracy in %, mean ± standard deviation over 3 seeds (0, 1, 2); 90 % Student's t intervals; \
-differences from a\_1; t-test paired over seeds, p corrected for 2 (Holm). Bold: highest test accuracy \
-(not a choice). †: not told from a\_1 at 0.1.
+differences from a\_1; t-test paired over seeds, p corrected for 2 (Holm). Bold: best by test accuracy \
+(no validation split). †: no significant difference from a\_1 at 0.1.
 
-- Friedman's test: chi-squared 4.50, p 0.105. Nemenyi: critical difference of mean ranks 1.60 at 0.1; not told apart: \
-{a\_1, b}, {b, c}.
+- Friedman's test: chi-squared 4.50, p 0.105. Nemenyi: critical difference of mean ranks 1.60 at 0.1; \
+no significant difference within: {a\_1, b}, {b, c}.
 - A &lt;note&gt;.
 """.replace("\\\n", "")
 LATEX = r"""% needs \usepackage{booktabs}
-% Friedman's test: chi-squared 4.50, p 0.105. Nemenyi: critical difference of mean ranks 1.60 at 0.1; not told apart: @
-{a_1, b}, {b, c}.
+% Friedman's test: chi-squared 4.50, p 0.105. Nemenyi: critical difference of mean ranks 1.60 at 0.1; @
+no significant difference within: {a_1, b}, {b, c}.
 \begin{table}
 \centering
 \caption{x \& y: accuracy in \%, mean $\pm$ standard deviation over 3 seeds (0, 1, 2); 90 \% Student's t @
-intervals; t-test paired over seeds, p corrected for 2 (Holm). Bold: highest test accuracy @
-(not a choice). $^{\dagger}$: not told from a\_1 at 0.1.}
+intervals; t-test paired over seeds, p corrected for 2 (Holm). Bold: best by test accuracy @
+(no validation split). $^{\dagger}$: no significant difference from a\_1 at 0.1.}
 \begin{tabular}{lrrr}
 \toprule
 run & accuracy \% & 90 \% interval & rank \\

@@ -38,7 +38,7 @@ def evaluated(run="r", rows="shapes, split test", **measures):
         run=run,
         digest="d" * 64,
         method="fedavg",
-        model="one for all",
+        model="the global model",
         trained_on="=shapes",
         backbones=("b",),
         seeds=(0,),
@@ -63,7 +63,7 @@ def test_a_table_has_a_line_for_all_rows_and_for_each_domain_class_and_client(tm
     whose = {
         "run": "r",
         "method": "fedavg",
-        "model": "one for all",
+        "model": "the global model",
         "rows_of": "shapes, split test",
     }
     assert one[0] == {

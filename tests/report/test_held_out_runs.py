@@ -67,7 +67,7 @@ def test_four_values_are_too_few_for_the_test_and_nothing_is_called_alike():
     assert made.too_few
     assert made.alike == ()
     said, _ = held_out_section(0, group, None)
-    assert (said.label, said.word) == ("fedavg", "Not known")
+    assert (said.label, said.word) == ("fedavg", "Unknown")
 
 
 # -- the commands --------------------------------------------------------------------------------------------------

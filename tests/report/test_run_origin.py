@@ -120,14 +120,14 @@ def test_the_source_of_runs_is_the_store_the_partition_and_the_arrays_of_all_of_
         "as the run that read most together has them"
     )
     assert recipes_of(found).keys() == set(found.keys)
-    # Dealt anew under the same name: the rows are not those that the runs were trained on.
+    # Made again under the same name: the rows are not those that the runs were trained on.
     name = one.result["partition"]["name"]
     store.put_partition(name, fc.partition(store, "iid", clients=2, seed=1).to_file())
-    assert "again" in str(store_of_run(entries))
+    assert "replaced" in str(store_of_run(entries))
     for run in (one, both):  # configurations of earlier releases have the name alone
         config = run.path / "config.toml"
         config.write_text(re.sub(f"({name})@[0-9a-f]+", r"\1", config.read_text()))
-    assert "again" in str(store_of_run(entries))
+    assert "replaced" in str(store_of_run(entries))
     # A run that keeps its partition still has it.
     parts.save(one.path / "partition-0.partition")
     kept = store_of_run(entries)

@@ -73,7 +73,7 @@ def test_all_that_a_proxy_changes_is_said_in_order():
     one = planned(CELL, Options(on="digits", recipe={"vit-tiny:views": "2"}), "vit-small")
     assert one.cell.backbones == ("vit-tiny",)
     assert one.cell.recipe == {"vit-tiny:size": "64", "vit-tiny:views": "2"}
-    assert "backbones: none in place of vit-small" in one.departures
+    assert "backbones: none instead of vit-small" in one.departures
     # A closed form has no rounds to choose, and a method has rounds of its own.
     assert planned(replace(CELL, method="fed3r"), Options(rounds=5)).cell.rounds is None
     own = planned(replace(CELL, rounds=None), Options(rounds=5))
@@ -290,7 +290,7 @@ def test_the_word_proxy_means_the_stand_ins_of_the_roles_that_have_one():
     assert roles(entry, options, looker()) == expected
     refused(
         lambda: roles(table(CELL), options, looker()),
-        "uses none of the backbones that have stand-ins",
+        "uses none of the backbones that have a substitute",
     )
     whole = registry.entry("fedpcl-table5")
     assert roles(whole, options, looker()) == planning.STAND_INS

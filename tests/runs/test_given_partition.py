@@ -129,13 +129,13 @@ def test_a_csv_may_say_the_split(store, tmp_path):
         ({"a": [0, 1], "b": [1, 2]}, None, "Row 1 .*'a' and 'b'"),
         ({"a": np.zeros((1, 2), int)}, None, r"\(1, 2\)"),
         ({"a": [0.5]}, None, "float64"),
-        ({"a": ([0], [0])}, None, "trained and tested on"),
+        ({"a": ([0], [0])}, None, "both a training row and a test row"),
         (lambda _store: 3, None, "3"),
-        ([0.5] * ROWS, None, "Floats"),
+        ([0.5] * ROWS, None, "Numbers with decimals"),
         ({"a": {"train": [0, 1], "validation": [1]}}, None, "row 1"),
         ({"a": {"train": [0], "validation": [ROWS]}}, None, f"row {ROWS}"),
         ({"a": {"train": [0], "validation": [1]}}, 0.2, "split"),
-        ({"a": [0, 1]}, "split", "split validation"),
+        ({"a": [0, 1]}, "split", "no validation row"),
     ],
 )
 def test_what_is_no_partition_is_refused(store, clients, validation, said):
@@ -151,7 +151,7 @@ def test_what_is_no_partition_is_refused(store, clients, validation, said):
         ("name,client\n99.png,a\n", r"'99\.png'"),
         ("name,client\n00.png,a\n00.png,b\n", r"'00\.png' again"),
         ("name,client,split\n00.png,a,tset\n", "'test'"),
-        ("name,client,split\n00.png,a,train\n", "0 to test on"),
+        ("name,client,split\n00.png,a,train\n", "0 test rows"),
     ],
 )
 def test_a_wrong_csv_is_refused_with_its_line(store, tmp_path, text, said):

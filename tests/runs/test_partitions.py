@@ -116,7 +116,7 @@ def test_only_what_the_paper_chose_is_scaled_down():
     found, _, notes = dealt({}, PartitionConfig())  # 100 clients of 30 rows
     clients = len(found[4].clients)
     assert 0 < clients < 100
-    assert notes[2].endswith(f" Scaled down: clients {clients}.")
+    assert notes[2].endswith(f" Scaled down to clients {clients}.")
     for asked in (PartitionConfig("dirichlet"), PartitionConfig(None, 100)):
         refused(dealt, {}, asked, match="\\w")
 
@@ -132,7 +132,7 @@ def test_a_name_of_other_rows_is_not_given_again_unless_that_is_said():
     other = make_partition(held, "iid", clients=3, name="pp", replace=True)
     assert load_partition(held, "pp").digest == other.digest
     assert load_partition(held, pinned_name("pp", other.digest)).digest == other.digest
-    with pytest.raises(StoreError, match="made again"):
+    with pytest.raises(StoreError, match="was replaced"):
         load_partition(held, pinned_name("pp", first.digest))
 
 

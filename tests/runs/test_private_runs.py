@@ -267,7 +267,7 @@ def test_a_run_that_the_ledger_lacks_is_told_of():
     ledger.write_bytes(whole[: whole.index(b"\n") + 1])  # of another home, with one line
     count.unlink()
     (warning,) = ok("ls --privacy").envelope["warnings"]
-    assert "the ledger does not know of" in warning
+    assert "that is not in the ledger" in warning
     count.write_bytes(counted)
     ledger.write_bytes(whole.replace(b'"rounds":4', b'"rounds":1'))
     assert fedcache("ls --privacy").code == Exit.CORRUPT
@@ -371,7 +371,7 @@ def test_resuming_from_an_older_state_is_another_release():
     train(CONFIG, Home(home()), observer=heard)
     assert len(releases()) == 2
     (said,) = (w for w in heard.warnings if "spends privacy again" in w)
-    assert "is that after round 2, and round 4 was told" in said
+    assert "is that after round 2, and round 4 was published" in said
     assert not list((home() / "privacy-rounds").iterdir())  # the seed has ended
 
 

@@ -152,4 +152,4 @@ def test_a_folder_without_client_stores_is_refused(tmp_path):
     refused(r"^1-q\.zarr and 0-p\.zarr")
     shutil.rmtree(folder / "0-p.zarr")
     store(path=folder / "0-p.zarr")
-    refused(r"0-p\.zarr is not a client's")
+    refused(r"0-p\.zarr is not a client store")

@@ -58,7 +58,7 @@ def test_a_flipped_bit_anywhere_in_a_checkpoint_is_found(place, bit, tmp_path_fa
     found, said = read(run)
     assert found in (None, whole)  # the spaces that pad a header hold nothing
     if found is None:
-        assert "Seed 0 begins again." in said[0]
+        assert "Seed 0 is trained again from the start." in said[0]
         assert not checkpoint_of(run).exists()
 
 
@@ -82,7 +82,7 @@ def test_a_checkpoint_of_another_seed_or_run_is_found(tmp_path):
     for seed in (0, 1):
         found, said = read(run, seed)
         assert found is None
-        assert "is another file than its name says" in said[0]
+        assert "does not match its name" in said[0]
     assert read(other, 0)[0] is not None
 
 
@@ -110,5 +110,5 @@ def test_a_run_with_a_damaged_checkpoint_begins_again_to_the_same_bits(shapes):
     checkpoint.write_bytes(checkpoint.read_bytes().replace(b"accuracy", b"bccuracy", 1))
     second = StopsAfter()
     run = loop.train(config, home, partition=dealt, observer=second)
-    assert "Seed 0 begins again." in "".join(second.warnings)
+    assert "Seed 0 is trained again from the start." in "".join(second.warnings)
     assert (run.path / "result.json").read_bytes() == (whole.path / "result.json").read_bytes()

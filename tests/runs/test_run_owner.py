@@ -25,7 +25,7 @@ class Waiting(Heard):
 
     def note(self, text):
         super().note(text)
-        if "Waiting for it to end" in text:
+        if "Waiting until that ends" in text:
             self.begun.set()
 
 

@@ -43,7 +43,7 @@ def test_a_repeated_command_prints_the_stored_result_and_checks_the_features_aga
     first = fedcache(FED3R)
     second = fedcache(FED3R)
     assert (second.code, second.out) == (0, first.out)
-    assert "The same run is there already" in second.err
+    assert "The same run is stored already" in second.err
     flip_bit(next(path for path in sorted((shapes / "features").rglob("*")) if path.is_file()))
     assert fedcache(FED3R).code == 5
 
@@ -77,7 +77,7 @@ def test_a_finished_seed_that_was_damaged_begins_again(shapes):
     (path / "result.json").unlink()
     (path / "seed-0.json").write_text("{}")
     again = ok(FED3R)
-    assert "Seed 0 begins again." in "".join(again.envelope["warnings"])
+    assert "Seed 0 is trained again from the start." in "".join(again.envelope["warnings"])
     assert (path / "result.json").read_bytes() == before
     assert (path / "seed-0.json").read_text() != "{}"
 

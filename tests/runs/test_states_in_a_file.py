@@ -67,7 +67,7 @@ def test_a_run_ends_with_the_same_bits_wherever_its_clients_are(home, monkeypatc
 
     goes_on = StopsAfter()
     assert result_of(train(home, "stopped", goes_on)) == expected
-    assert "Seed 0: going on after round 3." in goes_on.notes
+    assert "Seed 0: resuming after round 3." in goes_on.notes
     assert not list((home.root / "stopped").rglob("states-*")), "dropped with the checkpoint"
 
     with pytest.raises(FedcacheError):
@@ -86,4 +86,4 @@ def test_a_run_ends_with_the_same_bits_wherever_its_clients_are(home, monkeypatc
     assert str(table) in caught.value.message
     room = StopsAfter()
     assert result_of(train(home, "full", room)) == expected
-    assert "Seed 0: going on after round " in "".join(room.notes)
+    assert "Seed 0: resuming after round " in "".join(room.notes)

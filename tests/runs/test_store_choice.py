@@ -68,10 +68,10 @@ def test_backbones_are_named_by_name_size_or_key(names, keys):
 def test_a_name_of_several_or_of_no_array_is_refused_with_those_there_are():
     store = shelf(*SEVERAL)
     for names in (["b", "a"], []):
-        assert refused(UsageError, "'a' means 2", chosen_arrays, store, names).endswith(
+        assert refused(UsageError, "'a' matches 2", chosen_arrays, store, names).endswith(
             "--backbones: a@16, a@24"
         )
-    hint = refused(UsageError, r"'c@8' means 2", chosen_arrays, store, ["c@8"])
+    hint = refused(UsageError, r"'c@8' matches 2", chosen_arrays, store, ["c@8"])
     assert hint.endswith("c@8/1 (width 4), c@8/2 (width 4)")
     refused(StoreError, "'d@9'; it has a@16, b@32", chosen_arrays, store, ["d@9"])
 

@@ -186,5 +186,8 @@ def test_features_that_are_all_the_same_are_warned_of(tmp_path):
 def test_what_the_paper_settles_is_said_unless_it_was_asked_for(tmp_path, words, notes, warnings):
     ingested(tmp_path)
     done = ok(f"train --method {words} {IID}")
-    assert "dataset last extracted" in done.err
-    assert (done.err.count("paper (--"), len(done.envelope["warnings"])) == (notes, warnings)
+    assert "dataset extracted last" in done.err
+    assert (done.err.count("paper; change with --"), len(done.envelope["warnings"])) == (
+        notes,
+        warnings,
+    )

@@ -96,7 +96,7 @@ def test_classes_of_few_owners_are_named():
     scheme = "--scheme shards --shards 1 --clients 6"
     words = f"train --method fedproto {scheme} --rounds 1 --participation all"
     told = ok(f"{words} --aggregate median")
-    assert "so few owners" in "".join(told.envelope["warnings"])
+    assert "so few clients" in "".join(told.envelope["warnings"])
     must_fail("Round 1, class 0", f"{words} --aggregate krum", code=7)
 
 

@@ -110,7 +110,7 @@ def test_the_same_rows_with_other_groups_keep_their_features(tmp_path):
     assert before == features()
     assert ok("inspect mine").data["groups"] == {"day": 6, "site": 6, "ward": 3}
     assert ok("verify mine").data["ok"]
-    assert "nothing to do" in ingest(ward=3, day=6)
+    assert "Nothing to do" in ingest(ward=3, day=6)
 
 
 def test_rows_without_a_domain_are_in_the_domain_all(tmp_path):

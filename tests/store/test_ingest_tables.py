@@ -178,7 +178,7 @@ def test_an_empty_cell_of_a_feature_is_nan(tmp_path):
 
 HOSTILE = {
     "a row of numbers": b"0.1,0.2,7\n0.3,0.4,8\n",
-    "'f0' is there twice": b"f0,f0,label\n1,2,3\n",
+    "'f0' occurs twice": b"f0,f0,label\n1,2,3\n",
     "0 rows": b"f0,f1,label\n",
     "CSV": b"f0,f1,label\n1,2\n1,2,3\n",
     "UTF": b"f0,f1,label\n1,2,\xff\xfe\n",

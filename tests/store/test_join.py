@@ -140,9 +140,9 @@ def test_a_part_that_was_begun_and_has_no_array_is_unfinished(place):
     def unfinished(said):
         refused(lambda: open_parts([one, bare.path]), said, code=Exit.STORE)
 
-    unfinished("it has no array yet")
+    unfinished("it has no features yet")
     fill(bare, KEYS[0])
-    unfinished(f"has no {KEYS[1]}, and ")
+    unfinished(f"has no {KEYS[1]}, but ")
     fill(bare, KEYS[1], chunks=1)
     unfinished(f"it has 1 of its 2 chunks of {KEYS[1]}")
     fill(bare, KEYS[1])

@@ -95,7 +95,7 @@ def test_gc_names_what_a_killed_command_left_outside_the_home_and_removes_it(out
     other.touch()
     (left,) = out.parent.glob(".p*.partial")
     named = {Path(g["path"]): g["why"] for g in ok("gc").data["garbage"]}
-    assert named[left] == "a killed process was writing an output"
+    assert named[left] == "partial output of a killed process"
     ok("gc --delete")
     assert list(out.parent.iterdir()) == [other]
     assert list((own_home / NOTES).iterdir()) == []

@@ -103,7 +103,7 @@ def test_a_server_without_ranges_sends_a_shard_once(toy, server):
 @pytest.mark.parametrize(
     ("status", "code", "words", "asked"),
     [
-        (404, Exit.STORE, "there is no manifest.json", 2),
+        (404, Exit.STORE, "it has no manifest.json", 2),
         (403, Exit.STORE, "does not allow access", 1),
         (401, Exit.STORE, "does not allow access", 1),
         (503, Exit.ENVIRONMENT, "status 503", 6),
@@ -119,16 +119,16 @@ def test_a_refusal_is_one_sentence(server, status, code, words, asked):
 
 def test_an_address_without_a_server_or_a_store_is_one_sentence(toy, server):
     (server.folder / "manifest.json").write_text("<html></html>")
-    with pytest.raises(CorruptionError, match="does not have the digest"):
+    with pytest.raises(CorruptionError, match="does not match the digest"):
         Store.open(server.address)
-    with pytest.raises(FedcacheError, match="gave no manifest") as caught:
+    with pytest.raises(FedcacheError, match="did not return manifest") as caught:
         Store.open("http://127.0.0.1:1/toy")
     assert caught.value.code == Exit.ENVIRONMENT
 
 
 def test_offline_nothing_is_read_from_an_address(server, monkeypatch):
     monkeypatch.setenv("FEDCACHE_OFFLINE", "1")
-    with pytest.raises(FedcacheError, match="downloads are off"):
+    with pytest.raises(FedcacheError, match="downloads are disabled"):
         Store.open(f"{server.address}/toy")
     assert server.asked == []
 
@@ -247,7 +247,7 @@ def test_a_place_with_something_else_is_left_alone(toy, place, published):
     mine = Store.from_arrays({"mine": np.ones((4, 2), np.float32)}, labels=[0, 1, 0, 1])
     for store, target, said in (
         (toy, other, r"thesis\.txt"),
-        (toy, toy.path, "is no publication of this store"),
+        (toy, toy.path, "not a publication of this store"),
         (toy, published / "inside", "is inside the store"),
         (toy, toy.path / "inside", "is inside the store"),
         (mine, published, "a publication of another dataset"),

@@ -91,7 +91,7 @@ def test_what_is_no_sealed_file_is_refused_in_words(tmp_path, name):
     for make in (path.mkdir, lambda: os.mkfifo(path)):  # nobody waits for a writer of a pipe
         path.rmdir() if path.is_dir() else path.unlink()
         make()
-        with pytest.raises(CorruptionError, match="is no file"):
+        with pytest.raises(CorruptionError, match="is not a file"):
             read_sealed(path, WHAT)
 
 

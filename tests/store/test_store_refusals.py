@@ -59,10 +59,10 @@ def test_a_store_without_features_says_so():
     [
         ("label", np.zeros(3), "14 rows"),
         ("uid", np.zeros((14, 8), np.uint8), "14 rows"),
-        ("label", np.full(14, 3), "3..3"),
-        ("label", np.full(14, -2), "-2..-2"),
-        ("domain", np.full(14, -1), "-1..-1"),
-        ("domain", np.full(14, 2), "2..2"),
+        ("label", np.full(14, 3), "3 to 3"),
+        ("label", np.full(14, -2), "-2 to -2"),
+        ("domain", np.full(14, -1), "-1 to -1"),
+        ("domain", np.full(14, 2), "2 to 2"),
     ],
 )
 def test_columns_that_do_not_fit_are_refused(column, values, said):

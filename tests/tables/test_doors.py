@@ -388,7 +388,7 @@ def test_the_words_for_yes_and_no_are_read_alike(tmp_path, columns, splits):
         ({"split": ["train", "test", "morning"]}, ("'morning'", "row 2", "--split-key NAME")),
         (
             {"splitt": ["train", "test", "val"]},
-            ("splitt holds words of splits", "--split-key splitt"),
+            ("splitt contains only names of splits", "--split-key splitt"),
         ),
         ({"is_test": [0.5, 0.25, 1.0]}, ("is_test is", "--group-key is_test")),
         (
@@ -397,7 +397,7 @@ def test_the_words_for_yes_and_no_are_read_alike(tmp_path, columns, splits):
         ),
         (
             {"is_train": [1, 0, 0], "test": [0, 1, 0], "val": [0, 0, 0]},
-            ("8 rows are marked by none", "row 2"),
+            ("8 rows are marked in none", "row 2"),
         ),
         ({"split": ["test", "val"]}, ("no training",)),
     ],
@@ -804,12 +804,12 @@ def test_errors_name_what_is_wrong(tmp_path):
     unreadable("", tmp_path / "e.npz", "'lion'", "ant, bee")
     large = {"label": column(2.0**60, 2.0**61)}
     doors = ("ingest npz", "arrays npz", "rows npz", "hf", "texts parquet")
-    no_door(tmp_path, large, "label holds rounded floats above 2^53, expected", doors=doors)
+    no_door(tmp_path, large, "label holds rounded numbers above 2^53, expected", doors=doors)
     parts = {"label": TWO, "part": column(0.5, 0.25)}
-    said = "part cannot be a group: floats that are not whole."
+    said = "part cannot be a group: numbers with decimals."
     no_door(tmp_path, parts, said, choice=ColumnChoice(groups=("part",)))
-    no_door(tmp_path, {"label": TWO, " label": TWO}, "column 'label' is there twice", "of its own")
-    no_door(tmp_path, {"Label": TWO, "LABEL": TWO}, "may each be the column", "--label-key")
+    no_door(tmp_path, {"label": TWO, " label": TWO}, "column 'label' occurs twice", "of its own")
+    no_door(tmp_path, {"Label": TWO, "LABEL": TWO}, "could be the column", "--label-key")
 
 
 def test_a_column_without_a_name_is_named_as_such(tmp_path):
@@ -988,7 +988,7 @@ def test_labels_without_a_split_in_their_name_stop_every_door(tmp_path, ending, 
         write(path, arrays, {name: TWO})
 
         splits = f"{name}_train and {name}_test"
-        unreadable(kind, path, "may be the labels", splits, "--unlabelled")
+        unreadable(kind, path, "could be the labels", splits, "--unlabelled")
         said = ("no split in its name", splits)
         unreadable(kind, path, *said, choice=ColumnChoice(label=name))
         unreadable(kind, path, said[0], choice=ColumnChoice(groups=(name,)))
@@ -1009,7 +1009,7 @@ def test_features_of_another_name_with_a_split_in_it_are_suggested_whole(tmp_pat
 def test_the_column_of_one_split_is_not_taken_for_all_rows(tmp_path):
     arrays = {"train_scans": FEATURES[:16], "val_scans": FEATURES[16:], "y": TWO[:16]}
     write_npz(tmp_path / "f.npz", arrays, {})
-    said = ("val_scans would be left out", " scans takes the rows of all splits")
+    said = ("val_scans would be left out", " scans uses the rows of all splits")
     refused(
         lambda: of_embeddings(tmp_path / "f.npz", ColumnChoice(features=("train_scans",))), *said
     )
@@ -1155,14 +1155,14 @@ def test_a_suggested_column_of_any_name_can_be_pasted(tmp_path, name):
     write_npz(file, {"images": IMAGES, "X": FEATURES}, {name: column("a", "b")})
     hint = fedcache(*extraction(f"arrays:{file}")).err.split("column of labels: ")[1]
     options, _, rest = hint.partition(", in a spec ")
-    (whole,) = shlex.split(rest.partition("; or say that there are none")[0])
+    (whole,) = shlex.split(rest.partition("; or, if there are no labels")[0])
     assert samples_of(*extraction(whole)).classes == ("a", "b")
     assert ok("datasets", "info", f"arrays:{file}", *shlex.split(options)).data["classes"] == [
         "a",
         "b",
     ]
     words = ("ingest", file, "--name", "mine")
-    suggested, _, _ = fedcache(*words).err.split("column of labels: ")[1].partition("; or say")
+    suggested, _, _ = fedcache(*words).err.split("column of labels: ")[1].partition("; or, if")
     assert samples_of(*words, *shlex.split(suggested)).classes == (
         "a",
         "b",

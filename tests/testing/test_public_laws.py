@@ -330,7 +330,10 @@ def test_a_wrong_backbone_breaks_its_law(change, laws, tmp_path):
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [(of_the_batch, "depend on what else is in its batch"), (dropped, "other features each time")],
+    [
+        (of_the_batch, "depend on the other items of its batch"),
+        (dropped, "different features for the same"),
+    ],
 )
 def test_what_depends_on_chance_or_on_the_batch_is_no_backbone(change, said):
     refused(lambda: own_module.register(Wrong(change), "law-wrong"), said)

@@ -157,7 +157,7 @@ def test_runs_are_filtered_by_words_and_state_and_sorted_by_each_column(client, 
         assert values == known + [None] * (len(every) - len(known)), "what is not known comes last"
     refused = client.ask("/runs?sort=settings")
     assert refused.code == 404
-    assert "no order by settings" in refused.body.decode()
+    assert "cannot be sorted by settings" in refused.body.decode()
 
 
 def test_a_grid_at_work_shows_the_run_of_a_point_that_has_not_ended(client, run, own_home):

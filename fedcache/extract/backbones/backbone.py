@@ -128,19 +128,19 @@ class Backbone:
             if odd := [name for name in recipe.departures(self.recipe) if name != "dtype"]:
                 option = odd[0]
                 raise UsageError(
-                    f"{self.name} reads {self.reads}, and {option} is of images.",
+                    f"{self.name} reads {self.reads}, but {option} applies only to images.",
                     f"Leave out {option}.",
                 )
             return
         only = self.recipe.size
         if self.fixed and recipe.size != only:
             raise UsageError(
-                f"{self.name} takes images of {only} px only, and the recipe asks for {recipe.size} px.",
+                f"{self.name} takes only images of {only} px, but the recipe has {recipe.size} px.",
                 f"Leave out the size, or write --recipe {shell_word(self.name)}:size={shell_word(only)}",
             )
         if self.raw and (recipe.mean, recipe.std) != (self.recipe.mean, self.recipe.std):
             raise UsageError(
-                f"{self.name} takes the pixels as they are, and the recipe asks for a norm.",
+                f"{self.name} takes unnormalised pixels, but the recipe has a norm.",
                 "Leave out norm.",
             )
 
@@ -175,14 +175,14 @@ class Weights:
         """The file, for a provider that cannot do without; MachineError when it was not downloaded first."""
         if self.path is None:
             raise MachineError(
-                f"{backbone} needs a weights file, and there is none ({self.origin}).",
+                f"{backbone} needs a weights file, but none was found ({self.origin}).",
                 f"fedcache backbones pull {shell_word(backbone)}",
             )
         return self.path
 
 
 class FrozenEncoder(Protocol):
-    """A loaded backbone; one of texts or rows is an ``ItemEncoder`` beside it."""
+    """A loaded backbone; one of texts or rows is an ``ItemEncoder`` in addition to it."""
 
     def image(self, x: Tensor) -> Tensor:
         """Features of decoded and resized images.
@@ -423,8 +423,8 @@ def one_row_each(features: Tensor, *, channels_last: bool = False) -> Tensor:
 def no_images(name: str, reads: str) -> FedcacheError:
     """The error of giving images to a backbone that reads texts or rows."""
     return UsageError(
-        f"{name} reads {reads}, and these are images.",
-        f"Give it {reads}, or name a backbone of images.",
+        f"{name} reads {reads}, not images.",
+        f"Give it {reads}, or choose a backbone for images.",
     )
 
 

@@ -1,9 +1,9 @@
 """The one place where a checkpoint is opened. Weights are untrusted: they are read as data and never run.
 
 safetensors and npz hold arrays only. A torch pickle goes through ``torch.load(weights_only=True)`` with an explicit
-list of plain data beside torch's own: numpy scalars, and the options of a training script (``argparse.Namespace``).
-Anything that needs more is refused, and there is no fallback. The kind of a file is read from its first bytes, because
-``model_best.pth.tar`` is no tar and a failed download is no checkpoint.
+list of plain data in addition to torch's own: numpy scalars, and the options of a training script
+(``argparse.Namespace``). Anything that needs more is refused, and there is no fallback. The kind of a file is read
+from its first bytes, because ``model_best.pth.tar`` is no tar and a failed download is no checkpoint.
 
 Scripts save more than one model, and under names of their own: ``module.encoder_q.``, ``teacher.backbone.``,
 ``state_dict_ema``. The weights of a backbone are those tensors that have its names after one prefix, and its shapes. A
@@ -55,14 +55,14 @@ def read_state(path: Path, *, hub: str | None = None, key: str | None = None) ->
             where = f"the safetensors file of {hub} (open_clip_model.safetensors)"
         raise _refuse(
             path,
-            "it is a TorchScript archive, which carries code beside the weights",
+            "it is a TorchScript archive, which contains code in addition to the weights",
             f"Use {where} of the same weights, or convert it: {conversion(path, script=True)}",
         )
     readers = {"safetensors": _read_safetensors, "npz": _read_npz, "torch": _read_torch}
     state = dict(_tensors_in(readers[kind](path)))
     if not state:
         raise _refuse(
-            path, "it holds no tensors", "A state_dict is needed: what model.state_dict() returns."
+            path, "it contains no tensors", "Save a state_dict: the result of model.state_dict()."
         )
     if key is None:
         return state
@@ -75,7 +75,7 @@ def read_state(path: Path, *, hub: str | None = None, key: str | None = None) ->
     raise _refuse(
         path,
         f"it has no weights under {key!r}",
-        f"It has: {_few(prefixes) or 'none under any key'}. Leave out --key to see which weights fit.",
+        f"It has: {_few(prefixes) or 'none under any key'}. Leave out --key to list the weights that fit.",
     )
 
 
@@ -108,7 +108,7 @@ def kind_of(path: Path) -> str:
         raise _refuse(
             path, f"it cannot be opened ({error.strerror})", "Check the path and its permissions."
         ) from error
-    again = "Get the file again: this is what a failed download leaves."
+    again = "Get the file again; a failed download leaves an empty file."
     if not head:
         raise _refuse(path, "it is empty", again)
     if head[8:9] == b"{":  # first, as the eight bytes of length before it may be any
@@ -150,7 +150,7 @@ def _kind_of_zip(path: Path, again: str) -> str:
             )
         return "npz"
     raise _refuse(
-        path, "it is a zip archive without weights", "Unpack it, and give the checkpoint inside."
+        path, "it is a zip archive without weights", "Unpack it and give the checkpoint inside."
     )
 
 
@@ -234,7 +234,7 @@ def _cause(error: Exception) -> str:
     text = str(error)
     missing_global = re.search(r"GLOBAL ([\w.]+)", text)
     if missing_global is not None:
-        return f"it asks for {missing_global[1]}"
+        return f"it needs {missing_global[1]}"
     lines = (text.partition("WeightsUnpickler error:")[2] or text).strip().splitlines()
     if lines and "weights_only" not in lines[0]:
         return lines[0]
@@ -285,9 +285,9 @@ class Taken:
         """A message for the user; "" if the whole file is used and its names are those of the model."""
         if not self.prefix and not self.also and not self.left:
             return ""
-        where = "its tensors without a prefix"
+        where = "tensors without a prefix"
         if self.prefix:
-            where = f"its tensors under {self.prefix.rstrip('.')}"
+            where = f"tensors under {self.prefix.rstrip('.')}"
         sentence = f"{path}: the weights of {backbone} are {where}."
         if self.left:
             others = "1 other tensor is"

@@ -45,8 +45,8 @@ class ClipTextTower:
         )
         if not hasattr(tower, "token_embedding") or self._pool not in ("argmax", "eos") or masked:
             raise UsageError(
-                f"The text tower of {name} ({type(tower).__name__}, pooling {self._pool!r}) cannot read trained"
-                " prompts: its feature is not that of an end token alone.",
+                f"The text tower of {name} ({type(tower).__name__}, pooling {self._pool!r}) cannot read "
+                "trained prompts, because its feature does not come from an end token alone.",
                 "Use clip-rn50, clip-vit-b-16, clip-vit-b-32, glyph-clip, or another open_clip model of that kind.",
             )
 

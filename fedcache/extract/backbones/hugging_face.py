@@ -222,8 +222,8 @@ def open_model(name: str, folder: Path) -> tuple[Any, list[str]]:
             )
         except Exception as error:  # untrusted files: whatever it raises means the same
             raise MachineError(
-                f"{folder} is not loaded: transformers refuses it ({reason(error)}).",
-                "Get the folder again; `pip install -U transformers` where its architecture is newer.",
+                f"{folder} is not loaded: transformers cannot load it ({reason(error)}).",
+                "Get the folder again; `pip install -U transformers` if its architecture is newer.",
             ) from error
     wrong = [str(key[0] if isinstance(key, tuple) else key) for key in loading["mismatched_keys"]]
     return model.eval(), sorted({*map(str, loading["missing_keys"]), *wrong})
@@ -267,10 +267,14 @@ def fetch(name: str, *, offline: bool) -> Path:
     """
     repository = name.removeprefix(HUGGING_FACE)
     if offline:
-        raise MachineError(f"{name} is not fetched: downloads are off.", "unset FEDCACHE_OFFLINE")
+        raise MachineError(
+            f"{name} cannot be downloaded, because downloads are disabled.",
+            "unset FEDCACHE_OFFLINE",
+        )
     if repository.count("/") != 1:
         raise MachineError(
-            f"{repository!r} is no repository.", f"fedcache backbones pull {HUGGING_FACE}ORG/NAME"
+            f"{repository!r} is not the name of a repository.",
+            f"fedcache backbones pull {HUGGING_FACE}ORG/NAME",
         )
     hub = needed_library("huggingface_hub", name, "hf")
     try:
@@ -283,6 +287,6 @@ def fetch(name: str, *, offline: bool) -> Path:
         # the network library has its own family of errors, and all mean the same here
         raise MachineError(
             f"{name} could not be fetched from the Hugging Face repository {repository}: {reason(error)}",
-            f"With a folder at hand: --backbones {HUGGING_FACE}FOLDER",
+            f"If you have the folder: --backbones {HUGGING_FACE}FOLDER",
         ) from error
     return Path(found)

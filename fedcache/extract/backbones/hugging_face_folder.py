@@ -65,13 +65,13 @@ def check_folder(folder: Path, name: str) -> None:
     files = {path.name for path in model_files(folder)}
     if "config.json" not in files:
         raise MachineError(
-            f"{folder} holds no config.json, so it is no Hugging Face model.",
+            f"{folder} holds no config.json, so it is not a Hugging Face model.",
             f"fedcache backbones pull {shell_word(name)}",
         )
     if "auto_map" in read_config(folder, "config.json"):
         raise MachineError(
-            f"{name} brings code of its own (auto_map in config.json), which is never run.",
-            "Use a model that transformers has, or one of yours:  module:PACKAGE.MODULE:FACTORY",
+            f"{name} contains its own code (auto_map in config.json), which fedcache never runs.",
+            "Use a model that is part of transformers, or your own:  module:PACKAGE.MODULE:FACTORY",
         )
     if not any(file.endswith(".safetensors") for file in files):
         pickle = next((p.name for p in sorted(folder.glob("*.bin"))), None)
@@ -131,8 +131,8 @@ def read_preprocessing(folder: Path, name: str) -> Preprocessing:
         return _preprocessing(found)
     except (TypeError, ValueError, KeyError, ZeroDivisionError) as error:
         raise UsageError(
-            f"The preprocessing of {name} is none that a recipe has ({error}).",
-            "Choose another model, or bring its features with `fedcache ingest`.",
+            f"A recipe cannot describe the preprocessing of {name} ({error}).",
+            "Choose another model, or import its features with `fedcache ingest`.",
         ) from error
 
 
@@ -153,7 +153,7 @@ def _preprocessing(config: Mapping[str, Any]) -> Preprocessing:
         raise ValueError("image_std holds a zero")
     size, resize, share = _sides(config)
     if not 8 <= size <= 2048 or not 0.1 <= share <= 1:
-        raise ValueError(f"a side of {size} pixels, cut out of {size / share:.0f}")
+        raise ValueError(f"a side of {size} pixels, cropped from {size / share:.0f}")
     return Preprocessing(size, resize, share, FILTERS[resample], mean, std)
 
 

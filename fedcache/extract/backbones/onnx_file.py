@@ -1,7 +1,7 @@
 """``onnx:FILE``: an image encoder as one ONNX file, computed by onnxruntime (extra ``onnx``) on the CPU.
 
 What a file cannot say, the norm of float inputs, is ImageNet's until a recipe says otherwise. It is read as bytes and
-nothing beside it is: weights in files of their own would be no part of the digest, and are refused.
+nothing in addition to it is: weights in files of their own would be no part of the digest, and are refused.
 """
 
 from __future__ import annotations
@@ -131,12 +131,13 @@ def _session(name: str, path: Path, raw: bytes, *, threads: int) -> Any:
             # the parser is fed untrusted bytes: whatever it raises means the same
             if "xternal data" in str(error):
                 raise MachineError(
-                    f"{path} is not loaded: its weights lie in files beside it, which its sha256 does not cover.",
+                    f"{path} is not loaded, because its weights are in separate files, which its sha256 "
+                    "does not cover.",
                     "Write one file (pip install onnx):  "
                     "python -c \"import onnx, sys; onnx.save(onnx.load(sys.argv[1]), 'one.onnx')\" "
                     f"{shell_word(path)}",
                 ) from error
             raise MachineError(
-                f"{path} is not loaded: onnxruntime refuses it ({reason(error)}).",
-                "Get or export the file again; `pip install -U onnxruntime` where it asks for a newer version.",
+                f"{path} is not loaded: onnxruntime cannot load it ({reason(error)}).",
+                "Get or export the file again; `pip install -U onnxruntime` if it needs a newer version.",
             ) from error

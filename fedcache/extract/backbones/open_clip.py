@@ -119,9 +119,10 @@ def derive(name: str) -> Backbone:
         or not isinstance(size, int)
     ):
         raise UsageError(
-            f"{name} expects {size} px, resize mode {published['resize_mode']!r} and {published['interpolation']!r}"
-            " interpolation, which no recipe has (one side; shortest or squash; bicubic or bilinear).",
-            "Choose another model, or bring its features with `fedcache ingest`.",
+            f"{name} expects {size} px, resize mode {published['resize_mode']!r} and "
+            f"{published['interpolation']!r} interpolation, which a recipe cannot describe (one side; "
+            "shortest or squash; bicubic or bilinear).",
+            "Choose another model, or import its features with `fedcache ingest`.",
         )
     quick = bool(published.get("quick_gelu") or config.get("quick_gelu"))
     parts = [part for part in str(published.get("hf_hub") or "").split("/") if part]

@@ -40,7 +40,7 @@ BATCH_CLOSE = 1e-3
 
 @dataclass(frozen=True)
 class Choice:
-    """What is known beside the name when a row of a user's backbone is made."""
+    """What is known in addition to the name when a row of a user's backbone is made."""
 
     home: Path | None = None  # where places and facts are remembered
     file: Path | None = None  # the file of ``--weights NAME=FILE``
@@ -67,7 +67,7 @@ def find_place(name: str, prefix: str, choice: Choice, *, folder: bool = False) 
         is_there = Path.is_dir
     if not text or any(sign in bare for sign in ",@\n") or bare == prefix:
         raise UsageError(
-            f"{name!r} names no {kind}: a name may hold no comma, no @ and no line break.",
+            f"{name!r} is not a valid {kind}: a name must not contain a comma, @ or a line break.",
             f"For example {example}",
         )
     places = [Path(text).expanduser()]
@@ -84,7 +84,7 @@ def find_place(name: str, prefix: str, choice: Choice, *, folder: bool = False) 
     looked = "; ".join(dict.fromkeys(map(str, places)))
     raise MachineError(
         f"There is no {kind} for {name} (looked at: {looked}; seen from {Path.cwd()}).",
-        f"Name it with its path, or give --weights {shell_word(bare)}={shell_word(kind.upper())}",
+        f"Give its path, or --weights {shell_word(bare)}={shell_word(kind.upper())}",
     )
 
 
@@ -217,7 +217,7 @@ def unchanged_bytes(path: Path, sha256: str) -> bytes:
     if sha256 and sha256_hex(raw) != sha256:
         raise CorruptionError(
             f"{path} has changed since its features were planned (sha256 {sha256_hex(raw)[:12]}, then {sha256[:12]}).",
-            "Run the same command again: another file makes another array.",
+            "Run the same command again; the changed file gives another feature set.",
         )
     return raw
 
@@ -233,7 +233,7 @@ def tried(
     if found != (2, backbone.width):
         raise UsageError(
             f"{backbone.name} gives {list(found)} for two images of {recipe.size} px, expected [2, {backbone.width}].",
-            f"Its own size is {backbone.recipe.size} px: leave out the size.",
+            f"Leave out the size; the size of the model is {backbone.recipe.size} px.",
         )
     return encoder
 
@@ -259,14 +259,15 @@ def shape_of(
     ) as error:  # the user's code or file may raise anything: its error becomes a message
         raise UsageError(
             f"{name} fails on two images of {size} px: {reason(error)}",
-            "Mend it, or name another size: --size N",
+            "Fix the model, or use another size: --size N",
         ) from error
     if features.shape[1] == 0:
         raise no_width(name)
     if not bool(features.isfinite().all()):
         raise UsageError(
-            f"{name} gives numbers that are not finite for two images of {size} px.",
-            "Check its weights, and what its inputs should be: --recipe norm=unit, half, imagenet, clip or bytes",
+            f"{name} gives NaN or infinite numbers for two images of {size} px.",
+            "Check its weights, and the range of its inputs: --recipe norm=unit, half, imagenet, clip or "
+            "bytes",
         )
     refuse_chance(name, features, again)
     for row, one in zip(features, singly, strict=False):
@@ -277,8 +278,8 @@ def shape_of(
 def no_width(name: str) -> UsageError:
     """The error of a model whose rows have no numbers."""
     return UsageError(
-        f"{name} gives rows of 0 numbers, which are no features.",
-        "Return at least one for each item.",
+        f"{name} gives empty rows instead of features.",
+        "Return at least one number per item.",
     )
 
 
@@ -286,8 +287,8 @@ def refuse_complex(name: str, features: Tensor) -> None:
     """UsageError for complex numbers, of which a store would keep the real part alone."""
     if features.is_complex():
         raise UsageError(
-            f"{name} gives complex numbers, and features are real.",
-            "Return their size or both parts: out.abs(), or torch.view_as_real(out).flatten(1)",
+            f"{name} gives complex numbers, but features must be real.",
+            "Return the absolute value or both parts: out.abs(), or torch.view_as_real(out).flatten(1)",
         )
 
 
@@ -295,22 +296,25 @@ def refuse_chance(name: str, features: Tensor, again: Tensor) -> None:
     """UsageError where a second look at the same items gives other features; rounding may differ on a GPU."""
     if features.shape != again.shape or _apart(features, again) > CHANCE_CLOSE:
         raise UsageError(
-            f"{name} gives other features each time it sees the same items.",
-            "Draw nothing in its forward (dropout with training=True does), or draw from a fixed seed.",
+            f"{name} gives different features for the same items.",
+            "Use no random numbers in its forward method (such as dropout with training=True), or a "
+            "fixed seed.",
         )
 
 
 def refuse_company(name: str, together: Tensor, alone: Tensor) -> None:
-    """UsageError where the features of an item, [1, D], are others beside another item than alone."""
+    """UsageError where the features of an item, [1, D], are others next to another item than alone."""
     if (apart := _apart(together, alone)) > BATCH_CLOSE:
         raise UsageError(
-            f"The features {name} gives for an item depend on what else is in its batch ({apart:.1g} of their norm).",
-            "Take nothing over the batch axis: a mean over it, BatchNorm without its running statistics, padding.",
+            f"The features {name} gives for an item depend on the other items of its batch ({apart:.1g} "
+            "of their norm).",
+            "Compute nothing over the batch axis, such as a mean, BatchNorm without running statistics, "
+            "or padding.",
         )
 
 
 def _apart(features: Tensor, others: Tensor) -> float:
-    """How far features lie apart, as a part of their norm."""
+    """How far features are apart, as a part of their norm."""
     return float((features - others).norm() / features.norm().clamp(min=1e-12))
 
 

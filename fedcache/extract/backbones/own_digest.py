@@ -53,7 +53,8 @@ def digest_of_parts(
         parts.append(None if transform is None else _described_transform(transform, code))
     except RecursionError as error:
         raise UsageError(
-            f"The backbone {name} holds lists or objects in one another without an end, whose digest is not known.",
+            f"The backbone {name} contains lists or objects that contain each other, so fedcache cannot "
+            "compute a digest.",
             _ask_for_version(name),
         ) from error
     except NoDigestError as error:
@@ -64,8 +65,8 @@ def digest_of_parts(
 def _ask_for_version(name: str) -> str:
     label = name.removeprefix("module:")
     return (
-        f"fc.backbone(module, {label!r}, version='1')   the version stands for its code: change it when the code or "
-        "what the module holds changes. Or write the code into a .py file."
+        f"fc.backbone(module, {label!r}, version='1')   the version stands for its code: change it when "
+        "the code or the content of the module changes. Or move the code to a .py file."
     )
 
 
@@ -146,8 +147,8 @@ class ReachedObjects(ReachedCode):
         except Exception as error:  # an object that pickle cannot keep may raise anything
             kind = type(value).__name__
             raise NoDigestError(
-                f"An object of type {kind}, which {self.owner} holds, cannot be pickled.",
-                "Hold numbers, words, tensors and functions; make other objects inside forward.",
+                f"{self.owner} contains an object of type {kind}, which cannot be pickled.",
+                "Store only numbers, words, tensors and functions; create other objects inside forward.",
             ) from error
         finally:
             self._within.pop()
@@ -203,8 +204,9 @@ class ReachedObjects(ReachedCode):
             filed = filed and _module_file(code) is not None
         if not filed:
             raise NoDigestError(
-                f"{code.__qualname__} of {self.owner} has no source file that could be digested.",
-                "Write it into a .py file of its own and import it.",
+                f"{code.__qualname__} of {self.owner} has no source file, so fedcache cannot compute a "
+                "digest.",
+                "Move it to a .py file and import it.",
             )
 
 
@@ -231,14 +233,14 @@ def _tensors(name: str, module: nn.Module) -> list[list[Any]]:
         ) as error:  # sparse, quantised, not there yet
             raise UsageError(
                 f"{key} of {name} is a {tensor.layout} tensor whose bytes cannot be read: {reason(error)}",
-                "Give a module with dense tensors; a lazy module must have seen an image.",
+                "Give a module with dense tensors; a lazy module must be called once first.",
             ) from error
         made.append([key, str(tensor.dtype), list(tensor.shape), sha256_hex(raw)])
     return made
 
 
 def _attributes(module: nn.Module, code: ReachedObjects) -> list[Any]:
-    """What a module holds beside its tensors and parts."""
+    """What a module holds in addition to its tensors and parts."""
     from torch import nn
 
     # what torch.compile adds is of this process; the module inside is a part

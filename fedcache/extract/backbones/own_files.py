@@ -54,7 +54,7 @@ class ImageInput:
             return choice.size or SIZE, False
         if first != second:
             raise UsageError(
-                f"{name} takes images of {first} x {second} pixels, and a recipe has one side.",
+                f"{name} takes images of {first} x {second} pixels, but a recipe has only one side length.",
                 "Export the model for square images.",
             )
         return first, True
@@ -136,10 +136,10 @@ class FileEncoder(ABC):
             # the libraries raise classes of their own, below Exception alone
             raise UsageError(
                 f"{self.name} fails on images of {images.shape[2]} px: {reason(error)}",
-                f"Name the size it was exported for:  --recipe {shell_word(self.name)}:size=N",
+                f"Give the size it was exported for:  --recipe {shell_word(self.name)}:size=N",
             ) from error
         if found.dtype.kind not in "biuf":
-            raise self._unfit(f"of {found.dtype}, and features are real numbers")
+            raise self._unfit(f"of {found.dtype}, but features must be real numbers")
         if found.ndim == 0 or len(found) != len(padded):
             raise self._misshapen(found.shape, len(padded), "a row for each")
         return found[: len(images)]
@@ -231,7 +231,7 @@ def chosen_output(name: str, outputs: Sequence[str], requested: str | None) -> s
         if outputs:
             first = outputs[0]
         raise UsageError(
-            f"{name} has {len(outputs)} outputs ({', '.join(outputs[:20])}), and none was chosen.",
+            f"{name} has {len(outputs)} outputs ({', '.join(outputs[:20])}), but none was chosen.",
             f"--recipe {shell_word(f'{name}:output={first}')}",
         )
     if requested is None:
@@ -243,6 +243,6 @@ def on_the_cpu(name: str, device: str, dtype: str) -> None:
     """Refuse another device or dtype than a library of files has; UsageError."""
     if (device, dtype) != ("cpu", "float32"):
         raise UsageError(
-            f"{name} is computed on the CPU in float32, and {device}, {dtype} was requested.",
+            f"{name} is computed on the CPU in float32, but {device} and {dtype} were requested.",
             "--device cpu --dtype float32",
         )

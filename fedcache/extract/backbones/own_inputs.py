@@ -92,7 +92,8 @@ class OwnItemEncoder:
             SystemExit,
         ) as error:  # the user's code may raise anything: its error becomes a message
             raise UsageError(
-                f"{self.name} fails on {count} {self.kind}: {reason(error)}", "Mend its forward."
+                f"{self.name} fails on {count} {self.kind}: {reason(error)}",
+                "Fix its forward method.",
             ) from error
         shape = tuple(getattr(out, "shape", ()))
         if not hasattr(out, "isfinite") or len(shape) not in (2, 3) or shape[0] != count:
@@ -100,7 +101,7 @@ class OwnItemEncoder:
             what = f"{count} {self.kind}"
             raise UsageError(
                 f"{self.name} gives {found} for {what}, expected a tensor [B, D] or [B, T, D].",
-                "Return one tensor from forward: the features.",
+                "Return one tensor from forward, the features.",
             )
         refuse_complex(self.name, out)
         self.rank = len(shape)
@@ -114,8 +115,9 @@ class OwnItemEncoder:
         wanted = described_row(self.example)
         if found != wanted:
             raise UsageError(
-                f"{self.name} reads rows {wanted}, and those of the dataset are {found}.",
-                f"example = torch.zeros({rows.shape[1:]}, dtype=torch.{rows.dtype})   in the module, to read those.",
+                f"{self.name} reads rows {wanted}, but the rows of the dataset are {found}.",
+                f"example = torch.zeros({rows.shape[1:]}, dtype=torch.{rows.dtype})   in the module makes "
+                "it read these rows.",
             )
         return torch.from_numpy(np.ascontiguousarray(rows)).to(self.device)
 
@@ -145,8 +147,8 @@ class OwnItemEncoder:
             raise no_width(self.name)
         if not bool(features.isfinite().all()):
             raise UsageError(
-                f"{self.name} gives numbers that are not finite for two {self.kind}.",
-                "Mend its forward.",
+                f"{self.name} gives NaN or infinite numbers for two {self.kind}.",
+                "Fix its forward method.",
             )
         refuse_chance(self.name, features, again)
         refuse_company(self.name, features[:1], alone)
@@ -172,7 +174,7 @@ def example_of(name: str, module: nn.Module) -> Tensor | None:
     found = getattr(module, "example", None)
     if not isinstance(found, torch.Tensor) or not found.ndim or not found.numel():
         raise UsageError(
-            f"{name} reads rows and does not say of which shape and type.",
-            "example = torch.zeros(16000)   as an attribute: one row as the dataset holds them.",
+            f"{name} reads rows, but does not declare their shape and type.",
+            "example = torch.zeros(16000)   as an attribute: an example of one row of the dataset.",
         )
     return found.detach().cpu()

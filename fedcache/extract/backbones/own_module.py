@@ -98,7 +98,8 @@ def register(
         label = name
     if not label or any(sign in label for sign in ":,@\n"):
         raise UsageError(
-            f"{label!r} is no name for a backbone.", "For example fc.backbone(module, name='mine')"
+            f"{label!r} is not a valid name for a backbone.",
+            "For example fc.backbone(module, name='mine')",
         )
     label = f"{MODULE}{label.removeprefix(MODULE)}"
     checked = _checked(label, module, transform, size=size, mean=mean, std=std)
@@ -115,7 +116,8 @@ def derive(name: str, choice: Choice) -> Backbone:
     """
     if name not in _IN_MEMORY and ":" in name.removeprefix(MODULE) and not may_be_run(name):
         raise StoreError(
-            f"{name} is Python code, and a file names it, not you. fedcache did not import it.",
+            f"{name} is Python code that a file refers to. fedcache did not import it, because you did "
+            "not name it yourself.",
             "If you trust this code, name it yourself in the same command: --backbone (predict, evaluate, "
             f"export-model) or --backbones (extract, train), followed by {name}. In Python:  fc.backbone({name!r})",
         )
@@ -159,10 +161,10 @@ def load(
     found = digest_of_module(backbone.name, own)
     if weights.sha256 and found != weights.sha256:
         raise CorruptionError(
-            f"{backbone.name} has other weights or code now ({found[:12]}) than when its features were planned "
+            f"{backbone.name} now has other weights or code ({found[:12]}) than at the start "
             f"({weights.sha256[:12]}).",
-            "A factory must give the same weights whenever it is called: load them from a file, or draw them after "
-            "torch.manual_seed(0).",
+            "A factory must return the same weights in every call: load them from a file, or draw them "
+            "after torch.manual_seed(0).",
         )
     if own.reads != IMAGES:
         encoder = own_inputs.OwnItemEncoder(backbone.name, own.module, device=device, dtype=dtype)
@@ -180,8 +182,9 @@ def _own(name: str) -> OwnModule:
     place, _, attribute = name.removeprefix(MODULE).partition(":")
     if not attribute:
         raise UsageError(
-            f"{name} is no module that this process knows.",
-            f"fc.backbone(module, name={place!r})   makes it known; module:PACKAGE.MODULE:FACTORY works everywhere.",
+            f"{name} is not a module that this process knows.",
+            f"fc.backbone(module, name={place!r})   registers it; module:PACKAGE.MODULE:FACTORY works in "
+            "every process.",
         )
     factory = _factory(name, place, attribute)
     if name in _BUILT and _BUILT[name][0] is factory:
@@ -196,7 +199,7 @@ def _own(name: str) -> OwnModule:
     ) as error:  # the user's code may raise anything: its error becomes a message
         raise UsageError(
             f"{attribute}() of {place} fails: {reason(error)}",
-            "Mend it; it is called without arguments.",
+            "Fix it; fedcache calls it without arguments.",
         ) from error
     module, transform = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     _BUILT[name] = (factory, _checked(name, module, transform))
@@ -214,7 +217,7 @@ def _factory(name: str, place: str, attribute: str) -> Callable[[], Any]:
     except (Exception, SystemExit) as error:  # an import runs the user's code
         raise UsageError(
             f"{name} cannot be imported: {reason(error)}",
-            "Write module:PACKAGE.MODULE:FACTORY; PACKAGE is installed, or lies in the working directory.",
+            "Write module:PACKAGE.MODULE:FACTORY; PACKAGE must be installed or in the working directory.",
         ) from error
     if not callable(found):
         raise UsageError(
@@ -248,15 +251,16 @@ def _checked(
         )
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
         raise UsageError(
-            f"{name} is TorchScript or has a part of it, whose code has no digest.",
-            "Give the nn.Module that it was made of, or a file:  torch.onnx.export(...)  and  onnx:FILE",
+            f"{name} contains TorchScript, for which fedcache cannot compute a digest.",
+            "Give the original nn.Module, or a file:  torch.onnx.export(...)  and  onnx:FILE",
         )
     if own_inputs.kind_of(name, module) != IMAGES:
         given = {"transform": transform, "size": size, "mean": mean, "std": std}
         if odd := [word for word, value in given.items() if value is not None]:
             option = odd[0]
             raise UsageError(
-                f"{name} reads {module.reads}, and {option} is of images.", f"Leave out {option}."
+                f"{name} reads {module.reads}, but {option} applies only to images.",
+                f"Leave out {option}.",
             )
         encoder = own_inputs.OwnItemEncoder(name, module, device="cpu", dtype="float32")
         width = encoder.tried()
@@ -277,7 +281,7 @@ def _checked(
         )
     }
     if 0 in norm["std"]:
-        raise UsageError(f"std of {name} holds a zero.", "std=(0.229, 0.224, 0.225)")
+        raise UsageError(f"std of {name} contains a zero.", "std=(0.229, 0.224, 0.225)")
     untried = OwnModule(module, transform, side, norm["mean"], norm["std"], 2, 0)
     ranks: list[int] = []
     recipe = Recipe(name, "", size=side, mean=untried.mean, std=untried.std)
@@ -332,7 +336,7 @@ def _encoder(
             found = list(shape) if shape is not None else type(out).__name__
             raise UsageError(
                 f"{name} gives {found} for {images} images, expected a tensor [B, D], [B, T, D] or [B, D, H, W].",
-                "Return one tensor from forward: the features.",
+                "Return one tensor from forward, the features.",
             )
         refuse_complex(name, out)
         if ranks is not None:

@@ -48,7 +48,7 @@ def seed_of(backbone: Backbone, weights: Weights) -> int:
     """The seed in ``seed:<n>``; UsageError when the weights are a file."""
     if weights.path is not None or not weights.sha256.startswith("seed:"):
         raise UsageError(
-            f"{backbone.name} draws its weights from a seed, and {weights.origin} is none.",
+            f"{backbone.name} draws its weights from a seed, but {weights.origin} is not a seed.",
             f"For example --weights {shell_word(backbone.name)}=seed:1",
         )
     return int(weights.sha256.removeprefix("seed:"))

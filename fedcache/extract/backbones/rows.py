@@ -294,7 +294,7 @@ PIXELS = Backbone(
     provider="pixels",
     width=0,
     recipe=Recipe("pixels", "", size=0, pooling="none", dtype="uint8"),
-    source="no weights: the image, decoded and resized",
+    source="no weights: the decoded and resized image",
 )
 
 _ROWS = (

@@ -77,7 +77,7 @@ def derive(name: str, choice: Choice) -> Backbone:
     rate = _rate_of(folder) or 0
     if not 1_000 <= rate <= 384_000:
         raise UsageError(
-            f"{bare} hears at {rate:,} samples per second, expected 1,000 to 384,000.",
+            f"{bare} reads {rate:,} samples per second, expected 1,000 to 384,000.",
             "Get the folder again.",
         )
 
@@ -126,7 +126,7 @@ def _samples_of(name: str, given: str | None, rate: int) -> int:
         seconds = 0.0
     if not 0.1 <= seconds <= MOST_SECONDS:
         raise UsageError(
-            f"{name} reads from 0.1 to {MOST_SECONDS:g} seconds, and the recipe asks for seconds={given}.",
+            f"{name} reads 0.1 to {MOST_SECONDS:g} seconds, but the recipe has seconds={given}.",
             f"--recipe seconds={SECONDS:g}",
         )
     return round(seconds * rate)
@@ -312,7 +312,9 @@ class SoundEncoder:
             self.pools = pooled is not None
             if self.recipe.pooling == POOLED:
                 if pooled is None:
-                    raise UsageError(f"{self.name} pools nothing itself.", "--recipe pooling=mean")
+                    raise UsageError(
+                        f"{self.name} has no pooling of its own.", "--recipe pooling=mean"
+                    )
                 features: Tensor = pooled.float()
                 return features
             states = out.last_hidden_state.float()
@@ -340,11 +342,11 @@ class SoundEncoder:
         except Exception as error:  # untrusted files: whatever the model raises means the same
             raise UsageError(
                 f"{self.name} fails on two sounds of {time.size / rate:g} s: {reason(error)}",
-                "Name an audio encoder, such as Wav2Vec2 or Whisper, or other --recipe seconds=N.",
+                "Choose an audio encoder, such as Wav2Vec2 or Whisper, or other --recipe seconds=N.",
             ) from error
         if not bool(torch.isfinite(features).all()):
             raise UsageError(
-                f"{self.name} gives numbers that are not finite for two sounds.",
+                f"{self.name} gives NaN or infinite numbers for two sounds.",
                 "Get the folder again.",
             )
         return int(features.shape[1])

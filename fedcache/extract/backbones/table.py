@@ -177,8 +177,8 @@ def lookup_recorded(
     name = recipe.backbone
     if bare_name(name) != name and ":" in name:
         raise StoreError(
-            f"The recipe names {name!r}, which is a path; fedcache stores the name alone.",
-            "Get the file again from whoever made it: this fedcache never writes such a recipe.",
+            f"The recipe contains the path {name!r}, but fedcache stores only names.",
+            "Get the file again from its author; fedcache never writes such a recipe.",
         )
     try:
         return lookup(
@@ -240,8 +240,8 @@ def load(
     ):
         # The digest is remembered by the file's time and size, and a disk that forgets a bit changes neither.
         raise CorruptionError(
-            f"{weights.path} is not the file whose sha256 is remembered ({weights.sha256[:12]}).",
-            "If you changed it yourself, repeat the command with --rehash; else get the weights again: "
+            f"{weights.path} differs from the file whose sha256 is cached ({weights.sha256[:12]}).",
+            "If you changed the file, repeat the command with --rehash. Otherwise get the weights again: "
             f"fedcache backbones info {shell_word(backbone.name)}",
         )
     encoder: FrozenEncoder = LOADERS[backbone.provider](

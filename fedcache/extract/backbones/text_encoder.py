@@ -180,7 +180,8 @@ def _layer_of(name: str, given: str | None, layers: int, pooling: str) -> int | 
             at += layers + 1
     if at is None or not 0 <= at <= layers:
         raise UsageError(
-            f"Unknown output {given!r} of {name}: it has {layers} hidden layers above its embeddings, layer:0.",
+            f"Unknown output {given!r} of {name}: it has {layers} hidden layers; layer:0 is the "
+            "embeddings.",
             f"--recipe output=layer:{shell_word(layers)}",
         )
     # The states of the last layer are the model's own output.
@@ -188,12 +189,12 @@ def _layer_of(name: str, given: str | None, layers: int, pooling: str) -> int | 
 
 
 def _tokens_of(name: str, given: str | None, length: int, most: int) -> int:
-    """Tokens that are read of a text: those asked for, or ``length``, the folder's own."""
+    """Tokens that are read of a text: those requested, or ``length``, the folder's own."""
     if given is None:
         return length
     if not given.isdecimal() or not 1 <= int(given) <= most:
         raise UsageError(
-            f"{name} reads from 1 to {most:,} tokens, and the recipe asks for max_tokens={given}.",
+            f"{name} reads 1 to {most:,} tokens, but the recipe has max_tokens={given}.",
             f"--recipe max_tokens={shell_word(most)}",
         )
     return int(given)
@@ -212,7 +213,8 @@ def _prompt_of(name: str, folder: Path, given: str) -> str:
         raise unknown(f"prompt of {name}", given, known)
     if found and read_config(folder, POOLING_FILE).get("include_prompt") is False:
         raise UsageError(
-            f"{name} pools without the tokens of its prompt (include_prompt), which fedcache does not.",
+            f"{name} excludes the tokens of its prompt from pooling (include_prompt), which fedcache does "
+            "not support.",
             "Leave prompt out.",
         )
     return str(found)
@@ -322,7 +324,7 @@ def groups_by_length(lengths: NDArray[np.int64], most: int) -> Iterator[NDArray[
 
 
 class TextModel:
-    """A model of texts in evaluation mode: ``Tokens`` -> features of every output asked for, in one forward.
+    """A model of texts in evaluation mode: ``Tokens`` -> features of every output requested, in one forward.
 
     Encoders of one folder and device share it (``open_texts_model``), so layers and poolings of a backbone that are
     extracted together cost one forward and one copy of the weights.
@@ -350,13 +352,13 @@ class TextModel:
             or not hasattr(self.module, "get_input_embeddings")
             or hasattr(self.module, "get_image_features")
         ):
-            why = "it is no encoder of texts alone"
+            why = "it is not a text encoder"
             if lost:
                 count = len(lost)
                 why = f"{count} tensors are missing, such as {lost[0]}"
             raise UsageError(
                 f"{name} gives no features of texts: {why}.",
-                "Name a sentence encoder, a BERT or a decoder language model.",
+                "Choose a sentence encoder, a BERT or a decoder language model.",
             )
         config.use_cache = False  # keys and values of a decoder, which only the next token needs
         self.module = self.module.requires_grad_(False).to(device)
@@ -374,7 +376,7 @@ class TextModel:
     def rows(self, tokens: Tokens, output: TextOutput) -> Tensor:
         """Features [N, D] float32 of an output; NaN for a text without a token.
 
-        The first output asked for computes all of them, in one forward; each is handed out once.
+        The first output requested computes all of them, in one forward; each is handed out once.
         """
         latest = self._latest
         if latest is None or latest[0] is not tokens or output not in latest[1]:
@@ -532,7 +534,7 @@ class TextEncoder:
         """
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise UsageError(
-                "Texts are a list of strings.", 'encode_texts(["a first text", "a second"])'
+                "Texts must be a list of strings.", 'encode_texts(["a first text", "a second"])'
             )
         if not texts:
             return np.zeros((0, self.width), np.float32)
@@ -567,7 +569,7 @@ def pooling_of_folder(folder: Path, name: str) -> str:
     if unknown_steps or len(chosen) > 1 or not set(chosen) <= set(POOLINGS):
         found = ", ".join([*unknown_steps, *chosen])
         raise UsageError(
-            f"{name} pools its tokens in a way that is not known ({found}).",
+            f"{name} pools its tokens in an unknown way ({found}).",
             "One of: mean, class token, last token, maximum.",
         )
     return chosen[0] if chosen else "mean"

@@ -2,7 +2,7 @@
 
 Quantised inputs get the pixels, which is what their scale and zero point mean; quantised outputs are multiplied out by
 the file's. Three files have names: MobileNetV2 (Sandler et al., arXiv:1801.04381) trained on ImageNet, and on the birds
-and the insects of iNaturalist, so that differently trained backbones of one width are at hand offline. The feature is
+and the insects of iNaturalist, so that differently trained backbones of one width are available offline. The feature is
 what their classifiers read, 1,280 wide.
 """
 
@@ -86,14 +86,14 @@ def read_graph(raw: bytes, path: Path, name: str) -> Graph:
     except Exception as error:
         # the reader is fed untrusted bytes: whatever it raises means the same
         raise MachineError(
-            f"{path} is not loaded: it is no TFLite file, or a damaged one ({reason(error)}).",
+            f"{path} is not loaded: it is not a TFLite file, or it is damaged ({reason(error)}).",
             "Get the file again.",
         ) from error
 
 
 def _graph(schema: Any, raw: bytes) -> Graph:
     if not schema.Model.ModelBufferHasIdentifier(raw, 0):
-        raise ValueError("it does not hold the mark TFL3")
+        raise ValueError("it does not contain the mark TFL3")
     model = schema.Model.GetRootAs(raw, 0)
     main = model.Subgraphs(0)
     most = len(raw) // 4  # every entry of every list takes four bytes at least
@@ -151,9 +151,12 @@ def chosen_tensor(graph: Graph, name: str, requested: str | None) -> int:
     if requested is None and len(outputs) == 1:
         return graph.outputs[0]
     listed = ", ".join(outputs[:20])
-    hint = f"--recipe {shell_word(name)}:output={PENULTIMATE} is what the classifier reads; outputs: {listed}"
+    hint = (
+        f"--recipe {shell_word(name)}:output={PENULTIMATE} selects the input of the classifier; outputs: "
+        f"{listed}"
+    )
     if requested is None:
-        raise UsageError(f"{name} has {len(outputs)} outputs, and none was chosen.", hint)
+        raise UsageError(f"{name} has {len(outputs)} outputs, but none was chosen.", hint)
     if requested not in computed:
         raise unknown(f"output of {name}", requested, computed, hint=hint)
     return computed[requested]
@@ -250,8 +253,8 @@ class _Opened:
                 self.interpreter.allocate_tensors()
         except Exception as error:
             raise UsageError(
-                f"{name} cannot be made ready for images of {size} px: {reason(error)}",
-                f"Name the size it was made for:  --recipe {shell_word(name)}:size=N",
+                f"{name} cannot process images of {size} px: {reason(error)}",
+                f"Give the size it was made for:  --recipe {shell_word(name)}:size=N",
             ) from error
 
 
@@ -324,8 +327,8 @@ def _interpreter(name: str, path: Path, raw: bytes, threads: int) -> Any:
     except Exception as error:
         # the parser is fed untrusted bytes: whatever it raises means the same
         raise MachineError(
-            f"{path} is not loaded: LiteRT refuses it ({reason(error)}).",
-            "Get or convert the file again; `pip install -U ai-edge-litert` where it asks for a newer version.",
+            f"{path} is not loaded: LiteRT cannot load it ({reason(error)}).",
+            "Get or convert the file again; `pip install -U ai-edge-litert` if it needs a newer version.",
         ) from error
 
 

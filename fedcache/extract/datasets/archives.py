@@ -88,8 +88,9 @@ def refuse_compressed(path: Path, tool: str = "") -> FedcacheError:
     else:
         command = f"unpack {path} with the tool that made it"
     return UsageError(
-        f"{path} is a compressed tar: its n-th image can only be reached by unpacking everything before it.",
-        f"Run: {command}   and use the .tar, which is hardly larger (images are compressed already)",
+        f"{path} is a compressed tar file, whose images can only be read in order.",
+        f"Run: {command}   and use the .tar file, which is hardly larger because images are already "
+        "compressed",
     )
 
 
@@ -233,12 +234,12 @@ def check_images(entries: Entries) -> None:
         raise _damaged(
             entries.path,
             f"its {packed:,} bytes would unpack to {total:,}, more than {MAX_EXPANSION}-fold",
-            "If it is no bomb, unpack it yourself and use the directory",
+            "If you trust it, unpack it yourself and use the directory",
         )
 
 
 class Reopened:
-    """A reader that another process opens anew: it is pickled as the arguments of its constructor, which it keeps."""
+    """A reader that another process opens again: it is pickled as the arguments of its constructor, which it keeps."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         arguments = inspect.signature(type(self)).parameters
@@ -347,10 +348,10 @@ def _hostile(path: Path, name: str, what: str) -> FedcacheError:
     else:
         shown = f"{name[:77]}..."
     return CorruptionError(
-        f"{path} is refused: its entry {shown!r} {what}. Nothing was extracted.",
-        "Unpack it with a tool you trust, look at it, and use the directory: folder:DIRECTORY",
+        f"{path} is rejected, because its entry {shown!r} {what}. Nothing was extracted.",
+        "Unpack it with a tool that you trust, check the files, and use the directory: folder:DIRECTORY",
     )
 
 
 def _damaged(path: Path, what: str, hint: str) -> FedcacheError:
-    return CorruptionError(f"{path} is not a whole archive: {what}.", hint)
+    return CorruptionError(f"{path} is not a complete archive: {what}.", hint)

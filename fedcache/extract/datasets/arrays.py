@@ -77,7 +77,7 @@ class FileArray:
         if values_in_all * self.dtype.itemsize > MOST_COLUMN:
             raise UsageError(
                 f"{where} has {values_in_all:,} values, too many for a column.",
-                "Name another",
+                "Choose another column",
             )
         try:
             values = self.read()
@@ -85,7 +85,7 @@ class FileArray:
             reason = str(error)[:160]
             raise UsageError(
                 f"{where} cannot be read: {reason}.",
-                "labels.astype(str)   makes plain words",
+                "labels.astype(str)   converts them to words",
             ) from None
         return values
 
@@ -133,7 +133,7 @@ def _header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], np.dtype[Any],
 def _rows_begin(path: Path, start: int) -> int:
     if start < 0:
         raise UsageError(
-            f"The rows of {path} are stored column by column, so that none lies in one piece.",
+            f"The rows of {path} are stored column by column, so that no row is contiguous.",
             "np.ascontiguousarray(rows)   before they are saved",
         )
     return start
@@ -157,7 +157,7 @@ def _whole(file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDA
         _header(file, 0)  # the pickle follows
         held = load_plain(file)
         if not isinstance(held, np.ndarray) or held.shape != shape:
-            raise ValueError("a pickle of something else than its header says")
+            raise ValueError("a pickle that does not match its header")
         return np.array(held.tolist(), dtype=object)
 
 
@@ -264,8 +264,8 @@ def _h5(path: Path) -> dict[str, FileArray]:
     clients = clients_of([*found])
     if clients:
         raise refuse_client_images(path, [*next(iter(clients.values()))]) or UsageError(
-            f"{path} keeps the rows of each client apart, under examples/CLIENT.",
-            f"Of embeddings:  fedcache ingest {shell_word(path)} --name NAME",
+            f"{path} stores the rows of each client separately, under examples/CLIENT.",
+            f"If they are embeddings:  fedcache ingest {shell_word(path)} --name NAME",
         )
     # Class names may be attributes of the file, and are read like a column.
     for key, names in attributes.items():
@@ -335,7 +335,7 @@ def load_arrays(
         refuse_one_split(request.content, with_rows, str(path), "--images-key")
         tables: list[tuple[int | None, dict[str, FileArray]]] = [(None, dict(arrays))]
     else:
-        hint = "--images-key NAME says which are meant"
+        hint = "Choose one with --images-key NAME"
         tables = by_split(
             arrays, lambda held: _rows_of(held, request, reading) is not None, str(path), hint
         )
@@ -350,10 +350,10 @@ def load_arrays(
         if request.content:
             missing = f"no column {request.content!r}"
         elif len(like) > 1:
-            missing = f"several columns that may be {reading.holds}"
+            missing = f"several columns that could be {reading.holds}"
         raise UsageError(
             f"{path} has {missing}; it holds {shapes or 'no arrays'}.",
-            f"--images-key NAME says which are {reading.holds}",
+            f"Choose the column of {reading.holds} with --images-key NAME",
         )
     parts = []
     how = ""
@@ -398,7 +398,7 @@ def locate(place: str) -> Path:
         )
     if not path.is_dir() and path.suffix.lower() not in SUFFIXES:
         raise UsageError(
-            f"{path} is no {', '.join(SUFFIXES)} file.",
+            f"{path} is not a {', '.join(SUFFIXES)} file.",
             "np.savez('images.npz', images=images, labels=labels)   makes one",
         )
     refuse_empty(path)
@@ -456,5 +456,7 @@ def _column(array: FileArray, count: int, where: str) -> Column:
         return as_column(array.column(where).reshape(-1))
     except UsageError as error:
         if array.dtype.hasobject:  # which is no reason to refuse the images
-            return Unread(array.shape, "objects", f"objects, which are not read: {error.message}")
+            return Unread(
+                array.shape, "objects", f"objects, which fedcache does not read: {error.message}"
+            )
         raise

@@ -174,8 +174,9 @@ def with_keys(spec: str, options: Mapping[str, str | None]) -> str:
         if option not in words:
             able = ", ".join(f"{name}:" for name in CONTENT)
             raise UsageError(
-                f"{option} says what a column means, and {spec} is not one of {able}.",
-                "Of several datasets as domains each names its own: a=arrays:a.npz?label=grade,b=arrays:b.npz?label=y",
+                f"{option} applies to columns, but {spec} is not one of {able}.",
+                "For several datasets as domains, give the columns of each: "
+                "a=arrays:a.npz?label=grade,b=arrays:b.npz?label=y",
             )
     # A spec that names columns already gets more of them behind an &.
     mark = "?"
@@ -189,7 +190,7 @@ def left_out_words(names: Sequence[str]) -> str:
     """The files that are left out because nothing says their split, as the end of a phrase; "" for none."""
     if not names:
         return ""
-    return f"; left out, as no split of theirs is known: {some_names(names, 4)}"
+    return f"; left out, because their split is unknown: {some_names(names, 4)}"
 
 
 def refuse_without_training(
@@ -198,8 +199,8 @@ def refuse_without_training(
     """Refuse files if some names say a split, none says training, and other names say none. Raises UsageError."""
     if left_out and TRAIN not in splits:
         raise UsageError(
-            f"{where}: the names of some files say a split, and none of them train; {some_names(left_out, 4)} would be "
-            "left out.",
+            f"{where}: the names of some files give a split, but none gives train; "
+            f"{some_names(left_out, 4)} would be left out.",
             "Put train into the names of the files of training rows, as in train-0000.",
         )
 
@@ -389,7 +390,7 @@ def dataset_of_rows(
         likely = next(iter(roles.may_be_labels), None)
         if likely is not None:
             option = f"--label-key {shell_word(likely)}"
-            how += f"; may be the labels: {candidates_sentence(roles.may_be_labels)}; {option}"
+            how += f"; possible labels: {candidates_sentence(roles.may_be_labels)}; {option}"
     elif roles.label_key != LABEL:
         how += f", labels from {roles.label_key}"
     notes = [
@@ -428,8 +429,8 @@ def _unreadable(rows: int, holds: str) -> str:
     if not rows:
         return ""
     if holds == TEXTS:
-        return f"{rows:,} without a text, which will be quarantined"
-    return f"{rows:,} cannot be read and will be quarantined"
+        return f"{rows:,} without a text, which will be skipped and listed"
+    return f"{rows:,} cannot be read and will be skipped and listed"
 
 
 def row_names(count: int, split: int | None) -> list[str]:

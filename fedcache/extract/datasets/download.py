@@ -34,7 +34,7 @@ def pull(
 ) -> None:
     """Download what has a lasting address into ``root`` and unpack it; files that are there are left alone.
 
-    ``say`` is told the size and source of each file before it is fetched; files of the same names may lie below another
+    ``say`` is told the size and source of each file before it is fetched; files of the same names may be below another
     address, the ``mirror``. Raises MachineError for a download that fails or whose md5 differs, CorruptionError for an
     archive that does not unpack to what it should.
     """
@@ -42,7 +42,7 @@ def pull(
         target = root / (file.gives or file.name)
         if not file.direct or target.exists():
             continue
-        # Files are downloaded beside their place, so that an interrupted download leaves nothing behind there.
+        # Files are downloaded next to their place, so that an interrupted download leaves nothing behind there.
         partial = root / ".partial"
         partial.mkdir(parents=True, exist_ok=True)
         url = file.url
@@ -112,11 +112,11 @@ def fetch(
             words = f"{target.name} ({size}) from {url}"
             mode = "wb"
             if start:
-                words += f", going on at {start / 1e6:,.1f} MB"
+                words += f", resuming at {start / 1e6:,.1f} MB"
                 mode = "ab"
             say(words)
             if answer.headers.get("Content-Type", "").startswith("text/html"):
-                raise _failed(url, "it answers with a web page, not a file")
+                raise _failed(url, "the server returned a web page, not a file")
             with part.open(mode) as out:
                 got = 0
                 while block := answer.read(_BLOCK):
@@ -148,8 +148,10 @@ def check_address(url: str, name: str, *, known: bool) -> None:
         )
     if parts.scheme == "http" and not _may_be_plain(url, known):
         raise UsageError(
-            f"{url} is not encrypted, and no checksum of {name} is published: another file could come unnoticed.",
-            f"Give an https address (--from https://...), or fetch {name} yourself and use --data NAME=DIR",
+            f"{url} is not encrypted, and no checksum of {name} is published, so a changed file could not "
+            "be detected.",
+            f"Give an https address (--from https://...), or download {name} yourself and use --data "
+            "NAME=DIR",
         )
 
 
@@ -168,7 +170,7 @@ def _open(request: Any, *, known: bool) -> Any:
             encrypted = urlsplit(newurl).scheme == "https"
             if not encrypted and (req.type == "https" or not _may_be_plain(newurl, known)):
                 fp.close()
-                raise urllib.error.URLError(f"it leads on to {newurl}, which is not encrypted")
+                raise urllib.error.URLError(f"it redirects to {newurl}, which is not encrypted")
             return super().redirect_request(req, fp, code, msg, headers, newurl)
 
     opener = urllib.request.build_opener(Careful)
@@ -185,7 +187,7 @@ def _open(request: Any, *, known: bool) -> Any:
 def _failed(url: str, why: str) -> FedcacheError:
     return MachineError(
         f"{url} cannot be downloaded: {why}.",
-        "Run the same command again: it goes on where it stopped. Or fetch the file yourself and use --data NAME=DIR",
+        "Run the same command again to resume. Or download the file yourself and use --data NAME=DIR",
     )
 
 
@@ -207,11 +209,11 @@ def _install(archive: Path, file: PaperFile, root: Path) -> None:
     unpack(archive, place)
     for inner in file.inner:
         if not (place / inner).is_file():
-            raise _odd(archive, f"it holds no {inner}")
+            raise _odd(archive, f"it does not contain {inner}")
         unpack(place / inner, place)
         shutil.rmtree(place / inner.split("/")[0])
     if not (place / file.gives).exists():
-        raise _odd(archive, f"it holds no {file.gives}")
+        raise _odd(archive, f"it does not contain {file.gives}")
     # The entry by which the dataset is recognised comes last, so a stop in between leaves nothing half there.
     for entry in sorted(place.iterdir(), key=lambda e: (e.name == file.gives, e.name)):
         if not (root / entry.name).exists():
@@ -283,6 +285,6 @@ def _tar_entries(archive: Path) -> Generator[tuple[str, int, IO[bytes]], None, N
 
 def _odd(archive: Path, what: str) -> FedcacheError:
     return CorruptionError(
-        f"{archive} does not unpack to the dataset: {what}. Nothing of it was put in place.",
+        f"{archive} does not contain the dataset: {what}. Nothing was unpacked.",
         f"Remove {archive} and run the same command again, or unpack it yourself and use --data NAME=DIR",
     )

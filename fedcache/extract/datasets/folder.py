@@ -81,11 +81,13 @@ def parse_layout(text: str) -> tuple[str, ...]:
         if near := closest(role, _ROLES, MISSPELT):
             raise UsageError(
                 f"Unknown layout level {role!r}. Did you mean {near!r}?",
-                "Levels are split, domain, class and *; another word, such as client, makes a group of that name.",
+                "Levels are split, domain, class and *. Any other word, such as client, makes a group of "
+                "that name.",
             )
         if not SAFE.fullmatch(role) or roles.count(role) > 1:
             raise UsageError(
-                f"The layout {text!r} has a level {role!r}: names are letters, digits, '.', '_' and '-', each once.",
+                f"The layout {text!r} has a level {role!r}: level names consist of letters, digits, '.', "
+                "'_' and '-', and each may occur once.",
                 "--layout client/class",
             )
         usable_group_name(role)
@@ -122,13 +124,13 @@ def infer(
 ) -> Labels:
     """Class, domain and split of every image of ``where``, from the folders below the entered top folder.
 
-    ``tables`` are lists among the images, which may say what they are. Raises UsageError when images lie at different
+    ``tables`` are lists among the images, which may say what they are. Raises UsageError when images are at different
     depths, or directly at the top, or there is one class.
     """
     roles = None
     if layout is not None:
         roles = parse_layout(layout)
-    # All images must lie at one depth, which is also that of the layout.
+    # All images must be at one depth, which is also that of the layout.
     folders = [tuple(name.split("/")[:-1]) for name in names]
     depths = {len(f): name for name, f in zip(names, folders, strict=True)}
     expected = "the same number for every image, at least 1"
@@ -137,11 +139,12 @@ def infer(
     if len(depths) > 1 or 0 in depths or (roles is not None and len(roles) not in depths):
         found = "; ".join(f"{n} above {name!r}" for n, name in sorted(depths.items())[:3])
         raise UsageError(
-            f"The images of {where} do not lie in one folder per class: folders found: {found}; expected {expected}.",
+            f"The images of {where} are not in one folder per class: folders found: {found}; expected "
+            f"{expected}.",
             _with_tables(
                 tables,
-                "Move the odd ones out, give --layout (for example domain/class), "
-                "or list the images in a CSV with the columns path,label,domain,split and use folder:FILE.csv",
+                "Move the other files away, give --layout (for example domain/class), or list the images "
+                "in a CSV file with the columns path,label,domain,split and use folder:FILE.csv",
             ),
         )
     # The names of each level, from the top.
@@ -156,8 +159,8 @@ def infer(
             f"{where} was read as {labels.layout} and has one class, {only!r}; expected at least two.",
             _with_tables(
                 tables,
-                "If the folders mean something else, say so with --layout; images without classes can be listed in a "
-                "CSV with an empty label column",
+                "If the folders mean something else, use --layout. Images without classes can be listed "
+                "in a CSV file with an empty label column",
             ),
         )
     return labels
@@ -166,7 +169,7 @@ def infer(
 def _with_tables(tables: Sequence[str], hint: str) -> str:
     """A hint, after the commands that read lists of images that stand among them."""
     commands = [
-        f"If it lists the images:  fedcache datasets info folder:{shell_word(table)}"
+        f"If the file lists images:  fedcache datasets info folder:{shell_word(table)}"
         for table in sorted(tables)[:4]
     ]
     return "\n".join([*commands, hint])
@@ -179,11 +182,12 @@ def _refuse_splits_as_classes(names: set[str], where: str, tables: Sequence[str]
         return
     listed = ", ".join(sorted(names)[:4])
     raise UsageError(
-        f"The folders of {where} are named like splits ({listed}), and none names a class.",
+        f"The folders of {where} are named like splits ({listed}), but none is a class.",
         _with_tables(
             tables,
-            "Put each class into a folder of its own, such as train/cat; or say in metadata.csv, with the columns "
-            "file_name and label, what each image is. If these names are classes: --layout class",
+            "Put each class into a folder of its own, such as train/cat; or write the class of each "
+            "image into metadata.csv with the columns file_name and label. If these folders are classes: "
+            "--layout class",
         ),
     )
 
@@ -278,9 +282,9 @@ def load_files(rest: str, context: Context, holds: str) -> Dataset:
             read = _from_tables(path, found, tables, request, context)
         elif request.given:
             raise UsageError(
-                f"{path} has no table of labels, and only a table has columns to name.",
-                "--layout names the levels of folders; metadata.csv with the columns file_name and label names each "
-                "image",
+                f"{path} has no table of labels, so no column can be chosen.",
+                "Give the meaning of folder levels with --layout, or the label of each image in "
+                "metadata.csv with the columns file_name and label",
             )
         else:
             read = _from_tree(path, found, context)
@@ -439,7 +443,8 @@ def _from_list(path: Path, request: columns.DatasetRequest, context: Context) ->
     """The images of a list, whose columns mean what they do in every table."""
     if context.layout is not None:
         raise UsageError(
-            f"--layout {context.layout} was given, but {path} itself says what label, domain and split are.",
+            f"--layout {context.layout} was given, but {path} already has columns for label, domain and "
+            "split.",
             "Leave --layout out",
         )
     listed = image_lists.read_list(path, request.content)
@@ -447,8 +452,8 @@ def _from_list(path: Path, request: columns.DatasetRequest, context: Context) ->
     paths = _inside(path, listed.paths, context)
     if not paths:
         raise UsageError(
-            f"All {len(listed.paths):,} images of {path} are links that lead out of its folder.",
-            "--follow-links reads them",
+            f"All {len(listed.paths):,} images of {path} are links to files outside its folder.",
+            "To read them: --follow-links",
         )
     kept = set(paths)
     rows = [row for row, listed_path in enumerate(listed.paths) if listed_path in kept]

@@ -122,7 +122,7 @@ def pull(name: str, root: Path, say: Callable[[str], None]) -> None:
     """
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name!r} is no name of a dataset.",
+            f"{name!r} is not the name of a dataset.",
             "For example fedcache datasets pull hf:ylecun/mnist",
         )
     huggingface_hub = needed_library("huggingface_hub", f"hf:{name}", "hf")
@@ -149,10 +149,10 @@ def pull(name: str, root: Path, say: Callable[[str], None]) -> None:
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise MachineError(
                 f"{name} cannot be downloaded from huggingface.co: {first[:200]}",
-                "Try again where there is a network, or copy its parquet files here: --dataset hf:FOLDER",
+                "Try again with a network connection, or copy its parquet files: --dataset hf:FOLDER",
             ) from None
     raise MachineError(
-        f"{name} has no parquet files on huggingface.co, nor were any made of it.",
+        f"{name} has no parquet files on huggingface.co.",
         "Write them with its library, ds.to_parquet('train-00000.parquet'), and use hf:FOLDER",
     )
 
@@ -162,7 +162,7 @@ def _locate(place: str, context: Context) -> Path:
     if place and path.exists():
         if path.is_file() and path.suffix not in SUFFIXES:
             raise UsageError(
-                f"{path} is no {' or '.join(SUFFIXES)} file.",
+                f"{path} is not a {' or '.join(SUFFIXES)} file.",
                 "Give such a file, or a folder of them",
             )
         return path
@@ -180,7 +180,7 @@ def _locate(place: str, context: Context) -> Path:
     if not root.exists():
         name = shell_word(place)
         raise MachineError(
-            f"The files of {place} are not here (looked in {root}, and for a path {place!r}).",
+            f"The files of {place!r} were not found (looked in {root}, and for a path {place!r}).",
             f"fedcache datasets pull hf:{name}   or --data {name}=DIR",
         )
     return root
@@ -202,7 +202,7 @@ def split_in(relative: str) -> int | None:
 
 
 def _files(path: Path, context: Context, *, by_name: bool) -> tuple[list[RecordFile], list[str]]:
-    """The files of a dataset in the order of their names, and the names of those left out for want of a split.
+    """The files of a dataset in the order of their names, and the names of those left out for lack of a split.
 
     ``by_name`` says whether names of files say the split.
     """
@@ -223,8 +223,8 @@ def _files(path: Path, context: Context, *, by_name: bool) -> tuple[list[RecordF
         names = _saved(path, names)
     if not names:
         raise UsageError(
-            f"{path} holds no {' or '.join(SUFFIXES)} files.",
-            "Give the folder that holds them, hf:FOLDER",
+            f"{path} contains no {' or '.join(SUFFIXES)} files.",
+            "Give the folder that contains them, hf:FOLDER",
         )
     # Several configurations are several datasets.
     configurations = {_configuration(name) for name in names}
@@ -233,7 +233,7 @@ def _files(path: Path, context: Context, *, by_name: bool) -> tuple[list[RecordF
         example = shell_word(path / max(configurations))
         raise UsageError(
             f"{path} holds {len(configurations)} configurations: {named}.",
-            f"Say which: --dataset hf:{example}",
+            f"Choose one: --dataset hf:{example}",
         )
     splits: dict[str, int | None] = dict.fromkeys(names)
     if by_name:
@@ -331,10 +331,10 @@ def _image_column(
         if chosen is not None:
             what += f" {chosen!r}"
         elif like:
-            what = "several columns that may be images"
+            what = "several columns that could be images"
         raise UsageError(
             f"{path} has {what}: {shown[:300]}.",
-            "Images are columns of bytes, or of {bytes, path}; --images-key NAME names one",
+            "Images are columns of bytes, or of {bytes, path}; choose one with --images-key NAME",
         )
     return chosen
 
@@ -407,7 +407,7 @@ def image_bytes(values: Any, at: int) -> bytes:
     """An encoded image of a column as ``only_bytes`` makes it; raises ``BadImage`` for none."""
     found = values[at].as_py()
     if not isinstance(found, bytes):
-        raise BadImage("its row holds no image, or only the path of one")
+        raise BadImage("its row contains no image, or only a path")
     return found
 
 

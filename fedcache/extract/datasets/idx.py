@@ -107,14 +107,14 @@ def _locate(rest: str, context: Context) -> list[Path]:
         raise UsageError(
             f"There is no {named!r} with IDX files (seen from {Path.cwd()}); expected for example "
             "train-images-idx3-ubyte and train-labels-idx1-ubyte, or with .gz.",
-            "Give the folder that holds them: --dataset idx:FOLDER",
+            "Give the folder that contains them: --dataset idx:FOLDER",
         )
     if len(found) > 1:
         stems = ", ".join(stem or "without a name" for stem in sorted(found))
         example = shell_word(folder / max(found))
         raise UsageError(
             f"{folder} holds {len(found)} datasets: {stems}.",
-            f"Say which, by the beginning of the names: --dataset idx:{example}",
+            f"Choose one by the beginning of its name: --dataset idx:{example}",
         )
     (files,) = found.values()
     return [files[split] for split in sorted(files, key=_word)]
@@ -206,7 +206,7 @@ def _header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
         or not 1 <= axes <= 4
         or len(raw) != 4 * axes
     ):
-        raise _damaged(path, "it does not begin as an IDX file does")
+        raise _damaged(path, "it does not begin like an IDX file")
     shape = tuple(np.frombuffer(raw, dtype=">u4").astype(np.int64).tolist())
     dtype = np.dtype(_DTYPES[magic[2]])
     return shape, dtype.newbyteorder("="), 4 + 4 * axes
@@ -216,7 +216,7 @@ def _numbers(path: Path) -> NDArray[np.int64]:
     """Labels [N] or [N, K]. Raises CorruptionError for a file of another size than it says."""
     shape, dtype, start = _header(path)
     if math.prod(shape) * dtype.itemsize > MOST_COLUMN or len(shape) > 2 or dtype.kind == "f":
-        raise _damaged(path, f"it says that it has {list(shape)} labels of {dtype}")
+        raise _damaged(path, f"its header gives {list(shape)} labels of {dtype}")
     expected = start + math.prod(shape) * dtype.itemsize
     try:
         with _open(path) as file:
@@ -248,10 +248,10 @@ def _check_stream(path: Path, expected: int, context: Context) -> None:
             raise _damaged(path, str(error)[:80]) from None
         context.memory.remember(fact, length)
     if length != expected:
-        raise _damaged(
-            path, f"its content has another length than the {expected:,} bytes that it should have"
-        )
+        raise _damaged(path, f"its content does not have the expected {expected:,} bytes")
 
 
 def _damaged(path: Path, why: str) -> FedcacheError:
-    return CorruptionError(f"{path} is no whole IDX file: {why}.", "Copy or download it again")
+    return CorruptionError(
+        f"{path} is not a complete IDX file: {why}.", "Copy or download it again"
+    )

@@ -81,7 +81,7 @@ def read_list(path: Path, path_column: str = "") -> ImageList:
         example = folder / found.paths[0]
         raise UsageError(
             f"None of the {count:,} images of {path} exists, for example {example}.",
-            "Paths are relative to the folder of the CSV: put it there, or write the paths from there",
+            "Paths are relative to the folder of the CSV file",
         )
     return found
 
@@ -128,7 +128,10 @@ def parse_list(
     lowered = {name.lower(): name for name in reversed([*columns])}
     if path_column and path_column not in columns:
         raise unknown(
-            f"column of {where}", path_column, columns, hint="--images-key NAME takes one of these"
+            f"column of {where}",
+            path_column,
+            columns,
+            hint="Choose one of these with --images-key NAME",
         )
     if path_column:
         usual = [path_column]
@@ -138,7 +141,7 @@ def parse_list(
         names = some_names(columns) or "(none)"
         raise UsageError(
             f"{where} has the columns {names} and {count:,} rows; expected a path column and at least one row.",
-            f"{FIRST_LINE}   or --images-key NAME names the column of paths",
+            f"{FIRST_LINE}   or choose the column of paths with --images-key NAME",
         )
     chosen = usual[0]
     # Of several usual names, the first column is taken that names an image that is there.
@@ -176,7 +179,7 @@ def _check(where: str, paths: Sequence[str]) -> None:
                 where,
                 number,
                 f"has the path {image!r}; expected a plain path below {Path(where).parent}",
-                "Put the CSV into the folder that contains the images and write relative paths",
+                "Put the CSV file into the folder of the images and use relative paths",
             )
         first = seen.setdefault(name_of(image), number)
         if first != number:
@@ -234,7 +237,7 @@ def _records(where: str, raw: bytes) -> dict[str, list[Any]]:
         ) from None
     if not all(isinstance(record, Mapping) for record in records):
         raise UsageError(
-            f"{where} holds lines that are no objects.",
+            f"{where} contains lines that are not JSON objects.",
             'For example {"file_name": "1.png", "label": 3}',
         )
     names = dict.fromkeys(name for record in records for name in record)
@@ -308,7 +311,7 @@ def listed_images(
 
         one = parse_list(f"{where}/{table}", read(table), path_column, exists, Stems(names_in))
         rows = [row for row, path in enumerate(one.paths) if exists(path)]
-        ignored["listed and not there"] += len(one.paths) - len(rows)
+        ignored["listed but missing"] += len(one.paths) - len(rows)
         found += [place[f"{folder}{one.paths[row]}"] for row in rows]
         lists.append(one)
         kept.append(rows)
@@ -316,14 +319,14 @@ def listed_images(
         table = tables[0]
         example = lists[0].paths[0]
         raise UsageError(
-            f"None of the images that {where}/{table} names is there, for example {example}.",
+            f"None of the images in {where}/{table} exists, for example {example}.",
             "Its paths are relative to the folder of the table.",
         )
     # One image with two lines would have two labels.
     repeated = next((row for row, count in Counter(found).items() if count > 1), None)
     if repeated is not None:
         raise UsageError(
-            f"Two tables of {where} name the image {names[repeated]}.", "List every image once"
+            f"Two tables of {where} list the image {names[repeated]}.", "List every image once"
         )
     ignored["not listed"] += len(names) - len(found)
     columns = _joined(lists, kept)

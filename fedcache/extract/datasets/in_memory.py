@@ -85,7 +85,7 @@ def can_travel(source: Any) -> str | None:
     """Why items cannot be sent to worker processes; None when they can."""
     if getattr(type(source), "__module__", "") == "__main__":
         return (
-            f"{type(source).__name__} is defined in the program itself, which workers do not import"
+            f"{type(source).__name__} is defined in the main program, which workers cannot import"
         )
     try:
         ForkingPickler.dumps(source)
@@ -101,7 +101,7 @@ def _by_split(source: Any) -> list[tuple[int | None, Any]]:
         if wrong or not source:
             keys = ", ".join(map(repr, list(source)[:5]))
             raise UsageError(
-                f"The dictionary has the keys {keys}, and no splits alone.",
+                f"The dictionary has the keys {keys}, which are not all splits.",
                 f"Expected {_EXPECTED}",
             )
         parts = [
@@ -120,9 +120,7 @@ def _checked(items: Any) -> Any:
             hint = "Give its .dataset"
         else:
             hint = f"Expected a spec such as folder:PATH, or {_EXPECTED}"
-        raise UsageError(
-            f"A {type(items).__name__} has no rows that can be asked for by number.", hint
-        )
+        raise UsageError(f"A {type(items).__name__} has no rows that can be read by number.", hint)
     return items
 
 
@@ -139,8 +137,8 @@ def _read(items: Any, split: int | None, context: Context) -> tuple[TableRows, N
         # Random transforms would give other pixels than those that were digested: the first rows are read twice.
         if row < LOOKED_AT_TWICE and uid[-16:] != _uid(_item(items, row)[0], row, names[row]):
             raise UsageError(
-                f"Image {row} of the {type(items).__name__} is another each time it is read.",
-                "Take random transforms out of it; fc.extract(..., views=2) makes seeded views",
+                f"Image {row} of the {type(items).__name__} changes each time it is read.",
+                "Remove random transforms; fc.extract(..., views=2) makes seeded views",
             )
         labels.append(_plain(label, row))
         fields.append(others)
@@ -166,7 +164,7 @@ def _item(items: Any, row: int) -> tuple[Any, Any, Mapping[str, Any]]:
     except Exception as error:
         raise UsageError(
             f"Item {row} of the dataset cannot be read: {reason(error)}",
-            "Mend the dataset; the error above it says where",
+            "Fix the dataset; the error above shows where",
         ) from error
     return _split_item(item, row)
 
@@ -183,7 +181,7 @@ def _split_item(item: Any, row: int) -> tuple[Any, Any, Mapping[str, Any]]:
         if image is None:
             keys = ", ".join(names[:8])
             raise UsageError(
-                f"Item {row} has the keys {keys}.", "Expected image and label among them"
+                f"Item {row} has the keys {keys}.", "Expected the keys image and label"
             )
         # Fields that are no plain values, such as tensors, are of no use as columns.
         others = {
@@ -216,8 +214,8 @@ def pixels_of(image: Any, row: int) -> bytes | NDArray[np.uint8]:
             # Written so that NaN is refused too. ToTensor divides by 255, which this undoes to the very bytes.
             if not (found.size and found.min() >= 0 and found.max() <= 1):
                 raise UsageError(
-                    f"Image {row} is a tensor of floats outside of [0, 1]: what they mean is not known.",
-                    "Leave Normalize out: fedcache normalises as each backbone needs it",
+                    f"Image {row} is a tensor of floats outside [0, 1], whose meaning is unknown.",
+                    "Leave Normalize out; fedcache normalises for each backbone",
                 )
             found = np.rint(found * 255).astype(np.uint8)
     if not isinstance(found, np.ndarray):

@@ -38,10 +38,10 @@ KINDS = {
         OwnFiles(
             "folder:PATH",
             "a directory, .zip or .tar with one folder per class or with metadata.csv, or a .csv that lists images",
-            "levels named train, test, val, dev or the like are the split, the last level is the class, "
-            f"what remains is the domain; without a split, {HELD_OUT} is the test set; --layout domain/class "
-            "overrides; columns of metadata.csv and of lists are named by --images-key (paths), --label-key and "
-            "--group-key",
+            "levels named train, test, val, dev or similar are the split, the last level is the class, "
+            f"and the remaining level is the domain. Without a split, {HELD_OUT} is the test set. "
+            "--layout domain/class overrides this. Choose columns of metadata.csv and of lists with "
+            "--images-key (paths), --label-key and --group-key",
             "folder:photos.zip",
             "folder:photos.zip --layout domain/class",
         ),
@@ -52,7 +52,7 @@ KINDS = {
         OwnFiles(
             "arrays:FILE",
             "images and labels in a .npz, .npy or .h5 file, or in a folder of .npy files",
-            "columns are found by their usual names, or named: --images-key, --label-key and --group-key, or "
+            "columns are detected by name, or chosen with --images-key, --label-key and --group-key, or "
             "arrays:FILE?images=A&label=B&group=C,D",
             "arrays:cells.npz",
             "arrays:cells.npz --label-key grade --group-key hospital,scanner",
@@ -74,7 +74,7 @@ KINDS = {
         OwnFiles(
             "hf:PATH",
             "parquet or Arrow files of Hugging Face datasets, or a folder of them; hf:NAME for a downloaded dataset",
-            "the names of files and folders give the splits, and the files give the class names; columns are named as "
+            "the names of files and folders give the splits, and the files give the class names; columns are chosen as "
             "for arrays:FILE",
             "hf:cifar100",
             "hf:cifar100 --label-key coarse_label",
@@ -87,7 +87,7 @@ KINDS = {
             "webdataset:PATTERN",
             "tar files of samples: images, each with a .cls, .json or .txt of the same name",
             "PATTERN is a tar, a folder, a glob or shard-{0000..0009}.tar; the names of shards and folders give the "
-            "splits; fields of .json are columns, named as for arrays:FILE",
+            "splits; fields of .json are columns, chosen as for arrays:FILE",
             "webdataset:shards",
             "webdataset:shards/train-{0000..0009}.tar",
         ),
@@ -100,7 +100,7 @@ KINDS = {
         OwnFiles(
             "texts:FILE",
             "texts in a column of a .csv, .tsv, .parquet or .feather file, .gz too, with labels in another column",
-            "columns are found by their usual names, or named: --images-key for the texts, --label-key, --group-key, "
+            "columns are detected by name, or chosen with --images-key for the texts, --label-key, --group-key, "
             "or texts:FILE?text=A&label=B&split=C&name=D&domain=E&group=F,G",
             "texts:reviews.csv",
             "texts:reviews.csv --label-key stars --group-key shop",
@@ -112,8 +112,8 @@ KINDS = {
         OwnFiles(
             "rows:FILE",
             "rows of numbers, such as wave forms, and labels in a .npz, .npy or .h5 file, or in a folder of .npy files",
-            'a module: encoder with reads = "rows" receives the rows unchanged; columns are named as for '
-            "arrays:FILE, the rows themselves by --images-key or rows:FILE?rows=A",
+            'a module: encoder with reads = "rows" receives the rows unchanged; columns are chosen as for '
+            "arrays:FILE, the rows with --images-key or rows:FILE?rows=A",
             "rows:tones.npz",
             "rows:tones.npz --label-key pitch",
         ),

@@ -48,7 +48,7 @@ def pull(
         held = paper.read(name)
         if not held.pulls:
             raise MachineError(
-                f"{held.title} has no address that lasts and needs no browser; it is got by hand.",
+                f"{held.title} has no permanent address for a direct download; get it by hand.",
                 "\n".join(papers.steps(held)),
             )
         download.pull(held, root, say=say, mirror=mirror)
@@ -64,7 +64,7 @@ def pull(
             expected = "paper:NAME"
         raise UsageError(
             f"{spec!r} has {problem}; expected {expected}.",
-            "fedcache datasets list   shows what each dataset needs",
+            "fedcache datasets list   lists what each dataset needs",
         )
     torchvision.pull(name, root)
     return root
@@ -116,7 +116,7 @@ def info(
             "domains": list(digits.DOMAINS),
             "splits": ["train", "test"],
             "made_from": digits.key(rest, context)[2],
-            "note": "another version of these packages may draw other pixels and is then another dataset",
+            "note": "other versions of these packages may draw other pixels, which makes another dataset",
         }
     files = None
     if kind in KINDS:
@@ -125,7 +125,7 @@ def info(
         return {**entries[files.spec], "note": files.note}
     theirs = entries.get(f"{kind}:REST")
     if theirs is not None:
-        return {**theirs, "note": "the reader says what stands for REST"}
+        return {**theirs, "note": "the reader defines REST"}
     if kind == "paper":
         return {**entries[name], **papers.info(rest, context)}
     entry = torchvision.entry_of(rest)
@@ -136,7 +136,7 @@ def info(
     codes = {TEST, *(code for _, code in entry.splits)}  # a dataset without a test set gets one
     return {
         **entries[name],
-        "classes": list(entry.classes) or "as torchvision names them",
+        "classes": list(entry.classes) or "splits of torchvision",
         "domains": ["all"],
         "splits": [word for code, word in enumerate(SPLIT_WORDS) if code in codes],
         "looked_in": looked_in,

@@ -1,6 +1,6 @@
 """Data file of a paper's dataset (``papers/NAME.toml``), and the search for its layout on the disk.
 
-A dataset may lie there in several layouts: as the papers' authors released it, or as its owners publish it. Each layout
+A dataset may be there in several layouts: as the papers' authors released it, or as its owners publish it. Each layout
 names the files by which it is recognised; the first one found is read.
 """
 
@@ -78,7 +78,7 @@ class Paper:
     protocol: str  # which partitions of which papers use it
     classes: tuple[str, ...]  # class names; their order is that of the labels
     steps: tuple[str, ...]  # how to get it
-    layouts: tuple[PaperLayout, ...]  # ways it may lie on the disk, the papers' own first
+    layouts: tuple[PaperLayout, ...]  # ways it may be on the disk, the papers' own first
     folders: tuple[str, ...]  # the classes as the disk spells them, in the same order
     domains: tuple[str, ...]  # domain names, in the papers' order
     files: tuple[PaperFile, ...]  # what has to be got
@@ -189,6 +189,6 @@ def _below(base: Path, root: Path, name: str) -> Path:
 def damaged(path: Path, what: str) -> FedcacheError:
     """The error for a file that does not hold what its layout says."""
     return CorruptionError(
-        f"{path} is not what the layout says: {what}.",
+        f"{path} does not match the layout: {what}.",
         "Download or unpack it again; `fedcache datasets info` gives the address",
     )

@@ -78,7 +78,8 @@ def _check_links(place: FoundLayout) -> None:
     for path in files_of(place):
         if path.is_file() and tree.leads_out(str(path), within):
             raise UsageError(
-                f"{path} is a link out of the dataset's folder.", "If it is yours: --follow-links"
+                f"{path} is a link to a file outside the dataset's folder.",
+                "If you made the link: --follow-links",
             )
 
 
@@ -112,7 +113,7 @@ def _of_files(
         what = listed[-1]
     if not entries:
         raise CorruptionError(
-            f"{what} names no image of these classes.",
+            f"{what} lists no image of these classes.",
             "Download or unpack it again, and check its path",
         )
     entries = sorted(entries, key=lambda entry: name_of(entry.name))
@@ -154,7 +155,7 @@ def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
         names = some_names(missing, 3)
         dataset = shell_word(place.paper.name)
         raise MachineError(
-            f"{place.base} has not all class folders: {names} are missing.",
+            f"Class folders are missing in {place.base}: {names}.",
             f"Unpack it again; fedcache datasets check {dataset} {shell_word(place.root)}",
         )
     domains = place.paper.domains
@@ -248,7 +249,7 @@ def _pairs(file: Path) -> Iterator[tuple[str, str]]:
     """A pickle of (paths, class names); the first folder of a path is where its authors had the dataset."""
     held = load_pickle(file)
     if not isinstance(held, tuple | list) or len(held) != 2 or len(held[0]) != len(held[1]):
-        raise damaged(file, "it does not hold the pair (paths, class names)")
+        raise damaged(file, "it does not contain the pair (paths, class names)")
     for image, word in zip(held[0], held[1], strict=True):
         yield str(image).partition("/")[2], str(word)
 
@@ -277,7 +278,7 @@ def _read_coop(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
     except ValueError as error:
         raise damaged(path, f"it is not JSON ({error})") from None
     if not isinstance(held, dict) or not {"train", "val", "test"} <= set(held):
-        raise damaged(path, "it does not hold the lists train, val and test")
+        raise damaged(path, "it does not contain the lists train, val and test")
     # CoOp's spelling of the classes is compared at the end, when all of them are known.
     spelled: dict[int, str] = {}
     for split in ("train", "val", "test"):
@@ -336,7 +337,7 @@ def _read_cars(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
             table = _mat(path)["annotations"].reshape(-1)
             pairs = [(str(row["fname"].item()), int(row["class"].item())) for row in table]
         except (KeyError, ValueError, TypeError, AttributeError, IndexError):
-            raise damaged(path, "it does not hold annotations with fname and class") from None
+            raise damaged(path, "it does not contain annotations with fname and class") from None
         classes = len(place.paper.classes)
         for image, label in pairs:
             if not 1 <= label <= classes:
@@ -438,7 +439,8 @@ READERS: dict[str, Callable[[FoundLayout, list[str]], Iterable[ImageEntry]]] = {
     "flowers": _read_flowers,
     "cars": _read_cars,
 }
-"""By ``format`` in ``papers/*.toml``, beside ``arrays``; each appends what should be said to its second argument."""
+"""By ``format`` in ``papers/*.toml``, in addition to ``arrays``; each appends what should be said to its second
+argument."""
 
 
 # Pickles of plain data. What one may hold, and why nothing in it is run, is in ``tables/plain_pickle.py``.
@@ -456,7 +458,8 @@ def load_pickle(path: Path) -> Any:
     except (OSError, ValueError) as error:
         why = str(error)
     raise CorruptionError(
-        f"{path} is not a pickle of arrays, lists and texts alone: {why[:200]}. Nothing in it was run.",
+        f"{path} is not a pickle of arrays, lists and texts alone: {why[:200]}. Nothing in it was "
+        "executed.",
         "Download it again from the address that `fedcache datasets info` gives",
     )
 
@@ -470,7 +473,7 @@ def read_images(path: Path, labels_key: str) -> tuple[NDArray[np.uint8], NDArray
     held = load_pickle(path)
     if labels_key:
         if not isinstance(held, dict) or "data" not in held or labels_key not in held:
-            raise damaged(path, f"it does not hold 'data' and {labels_key!r}")
+            raise damaged(path, f"it does not contain 'data' and {labels_key!r}")
         flat = np.asarray(held["data"])
         raw = held[labels_key]
         if flat.dtype != np.uint8 or flat.ndim != 2 or flat.shape[1] != 3072:
@@ -480,7 +483,7 @@ def read_images(path: Path, labels_key: str) -> tuple[NDArray[np.uint8], NDArray
         images = flat.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     else:
         if not isinstance(held, tuple | list) or len(held) != 2:
-            raise damaged(path, "it does not hold the pair (images, labels)")
+            raise damaged(path, "it does not contain the pair (images, labels)")
         images = np.asarray(held[0])
         raw = held[1]
         if images.dtype != np.uint8 or not (

@@ -90,7 +90,7 @@ def load(rest: str, context: Context) -> Dataset:
         split[held_out(label, domain, uid, split != TEST)] = TEST
         notes.append(f"no split given: {HELD_OUT} is the test set")
     if unreadable:
-        notes.append(f"{unreadable:,} cannot be read and will be quarantined")
+        notes.append(f"{unreadable:,} cannot be read and will be skipped and listed")
     counts = dataset.counts(split, held.classes, held.domains)
     return Dataset(
         spec=f"paper:{rest}",
@@ -124,7 +124,7 @@ def info(name: str, context: Context) -> dict[str, Any]:
     held = paper.read(name)
     root, place = _look_for(name, context)
     counted = {what.split("/")[-1] for layout in held.layouts for what in layout.counts}
-    recipe = "the backbone's own"
+    recipe = "as published by the backbone"
     if held.recipe:
         recipe = f"--recipe {shell_word(held.recipe)}"
     found = ""
@@ -138,7 +138,7 @@ def info(name: str, context: Context) -> dict[str, Any]:
         "classes": list(held.classes),
         "domains": list(held.domains),
         "splits": [word for word in SPLITS if word in counted],
-        "template": held.template or "the backbone's own",
+        "template": held.template or "as published by the backbone",
         "recipe": recipe,
         "layouts": [
             {"name": x.name, "needs": list(x.needs), "counts": dict(x.counts)} for x in held.layouts
@@ -182,7 +182,7 @@ def _require(name: str, context: Context) -> FoundLayout:
     root, place = _look_for(name, context)
     if place is not None:
         return replace(place, follow_links=context.follow_links)
-    looked = "nowhere: no --data was given"
+    looked = "nowhere, because --data was not given"
     layout = held.layouts[0]
     found = ""
     if root is not None:
@@ -190,10 +190,10 @@ def _require(name: str, context: Context) -> FoundLayout:
         layout, there, missing = paper.nearest(held, root)
         if there:
             lacking = ", ".join(missing)
-            found = f"; {', '.join(there)} is there, {lacking} is not"
+            found = f"; {', '.join(there)} is there, but {lacking} is missing"
     needs = ", ".join(layout.needs)
     raise MachineError(
-        f"{held.title} is not there (looked in {looked}); expected {layout.name}: {needs}{found}.",
+        f"{held.title} was not found (looked in {looked}); expected {layout.name}: {needs}{found}.",
         "\n".join(steps(held)),
     )
 
@@ -209,7 +209,7 @@ def check(name: str, root: Path) -> dict[str, Any]:
     if not root.is_dir():
         raise UsageError(
             f"{root} is not a folder; expected the one into which {held.title} was unpacked.",
-            f"fedcache datasets info {shell_word(name)}   says what to put there",
+            f"fedcache datasets info {shell_word(name)}   lists the files that belong there",
         )
     report: dict[str, Any] = {
         "name": name,
@@ -224,13 +224,13 @@ def check(name: str, root: Path) -> dict[str, Any]:
         layout, there, missing = paper.nearest(held, root)
         beside = ""
         if there:
-            beside = f" (beside {', '.join(there)})"
+            beside = f" (in addition to {', '.join(there)})"
         report["missing"] = [f"{what}{beside}, for the layout {layout.name!r}" for what in missing]
         return report
     report["layout"] = place.layout.name
     for what, md5 in place.layout.md5.items():
         if place.path(what).is_file() and md5_of(place.path(what)) != md5:
-            report["wrong"].append(f"{what} has another md5 than the published {md5}")
+            report["wrong"].append(f"{what} has an md5 that differs from the published {md5}")
     try:
         rows = read_index(place)
     except MachineError as error:
@@ -259,5 +259,5 @@ def check(name: str, root: Path) -> dict[str, Any]:
         ]
         if lost:
             listed = f"{len(lost):,} of {len(rows.names):,} images"
-            report["missing"].append(f"{listed} are listed and not there: {lost[0]}")
+            report["missing"].append(f"{listed} are listed but missing: {lost[0]}")
     return report

@@ -99,7 +99,7 @@ class NumbersLayout:
         numbers = np.ascontiguousarray(row).view(self.dtype).reshape(self.row)
         native = numbers.astype(self.dtype.newbyteorder("="))
         if native.dtype.kind == "f" and not np.isfinite(native).all():
-            raise BadImage("it holds numbers that are not finite")
+            raise BadImage("it contains NaN or infinite numbers")
         return native
 
     def __str__(self) -> str:
@@ -117,7 +117,7 @@ def numbers_of(shape: Sequence[int], dtype: np.dtype[Any], where: str) -> Number
         whole = list(map(int, shape))
         raise UsageError(
             f"The rows of {where} are {dtype} with shape {whole}; expected numbers [N, ...].",
-            "rows.astype('float32').reshape(len(rows), -1)   makes rows of numbers",
+            "rows.astype('float32').reshape(len(rows), -1)   gives rows of numbers",
         )
     return NumbersLayout(row, dtype)
 
@@ -135,7 +135,7 @@ def layout_of(shape: Sequence[int], dtype: np.dtype[Any], where: str) -> Layout:
         elif dtype.kind in "iu":
             hint = "images.astype('uint8')   of numbers from 0 to 255; of others  images // 257  first, up to 65,535"
         raise UsageError(
-            f"The images of {where} are {dtype} and not uint8; what their numbers mean is not known.",
+            f"The images of {where} are {dtype}, not uint8, so the range of their numbers is unknown.",
             hint,
         )
     if len(row) == 2 and 0 not in row:
@@ -152,7 +152,7 @@ def layout_of(shape: Sequence[int], dtype: np.dtype[Any], where: str) -> Layout:
                 return Layout(row, order)
     hint = "images.reshape(-1, 28, 28)"
     if row[-1:] == (4,):
-        hint = "images[..., :3]   leaves the fourth channel out"
+        hint = "images[..., :3]   removes the fourth channel"
     whole = list(map(int, shape))
     raise UsageError(
         f"The images of {where} have the shape {whole}; expected [N, H, W], [N, H, W, 1], [N, H, W, 3] or channels "
@@ -348,7 +348,7 @@ class Shards(Reopened):
         with self._lock:
             source = self._warm.pop(which, None)
             if source is None:
-                # a copy opens the file anew, and closes it when it is dropped
+                # a copy opens the file again, and closes it when it is dropped
                 source = copy.copy(self.sources[which])
             while len(self._warm) >= self.warm:
                 del self._warm[next(iter(self._warm))]  # the one used longest ago

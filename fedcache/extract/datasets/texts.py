@@ -68,7 +68,7 @@ def open_texts(path: Path) -> tuple[list[str], TextSource]:
     if not path.is_file():
         raise UsageError(
             f"There is no file {path}.",
-            "A table with a column of texts: .csv, .tsv, .parquet, .feather.",
+            "Give a table with a column of texts: .csv, .tsv, .parquet or .feather.",
         )
     raw, _, source = _read(path, None)
     return list(find_names(path, raw, None, len(source))[1]), source
@@ -79,7 +79,7 @@ def _read(path: Path, request: str | None) -> tuple[dict[str, Any], str, TextSou
     column, table = _opened(path, request)
     source = TextSource(path.absolute(), stamp_of(path), column)
     if not len(source):
-        raise UsageError(f"{path} has 0 rows.", "At least 1 is needed.")
+        raise UsageError(f"{path} has 0 rows.", "It needs at least 1 row.")
     others = [name for name in table.types if name != column]
     with _explained(path):
         return (read_others(table, others)[0] if others else {}), column, source
@@ -94,7 +94,7 @@ def _explained(path: Path) -> Iterator[None]:
     except UsageError as error:
         if error.__cause__ is None:
             raise
-        hint = "Write it again as UTF-8; a text with commas or line breaks stands in quotes."
+        hint = "Write it again as UTF-8; put texts with commas or line breaks in quotes."
         raise UsageError(error.message, hint) from error
 
 
@@ -107,7 +107,7 @@ def _locate(place: str) -> Path:
         )
     if ending_of(path) not in TABLES:
         raise UsageError(
-            f"Unknown file ending {ending_of(path)!r}.", f"texts:FILE takes {', '.join(TABLES)}"
+            f"Unknown file ending {ending_of(path)!r}.", f"texts:FILE reads {', '.join(TABLES)}"
         )
     return path
 
@@ -120,7 +120,7 @@ def _opened(path: Path, request: str | None) -> tuple[str, Table]:
     if name is None:
         raise UsageError(
             f"{path} has no column of texts; it has {', '.join(table.types)}.",
-            f"--images-key NAME says which one it is; else one of {', '.join(USUAL_TEXTS)} is taken.",
+            f"Choose it with --images-key NAME. Without it, fedcache looks for {', '.join(USUAL_TEXTS)}.",
         )
     kind = table.types[name]
     value = kind
@@ -130,7 +130,7 @@ def _opened(path: Path, request: str | None) -> tuple[str, Table]:
     if not table.is_text and not are_words(value):
         raise UsageError(
             f"{path}: {name} holds {kind}, expected texts.",
-            "--images-key NAME names another column.",
+            "Choose another column with --images-key NAME.",
         )
     return name, table
 
@@ -144,7 +144,7 @@ class _Held:
 
 
 class TextSource(Reopened):
-    """The texts of a column as UTF-8 bytes, read when the first one is asked for. Picklable without them.
+    """The texts of a column as UTF-8 bytes, read when the first one is requested. Picklable without them.
 
     ``stamp`` are the size and mtime_ns of the file when it was listed.
     """
@@ -164,7 +164,7 @@ class TextSource(Reopened):
         held = self._all()
         text = held.raw[held.ends[row] : held.ends[row + 1]]
         if not text.strip():
-            raise BadImage("there is no text")
+            raise BadImage("the text is empty")
         return text
 
     def _all(self) -> _Held:
@@ -179,7 +179,8 @@ def _read_texts(path: Path, stamp: tuple[int, int], column: str) -> _Held:
         found = path.stat()
     except OSError as error:
         raise MachineError(
-            f"{path} cannot be read ({error.strerror}).", "Put it back, and repeat."
+            f"{path} cannot be read ({error.strerror}).",
+            "Restore the file and run the command again.",
         ) from error
     if (found.st_size, found.st_mtime_ns) != stamp:
         raise MachineError(
@@ -198,7 +199,7 @@ def _read_texts(path: Path, stamp: tuple[int, int], column: str) -> _Held:
             lengths.append(these)
     if size > MOST:
         raise UsageError(
-            f"{path} holds more than {MOST:,} bytes of texts.", "Cut it into several files."
+            f"{path} holds more than {MOST:,} bytes of texts.", "Split it into several files."
         )
     ends = np.concatenate([np.zeros(1, np.int64), *lengths]).cumsum()
     return _Held(b"".join(pieces), ends)

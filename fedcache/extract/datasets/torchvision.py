@@ -43,7 +43,7 @@ class TorchvisionEntry:
     splits: tuple[
         tuple[dict[str, Any], int], ...
     ]  # keyword arguments of each part, and the split code of its rows
-    files: str  # where it lies below its root; ``""`` when its files lie in the root itself
+    files: str  # where it is below its root; ``""`` when its files are in the root itself
     about: str  # one line
     cls: str = ""  # torchvision's class, when it is not the name
     classes: tuple[str, ...] = ()  # class names, where torchvision's object has none or other ones
@@ -115,7 +115,7 @@ def load(rest: str, context: Context) -> Dataset:
     missing = [SPLIT_WORDS[code] for _, code in _in_order(entry) if code not in codes]
     note = ""
     if missing:
-        note = f"; the files of {' and '.join(missing)} are not there"
+        note = f"; the files of {' and '.join(missing)} are missing"
     if TRAIN not in codes:
         split[:] = TRAIN  # all there is, of which a part is held out
         codes = []
@@ -126,7 +126,7 @@ def load(rest: str, context: Context) -> Dataset:
             lacking = "test"
         note += f"; no {lacking} set: {HELD_OUT} is the test set"
     if unreadable:
-        note += f"; {unreadable:,} cannot be read and will be quarantined"
+        note += f"; {unreadable:,} cannot be read and will be skipped and listed"
     counts = dataset.counts(split, classes, (ONE_DOMAIN,))
     return Dataset(
         spec=f"torchvision:{rest}",
@@ -150,8 +150,9 @@ def pull(name: str, root: Path) -> None:
     entry = entry_of(name)
     if not entry.pulls:
         raise MachineError(
-            f"torchvision cannot download {name}: its owners ask for registration, or its address is gone.",
-            f"Get its files yourself, put them below {root} and name that: --data {shell_word(f'{name}={root}')}",
+            f"torchvision cannot download {name}: it requires registration, or its address no longer "
+            "exists.",
+            f"Get its files yourself, put them in {root}, then use --data {shell_word(f'{name}={root}')}",
         )
     root.mkdir(parents=True, exist_ok=True)
     for options, _ in entry.splits:
@@ -164,7 +165,7 @@ class TorchvisionSource(Reopened):
 
     name: str  # key of ``TABLE``
     root: Path  # see ``root_of``
-    within: Path | None  # what encoded files must lie in, behind all links; None for anywhere
+    within: Path | None  # what encoded files must be in, behind all links; None for anywhere
     splits: tuple[
         tuple[dict[str, Any], int], ...
     ]  # keyword arguments and split code of each part, in their order
@@ -277,21 +278,23 @@ def _require(name: str, context: Context) -> Path:
     root = context.root_of("torchvision", name)
     if root is not None and ready(name, context):
         return root
-    looked = "nowhere: no --data was given"
+    looked = "nowhere, because --data was not given"
     if root is not None:
         looked = str(root / TABLE[name].files)
     get = ""
     if TABLE[name].pulls:
         get = f"fedcache datasets pull torchvision:{shell_word(name)}   or "
     raise MachineError(
-        f"The files of torchvision's {name} are not there (looked in {looked}).",
-        f"{get}--data {shell_word(name)}=DIR, the root you would give torchvision",
+        f"The files of torchvision's {name} were not found (looked in {looked}).",
+        f"{get}--data {shell_word(name)}=DIR, where DIR is the root argument of torchvision",
     )
 
 
 def _read_file(path: str | Path, within: Path | None) -> bytes:
     if within is not None and tree.leads_out(str(path), os.path.realpath(within)):
-        raise BadImage("it is a link out of the dataset's folder; --follow-links reads it")
+        raise BadImage(
+            "it is a link to a file outside the dataset's folder (to read it: --follow-links)"
+        )
     with Path(path).open("rb") as file:
         return file.read(MAX_BYTES + 1)
 
@@ -324,7 +327,8 @@ def _construct(
         word = shell_word(name)
         raise MachineError(
             f"torchvision cannot open {name} in {root}: {reason}",
-            f"fedcache datasets pull torchvision:{word}   or, with whole files, --data {word}=DIR",
+            f"fedcache datasets pull torchvision:{word}   or, if the files are complete elsewhere, --data "
+            f"{word}=DIR",
         ) from None
 
 

@@ -28,7 +28,7 @@ from fedcache.extract.image_files import (
 )
 from fedcache.store.files import at_once, digest_of
 
-LINK_OUT = "link out of the folder (--follow-links reads it)"
+LINK_OUT = "link to a file outside the folder (to read it: --follow-links)"
 """Why a link is left out."""
 NO_IMAGE = "not an image"
 OTHER_FILE = "other file"
@@ -51,7 +51,9 @@ class FilesSource:
         path = f"{self.root}/{self.paths[row]}"
         # Looked at again for every read: a folder may change between its listing and this.
         if self.within is not None and leads_out(path, self.within):
-            raise BadImage("it is a link out of the dataset's folder; --follow-links reads it")
+            raise BadImage(
+                "it is a link to a file outside the dataset's folder (to read it: --follow-links)"
+            )
         try:
             with open(path, "rb", opener=at_once) as file:
                 found = os.fstat(file.fileno())
@@ -203,13 +205,14 @@ def _walk(
             # Going on would train on part of the data without a word.
             raise MachineError(
                 f"The folder {root / prefix} cannot be listed: {error.strerror}.",
-                "Correct its permissions, or move it out of the dataset",
+                "Fix its permissions, or move it out of the dataset",
             ) from None
         visited += 1 + len(listed)
         # links between sibling folders can make a few of them endless
         if visited > archives.MAX_ENTRIES:
             raise UsageError(
-                f"{root} has more than {archives.MAX_ENTRIES:,} files and folders, counting those behind links.",
+                f"{root} has more than {archives.MAX_ENTRIES:,} files and folders, including those behind "
+                "links.",
                 "Remove links between its folders, or split it",
             )
         for entry in listed:

@@ -144,7 +144,8 @@ def _shards(place: str, context: Context) -> tuple[Path, list[Path]]:
     for one in found:
         if not one.is_file():
             raise UsageError(
-                f"There is no shard {one}.", f"ls {shell_word(one.parent)}   lists its shards."
+                f"There is no shard {one}.",
+                f"ls {shell_word(one.parent)}   lists the existing shards.",
             )
         if archives.is_compressed_tar(one):
             raise archives.refuse_compressed(one)
@@ -167,7 +168,7 @@ def _expand(pattern: str) -> Iterator[str]:
         total *= len(numbers)
         if total > MOST_SHARDS:
             raise UsageError(
-                f"{pattern!r} stands for more than {MOST_SHARDS:,} shards.",
+                f"{pattern!r} matches more than {MOST_SHARDS:,} shards.",
                 "Give the folder instead",
             )
         pieces += [[pattern[last : match.start()]], list(choices)]
@@ -212,7 +213,7 @@ def _read_shard(top: Path, path: Path, request: DatasetRequest, left: Counter[st
                 first = entries.names[images[whole]]
                 raise UsageError(
                     f"The sample {whole!r} of {path} has two images, {first!r} and {name!r}.",
-                    "--images-key jpg   takes those with this ending",
+                    "--images-key jpg   selects images with this ending",
                 )
             images[whole] = i
         elif ending in LABEL_PARTS:
@@ -225,8 +226,8 @@ def _read_shard(top: Path, path: Path, request: DatasetRequest, left: Counter[st
         )
         examples = ", ".join(sorted(e[1:] for e in EXTENSIONS)[:8])
         raise UsageError(
-            f"{path} holds no images: its samples have the parts {shown or '(none)'}.",
-            f"Expected parts such as {examples}; --images-key ENDING names one",
+            f"{path} contains no images: its samples have the parts {shown or '(none)'}.",
+            f"Expected parts such as {examples}; choose one with --images-key ENDING",
         )
     keys = sorted(images)
     kept = entries.take(np.array([images[k] for k in keys], dtype=np.int64))
@@ -329,7 +330,7 @@ def _text(reader: archives.ArchiveSource, i: int, path: Path) -> str:
     try:
         return reader.read(i).decode("utf-8")
     except (BadImage, UnicodeDecodeError):
-        raise UsageError(f"{name} in {path} is no text in UTF-8.", "Write it again") from None
+        raise UsageError(f"{name} in {path} is not UTF-8 text.", "Write it again") from None
 
 
 def _check_captions(labels: Any) -> None:
@@ -341,9 +342,9 @@ def _check_captions(labels: Any) -> None:
         different = len(labels.words)
         example = labels.words[0][:60]
         raise UsageError(
-            f"{different:,} of {known:,} samples have a text of their own, such as {example!r}: these are captions "
-            "and no classes.",
-            "--label-key FIELD   takes a field of .json, and --label-key cls the .cls",
+            f"{different:,} of {known:,} samples have different texts, such as {example!r}. These are "
+            "captions, not classes.",
+            "--label-key FIELD   selects a field of .json; --label-key cls selects the .cls file",
         )
 
 

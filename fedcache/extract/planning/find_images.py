@@ -41,12 +41,12 @@ class ImagePlaces:
 def read_images(store: Store, rows: Sequence[int], places: ImagePlaces) -> dict[int, Image.Image]:
     """The images of rows of a store, RGB, by row; those whose content is not there any more are left out.
 
-    Raises StoreError, with the dataset that is needed, when none of them is at hand; UsageError for texts and rows.
+    Raises StoreError, with the dataset that is needed, when none of them is available; UsageError for texts and rows.
     """
     kind = held_by(array.recipe for array in store.arrays.values())
     if kind != IMAGES:
         raise UsageError(
-            f"{store.path.name} holds {kind}, of which no pictures are shown.",
+            f"{store.path.name} contains {kind}, which cannot be shown as pictures.",
             "Leave --with-images out.",
         )
     data = open_images(store, places)
@@ -59,7 +59,7 @@ def read_images(store: Store, rows: Sequence[int], places: ImagePlaces) -> dict[
                 if uid_of(raw) == uid.tobytes():
                     found[row] = decode(raw)
     if rows and not found:
-        raise _not_at_hand(store, f"{data.spec} holds none of the images that are to be shown")
+        raise _not_at_hand(store, f"{data.spec} contains none of the images to show")
     return found
 
 
@@ -73,7 +73,7 @@ def open_images(store: Store, places: ImagePlaces) -> Dataset:
         return places.opened[digest]
     if is_ingested(store):
         raise StoreError(
-            f"{store.path.name} was made from embeddings, and which images they are of is not known.",
+            f"{store.path.name} was made from embeddings, so its images are unknown.",
             "fedcache extract --dataset DATASET   makes a store of images.",
         )
     home = places.home
@@ -85,7 +85,7 @@ def open_images(store: Store, places: ImagePlaces) -> Dataset:
     if known is None and _whole(slug, known) == "digits":
         known = ExtractConfig(dataset="digits")
     if known is None:
-        raise _not_at_hand(store, "where they lie is not remembered here")
+        raise _not_at_hand(store, "their folder is unknown")
     config = replace(known, data={**known.data, **places.data}, limit=None)
     try:
         found = open_dataset(str(config.dataset), context_of(config, home))
@@ -109,6 +109,6 @@ def _whole(slug: str, known: ExtractConfig | None) -> str:
 def _not_at_hand(store: Store, why: str) -> StoreError:
     slug = str(store.dataset["slug"])
     return StoreError(
-        f"The images of dataset {slug} ({str(store.dataset['digest'])[:16]}) are not at hand: {why}.",
-        f"--data {shell_word(slug)}=PATH says where the dataset lies.",
+        f"The images of dataset {slug} ({str(store.dataset['digest'])[:16]}) are not available: {why}.",
+        f"To give the folder of the dataset: --data {shell_word(slug)}=PATH",
     )

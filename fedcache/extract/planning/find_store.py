@@ -100,11 +100,11 @@ def locate_store(
     groups there, those of the one that is meant are put in their place.
 
     Raises StoreError for a path where nothing is, and for several datasets of which none is named; UsageError for a
-    dataset that is not known, or one beside a path.
+    dataset that is not known, or one next to a path.
     """
     if path is not None and dataset is not None:
         raise UsageError(
-            "A store and --dataset are both given. A store holds its dataset.",
+            "A store and --dataset are both given, but a store belongs to one dataset.",
             "Leave one of them out.",
         )
     if is_store_address(path):
@@ -113,14 +113,16 @@ def locate_store(
         path = Path(path)
         place = resolve_path(home, path, to_read=True)
         if not place.exists():
-            message = f"There is no store {path}, here or under {home.stores}."
+            message = (
+                f"There is no store {path}, neither in the working directory nor in {home.stores}."
+            )
             near = closest(path.name, [p.name for p in home.stores.glob("*.zarr")])
             if near:
                 message += f" Did you mean {near!r}?"
             raise StoreError(
                 message,
-                "fedcache ls   lists them. A new one:  "
-                "fedcache extract --dataset digits --backbones efficientnet-lite0",
+                "fedcache ls   lists stores. To make one:  fedcache extract --dataset digits --backbones "
+                "efficientnet-lite0",
             )
         if is_published(place):
             return mirrored(place)
@@ -152,12 +154,12 @@ def locate_store(
     chosen, spec = last
     if observer is not None:
         observer.note(
-            f"Store {chosen.name}: {spec}, the dataset last extracted (--dataset chooses another)."
+            f"Store: {chosen.name} ({spec}, the dataset extracted last; change with --dataset)."
         )
         if (later := extracted_later(chosen)) is not None:
             name = later.name
             observer.warn(
-                f"{name} was extracted later than the one remembered; --store {shell_word(name)} takes it."
+                f"{name} was extracted later than the store in use. To use it: --store {shell_word(name)}"
             )
     # the files of a dataset may be gone: the store is what is meant
     with suppress(UsageError, MachineError):
@@ -213,7 +215,7 @@ def store_named(home: Home, name: str) -> Path | None:
     found = [path for path in places if (path / "manifest.json").exists()]
     if len(found) > 1:
         raise UsageError(
-            f"{name} names {len(found)} stores: {', '.join(path.name for path in found)}.",
+            f"{name} matches {len(found)} stores: {', '.join(path.name for path in found)}.",
             f"--store {shell_word(found[-1].name)}",
         )
     if found:
@@ -257,14 +259,15 @@ def several_datasets(home: Home) -> FedcacheError | None:
 def no_store_remembered(home: Home) -> FedcacheError | None:
     """The error of leaving out the store where none is remembered although some exist, as after a stopped extraction.
 
-    A StoreError with the names and the commands that go on; None when the home has no store.
+    A StoreError with the names and the commands that continue; None when the home has no store.
     """
     paths = sorted(home.stores.glob("*.zarr"))
     if not paths:
         return None
     shown = []
     ways = [
-        f"Name the one you mean, as in:  fedcache inspect {shell_word(paths[0].name)}   (others take --store NAME)"
+        f"Choose one, for example:  fedcache inspect {shell_word(paths[0].name)}   (others take --store "
+        "NAME)"
     ]
     for path in paths:
         try:
@@ -283,10 +286,10 @@ def no_store_remembered(home: Home) -> FedcacheError | None:
         elif not store.arrays:
             state = " (empty)"
         shown.append(path.name + state)
-        ways += [f"To go on:  {array.command(store, home)}" for array in begun]
+        ways += [f"To resume:  {array.command(store, home)}" for array in begun]
     stores = ", ".join(shown)
     return StoreError(
-        f"No finished extraction is remembered. Stores under {home.stores}: {stores}.",
+        f"There is no finished extraction. Stores in {home.stores}: {stores}.",
         "\n".join(ways),
     )
 
@@ -324,7 +327,10 @@ def ingested_path(home: Home, spec: str) -> Path | None:
         others = known_names()
     if explicit or closest(name, [*others, *found]) in found:
         ingested = ", ".join(found) or "nothing yet"
-        hint = f"Ingested: {ingested}. Another:  fedcache ingest FILE --name {shell_word(name or 'NAME')}"
+        hint = (
+            f"Ingested datasets: {ingested}. To ingest another one:  fedcache ingest FILE --name "
+            f"{shell_word(name or 'NAME')}"
+        )
         raise unknown("dataset", name, [*found, *others], hint=hint)
     return None
 
@@ -373,7 +379,7 @@ def extract_command(
     order = replace(known or ExtractConfig(), backbones=tuple(backbones), recipe=dict(recipe or {}))
     if known is None:
         words = ["fedcache", "extract", "--store", str(store.path), *extract_arguments(order)]
-        return f"{shlex.join(words)}, with --dataset and the options it was begun with"
+        return f"{shlex.join(words)}, with --dataset and its other options"
     return shlex.join(
         ["fedcache", "extract", *extract_arguments(order), *store_option_of(store, home)]
     )
@@ -423,7 +429,7 @@ class UnfinishedArray:
     missing: int  # chunks still to be computed
     chunks: int  # in all
     label: str | None  # ``backbone@size``; None when this home did not extract it
-    order: ExtractConfig | None  # the extraction that goes on with it; None likewise
+    order: ExtractConfig | None  # the extraction that continues with it; None likewise
 
     @property
     def backbone(self) -> str:
@@ -535,12 +541,13 @@ def keep_groups(store: Store, groups: Mapping[str, Group], spec: str, observer: 
         if before & set(changed):
             tell = observer.warn
         tell(
-            f"{_columns(changed)} those of {spec} now, in {store.path.name}; partitions made before keep their rows."
+            f"{_columns(changed)} updated to {spec} in {store.path.name}; earlier partitions keep their "
+            "rows."
         )
     if gone:
         observer.warn(
-            f"{_columns(gone)} not of {spec} and no longer in {store.path.name}; a command that names the dataset "
-            "which has such columns brings them again."
+            f"{_columns(gone)} not part of {spec} and removed from {store.path.name}; extracting a "
+            "dataset with these columns adds them again."
         )
 
 

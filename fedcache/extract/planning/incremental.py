@@ -3,9 +3,9 @@
 A store is one content for ever, because results, partitions and shards name its digest. So new images make a new store
 where a fresh one would lie, and what is saved is the work, not the directory.
 
-- **Parent.** Of the stores beside the new one and in the home: other content, neither ingested nor a shard, at least
+- **Parent.** Of the stores next to the new one and in the home: other content, neither ingested nor a shard, at least
   half of its readable rows still there by their bytes, under whatever name. Those of the dataset's name are looked at,
-  and where there is none, the latest others that have an array of those asked for. The one with the most such rows is
+  and where there is none, the latest others that have an array of those requested. The one with the most such rows is
   taken, if a whole chunk can be taken over or nothing is new.
 - **Rows.** Those of the parent in their order, then the new ones in name order. A row whose image is gone or has other
   bytes is kept with ``ok`` 0 and never used; an image that comes back is a new row. Labels, domains and splits are
@@ -256,7 +256,7 @@ def plan_incremental(
 ) -> IncrementalPlan | None:
     """What a store of ``data`` at ``path``, made or gone on with, takes over from an earlier one; None without one.
 
-    Nothing is taken over when it is to be ``fresh``. Earlier stores lie beside ``path`` and in the home; the observer
+    Nothing is taken over when it is to be ``fresh``. Earlier stores are next to ``path`` and in the home; the observer
     is told when one was computed otherwise.
     """
     keys = {job.key for job in jobs}
@@ -285,7 +285,7 @@ def plan_incremental(
     for parent in earlier_stores(path, data.slug, home, keys):
         with suppress(FedcacheError):
             if parent.content == data.digest:
-                continue  # nothing has changed: a store of its own was asked for, elsewhere
+                continue  # nothing has changed: a store of its own was requested, elsewhere
             rows = find_earlier_rows(data, parent.samples, parent.vanished())
             kept = int((rows >= 0).sum())
             if 2 * kept < max(1, parent.rows):
@@ -302,8 +302,9 @@ def plan_incremental(
                 best = (*rank, plan)
     if best is None and otherwise is not None:
         observer.note(
-            f"{otherwise.path.name} has most of these rows, and every chunk of them holds one that changed, or they "
-            "were computed otherwise (device, dtype, batch, versions: fedcache inspect): all are computed again."
+            f"{otherwise.path.name} has most of these rows, but all are computed again, because every "
+            "chunk has a changed row or was computed differently (device, dtype, batch or versions; see "
+            "fedcache inspect)."
         )
     if best is None:
         return None
@@ -311,7 +312,7 @@ def plan_incremental(
 
 
 def earlier_stores(path: Path, slug: str, home: Home, keys: Collection[str]) -> list[Store]:
-    """The other stores of a name, beside ``path`` and in the home; shards and embeddings are none.
+    """The other stores of a name, in addition to ``path`` and in the home; shards and embeddings are none.
 
     Where no store has that name, the latest ``OTHERS`` that have one of the arrays ``keys``: the folder may have been
     renamed.
@@ -340,7 +341,7 @@ def earlier_stores(path: Path, slug: str, home: Home, keys: Collection[str]) -> 
 def _take_over(
     plan: IncrementalPlan, jobs: Sequence[FeatureJob], chunk_rows: int | None
 ) -> IncrementalPlan:
-    """Which arrays of the parent have the recipe, the ``how`` and the chunks of those asked for."""
+    """Which arrays of the parent have the recipe, the ``how`` and the chunks of those requested."""
     if plan.parent is None:
         return plan
     for job in jobs:

@@ -127,7 +127,7 @@ def ingest_file(
 ) -> Ingested:
     """A file of embeddings as a store, which commands without a store then use.
 
-    The same content under the same name again changes nothing but groups: those of the file are kept in the place of
+    The same content under the same name again changes nothing but groups: those of the file are kept instead of
     those of their names. It goes to the home, unless ``path`` says otherwise; with ``replace``, other content stored
     under this name is dropped, with its partitions. ``choice`` names columns, and with ``drop_nan`` rows whose features
     are not finite are kept as unreadable.
@@ -163,7 +163,7 @@ def ingest_file(
         if file.is_file() and not another:
             hint = f"{error.hint}\nThen:  {again}"
         if error.hint == NOT_FINITE_HINT:
-            hint = f"Mend these rows of the file, or leave them out:  {again} --drop-nan"
+            hint = f"Fix these rows of the file, or leave them out:  {again} --drop-nan"
         raise FedcacheError(error.code, error.message, hint) from error
     with _alone(home, slug, path, replace=replace):
         target, old = _place(home, path, slug, content)
@@ -174,8 +174,8 @@ def ingest_file(
         elif holds_content(old, content):
             changes = _changed_groups(old, content)
             notes += changes
-            for line in changes or ["the same content: nothing to do."]:
-                observer.note(f"{name} is there already, with {line}" if not changes else line)
+            for line in changes or ["the same content. Nothing to do."]:
+                observer.note(f"{name} exists already, with {line}" if not changes else line)
             made = old
         elif holds_part_of(old, content):
             made = Store.from_content(content, old.path, observer)
@@ -184,9 +184,10 @@ def ingest_file(
             made = _replaced(old.path, content, target, observer)
         else:
             raise UsageError(
-                f"{old.dataset['slug']} is already a dataset of {old.rows:,} rows ({old.path}), and {file} holds other "
-                f"content ({len(content.samples.name):,} rows).",
-                f"Choose another --name, or drop what is there and its partitions:  {again} --replace",
+                f"{old.dataset['slug']} is already a dataset of {old.rows:,} rows ({old.path}), but "
+                f"{file} has other content ({len(content.samples.name):,} rows).",
+                f"Choose another --name, or replace the dataset and delete its partitions:  {again} "
+                "--replace",
             )
     clean_up(made)  # a journal that an earlier call was killed before it removed
     remember_last(home, made.path, f"{INGESTED}:{name}")
@@ -230,7 +231,7 @@ def _changed_groups(store: Store, content: Content) -> list[str]:
     differences += [f"other values of the groups {', '.join(changed)}"] if changed else []
     path = store.path.name
     if differences:
-        return [f"{path} has the same features and labels, and now {' and '.join(differences)}."]
+        return [f"{path} has the same features and labels, and also {' and '.join(differences)}."]
     return []
 
 
@@ -272,7 +273,8 @@ def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], s
         if not counts["train"]:
             gone = "train"
         lines.append(
-            f"No {gone} rows, so nothing can be trained and scored: add rows of classes that have only one."
+            f"There are no {gone} rows, so nothing can be trained and scored. Add rows to classes that "
+            "have only one."
         )
         return lines, ingest_command(store)
     if not known.any() and not store.texts:

@@ -19,7 +19,7 @@ from fedcache.store.manifest import PLACE, StorePart
 from fedcache.store.store import Store
 
 SLURM = "SLURM_ARRAY_TASK_ID"
-"""The variable of a task of a Slurm array. MIN, MAX, STEP and COUNT in the place of ID say which tasks there are."""
+"""The variable of a task of a Slurm array. MIN, MAX, STEP and COUNT instead of ID say which tasks there are."""
 
 EXAMPLE = "fedcache extract --part 1/4"
 
@@ -33,7 +33,7 @@ def parse_part(text: str, observer: Observer) -> StorePart:
         pair = re.fullmatch(r"\s*(\d{1,9})\s*/\s*(\d{1,9})\s*", text)
         if pair is None or not 1 <= int(pair[1]) <= int(pair[2]):
             raise UsageError(
-                f"--part {text} is no part: expected i/n with i from 1 to n, or auto.", EXAMPLE
+                f"--part {text} is not valid: expected i/n with i from 1 to n, or auto.", EXAMPLE
             )
         return StorePart(int(pair[1]), int(pair[2]))
     named = _parts_of_variables(os.environ)
@@ -42,10 +42,10 @@ def parse_part(text: str, observer: Observer) -> StorePart:
         if named:
             why = "both SLURM_ARRAY_TASK_ID and RANK with WORLD_SIZE are set"
         raise UsageError(
-            f"--part auto reads the job's variables, and {why}.", f"Name the part:  {EXAMPLE}"
+            f"--part auto reads the variables of the job, but {why}.", f"Give the part:  {EXAMPLE}"
         )
     ((words, part),) = named.items()
-    observer.note(f"This is {part}, by {words}.")
+    observer.note(f"This is {part}, from {words}.")
     return part
 
 
@@ -65,9 +65,9 @@ def _parts_of_variables(environment: Mapping[str, str]) -> dict[str, StorePart]:
         place, rest = divmod(numbers["ID"] - numbers["MIN"], step)
         if not even or rest or not 0 <= place < numbers["COUNT"] or numbers["COUNT"] < 2:
             raise UsageError(
-                f"--part auto cannot tell the part of task {numbers['ID']} of a Slurm array of {numbers['COUNT']} "
-                f"from {numbers['MIN']} to {numbers['MAX']}.",
-                f"Name the part:  {EXAMPLE}",
+                f"--part auto cannot find the part of task {numbers['ID']} of a Slurm array of "
+                f"{numbers['COUNT']} from {numbers['MIN']} to {numbers['MAX']}.",
+                f"Give the part:  {EXAMPLE}",
             )
         words = f"{SLURM} {numbers['ID']} and SLURM_ARRAY_TASK_COUNT {numbers['COUNT']}"
         named[words] = StorePart(place + 1, numbers["COUNT"])
@@ -76,8 +76,8 @@ def _parts_of_variables(environment: Mapping[str, str]) -> dict[str, StorePart]:
         size = _number(environment, "WORLD_SIZE")
         if not 0 <= rank < size:
             raise UsageError(
-                f"--part auto reads RANK {rank} and WORLD_SIZE {size}, which name no part.",
-                f"Name the part:  {EXAMPLE}",
+                f"--part auto reads RANK {rank} and WORLD_SIZE {size}, which do not give a part.",
+                f"Give the part:  {EXAMPLE}",
             )
         named[f"RANK {rank} and WORLD_SIZE {size}"] = StorePart(rank + 1, size)
     return named
@@ -86,12 +86,12 @@ def _parts_of_variables(environment: Mapping[str, str]) -> dict[str, StorePart]:
 def _number(environment: Mapping[str, str], name: str) -> int:
     value = environment.get(name, "")
     if not re.fullmatch(r"\d{1,9}", value):
-        state = f"{value!r} and no number"
+        state = f"{value!r}, not a number"
         if name not in environment:
             state = "not set"
         raise UsageError(
             f"--part auto reads {name}, which is {state}.",
-            f"Name the part:  {EXAMPLE}",
+            f"Give the part:  {EXAMPLE}",
         )
     return int(value)
 
@@ -100,7 +100,8 @@ def place_of_part(part: StorePart, whole: Path) -> Path:
     """The folder of a part of the store ``whole``. Raises UsageError where that is the name of a part itself."""
     if PLACE.fullmatch(whole.name):
         raise UsageError(
-            f"--store {whole} names a part. With --part it names the store that all parts will be.",
+            f"--store {whole} is the name of a part, but with --part it must be the name of the whole "
+            "store.",
             EXAMPLE,
         )
     return part.place(whole)
@@ -126,7 +127,7 @@ def join(
         UsageError without parts; others as ``open_parts`` and ``join_parts``.
     """
     if not parts:
-        raise UsageError("No part was named.", "fedcache join PART PART .. -o STORE")
+        raise UsageError("No part was given.", "fedcache join PART PART .. -o STORE")
     opened = open_parts([resolve_path(home, Path(path), to_read=True) for path in parts])
     first = opened[0].store
     if place is None:

@@ -82,7 +82,7 @@ def plan(
     """
     if not config.backbones:
         raise UsageError(
-            "No backbone was named.",
+            "No backbone was given.",
             "For example --backbones efficientnet-lite0; see `fedcache backbones list`.",
         )
     # Values that nothing would read when there is nothing to compute are refused all the same.
@@ -126,21 +126,21 @@ def plan(
     if missing:  # all of them at once: weights are fetched in one errand
         hints = [error.hint for error in missing]
         if planned:
-            hints.append("--skip-missing goes on with the rest.")
+            hints.append("To continue without it: --skip-missing")
         raise MachineError("\n".join(error.message for error in missing), "\n".join(hints))
     if not planned:
         raise MachineError(
-            "The weights of every backbone asked for are missing.",
-            "See `fedcache backbones list` for what is ready.",
+            "The weights of all requested backbones are missing.",
+            "See `fedcache backbones list` for backbones that are ready.",
         )
     return planned, skipped
 
 
 ENCODERS = {
     IMAGES: "efficientnet-lite0",
-    TEXTS: "hf:FOLDER   (or module:PACKAGE.MODULE:FACTORY, whose module says reads = 'texts')",
+    TEXTS: "hf:FOLDER   (or module:PACKAGE.MODULE:FACTORY, with a module that has reads = 'texts')",
     SOUNDS: "hf:FOLDER   of an audio encoder, such as Wav2Vec2 or Whisper",
-    ROWS: "module:PACKAGE.MODULE:FACTORY   (whose module says reads = 'rows')",
+    ROWS: "module:PACKAGE.MODULE:FACTORY   (with a module that has reads = 'rows')",
 }
 """What can be written behind ``--backbones``, by what a dataset holds."""
 
@@ -150,7 +150,7 @@ def check_reads(planned: Sequence[PlannedArray], spec: str, holds: str) -> None:
     for item in planned:
         if item.backbone.reads != holds:
             raise UsageError(
-                f"{item.backbone.name} reads {item.backbone.reads}, and {spec} holds {holds}.",
+                f"{item.backbone.name} reads {item.backbone.reads}, but {spec} contains {holds}.",
                 f"fedcache extract --dataset {shell_word(spec)} --backbones {ENCODERS[holds]}",
             )
 
@@ -191,7 +191,7 @@ def looked_up(config: ExtractConfig, home: Home) -> tuple[ExtractConfig, list[Ba
         if known != found:
             raise UsageError(
                 f"Two files are called {found[0].name}: {known[0].place} and {found[0].place}.",
-                "Rename one of them: a store knows a backbone by the name of its file.",
+                "Rename one of them, because a store identifies a backbone by its file name.",
             )
     return bare_config(config), [row for found in rows.values() for row in found]
 
@@ -247,7 +247,7 @@ def parse_max_bad(text: str, rows: int) -> int:
 
 
 def recipe_of(backbone: Backbone, weights: Weights, config: ExtractConfig) -> Recipe:
-    """The native recipe with the views and the overrides asked for.
+    """The native recipe with the views and the overrides requested.
 
     ``--recipe key=value`` applies to every backbone, ``--recipe NAME:key=value`` to one.
     """
@@ -290,8 +290,8 @@ def wanted_text(
 ) -> dict[str, tuple[str, ...]]:
     """Templates per array key, of backbones with a text tower, whose text features are to be the current ones.
 
-    Those asked for, else the dataset's ``template``, else the backbone's own. With ``keep``, a backbone that has text
-    features is left out when no template was asked for. Without classes there is no text.
+    Those requested, else the dataset's ``template``, else the backbone's own. With ``keep``, a backbone that has text
+    features is left out when no template was requested. Without classes there is no text.
     """
     found: dict[str, tuple[str, ...]] = {}
     if not classes:
@@ -351,7 +351,9 @@ def make_current(
 def say_templates(templates: Sequence[str], observer: Observer) -> None:
     """Which template made the text a run uses: nobody may have to guess it."""
     if templates:
-        observer.note(f"Text: {quoted(templates)} (fedcache extract --text chooses).")
+        observer.note(
+            f"Text template: {quoted(templates)} (change with fedcache extract --text TEMPLATE)."
+        )
 
 
 def quoted(templates: Sequence[str]) -> str:
@@ -376,7 +378,7 @@ def check_backbone(name: str, given: dict[str, Path], home: Home) -> dict[str, o
     )
     if weights.download is not None:
         raise MachineError(
-            f"The weights of {name} are not here yet.",
+            f"The weights of {name} are not available yet.",
             f"fedcache backbones pull {shell_word(name)}",
         )
     recipe = replace(backbone.recipe, weights=weights.sha256)
@@ -394,6 +396,6 @@ def check_backbone(name: str, given: dict[str, Path], home: Home) -> dict[str, o
     if recipe.dtype != "uint8" and not fits:
         raise MachineError(
             f"{name} gave {tuple(features.shape)} features, expected (2, {backbone.width}), all finite.",
-            "The weights file is damaged or of another model; import it again.",
+            "The weights file is damaged or belongs to another model; import it again.",
         )
     return tried_weights

@@ -39,7 +39,7 @@ def worker_count(
     tasks: int,
     cores: int,
 ) -> int:
-    """Worker processes for ``tasks`` batches, 0 for none beside this one; ``workers`` None chooses."""
+    """Worker processes for ``tasks`` batches, 0 for none in addition to this one; ``workers`` None chooses."""
     small = tasks < IN_PROCESS_BATCHES and tasks * settings.batch <= IN_PROCESS_ROWS
     few = small and workers is None and settings.device == "cpu"
     # A module in this process's memory can be loaded by no other.

@@ -61,7 +61,7 @@ class TaskSpec:
     settings: ComputeSettings  # device, dtype, batch, threads
     arrays: Mapping[str, WorkerArray]  # per key where chunks go
     probe: tuple[int, bytes] | None  # (row, uid of its image), which a worker must see too
-    decoders: int = 0  # threads that decode beside the model; 0 decodes in turn with it
+    decoders: int = 0  # threads that decode in addition to the model; 0 decodes in turn with it
 
 
 @dataclass
@@ -210,8 +210,8 @@ def _check_machine(spec: TaskSpec) -> None:
         array.check()
     if spec.probe is not None and _digest(spec.source, spec.probe[0]) != spec.probe[1]:
         raise MachineError(
-            f"{host} does not see the images of the dataset, or sees others.",
-            "The dataset must lie at the same path on all nodes.",
+            f"{host} does not see the images of the dataset, or sees different ones.",
+            "The dataset must be at the same path on all nodes.",
         )
     device = resolve_device(spec.settings.device)
     settings = spec.settings
@@ -219,7 +219,8 @@ def _check_machine(spec: TaskSpec) -> None:
         if job.weights.path is not None and not job.weights.path.exists():
             raise MachineError(
                 f"{host} does not see the weights of {job.backbone.name}: {job.weights.path}.",
-                "Weights must lie at the same path on all nodes, e.g. in $FEDCACHE_HOME/weights on a shared disk.",
+                "Weights must be at the same path on all nodes, e.g. in $FEDCACHE_HOME/weights on a "
+                "shared disk.",
             )
         if job.key not in spec.arrays:
             continue
@@ -230,8 +231,8 @@ def _check_machine(spec: TaskSpec) -> None:
             # Entries that only one of the two records has.
             changed = sorted({*mine.items()} ^ {*job.how.items()}, key=str)
             raise MachineError(
-                f"{host} would compute {job.key} in another way: {', '.join(f'{k} {v}' for k, v in changed)}. "
-                "Mixed rows would not be comparable.",
+                f"{host} would compute {job.key} differently: "
+                f"{', '.join(f'{k} {v}' for k, v in changed)}. Mixed rows would not be comparable.",
                 "Install the same versions on every node, and use nodes of one kind.",
             )
 

@@ -96,7 +96,7 @@ class CapturedModel:
         # What Python decided while the kernels were recorded is fixed, so other images must give the same either way.
         others = torch.randint_like(images, 256)
         if not torch.equal(self(others), compute(others)):
-            raise RuntimeError("the recorded model gives other features")
+            raise RuntimeError("the recorded model gives different features")
 
     def __call__(self, images: Tensor) -> Tensor:
         self.images.copy_(images)
@@ -224,5 +224,5 @@ class CudaStages:
             name = self.runner.jobs[key].recipe.label
             raise MachineError(
                 f"The GPU's memory is too small for a batch of {batch} images of {name}.",
-                f"--batch {max(1, batch // 2)}, with --fresh where an array was begun with {batch}.",
+                f"--batch {max(1, batch // 2)}; add --fresh if features were started with batch {batch}.",
             ) from error

@@ -42,7 +42,7 @@ HELD = 3
 
 
 class DeviceStages(Protocol):
-    """A device that copies in, computes and copies out, each beside the others; a thread calls each of the three."""
+    """A device that copies in, computes and copies out, each with the others; a thread calls each of the three."""
 
     notes: list[str]  # sentences about how the models run, after ``warm``
 

@@ -77,7 +77,7 @@ class PendingChunk:
 class ChunkCollector:
     """Places computed batches into chunks, several of which fill at once, and hands full ones to a writing thread.
 
-    One thread writes, so that chunks reach the journal in the order in which they became full, and computing goes on
+    One thread writes, so that chunks reach the journal in the order in which they became full, and computing continues
     meanwhile. ``depth`` is the number of batches that are being computed at most.
     """
 
@@ -194,7 +194,7 @@ class ExtractionStats:
             raise CorruptionError(
                 f"{len(self.bad)} {self.holds} could not be read, more than --max-bad {max_bad}; the last is row "
                 f"{row}: {reason}.",
-                f"Mend the {self.holds}, or run again with a larger --max-bad: finished chunks are kept.",
+                f"Fix the {self.holds}, or run again with a larger --max-bad. Finished chunks are kept.",
             )
 
     @property
@@ -228,7 +228,7 @@ def open_workers(
 ) -> BatchWorkers:
     """The workers for a device and ``tasks`` batches; as many as ``worker_count`` gives.
 
-    Once ``stop`` was asked for, their end is a StoppedError; else it is a MachineError.
+    Once ``stop`` was requested, their end is a StoppedError; else it is a MachineError.
     """
     count = worker_count(jobs, settings, workers=workers, tasks=tasks, cores=cores)
     if not count:

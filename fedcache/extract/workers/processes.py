@@ -51,7 +51,7 @@ class WorkerProcesses:
     Args:
         count: processes.
         initializer: called in each worker with ``initargs``.
-        stop: when it was asked for, workers that have ended are no failure.
+        stop: when it was requested, workers that have ended are no failure.
     """
 
     def __init__(
@@ -105,13 +105,13 @@ class WorkerProcesses:
         """The error of workers that were ended from outside: by the signal that asked to stop, or by something else."""
         if self.stop.requested:
             return StoppedError(
-                "Stopped on request; the workers had ended with it. Every finished chunk is kept.",
-                "Run the same command again to go on.",
+                "Stopped on request, with the workers. Finished chunks are kept.",
+                "Run the same command again to resume.",
             )
         return MachineError(
             f"An extraction worker ended ({how}).",
-            "Out of memory? Run the same command again: it resumes. A smaller --batch or --workers 1 needs less "
-            "memory.",
+            "If memory ran out, run the same command again to resume, with a smaller --batch or with "
+            "--workers 1.",
         )
 
     def close(self) -> None:

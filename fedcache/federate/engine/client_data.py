@@ -79,7 +79,7 @@ class Scaling:
 
     def apply(self, features: NDArray[np.float32]) -> None:
         """Zero mean and unit variance, in place."""
-        # In float64, a block of rows at a time: a copy of all features would not fit beside them.
+        # In float64, a block of rows at a time: a copy of all features would not fit in addition to them.
         for first in range(0, len(features), STEP):
             rows = features[first : first + STEP]
             rows[...] = (rows - self.mean) / self.scale
@@ -143,7 +143,7 @@ def prepare_features(
     if len(shapes) != 1:
         found = sorted(f.shape for f in features)
         raise StoreError(
-            f"The backbones hold different rows or views: {found}.",
+            f"The backbones have different rows or views: {found}.",
             "Extract them for one store with the same number of views: see fedcache inspect.",
         )
     N, V = shapes.pop()
@@ -167,7 +167,7 @@ def prepare_features(
         if scaling is None:
             if train is None or not len(train):
                 raise FederatedRunError(
-                    "feat_post=standardize needs training rows, found none.",
+                    "feat_post=standardize needs training rows, but there are none.",
                     "Give the clients training rows, or choose --set feat_post=l2.",
                 )
             scaling = Scaling.of(out, np.unique(train))

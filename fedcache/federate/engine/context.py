@@ -470,7 +470,7 @@ def check_views(hp: Hp, views: int) -> None:
     for name in ("train_view", "proto_view"):
         if hp.get(name) == "aug" and views == 1:
             raise StoreError(
-                f"{name}=aug trains on stored augmentations, but the features hold 1 view.",
+                f"{name}=aug trains on stored augmentations, but the features have only 1 view.",
                 f"Extract some, for example fedcache extract --views 4, or --set {name}=center.",
             )
 

@@ -55,7 +55,7 @@ def _labelled_rows(table: ClientTable, data: Data) -> np.ndarray:
     if isinstance(tests, RowLists):
         rows = np.bincount(tests.owner, known[tests.rows], minlength=len(table)).astype(np.float64)
     else:
-        rows = tests.sizes.astype(np.float64)  # dealt by class, so all have a label
+        rows = tests.sizes.astype(np.float64)  # assigned by class, so all have a label
     rows[table.shares] = known[table.common].sum()
     return rows
 

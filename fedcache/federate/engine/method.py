@@ -291,8 +291,9 @@ class Method:
         fit: (down, state, data, ctx) -> (state, up); ``up`` is all that leaves a client.
         uploads: (server, ctx) -> name, shape and type of every tensor of ``up``, with which every upload is compared;
             None to have it derived from what ``fit`` makes of a few rows of noise.
-        personal_part: (down, state, data, ctx) -> all that a client's deployed model holds beside ``down``: tensors of
-            its state, a model adapted to its rows, or a cache of them. Made once per model, and saved with it.
+        personal_part: (down, state, data, ctx) -> all that a client's deployed model holds in addition to ``down``:
+            tensors of its state, a model adapted to its rows, or a cache of them. Made once per model, and saved with
+            it.
         predict: (down, personal part, data, x, ctx) -> scores [.., N, C]; with an empty part the global model. One that
             reads ``data``, the client's rows, is evaluated and cannot be saved.
         embed: (down, personal part, x, ctx) -> [.., N, d], what the classifier of ``predict`` reads: the output of a
@@ -333,7 +334,8 @@ class Method:
         fidelity: (hp, views stored) -> exact | cached_views | approx.
         diagnose: (server, states, labels of each client's rows, ctx) -> numbers to log when a round is evaluated.
         zero_shot: (ctx) -> the zero-shot classifier of the class texts that the method starts from, rows x [N, D] (or
-            images) -> scores [N, C]; None where it starts from none. Its accuracy stands beside the method's own.
+            images) -> scores [N, C]; None where it starts from none. Its accuracy stands in addition to the method's
+            own.
         reads_test: (hp) -> True when ``predict`` is handed the client's labelled test rows in place of its training
             rows: a leak that some released code has. The engine warns of it.
         by_similarity: (hp) -> True when ``predict`` returns similarities to prototypes. They have no scale that
@@ -436,8 +438,8 @@ class Method:
         found = list(self.caution(hp))
         if self.reads_test(hp):
             leak = (
-                f"{self.name} learns from labelled test rows before it is scored on them: its accuracy is no test "
-                "accuracy, and no other method's compares with it"
+                f"{self.name} learns from labelled test rows before it is scored on them: its accuracy is "
+                "not a test accuracy and cannot be compared with other methods"
             )
             found.insert(0, leak)
         return found

@@ -54,8 +54,8 @@ class DeployedModel:
 def no_training_rows(method: str) -> ClientData:
     """The data of a model that was taken out of its run: reading any attribute raises UsageError."""
     return missing_rows(
-        f"predict of {method} reads the client's training rows, which a saved model does not hold.",
-        "Let personal_part of the method return what predict needs of them.",
+        f"predict of {method} reads the client's training rows, but a saved model does not contain them.",
+        "Return the data that predict needs from personal_part of the method.",
     )
 
 
@@ -300,7 +300,8 @@ class Traffic:
         if total == 1:
             which = "the only round"
         return [
-            f"In {which} no client sent anything: none was drawn or available, or those that were dropped out."
+            f"In {which} no client sent anything: no client was drawn or available, or all of them "
+            "dropped out."
         ]
 
     def to_json(self) -> dict[str, Any]:
@@ -350,8 +351,8 @@ class RoundRecord:
 class Snapshot(NamedTuple):
     """The state between rounds: ``server/<name>`` and ``client/<number>/<name>`` tensors, and JSON.
 
-    Names do not change during a run, every tensor owns its memory, and nothing else is needed to go on; but where
-    clients are in a file (``table`` in ``meta``), there is its index in the place of their tensors.
+    Names do not change during a run, every tensor owns its memory, and nothing else is needed to continue; but where
+    clients are in a file (``table`` in ``meta``), there is its index instead of their tensors.
     """
 
     tensors: dict[str, Tensor]
@@ -471,7 +472,7 @@ class TrainingOutput:
 
 @dataclass(frozen=True)
 class Bound:
-    """Theorem 4.1 of FedPCL: how far the expected loss may lie above the one that was measured."""
+    """Theorem 4.1 of FedPCL: how far the expected loss may be above the one that was measured."""
 
     printed: float  # sqrt((N/2) ln((m+1)C / delta)) + ``capacity``; it grows with N
     corrected: float  # sqrt(ln((m+1)C / delta) / (2N)) + ``capacity``

@@ -65,7 +65,7 @@ _registered: ContextVar[tuple[type[Executor], ...]] = ContextVar("registered", d
 
 @contextmanager
 def registered(*executors: type[Executor]) -> Iterator[None]:
-    """Further executors that may be asked for by their names, inside a ``with`` statement."""
+    """Further executors that may be requested by their names, inside a ``with`` statement."""
     token = _registered.set((*_registered.get(), *executors))
     try:
         yield
@@ -117,7 +117,7 @@ def choose(
         others = " | ".join(able)
         raise UsageError(
             f"The execution {name!r} cannot serve {method.name}: {why}.",
-            f"Use one that can: --execution {others}",
+            f"Use another one: --execution {others}",
         )
     if chunk is not None and chunk < 1:
         raise UsageError(
@@ -199,7 +199,7 @@ def run(
     Args:
         spec: the method, its clients, rounds and seed.
         hp: from ``method.resolve``.
-        state: a snapshot to go on from.
+        state: a snapshot to continue from.
         callbacks: called on the way; ``point`` is 0.
 
     Returns:
@@ -228,14 +228,14 @@ def run_points(
     Args:
         spec: what all points have in common; they share its draws.
         hps: the hyperparameters of each point; those that are no floats are equal.
-        states: a snapshot to go on from for each point, all of the same round.
+        states: a snapshot to continue from for each point, all of the same round.
         callbacks: called on the way.
         cache: results of other calls on the same data and clients.
         tables: for each point a file for its clients' states, used where they are large; only ``callbacks`` can then
             read the outcome, as the file is closed afterwards. () keeps them in memory, however large they are.
 
     Returns:
-        For each point its outcome, or the error that ended it; the others go on.
+        For each point its outcome, or the error that ended it; the others continue.
     """
     method = spec.method
     # Points may differ in floats alone, so all of them run one program.
@@ -436,19 +436,21 @@ def _check(
     if missing:
         lacking = ", ".join(missing)
         raise UsageError(
-            f"{method.name} is not told {lacking}.",
-            f"Take all hyperparameters from METHODS[{method.name!r}].resolve(preset, settings).",
+            f"{method.name} is missing hyperparameters: {lacking}.",
+            f"Get all hyperparameters from METHODS[{method.name!r}].resolve(preset, settings).",
         )
     if has_batchnorm(hp) and hp.get("batch") == 1:
         raise UsageError(
-            f"batch is 1, and {method.name} normalises with the statistics of a batch (bn): one row has no variance.",
-            "Take --set batch=2 or more, or --set bn=false.",
+            f"batch is 1, but {method.name} normalises with batch statistics (bn), and one row has no "
+            "variance.",
+            "Use --set batch=2 or more, or --set bn=false.",
         )
     if rounds < 1:
         raise UsageError(f"rounds is {rounds}, expected at least 1.", "For example --rounds 10.")
     if not clients:
         raise FederatedRunError(
-            "The partition has no client.", "Make one: fedcache partition --scheme iid --clients 10"
+            "The partition has no clients.",
+            "Make one: fedcache partition --scheme iid --clients 10",
         )
     names = names_of(clients)
     if isinstance(names, NumberedNames):
@@ -474,8 +476,9 @@ def _outcome(
     def predict(x: Tensor) -> Tensor:
         if protocol != "global":
             raise UsageError(
-                f"{job.method.name} deploys one model per client, so there is no global prediction.",
-                "Read evaluation.predictions, which are those of each client's model on its own test rows.",
+                f"{job.method.name} has one model per client, so there is no global prediction.",
+                "Read evaluation.predictions, the predictions of each client's model on its own test "
+                "rows.",
             )
         rows = x
         if x.dim() == 3:

@@ -96,8 +96,8 @@ def eligible_clients(
     """
     if public and not len(clients[0].train):
         raise FederatedRunError(
-            f"{method.name} reads client 0 as the public set, and it has no training rows.",
-            "Deal rows to it, for example --scheme flesd.",
+            f"{method.name} uses client 0 as the public set, but client 0 has no training rows.",
+            "Assign rows to it, for example with --scheme flesd.",
         )
     names = names_of(clients)
     rows = train_sizes(clients)
@@ -114,7 +114,7 @@ def eligible_clients(
     few = "have too few rows for one batch"
     normalised = has_batchnorm(hp)
     if normalised:
-        few += " (BatchNorm needs two of them, bn=false one)"
+        few += " (BatchNorm needs two rows, bn=false needs one)"
     warnings = []
     for skipped, why in (
         (empty, "have no training rows"),
@@ -125,7 +125,7 @@ def eligible_clients(
         if count and trust.protects:
             # Noise does not cover the clients' numbers of rows, so no client is named.
             warnings.append(
-                f"clients that {why} are skipped; who they are is not told, as this run is private"
+                f"clients that {why} are skipped; their names are not shown, because this run is private"
             )
         elif count:
             listed = ", ".join(names[i] for i in np.flatnonzero(skipped)[:5].tolist())
@@ -269,7 +269,8 @@ class RunState:
             if not self.liars:
                 attack = self.trust.attack.text
                 self.warnings.append(
-                    f"--attack {attack}: of {len(names)} clients that share is nobody, so nobody lies"
+                    f"--attack {attack}: of {len(names)} clients this share is less than one client, so "
+                    "no client is malicious"
                 )
         self.labels: Tensor | None = None
         if "labels" in method.reads(hp):
@@ -326,7 +327,7 @@ class RunState:
         """Check the hyperparameters against the data, and make the server's first tensors."""
         if "text" in self.method.reads(self.hp) and self.env.text is None:
             raise StoreError(
-                f"{self.method.name} needs class text features, but these features have none.",
+                f"{self.method.name} needs class text features, but these features have no texts.",
                 "Use a backbone with a text tower, for example --backbones glyph-clip.",
             )
         # These depend on the store or the device, so they are checked before any client trains.
@@ -338,7 +339,7 @@ class RunState:
         for need, found in available.items():
             if need in self.method.reads(self.hp) and found is None:
                 raise StoreError(
-                    f"{self.method.name} needs {need}, and this run was given none.",
+                    f"{self.method.name} needs {need}, but this run has none.",
                     "Train on a store with images: fedcache extract --backbones pixels",
                 )
         check_views(self.hp, self.env.views)
@@ -567,13 +568,15 @@ class RunState:
             if not too_large:
                 return pipeline, pooled
             name, size = next(iter(too_large.items()))
-            problem = f"{name} of the model would hold {size:.2g}, from which no client can train"
+            problem = (
+                f"{name} of the model would contain {size:.2g}, from which no client can train"
+            )
         except FederatedRunError as error:
             failure = error
             problem = failure.message.rstrip(".")
         # The uploads farthest from the others first: the round is aggregated again without each of them in turn.
         suspects = pipeline.suspects()[:MOST_SUSPECTS]
-        why = f"the server cannot aggregate the round with it, and can without it ({problem})"
+        why = f"the server can aggregate the round only without it ({problem})"
         for client in suspects:
             others = [c for c in ids if c != client]
             try:
@@ -598,7 +601,7 @@ class RunState:
         if not suspects:
             raise failure
         named = ", ".join(repr(self.client_names[c]) for c in suspects[:5])
-        tried = f"Leaving out any one of {len(suspects)} uploads does not help; farthest from the others: {named}."
+        tried = f"Leaving out any one of {len(suspects)} uploads does not help. Farthest from the others: {named}."
         raise FederatedRunError(f"{failure.message} {tried}", failure.hint) from failure
 
     def _too_large(self, made: Tree) -> dict[str, float]:
@@ -630,7 +633,7 @@ class RunState:
             number = self.round + 1
             raise FederatedRunError(
                 f"Round {number}: {self.method.name} cannot aggregate the uploads: {error}.",
-                "Look at the clients, or leave out uploads with --on-bad-update reject.",
+                "Check the clients, or leave out invalid uploads with --on-bad-update reject.",
             ) from error
         # Contiguous as in a file: torch chooses kernels by strides, and a resumed run must give the same bits.
         made = {k: t.contiguous() for k, t in merged.items()}

@@ -45,8 +45,10 @@ def numbers_of(named: Sequence[str], names: Sequence[str], option: str) -> np.nd
     missing = next((name for name in named if name not in number), None)
     if missing is not None:
         raise UsageError(
-            f"{option} has a line of client {visible(missing)!r}, and the partition has no such client.",
-            f"Names of this partition are like {visible(names[0])!r}; `fedcache partition --json` lists them.",
+            f"{option} has a line for the client {visible(missing)!r}, but the partition has no such "
+            "client.",
+            f"Client names of this partition look like {visible(names[0])!r}; `fedcache partition --json` "
+            "lists them.",
         )
     return np.array([number[name] for name in named], np.int64)
 
@@ -56,7 +58,10 @@ def read_trace(path: Path) -> AvailabilityTrace:
 
     Raises UsageError, naming the line, for any other file.
     """
-    example = "A line for every client and time that it is there:  client,first,last  and then  client-0,1,20"
+    example = (
+        "Write a line for every client and period of availability:  client,first,last  and then  "
+        "client-0,1,20"
+    )
     here = f"--availability {path}"
     lines, digest = lines_of_clients(path, here, TRACE_COLUMNS, example)
     spans = []
@@ -66,10 +71,12 @@ def read_trace(path: Path) -> AvailabilityTrace:
             last = int(line[2])
         except (ValueError, IndexError) as error:
             raise UsageError(
-                f"{here}: line {number} is not a client and two rounds.", example
+                f"{here}: line {number} is not a client name and two rounds.", example
             ) from error
         if len(line) > len(TRACE_COLUMNS) or not 1 <= first <= last < 2**62:
-            raise UsageError(f"{here}: line {number} has no rounds from 1 on, in order.", example)
+            raise UsageError(
+                f"{here}: line {number} needs two rounds in ascending order, from 1.", example
+            )
         spans.append((first, last))
     bounds = np.array(spans, np.int64)
     return AvailabilityTrace(
@@ -99,7 +106,7 @@ def lines_of_clients(
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         why = f"it cannot be read as CSV ({type(error).__name__})"
         if isinstance(error, FileNotFoundError):
-            why = "there is no such file"
+            why = "the file does not exist"
         raise UsageError(f"{here}: {why}.", example) from error
     if not lines or tuple(word.strip() for word in lines[0]) != tuple(columns):
         raise UsageError(f"{here}: the first line is not {','.join(columns)}.", example)
@@ -107,7 +114,7 @@ def lines_of_clients(
         (number, [line[0].strip(), *line[1:]]) for number, line in enumerate(lines[1:], 2) if line
     ]
     if not found:
-        raise UsageError(f"{here}: it names no client.", example)
+        raise UsageError(f"{here}: it lists no client.", example)
     return found, sha256_hex(raw)
 
 
@@ -173,7 +180,8 @@ class ClusterRule:
             name = visible(names[int(lacking[0])])
             count = len(lacking)
             raise UsageError(
-                f"--client-clusters has no line of client {name!r}; {count} of {clients} clients have none.",
+                f"--client-clusters has no line for the client {name!r}; {count} of {clients} clients "
+                "have none.",
                 "Every client that has training rows needs one:  client,cluster  and then  client-0,north",
             )
         _, of = np.unique(cluster[by_name], return_inverse=True)
@@ -188,7 +196,7 @@ def parse_clusters(clusters: str | None, per_round: int) -> ClusterRule | None:
     if clusters is None:
         if per_round != 1:
             raise UsageError(
-                "--clusters-per-round is of clusters of clients.",
+                "--clusters-per-round needs --client-clusters.",
                 "Add for example --client-clusters 10",
             )
         return None
@@ -218,15 +226,15 @@ def _read_clusters(path: Path, _digest: str) -> ClusterRule:
     The last file is cached by its digest, because a command parses its options several times, and a file of 10^6
     clients takes seconds.
     """
-    example = "A line for every client:  client,cluster  and then  client-0,north"
+    example = "Write a line for every client:  client,cluster  and then  client-0,north"
     here = f"--client-clusters {path}"
     lines, digest = lines_of_clients(path, here, COLUMNS, example)
     found: dict[str, str] = {}
     for number, line in lines:
         if len(line) != len(COLUMNS) or not line[1].strip():
-            raise UsageError(f"{here}: line {number} is not a client and a cluster.", example)
+            raise UsageError(f"{here}: line {number} is not a client name and a cluster.", example)
         if line[0] in found:
-            raise UsageError(f"{here}: line {number} names a client again.", example)
+            raise UsageError(f"{here}: line {number} repeats a client.", example)
         found[line[0]] = line[1].strip()
     numbers = {name: i for i, name in enumerate(sorted(set(found.values())))}
     given = np.array([numbers[name] for name in found.values()], np.int64)
@@ -504,7 +512,8 @@ class ClientSampler:
             share = participation * clients
             if share < 0.5:
                 found.append(
-                    f"a share of {participation:g} is {share:.2g} of {clients:,} clients: a round has one"
+                    f"a share of {participation:g} is {share:.2g} of {clients:,} clients, so each round "
+                    "has one client"
                 )
         return found
 
@@ -516,7 +525,7 @@ class ClientSampler:
         if there == clients:
             return []
         return [
-            f"the trace has lines of {there:,} of the {clients:,} clients: all others are never there"
+            f"the trace has lines of {there:,} of the {clients:,} clients; all others are never available"
         ]
 
     def _small_clusters(self, participation: Participation) -> list[str]:
@@ -531,7 +540,9 @@ class ClientSampler:
         if self._per_round == 1:
             those = "has"
         what = f"of {len(sizes)} clusters the smallest {those} {least} that can train"
-        return [f"{count} clients a round are asked for, and {what}: such a round has no more"]
+        return [
+            f"{count} clients per round were requested, but {what}, so such a round has no more"
+        ]
 
     def share(self, participation: Participation) -> float:
         """The expected share of clients in a round."""

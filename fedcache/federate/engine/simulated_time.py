@@ -99,7 +99,7 @@ class TimingRule:
             count = len(lacking)
             some = f"{count} of {len(names)}"
             raise UsageError(
-                f"--client-durations has no line of client {name!r}; {some} clients have none.",
+                f"--client-durations has no line for the client {name!r}; {some} clients have none.",
                 "Every client that has training rows needs one:  client,duration  and then  client-0,1.5",
             )
         return lambda clients, _round: fixed[list(clients)].tolist()
@@ -143,10 +143,10 @@ def _read_durations(path: Path) -> tuple[tuple[str, ...], tuple[float, ...], str
             value = float(line[1])
         except (ValueError, IndexError) as error:
             raise UsageError(
-                f"{here}: line {number} is not a client and a number.", example
+                f"{here}: line {number} is not a client name and a number.", example
             ) from error
         if line[0] in found:
-            raise UsageError(f"{here}: line {number} names a client again.", example)
+            raise UsageError(f"{here}: line {number} repeats a client.", example)
         if len(line) > len(COLUMNS) or not 0.0 < value < np.inf:
             raise UsageError(f"{here}: line {number} has no duration above 0.", example)
         found[line[0]] = value
@@ -156,9 +156,9 @@ def _read_durations(path: Path) -> tuple[tuple[str, ...], tuple[float, ...], str
 def why_not_asynchronous(method: Method, hp: Hp) -> str | None:
     """Why a server cannot mix updates of models of different ages, in words; None if it can."""
     if method.central:
-        return "it trains on one set, and nothing is sent"
+        return "it trains on the rows of all clients together, so nothing is sent"
     if method.one_shot:
-        return "it takes one round"
+        return "it needs only one round"
     if method.uploads is sends_nothing:
         return "its clients send nothing"
     if set(method.pool(hp).values()) - {"mean", "uniform"} or method.aggregate is not replace_names:
@@ -326,9 +326,12 @@ class TimedRun(RunState):
                 or tuple(down[name].shape) != sent.shape
                 or not sent.dtype.is_floating_point
             ):
-                why = f"takes no --asynchronous: its upload {name} is no update of what clients are sent"
+                why = (
+                    f"does not support --asynchronous: its upload {name} is not an update of the model that "
+                    "clients receive"
+                )
             elif name.endswith(STATISTICS) and self.rule.step > 1.0:
-                why = f"takes no --server-step above 1, which can make a variance negative ({name})"
+                why = f"does not support --server-step above 1, which can make a variance negative ({name})"
             if why is not None:
                 raise UsageError(f"{self.method.name} {why}.", "Leave it out.")
 

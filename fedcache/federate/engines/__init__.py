@@ -1,1 +1,1 @@
-"""Engines for more than one machine; optional extras, imported only when asked for."""
+"""Engines for more than one machine; optional extras, imported only when requested."""

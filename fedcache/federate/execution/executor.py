@@ -95,7 +95,7 @@ class Executor(ABC):
         """
 
     def train_round(self) -> list[RoundTraffic | None]:
-        """Sample, broadcast and compute one round. A point's error is in ``batch.failed``, and the others go on."""
+        """Sample, broadcast and compute one round. A point's error is in ``batch.failed``, and the others continue."""
         points = self.batch.points
         ids = points[0].sample(self.batch.participation)
         for point in points[1:]:
@@ -294,7 +294,7 @@ class Batched(Executor):
     def serves(cls, method: Method, hp: Hp, load: Load) -> str:
         """Every method whose functions take a client axis, on clients that are alike."""
         if load.mixed:
-            return "its clients differ in more than their rows"
+            return "its clients have different settings"
         if "pixels" in method.reads(hp):
             return "a convolution has no client axis"
         if cls.name in method.executions:

@@ -63,7 +63,7 @@ class GramClientData(ClientData):
     basis: GramBasis | None = None
 
     def take(self, i: Tensor, view: int | Tensor = 0) -> Tensor:
-        """A ``GramBatch`` in the place of features; one view is stored."""
+        """A ``GramBatch`` instead of features; one view is stored."""
         return cast(Tensor, GramBatch(cast(GramBasis, self.basis), i))
 
     def fits(self, rows: int, budget: int) -> bool:
@@ -166,17 +166,17 @@ class Gram(Batched):
     def serves(cls, method: Method, hp: Hp, load: Load) -> str:
         """SGD on one stored view of a client's own rows, for methods that combine such maps linearly."""
         if load.mixed:
-            return "its clients differ in more than their rows"
+            return "its clients have different settings"
         if cls.name not in method.executions:
             return "it has no linear map on features that SGD trains on a client's own rows alone"
         if hp.get("opt") == "adam":
             return "opt=adam: its second moment is not the same in other coordinates"
         if hp.get("noise_on") == "features":
-            return "noise_on=features: noisy rows leave the client's own"
+            return "noise_on=features: noisy rows are outside the span of the client's rows"
         if "aug" in (hp.get("train_view"), hp.get("proto_view")):
-            return "stored augmentations are trained on, and it has one view of a row"
+            return "training uses stored augmentations, but this mode has one view per row"
         if load.views > 1:
-            return f"{load.views} views are stored of a row"
+            return f"the store has {load.views} views per row"
         return ""
 
     @classmethod
@@ -234,7 +234,7 @@ class Gram(Batched):
                 few[start : start + self.batch.plan.chunk], down, pipeline, sent
             )
         if not self._begun and self.batch.points[0].states.kept:
-            # Most clients enter in the first round. Their full maps lie between tensors that stay.
+            # Most clients enter in the first round. Their full maps are between tensors that stay.
             return_freed_memory()
             self._begun = True
 

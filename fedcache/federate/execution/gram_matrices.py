@@ -80,7 +80,7 @@ class GramMatrices:
         return self.packed[self.start[clients[0]] : at]
 
     def rows(self, clients: Sequence[int]) -> Tensor | None:
-        """``block``; on a GPU a copy of rows that lie apart, as a product for each client costs more than to copy."""
+        """``block``; on a GPU a copy of rows that are apart, as a product for each client costs more than to copy."""
         block = self.block(clients)
         if block is None and self.packed.device.type != "cpu":
             return torch.cat([self.of(c) for c in clients])
@@ -182,7 +182,7 @@ class GramMatrices:
         scaled = A.flatten(2) * A.new_tensor(weights).view(M, 1, 1)
         block = self.rows(clients)
         if block is None:
-            # Rows that lie apart: a product of each client, added up in one matrix [U G, D].
+            # Rows that are apart: a product of each client, added up in one matrix [U G, D].
             total = A.new_zeros(first * second, self.packed.shape[1])
             for of_client, c in zip(scaled, clients, strict=True):
                 total.addmm_(of_client[: self.n[c]].mT, self.of(c))

@@ -199,7 +199,7 @@ class ClientStates(MutableMapping[int, Tree]):
         return {
             **tree,
             **found,
-        }  # made anew every time: kept, they would be more than the coordinates
+        }  # made again every time: kept, they would be more than the coordinates
 
     def scored(self, client: int, x: Features, rows: Tensor) -> tuple[Tree, GramBatch]:
         """A client's tensors with its maps as coordinates, and features x[rows] to multiply them with.

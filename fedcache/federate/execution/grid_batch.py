@@ -111,7 +111,7 @@ class GridBatch:
     plan: ExecutionPlan  # how they are computed
     participation: int | float | None = None  # clients a round, as ``RunState.sample`` takes it
     cache: GridCache | None = None  # what other points have computed already; None for a run alone
-    # point -> what ended it; its clients go on being computed and are not read
+    # point -> what ended it; its clients continue being computed and are not read
     failed: dict[int, FedcacheError] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

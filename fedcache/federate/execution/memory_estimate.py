@@ -330,16 +330,19 @@ def refuse_too_much(
     if load.device != "cpu":
         where = " of the GPU"
     peak = found.words()
-    problem = f"The run needs {peak}, and {_mib(free)}{where} are free."
+    problem = f"The run needs {peak}, but {_mib(free)}{where} are free."
     spare = free - (needed - found.working)
     if 2 * found.states > needed and needed - found.states <= free:
-        hint = _fewer_participants(load, free - (needed - found.states), "a smaller head would fit")
+        hint = _fewer_participants(load, free - (needed - found.states), "use a smaller head")
         raise MachineError(problem, hint)
     per_client = found.working / max(1, plan.chunk)
     fits = int(spare // per_client)
-    hint = "Fewer clients a round (--participation), a smaller head, or fewer points at once would fit."
+    hint = "Use fewer clients per round (--participation), a smaller head, or fewer configurations at once."
     if 0 < fits < plan.chunk:
-        hint = f"At most {fits} clients at once fit: the engine takes {plan.chunk}; --execution sequential takes one."
+        hint = (
+            f"At most {fits} clients at once fit in memory. The engine uses {plan.chunk}; --execution "
+            "sequential uses one."
+        )
     raise MachineError(problem, hint)
 
 
@@ -363,9 +366,9 @@ def refuse_large_server(job: RunState, free: int) -> None:
     if needed > free:
         fit = free // each
         raise MachineError(
-            f"The server of {method.name} keeps something of every client and sends it to all: of {clients:,} that is "
-            f"{_mib(needed)}, and {_mib(free)} are free.",
-            f"At most {fit:,} clients fit: fedcache partition --clients N",
+            f"The server of {method.name} keeps data of every client and sends it to all clients. For "
+            f"{clients:,} clients this takes {_mib(needed)}, but {_mib(free)} are free.",
+            f"At most {fit:,} clients fit in memory: fedcache partition --clients N",
         )
 
 
@@ -385,9 +388,9 @@ def refuse_too_little_room(load: Load, plan: ExecutionPlan, place: Path) -> None
     )
     if needed > free:
         raise MachineError(
-            f"{load.participants:,} clients take part and keep {_mib(needed)} between rounds, and {_mib(free)} are "
-            f"free in {place}.",
-            _fewer_participants(load, free, "--runs DIR is another disk"),
+            f"{load.participants:,} clients take part and keep {_mib(needed)} between rounds, but "
+            f"{_mib(free)} are free in {place}.",
+            _fewer_participants(load, free, "or use another disk with --runs DIR"),
         )
 
 
@@ -396,7 +399,7 @@ def _fewer_participants(load: Load, room: int, other: str) -> str:
     # At most (clients per round) x (rounds) clients take part.
     fits = room // (load.points * load.state_bytes)
     if not fits:
-        return f"Not one client fits: {other}."
+        return f"Not even one client fits: {other}."
     a_round = max(1, fits // load.rounds)
     rounds = min(fits, load.rounds)
-    return f"What {fits:,} clients keep fits: --participation {a_round} --rounds {rounds}"
+    return f"{fits:,} clients fit: --participation {a_round} --rounds {rounds}"

@@ -41,10 +41,10 @@ class StateTable(MutableMapping[int, Tree]):
     Raises StoreError while another process uses the file; MachineError where it cannot be written.
 
     Args:
-        path: of the file; rows that are there already are overwritten unless ``saved`` refers to them.
+        path: of the file; rows that exist already are overwritten unless ``saved`` refers to them.
         clients: of the run: numbers are below it.
         device: where tensors are read to.
-        saved: a snapshot that ``mark`` has written into, to go on from.
+        saved: a snapshot that ``mark`` has written into, to continue from.
         expected: bytes that the file may come to, for the message of a full disk.
     """
 
@@ -244,12 +244,12 @@ def _lock_of(path: Path) -> Path:
 
 def _damaged(path: Path) -> CorruptionError:
     return CorruptionError(
-        f"{path} is missing or not what was written.", "Remove it; what it held is made again."
+        f"{path} is missing or was changed.", "Remove it; its content will be made again."
     )
 
 
 def _in_use(path: Path) -> StoreError:
     return StoreError(
         f"{path} is in use by another process that trains the same run.",
-        "Wait for its result, or end it.",
+        "Wait for its result, or stop it.",
     )

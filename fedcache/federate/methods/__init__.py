@@ -1,7 +1,7 @@
 """One paper, one file. A method is found because its file lies here.
 
 The file of a method is its name with underscores, and its ``METHOD`` is the method. A file is imported when its method
-is asked for, so the names are known without importing torch.
+is requested, so the names are known without importing torch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def module_of(name: str) -> str:
 
 
 class MethodTable(MutableMapping[str, "Method"]):
-    """The methods by name: those of this folder, imported when first read, and plug-ins, loaded when asked for by name.
+    """The methods by name: those of this folder, imported when first read, and plug-ins, loaded when requested by name.
 
     It lists those of this folder alone: which packages are installed is looked at for a name that is none of them.
     """

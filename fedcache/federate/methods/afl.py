@@ -4,8 +4,8 @@ He et al., "AFL: a single-round analytic approach for federated learning with pr
 sends W_k = C_k^-1 X_k'Y_k and C_k = X_k'X_k + gamma I. The absolute aggregation law merges two of them exactly,
     W = (I - R_u C_v + R_u C_v (C_u + C_v)^-1 C_v) W_u + (I - R_v C_u + R_v C_u (C_u + C_v)^-1 C_u) W_v,
     C = C_u + C_v,    R = C^-1,
-and the server merges one client after another. After K of them W is the ridge solution of all rows with K gamma in the
-place of gamma; its removal,
+and the server merges one client after another. After K of them W is the ridge solution of all rows with K gamma instead
+of gamma; its removal,
     W <- W + K gamma (C - K gamma I)^-1 W,
 leaves the least squares of all rows, X'X W = X'Y, whatever the partition: ``fed3r`` with lam = 0, which needs no matrix
 of single clients and no merging. What AFL adds is that each client has a model of its own before anything is sent.
@@ -13,8 +13,8 @@ of single clients and no merging. What AFL adds is that each client has a model 
 The removal needs X'X to be regular: more rows than features, and no feature that is a sum of others. Where it is not,
 the ridge K gamma stays, and ``cleaned`` is 0 in the log of the round. ``clean=false`` keeps it in any case.
 
-Checked against the released code (ZHUANGHP/Analytic-federated-learning, ``afl.py``): the same steps, with factors in
-the place of inverses; its commands have gamma = 1 and the removal. C_k travels as a triangle; the code holds all of it,
+Checked against the released code (ZHUANGHP/Analytic-federated-learning, ``afl.py``): the same steps, with factors
+instead of inverses; its commands have gamma = 1 and the removal. C_k travels as a triangle; the code holds all of it,
 and its inverse. The server holds all uploads of the round: clients x D (D + 1) / 2 numbers.
 """
 
@@ -154,7 +154,7 @@ METHOD = replace(
             ridge out again.
         """,
         when="""
-            Where each client shall have a model of its own before anything is sent. The result is `fed3r` without a
+            For clients that need their own model before anything is sent. The result is `fed3r` without a
             ridge: where rows are fewer than features, `fed3r` with a ridge is safer.
         """,
         cite=("he2025afl",),

@@ -142,8 +142,8 @@ METHOD = Method(
         """,
         terms=r"Over the rows of all clients, by L-BFGS to convergence; $\lambda$: `l2`.",
         when="""
-            How good a linear head is when all rows lie in one place. It is no upper bound for closed forms such as
-            `fed3r`.
+            Shows how good a linear head is when all rows are in one place. It is not an upper bound for closed forms
+            such as `fed3r`.
         """,
         cite=("yan2024fstcbdg",),
     ),

@@ -22,10 +22,10 @@ By default ``lam=auto`` (ours): the server takes the lam with the lowest general
 
 ``rff_dim`` > 0 works on random Fourier features made from the shared seed. Their bandwidth has to follow the scale of
 the features: ``rff_sigma=auto`` is the mean length of all clients' training rows, 1 for unit features (D-87). It costs
-one exchange more: each client tells the sum of its rows' lengths beside their number, and is told the mean. That is
-computed over all clients, also where the round has some of them, and counted in the traffic of the round: one scalar
-up and one down for every client. The log of the round has it as ``rff_sigma``. Sites of a real federation do not have
-that exchange; they are given a number.
+one exchange more: each client tells the sum of its rows' lengths in addition to their number, and is told the mean.
+That is computed over all clients, also where the round has some of them, and counted in the traffic of the round: one
+scalar up and one down for every client. The log of the round has it as ``rff_sigma``. Sites of a real federation do
+not have that exchange; they are given a number.
 
 ``omega`` > 0 (ours) is a personal model: client i solves (A + omega A_i + lam I)^-1 (B + omega B_i) from the sums that
 come back to it, so its own rows count 1 + omega times. omega = 0 is the global model, omega -> infinity its rows alone.
@@ -314,8 +314,9 @@ def notice(sums: Tree, ctx: Ctx) -> str:
     usual = usual_eigenvalue(unpack(sums["gram"], sums["class_sum"].shape[-1]))
     if usual < lam:
         return (
-            f"lam={lam:g} is larger than the eigenvalues of the summed squared features, which are about {usual:.2g} "
-            f"beside the largest: it decides the model more than the rows do. Use --set lam={0.01 * usual:.1g}"
+            f"lam={lam:g} is larger than the eigenvalues of the summed squared features, which are about "
+            f"{usual:.2g} without the largest, so it determines the model more than the rows do. Use "
+            f"--set lam={0.01 * usual:.1g}"
         )
     width = sums["class_sum"].shape[-1]
     count = sums.get(count_name(ctx.hp))

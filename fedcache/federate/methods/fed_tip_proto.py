@@ -106,7 +106,7 @@ METHOD = Method(
                 \cdot F_{ij})}, \qquad F_{ij} = \frac{\mu_{ij}}{\lVert \mu_{ij} \rVert}
         """,
         terms=r"$\mu_{ij}$: client $i$'s mean feature of class $j$; $O_i$: the classes it has.",
-        when="One round with an upload as small as that of FedNCM, and the texts beside it.",
+        when="One round with an upload as small as that of FedNCM, plus the class texts.",
         cite=("zhang2022tip",),
     ),
 )

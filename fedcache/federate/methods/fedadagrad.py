@@ -29,7 +29,7 @@ METHOD = server_optimiser(
             v \leftarrow v + \Delta^2, \qquad w \leftarrow w + \eta_g\, \frac{\Delta}{\sqrt{v} + \tau},
                 \qquad \Delta = \sum_i \frac{n_i}{N}\, w_i - w
         """,
-        when="As `fedadam`, with steps that shorten round by round: for short trainings that shall come to rest.",
+        when="Like `fedadam`, with steps that shrink in every round: for short trainings that should converge.",
         cite=("reddi2021adaptive",),
     ),
 )

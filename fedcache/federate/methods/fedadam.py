@@ -131,7 +131,7 @@ METHOD = server_optimiser(
             \end{aligned}
         """,
         when="""
-            Where coordinates of the model need steps of different sizes. It has a second rate, `lr_g`, which has to
+            For models whose coordinates need steps of different sizes. It has a second rate, `lr_g`, which has to
             be tuned too.
         """,
         cite=("reddi2021adaptive",),

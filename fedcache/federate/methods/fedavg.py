@@ -118,8 +118,8 @@ METHOD = Method(
             the gradient for `opt=sgd`.
         """,
         when="""
-            The baseline of all others. Good where clients are alike; it loses many points where each has few classes.
-            On frozen features try `fed3r` beside it.
+            The baseline of all other methods. Good if clients are alike; it loses many points if each has few classes.
+            On frozen features also try `fed3r`.
         """,
         cite=("mcmahan2017fedavg",),
     ),

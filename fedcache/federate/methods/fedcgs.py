@@ -219,7 +219,7 @@ METHOD = replace(
         """,
         terms=r"$\mu_c$, $N_c$: mean and number of all rows of class $c$. `gamma_shrink` adds a ridge to $\Sigma$.",
         when="""
-            Linear discriminant analysis on all rows: as `fed3r`, with priors of classes. It chooses its ridge
+            Linear discriminant analysis on all rows: as `fed3r`, with priors of classes. It selects its ridge
             (`gamma_shrink`) by generalised cross-validation.
         """,
         cite=("guan2025fedcgs",),

@@ -4,7 +4,7 @@ Goswami et al., "Covariances for free: exploiting mean distributions for trainin
 2025. Clients send sums and counts per class. Means of n_kc rows scatter with covariance Sigma_c / n_kc, so over the K_c
 clients with class c
     Sig_c = 1/(K_c - 1) sum_k n_kc (mu_kc - mu_c)(mu_kc - mu_c)' + gamma I
-is unbiased (before gamma) when a class's rows are dealt to clients at random (T-K9); K_c = 1 leaves gamma I. Then
+is unbiased (before gamma) when a class's rows are assigned to clients at random (T-K9); K_c = 1 leaves gamma I. Then
     G = sum_c (N_c - 1) Sig_c + N mu mu',    W_c = G^-1 S_c / |G^-1 S_c|,    b = 0:
 ridge regression whose Gram matrix is estimated, without the scatter between classes. Few clients per class make a weak
 estimate: ``owners_min`` and ``owners_mean``, over classes, are K_c in the log of the round. With one row per client
@@ -39,7 +39,7 @@ OTHERS = 1.0
 
 
 def settle(hp: Hp, env: RunConstants) -> Hp:
-    """gamma of the released scripts, where that is asked for."""
+    """gamma of the released scripts, where that is requested."""
     if hp["gamma"] is not None or hp["gamma_auto"] != "backbone":
         return hp
     names = [name.lower() for name in env.backbones]

@@ -194,7 +194,7 @@ METHOD = Method(
         """,
         when="""
             The least that can be sent, and the first baseline. Enough on a backbone that was trained for the task;
-            weak where classes do not lie around their means.
+            weak if the rows of a class are not close to their mean.
         """,
         cite=("legate2023guiding",),
     ),

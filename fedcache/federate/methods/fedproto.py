@@ -7,10 +7,10 @@ n_ij / N_j; the released code's plain mean; or eq 6 of FedPCL as printed). A cla
 prototype. Inference: argmin_j |z - Cbar^(j)|.
 
 The paper has a squared L2 distance; released code (``preset=official``) takes its mean over dimensions, dim times
-smaller (D-73: ``protodist``), which is next to nothing beside the cross-entropy on unit projections of frozen features.
-The layers are those of FedPCL's table 7, as in every baseline beside it: BatchNorm, and no unit length in the paper's
-preset (D-02). Released code collects prototypes in training mode during the last epoch; here they come from one pass
-afterwards.
+smaller (D-73: ``protodist``), which is next to nothing compared with the cross-entropy on unit projections of frozen
+features. The layers are those of FedPCL's table 7, as in every baseline in addition to it: BatchNorm, and no unit
+length in the paper's preset (D-02). Released code collects prototypes in training mode during the last epoch; here
+they come from one pass afterwards.
 Limits: lambda_proto = 0 trains exactly as ``solo``; rows whose class has no global prototype add nothing.
 """
 

@@ -54,7 +54,7 @@ METHOD = replace(
                 \qquad w \leftarrow \sum_i \frac{n_i}{N}\, w_i
         """,
         when="""
-            Where clients train for many local steps and pull apart. `mu` is to be chosen by validation: too small
+            For clients that train for many local steps and drift apart. Select `mu` on validation rows: too small
             does nothing, too large does not move.
         """,
         cite=("li2020fedprox",),

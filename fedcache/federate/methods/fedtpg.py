@@ -1,7 +1,7 @@
 """FedTPG: a small network that makes the context words of CLIP's prompts from the class names, trained and averaged.
 
-Qiu et al., "Federated text-driven prompt generation for vision-language models", ICLR 2024. The names of the classes at
-hand are encoded as they are, T [C, D] of unit length, and read by m learned queries Q [m, E],
+Qiu et al., "Federated text-driven prompt generation for vision-language models", ICLR 2024. The names of the
+available classes are encoded as they are, T [C, D] of unit length, and read by m learned queries Q [m, E],
     x = MHA(LN(Q), LN(T), LN(T)),    v = x + FF(x),    FF(x) = B (a * gelu(g)) + b,  (a, g) = A LN(x) + a_0,
 after which come ``depth`` blocks of self-attention, x = v + MHA(LN(v)), v = x + FF(x). The v are the context vectors of
 every class's prompt, [START, v_1 .. v_m, name, END], and the classifier is that of PromptFL. The network travels.

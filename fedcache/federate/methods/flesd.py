@@ -10,8 +10,8 @@ What goes up is R_k, Np x d numbers, or the matrix (``send=matrix``); values the
 README's. Released code: augmentation by data set (D-91), one-directional contrast (D-30) with BatchNorm on each view by
 itself (D-92), 128-d projections compared (D-32; ``sim_at=trunk`` for 512-d), a queue whose first batches of every epoch
 take no step (D-34: ``queue_warm``) and own keys among the anchors (D-35); short batches left out (D-93), keys by
-BatchNorm of their batch (D-94) and after the average has moved (D-95), a row's own similarity beside its n % (D-96),
-float16 with a scaled loss, for which ``amp`` has bfloat16 without (D-97).
+BatchNorm of their batch (D-94) and after the average has moved (D-95), a row's own similarity in addition to its n %
+(D-96), float16 with a scaled loss, for which ``amp`` has bfloat16 without (D-97).
 Up to 4,096 public rows ``anchors=auto`` takes them all instead of a queue: eqs 7 to 9 exactly.
 Clients of other backbones or trunks keep their own encoder, since only similarities meet.
 """

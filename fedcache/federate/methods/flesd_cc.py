@@ -31,7 +31,7 @@ METHOD = replace(
         formula=r"""
             M = \frac{1}{K} \sum_k \exp\big(R_k R_k^\top / \tau_T\big) \quad \text{once, after all local epochs}
         """,
-        when="As `flesd` with one exchange, whatever the number of local epochs.",
+        when="As `flesd` with one exchange, independent of the number of local epochs.",
         cite=("shi2022flesd",),
     ),
 )

@@ -31,7 +31,7 @@ METHOD = replace(
                 \qquad \text{then as FLESD}
         """,
         when="""
-            FLESD in seconds: a small network on cached views in the place of a ResNet on images. Extract with
+            FLESD in seconds: a small network on cached views instead of a ResNet on images. Extract with
             `--views 4`.
         """,
         cite=("shi2022flesd",),

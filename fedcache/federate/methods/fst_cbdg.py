@@ -12,9 +12,9 @@ The server takes the uniform mean (D-53). No code was released. Readings where t
 itself: f and q_j have one logit scale s, f(z) = softmax(s (W z + b)), q_j = softmax(s I_j.T), which the paper prints
 nothing of (s = 1; CLIP's is 100; D-83, ``logit_scale``); eq 6 as a mean, so that lambda = 1 balances the terms (D-51,
 ``tsamp_reduce``; ``joint`` is one mean over real and synthetic rows, D-84); sigma = 1/sqrt(D), noise of about unit norm
-(D-52); m_k counted over the client once per epoch, its rows shuffled and dealt to the steps (D-56). Algorithm 1 to the
-letter is ``tsamp_scope=iteration``: m_k of all the client's rows after every update of q, and all n_k rows drawn anew
-in every step, up to C max m of them (D-84); ``batch`` counts the batch alone.
+(D-52); m_k counted over the client once per epoch, its rows shuffled and assigned to the steps (D-56). Algorithm 1 to
+the letter is ``tsamp_scope=iteration``: m_k of all the client's rows after every update of q, and all n_k rows drawn
+again in every step, up to C max m of them (D-84); ``batch`` counts the batch alone.
 ``synth=strata`` draws ``strata`` rows of every class and weighs them by n_k: not eq 5, and labelled approx.
 
 Limits: ``ist_only`` without decay never moves (f - q = beta (f - q_old) = 0 from text weights): it is clip-zs; beta = 1
@@ -107,7 +107,7 @@ def gradients(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> list[Tensor]:
     """dL/dW and dL/db of eq 8, after the soft labels have moved (eq 4), which ``p`` holds.
 
     With f = softmax(u), u = s (W I + b), eq 3 has dL/du_j = w_j (f_j - q_j), since q_j sums to 1; eq 6 has the same
-    with 1 for the row's own class in the place of q. The new q_j is as far from f as q_j was, times beta.
+    with 1 for the row's own class instead of q. The new q_j is as far from f as q_j was, times beta.
     """
     # Of the real rows: probabilities f, and the soft labels q of the same rows.
     f = softmax(classify(p, batch["x"], ctx))
@@ -245,8 +245,8 @@ METHOD = Method(
             "tsamp_scope",
             "client",
             "choice",
-            "m_k of the client's rows, once an epoch, n_k dealt to its steps; of the batch; or of the client's rows in "
-            "every step, which draws all n_k anew (algorithm 1; D-56, D-84)",
+            "m_k of the client's rows, once an epoch, n_k divided among its steps; of the batch; or of "
+            "the client's rows in every step, which draws all n_k again (algorithm 1; D-56, D-84)",
             choices=("client", "batch", "iteration"),
         ),
         *SYNTHESIS,

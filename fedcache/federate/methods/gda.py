@@ -1,4 +1,4 @@
-"""GDA: Gaussian discriminant analysis of image features beside CLIP's zero-shot logits; one round, no training.
+"""GDA: Gaussian discriminant analysis of image features in addition to CLIP's zero-shot logits; one round, no training.
 
 Wang et al., "A hard-to-beat baseline for training-free CLIP-based adaptation", ICLR 2024. Classes are Gaussians with
 one covariance and equal priors, so their discriminants are linear in the features f:
@@ -136,8 +136,10 @@ METHOD = replace(
                 \qquad S = \sum_c \sum_{i:\, y_i = c} (f_i - \mu_c)(f_i - \mu_c)^\top
             \end{aligned}
         """,
-        terms=r"$\mu_c$: the mean feature of class $c$ over all clients; $\alpha$ is chosen by validation.",
-        when="One round and no training, with a strength to choose by validation. It sends what `fedcgs` sends.",
+        terms=r"$\mu_c$: the mean feature of class $c$ over all clients; $\alpha$ is selected on validation "
+        r"rows.",
+        when="One round and no training, with a strength to select on validation rows. It sends what `fedcgs` "
+        "sends.",
         cite=("wang2024gda",),
     ),
 )

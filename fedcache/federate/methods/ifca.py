@@ -224,7 +224,7 @@ METHOD = replace(
     paper_count=paper_count,
     upload_descriptions={
         CHOSEN: (
-            "weight in the place of the model it chose",
+            "weight instead of the model it chose",
             "how many rows it has, and which clients are like it",
         ),
     },

@@ -59,7 +59,7 @@ METHOD = replace(
             (\mathrm{ctx}_i, v_i) = \mathrm{arg}\min_{\mathrm{ctx}, v}\ -\frac{1}{n_i} \sum_{x \in D_i} \log
                 \mathrm{softmax}_{y}\big(100 \cos(f(x + v), g(\mathrm{ctx}, c))\big)
         """,
-        when="The lower bound of the tables of TPFL: each client learns both prompts alone.",
+        when="The lower bound in the tables of TPFL: each client learns both prompts alone.",
         cite=("zhao2023tpfl",),
     ),
 )

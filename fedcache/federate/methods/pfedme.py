@@ -7,7 +7,7 @@ theta = w_i = w and, for each batch,
     w_i   <- w_i - eta * lambda * (w_i - theta);
 the server mixes w <- (1 - beta) w + beta * sum_i a_i w_i. Client i deploys theta_i (``eval=personalised``).
 
-Both steps are plain SGD. theta goes on from batch to batch within a round and starts from w in the next, as in
+Both steps are plain SGD. theta continues from batch to batch within a round and starts from w in the next, as in
 released code, which also decays theta by 0.001 in the inner step (D-70: ``inner_decay``). There all clients train every
 round and a sample of them is averaged; here only the sample trains. With BatchNorm w_i takes theta_i's running
 statistics.
@@ -61,7 +61,7 @@ from fedcache.federate.methods.common.model import (
 from fedcache.federate.methods.solo import predict
 
 NEAR = "near/"
-"""Prefix of w_i in the carry, beside theta_i under the model's names."""
+"""Prefix of w_i in the carry, in addition to theta_i under the model's names."""
 
 
 def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:

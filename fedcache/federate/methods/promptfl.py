@@ -113,7 +113,7 @@ METHOD = Method(
                 \qquad v \leftarrow \sum_i \frac{n_i}{N}\, v_i
         """,
         when="""
-            Little to send, and words that serve classes nobody has yet. Image features are the cached ones, so it is
+            Small uploads, and prompts that also work for new classes. Image features are the cached ones, so it is
             exact.
         """,
         cite=("guo2022promptfl", "zhou2022coop"),

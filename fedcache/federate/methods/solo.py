@@ -61,8 +61,8 @@ METHOD = Method(
                 \mathrm{softmax}_y\big(Q(P(x))\big)
         """,
         when="""
-            Always run it beside methods that give each client its own model: what does not beat it is not worth
-            sending.
+            Always run it together with methods that give each client its own model: a method that does not beat it is
+            not worth sending.
         """,
         cite=("tan2022fedpcl",),
     ),

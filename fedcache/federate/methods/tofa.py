@@ -2,7 +2,7 @@
 
 Zhang et al., "TOFA: training-free one-shot federated adaptation for vision-language models", AAAI 2026
 (arXiv:2511.16423). Followed are its abstract and a published note that prints its formulas; neither the whole paper nor
-code was at hand. One round without training, on unit image features z and class texts t.
+code was available. One round without training, on unit image features z and class texts t.
 
 Prototypes. Classes are Gaussians N(w_c, Sigma) under an uninformative prior. In client k's posterior the rows D of all
 clients count by a power,
@@ -66,7 +66,7 @@ TEMPLATES = (
     "a blurred view of {}.",
     "one {} seen from the front.",
 )
-"""Texts beside the backbone's own template."""
+"""Texts in addition to the backbone's own template."""
 
 SUMS = ("gram", "class_sum", "count")
 
@@ -204,7 +204,7 @@ METHOD = replace(
             "power",
             0.1,
             "float",
-            "weight of all clients' rows beside the client's own (D-101)",
+            "weight of all clients' rows relative to the client's own (D-101)",
             low=0.0,
             fit=False,
             tuned=0.0003,

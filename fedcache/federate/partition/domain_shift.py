@@ -51,7 +51,8 @@ FILL = Argument(
     "fill",
     "bool",
     False,
-    "instead of new draws until nobody is short, clients that are short get rows of the clients that have most",
+    "instead of drawing again until every client has enough rows, move rows from the largest clients to "
+    "clients with too few",
     tag="fill",
     later=True,
 )
@@ -297,7 +298,10 @@ def counts_or_error(
     filled: dict[str, Value] = {"fill": True}
     if not _has_rows(rule):
         most = rows // rule.minimum
-        message = f"{who} needs {clients} x {least}, but {rows} rows can be dealt: enough for {most} clients."
+        message = (
+            f"{who} needs {clients} x {least}, but only {rows} rows can be assigned, enough for {most} "
+            "clients."
+        )
         filled["clients"] = most
         if tries and not args.get("fill"):
             instead = _fewer_clients(scheme, args, streams, rule_of, at_most=most)
@@ -317,7 +321,7 @@ def counts_or_error(
         if found.hopeless:
             stop = "more draws would not help"
         message = f"{who}: none of {found.draws:,} draws gave every client {least} ({stop}); "
-        message += f"the largest smallest client seen had {found.largest} rows."
+        message += f"in the best draw, the smallest client had {found.largest} rows."
         if tries:
             instead = _larger_alpha(args, streams, rule_of) or _fewer_clients(
                 scheme, args, streams, rule_of
@@ -334,8 +338,8 @@ def counts_or_error(
         filled = _as_tried(scheme, args, filled)
         command = scheme.command({**args, **filled})
         hints.append(
-            "Who is short gets rows of the largest clients with:  "
-            f"{command} --partition-seed {streams.seed}"
+            f"To move rows from the largest clients to clients with too few:  {command} --partition-seed "
+            f"{streams.seed}"
         )
         instead = instead or filled
     raise InfeasibleError(message, "\n".join(hints), instead)
@@ -559,7 +563,8 @@ def _label_shift_notes(
     notes = []
     if len(pool.domains) > 1:
         notes.append(
-            f"the pool mixes {len(pool.domains)} domains; in the paper label shift is within one (--domain)"
+            f"the rows come from {len(pool.domains)} domains, but the label shift of the paper is within "
+            "one domain (--domain)"
         )
     planned = _rows_of_class(args)
     short = int((quota < planned).sum())
@@ -568,8 +573,8 @@ def _label_shift_notes(
         mean = float(np.mean([len(rows) for rows in train]))
         usual = count_of(args, "shots") * len(quota)
         many = f"{short} of {len(quota)} classes"
-        what = f"{many} have {FEWER} the {planned} rows asked for (least {least})"
-        notes.append(f"{what}: {mean:.1f} training rows a client instead of {usual}")
+        what = f"{many} have {FEWER} the {planned} requested rows (least {least})"
+        notes.append(f"{what}: {mean:.1f} training rows per client instead of {usual}")
     return notes
 
 
@@ -588,7 +593,8 @@ def _domains(scheme: Scheme, pool: RowPool) -> tuple[int, ...]:
     if len(names) < 2:
         found = ", ".join(names) or "none"
         why = (
-            f"Scheme {scheme.name} makes each domain a client: found {found}, expected at least 2."
+            f"Scheme {scheme.name} makes one client per domain and needs at least 2 domains, found "
+            f"{found}."
         )
         raise InfeasibleError(why, "")
     for split, rows in (("train", pool.train), ("test", pool.test)):
@@ -649,7 +655,7 @@ def _ratio(args: Values) -> Values:
 _PER_CLASS = "training rows of each class a client has on average"
 FEATURE_SHIFT = Scheme(
     "feature-shift",
-    "a client is a domain, with the same number of rows of every class",
+    "each domain is a client, with the same number of rows of every class",
     "FedPCL, arXiv:2209.10083",
     (
         shots_argument(10, "training rows of each class"),
@@ -686,7 +692,12 @@ LABEL_SHIFT = Scheme(
             tag="r",
         ),
         Argument(
-            "pool", "choice", "train", "the split that is dealt", choices=("train", "test"), tag="p"
+            "pool",
+            "choice",
+            "train",
+            "the split whose rows are assigned",
+            choices=("train", "test"),
+            tag="p",
         ),
         FILL,
         test_protocol_argument(
@@ -701,7 +712,7 @@ LABEL_SHIFT = Scheme(
 )
 FEATURE_LABEL_SHIFT = Scheme(
     "feature-label-shift",
-    "a client is a domain, its classes come in Dirichlet shares",
+    "each domain is a client, with classes in Dirichlet shares",
     "FedPCL, arXiv:2209.10083",
     (
         alpha_argument(1.0),

@@ -49,8 +49,9 @@ def of_ids(columns: Columns, ids: Any, *, seed: int = 0, **arguments: object) ->
     rows = len(columns.label)
     if found != rows:
         raise UsageError(
-            f"{found} clients are given for the {rows} rows of the store.",
-            "Give one for each row, in the order of Store.samples.name; None for a row that nobody holds.",
+            f"{found} clients are given, but the store has {rows} rows.",
+            "Give one client per row, in the order of Store.samples.name, or None for a row without a "
+            "client.",
         )
     if arguments.pop("by", COLUMN) != COLUMN:
         raise UsageError(
@@ -64,9 +65,7 @@ def of_ids(columns: Columns, ids: Any, *, seed: int = 0, **arguments: object) ->
     if "-1" not in group.words:
         return made
     rows = int((group.codes == group.words.index("-1")).sum())
-    note = (
-        f"-1 is the client of {rows:,} rows, as any other value; None marks a row that nobody holds"
-    )
+    note = f"-1 is a client with {rows:,} rows, like any other value; None marks a row without a client"
     return replace(made, notes=(*made.notes, note))
 
 
@@ -90,8 +89,8 @@ def of_splits(
         test = len(held["test"])
         if not train or not test:
             raise UsageError(
-                f"Client {name!r} has {train} rows to train and {test} to test on.",
-                "Give every client both, or leave the split out: each then holds a fifth out.",
+                f"Client {name!r} has {train} training rows and {test} test rows.",
+                "Give every client both, or leave out the split, so that each client holds out a fifth.",
             )
     return of_rows(columns, clients, validation)
 
@@ -115,7 +114,9 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
             validation).
     """
     if not clients:
-        raise UsageError("No client is given.", 'For example {"north": [0, 1, 2], "south": [3, 4]}')
+        raise UsageError(
+            "No clients are given.", 'For example {"north": [0, 1, 2], "south": [3, 4]}'
+        )
     rows = len(columns.label)
     train = {}
     tests: dict[str, np.ndarray | None] = {}
@@ -134,7 +135,7 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
         validating.append(found[ok[found]])
     if validation is not None and any(map(len, validating)):
         raise UsageError(
-            "Validation rows are given, and a share or split to take them from too.",
+            "Validation rows are given together with a share or split for them.",
             "Give one of them.",
         )
     trained = np.concatenate(list(train.values()))
@@ -144,19 +145,19 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
         both = " and ".join(repr(name) for name, own in train.items() if row in own)
         raise UsageError(
             f"Row {row} is given to {both}.",
-            "Give each training row to one client.",
+            "Assign each training row to one client.",
         )
     lost = int((~ok[trained]).sum())
     if lost:
         notes.append(
-            f"{lost:,} of {len(trained):,} rows are unreadable or gone (ok = 0) and left out"
+            f"{lost:,} of {len(trained):,} rows are unreadable or removed (ok = 0) and left out"
         )
     of_test = int((columns.split[trained[ok[trained]]] == TEST).sum())
     if of_test:
         rows_are = "rows of the test split are"
         if of_test == 1:
             rows_are = "row of the test split is"
-        notes.append(f"{of_test:,} {rows_are} trained on, as given")
+        notes.append(f"{of_test:,} {rows_are} used for training, as given")
     left = np.flatnonzero(ok & (columns.split == TEST))
     common = left[~is_among(left, np.concatenate([trained, *validating]))]
     chosen = [t for t in tests.values() if t is not None]
@@ -204,7 +205,7 @@ def _parts(name: str, held: Any) -> tuple[Any, Any, Any]:
             keys = ", ".join(map(str, held)) or "nothing"
             raise UsageError(
                 f"Client {name!r} is given {keys}.",
-                'Expected "train", and "test" and "validation" as wanted.',
+                'Expected "train", and optionally "test" and "validation".',
             )
         return held["train"], held.get("test"), held.get("validation")
     if (

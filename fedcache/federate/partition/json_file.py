@@ -47,7 +47,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 def corrupt(origin: str, problem: str) -> FedcacheError:
     """The error for a file that is no partition, or that is damaged."""
     return CorruptionError(
-        f"{origin} is not a sound partition file: {problem}.",
+        f"{origin} is not a valid partition file: {problem}.",
         "Make it again: fedcache partition --help",
     )
 
@@ -56,12 +56,14 @@ def read_json(raw: memoryview, origin: str) -> object:
     """The JSON value in a file's bytes. Raises CorruptionError, when there are too many or they are not JSON."""
     size = len(raw)
     if size > LARGEST_FILE:
-        raise corrupt(origin, f"it has {size:,} bytes, at most {LARGEST_FILE:,} are read as JSON")
+        raise corrupt(
+            origin, f"it has {size:,} bytes, but at most {LARGEST_FILE:,} are read as JSON"
+        )
     try:
         return parse_json(bytes(raw))
     except ValueError as error:
         raise corrupt(
-            origin, "it is neither a file of arrays nor JSON, or it ends too early"
+            origin, "it is neither an array file nor JSON, or it is incomplete"
         ) from error
 
 
@@ -513,7 +515,7 @@ def problem_of(table: ClientTable, test: np.ndarray) -> str | None:
     tested = table.tested
     both = tested[is_among(tested, table.train.rows)]
     if len(both):
-        return f"row {both[0]} is trained and tested on"
+        return f"row {both[0]} is both a training row and a test row"
     if table.validation is None:
         return None
     return _problem_of_validation(table, table.validation)
@@ -574,7 +576,7 @@ def beyond(table: ClientTable, rows: int) -> str | None:
             continue
         if isinstance(lists, MatchedLists):
             row = held[far].max()
-            return f"the clients' tests hold {row}"
+            return f"the test rows of the clients contain {row}"
         client = table.names[int(np.searchsorted(lists.ends, far[0], "right")) - 1]
         row = held[far[0]]
         return f"client {client!r} holds {row}"

@@ -44,7 +44,7 @@ OF_INSIDE = ("clients", "alpha", "shards", "shots")
 def two_test_sets(tests: Value) -> UsageError:
     """The refusal of a held-out domain together with a rule for test rows."""
     return UsageError(
-        f"hold_out and tests {tests} both say which rows are the test set.",
+        f"hold_out and tests {tests} both define the test set.",
         "Leave one of them out.",
     )
 
@@ -66,7 +66,7 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
         first = given[0]
         schemes = " | ".join(SCHEMES)
         raise UsageError(
-            f"{first} is an argument of the scheme inside every value of {by}, and none is named.",
+            f"{first} is an argument of a scheme inside every value of {by}, but no scheme was given.",
             f"--by {shell_word(by)} --scheme {schemes}; without {first} every value is one client",
         )
     # A given ``within`` cannot be told from the default here; ``with_column`` refuses it.
@@ -128,8 +128,8 @@ def held_out_codes(group: Group, by: str, values: Value) -> np.ndarray | None:
             raise unknown(f"value of {by}", value, group.words)
     if len(set(values)) == len(group.words):
         raise UsageError(
-            f"All {len(group.words)} values of {by} are held out, so that nobody trains.",
-            "Hold out fewer.",
+            f"All {len(group.words)} values of {by} are held out, so no client is left to train.",
+            "Hold out fewer values.",
         )
     return np.array([group.words.index(value) for value in values])
 
@@ -164,15 +164,15 @@ def _without_some(
     away = min(count - 1, max(1, round(share * count)))
     if away < 1:
         raise UsageError(
-            f"Scheme natural: {count} client cannot be divided into those who train and those who test.",
-            "--tests within tests every client on rows of its own",
+            f"Scheme natural: {count} client cannot be divided into training and test clients.",
+            "To test every client on its own rows: --tests within",
         )
     drawn = np.sort(streams("held-out clients").permutation(count)[:away])
     gone = {members.words[i] for i in drawn.tolist()}
     codes = np.array([i for i, word in enumerate(group.words) if word in gone])
     common = everybody[np.isin(group.codes[everybody], codes)]
     kept = _taken(members, np.setdiff1d(np.arange(count), drawn))
-    note = f"{away:,} of {count:,} clients train nothing and are the test set, all their rows"
+    note = f"{away:,} of {count:,} clients do not train; all their rows are the test set"
     return kept, common, note
 
 
@@ -222,7 +222,9 @@ def _with_own_tests(members: Members, pool: RowPool) -> tuple[Members, list[str]
     lost = int(single.sum())
     if lost:
         many = f"{lost:,} of {len(single):,} clients"
-        notes.append(f"{many} left out for a single row: nothing is there to test them on")
+        notes.append(
+            f"{many} left out, because one row cannot be split into training and test rows"
+        )
         members = _taken(members, np.flatnonzero(~single))
     return members, notes
 
@@ -238,7 +240,7 @@ def _large_enough(
         sizes = sizes + members.test.sizes
     if not len(sizes):
         raise UsageError(
-            f"Scheme natural: no value of {args['by']} has a row to train on and one to test on.",
+            f"Scheme natural: no value of {args['by']} has both a training row and a test row.",
             "See the values:  fedcache inspect",
         )
     enough = np.flatnonzero(sizes >= least)
@@ -254,7 +256,7 @@ def _large_enough(
             more = left_out - len(small)
             named += f" and {more:,} more"
         many = f"{left_out:,} of {len(sizes):,} clients"
-        notes.append(f"{many} with less than {least:,} rows left out: {named}")
+        notes.append(f"{many} with fewer than {least:,} rows left out: {named}")
     most_clients = args["max_clients"]
     if isinstance(most_clients, int) and most_clients < len(enough):
         notes.append(f"{most_clients:,} of {len(enough):,} clients are drawn")
@@ -336,7 +338,7 @@ _INSIDE = tuple(
 )
 NATURAL = Scheme(
     NAME,
-    "a client is a value of a column that came with the data: a hospital, a writer, a domain",
+    "each value of a column of the data is a client: a hospital, a writer, a domain",
     "Caldas et al. 2018, LEAF, arXiv:1812.01097; leave one domain out: Gulrajani & Lopez-Paz 2021, arXiv:2007.01434",
     (
         Argument(
@@ -353,8 +355,9 @@ NATURAL = Scheme(
             "tests",
             "choice",
             "within",
-            "within: a client is tested on its own rows of the test split, or on a fifth that is held out where it has "
-            "none; held-out-clients: all rows of a share of the clients are the test set; global: the whole test split",
+            "within: each client is tested on its own rows of the test split, or on a held-out fifth if "
+            "it has none; held-out-clients: all rows of a share of the clients are the test set; global: "
+            "the whole test split",
             choices=("within", "held-out-clients", "global"),
             tag="t",
         ),
@@ -372,7 +375,8 @@ NATURAL = Scheme(
             "rows",
             "choice",
             "auto",
-            "what clients train on: train, the training split; all, the test split too; auto, all with hold_out",
+            "training rows of clients: train (the training split), all (the test split too) or auto (all "
+            "with hold_out)",
             choices=("auto", "train", "all"),
             tag="r",
         ),
@@ -388,7 +392,7 @@ NATURAL = Scheme(
             "min_rows",
             "int",
             1,
-            "leave out clients with fewer rows; test rows of their own count too",
+            "leave out clients with fewer rows (training and own test rows together)",
             low=1,
             high=10**12,
             tag="min",
@@ -397,7 +401,7 @@ NATURAL = Scheme(
             "max_clients",
             "int",
             None,
-            "draw so many of the clients",
+            "draw at most this many clients at random",
             low=1,
             high=10**9,
             tag="max",
@@ -406,7 +410,7 @@ NATURAL = Scheme(
             "inside",
             "choice",
             None,
-            "the scheme that deals the rows of every value to several clients",
+            "scheme that divides the rows of every value among several clients",
             choices=tuple(SCHEMES),
             tag="i",
         ),

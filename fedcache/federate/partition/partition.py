@@ -223,7 +223,8 @@ class Partition:
             return pack(content, json_file.arrays_of(self.table))
         except ValueError as error:
             raise UsageError(
-                f"No file holds this partition: {error}.", "Give the clients shorter names."
+                f"This partition cannot be stored in a file: {error}.",
+                "Give the clients shorter names.",
             ) from error
 
     @classmethod
@@ -247,7 +248,7 @@ class Partition:
         except OSError as error:
             raise StoreError(
                 f"Cannot read partition {path}: {error.strerror or error}.",
-                "List what there is: fedcache ls; make one: fedcache partition --help",
+                "To list partitions: fedcache ls; to make one: fedcache partition --help",
             ) from error
         return cls.from_file(raw, dataset=dataset, rows=rows, origin=str(path))
 
@@ -399,14 +400,12 @@ def _tried(
                 return error
             return _advising(message, how, values, instead, seed)
     if how is NATURAL and values["inside"] is not None:
-        message = (
-            f"{message} No other number was found that works for every value of {values['by']}."
-        )
+        message = f"{message} No other number works for every value of {values['by']}."
         whole: dict[str, Value] = dict.fromkeys(("inside", *OF_INSIDE))
         with suppress(FedcacheError):
             _deal(how, columns, {**values, **whole}, seed)
             return _advising(
-                f"{message} Without --scheme each value is one client.", how, values, whole, seed
+                f"{message} Without --scheme, each value is one client.", how, values, whole, seed
             )
         return InfeasibleError(message, "See how many rows each value has:  fedcache inspect")
     if error.hint and not error.instead:
@@ -416,10 +415,10 @@ def _tried(
     given: dict[str, Value] = {"domain": domain}
     if all(a.name != "clients" for a in how.arguments) and len(domain or columns.domains) < 2:
         simpler = SCHEMES["label-shift"]
-        what = "Deal the rows of one domain to several clients instead"
+        what = "Divide the rows of one domain among several clients instead"
     else:
         simpler = SCHEMES["iid"]
-        what = "Deal the rows evenly instead"
+        what = "Divide the rows evenly instead"
         given["clients"] = values.get("clients") or len(columns.domains)
     try:
         command = simpler.command(_followed(simpler, columns, simpler.resolve(given), given, seed))
@@ -451,7 +450,7 @@ def _followed(
             found |= refused.instead
         else:
             return found
-    raise InfeasibleError("No other arguments were found that work.", "")
+    raise InfeasibleError("No other arguments work.", "")
 
 
 def _advising(
@@ -485,7 +484,7 @@ def _with_remedy(
         inner = SCHEMES[str(values["inside"])]
     remedy = "extract more images"
     if any(a.name == "clients" for a in inner.arguments):
-        remedy += ", or deal to fewer --clients"
+        remedy += ", or use fewer --clients"
     # Validation rows are taken later, so they change neither the assigned rows nor the notes.
     values = {**values, "validation": None}
     if enough:
@@ -498,7 +497,7 @@ def _with_remedy(
                 options = " ".join(
                     how.argument(name).option(value) for name, value in sorted(found.items())
                 )
-                remedy = f"{options} deals what it asks for"
+                remedy = f"{options} assigns the requested rows"
     place = max(i for i, note in enumerate(notes) if FEWER in note)
     return [*notes[:place], f"{notes[place]}; {remedy}", *notes[place + 1 :]]
 
@@ -534,10 +533,12 @@ def _deal(
         notes = _with_remedy(notes, dealt.enough_shots, how, columns, values, seed)
     if not len(test) and dealt.test is not None and any(len(rows) for rows in dealt.test):
         test = sorted_once(np.concatenate(dealt.test))
-        notes.append("no test split: the global test rows are those of all clients together")
+        notes.append(
+            "no test split: the global test rows are the test rows of all clients together"
+        )
     if not len(test):
         raise UsageError(
-            f"Scheme {scheme} needs rows of split test with ok = 1 to score with, but the chosen domains have none.",
+            f"Scheme {scheme} needs test rows with ok = 1, but the chosen domains have none.",
             _tests_hint(columns, domain, seed),
         )
     names = dealt.names or NumberedNames(len(train))
@@ -595,8 +596,8 @@ def _tests_of_clients(
         fit = MOST_TESTED // len(chosen.order)
         clients = len(train)
         why = (
-            f"Scheme {how.name}: {clients} clients have {total} test rows in all, at most {MOST_TESTED} are listed for "
-            f"the digest; {fit} clients never have more."
+            f"Scheme {how.name}: {clients} clients have {total} test rows in all, at most {MOST_TESTED} "
+            f"can be listed for the digest; {fit} clients never have more."
         )
         raise how.infeasible(values, why, {"clients": fit})
     return chosen
@@ -630,7 +631,7 @@ def _tests_hint(columns: Columns, domain: tuple[str, ...] | None, seed: int) -> 
         command = how.command(_followed(how, columns, how.resolve(given), given, seed))
     except FedcacheError:
         return "Give the dataset a test split."
-    return f"Give the dataset a test split, or cut test rows out of each client:  {command} {SEED} {seed}"
+    return f"Give the dataset a test split, or take test rows from each client:  {command} {SEED} {seed}"
 
 
 def _with_validation(
@@ -680,7 +681,7 @@ def _checked(
     if dataset is not None and partition.dataset != dataset:
         digest = partition.dataset[:12]
         raise StoreError(
-            f"{origin} was made for the dataset with digest {digest}, and the store holds another one.",
+            f"{origin} was made for the dataset with digest {digest}, but the store has another dataset.",
             "Make it again for this store: fedcache partition --help",
         )
     # After the dataset: a partition of a larger dataset has rows beyond this store, and is not corrupt.

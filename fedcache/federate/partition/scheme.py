@@ -227,7 +227,8 @@ VALIDATION_ARGUMENT = Argument(
     "validation",
     "share",
     None,
-    "rows to choose by: this share of the training rows of every client, class by class, or the dataset's own split",
+    "validation rows: this share of the training rows of every client, class by class, or the dataset's "
+    "own split",
     choices=("split",),
     tag="val",
     later=True,
@@ -342,7 +343,7 @@ def alpha_argument(default: float) -> Argument:
         "alpha",
         "float",
         default,
-        "concentration of the Dirichlet draws: small is skewed, large is even",
+        "concentration of the Dirichlet draws: small values are skewed, large values are even",
         low=0.0,
         high=1e6,
         above=True,
@@ -380,13 +381,13 @@ def test_protocol_argument(default: str, meaning: str) -> Argument:
 
 SHARED_TESTS = test_protocol_argument(
     "balanced",
-    "balanced: every client is tested on the same test rows; matched: on the largest set of test rows with the class "
-    "shares of its own training rows",
+    "balanced: every client has the same test rows; matched: each client has the largest set of test "
+    "rows with the class shares of its own training rows",
 )
 DOMAIN = Argument("domain", "names", None, "use rows of these domains only, in this order", tag="d")
 
 
-# The rows a scheme may deal, the random streams it draws from, and how a client's test rows are
+# The rows a scheme may assign, the random streams it draws from, and how a client's test rows are
 # chosen.
 
 
@@ -403,7 +404,7 @@ class Columns:
     label: np.ndarray  # int [N], -1 unknown
     domain: np.ndarray  # int [N], index into ``domains``
     split: np.ndarray  # int [N], 0 train, 1 test, 2 validation
-    ok: np.ndarray  # int or bool [N]; rows with 0 have no features and are never dealt
+    ok: np.ndarray  # int or bool [N]; rows with 0 have no features and are never assigned
     uid: np.ndarray  # uint8 [N, 16], the identity of the image
     classes: tuple[str, ...]  # class names, C of them
     domains: tuple[str, ...]  # domain names
@@ -472,7 +473,7 @@ class RowPool:
     domains: tuple[int, ...]  # codes of the chosen domains, in the user's order
     train: np.ndarray  # int64, rows of split train
     test: np.ndarray  # int64, rows of split test
-    # int64, rows of the split that is dealt, with those left out because their label is unknown
+    # int64, rows of the split that is assigned, with those left out because their label is unknown
     dealt: np.ndarray
     notes: list[str] = field(default_factory=list)
 
@@ -488,7 +489,7 @@ class RowPool:
 
 
 FEWER = "fewer than"
-"""In every note, and only in those, that says that clients got fewer rows than were asked for."""
+"""In every note, and only in those, that says that clients got fewer rows than were requested."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -504,7 +505,7 @@ class Dealt:
         None  # int64, ascending: the global test rows; None for the test split
     )
     pool: np.ndarray | None = (
-        None  # int64: the rows that could have been dealt; None for those of the pool
+        None  # int64: the rows that could have been assigned; None for those of the pool
     )
     # the most ``shots`` for which all classes have enough rows, 0 for none; None where no class has too few
     enough_shots: int | None = None
@@ -516,7 +517,7 @@ def make_pool(
     """The pool of the chosen domains, all for None; validation rows and rows with ok = 0 are in no pool.
 
     Test rows without a label cannot be scored and are left out, unless no test row has one. With ``needs_labels`` rows
-    without a label of the split that is dealt, ``TRAIN`` or ``TEST``, cannot be dealt. Raises UsageError, for an
+    without a label of the split that is assigned, ``TRAIN`` or ``TEST``, cannot be assigned. Raises UsageError, for an
     unknown or repeated domain, and for labels that a scheme needs and the dataset lacks.
     """
     names = columns.domains
@@ -537,7 +538,7 @@ def make_pool(
     bad = int((chosen & ~ok).sum())
     if bad:
         every = chosen.sum()
-        notes.append(f"{bad} of {every} rows are unreadable or gone (ok = 0) and left out")
+        notes.append(f"{bad} of {every} rows are unreadable or removed (ok = 0) and left out")
     rows = {s: np.flatnonzero(chosen & ok & (columns.split == s)) for s in (TRAIN, TEST)}
     dealt = rows[split]
     for s, is_needed in ((TRAIN, needs_labels and split == TRAIN), (TEST, True)):
@@ -546,8 +547,9 @@ def make_pool(
         without = int((~known).sum())
         if needs_labels and s == split and without and not known.any():
             raise UsageError(
-                f"Scheme {scheme} deals rows by class, but none of the {without} {name} rows has a label.",
-                "A scheme that reads no labels: fedcache partition --scheme iid",
+                f"Scheme {scheme} assigns rows by class, but none of the {without} {name} rows has a "
+                "label.",
+                "To use a scheme without labels: fedcache partition --scheme iid",
             )
         if is_needed and without and known.any():
             notes.append(f"{without} {name} rows without a label are left out")
@@ -559,7 +561,8 @@ def need_rows(rows: np.ndarray, split: str, scheme: str) -> None:
     """Refuse an empty pool. Raises UsageError, naming the split."""
     if not len(rows):
         raise UsageError(
-            f"Scheme {scheme} deals rows of split {split}, but the chosen domains have none with ok = 1.",
+            f"Scheme {scheme} assigns rows of the split {split}, but the chosen domains have none with ok "
+            "= 1.",
             "See the counts per split: fedcache inspect",
         )
 

@@ -98,7 +98,7 @@ def _min_size(args: Values) -> Values:
 
 DIRICHLET = Scheme(
     "dirichlet",
-    "each class in Dirichlet shares over the clients; every row is dealt and no client is empty",
+    "each class in Dirichlet shares over the clients; every row is assigned and no client is empty",
     "Li et al. 2022, arXiv:2102.02079",
     (clients_argument(100), alpha_argument(0.1), FILL, SHARED_TESTS, DOMAIN),
     partial(deal_by_shares, "dirichlet", dirichlet_rule),
@@ -114,7 +114,7 @@ LDA = Scheme(
             "gate",
             "bool",
             True,
-            "a client that holds its even share gets none of the next class",
+            "a client that already has its even share gets no rows of the next class",
             tag="g",
         ),
         Argument(
@@ -227,7 +227,7 @@ IID = Scheme(
 )
 SHARDS = Scheme(
     "shards",
-    "every class cut into shards, each client gets s of them and so at most s classes",
+    "every class is cut into shards; each client gets s shards and so at most s classes",
     "FST-CBDG; FedNTD, Lee et al. 2022, arXiv:2106.03097",
     (
         clients_argument(100),
@@ -273,7 +273,7 @@ def _few_shot_disjoint(classes: list[np.ndarray], args: Values, streams: Streams
     if clients > count:
         raise _few_shot_infeasible(
             args,
-            f"{count} classes cannot be dealt without leaving a client out",
+            f"{count} classes cannot be assigned without leaving a client out",
             {"clients": count},
         )
     shuffled = streams("classes").permutation(count)
@@ -294,7 +294,7 @@ def _few_shot(
     least = min(sizes)
     if not short:
         return Dealt(train)
-    lacking = f"{FEWER} the {times * shots} rows asked for (least {least})"
+    lacking = f"{FEWER} the {times * shots} requested rows (least {least})"
     note = f"{short} of {len(classes)} classes have {lacking}"
     return Dealt(train, notes=[note], enough_shots=least // times)
 
@@ -321,7 +321,7 @@ def _few_shot_iid(classes: list[np.ndarray], args: Values, streams: Streams) -> 
         for client in range(clients):
             rng = streams("rows", client)
             train.append(np.concatenate([rng.permutation(rows)[:shots] for rows in classes]))
-        return Dealt(train, notes=["clients may hold the same image (sharing)"])
+        return Dealt(train, notes=["clients may have the same image (sharing)"])
     if shots * clients > smallest:
         change: dict[str, Value]
         if smallest >= clients:

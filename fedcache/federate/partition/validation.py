@@ -48,8 +48,8 @@ def with_validation(
         train, taken = hold_out(table.train, columns.label, columns.uid, float(how))
         if not len(taken.rows):
             raise UsageError(
-                "Validation rows are taken from clients with two training rows or more, and every client has one.",
-                "Fewer clients have more rows each:  --clients NUMBER",
+                "Validation rows need clients with at least two training rows, but every client has one.",
+                "Use fewer clients, with more rows each:  --clients NUMBER",
             )
         return replace(table, train=train, validation=Validation.of_clients(taken))
     rows = np.flatnonzero(
@@ -65,8 +65,8 @@ def with_validation(
     rows = rows[~is_among(rows, np.concatenate([table.train.rows, table.tested]))]
     if not len(rows):
         raise UsageError(
-            "The dataset has no row of split validation that could be scored with these clients.",
-            "Take a share of the training rows:  --validation 0.2",
+            "The dataset has no validation row that can be scored with these clients.",
+            "Use a share of the training rows:  --validation 0.2",
         )
     if by is None or not own:
         return replace(table, validation=Validation(rows, None))
@@ -121,9 +121,9 @@ def hold_out(
     bare = int(((taken == train.sizes) & (taken > 0)).sum())
     if bare:
         raise UsageError(
-            f"Clients hold the same rows, and {bare} would have none left to train on beside the validation rows of "
-            "all.",
-            "A smaller share, or clients that share no row:  --option sharing=false",
+            f"Clients share rows, and {bare} would have no training rows left after taking out the "
+            "validation rows of all clients.",
+            "Use a smaller share, or clients that share no rows:  --option sharing=false",
         )
     kept = RowLists.of_sizes(train.rows[~chosen], train.sizes - taken)
     return kept, RowLists.of_sizes(train.rows[chosen], taken)

@@ -62,7 +62,7 @@ def require_accounting() -> None:
     """Raise MachineError when dp-accounting is not installed."""
     if find_spec("dp_accounting") is None:
         raise MachineError(
-            "Noise without accounting would be a number nobody knows the meaning of, and dp-accounting is missing.",
+            "Noise needs privacy accounting, but the package dp-accounting is not installed.",
             "Install it: pip install 'fedcache[dp]'",
         )
 

@@ -123,7 +123,8 @@ def flipped_labels(
     theirs = np.unique(np.concatenate([np.empty(0, np.int64), *(rows[c] for c in attackers)]))
     if any(np.isin(own, theirs).any() for c, own in rows.items() if c not in attackers):
         raise UsageError(
-            "--attack label-flip: attackers and honest clients share training rows, whose labels cannot be both.",
+            "--attack label-flip: attackers and honest clients share training rows, so the labels cannot "
+            "be flipped for only one of them.",
             "Use a partition without overlap, or another attack.",
         )
     flipped = y.clone()

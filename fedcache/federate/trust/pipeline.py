@@ -90,16 +90,17 @@ class TrustPolicy:
         if not self.options_given:
             return
         if method.central:
-            raise self.refused(method, "it is trained in one place and nothing is sent")
+            raise self.refused(method, "it is trained in one place, and nothing is sent")
         changed = self.rule.text != "mean" or self.privacy is not None or self.max_share is not None
         if changed and "stack" in set(method.pool(hp).values()) and method.merges != "classes":
             raise self.refused(
-                method, "its server keeps what each client sends and takes no mean of it"
+                method, "its server keeps the upload of each client instead of their mean"
             )
         if self.privacy is not None and self.privacy.noise and has_batchnorm(hp):
             raise UsageError(
-                f"{method.name} takes no --dp-noise with bn=true: noise makes variances of BatchNorm negative.",
-                "Leave bn out, a private run trains without BatchNorm; or --set bn=false",
+                f"{method.name} does not support --dp-noise with bn=true, because noise makes variances "
+                "of BatchNorm negative.",
+                "Leave bn out (a private run trains without BatchNorm), or use --set bn=false",
             )
         if self.privacy is not None and self.protects:
             self._check_bounds()
@@ -115,8 +116,9 @@ class TrustPolicy:
         for name, value in bounds.items():
             if value is not None:
                 raise UsageError(
-                    f"{name} with --dp-noise would tell something of single clients that epsilon does not cover.",
-                    f"Leave it out: --dp-clip bounds what every client can do; or simulate: {SIMULATE}",
+                    f"{name} with --dp-noise would reveal something about single clients that epsilon "
+                    "does not cover.",
+                    f"Leave it out, because --dp-clip already bounds every client; or simulate: {SIMULATE}",
                 )
 
     def _check_covered(self, method: Method, hp: Hp, privacy: Privacy) -> None:
@@ -134,8 +136,8 @@ class TrustPolicy:
             what = "; ".join(f"{word} ({UNCOVERED[word]})" for word in missing)
             allow = ",".join(sorted({*missing, *privacy.allow}))
             raise UsageError(
-                f"{method.name} with --dp-noise would tell what epsilon does not cover: {what}.",
-                f"Say that this may be known: --dp-allow {allow};  or simulate: {SIMULATE}",
+                f"{method.name} with --dp-noise would reveal data that epsilon does not cover: {what}.",
+                f"To allow this: --dp-allow {allow};  or simulate: {SIMULATE}",
             )
 
     def check_uploads(self, method: Method, declared: Callable[[], Uploads]) -> None:
@@ -145,8 +147,9 @@ class TrustPolicy:
         """
         if self.max_row_norm is not None and not any(t.statistic for t in declared().values()):
             raise UsageError(
-                f"{method.name} takes no --max-row-norm: its clients send no statistics of their rows.",
-                "Bound its updates instead: --max-update-norm",
+                f"{method.name} does not support --max-row-norm, because its clients send no statistics "
+                "of their rows.",
+                "Limit the norm of updates instead: --max-update-norm",
             )
         # Methods that merge classes get noise on their counts, too.
         if self.privacy is None or method.merges == "classes":
@@ -166,7 +169,7 @@ class TrustPolicy:
             if switches:
                 instead = f"{switches}, or another method"
             raise UsageError(
-                f"{method.name} sends {without_noise} beside what noise is added to.",
+                f"{method.name} sends {without_noise} without noise.",
                 f"{instead}: fedavg, fedprox, fedproto, or fed3r without a bias.",
             )
 
@@ -208,7 +211,7 @@ class TrustPolicy:
     def refused(self, method: Method, why: str) -> FedcacheError:
         """The error for a method that does not support these options."""
         return UsageError(
-            f"{method.name} takes no {self.options_given}: {why}.",
+            f"{method.name} does not support {self.options_given}: {why}.",
             "Methods that do: fedavg, fedprox, fedproto, fed3r and all others that average or add uploads.",
         )
 
@@ -255,13 +258,13 @@ def parse_policy(
         simulated = parse_attack(str(attack))
     if privacy is not None and rule.text != "mean":
         raise UsageError(
-            f"--aggregate {aggregate} and --dp-clip are both given: noise is accounted for a sum of clipped uploads, "
-            "and no other rule takes that sum.",
-            "Leave one of them out; --dp-clip bounds every upload by itself.",
+            f"--aggregate {aggregate} and --dp-clip are both given: privacy accounting holds only for a "
+            "sum of clipped uploads, which no other rule uses.",
+            "Leave one of them out; --dp-clip already bounds every upload.",
         )
     if privacy is not None and max_share is not None:
         raise UsageError(
-            "--max-share and --dp-clip are both given: under noise every client weighs the same.",
+            "--max-share and --dp-clip are both given: with noise every client has the same weight.",
             "Leave --max-share out.",
         )
     return TrustPolicy(
@@ -301,7 +304,7 @@ class UploadPool:
             if name.startswith(prefix):
                 return rule
         raise InternalError(
-            f"No pooling rule covers the upload {name!r}.", "Add its prefix to the method's pool."
+            f"The upload {name!r} has no pooling rule.", "Add its prefix to the method's pool."
         )
 
     def add(self, up: Tree, weight: float, client: int, scale: float = 1.0) -> None:
@@ -313,8 +316,9 @@ class UploadPool:
             if first != t.shape:
                 shape = tuple(t.shape)
                 raise FederatedRunError(
-                    f"Client {client} uploads {name} of shape {shape}, and another {tuple(first)}.",
-                    "Uploads that are taken together have one shape: pad them and send a mask.",
+                    f"Client {client} uploads {name} of shape {shape}, but another client uploads "
+                    f"{tuple(first)}.",
+                    "Uploads that are combined need the same shape: pad them and send a mask.",
                 )
             self._dtypes[name] = t.dtype
             if self.rule(name) == "stack":
@@ -565,7 +569,7 @@ FAR_OUT = 10
 """Factor on the median number of rows above which a number is far out.
 
 Numbers of rows of honest clients spread over about one order of magnitude. Of a log-normal distribution with sigma 1,
-which is as wide as those of federated benchmarks, 1 % of the clients lie above.
+which is as wide as those of federated benchmarks, 1 % of the clients are above.
 """
 
 ROUNDING = 1e-12
@@ -656,11 +660,12 @@ def weight_warnings(
         has = f"client {c} ({names[c]!r}) has {n:,.0f} rows, {part:.0%} of all"
         if share is None:
             warnings.append(
-                f"{has}: more than half of them, or than {FAR_OUT} times the median, and uploads weigh by rows "
-                "(--max-share 0.2 caps its weight, --aggregate median gives every client one vote)"
+                f"{has}. This is more than half of all rows or {FAR_OUT} times the median, and uploads "
+                "are weighted by rows (--max-share 0.2 caps its weight, --aggregate median gives every "
+                "client one vote)"
             )
         else:
-            warnings.append(f"{has}: --max-share {share:g} caps its weight in every round")
+            warnings.append(f"{has}: --max-share {share:g} limits its weight in every round")
     return warnings
 
 
@@ -815,9 +820,9 @@ class BufferedUploads(UploadPipeline):
             count = len(self.rejected)
             why = self.rejected[0].why
             raise FederatedRunError(
-                f"Round {self.round.number}: all {count} uploads were refused, so there is nothing to aggregate; the "
-                f"first because {why}.",
-                "Lower the learning rate, or look at the clients.",
+                f"Round {self.round.number}: all {count} uploads were rejected, so there is nothing to "
+                f"aggregate. The first was rejected because {why}.",
+                "Lower the learning rate, or check the clients.",
             )
         return self._combined()
 
@@ -874,8 +879,8 @@ class BufferedUploads(UploadPipeline):
         if self.unprotected_classes and not unprotected:
             rule = self.policy.rule.text
             warnings.append(
-                f"round {self.round.number}: {self.unprotected_classes} classes have so few owners that --aggregate "
-                f"{rule} expects no liar among them: their prototypes are not protected"
+                f"round {self.round.number}: {self.unprotected_classes} classes have so few clients that "
+                f"--aggregate {rule} cannot protect their prototypes"
             )
         for r in self.rejected[: max(0, NAMED_REJECTIONS - named)]:
             who = f"client {r.client} ({self.round.names[r.client]!r})"
@@ -904,7 +909,7 @@ class BufferedUploads(UploadPipeline):
         norm = float(layout.vector(kept.tree, kept.rows).norm())
         if norm <= bound:
             return None
-        return f"its update has norm {norm:.4g}, above the {bound:g} that are allowed"
+        return f"its update has norm {norm:.4g}, above the allowed {bound:g}"
 
     def _reject_far_out(self, layout: UploadLayout) -> None:
         """Reject uploads after which no honest client could train from the model.
@@ -929,7 +934,10 @@ class BufferedUploads(UploadPipeline):
                 usual = others[len(others) // 2]
                 kept = self._kept[place]
                 if size > max(safe, FAR_FROM_OTHERS * usual) and not self._simulated(kept):
-                    why = f"{name} changes by {size:.2g}, and by a median of {usual:.2g} in the other uploads"
+                    why = (
+                        f"{name} changes by {size:.2g}, but the median change of the other uploads is "
+                        f"{usual:.2g}"
+                    )
                     reasons.setdefault(kept.client, why)
         self._reject(lambda kept: reasons.get(kept.client))
 

@@ -95,7 +95,7 @@ LEAST_NOISE = 1e-3
 """Smallest multiplier other than 0. Its epsilon is 500,000 already; for smaller ones it cannot be computed."""
 
 UNCOVERED = {
-    "evaluation": "every figure that is measured on clients' own rows: accuracy, F1, confusion, diagnostics, classes "
+    "evaluation": "every result that is measured on clients' own rows: accuracy, F1, confusion, diagnostics, classes "
     "owned",
     "participants": "who took part in which round",
     "rows": "how many training rows all clients have together",
@@ -251,14 +251,14 @@ def parse_privacy(
     if bound is None and noise is None:
         for name, given in (("--dp-delta", delta), ("--dp-seed", seed), ("--dp-allow", allow)):
             if given is not None:
-                raise UsageError(f"{name} says nothing by itself.", "Add --dp-clip 1 --dp-noise 1")
+                raise UsageError(f"{name} has no effect alone.", "Add --dp-clip 1 --dp-noise 1")
         return None
     if bound is None or noise is None:
         missing = "--dp-noise"
         if bound is None:
             missing = "--dp-clip"
         raise UsageError(
-            f"{missing} is missing: noise is told as a multiple of the clipping bound.",
+            f"{missing} is missing: noise is given as a multiple of the clipping norm.",
             f"Add {missing} 1",
         )
     if delta is None:

@@ -122,15 +122,18 @@ class RobustRule:
         honest = m - f
         if self.last == "multikrum" and self.number is not None and self.number > honest:
             raise UsageError(
-                f"--aggregate {self.text} takes more clients than the {honest} of {m} that are thought honest.",
-                f"At most multikrum:{honest}.",
+                f"--aggregate {self.text} selects more clients than the {honest} of {m} that are assumed "
+                "honest.",
+                f"Use at most multikrum:{honest}.",
             )
         if any(name == "nnm" for name, _ in self.before):
             needed = max(needed, 2 * f + 1)
         if m < needed:
             raise UsageError(
-                f"--aggregate {self.text} needs at least {needed} clients a round against {f} liars; there are {m}.",
-                "More clients a round (--participation), or a smaller share of liars (--byzantine).",
+                f"--aggregate {self.text} needs at least {needed} clients per round against {f} malicious "
+                f"clients, but there are {m}.",
+                "Use more clients per round (--participation), or a smaller share of malicious clients "
+                "(--byzantine).",
             )
 
     def left_out(self, m: int) -> int:
@@ -210,7 +213,7 @@ def _of_plugin(own: Plugin, V: Tensor, f: int, number: float | None) -> Tensor:
             found = f"{tuple(made.shape)} numbers"
         raise UsageError(
             f"{named} returned {found} for rows of shape {tuple(V.shape)}.",
-            f"It takes V [m, d] and returns [{V.shape[1]}] finite numbers.",
+            f"It must take V [m, d] and return [{V.shape[1]}] finite numbers.",
         )
     return made.to(V)
 
@@ -228,7 +231,7 @@ def parse_rule(text: str) -> RobustRule:
     for name, _ in before:
         if name not in BEFORE:
             raise UsageError(
-                f"--aggregate {text}: {name} takes all rows together, so nothing can follow it.",
+                f"--aggregate {text}: {name} combines all rows, so no other rule can follow it.",
                 f"For example {EXAMPLE}.",
             )
     return RobustRule(text, tuple(before), *last)
@@ -249,7 +252,9 @@ def _step(text: str, word: str) -> tuple[str, float | None]:
     if own is not None:
         numbers[name] = (math.isfinite, "a number")
     if name not in numbers and number:
-        raise UsageError(f"--aggregate {text}: {name} takes no number.", f"For example {EXAMPLE}.")
+        raise UsageError(
+            f"--aggregate {text}: {name} does not take a number.", f"For example {EXAMPLE}."
+        )
     # Plug-ins and multikrum (all honest clients) do not need their number.
     optional = name not in numbers or own is not None or name == "multikrum"
     if optional and not number:

@@ -141,7 +141,7 @@ def _class_sums(s: _Checked) -> str | None:
     absent = (s.count == 0) & (lengths > 0)
     if absent.any():
         c = int(absent.nonzero()[0])
-        return f"is not 0 for class {c}, of which the upload counts no rows"
+        return f"is not 0 for class {c}, for which the upload has no rows"
     if math.isinf(s.within):
         return None
     excess = lengths - s.count * s.within
@@ -157,7 +157,7 @@ def _class_means(s: _Checked) -> str | None:
     """Means of the rows of each class."""
     length = float(s.t.norm(dim=-1).max())
     if length > s.within:
-        return f"has a mean of length {length:.3g}, and no row is longer than {s.longest:.3g}"
+        return f"has a mean of length {length:.3g}, but no row is longer than {s.longest:.3g}"
     return None
 
 
@@ -213,12 +213,12 @@ def _second_moments(s: _Checked, full: Tensor, moments: Tensor, rows: float) -> 
     if rows == 0.0:
         if not full.any():
             return None
-        return "is not 0, and the upload counts no rows"
+        return "is not 0, but the upload has no rows"
     size = trace + s.ridge * width  # of the matrix that was rounded
     tolerance = s.tolerance(width) * max(size, 0.0)
     smallest = float(full.diagonal().min())
     if smallest < -tolerance:
-        return f"holds {smallest:.3g} where a sum of squares stands"
+        return f"contains {smallest:.3g} where a sum of squares is expected"
     if trace > rows * s.within * s.within:
         return _too_large(f"its trace is {trace:.3g}", rows, s.longest)
     least = float((moments**2).sum())
@@ -260,10 +260,10 @@ def _squared(s: _Checked, squares: Tensor, least: Tensor, counts: list[float]) -
     """Why [k, D] cannot be sums of squares over ``counts`` rows each; ``least`` bounds them from below."""
     smallest = float(squares.min())
     if smallest < 0.0:
-        return f"holds {smallest:.3g} where a sum of squares stands"
+        return f"contains {smallest:.3g} where a sum of squares is expected"
     for total, rows in zip(squares.sum(-1).tolist(), counts, strict=True):
         if rows == 0.0 and total > 0.0:
-            return "is not 0 where the upload counts no rows"
+            return "is not 0 for classes without rows"
         if rows > 0.0 and total > rows * s.within * s.within:
             return _too_large(f"{total:.3g} in sum", rows, s.longest)
     if len(least) and bool((squares * (1.0 + s.tolerance(squares.shape[-1])) < least).any()):
@@ -283,7 +283,7 @@ def _ridge_solutions(s: _Checked) -> str | None:
     most = s.rows * (1.0 + s.tolerance(width)) + rounding * float((s.t**2).sum())
     # Written so that numbers that overflow here are refused too.
     if not energy <= most or not math.isfinite(most):
-        return f"fits its rows with {energy:.3g}, and {s.rows:g} rows give at most that number"
+        return f"fits its rows with {energy:.3g}, but {s.rows:g} rows give at most that number"
     longest = float(sums.norm(dim=-1).sum())
     if longest > s.rows * s.within + rounding * float(s.t.norm(dim=-1).sum()):
         return _too_long("belongs to class sums that are together", longest, s.rows, s.longest)
@@ -322,7 +322,10 @@ def _spread(s: _Checked, total: Tensor, width: int) -> str | None:
     found = float(total.max())
     most = s.within * s.within + width * s.declared.ridge * (1.0 + LENGTH_SLACK)
     if found > most:
-        return f"has a variance of {found:.3g} over all features, and rows no longer than {s.longest:.3g} have less"
+        return (
+            f"has a variance of {found:.3g} over all features, but rows no longer than {s.longest:.3g} have "
+            "less"
+        )
     return None
 
 
@@ -347,12 +350,15 @@ def _mixture_weights(s: _Checked) -> str | None:
 def _too_long(what: str, length: float, rows: float, longest: float) -> str:
     most = rows * longest
     bound = f"{rows:g} rows that are no longer than {longest:.3g} sum to at most {most:.3g}"
-    return f"{what} too long: {length:.3g}, and {bound}"
+    return f"{what} too long: {length:.3g}, but {bound}"
 
 
 def _too_large(what: str, rows: float, longest: float) -> str:
     most = rows * longest * longest
-    return f"is too large: {what}, and {rows:g} rows that are no longer than {longest:.3g} give at most {most:.3g}"
+    return (
+        f"is too large: {what}, but {rows:g} rows that are no longer than {longest:.3g} give at most "
+        f"{most:.3g}"
+    )
 
 
 CHECKS: Mapping[StatisticKind, Check] = {

@@ -67,8 +67,8 @@ def probe_uploads(method: Method, data: Data, ctx: Ctx, *, labelled: bool) -> Up
     except Exception as error:
         kind = type(error).__name__
         raise UsageError(
-            f"{method.name} does not say what its clients send, and it cannot be derived: its fit of {n} rows of noise "
-            f"ends with {kind}: {error}",
+            f"{method.name} does not declare its uploads, and fedcache cannot derive them: its fit on {n} "
+            f"rows of noise failed with {kind}: {error}",
             "Declare it: Method(uploads=lambda server, ctx: {name: UploadTensor(shape, dtype)}).",
         ) from error
 
@@ -118,7 +118,7 @@ class UpdateValidation:
     def malformed(self, up: object, rows: float, *, sent_in: int | None = None) -> str | None:
         """The first fault of round, names, shapes, types or counts of one upload; other floats are not read."""
         if sent_in is not None and sent_in != self.number:
-            return f"it answers round {sent_in}, and this is round {self.number}"
+            return f"it answers round {sent_in}, but this is round {self.number}"
         why = self.structure_problem(up)
         if why is not None:
             return why
@@ -164,13 +164,13 @@ class UpdateValidation:
             coordinates: name -> shape that replaces the declared one.
         """
         if not isinstance(up, dict) or not all(isinstance(t, Tensor) for t in up.values()):
-            return "it is no dictionary of tensors"
+            return "it is not a dictionary of tensors"
         missing = ", ".join(sorted(self.expected.keys() - up.keys()))
         if missing:
             return f"it lacks {missing}"
         extra = ", ".join(sorted(map(str, up.keys() - self.expected.keys())))
         if extra:
-            return f"it holds {extra}, which nobody asked for"
+            return f"it contains {extra}, which is not part of the schema"
         axes = len(lead)
         for name, declared, dtype in self._layout:
             t = up[name]
@@ -213,8 +213,8 @@ class UpdateValidation:
     def refusal(self, client: int, name: str, why: str) -> FedcacheError:
         """The error of ``--on-bad-update fail``."""
         return FederatedRunError(
-            f"Round {self.number}: the upload of client {client} ({name!r}) is refused: {why}.",
-            "Leave such uploads out with --on-bad-update reject, or look at that client.",
+            f"Round {self.number}: the upload of client {client} ({name!r}) is rejected: {why}.",
+            "Leave out invalid uploads with --on-bad-update reject, or check that client.",
         )
 
 
@@ -262,7 +262,7 @@ def _unbounded(t: Tensor) -> str:
         return "is inf"
     found = largest_number(t)
     most = largest(t.dtype)
-    return f"holds {found:.2g}, and {most:.2g} is the largest that is safe to add up"
+    return f"contains {found:.2g}, but {most:.2g} is the largest value that can be added safely"
 
 
 def all_bounded(tree: object) -> bool:
@@ -304,7 +304,7 @@ def not_finite(
         whose = f"for client {i} ({client_name!r})"
     return FederatedRunError(
         f"{name} {_unbounded(t)} in round {number} {whose}.",
-        f"Lower {rate}, or look for bad features with: fedcache verify",
+        f"Lower {rate}, or check the features with: fedcache verify",
     )
 
 
@@ -342,7 +342,7 @@ def _count_problem(name: str, counts: Tensor, rows: float) -> str:
         return f"{name} holds a negative number of rows ({smallest:g})"
     total = float(counts.sum())
     if total > rows * (1.0 + SLACK) + SLACK:
-        return f"{name} counts {total:g} rows, and the client holds {rows:g}"
+        return f"{name} counts {total:g} rows, but the client has {rows:g}"
     broken = counts[(counts - counts.round()).abs() > SLACK * counts.clamp(min=1.0)]
     first = float(broken[0])
-    return f"{name} holds {first:g} rows, which is no whole number"
+    return f"{name} holds {first:g} rows, which is not a whole number"

@@ -262,9 +262,10 @@ def make_program(predictor: Predictor, home: Home, given: Any = None) -> ModelPr
             # Other encoders run another library, or a Python function that makes the inputs.
             if type(encoder) is not ModuleEncoder:
                 raise UsageError(
-                    f"{item.backbone.name} cannot be part of an exported program: it is no torch module that takes "
-                    "pixels.",
-                    "fedcache predict answers with it; -o head.safetensors exports the head, which reads its features.",
+                    f"{item.backbone.name} cannot be part of an exported program, because it is not a "
+                    "torch module that takes pixels.",
+                    "Use fedcache predict, or export only the head, which reads features: -o "
+                    "head.safetensors",
                 )
             encoders.append(encoder)
         inputs, reads = image_inputs([item.recipe for item in planned])
@@ -280,7 +281,7 @@ def moved_by_libraries(module: ImageModel, inputs: Sequence[ModelInput]) -> Answ
     """The change of scores and probabilities that the rounding of another library can cause.
 
     A store keeps features as float16 by default, and the model reads them so. Two libraries, or two batch sizes of one
-    library, sum the same products in different orders. If the two sums lie on different sides of the middle between two
+    library, sum the same products in different orders. If the two sums are on different sides of the middle between two
     float16 numbers (about 7 of the 1,280 features of an image), the rounded features differ by up to 1e-3 of their
     value. This cannot be avoided, so it is measured: the features of ``BATCH`` drawn rows are perturbed ``DRAWS``
     times, each by up to ``LIBRARIES`` of itself, before they are rounded. The change is 0 for a program without
@@ -499,7 +500,9 @@ def check_place(out: Path, kind: str, force: bool) -> None:
     # The nearest existing folder: the others are made when the export is written.
     above = next(p for p in out.absolute().parents if p.exists())
     if not above.is_dir():
-        raise UsageError(f"{above} is a file, and {out} would lie in it.", "Choose another -o.")
+        raise UsageError(
+            f"{above} is a file, so {out} cannot be written inside it.", "Choose another -o."
+        )
     if out.exists() and out.is_dir() != (kind == "folder"):
         found = "folder" if out.is_dir() else "file"
         written = "folder" if kind == "folder" else "file"
@@ -509,7 +512,7 @@ def check_place(out: Path, kind: str, force: bool) -> None:
         )
     if not force and out.exists() and (kind != "folder" or any(out.iterdir())):
         raise StoreError(
-            f"{out} exists and is not empty.", "Choose another -o, or --force to write over it."
+            f"{out} exists and is not empty.", "Choose another -o, or overwrite it with --force."
         )
     missing = [
         name
@@ -582,7 +585,7 @@ def write_onnx(out: Path, parts: Parts) -> dict[str, Any]:
     assert program is not None
     if program.bytes > MOST_ONNX:
         raise UsageError(
-            f"The weights take {program.bytes / 1e9:.1f} GB, and an .onnx file holds 2.",
+            f"The weights take {program.bytes / 1e9:.1f} GB, but an .onnx file can hold only 2 GB.",
             "Use --format torch -o m.pt2",
         )
     method = parts.facts["method"]
@@ -720,7 +723,8 @@ def linear_head(predictor: Predictor) -> LinearHead:
             return found
     raise UsageError(
         f"The scores of {name} are not linear in the features, so no coefficients give them.",
-        "fedcache export-model RUN -o DIR, model.onnx, model.pt2 or head.safetensors   takes every method.",
+        "fedcache export-model RUN -o DIR, model.onnx, model.pt2 or head.safetensors   supports every "
+        "method.",
     )
 
 
@@ -774,7 +778,7 @@ def estimator(predictor: Predictor, head: LinearHead) -> Any:
     facts = saved.facts
     if len(facts.classes) < 2:
         raise UsageError(
-            "The model has one class, and a LogisticRegression needs two.",
+            "The model has one class, but a LogisticRegression needs two.",
             "Use -o head.safetensors",
         )
     order = np.argsort(np.array(facts.classes), kind="stable")

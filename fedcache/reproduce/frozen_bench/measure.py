@@ -1,6 +1,7 @@
 """Train every treatment of a study in every block: settings chosen on validation rows, then runs that are compared.
 
-Every number is an ordinary run under ``$FEDCACHE_HOME/runs``: a second call reads what is stored, a killed one goes on.
+Every number is an ordinary run under ``$FEDCACHE_HOME/runs``: a second call reads what is stored, a killed one
+continues.
 """
 
 from __future__ import annotations
@@ -110,8 +111,8 @@ class BenchRun:
             self.observer.note(f"Without {name}: {why}")
         if not here:
             raise MachineError(
-                "None of the backbones is here.",
-                "Name one that is:  --backbones efficientnet-lite0",
+                "None of the backbones is available.",
+                "Give one that is available:  --backbones efficientnet-lite0",
             )
         made = []
         for label, source in self.study.data.items():
@@ -137,7 +138,7 @@ class BenchRun:
                 domains = len(columns_of(store).domains)
                 if domains < deal.domains:
                     self.observer.note(
-                        f"Without {label}, {partition}: the data have {domains} domain."
+                        f"Without {label}, {partition}: the data have only {domains} domain."
                     )
                     continue
                 made += [(Block(label, name, partition), store) for name in names]

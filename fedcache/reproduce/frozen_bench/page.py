@@ -121,8 +121,8 @@ def sentences(ranked: Mapping[str, Any]) -> list[str]:
         alike = len(ranked["alike"])
         p = ranked["p"]
         lines.append(
-            f"Friedman's chi-squared {ranked['statistic']:.1f}, p {p:.2g}. Mean ranks closer than {cd} are not told "
-            f"apart: {alike} of {count} are that close to the first."
+            f"Friedman's chi-squared {ranked['statistic']:.1f}, p {p:.2g}. Mean ranks closer than {cd} do "
+            f"not differ significantly: {alike} of {count} are that close to the first."
         )
     return lines
 
@@ -143,16 +143,16 @@ def markdown(data: Mapping[str, Any]) -> str:
     lines = [
         f"# {p['title']}",
         "",
-        f"`{command}` with fedcache {data['version']}: {count} comparisons, {runs} runs, {seconds:,.0f} s of training "
-        "(without the search). Every number is the mean of stored runs; the JSON file beside this page, of the same "
-        "name, lists their digests.",
+        f"`{command}` with fedcache {data['version']}: {count} comparisons, {runs} runs, {seconds:,.0f} s "
+        "of training (without the search). Every number is the mean of stored runs; the JSON file of the "
+        "same name next to this page lists their digests.",
         "",
-        f"Rows: {images} images of each data set. Rounds: {p['rounds']}, participation {participation}. Settings: "
-        f"every combination of a treatment's search is trained without {validation} of each client's training rows "
-        f"(seed {search_seed}) and scored on these rows; the "
-        f"best is trained on all training rows with seeds {p['seeds']}, each with a partition of its own that all "
-        "treatments share. Test rows choose nothing. Accuracy is the mean over clients, each scored on test rows with "
-        "the classes of its own training rows.",
+        f"Rows: {images} images of each data set. Rounds: {p['rounds']}, participation {participation}. "
+        f"Settings: every combination of a treatment's search is trained without {validation} of each "
+        f"client's training rows (seed {search_seed}) and scored on these rows; the best is trained on "
+        f"all training rows with seeds {p['seeds']}, each with its own partition, which all treatments "
+        "share. Test rows are never used for selection. Accuracy is the mean over clients, each scored "
+        "on test rows with the classes of its own training rows.",
         "",
         f"Data: {datasets}. Backbones: {backbones}.",
     ]

@@ -98,7 +98,7 @@ class Study:
         participation: clients a round.
         seeds: of the runs that are compared; each draws its own partition, the same for every treatment.
         search_seeds: of the runs on validation rows.
-        validation: share of every client's training rows to choose by.
+        validation: share of every client's training validation rows.
         limit: so many images of each data set, evenly spaced.
         data: label -> images.
         backbones: by name.

@@ -78,7 +78,8 @@ def tracker(spec: str, runs: Path) -> Tracker:
         raise unknown("tracker", name, [*TRACKERS, *plugins("trackers")])
     if colon and not place:
         raise UsageError(
-            f"--track {spec} names no directory.", f"For example --track {shell_word(name)}:boards"
+            f"--track {spec} has an empty directory.",
+            f"For example --track {shell_word(name)}:boards",
         )
     if own is not None:
         folder = runs / name
@@ -154,7 +155,7 @@ def tracking(
         given = list(specs or ())
     if len({spec.partition(":")[0] for spec in given}) < len(given):
         raise UsageError(
-            f"--track names a tracker twice: {', '.join(given)}.", "Leave one of them out."
+            f"--track gives a tracker twice: {', '.join(given)}.", "Leave one of them out."
         )
     made = [(spec, HeldBack(tracker(spec, runs or home.runs))) for spec in given]
     with ExitStack() as opened:

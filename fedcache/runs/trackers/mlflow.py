@@ -41,7 +41,7 @@ class MLflow(SeedTracker):
     """Runs of an MLflow experiment: one for every seed, nested in one for the grid or for the run of several seeds.
 
     A run that was tracked before is gone on with, and rounds that it has are not written again; where a seed begins
-    anew, the old one is deleted, as MLflow deletes: it can be restored.
+    again, the old one is deleted, as MLflow deletes: it can be restored.
 
     Args:
         place: a tracking URI; or a folder, in which the database ``mlflow.db`` is.

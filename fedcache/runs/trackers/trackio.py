@@ -38,8 +38,8 @@ class Trackio(SeedTracker):
         if Path(TRACKIO_DIR) != self.folder.absolute():
             folder = self.folder.absolute()
             raise UsageError(
-                f"trackio writes to {TRACKIO_DIR} in this process, and {folder} was asked for.",
-                "Another folder needs another process.",
+                f"trackio writes to {TRACKIO_DIR} in this process, but {folder} was requested.",
+                "Use a new process for another folder.",
             )
         name = name_of(round_)
         # it tells a story of its own, and stdout is the answer

@@ -154,7 +154,7 @@ def test_ready_lists_what_locate_finds(find, own_home):
 def test_without_a_network_a_pull_ends_in_exit_6(name, find, own_home, no_network, monkeypatch):
     # the hub's client waits between its tries
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    with pytest.raises(FedcacheError, match="could not be fetched") as caught:
+    with pytest.raises(FedcacheError, match="could not be downloaded") as caught:
         pull(lookup(name), home=own_home, memory=DigestMemory(own_home / "digests"))
     assert caught.value.code is Exit.ENVIRONMENT
     assert f"fedcache backbones import FILE --as {name}" in caught.value.hint
@@ -197,11 +197,13 @@ def test_an_imported_file_that_was_changed_is_not_loaded(find, own_home, tmp_pat
         file.write(bytes([raw[len(raw) // 2] ^ 1]))
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert find(RESNET) == before
-    with pytest.raises(FedcacheError, match="is not the file whose sha256 is remembered") as caught:
+    with pytest.raises(
+        FedcacheError, match="differs from the file whose sha256 is cached"
+    ) as caught:
         load(row, before, row.recipe)
     assert caught.value.code is Exit.CORRUPT
     os.utime(path)  # now it is read anew, and the seal is not what it was
-    with pytest.raises(FedcacheError, match="holds other tensors than were written"):
+    with pytest.raises(FedcacheError, match="contains other tensors than were written"):
         load(row, find(RESNET), row.recipe)
     path.write_bytes(raw)
     load(row, find(RESNET), row.recipe)

@@ -111,7 +111,7 @@ def test_features_that_depend_on_the_batch_are_refused(saved, monkeypatch):
 
     monkeypatch.setattr(transformers.ViTModel, "forward", centred)
     with pytest.raises(
-        UsageError, match="hf:vit gives for an item depend on what else is in its batch"
+        UsageError, match="hf:vit gives for an item depend on the other items of its batch"
     ):
         lookup(f"hf:{saved['vit']}")
 
@@ -169,7 +169,7 @@ def test_sentence_transformers_files_say_how_to_pool(saved, tmp_path):
     (path / "1_Pooling" / "config.json").write_text(json.dumps(told))
     assert lookup(f"hf:{path}").recipe.pooling == "last"
     (path / "modules.json").write_text(json.dumps([{"type": "sentence_transformers.models.Dense"}]))
-    with pytest.raises(UsageError, match=r"not known.*Dense"):
+    with pytest.raises(UsageError, match=r"unknown way.*Dense"):
         TextEncoder(f"hf:{path}")
 
 
@@ -249,7 +249,7 @@ def test_pulling_asks_for_the_files_that_count_and_nothing_else(saved, monkeypat
         "cache_dir": library_caches().huggingface,
     }
     assert not any(pattern.endswith((".bin", ".py", ".pt")) for pattern in PATTERNS)
-    with pytest.raises(MachineError, match="is no repository"):
+    with pytest.raises(MachineError, match="is not the name of a repository"):
         fetch("hf:tiny-vit", offline=False)
 
 
@@ -283,7 +283,7 @@ def edited(old, new):
         (
             "config.json",
             edited("{", '{"auto_map": {"AutoModel": "evil.Model"},'),
-            "code of its own",
+            "its own code",
         ),
         ("config.json", edited('hidden_layers": 1', 'hidden_layers": 2'), "missing"),
         ("preprocessor_config.json", Path.unlink, "preprocessor_config.json"),

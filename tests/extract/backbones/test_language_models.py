@@ -102,7 +102,7 @@ def test_max_tokens_cuts_and_counts(model):
     expected = states(model, "a do").mean(0)
     assert close(features[1], expected, 16)
     for wrong in ("0", "81", "x", "-1"):
-        with pytest.raises(UsageError, match="reads from 1 to 80 tokens"):
+        with pytest.raises(UsageError, match="reads 1 to 80 tokens"):
             lookup(f"hf:{model}", options={"max_tokens": wrong})
 
 

@@ -56,7 +56,7 @@ def test_bytes_are_given_as_they_are(tmp_path):
     row = lookup(f"onnx:{encoder(tmp_path / 'a.onnx', kind='uint8', layout='NHWC')}")
     assert row.raw
     assert run(row).tolist() == [[102.0] * 6] * 3
-    with pytest.raises(UsageError, match="takes the pixels as they are"):
+    with pytest.raises(UsageError, match="takes unnormalised pixels"):
         run(row, norm="imagenet")
 
 
@@ -178,7 +178,7 @@ def test_weights_beside_the_file_are_refused_wherever_one_stands(tmp_path, monke
     encoder(tmp_path / "a.onnx", external=True)
     assert (tmp_path / "a.bin").exists()
     monkeypatch.chdir(tmp_path)  # where onnxruntime would look
-    with pytest.raises(MachineError, match="its weights lie in files beside it") as caught:
+    with pytest.raises(MachineError, match="its weights are in separate files") as caught:
         lookup("onnx:a.onnx")
     _, code, path = shlex.split(caught.value.hint.partition("python ")[2])
     assert path == str(tmp_path / "a.onnx")

@@ -169,7 +169,7 @@ def test_a_transform_makes_the_input(nets, tmp_path):
     )
     assert features(store) == pytest.approx(np.array([[51.0, 204.0]] * 2))
     assert set(seen) == {("RGB", (8, 8))}
-    with pytest.raises(UsageError, match="takes the pixels as they are"):
+    with pytest.raises(UsageError, match="takes unnormalised pixels"):
         fc.extract(f"folder:{tmp_path / 'flat'}", ["module:Small"], recipe={"norm": "clip"})
 
 
@@ -275,7 +275,7 @@ def test_one_in_memory_runs_here_whatever_number_of_workers(nets, tmp_path):
     row = lookup("module:Small")
     weights = own_module.weights_of(row)
     own_module._IN_MEMORY["module:Small"].module.weight.data.add_(1)
-    with pytest.raises(CorruptionError, match="has other weights or code now"):
+    with pytest.raises(CorruptionError, match="now has other weights or code"):
         load(row, weights, row.recipe)
 
 
@@ -317,7 +317,7 @@ class Shaped(nn.Module):
         (Shaped(lambda x: x.mean((2, 3)) * float("nan")), "finite"),
         (Shaped(lambda x: x.mean((2, 3)), size="big"), "'big'"),
         (Shaped(lambda x: x.mean((2, 3)), mean=(1, 2)), "mean"),
-        (Shaped(lambda x: x.mean((2, 3))[:, :0]), "rows of 0 numbers"),
+        (Shaped(lambda x: x.mean((2, 3))[:, :0]), "gives empty rows"),
         (Shaped(lambda x: torch.fft.fft(x.mean((2, 3)))), "complex"),
         (Shaped(lambda x: x.mean((2, 3)) - 0.01 * x.mean((0, 2, 3))), "batch"),
         (3, "int"),
@@ -339,10 +339,10 @@ class OfTexts(nn.Module):
 
 
 def test_modules_of_texts_that_give_no_features_are_refused(nets):
-    refused(lambda: fc.backbone(OfTexts(lambda x: x[:, :0])), "rows of 0 numbers")
+    refused(lambda: fc.backbone(OfTexts(lambda x: x[:, :0])), "gives empty rows")
     refused(lambda: fc.backbone(OfTexts(torch.fft.fft)), "complex")
     assert fc.backbone(OfTexts(lambda x: x)) == "module:OfTexts"
-    refused(lambda: fc.backbone(OfTexts(lambda x: x), size=32), "size is of images")
+    refused(lambda: fc.backbone(OfTexts(lambda x: x), size=32), "size applies only to images")
     refused(lambda: fc.extract("digits", [Small(), Small(2.0)]), "module:Small")
     refused(lambda: fc.backbone(Small(), "a,b"))
 

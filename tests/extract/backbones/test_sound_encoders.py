@@ -82,13 +82,13 @@ def test_files_that_cannot_be_decoded_are_quarantined_and_long_ones_counted(mode
     done = fedcache(f"{words} --json")
     assert done.code == Exit.QUARANTINED
     assert {row["name"]: row["reason"] for row in done.data["bad"]} == {
-        "low/empty.wav": "it is no WAV or FLAC file that can be read",
+        "low/empty.wav": "it is not a readable WAV or FLAC file",
         "low/short.wav": "the file ends before its samples do",
-        "low/silent.wav": "it has no samples",
+        "low/silent.wav": "it is empty",
     }
     assert done.data["cut"] == {"hf:wav2vec2": 1}
     again = fedcache(f"{words} --fresh --store {tmp_path}/s.zarr")
-    assert "hf:wav2vec2 reads 0.6 s of a sound: the rest of 1 sound was left out." in again.out
+    assert "hf:wav2vec2 reads 0.6 s of a sound: the rest of 1 sound is ignored." in again.out
 
 
 @pytest.mark.slow
@@ -112,8 +112,8 @@ def test_choices_are_in_the_recipe_and_find_their_row_again(models, tmp_path):
     assert lookup_recorded(recipe, home=tmp_path / "home").recipe == recipe
     assert row.options_of(recipe) == options
     for wrong, said in (
-        ({"seconds": "61"}, "reads from 0.1 to 60 seconds"),
-        ({"seconds": "x"}, "reads from 0.1 to 60 seconds"),
+        ({"seconds": "61"}, "reads 0.1 to 60 seconds"),
+        ({"seconds": "x"}, "reads 0.1 to 60 seconds"),
         ({"pooling": "pooler_output"}, "Unknown pooling"),
     ):
         with pytest.raises(UsageError, match=said):

@@ -65,7 +65,7 @@ def test_quantised_inputs_get_the_pixels_and_outputs_are_multiplied_out(tmp_path
     expected = [(value - 128) * SCALE for value in (200, 100, 0)]
     two = torch.cat([coloured(200, 100, 0), coloured(0, 200, 100)])
     assert run(row, two).tolist() == [expected, [expected[2], expected[0], expected[1]]]
-    with pytest.raises(UsageError, match="takes the pixels as they are"):
+    with pytest.raises(UsageError, match="takes unnormalised pixels"):
         run(row, two, norm="half")
 
 

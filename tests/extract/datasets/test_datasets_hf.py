@@ -157,7 +157,7 @@ def test_files_of_no_known_split_are_left_out_and_named(tmp_path):
     data = opened(root)
     check(data)
     assert (
-        "left out, as no split of theirs is known: data/unsupervised-00000.parquet" in data.reading
+        "left out, because their split is unknown: data/unsupervised-00000.parquet" in data.reading
     )
 
 
@@ -166,8 +166,8 @@ def test_rows_without_bytes_and_damaged_pages_are_bad_images(tmp_path):
     data = opened(
         write(tmp_path / "a.parquet", table(range(20)).set_column(0, "image", pa.array(lost))),
     )
-    assert "1 cannot be read and will be quarantined" in data.reading
-    with pytest.raises(BadImage, match="only the path"):
+    assert "1 cannot be read and will be skipped and listed" in data.reading
+    with pytest.raises(BadImage, match="only a path"):
         data.source.read(3)
     path = tmp_path / "b.parquet"
     pq.write_table(
@@ -252,7 +252,7 @@ def test_nothing_is_fetched_unless_pull_is_asked_and_no_network_is_said(
     monkeypatch.setenv("FEDCACHE_OFFLINE", "1")
     assert "FEDCACHE_OFFLINE" in fedcache(*pull_it).err
     assert not no_network
-    refused(lambda: pull("hf:../x", data=tmp_path), "no name of a dataset")
+    refused(lambda: pull("hf:../x", data=tmp_path), "not the name of a dataset")
 
 
 def test_pull_takes_the_parquet_files_that_the_library_finds(tmp_path, monkeypatch):

@@ -135,7 +135,10 @@ def test_a_list_is_extracted_once_and_resumed_by_content():
     assert (store.path / "history.jsonl").read_bytes() == before  # nothing was computed
     assert len(fc.extract(items, "random-projection", **how, limit=5).samples.name) == 5
     done = fedcache("extract --backbones pixels --size 8")
-    assert (done.code, "images that a program held" in done.err) == (Exit.USAGE, True)
+    assert (done.code, "images that were passed by a Python program" in done.err) == (
+        Exit.USAGE,
+        True,
+    )
 
 
 def test_options_of_files_and_workers_that_cannot_have_the_images_are_refused():
@@ -148,5 +151,5 @@ def test_options_of_files_and_workers_that_cannot_have_the_images_are_refused():
 
     refused(lambda: fc.extract(Local(), "pixels", size=8, workers=2), "2 workers", "workers=0")
     Local.__module__ = "__main__"
-    assert "in the program itself" in str(in_memory.can_travel(Local()))
+    assert "in the main program" in str(in_memory.can_travel(Local()))
     assert in_memory.can_travel(items) is None

@@ -159,7 +159,7 @@ def test_an_image_that_is_missing_keeps_its_row(tmp_path):
     assert len(data) == len(rows)
     assert "1 cannot be read" in data.reading
     (missing,) = check("office10", tmp_path)["missing"]
-    assert missing == f"1 of {len(rows)} images are listed and not there: dslr/mug/train_0001.jpg"
+    assert missing == f"1 of {len(rows)} images are listed but missing: dslr/mug/train_0001.jpg"
 
 
 # What is wrong
@@ -314,7 +314,11 @@ def test_md5_lines_and_empty_classes_are_checked(tmp_path):
         lambda s: s.update({k: [e for e in v if e[1] != 8] for k, v in s.items()}),
     )
     for name, place, said in (
-        ("cifar10", "c", "data_batch_4 has another md5 than the published 634d18415352ddfa"),
+        (
+            "cifar10",
+            "c",
+            "data_batch_4 has an md5 that differs from the published 634d18415352ddfa",
+        ),
         ("domainnet10", "d", "clipart_test.txt has 11 lines; expected 14,604"),
         ("eurosat", "e", "1 of 10 classes have no image, such as 'River'"),
     ):
@@ -374,7 +378,7 @@ def test_a_list_that_is_a_link_out_of_the_folder_is_not_read_unless_asked(tmp_pa
     split, secret = tmp_path / "here" / "split_zhou_EuroSAT.json", tmp_path / "elsewhere.json"
     split.rename(secret)
     split.symlink_to(secret)
-    said = ("split_zhou_EuroSAT.json is a link out of", "--follow-links")
+    said = ("split_zhou_EuroSAT.json is a link to a file outside", "--follow-links")
     refused("eurosat", tmp_path / "here", Exit.USAGE, *said)
     roots = {"eurosat": tmp_path / "here"}
     assert len(open_dataset("paper:eurosat", roots=roots, follow_links=True))

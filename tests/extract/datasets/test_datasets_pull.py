@@ -244,7 +244,7 @@ def test_a_download_goes_on_where_it_stopped(ranges, server, tmp_path):
     (said,) = fetched(server, "a.bin", tmp_path / "a.bin")
     assert (tmp_path / "a.bin").read_bytes() == raw
     assert handler.asked[-1] == ("/a.bin", f"bytes={1 << 20}-")
-    assert ("going on at 1.0 MB" in said) == ranges
+    assert ("resuming at 1.0 MB" in said) == ranges
 
 
 def test_a_download_whose_length_nobody_tells_is_whole_and_said_so(server, tmp_path):
@@ -387,5 +387,5 @@ def test_an_archive_without_what_it_should_give_puts_nothing_in_place(server, pu
     published("cifar100", **{archive.name: md5(archive)})
     done = fedcache(f"datasets pull cifar100 --from {address}")
     assert done.code == 5
-    assert "holds no cifar-100-python" in done.err
+    assert "does not contain cifar-100-python" in done.err
     assert [p.name for p in (own_home / "data" / "cifar100").iterdir()] == [".partial"]

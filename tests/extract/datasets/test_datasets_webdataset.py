@@ -116,7 +116,7 @@ def test_two_images_of_a_sample_need_a_choice_and_other_parts_are_counted(tmp_pa
     both = write_tar(tmp_path / "b.tar", {**samples(range(4)), "000001.jpg": PNG[9]})
     no_dataset(f"webdataset:{both}", "two images", "--images-key")
     none = write_tar(tmp_path / "c.tar", {"a.npy": b"x", "a.cls": b"1"})
-    no_dataset(f"webdataset:{none}", "holds no images", "cls, npy")
+    no_dataset(f"webdataset:{none}", "contains no images", "cls, npy")
 
 
 def test_many_shards_are_read_with_few_open(tmp_path):

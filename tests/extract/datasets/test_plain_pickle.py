@@ -88,8 +88,8 @@ FIELDS = (
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        (b"c_codecs\nencode\n(N}U\x01xK\x01stb.", "it changes what it names"),
-        (b"cnumpy\nndarray\n(N}U\x01xK\x01stb.", "it changes what it names"),
+        (b"c_codecs\nencode\n(N}U\x01xK\x01stb.", "it modifies an object"),
+        (b"cnumpy\nndarray\n(N}U\x01xK\x01stb.", "it modifies an object"),
         (FIELDS, "a dtype with fields"),
         (b"c_codecs\nencode\n(U\x01xU\x05rot13tR.", "odd encoding"),
         (ARRAY + b"(K\x01K\x02tb.", "an array that numpy did not write"),

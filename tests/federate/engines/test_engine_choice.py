@@ -56,7 +56,7 @@ def test_an_address_where_no_cluster_answers_is_told_at_once(monkeypatch):
         closed.bind(("127.0.0.1", 0))
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        for line, words in ((closed, "No Ray cluster answers"), (silent, "is no Ray cluster")):
+        for line, words in ((closed, "No Ray cluster answers"), (silent, "is not a Ray cluster")):
             refused(
                 partial(cluster.check_address, f"127.0.0.1:{line.getsockname()[1]}"),
                 words,

@@ -177,7 +177,7 @@ def late(words, _trees):
 BAD = {
     "W is nan": first("W", lambda t: torch.full_like(t, torch.nan)),
     "W has shape": first("W", lambda t: t[:-1].clone()),
-    "nobody asked for": first("extra", lambda t: t),
+    "not part of the schema": first("extra", lambda t: t),
     "it answers round 7": late,
     "it lacks W": lambda _w, trees: trees[0].pop("W"),
 }
@@ -201,7 +201,7 @@ def test_the_gate_stands_before_every_upload(why, grid, tmp_path):
 )
 def test_no_upload_of_one_site_ends_a_run_where_nothing_is_said(method, words, grid, tmp_path):
     grid.meddle[102] = lambda kind, _n, packed: (
-        changed(packed, BAD["nobody asked for"]) if kind == "fit" else packed
+        changed(packed, BAD["not part of the schema"]) if kind == "fit" else packed
     )
     grid.meddle[101] = lambda kind, n, packed: (
         PackedMessage("?", {}) if (kind, n) == ("fit", 2) else packed
@@ -222,7 +222,7 @@ def test_secure_sums_have_nothing_to_leave_out():
 @pytest.mark.slow
 def test_a_site_that_dies_is_left_out_and_the_rest_goes_on(grid, sites, tmp_path):
     grid.meddle[100] = lambda kind, n, packed: (
-        "its node went away" if kind != "facts" and n > 1 else packed
+        "its node disconnected" if kind != "facts" and n > 1 else packed
     )
     (run,) = together(planned("fedavg", rounds=3), grid, tmp_path)
     assert [m["round"] for m in missed_by(run)] == [2, 3]
@@ -238,7 +238,7 @@ def test_a_site_that_dies_is_left_out_and_the_rest_goes_on(grid, sites, tmp_path
 def test_a_round_below_the_quorum_ends_the_run_and_it_goes_on_later(grid, sites, tmp_path):
     asked = planned("fedpcl", rounds=3, quorum=3)
     grid.meddle[100] = lambda kind, n, packed: (
-        "its node went away" if (kind, n) == ("fit", 2) else packed
+        "its node disconnected" if (kind, n) == ("fit", 2) else packed
     )
     refused(lambda: together(asked, grid, tmp_path), "2 of 3 sites", code=Exit.FEDERATED)
     again = grid_of(sites, tmp_path / "state")
@@ -293,7 +293,7 @@ def test_a_site_does_not_go_on_from_a_state_that_is_not_what_it_wrote(grid, site
         3,
         3,
     ]  # neither fitted nor scored with what is not its own
-    assert all("held after round 2" in m["why"] for m in missed)
+    assert all("after round 2" in m["why"] for m in missed)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedpcl"])
@@ -304,7 +304,7 @@ def test_a_site_that_comes_late_joins_unless_the_method_keeps_a_place_for_each(
     (run,) = together(planned(method, rounds=5, start_with=2), grid, tmp_path)
     if method == "fedpcl":
         assert run.result["federation"]["joined"] == []
-        assert "no place for it" in missed_by(run)[0]["why"]
+        assert "the method cannot add it" in missed_by(run)[0]["why"]
         return
     (joined,) = run.result["federation"]["joined"]
     assert joined["site"] == "client-1"
@@ -319,7 +319,7 @@ def test_features_of_another_recipe_are_refused_by_digest(grid, sites, tmp_path)
     for late in ({}, {99: 3}):
         grid.hidden = late
         (run,) = together(planned("fedavg", rounds=4), grid, tmp_path / f"{len(late)}", heard)
-        assert heard.said("site 'stranger' is refused")
+        assert heard.said("site 'stranger' is rejected")
         assert run.result["clients"] == ["client-0", "client-1", "client-2"]
 
 
@@ -343,12 +343,15 @@ def test_stores_of_their_own_are_sites_under_the_names_they_are_given(tmp_path):
     ("words", "why"),
     [
         ({"method": "central"}, "in one place"),
-        ({"method": "promptfl"}, "shards hold features"),
+        ({"method": "promptfl"}, "shards have only features"),
         ({"method": "fedavg", "set": {"feat_post": "standardize"}}, "all clients' rows"),
         ({"method": "fedavg", "attack": "sign-flip:0.2"}, "sites are real"),
         ({"method": "fedavg", "asynchronous": 2}, "--asynchronous"),
-        ({"method": "fedavg", "dp_clip": 1.0, "dp_noise": 1.0}, "right answers too"),
-        ({"method": "fedavg", "sweep": {"rounds": ("1", "2")}}, "travels in one message"),
+        ({"method": "fedavg", "dp_clip": 1.0, "dp_noise": 1.0}, "correct answers"),
+        (
+            {"method": "fedavg", "sweep": {"rounds": ("1", "2")}},
+            "only hyperparameters of the training",
+        ),
         ({"method": "fedavg", "quorum": 4}, "--quorum 4"),
     ],
 )
@@ -370,7 +373,7 @@ def test_an_app_is_its_plan(tmp_path):
     assert read.to_config() == asked.to_config()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").touch()
-    refused(lambda: write_app(asked, tmp_path / "mine"), "is no app of fedcache")
+    refused(lambda: write_app(asked, tmp_path / "mine"), "is not a fedcache app")
 
 
 def test_the_command_line_says_what_is_missing(tmp_path, sites, monkeypatch):

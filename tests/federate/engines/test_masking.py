@@ -79,11 +79,11 @@ def test_a_number_beyond_the_bound_is_not_sent_and_the_bound_that_works_is_named
 def test_a_site_that_is_lost_is_left_out_of_the_sum_aloud(grid, tmp_path):
     grid, heard = grid, Heard()
     grid.meddle[100] = lambda kind, number, packed: (
-        "its node went away" if kind == "fit" and number == 1 else packed
+        "its node disconnected" if kind == "fit" and number == 1 else packed
     )
     (run,) = together(secure("fedavg"), grid, tmp_path, heard)
     assert [m["round"] for m in missed_by(run)] == [1]
-    assert heard.said("round 1 goes on without site")
+    assert heard.said("round 1 continues without site")
 
 
 def test_a_sum_with_an_answer_to_another_round_is_not_used(grid, tmp_path):

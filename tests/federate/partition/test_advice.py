@@ -15,7 +15,7 @@ from fedcache.federate.partition.scheme import FEWER
 from fedcache.runs.partitions import typed_arguments
 
 COMMAND = re.compile(r"fedcache partition --[^\n]*")
-ADVICE = re.compile(r"; ((?:--\S+ \S+ )+)deals what it asks for")
+ADVICE = re.compile(r"; ((?:--\S+ \S+ )+)assigns the requested rows")
 
 
 def advised(error):

@@ -134,7 +134,7 @@ def test_another_scheme_deals_the_rows_of_every_value():
     ("given", "said"),
     [
         ({"by": "domain", "hold_out": ("scketch",)}, "'sketch'"),
-        ({"by": "domain", "hold_out": ("sketch", "photo")}, "nobody trains"),
+        ({"by": "domain", "hold_out": ("sketch", "photo")}, "no client is left to train"),
         ({"by": "domain", "hold_out": ("sketch",), "tests": "global"}, "hold_out and tests global"),
         ({"by": "domain", "clients": 3}, "clients"),
         ({"by": "domain", "clients": 30, "inside": "iid"}, "5 rows"),

@@ -172,7 +172,7 @@ def test_a_small_pool_keeps_ratio_and_clients_and_says_what_each_has():
     assert 44.4 < mean <= 45.45
     assert partition.args["ratio"] == 11
     (note,) = partition.notes
-    assert f"{mean:.1f} training rows a client instead of 100; --shots 4" in note
+    assert f"{mean:.1f} training rows per client instead of 100; --shots 4" in note
 
 
 # Feature and label shift
@@ -310,7 +310,7 @@ def test_clients_share_images_only_when_asked_to():
     partition = make("few-shot", columns, clients=5, shots=4, skew="iid", sharing=True)
     assert (partition.counts(columns) == 4).all()
     assert len(np.unique(trained(partition))) < 60
-    assert "clients may hold the same image (sharing)" in partition.notes
+    assert "clients may have the same image (sharing)" in partition.notes
 
 
 def test_few_shot_in_dirichlet_shares_deals_at_most_what_was_asked():

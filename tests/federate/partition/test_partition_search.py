@@ -206,7 +206,7 @@ def test_arguments_are_declared_well(scheme):
     ("splits", "scheme", "split"),
     [
         ([1] * 6, "iid", "split train"),
-        ([0] * 6, "iid", "split test"),
+        ([0] * 6, "iid", "test rows"),
     ],
 )
 def test_an_absent_split_is_named(splits, scheme, split):

@@ -240,7 +240,7 @@ def test_nothing_to_take_is_refused_with_what_can_be_done():
     refused(lambda: make("iid", even_columns(2, 2, 3), clients=6, validation=0.2), "--clients")
     refused(
         lambda: make("iid", even_columns(2, 2, 3), clients=2, validation="split"),
-        "split validation",
+        "no validation row",
         "--validation 0.2",
     )
 
@@ -257,5 +257,5 @@ def test_clients_that_hold_the_same_rows_give_them_up_together_or_are_refused():
         lambda: hold_out(
             RowLists.of([np.array([0, 1]), np.array([0])]), np.array([0, 0]), uid, 0.5
         ),
-        "1 would have none",
+        "would have no training rows",
     )

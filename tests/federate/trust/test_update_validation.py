@@ -110,8 +110,8 @@ def test_every_methods_own_uploads_pass_and_malformed_ones_do_not(name):
     for count in (n for n in up if counts_rows(n)):
         for value, word in (
             (-1.0, "negative"),
-            (1e18, "holds"),
-            (0.5, "no whole number"),
+            (1e18, "the client has"),
+            (0.5, "not a whole number"),
             (math.nan, "not finite"),
             (math.inf, "not finite"),
         ):
@@ -134,7 +134,9 @@ def test_a_number_that_could_make_a_sum_overflow_is_refused_and_one_below_is_sou
         assert (validation.problem(huge, 1.0) is None) == sound
         # the sum of the squares is infinite, so it is looked at twice
         assert not validation.is_sound(huge, 1.0)
-        assert sound or "the largest that is safe to add up" in validation.problem(huge, 1.0)
+        assert sound or "the largest value that can be added safely" in validation.problem(
+            huge, 1.0
+        )
 
 
 def test_an_update_above_the_bound_is_malformed_and_one_below_is_not():

@@ -47,9 +47,7 @@ def answered(kind: str, message: Message, context: Context) -> Message:
     # A request for secure aggregation that arrives here would be answered without a mask.
     if kind == "fit" and ("secure" in request.words or context.node_config.get("masked-only")):
         answer = refused(
-            UsageError(
-                "This site sends uploads masked, and nothing else.", "Make the app with --secure."
-            )
+            UsageError("This site sends only masked uploads.", "Make the app again with --secure.")
         )
     else:
         answer = _of_site(kind, request, context)

@@ -51,13 +51,13 @@ def check_secure(method: Method, hp: Hp, trust: TrustPolicy) -> None:
     )
     if kept:
         raise UsageError(
-            f"{method.name} cannot be aggregated securely: its server keeps {kept} of each site, and secure "
-            "aggregation gives it sums alone.",
+            f"{method.name} cannot be aggregated securely: its server needs {kept} of each site, but "
+            "secure aggregation gives it only sums.",
             "Methods that average or add uploads can: fedavg, fedprox, fedncm, fed3r, fedcgs, scaffold, ...",
         )
     if not trust.plain or trust.max_share is not None:
         raise UsageError(
-            f"{trust.options_given} looks at single uploads, and --secure hides them.",
+            f"{trust.options_given} checks single uploads, but --secure hides them.",
             "Leave one of them out.",
         )
 
@@ -129,8 +129,8 @@ class Masking:
         found = {n: (tuple(t.shape), t.dtype) for n, t in up.items()}
         if found != {t.name: (t.shape, getattr(torch, t.dtype)) for t in self.tensors}:
             raise FederatedRunError(
-                "The server asks for other tensors than this site's upload has.",
-                "Install the same fedcache at both.",
+                "The server expects other tensors than this site's upload has.",
+                "Install the same version of fedcache on the server and on the site.",
             )
         parts = [torch.zeros(0, dtype=torch.float64)]
         for t in self.tensors:
@@ -148,8 +148,9 @@ class Masking:
             if math.isfinite(largest):
                 needed = 2.0 ** math.ceil(math.log2(largest))
             raise FederatedRunError(
-                f"A number of this site's upload is {largest:.3g}; secure aggregation takes {self.bound:g} at most.",
-                f"Make the app anew with --secure-bound {needed:g}; uploads are rounded more coarsely then.",
+                f"A number of this site's upload is {largest:.3g}; secure aggregation allows at most "
+                f"{self.bound:g}.",
+                f"Make the app again with --secure-bound {needed:g}, which rounds uploads more coarsely.",
             )
         return made
 

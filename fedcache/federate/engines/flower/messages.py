@@ -130,7 +130,7 @@ def unpack(packed: PackedMessage) -> SiteMessage:
     ) as error:
         raise MalformedError(f"{type(error).__name__}: {error}") from error
     if not isinstance(words, dict):
-        raise MalformedError("its words are no table")
+        raise MalformedError("its header is not a table")
     return SiteMessage(words, tuple(made))
 
 
@@ -172,7 +172,7 @@ def _values(raw: RawTensor, rows: RawTensor | None, shape: tuple[int, ...]) -> n
     values = _array(raw)
     if rows is None:
         if values.shape != shape:
-            raise MalformedError(f"a tensor has shape {values.shape}, and is said to have {shape}")
+            raise MalformedError(f"a tensor has shape {values.shape}, but its header says {shape}")
         return values
     sent = _array(rows)
     count = 0
@@ -184,7 +184,7 @@ def _values(raw: RawTensor, rows: RawTensor | None, shape: tuple[int, ...]) -> n
     if sound and len(sent):
         sound = sent[0] >= 0 and sent[-1] < count and bool((np.diff(sent) > 0).all())
     if not sound:
-        raise MalformedError("the rows that travel are not among those of the tensor")
+        raise MalformedError("the sent rows are not rows of the tensor")
     out = np.zeros((count, shape[-1]), values.dtype)
     out[sent] = values
     return out.reshape(shape)

@@ -73,7 +73,7 @@ class Address:
         """Refuse an address of another machine without TLS. Raises UsageError with ``hint``."""
         if self.ca is None and self.host not in LOOPBACK:
             raise UsageError(
-                f"--insecure at {self.host}: anybody in the network could read what is sent, and take part.",
+                f"--insecure at {self.host}: anyone on the network could read the messages and take part.",
                 hint,
             )
 
@@ -88,9 +88,9 @@ class Address:
                     return True
         except ssl.SSLCertVerificationError as error:
             raise MachineError(
-                f"The certificate of {self} does not hold against {self.ca}: {error.verify_message}.",
-                f"Take ca.crt from the server's folder of keys; another host than the certificate's: "
-                f"fedcache flower keys --out KEYS --host {shell_word(self.host)}",
+                f"The certificate of {self} was not signed by {self.ca}: {error.verify_message}.",
+                "Use ca.crt from the server's folder of keys. If the host name differs from the "
+                f"certificate: fedcache flower keys --out KEYS --host {shell_word(self.host)}",
             ) from error
         except ssl.SSLError as error:
             raise MachineError(
@@ -225,7 +225,7 @@ def register(address: Address, publics: Sequence[Path]) -> None:
         why = failures or done.stderr.strip()[-500:]
         raise MachineError(
             f"Keys were not registered: {why}",
-            "fedcache flower keys --out KEYS --sites NAME   makes some that can be.",
+            "fedcache flower keys --out KEYS --sites NAME   makes valid keys.",
         )
 
 
@@ -239,7 +239,8 @@ def run_app(
     """
     if not address.check():
         raise MachineError(
-            f"Nothing listens at {address}.", "Start the server: fedcache flower server --port 8000"
+            f"No server is listening at {address}.",
+            "Start the server: fedcache flower server --port 8000",
         )
     last: dict[str, Any] = {}
     lines: list[str] = []
@@ -279,7 +280,8 @@ def run_app(
     if not last:
         log = "\n".join(line for line in lines if line.strip())
         raise MachineError(
-            f"The run ended without a word of how:\n{log[-1500:]}",
-            "Look at the server's log; the same command again goes on after the last whole round.",
+            f"The run ended without a result:\n{log[-1500:]}",
+            "Check the log of the server. Run the same command again to resume after the last complete "
+            "round.",
         )
     return last

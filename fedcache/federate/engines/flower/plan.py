@@ -35,7 +35,7 @@ from fedcache.runs.spec import (
 )
 from fedcache.store.lock import write_output
 
-IN_PROCESS = "In one process it runs: fedcache train --clients-from DIR --method {}"
+IN_PROCESS = "To simulate it in one process: fedcache train --clients-from DIR --method {}"
 
 TRAIN = (
     "method",
@@ -80,7 +80,7 @@ def why_not(method: Method, hp: Hp) -> str | None:
         return "its clients share a public set of rows"
     live = " and ".join(sorted(needs & {"pixels", "text tower", "image tower"}))
     if live:
-        return f"its clients need {live}, and shards hold features"
+        return f"its clients need {live}, but shards have only features"
     if method.deploy is not keep_down:
         return "its models are scored after a probe on all clients' rows"
     if method.protocol(hp) == "everywhere":
@@ -99,17 +99,17 @@ def check_suited(method: Method, hp: Hp, config: TrainConfig) -> None:
     simulation = IN_PROCESS.format(method.name)
     why = why_not(method, hp)
     if why is not None:
-        raise UsageError(f"{method.name} does not run over sites: {why}.", simulation)
+        raise UsageError(f"{method.name} cannot run over sites: {why}.", simulation)
     if config.attack is not None:
         raise UsageError(
-            "--attack makes clients lie in a simulation; sites are real.",
+            "--attack simulates malicious clients, but the sites are real.",
             f"{simulation} --attack {shell_word(config.attack)}",
         )
     if config.dp_clip is not None or config.dp_noise is not None:
         raise UsageError(
-            "--dp-clip accounts for what is made of uploads, and sites tell their rows, classes and right answers too, "
-            "and see in which rounds they are asked.",
-            f"{simulation} --dp-clip 1 --dp-noise 1 --dp-seed 0   shows what noise costs",
+            "--dp-clip covers only uploads, but sites also report their rows, classes and correct "
+            "answers, and see in which rounds they take part.",
+            f"{simulation} --dp-clip 1 --dp-noise 1 --dp-seed 0   shows the cost of noise",
         )
     # Sampling and timing are options of a simulation; those at their defaults may stay.
     plain = TrainConfig()
@@ -121,14 +121,14 @@ def check_suited(method: Method, hp: Hp, config: TrainConfig) -> None:
     if options:
         words = [f"{option} {value}" for option, value in options.items()]
         raise UsageError(
-            f"{', '.join(options)} simulates who takes part or how long that takes; sites are real.",
+            f"{', '.join(options)} simulates participation or training time, but the sites are real.",
             " ".join([simulation, *words]),
         )
     of_partition = ("client_backbones", "client_set", "domain", "partition")
     given = [_option(name) for name in of_partition if getattr(config, name)]
     if given:
         raise UsageError(
-            f"{', '.join(given)} deals what sites already hold.",
+            f"{', '.join(given)} assigns rows to clients, but the sites already have their rows.",
             "Leave it out: every site is a client.",
         )
 
@@ -196,7 +196,7 @@ class Plan:
     def checked(self) -> Plan:
         """Itself, after all checks. Raises UsageError."""
         if self.train.method is None:
-            raise UsageError("No method was named.", "For example --method fed3r")
+            raise UsageError("No method was given.", "For example --method fed3r")
         method = find_method(self.train.method)
         check_suited(method, method.resolve(self.train.preset, self.train.set), self.train)
         check_values(self.train)
@@ -207,8 +207,8 @@ class Plan:
             place, name = split_key(key)
             if place != "set" or name == "feat_post":
                 raise UsageError(
-                    f"--sweep {key}: a grid that travels in one message varies what heads are trained with.",
-                    f"Run it once for each: fedcache flower app {_option(key)} VALUE",
+                    f"--sweep {key}: a federation can sweep only hyperparameters of the training.",
+                    f"Run it once per value: fedcache flower app {_option(key)} VALUE",
                 )
         for _, config in self.points:
             check_suited(method, method.resolve(config.preset, config.set), config)
@@ -220,7 +220,8 @@ class Plan:
         ):
             if not 1 <= value <= self.sites:
                 raise UsageError(
-                    f"{name} {value}, and there are {self.sites} sites.", f"From 1 to {self.sites}."
+                    f"{name} {value}, but there are {self.sites} sites.",
+                    f"Give a number from 1 to {self.sites}.",
                 )
         check_participation(self.train, self.sites)
         if self.secure:
@@ -241,20 +242,21 @@ class Plan:
         a_round = clients_per_round(participation, self.sites)
         if min(self.sites, a_round) < LEAST_SITES:
             raise UsageError(
-                f"--secure with fewer than {LEAST_SITES} sites a round: their sum tells what each sent.",
+                f"--secure needs at least {LEAST_SITES} sites per round, because a sum of fewer reveals "
+                "single uploads.",
                 f"--sites {LEAST_SITES} or more, and --participation all",
             )
         # Two sums over different sites differ by the uploads of single sites.
         if a_round < self.sites:
             raise UsageError(
-                f"--secure with {a_round} of {self.sites} sites a round: two sums over different sites differ by what "
-                "single sites sent.",
+                f"--secure needs all sites in every round, but {a_round} of {self.sites} are drawn: the "
+                "difference of two sums would reveal single uploads.",
                 "--participation all",
             )
         if method.one_shot and len(parse_seeds(self.train.seeds)) > 1:
             raise UsageError(
-                f"--secure with several seeds of {method.name}: its sites would send the same again, and where one is "
-                "lost between two seeds their sums differ by what it sent.",
+                f"--secure allows only one seed of {method.name}: its sites would send the same again, so "
+                "if one site drops out between two seeds, the difference of the sums reveals its upload.",
                 "--seeds 0",
             )
         if not 0 < self.secure_bound < float("inf"):
@@ -300,8 +302,8 @@ class Plan:
             return cls(made, sweep, **own).checked()
         except TypeError as error:
             raise UsageError(
-                f"The app's configuration has a wrong value: {error}.",
-                "Write it anew: fedcache flower app",
+                f"The configuration of the app has an invalid value: {error}.",
+                "Make the app again: fedcache flower app",
             ) from error
 
 
@@ -318,7 +320,7 @@ def write_app(plan: Plan, path: Path) -> App:
     path = path.expanduser().resolve()
     if path.exists() and (not path.is_dir() or any(path.iterdir())) and not _ours(path):
         raise UsageError(
-            f"{path} exists and is no app of fedcache.",
+            f"{path} exists, but is not a fedcache app.",
             "Choose another place: fedcache flower app --out DIR",
         )
     name = f"fedcache-{plan.train.method}"[:32]
@@ -369,8 +371,8 @@ def read_app(path: Path) -> App:
         config = table["tool"]["flwr"]["app"]["config"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f"{path} holds no Flower app.",
-            f"Write one: fedcache flower app --method fed3r --out {shell_word(path)}",
+            f"{path} is not a Flower app.",
+            f"Make one: fedcache flower app --method fed3r --out {shell_word(path)}",
         ) from error
     return App(path.resolve(), Plan.from_config(config))
 

@@ -49,7 +49,8 @@ def need_flower() -> str:
     numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
     if not LOW <= numbers < HIGH:
         raise MachineError(
-            f"Flower is {found}, and fedcache works with 1.41.", f"{INSTALL}  (or flwr>=1.41,<1.42)"
+            f"Flower {found} is installed, but fedcache needs 1.41.",
+            f"{INSTALL}  (or flwr>=1.41,<1.42)",
         )
     return found
 
@@ -60,7 +61,7 @@ def program(name: str) -> str:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     found = shutil.which(name, path=path)
     if found is None:
-        raise MachineError(f"{name} of Flower is not where Python's programs are.", INSTALL)
+        raise MachineError(f"The program {name} of Flower was not found next to Python.", INSTALL)
     return found
 
 
@@ -262,7 +263,7 @@ def failure_of(process: Process, what: str) -> MachineError:
     if not process.alive:
         what = f"ended with {process.popen.returncode}"
     message = f"{process.name} {what}:\n{process.tail()}"
-    return MachineError(message, f"Its whole log is {process.log}")
+    return MachineError(message, f"The complete log: {process.log}")
 
 
 # Keys of a federation: a local certificate authority, the server's certificate, and a key for every
@@ -332,8 +333,8 @@ def make_keys(path: Path, sites: Sequence[str], hosts: Sequence[str]) -> Keys:
     for name in sites:
         if not NAME.fullmatch(name):
             raise UsageError(
-                f"{name!r} is no name of a site.",
-                "Letters, digits, dots, dashes and underscores: --sites a,b",
+                f"{name!r} is not a valid site name.",
+                "Use letters, digits, dots, dashes and underscores: --sites a,b",
             )
     keys = Keys(path.expanduser().resolve())
     for folder in (keys.path, keys.path / "nodes", keys.path / "sites"):
@@ -379,18 +380,21 @@ def read_site_keys(path: Path) -> tuple[Path, Path]:
     need_flower()
     ca = path.expanduser().resolve() / "ca.crt"
     key = path.expanduser().resolve() / "node.key"
-    hint = "Take it from the folder of keys: KEYS/sites/NAME has ca.crt and node.key (fedcache flower keys --out KEYS)"
+    hint = (
+        "Copy KEYS/sites/NAME from the folder of keys; it has ca.crt and node.key (fedcache flower keys "
+        "--out KEYS)"
+    )
     for file in (ca, key):
         if not file.exists():
             raise UsageError(f"{path} lacks {file.name}.", hint)
     try:
         x509.load_pem_x509_certificate(ca.read_bytes())
     except ValueError as error:
-        raise UsageError(f"{ca} is no certificate.", hint) from error
+        raise UsageError(f"{ca} is not a certificate.", hint) from error
     try:
         load_ssh_private_key(key.read_bytes(), None)
     except (ValueError, TypeError) as error:
-        raise UsageError(f"{key} is no private key.", hint) from error
+        raise UsageError(f"{key} is not a private key.", hint) from error
     return ca, key
 
 

@@ -103,7 +103,7 @@ def summed_round(
         groups.setdefault(tuple(sorted(sample)), []).append(g)
     for clients, group in groups.items():
         if len(clients) < LEAST_SITES:
-            why = f"{len(clients)} sites are in it, and the sum of fewer than {LEAST_SITES} tells what each sent"
+            why = f"{len(clients)} sites are in it, but a sum of fewer than {LEAST_SITES} reveals single uploads"
             for g in group:
                 found[g] = SummedUploads(failed=why)
             continue
@@ -158,7 +158,7 @@ def _read(
             failed = f"client {client} answered another round or job"
     size = len(total)
     if not failed and (size != masking.size or not bool(torch.isfinite(total).all())):
-        failed = f"the sum has {size} finite numbers of {masking.size}"
+        failed = f"only {size} of {masking.size} numbers of the sum are finite"
     missing = {clients_of[n]: why for n, why in answer.missing.items() if n not in answer.words}
     if failed:
         return SummedUploads(missing=missing, failed=failed)
@@ -170,7 +170,7 @@ def _read(
 class Server:
     """The server's side of a federation, after its ``sites`` were gathered.
 
-    With a ``secure_bound`` it gets only sums of uploads, whose numbers lie within that bound.
+    With a ``secure_bound`` it gets only sums of uploads, whose numbers are within that bound.
     """
 
     def __init__(self, sites: Sites, secure_bound: float | None = None) -> None:
@@ -275,7 +275,7 @@ class Server:
         except ValueError as error:
             return str(error)
         except (LookupError, TypeError) as error:
-            return f"its words are malformed ({type(error).__name__})"
+            return f"its header is malformed ({type(error).__name__})"
         rows = float(self.sites.members[client].facts.train)
         why = job.run.update_validation().problem(up, rows, sent_in=sent_in)
         if why is None:
@@ -306,7 +306,9 @@ class Server:
                 else:
                     ups[client] = up
             ids = sorted(ups)
-        reasons = {c: known.get(c, f"{NO_ANSWER}it was not heard") for c in sample if c not in ids}
+        reasons = {
+            c: known.get(c, f"{NO_ANSWER}no message arrived") for c in sample if c not in ids
+        }
         try:
             _check_model_was_usable(job, number, sample, reasons)
             for client, why in sorted(reasons.items()):
@@ -314,7 +316,7 @@ class Server:
             if summed is not None and summed.failed:
                 raise FederatedRunError(
                     f"Round {number}: secure aggregation gave no sum: {summed.failed}.",
-                    "The sites' logs say why; run again: it goes on after the last whole round.",
+                    "The logs of the sites show why. Run again to resume after the last complete round.",
                 )
             self._check_quorum(number, ids, sample, reasons)
             pipeline = run.upload_pipeline(ids, down, job.participation)
@@ -359,8 +361,8 @@ class Server:
             needed += f"; site {name!r} is out because: {why}"
         count = f"{len(ids)} of {len(sample)} sites"
         raise FederatedRunError(
-            f"Round {number}: {count} have a sound upload, and {needed}.",
-            "Start or mend the missing sites and run again: it goes on after the last whole round.",
+            f"Round {number}: {count} sent a valid upload, but {needed}.",
+            "Start or repair the missing sites and run again to resume after the last complete round.",
         )
 
     def _left_out(self, job: ServerJob, client: int, number: int, why: str) -> None:
@@ -370,9 +372,9 @@ class Server:
         if why.startswith(NO_ANSWER):
             why = why.removeprefix(NO_ANSWER)
             self.sites.miss(
-                number, name, why, f"round {number} goes on without site {name!r}: {why}."
+                number, name, why, f"round {number} continues without site {name!r}: {why}."
             )
-            run.warnings.append(f"round {number} went on without site {name!r}: {why}")
+            run.warnings.append(f"round {number} continued without site {name!r}: {why}")
             return
         if not job.leaves_out:
             raise run.update_validation().refusal(client, name, why)
@@ -466,8 +468,8 @@ class Server:
             # A fresh start shows the shapes with one more client; then the state of the run moves over.
             wider.start()
             if {k: tuple(t.shape) for k, t in wider.server.items()} != job.shapes:
-                why = "came late, and the method has no place for it"
-                kept = f"{run.method.name} keeps a place for each site it began with"
+                why = "came late, and the method cannot add it"
+                kept = f"{run.method.name} can use only the sites it started with"
                 self.sites.miss(number, name, why, f"site {name!r} came late: {kept}.")
                 return
             wider.server = run.server
@@ -509,11 +511,10 @@ def _check_model_was_usable(
     count = f"{len(turned)} of {sampled} sites"
     why = reasons[turned[0]].rstrip(".")
     raise FederatedRunError(
-        f"Round {number}: the uploads of {count} are unsound, and those of the same sites in round {before} were "
-        f"sound. The model of round {before} is the cause, and no site is to blame for its own upload. One of them is "
-        f"unsound because {why}.",
-        "Begin again with a rule that one upload cannot move far, for example --aggregate median, or with a lower "
-        "learning rate.",
+        f"Round {number}: the uploads of {count} are invalid, but those of the same sites in round "
+        f"{before} were valid. The cause is the model of round {before}, not the sites. One upload is "
+        f"invalid because {why}.",
+        "Start again with a robust rule, for example --aggregate median, or with a lower learning rate.",
     )
 
 
@@ -536,7 +537,7 @@ def checked_counts(answer: SiteMessage, place: int, facts: SiteFacts) -> Tensor 
     if tuple(counts.shape) != (len(facts.domains), C, C + 1) or counts.dtype != torch.int64:
         return f"its counts have shape {tuple(counts.shape)}"
     if (counts < 0).any() or (counts > facts.test).any() or int(counts.sum()) > facts.test:
-        return f"it counts more than its {facts.test} test rows"
+        return f"it reports more than its {facts.test} test rows"
     return counts
 
 
@@ -555,7 +556,7 @@ def outcome_of(job: ServerJob, members: Sequence[Member]) -> TrainingOutput:
     assert evaluation is not None
 
     def predict(_x: Tensor) -> Tensor:
-        raise UsageError("The server has no features to predict.", "Ask a site.")
+        raise UsageError("The server has no features to predict from.", "Predict on a site.")
 
     def deployed(client: int | None) -> DeployedModel | None:
         if client is None:
@@ -711,10 +712,10 @@ def _begin_points(points: Sequence[OpenRun], observer: Observer, *, fresh: bool)
     for run in points:
         name = run.directory.path.name
         if run.stored is not None and not run.stored.result.get("federation", {}).get("missed"):
-            observer.note(f"The same run is there already ({name}); --fresh runs it again.")
+            observer.note(f"The same run is stored already ({name}); --fresh trains it again.")
             continue
         if run.stored is not None:
-            observer.note(f"The last run of {name} lacked sites; it is run again.")
+            observer.note(f"Sites were missing in the last run of {name}, so it is trained again.")
         run.begin(fresh=fresh or run.stored is not None)
         run.stored = None
         begun.append(run)
@@ -725,7 +726,7 @@ def _start_seed(run: OpenRun, seed: int, server: Server, observer: Observer) -> 
     """A seed, from its checkpoint if there is one. Every round writes one, because a round takes seconds."""
     state = run.checkpoint(seed)
     if state is not None:
-        observer.note(f"Seed {seed}: going on after round {state.meta['round']}.")
+        observer.note(f"Seed {seed}: resuming after round {state.meta['round']}.")
         run.events.replay(seed, state.meta["records"])
 
     def round_ended(
@@ -750,7 +751,7 @@ def _finish(run: OpenRun, server: Server, seconds: float, observer: Observer) ->
     bound = server.secure_bound
     uploads = "one by one"
     if bound is not None:
-        uploads = f"sums alone (SecAgg+), every number within {bound:g}"
+        uploads = f"only sums (SecAgg+), every number within {bound:g}"
     federation: Mapping[str, Any] = {
         "engine": "flower",
         "uploads": uploads,

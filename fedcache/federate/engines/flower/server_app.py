@@ -46,7 +46,7 @@ class Logged(Silent):
         else:
             words = words.capitalize()
         if round_.accuracy is not None:
-            words += f", accuracy {100 * round_.accuracy:.2f} % as the sites claim"
+            words += f", accuracy {100 * round_.accuracy:.2f} % as reported by the sites"
         log_line(note=f"{words}.")
 
 

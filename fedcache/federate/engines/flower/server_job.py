@@ -56,7 +56,7 @@ class ServerJob:
             if isinstance(words, dict):
                 found = str(words.get("id"))[:12]
             expected = self.id[:12]
-            raise ValueError(f"it answers job {found}, and was asked for {expected}")
+            raise ValueError(f"it answers job {found} instead of {expected}")
         number = words.get("round")
         outline = words.get("outline")
         shapes: list[Any] = [None]
@@ -67,7 +67,7 @@ class ServerJob:
             for s in shapes
         )
         if type(number) is not int or not sound or len(shapes) > MOST_TENSORS:
-            raise ValueError("its words are malformed")
+            raise ValueError("its header is malformed")
         if outline:
             held = sorted(
                 (name, tuple(shape))

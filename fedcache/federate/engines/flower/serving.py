@@ -84,7 +84,7 @@ def serve(
             register(Address(here, port, known.ca), list(known.nodes.values()))
             names = ", ".join(known.nodes) or "none"
             say(f"Sites that may take part: {names}.")
-        say(f"Listening at {where}:{port}{by}; its log is {process.log}.")
+        say(f"Listening on {where}:{port}{by}. Log: {process.log}.")
         _stay(process, stop, {})
     finally:
         process.stop()
@@ -110,9 +110,9 @@ def attend(
     store = Store.open(shard)
     if "shard" not in store.dataset and name is None:
         raise UsageError(
-            f"{shard} was not cut out of a larger store, so its client has no name.",
-            "Give it one that no other site has:  "
-            f"fedcache flower site --shard {shell_word(shard)} --superlink {shell_word(superlink)} --name NAME",
+            f"{shard} was not made by `fedcache shard`, so its client has no name.",
+            f"Give it a name that no other site has:  fedcache flower site --shard {shell_word(shard)} "
+            f"--superlink {shell_word(superlink)} --name NAME",
         )
     ca = None
     key = None
@@ -121,10 +121,10 @@ def attend(
     # Without keys a site may only use a server on the same machine.
     address = Address.parse(superlink, ca)
     address.need_loopback(
-        "Take --keys DIR, which `fedcache flower keys` made for this site on the server's machine."
+        "Use --keys DIR, the folder that `fedcache flower keys` made for this site on the server."
     )
     if not address.check():
-        say(f"Nothing listens at {address} yet; the site looks for it until it is there.")
+        say(f"No server is listening at {address} yet. The site keeps trying to connect.")
     state = state_of(home.root, store)
     config = {"shard": str(shard.resolve()), "state": str(state)}
     if name:
@@ -134,13 +134,13 @@ def attend(
     folder = _folder(home, f"site-{state.name}")
     process = start_supernode(address, config, key, folder, port or free_port())
     client = name or store.dataset["shard"]["client"]
-    say(f"Site {client!r} at {address}; its log is {process.log}.")
+    say(f"Site {client!r} is connected to {address}. Log: {process.log}.")
     errors: dict[str, FedcacheError] = {}
     if key is not None:
         errors[KEY_UNKNOWN] = MachineError(
-            f"The server at {address} does not know this site's key {key}, or the same site was killed less than a "
-            "minute ago and is not missed yet.",
-            f"After a kill: the same command again in a minute. Else {WITH_KEYS}",
+            f"The server at {address} does not know this site's key {key}, or the site was killed less "
+            "than a minute ago and is still registered.",
+            f"After a kill, run the same command again in a minute. Otherwise {WITH_KEYS}",
         )
     try:
         _stay(process, stop, errors)
@@ -259,7 +259,7 @@ def up(
     stores = sorted(shards.glob("*.zarr"))
     if not stores:
         raise StoreError(
-            f"{shards} holds no client stores.",
+            f"{shards} contains no client stores.",
             "fedcache shard --partition NAME --out DIR   makes them.",
         )
     for path in stores:

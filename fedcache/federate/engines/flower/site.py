@@ -258,12 +258,13 @@ class StoredClientMemory:
             found = read_sealed(self._path(job, round_), self._what(job, round_))
         except CorruptionError as error:
             raise FederatedRunError(
-                f"What site {self.client!r} held after round {round_} is damaged, and it does not go on from it.",
+                f"The state of site {self.client!r} after round {round_} is damaged, so the site cannot "
+                "resume from it.",
                 hint,
             ) from error
         if found is None:
             raise FederatedRunError(
-                f"Site {self.client!r} has lost what it held after round {round_}.", hint
+                f"Site {self.client!r} has lost its state after round {round_}.", hint
             )
         return found.tensors
 
@@ -284,7 +285,7 @@ class StoredClientMemory:
     def _path(self, job: str, round_: int) -> Path:
         if not job.isalnum():
             raise FederatedRunError(
-                f"A job is called {job!r:.40}.", "Start the run with fedcache flower."
+                f"{job!r:.40} is not a valid job name.", "Start the run with fedcache flower."
             )
         return self.folder / job / digest_of(self.client)[:16] / f"after-{round_}.safetensors"
 
@@ -321,7 +322,7 @@ class ShardSite:
             # The store may have been extracted again since the run began.
             if list(message.words.get("recipes") or []) != request.recipes:
                 raise StoreError(
-                    f"{self.path.name} holds features of another recipe than the run began with.",
+                    f"{self.path.name} has features of another recipe than at the start of the run.",
                     "Start the run again.",
                 )
             feat_post = str(message.words["feat_post"])
@@ -381,15 +382,15 @@ class SiteRequest:
         s = self.store.samples
         if shard is None and name is None:
             raise UsageError(
-                f"{self.store.path.name} was not cut out of a larger store, so its client has no name.",
-                "Give it a name of its own:  fedcache flower site --shard PATH --superlink HOST:PORT --name NAME",
+                f"{self.store.path.name} was not made by `fedcache shard`, so its client has no name.",
+                "Give it a name:  fedcache flower site --shard PATH --superlink HOST:PORT --name NAME",
             )
         validation = int((s.split == 2).sum())
         if shard is not None and validation:
             file = self.store.path.name
             raise UsageError(
-                f"{file} holds {validation:,} validation rows, which a federation of sites does not score.",
-                "Cut the store out of a partition without --validation:  fedcache shard --partition NAME",
+                f"{file} has {validation:,} validation rows, which a federation of sites cannot score.",
+                "Make the store from a partition without --validation:  fedcache shard --partition NAME",
             )
         good = s.ok == 1
         train, test = (np.flatnonzero(good & (s.split == split)) for split in (0, 1))
@@ -416,7 +417,7 @@ class SiteRequest:
         if "labels" in self.method.needs and (label[client.train] < 0).any():
             method = self.method.name
             raise UsageError(
-                f"{method} needs labels, and training rows of {store.path.name} have none.",
+                f"{method} needs labels, but training rows of {store.path.name} have none.",
                 "Add labels to the dataset, then extract or shard again.",
             )
         arrays = [store.arrays[key] for key in keys]

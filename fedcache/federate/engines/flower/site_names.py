@@ -48,8 +48,8 @@ class SiteNames:
             found = read_sealed(self.path, WHAT)
         except CorruptionError as error:
             raise CorruptionError(
-                f"{error.message} It says which key each site's name belongs to.",
-                "Restore it, or remove it: every name is then that of the next key that takes part under it.",
+                f"{error.message} It assigns site names to keys.",
+                "Restore it, or remove it. Each name then belongs to the next key that uses it.",
             ) from error
         if found is None:
             return {}

@@ -123,7 +123,7 @@ class SiteFacts:
     def from_words(cls, words: object) -> SiteFacts:
         """The facts in a message. Raises ValueError, naming the fact, for impossible ones."""
         if not isinstance(words, Mapping):
-            raise ValueError("they are no table")
+            raise ValueError("they are not a table")
         values = {f.name: _fact(f.name, words.get(f.name)) for f in fields(cls)}
         made = cls(**values)
         if not made.name or "/" in made.name or not made.name.isprintable():
@@ -134,12 +134,12 @@ class SiteFacts:
         if not made.keys or len(lengths) > 1:
             raise ValueError("it does not have one backbone, recipe and width for each array")
         if made.recipes != tuple(sha256_hex(text.encode()) for text in made.made_from):
-            raise ValueError("its recipes do not have the digests that it says")
+            raise ValueError("the digests of its recipes are wrong")
         train = made.train
         if train + made.test > made.ok or made.ok > made.rows:
-            held = f"a store of {made.rows:,}, {made.ok:,} of them sound"
+            held = f"a store of {made.rows:,} rows, {made.ok:,} of them readable"
             raise ValueError(
-                f"it trains on {train:,} rows and is scored on {made.test:,}, of {held}"
+                f"it has {train:,} training rows and {made.test:,} test rows, in {held}"
             )
         classes = len(made.classes)
         if made.owned > min(train, classes):
@@ -211,17 +211,17 @@ SAME = {
     "views": "it stores {} views of an image, and the others {}",
     "text": "its class text features have digest {}, and the others' {}",
     "feat_post": "it would do {} to its features, and the others {}",
-    "code": "its fedcache computes this method with code {}, and the others' with {}",
+    "code": "its version of the method has code {}, the others have {}",
 }
 """Facts that must be equal at all sites -> how a difference is reported; the first one that differs is reported."""
 
 HINTS = {
-    "classes": "Cut all shards from one store, or extract with the same class names.",
+    "classes": "Make all shards from one store, or extract with the same class names.",
     "recipes": "Extract there with the same backbone and recipe: fedcache extract --help, fedcache inspect.",
     "widths": "Extract there with the same backbone and recipe: fedcache extract --help, fedcache inspect.",
     "views": "Extract there with the same --views.",
     "text": "Extract there with the same --text templates.",
-    "feat_post": "Say which: fedcache flower app --set feat_post=none",
+    "feat_post": "Set it for all sites: fedcache flower app --set feat_post=none",
     "code": "Install the same fedcache on all machines: pip install fedcache==VERSION",
 }
 
@@ -333,25 +333,25 @@ class RowLimits:
         ):
             if rows > most:
                 return (
-                    f"it claims {rows:,} rows to {what}, and {most:,} are believed ({self.why})",
-                    f"If it has them: --max-rows-per-client {rows}",
+                    f"it reports {rows:,} rows to {what}, but at most {most:,} are accepted ({self.why})",
+                    f"If this is correct: --max-rows-per-client {rows}",
                 )
         return None
 
 
-NAME_TAKEN = "another node has that name, and keeps it"
+NAME_TAKEN = "another node already has this name"
 NAME_HINT = (
-    "Give it one that no other site has: fedcache flower site --shard PATH --superlink HOST:PORT --name NAME. A site "
-    "that was restarted keeps its name by its key (--keys); without keys it is a new node, and takes part from the "
-    "next run on."
+    "Give it a name that no other site has: fedcache flower site --shard PATH --superlink HOST:PORT "
+    "--name NAME. With keys (--keys), a restarted site keeps its name. Without keys it counts as a new "
+    "node and joins from the next run."
 )
-NAME_BOUND = "its name belongs to another key, which took part under it before"
+NAME_BOUND = "its name belongs to another key, which used it before"
 BOUND_HINT = (
-    "If that site has a new key: fedcache flower names --forget {}. Else give this one a name of its own: "
-    "fedcache flower site --shard PATH --superlink HOST:PORT --name NAME."
+    "If that site has a new key: fedcache flower names --forget {}. Otherwise give this site another "
+    "name: fedcache flower site --shard PATH --superlink HOST:PORT --name NAME."
 )
 
-GONE = "its node went away"
+GONE = "its node disconnected"
 """Reason for a missing answer of a node that ended before it answered."""
 
 ANSWER = 60.0
@@ -360,7 +360,7 @@ ANSWER = 60.0
 REQUESTS = 3
 """Requests for the facts of a node before it counts as silent."""
 
-SITE_THAT_IS_RIGHT = "Say which site the others must agree with: --like NAME"
+SITE_THAT_IS_RIGHT = "Choose the site that the others must match: --like NAME"
 
 START = "Start the sites: fedcache flower site --shard PATH --superlink HOST:PORT"
 
@@ -460,11 +460,11 @@ class Sites:
         self.say(f"Waiting for {self.terms.sites} sites.")
         if self.names.path is None:
             self.say(
-                "A name is that of the first node that takes it, in this run alone: sites have no keys here."
+                "Without keys, a name belongs to the first node that uses it, only for this run."
             )
         else:
             owned = len(self.names.known())
-            self.say(f"A name belongs to the first key that takes part under it: {owned} have one.")
+            self.say(f"A name belongs to the first key that uses it. {owned} are taken.")
         while True:
             came += self._request_facts(lacking, max(last - time.monotonic(), ANSWER))
             kept, differing, rejected = self._sorted_out(came)
@@ -491,13 +491,14 @@ class Sites:
             raise self._too_few(kept, differing, lacking)
         if count < self.terms.sites:
             self.say(
-                f"warning: {count} of {self.terms.sites} sites came; those that come later join then."
+                f"warning: {count} of {self.terms.sites} sites are connected; late sites can join during "
+                "the run."
             )
         self.members = kept
         self._bind(kept)
         limits = RowLimits.of(kept, self.terms.max_rows)
-        most = f"{limits.train:,} rows to train on and {limits.test:,} to be scored on"
-        self.say(f"A site is believed to have at most {most}: {limits.why}.")
+        most = f"{limits.train:,} training rows and {limits.test:,} test rows"
+        self.say(f"A site may have at most {most}: {limits.why}.")
         return kept
 
     def _sorted_out(
@@ -532,8 +533,8 @@ class Sites:
         self.names.bind({m.facts.name: m.key for m in members})
 
     def _refuse(self, round_: int, name: str, why: str, hint: str) -> None:
-        self.say(f"warning: site {name!r} is refused: {why}. {hint}")
-        self.missed.append(MissedSite(round_, name, f"refused: {why}"))
+        self.say(f"warning: site {name!r} is rejected: {why}. {hint}")
+        self.missed.append(MissedSite(round_, name, f"rejected: {why}"))
 
     def miss(self, round_: int, name: str, why: str, warning: str) -> None:
         """Note a site that is missing in a round, with a warning in the log; equal entries are noted once."""
@@ -562,7 +563,7 @@ class Sites:
                 self._met.add(node)
             if isinstance(answer, str):
                 lacking.append(answer)
-                self.say(f"warning: a node says nothing of itself: {answer}.")
+                self.say(f"warning: a node sent no description: {answer}.")
                 continue
             refusal = refusal_of(answer)
             if refusal is not None:
@@ -572,15 +573,15 @@ class Sites:
             try:
                 facts = SiteFacts.from_words(answer.words.get("facts"))
             except ValueError as error:
-                why = f"its facts are malformed: {error}"
+                why = f"its description is malformed: {error}"
                 lacking.append(why)
-                self.missed.append(MissedSite(0, f"node {node}", f"refused: {why}"))
+                self.missed.append(MissedSite(0, f"node {node}", f"rejected: {why}"))
                 self.say(
-                    f"warning: node {node} takes no part: what it says of itself cannot be: {error}."
+                    f"warning: node {node} is left out, because its description is invalid: {error}."
                 )
                 continue
             came.append(Member(node, facts, here[node]))
-            rows = f"{facts.train:,} rows to train on, {facts.test:,} to be scored on"
+            rows = f"{facts.train:,} training rows, {facts.test:,} test rows"
             self.say(f"Site {facts.name!r}: {rows}.")
         return came
 
@@ -593,8 +594,8 @@ class Sites:
         member, why, hint = refused[0]
         other = member.facts.name
         return StoreError(
-            f"{len(came)} sites came, and no more than half of them can be taken together: beside {first!r}, site "
-            f"{other!r} differs: {why}.",
+            f"{len(came)} sites are connected, but no more than half of them match: compared with "
+            f"{first!r}, site {other!r} differs: {why}.",
             f"{hint} {SITE_THAT_IS_RIGHT}.",
         )
 
@@ -608,18 +609,18 @@ class Sites:
         names = ", ".join(m.facts.name for m in kept) or "none"
         terms = self.terms
         count = f"{len(kept)} of {terms.sites} sites"
-        state = f"{count} take part after {terms.wait:g} s: {names}."
+        state = f"{count} are connected after {terms.wait:g} s: {names}."
         if refused:
             member, why, hint = refused[0]
-            return StoreError(f"{state} Site {member.facts.name!r} is refused: {why}.", hint)
+            return StoreError(f"{state} Site {member.facts.name!r} is rejected: {why}.", hint)
         if lacking:
             problem = lacking[0]
             if isinstance(problem, FedcacheError):
                 return FedcacheError(problem.code, f"{state} {problem.message}", problem.hint)
-            return FederatedRunError(f"{state} A node says nothing of itself: {problem}.", START)
+            return FederatedRunError(f"{state} A node sent no description: {problem}.", START)
         if not kept and terms.like:
             state += (
-                f" None that came is {terms.like!r}, with which the others must agree (--like)."
+                f" The site {terms.like!r}, which the others must match (--like), is not connected."
             )
         return FederatedRunError(state, START)
 
@@ -638,17 +639,17 @@ class Sites:
                 if answer.trees:
                     sent = answer.trees[0].get("text")
                 if sent is None or sent.dtype != torch.float32 or sent.shape[:-1] != (classes,):
-                    why = "it sent none"
+                    why = "it sent no text features"
                 elif sha256_hex(sent.numpy().tobytes()) == digest:
                     return sent
                 else:
-                    why = "it sent others than it said"
+                    why = "it sent other text features than announced"
             self.say(
-                f"warning: site {member.facts.name!r} was asked for the class text features: {why}."
+                f"warning: site {member.facts.name!r} could not send the class text features: {why}."
             )
         raise FederatedRunError(
             f"No site of {len(self.members)} sent the class text features; the last because {why}.",
-            "Run again; what was computed is kept.",
+            "Run again; finished work is kept.",
         )
 
     def newcomers(self, round_: int) -> list[Member]:

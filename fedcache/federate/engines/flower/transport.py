@@ -35,8 +35,8 @@ PULL_EVERY = 0.5
 """Seconds between looks for answers; the grid's own ``send_and_receive`` looks every three."""
 
 WHY = {
-    1: "its app could not be loaded: is the same fedcache installed there?",
-    2: "its app ended with an exception; its log has it",
+    1: "its app could not be loaded: check that the same version of fedcache is installed there",
+    2: "its app ended with an exception, which is in its log",
     5: GONE,
     8: "its app was killed",
 }
@@ -56,10 +56,10 @@ def from_record(record: RecordDict) -> PackedMessage:
     words = record.get("words")
     arrays = record.get("arrays")
     if not isinstance(words, ConfigRecord) or not isinstance(arrays, ArrayRecord):
-        raise MalformedError("it lacks words or arrays")
+        raise MalformedError("its header or its arrays are missing")
     text = words.get("json")
     if not isinstance(text, str):
-        raise MalformedError("its words are no text")
+        raise MalformedError("its header is not text")
     raws = {}
     for name, array in arrays.items():
         if array.stype != STYPE:

@@ -139,7 +139,8 @@ def check_execution(config: TrainConfig) -> TrainConfig:
     """The configuration with sequential execution. Raises UsageError if it requests another one."""
     if config.execution not in ("auto", "sequential"):
         raise UsageError(
-            f"--engine ray trains client by client, which is --execution sequential, and not {config.execution}.",
+            "--engine ray trains clients one by one (--execution sequential), not with --execution "
+            f"{config.execution}.",
             "Leave --execution out.",
         )
     return replace(config, execution="sequential")

@@ -77,9 +77,13 @@ def check_address(address: str) -> None:
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 1 << 16 or "/" in host:
         raise UsageError(
             f"--ray-address {address} is not HOST:PORT.",
-            "For example --ray-address 10.0.0.1:6379, the address that `ray start --head` prints; run on a node of it.",
+            "For example --ray-address 10.0.0.1:6379, the address that `ray start --head` prints. Run "
+            "the command on a node of the cluster.",
         )
-    how = f"ray start --head --port {port}   on {host} starts one;  ray status --address {address}   looks at it"
+    how = (
+        f"ray start --head --port {port}   on {host} starts a cluster;  ray status --address {address}   "
+        "shows its state"
+    )
     try:
         with socket.create_connection((host.strip("[]"), int(port)), ANSWER_WITHIN) as line:
             # The start of an HTTP/2 connection with empty settings, which every gRPC server answers.
@@ -92,7 +96,7 @@ def check_address(address: str) -> None:
             f"No Ray cluster answers at {address}: {error.strerror or error}.", how
         ) from error
     if len(found) < 4 or found[3] != 4:  # byte 3 is the type of the frame, 4 for settings
-        raise MachineError(f"What answers at {address} is no Ray cluster.", how)
+        raise MachineError(f"The server at {address} is not a Ray cluster.", how)
 
 
 class Cluster:
@@ -132,7 +136,8 @@ class Cluster:
                 what = counted(gpus, "GPU")
             raise MachineError(
                 f"No node of {self.words} has {what}.",
-                "Fewer --threads, or more --jobs, need fewer CPUs for each; `ray status` shows what there is.",
+                "Use fewer --threads or more --jobs, so that each needs fewer CPUs; `ray status` shows "
+                "the resources.",
             )
         return slots
 
@@ -190,8 +195,8 @@ def _start(ray: Any, address: str | None, folder: Path | None, cpus: int, gpus: 
         if address is not None:
             what = f"The Ray cluster at {address} could not be joined"
             hint = (
-                "Its nodes need this machine's versions of Python and Ray, and its token (RAY_AUTH_TOKEN); "
-                f"ray status --address {address}   looks at it"
+                "Its nodes need this machine's versions of Python and Ray, and its token "
+                f"(RAY_AUTH_TOKEN); ray status --address {address}   shows its state"
             )
         why = first_line(error, type(error).__name__)
         raise MachineError(f"{what}: {why}.", hint) from error

@@ -201,8 +201,8 @@ def _answers(
             pool.interrupt()
             pool.settle(GRACE)
             raise StoppedError(
-                f"Stopped on request after {done()}; they are kept.",
-                "Run the same command again to go on.",
+                f"Stopped on request after {done()}; finished work is kept.",
+                "Run the same command again to resume.",
             )
 
 
@@ -222,8 +222,9 @@ def read_run(path: Path, *, reused: bool) -> Run:
     file = path / "result.json"
     if not file.exists():
         raise MachineError(
-            f"A worker finished {path.name}, and there is no {file} here.",
-            "Results and stores must lie on a path that all nodes share: give it with --runs or FEDCACHE_HOME.",
+            f"A worker finished {path.name}, but {file} is missing on this machine.",
+            "Results and stores must be on a path that all nodes share: set it with --runs or "
+            "FEDCACHE_HOME.",
         )
     result = read_result(file)
     check_files(path, result)
@@ -271,7 +272,7 @@ class RayEngine:
         """Refuse ``--workers 0``, which keeps everything in this process. Raises UsageError."""
         if workers == 0:
             raise UsageError(
-                "--workers 0 keeps everything in this process, and --engine ray takes others.",
+                "--workers 0 computes in this process, but --engine ray uses other processes.",
                 "Leave one of them out.",
             )
 
@@ -303,12 +304,12 @@ class RayEngine:
                 cluster, set_up_grid, train_slice, task, cpus=threads, gpus=int(gpus > 0)
             )
             sliced = counted(len(pieces), "slice")
-            _note_place(grid.observer, pool, f"{sliced} of {many} points")
+            _note_place(grid.observer, pool, f"{sliced} of {many} configurations")
             warned: set[str] = set()
             grid.observer.start("points", many, "points")
 
             def done() -> str:
-                return f"{len(grid.ended)} of {many} points"
+                return f"{len(grid.ended)} of {many} configurations"
 
             try:
                 for answer in _answers(pool, pieces, grid.stop, done):

@@ -40,7 +40,8 @@ def check_code(expected: str) -> None:
     """Refuse calls of a driver with other code. Raises MachineError."""
     if package_digest() != expected:
         raise MachineError(
-            f"{socket.gethostname()} has another fedcache than the machine the command runs on.",
+            f"{socket.gethostname()} has another version of fedcache than the machine that runs the "
+            "command.",
             "Install the same version of fedcache on every node.",
         )
 
@@ -172,8 +173,8 @@ class RayWorkerPool:
             attempts = RETRIES + 1
             raise MachineError(
                 f"A worker of {self.cluster.words} ended {attempts} times ({kind}: {why}).",
-                "Out of memory? Run the same command again: it goes on. Fewer CPUs for Ray, or a smaller --batch, need "
-                "less memory.",
+                "If memory ran out, run the same command again to resume, with fewer CPUs for Ray or a "
+                "smaller --batch.",
             ) from error
         return found
 

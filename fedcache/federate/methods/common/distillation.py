@@ -2,7 +2,7 @@
 
 The student starts at the broadcast weights w (D-38), and so does the key encoder, which follows it by an exponential
 moving average; its BatchNorm has the student's running statistics, or the batch's own (D-94). Anchors are a FIFO queue
-of keys, or every public row with keys made anew in every step, which is the equations without a queue.
+of keys, or every public row with keys made again in every step, which is the equations without a queue.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ DISTIL = (
         "sim_topk_own",
         False,
         "bool",
-        "the share rounded down, and beside it the row's own similarity (D-96)",
+        "the share rounded down, plus the row's own similarity (D-96)",
         official=True,
     ),
     HParam("esd_epochs", 200, "int", "epochs of distillation a round", low=0),
@@ -155,8 +155,8 @@ def check(hp: Hp, ctx: Ctx) -> None:
         steps = -(-rows // batch)
     if queued(hp, rows) and not hp["queue_warm"] and steps <= size // batch:
         raise UsageError(
-            f"queue_warm=false fills queue={size} anew in every epoch, which takes all {steps} batches of the {rows} "
-            "public rows: no step is left to learn by.",
+            f"queue_warm=false fills queue={size} again in every epoch, which takes all {steps} batches "
+            f"of the {rows} public rows: no step is left to learn by.",
             "Use a smaller --set queue=, or --set queue_warm=true.",
         )
 
@@ -179,7 +179,7 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
     ctx = replace(ctx, hp=hp)
     public = ctx.public[:, 0]
     every = torch.arange(target.size, device=ctx.env.device)
-    # Without a queue every public row is an anchor, and its key is made anew in each step.
+    # Without a queue every public row is an anchor, and its key is made again in each step.
     queue = None
     if queued(hp, target.size):
         queue = _filled(w, every, ctx)

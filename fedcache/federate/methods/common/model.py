@@ -22,8 +22,9 @@ FEAT_POST = HParam(
     "feat_post",
     "none",
     "choice",
-    "what is done to features when they are loaded; none, or what the backbone wants: l2 for CLIP towers, and with "
-    "preset official sign for FedPCL's ResNets (D-01); a value that is set holds for every backbone",
+    "transformation of features when they are loaded; none, or the default of the backbone: l2 for CLIP "
+    "towers, and with preset official sign for FedPCL's ResNets (D-01); a value that you set applies to "
+    "every backbone",
     choices=FEAT_POSTS,
 )
 

@@ -67,7 +67,7 @@ SIMCLR = (
         "bn_views",
         "joint",
         "choice",
-        "BatchNorm sees both views of a batch at once, or each by itself (D-92)",
+        "BatchNorm sees both views of a batch together, or each separately (D-92)",
         choices=("joint", "separate"),
         official="separate",
     ),
@@ -140,7 +140,7 @@ def normal(x: Tensor, ctx: Ctx) -> Tensor:
 def live(
     data: ClientData, ctx: Ctx, *, views: tuple[str, ...]
 ) -> Callable[[Tree, int], Iterator[tuple[int, Batch]]]:
-    """Batches of images as the encoder reads them, augmented anew in every epoch: one view for each of ``views``."""
+    """Batches of images as the encoder reads them, augmented again in every epoch: one view for each of ``views``."""
 
     def batches(_p: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
         u = ctx.rng.each("augment", lambda g, i: g.random((data.n[i], len(views), DRAWS)), epoch)

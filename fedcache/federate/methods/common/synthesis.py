@@ -117,7 +117,7 @@ def stratified(label: list[np.ndarray], steps: list[int], ctx: Ctx, epoch: int, 
     """``strata`` rows of every class, which stand for a client's class labels k of all ``steps`` (not in the paper).
 
     A row of class k weighs n_k / strata: over the draws, a step's gradient has the mean it has when rows are shuffled
-    and dealt, with less variance, because no class is missed; and far fewer rows are drawn.
+    and assigned, with less variance, because no class is missed; and far fewer rows are drawn.
 
     Returns:
         as ``synthetic``.
@@ -150,7 +150,8 @@ def with_rows(
     ctx: Ctx,
     epoch: int,
 ) -> Iterator[tuple[int, Batch]]:
-    """Batches of an epoch, each with its part of the rows ``deals`` asks for: shuffled, dealt to a client's steps."""
+    """Batches of an epoch, each with its part of the rows ``deals`` asks for: shuffled, assigned to a client's
+    steps."""
     M = len(data.n)
     steps = [len(batch_sizes(n, ctx.hp)) for n in data.n]
     if ctx.hp["synth"] == "strata":
