@@ -117,8 +117,8 @@ def option_value(value: object) -> str:
 SAMPLING = ("uniform", "weighted", "poisson")
 BAD_UPDATES = ("fail", "reject")
 DATASET = (
-    "Dataset: digits, folder:PATH or another kind of `fedcache datasets list`, a name given to `fedcache "
-    "ingest`, or a=SPEC,b=SPEC for several datasets, each as a domain."
+    "A dataset such as digits or folder:PATH; `fedcache datasets list` shows all kinds. a=SPEC,b=SPEC joins several "
+    "as domains. Or a name given to ingest."
 )
 BACKBONES = (
     "Backbones, comma-separated: names of `fedcache backbones list`, or your own as onnx:FILE, "
