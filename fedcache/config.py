@@ -133,11 +133,16 @@ class ExtractConfig:
     """``[extract]`` of fedcache.toml: every field is the long option of the same name."""
 
     dataset: str | None = option(
-        None, DATASET, DATA, short="-d", default_text="the only one stored", common=True
+        None,
+        DATASET,
+        DATA,
+        short="-d",
+        default_text="the only one stored, else digits",
+        common=True,
     )
     name: str | None = option(
         None,
-        "Name of the dataset, then --dataset NAME.",
+        "Name for the dataset. Later commands take it as --dataset NAME.",
         DATA,
         default_text="that of the folder or file",
         common=True,
