@@ -117,8 +117,8 @@ def option_value(value: object) -> str:
 SAMPLING = ("uniform", "weighted", "poisson")
 BAD_UPDATES = ("fail", "reject")
 DATASET = (
-    "Dataset: digits, folder:PATH or another kind of `fedcache datasets list`, a name given to `fedcache "
-    "ingest`, or a=SPEC,b=SPEC for several datasets, each as a domain."
+    "A dataset such as digits or folder:PATH; `fedcache datasets list` shows all kinds. a=SPEC,b=SPEC joins several "
+    "as domains. Or a name given to ingest."
 )
 BACKBONES = (
     "Backbones, comma-separated: names of `fedcache backbones list`, or your own as onnx:FILE, "
@@ -133,11 +133,16 @@ class ExtractConfig:
     """``[extract]`` of fedcache.toml: every field is the long option of the same name."""
 
     dataset: str | None = option(
-        None, DATASET, DATA, short="-d", default_text="the only one stored", common=True
+        None,
+        DATASET,
+        DATA,
+        short="-d",
+        default_text="the only one stored, else digits",
+        common=True,
     )
     name: str | None = option(
         None,
-        "Name of the dataset, for --dataset NAME in other commands.",
+        "Name for the dataset. Later commands take it as --dataset NAME.",
         DATA,
         default_text="that of the folder or file",
         common=True,

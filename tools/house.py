@@ -204,7 +204,7 @@ def sizes(known: dict[str, Path]) -> dict[str, list[str]]:
     return found
 
 
-TOKENS = {"fedcache": 675_300, "tests": 476_500, "tools": 81_150}
+TOKENS = {"fedcache": 676_300, "tests": 476_500, "tools": 81_150}
 """Most code tokens of the package, of the tests, and of tools with benchmarks.
 
 A limit goes down when code goes, and up only with a feature that users asked for: parts and join, published stores,

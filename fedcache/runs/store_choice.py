@@ -409,9 +409,10 @@ def find_or_extract(
 ) -> tuple[Store, float]:
     """The store to train on, and the seconds of the extraction that was run for it.
 
-    With nothing extracted yet, the extraction the method needs is run first; an unfinished array the run needs is
-    completed, one it does not need is left out with a warning. Raises StoreError, with the command, for what is missing
-    and may not be extracted; as ``extract``.
+    With nothing extracted yet, the packaged digits are extracted, or a dataset and backbones that are both named. An
+    unfinished array the run needs is completed, one it does not need is left out with a warning.
+
+    Raises StoreError, with the command, for what is missing and may not be extracted; as ``extract``.
     """
     path = locate_store(home, path=train.store, dataset=train.dataset, observer=observer)
     store = None
@@ -444,11 +445,12 @@ def find_or_extract(
             return store, spent
         if is_ingested(store):
             return store, spent  # embeddings: there are no images to extract more from
-    # Nothing to train on yet: choose what is extracted, and then refuse what must not be extracted unasked.
+    # Nothing to train on yet. The packaged digits take seconds; other images are extracted if backbones are named.
+    packaged = train.dataset in (None, "digits")
     backbones: Sequence[str] = train.backbones
     if not backbones:
         backbones = ("efficientnet-lite0",)
-        if needs_text:
+        if needs_text or packaged:
             backbones = ("glyph-clip",)
     backbones, recipe = to_extract(method, backbones, home)
     dataset = train.dataset or "digits"
@@ -468,7 +470,7 @@ def find_or_extract(
         others = no_store_remembered(home)
     if others is not None and finished_stores(home):
         raise others  # something was extracted: to train on digits in its place would be another run
-    if not extract:
+    if not extract or not (packaged or train.backbones):
         raise others or StoreError(f"The dataset {dataset} has no features yet.", making)
     if store is None and train.partition is not None and not Path(train.partition).exists():
         name = train.partition.partition("@")[0]  # said now, and not after the extraction

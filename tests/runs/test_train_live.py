@@ -52,12 +52,14 @@ def test_images_that_are_missing_come_by_the_command_that_is_named(store):
 @pytest.mark.slow
 def test_nothing_extracted_brings_tower_and_images(tmp_path):
     images = folder(tmp_path / "shapes", train=4, test=2)
-    code, _, hint = refused(f"train --method atpfl --dataset folder:{images} --no-extract")
+    # Nothing is extracted unless backbones are named.
+    code, _, hint = refused(f"train --method atpfl --dataset folder:{images}")
     assert code == 4
     assert hint.endswith(
         "--backbones glyph-clip,pixels --recipe pixels:size=32 --recipe pixels:resize=squash"
     )
-    done = ok(f"train --method atpfl --dataset folder:{images} {IID} {ONE}").data
+    named = "--backbones glyph-clip"
+    done = ok(f"train --method atpfl --dataset folder:{images} {named} {IID} {ONE}").data
     held = Store.open(next((tmp_path / "home" / "stores").glob("*.zarr")))
     assert {k.split("-")[0] for k in held.arrays} == {"glyph", "pixels"}
     assert done["backbones"] == ["glyph-clip", "pixels"]
