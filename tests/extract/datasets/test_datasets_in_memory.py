@@ -133,12 +133,12 @@ def test_a_list_is_extracted_once_and_resumed_by_content():
     )
     assert again.path == store.path
     assert (store.path / "history.jsonl").read_bytes() == before  # nothing was computed
-    assert len(fc.extract(items, "random-projection", **how, limit=5).samples.name) == 5
     done = fedcache("extract --backbones pixels --size 8")
     assert (done.code, "images that were passed by a Python program" in done.err) == (
         Exit.USAGE,
         True,
     )
+    assert len(fc.extract(items, "random-projection", **how, limit=5).samples.name) == 5
 
 
 def test_options_of_files_and_workers_that_cannot_have_the_images_are_refused():
