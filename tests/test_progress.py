@@ -5,7 +5,7 @@ from contextlib import suppress
 from pictures import folder
 
 import fedcache as fc
-from fedcache.progress import Silent, told_as
+from fedcache.progress import Silent, progress_of
 
 
 class Told(Silent):
@@ -30,7 +30,7 @@ class Told(Silent):
 
 def test_every_part_is_a_stretch_of_its_own():
     told = Told()
-    with told_as(told, "reading", "images") as progress:
+    with progress_of(told, "reading", "images") as progress:
         for total in (2, 3):
             for done in range(1, total + 1):
                 progress(done, total)
@@ -40,11 +40,11 @@ def test_every_part_is_a_stretch_of_its_own():
 
 def test_work_that_fails_or_says_nothing_leaves_no_stretch_open():
     told = Told()
-    with suppress(ZeroDivisionError), told_as(told, "reading", "images") as progress:
+    with suppress(ZeroDivisionError), progress_of(told, "reading", "images") as progress:
         progress(1, 9)
         raise ZeroDivisionError
     assert (told.stretches, told.open) == ([["reading", 9, "images", 1]], 0)
-    with told_as(told, "reading", "images"):
+    with progress_of(told, "reading", "images"):
         pass
     assert len(told.stretches) == 1
 

@@ -179,7 +179,7 @@ def exactly(m: Method) -> list[str]:
         f"{', '.join(m.executions)}. {'Takes' if waits is None else 'Takes no'} `--asynchronous`"
         f"{'' if waits is None else f' ({waits})'}.",
         "",
-        f"Setting of the paper: `{d.scheme}`, {d.clients} clients, {share} a round, {d.rounds} "
+        f"Default setting: `{d.scheme}`, {d.clients} clients, {share} a round, {d.rounds} "
         f"round{'s' if d.rounds > 1 else ''}.",
         "",
         "```text",
@@ -317,10 +317,13 @@ def leaves(method: Method) -> list[str]:
     rows = cells(leaving(method))
     if not rows:
         return ["Nothing."]
+    when = "In every round"
+    if method.one_shot:
+        when = "Once"
     return [
-        "In every round, at 512 features and 10 classes, to the server and to whoever reads the wire:",
+        f"{when}, at 512 features and 10 classes, to the server and to whoever reads the wire:",
         "",
-        "| tensors | dtype | what they are | what they tell | with `--dp-noise` |",
+        "| tensors | dtype | what they are | what they reveal | with `--dp-noise` |",
         "|---|---|---|---|---|",
         *("| " + " | ".join(row) + " |" for row in rows),
     ]

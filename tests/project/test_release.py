@@ -189,3 +189,12 @@ def requirement(line):
     """Normalised name and sorted versions of ``Name[extra]>=1,<2``."""
     found = Requirement(line)
     return canonicalize_name(found.name), str(found.specifier)
+
+
+def test_notes_of_changes_are_list_items_for_the_changelog():
+    kinds = ("added", "changed", "fixed", "removed")
+    for note in (ROOT / "changes").glob("*.*.md"):
+        assert note.name.split(".")[1] in kinds, note.name
+        lines = note.read_text(encoding="utf-8").splitlines()
+        assert lines[0].startswith("- "), f"{note.name} begins with no list item"
+        assert all(line.startswith(("- ", "  ")) for line in lines if line), note.name
