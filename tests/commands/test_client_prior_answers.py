@@ -189,7 +189,7 @@ def test_a_model_whose_run_is_gone_is_refused(store, tmp_path):
     with_run = ok(*words).data["runs"][0]["client_prior"]
     assert with_run == prior_of(store, "fed3r", "counts")
     run.rename(tmp_path / "run")
-    must_fail("is gone", *words, code=Exit.STORE)
+    must_fail("no longer exists", *words, code=Exit.STORE)
 
 
 def test_a_concentration_of_a_private_run_is_refused(store, monkeypatch):

@@ -58,7 +58,7 @@ def test_a_model_trained_on_augmented_rows_predicts_from_plain_images(images, tm
         f"{asked} --store {tmp_path / 'plain.zarr'} --backbones {plain} --set train_view=aug"
     )
     assert none.code == Exit.STORE
-    assert "hold 1 view" in none.err
+    assert "have only 1 view" in none.err
     said = [
         ok(f"predict {run} --store {where}").data["rows"]
         for where in (store.path, tmp_path / "plain.zarr")

@@ -168,7 +168,7 @@ def test_a_part_is_never_a_store(images, tmp_path):
     ):
         assert "part 1 of 1" in refusal(fedcache(line, first, "--json"))
     into = fedcache(f"extract --dataset folder:{images} {SMALL} --store {first} --json")
-    assert "holds part 1 of 1, not a whole store" in refusal(into)
+    assert "part 1 of 1, not a whole store" in refusal(into)
     (entry,) = ok("ls").data["entries"]
     assert (entry["part"], len(entry["arrays"])) == ([1, 1], 1)
     seen = ok("inspect", first).data
@@ -225,7 +225,7 @@ def test_parts_that_do_not_belong_together_are_refused_by_name(images, tmp_path)
     assert not out.exists()
     # A copy in the place of a part, the part computed elsewhere, is that part.
     assert joined([one, copy], out).code == 0
-    assert "holds shapes" in refusal(joined([one, copy], store))
+    assert "contains shapes" in refusal(joined([one, copy], store))
 
 
 @pytest.mark.slow
@@ -270,7 +270,7 @@ def test_the_python_api_joins_stores_and_paths(images, tmp_path):
     assert store.rows_ok == 48
     with pytest.raises(FedcacheError, match="1 of 2 parts are missing: 2"):
         fc.join([made[0]])
-    with pytest.raises(FedcacheError, match="No part was named"):
+    with pytest.raises(FedcacheError, match="No part was given"):
         fc.join([])
 
 

@@ -32,7 +32,7 @@ def test_extracting_a_template_again_makes_it_current_and_computes_nothing(words
     assert other["text"] == [{"backbone": "glyph-clip", "templates": [OTHER], "state": "computed"}]
     changed = ok(ZERO)
     assert changed.data["text_templates"] == [OTHER]
-    assert f'Text: "{OTHER}"' in changed.err
+    assert f'Text template: "{OTHER}"' in changed.err
     assert changed.data["digest"] != before["digest"]
     assert ok("inspect").data["text_templates"] == {"glyph-clip": [OTHER]}
 

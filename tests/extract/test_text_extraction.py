@@ -64,7 +64,7 @@ def test_methods_train_on_texts_and_their_models_read_texts(bag, tmp_path):
     model = fc.load_model(run["path"])
     assert model.predict(["rain and sun", "fish"]) == ["weather", "food"]
     assert model.predict("fish soup") == ["food"]
-    with pytest.raises(UsageError, match="these are none"):
+    with pytest.raises(UsageError, match="is not text"):
         model.predict(["salt", 3])  # type: ignore[list-item]
     assert fedcache("train --method promptfl --dataset texts:a.csv").code == Exit.USAGE
 

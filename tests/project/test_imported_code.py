@@ -64,6 +64,7 @@ PICKLE = {"Unpickler", "pickle.load", "pickle.loads"}
 KNOWN = {
     "__init__.py __getattr__ import_module": "the fixed table _LATER of fedcache's own modules",
     "cli.py UnloadedCommand.load import_module": "the fixed table of commands, in fedcache.commands",
+    "cli.py refused import_module": "written here",
     "commands/options.py _backbones import_module": "written here",
     "commands/options.py _datasets import_module": "written here",
     "commands/options.py _schemes import_module": "written here",

@@ -77,7 +77,7 @@ def test_a_run_ends_with_the_same_bits_wherever_its_clients_are(home, monkeypatc
     table.write_bytes(raw[:-1])
     again = StopsAfter()
     assert result_of(train(home, "damaged", again)) == expected
-    assert "states-0.table is missing or not what was written" in "".join(again.warnings)
+    assert "states-0.table is missing or was changed" in "".join(again.warnings)
 
     with no_file_above(len(raw) - 1), pytest.raises(FedcacheError) as caught:
         train(home, "full", StopsAfter())

@@ -92,7 +92,7 @@ def test_three_methods_give_equal_results_wherever_the_store_is(
 
 def test_a_bucket_refuses_in_one_sentence(bucket, digits):
     done = fedcache("inspect", f"{bucket}/nothing")
-    assert (done.code, "holds no store" in done.err) == (Exit.STORE, True)
+    assert (done.code, "is not a store" in done.err) == (Exit.STORE, True)
     missing = fedcache("publish", digits, f"{bucket}-missing/x")
     assert (missing.code, "there is no such bucket" in missing.err) == (Exit.STORE, True)
     assert missing.err.count("\n") == 2
