@@ -98,3 +98,12 @@ def test_content_that_is_there_keeps_its_name(tmp_path):
     more = folder(tmp_path / "more", train=5, test=2)
     error = fedcache("extract", more, "--name", "taken", *EXTRACT, "--json").envelope["error"]
     assert error["hint"] == "Choose another --name."
+
+
+def test_client_stores_replace_the_store_of_the_folder(two):
+    other = next(name for name in fc_names() if name != "photos")
+    ok(f"use {other}")
+    ok(f"partition --scheme iid --clients 2 --name pair --dataset {other}")
+    ok(f"shard --partition pair --out sites --dataset {other}")
+    ok("use photos")
+    assert ok("train fedncm --clients-from sites").data["dataset"]["slug"] == other

@@ -94,7 +94,7 @@ def test_a_bucket_refuses_in_one_sentence(bucket, digits):
     done = fedcache("inspect", f"{bucket}/nothing")
     assert (done.code, "is not a store" in done.err) == (Exit.STORE, True)
     missing = fedcache("publish", digits, f"{bucket}-missing/x")
-    assert (missing.code, "there is no such bucket" in missing.err) == (Exit.STORE, True)
+    assert (missing.code, "the bucket does not exist" in missing.err) == (Exit.STORE, True)
     assert missing.err.count("\n") == 2
     other = Store.from_arrays({"mine": [[1.0], [2.0]]}, labels=[0, 1])
     publish.publish(other, f"{bucket}/x", "", Silent())
