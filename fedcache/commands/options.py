@@ -631,7 +631,7 @@ def pairs(
 
 
 def train_config(file: Mapping[str, Mapping[str, Any]], given: Given) -> TrainConfig:
-    """``[train]`` of a file under the options; an option that names stores replaces the store or dataset of the file."""
+    """``[train]`` of a file under the options; an option that names stores replaces those of the file."""
     section = dict(file.get("train", {}))
     if given.get("store") or given.get("dataset") or given.get("clients_from"):
         section.pop("store", None)
