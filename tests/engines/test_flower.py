@@ -120,14 +120,14 @@ def test_a_server_that_is_given_sums_alone_gives_the_accuracy_of_one_process(
     assert accuracy(words) == pytest.approx(words["alone"], abs=1e-5)
     federation = words["last"]["done"][0]["result"]["federation"]
     assert federation["missed"] == []
-    assert federation["uploads"].startswith("sums alone (SecAgg+)")
+    assert federation["uploads"].startswith("only sums (SecAgg+)")
 
 
 def test_a_site_that_is_killed_in_a_round_is_survived(told):
     words = told["killed"]
     missed = words["last"]["done"][0]["result"]["federation"]["missed"]
     assert missed[0]["round"] == 2
-    assert "went away" in missed[0]["why"]
+    assert "disconnected" in missed[0]["why"]
     assert accuracy(words) > 0.3
 
 
@@ -144,7 +144,7 @@ def test_a_name_belongs_to_the_key_that_the_site_proved_that_it_has(told):
 def test_what_ends_a_run_comes_back_as_one_sentence(told):
     error = told["no-features"]["last"]["error"]
     assert error["code"] == 4
-    assert "0 of 3 sites take part" in error["message"]
+    assert "0 of 3 sites are connected" in error["message"]
     assert "pixels" in error["message"]
     assert "fedcache extract" in error["hint"]
 

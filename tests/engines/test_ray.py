@@ -311,4 +311,4 @@ def test_clients_that_workers_train_give_the_run_of_one_process(
         tmp_path / "here" / path.name / "result.json"
     ).read_bytes()
     _, err = quiet.end(quiet.fedcache(*same, "--engine", "ray", "--execution", "gram"), code=2)
-    assert "--engine ray trains client by client" in err
+    assert "--engine ray trains clients one by one" in err

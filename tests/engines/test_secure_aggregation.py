@@ -184,7 +184,7 @@ def test_of_three_sites_none_may_leave_as_the_sum_of_two_gives_either_the_upload
 
 def test_a_site_that_sends_masked_uploads_alone_refuses_a_plain_one(sites, tmp_path):
     grid = grid_of(sites, tmp_path, **{"masked-only": "yes"})
-    with pytest.raises(FedcacheError, match="0 of 5 sites have a sound upload"):
+    with pytest.raises(FedcacheError, match="0 of 5 sites sent a valid upload"):
         federation("fedavg", grid, tmp_path, secure=False)
     refusals = [
         refusal_of(unpack(from_record(content)))
