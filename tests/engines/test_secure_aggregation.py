@@ -192,7 +192,7 @@ def test_a_site_that_sends_masked_uploads_alone_refuses_a_plain_one(sites, tmp_p
         if kind == "train.fit"
     ]
     assert len(refusals) == 5
-    assert all(r is not None and "masked, and nothing else" in r.message for r in refusals)
+    assert all(r is not None and "only masked uploads" in r.message for r in refusals)
 
 
 def no_shares(content):
