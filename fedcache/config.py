@@ -686,6 +686,10 @@ class Home:
         """``stores/<slug>-<8 hex of the content digest>.zarr``."""
         return self.stores / f"{slug}-{digest[:8]}.zarr"
 
+    def stores_of(self, slug: str) -> list[Path]:
+        """The places that ``store`` gives to datasets of this name, one for each content, in the order of digests."""
+        return sorted(self.stores.glob(f"{slug}-{'[0-9a-f]' * 8}.zarr"))
+
     @property
     def runs(self) -> Path:
         """Results."""

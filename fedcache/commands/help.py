@@ -143,7 +143,7 @@ def help_lines(
 
 
 def _fitted(rows: Sequence[Row], width: int, room: int) -> list[list[str]]:
-    """Each option in ``LINES`` lines; those that need the second line least in one, until all fit into the room."""
+    """The lines of each option: ``LINES`` at most. Options with short second lines get one line until all fit."""
     blocks = [row.lines(width, LINES) for row in rows]
     longer = [number for number, block in enumerate(blocks) if len(block) > 1]
     for number in sorted(longer, key=lambda number: len(blocks[number][-1])):

@@ -42,7 +42,7 @@ from fedcache.extract.planning.find_store import (
     resolve_path,
     several_datasets,
     slug_in,
-    store_named,
+    store_of_dataset,
 )
 from fedcache.extract.planning.incremental import (
     IncrementalDataset,
@@ -501,7 +501,7 @@ def spec_of(config: ExtractConfig, home: Home, observer: Observer) -> tuple[str,
 
 def of_named_store(config: ExtractConfig, home: Home) -> ExtractConfig:
     """The configuration with the dataset of the store that it names, and the options that this was read with."""
-    path = store_named(home, str(config.dataset))
+    path = store_of_dataset(home, str(config.dataset))
     if path is None:
         return config
     known = dataset_of_store(Store.open(path), home)

@@ -21,7 +21,7 @@ from fedcache.extract.planning.find_store import (
     locate_store,
     more_features,
     no_store_remembered,
-    store_named,
+    store_of_dataset,
     unfinished_arrays_of,
 )
 from fedcache.extract.planning.plan import memory_of, plan
@@ -459,7 +459,7 @@ def find_or_extract(
     if store is None and train.dataset is not None:
         refuse_partial_store(home, train.dataset, train.backbones)
     if store is not None and (
-        train.dataset is None or store_named(home, train.dataset) is not None
+        train.dataset is None or store_of_dataset(home, train.dataset) is not None
     ):
         raise StoreError(
             f"{store.path} has no features yet that {method.name} can train on.",

@@ -79,7 +79,7 @@ __all__ = ["ArrayInfo", "ArrayWriter", "Reader", "Samples", "Store"]
 T = TypeVar("T")
 
 
-def named_store(path: Path | str, home: Home | None = None) -> Path | str:
+def store_by_name(path: Path | str, home: Home | None = None) -> Path | str:
     """The store that a path or a name means: ``"photos"`` is that of the home, if no such path exists here.
 
     A name is the name of a dataset or, with or without ``.zarr``, of a store. One that fits several stores is returned
@@ -87,10 +87,8 @@ def named_store(path: Path | str, home: Home | None = None) -> Path | str:
     """
     if not isinstance(path, str) or len(Path(path).parts) != 1 or Path(path).exists():
         return path
-    stores = (home or Home.from_environment()).stores
-    digest = "[0-9a-f]" * 8
-    places = [stores / path, stores / f"{path}.zarr"]
-    places += stores.glob(f"{slug_of(path)}-{digest}.zarr")
+    home = home or Home.from_environment()
+    places = [home.stores / path, home.stores / f"{path}.zarr", *home.stores_of(slug_of(path))]
     found = [place for place in places if place.exists()]
     if len(found) == 1:
         return found[0]
@@ -121,7 +119,7 @@ class Store:
         UsageError for another address; MachineError without the extra ``remote``, or without network.
         """
         refuse_remote(path, "path", remote=True)
-        path = named_store(path)
+        path = store_by_name(path)
         place = Path(path)
         if is_published(path):
             place = mirrored(path)

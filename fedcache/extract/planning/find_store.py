@@ -57,7 +57,7 @@ from fedcache.store.journal import journals
 from fedcache.store.manifest import is_published, part_of, was_store
 from fedcache.store.mirror import mirrored
 from fedcache.store.samples import INGESTED, group_digests
-from fedcache.store.store import Store, named_store, replace_groups
+from fedcache.store.store import Store, replace_groups, store_by_name
 from fedcache.tables.groups import Group
 
 
@@ -79,7 +79,7 @@ def resolve_path(home: Home, path: Path, *, to_read: bool = False) -> Path:
     if found is None and bare and (to_read or not path.exists()):
         found = ingested_stores(home).get(slug_of(path.name.removeprefix(f"{INGESTED}:")))
     if found is None and bare and to_read:
-        found = Path(named_store(str(path), home))
+        found = Path(store_by_name(str(path), home))
     if found is None:
         return path
     return found
@@ -128,7 +128,7 @@ def locate_store(
             return mirrored(place)
         return place
     if dataset is not None:
-        if (named := store_named(home, dataset)) is not None:
+        if (named := store_of_dataset(home, dataset)) is not None:
             return named
         found = ingested_path(home, dataset)
         if found is not None:
@@ -204,15 +204,14 @@ def need_path(
     )
 
 
-def store_named(home: Home, name: str) -> Path | None:
+def store_of_dataset(home: Home, name: str) -> Path | None:
     """The store whose dataset has a name: ``photos`` of ``folder:photos``, or ``digits-300``; None for no such store.
 
     Raises UsageError where stores of several contents have the name.
     """
     if name == "digits" or not re.fullmatch(r"[\w.+-]+", name):
         return None
-    places = [path for path in sorted(home.stores.glob(f"{name}-*.zarr")) if slug_in(path) == name]
-    found = [path for path in places if (path / "manifest.json").exists()]
+    found = [path for path in home.stores_of(name) if (path / "manifest.json").exists()]
     if len(found) > 1:
         raise UsageError(
             f"{name} matches {len(found)} stores: {', '.join(path.name for path in found)}.",
