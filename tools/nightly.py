@@ -105,7 +105,9 @@ def run(step: str, words: Sequence[str], folder: Path) -> dict[str, Any]:
 
 def main() -> int:
     """Run what has not passed yet, and say how each step ended."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").splitlines()[0], allow_abbrev=False
+    )
     parser.add_argument("--fresh", action="store_true", help="run again what has passed")
     parser.add_argument("--list", action="store_true", help="say what would run, and run nothing")
     asked = parser.parse_args()

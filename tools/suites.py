@@ -151,7 +151,9 @@ def run_row(row: Sequence[Suite]) -> list[str]:
 
 def main() -> int:
     """Choose, run, and say what was skipped and what failed."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").splitlines()[0], allow_abbrev=False
+    )
     parser.add_argument(
         "--all", action="store_true", help="run every suite, whatever differs from main"
     )
