@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from axe_check import serious
 from command import ok, start
+from files_now import files_now
 from made_path import place_of
 from pictures import folder
 from test_page import fits
@@ -75,7 +76,7 @@ def test_one_window_shows_a_home_before_while_and_after_a_grid_is_trained(opened
         grid = start(f"grid --method fedavg {IID} {words}", home=home)
         try:
             until(
-                lambda: list((home / "runs").glob("*/checkpoint-*.safetensors")),
+                lambda: files_now(home / "runs", "*/checkpoint-*.safetensors"),
                 "no run kept a state",
             )
             # at work, and as it is for as long as the page is looked at

@@ -10,6 +10,7 @@ from pathlib import Path
 from shlex import split
 
 from command import apart, ok, start
+from files_now import files_now
 
 from fedcache.runs.run_models import load_seed
 
@@ -22,7 +23,7 @@ TRAIN = split(
 
 def saved(runs):
     """Files in the folders of models, those that are being written included."""
-    return sum(1 for _ in runs.glob("*/models/*"))
+    return len(files_now(runs, "*/models/*"))
 
 
 def models_in(runs):

@@ -12,6 +12,7 @@ import pytest
 from command import apart, ok, start, words_of
 from damage import flip_bit
 from draws import examples
+from files_now import files_now
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from pictures import CLASSES, folder, picture
@@ -198,7 +199,7 @@ def test_a_killed_extraction_goes_on_where_it_was(tmp_path):
         while process.poll() is None and time.monotonic() < deadline:
             lines = sum(
                 f.read_bytes().count(b'"chunk":')
-                for f in Path(home).glob("stores/*/journal-*.jsonl")
+                for f in files_now(Path(home) / "stores", "*/journal-*.jsonl")
             )
             if lines >= share:
                 break

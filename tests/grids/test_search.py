@@ -13,6 +13,7 @@ import pytest
 from arrays import embeddings, ingested
 from command import ok, start
 from failing_command import must_fail
+from files_now import files_now
 from made_path import place_of
 
 import fedcache as fc
@@ -153,7 +154,7 @@ def test_a_killed_search_goes_on_with_the_same_trials(tmp_path, own_home):
     killed = start(words, home=own_home)
     began = time.monotonic()
     while time.monotonic() - began < 120:
-        found = list((own_home / "runs").glob("search-*/trials.jsonl"))
+        found = files_now(own_home / "runs", "search-*/trials.jsonl")
         if found and found[0].read_text().count("\n") >= 2:
             break
         time.sleep(0.02)
