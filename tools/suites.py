@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+LOGS = ROOT / ".suites"
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from methods_tried import changed_files  # noqa: E402
@@ -130,7 +131,11 @@ SUITES = tuple(suite for row in ROWS for suite in row)
 
 
 def run_row(row: Sequence[Suite]) -> list[str]:
-    """Run the suites of a row in order; returns the targets that failed. Output is printed when a suite ends."""
+    """Run the suites of a row in order; returns the targets that failed.
+
+    The last lines are printed when a suite ends, all of them if it failed; the whole output is kept in LOGS.
+    """
+    LOGS.mkdir(exist_ok=True)
     failed = []
     for suite in row:
         began = time.monotonic()
@@ -142,6 +147,7 @@ def run_row(row: Sequence[Suite]) -> list[str]:
             stderr=subprocess.STDOUT,
             check=False,
         )
+        (LOGS / f"{suite.target}.log").write_text(done.stdout, encoding="utf-8")
         shown = done.stdout if done.returncode else "\n".join(done.stdout.splitlines()[-2:])
         print(f"{shown}\n-- make {suite.target}: {time.monotonic() - began:.0f} s", flush=True)
         if done.returncode:
