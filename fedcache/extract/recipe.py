@@ -173,7 +173,8 @@ class Recipe:
         views = "1 view"
         if self.views > 1:
             views = f"{self.views} views"
-        views += f" ({self.augment})" if self.augment else ""
+        if self.augment:
+            views += f" ({self.augment})"
         return f"Recipe({self.backbone}: {side}, {views}, {self.dtype}, {self.digest[:8]})"
 
     def to_dict(self) -> dict[str, Any]:

@@ -144,8 +144,13 @@ class Workbench:
                 for b, k in zip(cell.backbones, keys, strict=True)
                 if b != "pixels" or len(keys) == 1
             ]
-            names = tuple(b if held.count(b) == 1 else k for b, k in both)
-            self._features[key] = Features(done.path, keys, names, columns_of(store))
+            names = []
+            for backbone, array in both:
+                if held.count(backbone) == 1:
+                    names.append(backbone)
+                else:
+                    names.append(array)
+            self._features[key] = Features(done.path, keys, tuple(names), columns_of(store))
         return self._features[key]
 
     def images(self, cell: PaperCell) -> Dataset:

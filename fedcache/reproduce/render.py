@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedcache.parsing import as_lists
 from fedcache.reproduce.metrics import (
     Measurement,
     compare,
@@ -242,11 +243,7 @@ def _line_data(report: Reproduction, line: ReproducedCell) -> dict[str, Any]:
 def cell_data(cell: PaperCell) -> dict[str, Any]:
     """All settings that determine a cell's runs."""
     found = {k: v for k, v in cell.__dict__.items() if k not in ("labels", "metrics", "printed")}
-    return {
-        k: list(v) if isinstance(v, tuple) else v
-        for k, v in found.items()
-        if v not in ("", (), {}, None, 0)
-    }
+    return as_lists({k: v for k, v in found.items() if v not in ("", (), {}, None, 0)})
 
 
 def _plain(value: Printed | Measurement | None) -> dict[str, Any] | None:

@@ -36,7 +36,9 @@ POLL = 0.1
 def _started(pid: int) -> int:
     """Start time of a process in clock ticks since boot, to tell it from a later one with the same pid; 0 unknown."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
+        # The second field is the name in brackets, which may contain anything; the start is the 22nd.
+        after_name = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1]
+        return int(after_name.split()[19])
     except (OSError, ValueError, IndexError):
         return 0
 

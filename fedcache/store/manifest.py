@@ -208,10 +208,13 @@ class Manifest:
     @property
     def partitions(self) -> list[str]:
         """Names of the saved partitions, sorted."""
-        places = (name for name in self.files if name.startswith("partitions/"))
-        return sorted(
-            Path(name).stem if name.endswith(PARTITION_SUFFIXES) else name for name in places
-        )
+        names = []
+        for name in self.files:
+            if name.startswith("partitions/"):
+                if name.endswith(PARTITION_SUFFIXES):
+                    name = Path(name).stem
+                names.append(name)
+        return sorted(names)
 
     def to_bytes(self) -> bytes:
         """Canonical JSON that ends with its own digest."""

@@ -178,12 +178,14 @@ class Store:
             UsageError, for shapes or values that do not fit; CorruptionError, for values that are not finite;
             StoreError, when another dataset is at ``path``.
         """
+        if classes is not None:
+            classes = list(classes)
         columns = {
             "labels": labels,
             "domain": domains,
             "name": names,
             "split": splits,
-            "classes": None if classes is None else list(classes),
+            "classes": classes,
             "groups": groups,
         }
         return cls.from_content(
@@ -664,12 +666,9 @@ def finished_arrays(store: Store) -> dict[str, ArrayInfo]:
             or not journal.chunks.keys() >= set(own)
         ):
             continue
+        shape = tuple(header["shape"])
+        checksums = tuple(journal.chunks[chunk].crc for chunk in own)
         found[key] = ArrayInfo(
-            recipe,
-            header["how"],
-            tuple(header["shape"]),
-            header["dtype"],
-            header["chunk_rows"],
-            tuple(journal.chunks[chunk].crc for chunk in own),
+            recipe, header["how"], shape, header["dtype"], header["chunk_rows"], checksums
         )
     return found

@@ -68,7 +68,10 @@ def _dtype(code: Any, *rest: Any) -> _PickledDtype:
 
 
 def _frombuffer(raw: Any, kind: _PickledDtype, shape: Any, order: Any) -> np.ndarray[Any, Any]:
-    return np.frombuffer(raw, dtype=kind.dtype).reshape(shape, order="F" if order == "F" else "C")
+    flat = np.frombuffer(raw, dtype=kind.dtype)
+    if order == "F":
+        return flat.reshape(shape, order="F")
+    return flat.reshape(shape)
 
 
 def _scalar(kind: _PickledDtype, raw: Any) -> Any:

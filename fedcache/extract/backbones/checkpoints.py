@@ -459,7 +459,10 @@ def weights_named(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor] |
 
 
 def _few(names: list[str], most: int = 4) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    shown = ", ".join(names[:most])
+    if len(names) > most:
+        shown += f" and {len(names) - most} more"
+    return shown
 
 
 def _refuse(path: Path, why: str, hint: str) -> FedcacheError:

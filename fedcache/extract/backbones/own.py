@@ -250,7 +250,9 @@ def shape_of(
     try:
         features = encoder.image(images)
         again = encoder.image(images)
-        singly = [encoder.image(images[at : at + 1]) for at in range(2 if alone else 0)]
+        singly = []
+        if alone:
+            singly = [encoder.image(images[:1]), encoder.image(images[1:])]
     except FedcacheError:
         raise
     except (

@@ -50,7 +50,10 @@ def digest_of_parts(
     try:
         for path, part in module.named_modules():
             parts.append([path, code.classes(part), _attributes(part, code)])
-        parts.append(None if transform is None else _described_transform(transform, code))
+        described = None
+        if transform is not None:
+            described = _described_transform(transform, code)
+        parts.append(described)
     except RecursionError as error:
         raise UsageError(
             f"The backbone {name} contains lists or objects that contain each other, so fedcache cannot "

@@ -97,7 +97,9 @@ class OwnItemEncoder:
             ) from error
         shape = tuple(getattr(out, "shape", ()))
         if not hasattr(out, "isfinite") or len(shape) not in (2, 3) or shape[0] != count:
-            found = list(shape) if hasattr(out, "shape") else type(out).__name__
+            found = type(out).__name__
+            if hasattr(out, "shape"):
+                found = str(list(shape))
             what = f"{count} {self.kind}"
             raise UsageError(
                 f"{self.name} gives {found} for {what}, expected a tensor [B, D] or [B, T, D].",

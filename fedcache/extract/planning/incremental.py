@@ -77,9 +77,8 @@ def find_earlier_rows(data: Dataset, before: Samples, gone: NDArray[np.bool_]) -
     other row has: one that was renamed. ``gone``, bool [N], are rows that had vanished by then, which never come back.
     """
     index = {name: row for row, name in enumerate(data.names)}
-    found = np.array(
-        [-1 if g else index.get(n, -1) for n, g in zip(before.name, gone, strict=True)], np.int64
-    )
+    found = np.array([index.get(name, -1) for name in before.name], np.int64)
+    found[gone] = -1
     # A row of the same name with other bytes is another image.
     there = np.flatnonzero(found >= 0)
     other = (data.uid[found[there]] != before.uid[there]).any(axis=1)

@@ -109,16 +109,18 @@ def plan_tasks(
     writers: Mapping[str, ArrayWriter], batches: Sequence[BatchTask], rows: int, batch: int
 ) -> list[ChunkTask]:
     """The missing chunks as tasks: chunks of several arrays that share an image are of one task."""
-    spans = sorted(
-        (chunk * w.chunk_rows, min((chunk + 1) * w.chunk_rows, rows), key, chunk)
-        for key, w in writers.items()
-        for chunk in w.missing()
-    )
-    # Sweep over the rows: a chunk that begins before the last group ends shares images with it and joins it.
+    spans = []
+    for key, writer in writers.items():
+        for chunk in writer.missing():
+            start = chunk * writer.chunk_rows
+            spans.append((start, min(start + writer.chunk_rows, rows), key, chunk))
+    # Sweep over the rows: a chunk that begins before the last group ends shares images with it and joins it. A group
+    # is its end and its chunks.
     groups: list[tuple[int, list[tuple[str, int]]]] = []
-    for start, stop, key, chunk in spans:
+    for start, stop, key, chunk in sorted(spans):
         if groups and start < groups[-1][0]:
-            groups[-1] = (max(stop, groups[-1][0]), [*groups[-1][1], (key, chunk)])
+            end, chunks = groups[-1]
+            groups[-1] = (max(stop, end), [*chunks, (key, chunk)])
         else:
             groups.append((stop, [(key, chunk)]))
     # Batches and groups are both in the order of rows, so each group takes the batches up to its end.
@@ -129,9 +131,8 @@ def plan_tasks(
         while at < len(batches) and batches[at][0] * batch < stop:
             at += 1
         mine = tuple(batches[first:at])
-        tasks.append(
-            ChunkTask(tuple(chunks), mine, sum(min(batch, rows - b * batch) for b, _ in mine))
-        )
+        count = sum(min(batch, rows - number * batch) for number, _ in mine)
+        tasks.append(ChunkTask(tuple(chunks), mine, count))
     return tasks
 
 

@@ -243,7 +243,10 @@ class ClientRng:
         """
         if self.memo is not None and len(self.clients) == 1:
             return self._remembered(purpose, independent)
-        made = [generator(self.seed, purpose, -1, c if independent else "") for c in self.clients]
+        clients = [""] * len(self.clients)
+        if independent:
+            clients = list(self.clients)
+        made = [generator(self.seed, purpose, -1, client) for client in clients]
 
         def draw(shape: tuple[int, ...]) -> Tensor:
             if independent:

@@ -597,11 +597,12 @@ class MatchedTests:
         """
         owned, counts = np.unique(self._label[train], return_counts=True)
         places = np.searchsorted(self._classes, owned)
-        known = [
-            (int(self._ends[k]), int(self._ends[k + 1] - self._ends[k]), n)
-            for c, k, n in zip(owned.tolist(), places.tolist(), counts.tolist(), strict=True)
-            if k < len(self._classes) and self._classes[k] == c
-        ]
+        # For each owned class that has candidates: where they begin, their number, and the training rows.
+        known = []
+        for c, k, n in zip(owned.tolist(), places.tolist(), counts.tolist(), strict=True):
+            if k < len(self._classes) and self._classes[k] == c:
+                start = int(self._ends[k])
+                known.append((start, int(self._ends[k + 1]) - start, n))
         if not known:
             return np.empty(0, np.int64)
         # Integer division, so that rounding errors cannot cost a class its last row. ``own`` rows of the scarcest
