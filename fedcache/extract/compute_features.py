@@ -41,7 +41,7 @@ from fedcache.store.store import ArrayWriter, Store
 
 @dataclass(frozen=True)
 class ExtractionOptions:
-    """What a caller may choose of how an extraction is run; nothing here changes a feature."""
+    """Options of running an extraction; none of them changes a feature."""
 
     workers: int | None  # processes; None chooses, 0 means this process
     chunk_rows: int | None  # rows per chunk for every array; None chooses per backbone

@@ -148,7 +148,7 @@ def _left_out(path: Path, found: tree.Tree) -> list[str]:
 def _joined(parts: Sequence[tuple[Source, int]]) -> Source:
     """Sources, each with the number of its rows, one after another."""
     counts = [count for _, count in parts]
-    # Of each row of all sources: which source it is of, and its row there.
+    # For each row of all sources: the number of its source, and its row there.
     which = np.repeat(np.arange(len(parts)), counts)
     row = np.arange(sum(counts)) - np.repeat(np.cumsum([0, *counts[:-1]]), counts)
     return JoinedSource([source for source, _ in parts], which, row)

@@ -210,7 +210,7 @@ def check_disk(
 
 
 def describe_growth(growth: Mapping[str, int], holds: str = IMAGES) -> str:
-    """What is new, gone, taken over and to compute, in one clause."""
+    """Numbers of rows that are new, gone, taken over and to compute, in one clause."""
     chunks = counted(growth["reused_chunks"], "chunk")
     passes = counted(growth["forward_passes"], "forward pass")
     return f"{counted(growth['new'], one_of(holds))} new, {growth['vanished']:,} vanished, {chunks} reused, {passes}"
@@ -400,7 +400,7 @@ def extract(
     options = ExtractionOptions(
         workers=config.workers,
         chunk_rows=config.chunk_rows,
-        # Of the dataset: what has vanished is not counted.
+        # Rows of the dataset, without images that have vanished.
         max_bad=planning.parse_max_bad(config.max_bad, len(data.names)),
         wait=wait,
         fresh=fresh,
@@ -837,7 +837,7 @@ def open_or_create(
         classes=data.classes,
         domains=data.domains,
     )
-    # Of the dataset the manifest says the content, never a location.
+    # The manifest describes the content of the dataset, never its location.
     meta: dict[str, Any] = {"slug": data.slug, "digest": data.digest, "template": data.template}
     if earlier is not None:
         origin = None

@@ -41,7 +41,7 @@ def points_first(t: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class GramBasis:
-    """What outputs are made of for a chunk of clients.
+    """Products that give the outputs of a chunk of clients.
 
     Attributes:
         gram: [M, R, n] products of R rows with the client's own, zero past them; K [M, n, n] where it is trained.

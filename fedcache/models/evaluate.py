@@ -434,7 +434,7 @@ def mean_bins(sums: Floats) -> tuple[tuple[int, float, float], ...]:
 
 
 def class_measures(pairs: Counts, classes: Sequence[str]) -> tuple[ClassMeasures, ...]:
-    """Of each class among the labels; ``pairs`` is [P, 3]: label, prediction, rows."""
+    """Measures of each class among the labels; ``pairs`` is [P, 3]: label, prediction, rows."""
     C = len(classes)
     label, prediction, count = pairs.T
     rows = np.bincount(label, count, C)

@@ -273,7 +273,7 @@ def entry_data(entry: PaperTable) -> dict[str, Any]:
 
 
 LEADING = ("accuracy", "client_mean", "client_min")
-"""What a row is ranked by if its paper prints it; else the first of its metrics with a printed number."""
+"""Metrics that rank a row if its paper prints them; otherwise its first metric with a printed number ranks it."""
 
 Pair = tuple[str, str]
 """Last labels of two rows; the first is printed above the second."""

@@ -105,8 +105,8 @@ class Reproduction:
         return compare(printed, self.entry.printed_seeds, line.measured.get(metric, Measurement()))
 
     def difference(self, difference: Difference) -> Measurement:
-        """What was got for a statement about two cells."""
-        # Of lines with equal labels the first counts.
+        """The measured difference of two cells."""
+        # If lines have equal labels, the first one counts.
         found = {line.cell.at: line.measured for line in reversed(self.lines)}
         if difference.of not in found or difference.minus not in found:
             return Measurement()
@@ -147,7 +147,7 @@ def reproduce(
     planned = plan(entry, options, looker)
     lacks = []
     for p in planned:
-        # What extraction fetches is not missing, and data given with --on is looked at when it is opened.
+        # Files that extraction fetches are not missing, and data given with --on is checked when it is opened.
         lack = [n for n in looker.missing(entry, p.cell) if not n.fetched]
         if options.on is not None:
             lack = [n for n in lack if n.kind != "data"]

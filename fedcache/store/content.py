@@ -147,7 +147,7 @@ LARGE = 64 << 20
 CHUNK_BYTES = 32 << 20
 
 WHERE = Path("from_arrays()")
-"""What messages name instead of a file."""
+"""Words that messages use in place of the name of a file."""
 
 
 @dataclass

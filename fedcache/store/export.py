@@ -33,12 +33,12 @@ MOST_TEXT = 32 << 20
 """Bytes of text features that the head of a parquet file is given; readers refuse one much larger."""
 
 SAFETENSORS_KINDS = {"f": "F", "i": "I", "u": "U"}
-"""What safetensors calls the types of numbers, before their bits: F16, I32."""
+"""numpy's kind of numbers -> the letters of safetensors before the bits: F16, I32."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What is written: N rows, and what all of them share."""
+    """Data of an exported file: N rows, and the values that all of them share."""
 
     columns: Mapping[str, NDArray[Any]]  # features, labels, domains and splits of the rows
     names: Sequence[str]  # of the rows

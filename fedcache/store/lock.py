@@ -44,7 +44,7 @@ def _started(pid: int) -> int:
 
 
 def this_process() -> dict[str, Any]:
-    """What tells this process from all others, as JSON values: ``pid``, ``host``, ``started``."""
+    """Identity of this process as JSON values: ``pid``, ``host``, ``started``."""
     return {"pid": os.getpid(), "host": socket.gethostname(), "started": _started(os.getpid())}
 
 

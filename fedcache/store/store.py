@@ -467,7 +467,7 @@ class Store:
         return self._manifest.partitions
 
     def partition(self, name: str) -> dict[str, Any]:
-        """What a saved partition says of itself: scheme, args, seed, digest, ...; ``fc.Partition`` reads its rows.
+        """Description of a saved partition: scheme, args, seed, digest, ...; ``fc.Partition`` reads its rows.
 
         One that an earlier release saved as JSON comes with its rows. Raises as ``partition_bytes``.
         """
@@ -546,7 +546,7 @@ class Store:
         return samples_frame(self.samples, {name: self.group(name) for name in self.groups})
 
     def to_dict(self) -> dict[str, Any]:
-        """What the manifest says, plain JSON values; rows and features are not among them."""
+        """Content of the manifest as plain JSON values, without rows and features."""
         m = self._manifest
         return {
             "path": self.place,

@@ -18,7 +18,7 @@ from fedcache.errors import FedcacheError, UsageError, shell_word
 from fedcache.tables.words import Unread, Words, joined_columns, joined_rows, stem_of
 
 CLIENT = "client"
-"""Column that says whose row it is, where a file has a part for each client."""
+"""Column with the client of each row, for files with a part for each client."""
 
 ONE_OBJECT = "one Python object"
 """Why an array of an npz that holds a dict, such as a configuration, is not used."""
@@ -30,10 +30,10 @@ PIXELS = ("pixels", "image", "images")
 
 
 BEGIN = "Convert it with Python:"
-"""How a hint with lines of Python begins."""
+"""First line of a hint with lines of Python."""
 
 MARK = "    "
-"""What a line of Python in a hint begins with."""
+"""Beginning of a line of Python in a hint."""
 
 
 def conversion(lines: Sequence[str], following: str) -> str:

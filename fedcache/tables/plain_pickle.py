@@ -114,7 +114,7 @@ _CORES = ("numpy.core", "numpy._core")  # before and since numpy 2
 
 @cache
 def _allowed() -> dict[tuple[str, str], _Frozen]:
-    """What a pickle may name, by module and name."""
+    """Objects that a pickle may use, by module and name."""
     return {
         ("numpy", "ndarray"): _Frozen(_never),  # pickles name the class, and need not call it
         ("numpy", "dtype"): _Frozen(_dtype),

@@ -351,7 +351,7 @@ def _lists(path: Path, name: str, column: Any, shape: tuple[int, ...]) -> NDArra
     lengths = np.asarray(column.value_lengths().fill_null(width))
     if (lengths != width).any():
         raise _uneven(path, name, {width, *lengths.tolist()})
-    # Of a row that is empty ``flatten`` gives nothing, so that the values are those of the other rows.
+    # ``flatten`` leaves out empty rows, so the values are those of the other rows.
     values = np.asarray(column.flatten().to_numpy(zero_copy_only=False))
     if not empty.any():
         return values.reshape(len(column), *shape)

@@ -26,9 +26,9 @@ THREADS = 4
 
 
 def open_dataset(spec: str) -> Dataset:
-    """The dataset of a spec, read again: nothing that was remembered of it is used.
+    """The dataset of a spec, read again without remembered facts.
 
-    Raises UsageError for a spec that names no dataset, and what its reader raises.
+    Raises UsageError for a spec that names no dataset, and the errors of its reader.
     """
     with tempfile.TemporaryDirectory() as folder:
         return datasets.open_dataset(spec, Context(DigestMemory(Path(folder))))

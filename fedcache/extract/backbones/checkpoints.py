@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 IMPORTED = {"kind": "weights"}
-"""What a file that ``import`` wrote is, for its seal."""
+"""Kind of a file that ``import`` wrote, for its seal."""
 USUAL = ("state_dict", "model_state_dict", "model")
 """Keys under which training scripts keep the weights, also where a copy of them (EMA) is under another key."""
 NPZ_LIMIT = 16 << 30
@@ -415,7 +415,7 @@ def weights_in(
 
 
 def _prefixes(name: str) -> Iterator[str]:
-    """What a name may begin with before the name of a module's tensor: "" and all that ends in a dot."""
+    """Prefixes that a name may have before the name of a module's tensor: "" and all that end in a dot."""
     yield ""
     for number, letter in enumerate(name):
         if letter == ".":

@@ -175,7 +175,7 @@ def _encoder(
         text=text if tokenize else None,
         tokenize=tokenize,
     )
-    # Of a map or tokens the mean is taken, and the recipe says so.
+    # Maps and tokens are averaged, which the recipe notes.
     word = chosen
     if chosen == "last_hidden_state":
         word = f"avg({chosen})"

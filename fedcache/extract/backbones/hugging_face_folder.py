@@ -31,7 +31,7 @@ PATTERNS = (
     "sentence_bert_config.json",
     "1_Pooling/config.json",
 )
-"""What is fetched, read and digested; anything else in the folder is no part of the model."""
+"""Files that are fetched, read and digested; other files of the folder are no part of the model."""
 
 PROMPTS = "config_sentence_transformers.json"
 """Prompts by name. It is fetched and not digested: a recipe holds the text of its prompt."""

@@ -33,7 +33,7 @@ TYPES = {
     "tensor(double)": "float64",
     "tensor(uint8)": "uint8",
 }
-"""What an input of images may hold, and numpy's name of it."""
+"""ONNX type of an input of images -> numpy's name of it."""
 
 
 def derive(name: str, choice: Choice) -> Backbone:

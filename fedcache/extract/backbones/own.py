@@ -40,7 +40,7 @@ BATCH_CLOSE = 1e-3
 
 @dataclass(frozen=True)
 class Choice:
-    """What is known in addition to the name when a row of a user's backbone is made."""
+    """Settings of a user's backbone in addition to its name."""
 
     home: Path | None = None  # where places and facts are remembered
     file: Path | None = None  # the file of ``--weights NAME=FILE``

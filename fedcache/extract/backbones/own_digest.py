@@ -243,7 +243,7 @@ def _tensors(name: str, module: nn.Module) -> list[list[Any]]:
 
 
 def _attributes(module: nn.Module, code: ReachedObjects) -> list[Any]:
-    """What a module holds in addition to its tensors and parts."""
+    """Attributes of a module in addition to its tensors and parts."""
     from torch import nn
 
     # what torch.compile adds is of this process; the module inside is a part

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SECONDS = 30.0
-"""Of a sound that are read unless the recipe says otherwise."""
+"""Seconds of a sound that are read by default."""
 
 MOST_SECONDS = 60.0
 AT_ONCE = {"cpu": 4, "cuda": 32}
@@ -206,7 +206,7 @@ class Hearing:
         return Sounds(inputs, samples, cut, bad)
 
     def extract(self, wave: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What the model is given of a sound [n]: samples [n], or a spectrogram."""
+        """The model's input for a sound [n]: samples [n], or a spectrogram."""
         extractor, lock = _extractor(self.name, self.folder, self.stamp)
         with lock:
             made = extractor(wave, sampling_rate=self.rate, return_tensors="np")

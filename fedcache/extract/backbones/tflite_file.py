@@ -280,7 +280,7 @@ def _encoder(
 
 
 def _details(path: Path, details: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """What an interpreter says of tensors; MachineError where the file makes it fail."""
+    """The details of tensors by an interpreter. Raises MachineError if it fails on the file."""
     try:
         return details()
     except Exception as error:  # names that are no text, and whatever else a damaged file may hold

@@ -41,7 +41,7 @@ GENERAL = (
     "open_clip_model.safetensors",
     "open_clip_pytorch_model.bin",
 )
-"""What weights are called in a Hugging Face repository, whichever model it holds."""
+"""Names of weights files in Hugging Face repositories of all models."""
 FOLDERS = ("hugging_face", "text_encoder")
 """Providers whose weights are a folder."""
 FILES = ("onnx_file", "tflite_file")

@@ -43,7 +43,7 @@ IMAGE_NAMES = ("images", "image", "imgs", "img", "pixels", "data", "x")
 """Usual names of the column of images, compared without case; the first that is there is taken."""
 
 LABEL = ".label"
-"""What labels are called that are in no column, as those of (image, label)."""
+"""Name of labels that are in no column, such as those of (image, label)."""
 
 OPTIONS = {
     "label": "--label-key",

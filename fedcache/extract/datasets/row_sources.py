@@ -38,7 +38,7 @@ KEPT = 4
 """Blocks that a process keeps: threads may be a batch apart."""
 
 DAMAGED = (zlib.error, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, OSError)
-"""What reading a compressed file raises where it is damaged."""
+"""Errors of reading a damaged compressed file."""
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ def _opened(path: Path, request: str | None) -> tuple[str, Table]:
     value = kind
     if arrow().types.is_dictionary(kind):
         value = kind.value_type
-    # Of a CSV the type is that of its first rows: a column of numbers may hold words further down.
+    # The types of a CSV are those of its first rows: a column of numbers may hold words further down.
     if not table.is_text and not are_words(value):
         raise UsageError(
             f"{path}: {name} holds {kind}, expected texts.",

@@ -268,7 +268,7 @@ def _own_part(cls: Any) -> Any:
         check = "_check_exists"
     elif issubclass(cls, CIFAR10):
         check = "_check_integrity"
-    # Of the same name: torchvision looks in a folder that is called as the class is.
+    # torchvision looks in a folder that has the name of the class.
     if check:
         return type(cls.__name__, (cls,), {check: whole})
     return cls

@@ -118,7 +118,7 @@ def in_earlier_order(
     domain[lost] = _recoded(before.domain[lost], before.domains, data.domains, 0)
     split[lost] = before.split[lost]
     uid[lost] = before.uid[lost]
-    # What was renamed has its name of today, what has vanished the last one it had.
+    # Renamed images get their new names; images that have vanished keep their last ones.
     names = [data.names[row] for row in order.tolist()]
     for row in lost.tolist():
         names[row] = before.name[row]
@@ -170,7 +170,7 @@ class IncrementalPlan:
     reused: int = 0  # chunks taken over in this run
 
     def expected(self, keys: Iterable[str]) -> dict[str, int]:
-        """What an extraction of some arrays would do, in the words of ``Extraction.growth``."""
+        """Summary of the work of an extraction to come, in the words of ``Extraction.growth``."""
         left = (
             self.data.ok[self.whole.get(key, 0) * self.chunk_rows.get(key, 0) :] for key in keys
         )
@@ -178,7 +178,7 @@ class IncrementalPlan:
         return {**self.result(passes), "reused_chunks": sum(self.whole.values())}
 
     def result(self, forward_passes: int) -> dict[str, int]:
-        """What an extraction did, given how many images went through a model."""
+        """Summary of a finished extraction, given how many images went through a model."""
         return {
             "new": self.data.new,
             "vanished": len(self.data.vanished),
@@ -253,7 +253,7 @@ def plan_incremental(
     fresh: bool,
     observer: Observer,
 ) -> IncrementalPlan | None:
-    """What a store of ``data`` at ``path``, made or gone on with, takes over from an earlier one; None without one.
+    """The rows that a new or resumed store of ``data`` at ``path`` takes over from an earlier one; None without one.
 
     Nothing is taken over when it is to be ``fresh``. Earlier stores are next to ``path`` and in the home; the observer
     is told when one was computed otherwise.

@@ -250,7 +250,7 @@ def _replaced(old: Path, content: Content, target: Path, observer: Observer) -> 
 
 
 def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], str]:
-    """What an ingested store holds and what was chosen, as sentences; and the command that comes next."""
+    """Content of an ingested store and the choices made, as sentences; and the next command."""
     s = store.samples
     counts = {
         word: int(((s.split == code) & (s.ok == 1)).sum())

@@ -142,7 +142,7 @@ ENCODERS = {
     SOUNDS: "hf:FOLDER   of an audio encoder, such as Wav2Vec2 or Whisper",
     ROWS: "module:PACKAGE.MODULE:FACTORY   (with a module that has reads = 'rows')",
 }
-"""What can be written behind ``--backbones``, by what a dataset holds."""
+"""Values of ``--backbones`` for a hint, by the kind of items of a dataset."""
 
 
 def check_reads(planned: Sequence[PlannedArray], spec: str, holds: str) -> None:

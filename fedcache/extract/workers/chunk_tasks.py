@@ -52,7 +52,7 @@ class ChunkTask:
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """What every worker needs once, for all its tasks."""
+    """Data that every worker needs once, for all its tasks."""
 
     jobs: tuple[FeatureJob, ...]  # the backbones
     source: Source  # where the images are
@@ -66,7 +66,7 @@ class TaskSpec:
 
 @dataclass
 class TaskResult:
-    """What a worker answers, without a single feature: the chunk files it wrote, and its counts."""
+    """Answer of a worker, without features: the chunk files that it wrote, and its counts."""
 
     chunks: list[UncommittedChunk] = field(default_factory=list)
     stats: ExtractionStats = field(default_factory=ExtractionStats)
@@ -142,7 +142,7 @@ def make_spec(
     settings: ComputeSettings,
     writers: Mapping[str, ArrayWriter],
 ) -> TaskSpec:
-    """What workers need to know of an extraction."""
+    """The data of an extraction that workers need."""
     digests = ((row, _digest(data.source, row)) for row in range(min(PROBES, len(data.names))))
     probe = next(((row, digest) for row, digest in digests if digest is not None), None)
     arrays = {key: writer.for_workers() for key, writer in writers.items() if not writer.finished}

@@ -351,7 +351,7 @@ class RunConstants:
 
 @dataclass(frozen=True)
 class Ctx:
-    """What a method's functions are given besides their tensors."""
+    """Context of a method's functions: everything that they get besides tensors."""
 
     lead: tuple[int, ...]  # the leading axes
     hp: Hp  # hyperparameters; a float swept over a grid is a tensor [G, 1]

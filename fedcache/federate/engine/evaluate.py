@@ -484,7 +484,7 @@ def deployed_model(
     down: Tree | None = None,
     tests: Sequence[ClientRows] | None = None,
 ) -> DeployedModel:
-    """What a run deploys now for one client with training rows, or (None) its one model.
+    """The model that a run deploys now for one client with training rows, or (None) its one model.
 
     ``down`` is what the server sends now, where the caller has it already; ``tests`` are the rows it will be scored on,
     from which some methods (``reads_test``) learn before: None for the test rows.

@@ -470,7 +470,7 @@ class RunState:
 
     @cached_property
     def client_names(self) -> Sequence[str]:
-        """Of every client."""
+        """Name of every client."""
         return names_of(self.training_clients)
 
     @cached_property

@@ -136,7 +136,7 @@ class GridBatch:
         return replace(ctx, lead=(len(self.points), len(order)), hp=self.hp)
 
     def broadcasts(self, downs: Sequence[Tree]) -> Tree:
-        """What the servers send as one tree, with a client axis of length 1: clients of a point share it."""
+        """The broadcasts of the servers as one tree, with a client axis of length 1: clients of a point share it."""
         down = downs[0]
         if self.axes == 2:
             down = {k: torch.stack([d[k] for d in downs]) for k in down}
@@ -144,7 +144,7 @@ class GridBatch:
         return {k: t.unsqueeze(self.axes - 1) for k, t in down.items()}
 
     def states(self, order: Sequence[int], down: Tree) -> Tree:
-        """What the clients of a chunk hold, stacked; those that are new enter."""
+        """The states of the clients of a chunk, stacked; the states of new clients are made first."""
         if self.axes == 1 and (held := self.points[0].states.chunk(order)) is not None:
             return held
         entered = self.enter(down, [c for c in order if c not in self.points[0].states])

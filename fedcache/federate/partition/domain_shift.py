@@ -536,7 +536,7 @@ def deal_label_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
 
     def rule_of(args: Values) -> Rule:
         clients = count_of(args, "clients")
-        # Of ceil(ratio) rows one is for training and, as ratio > 1, at least one for testing.
+        # One of ceil(ratio) rows is for training. As ratio > 1, at least one other is for testing.
         least = math.ceil(ratio)
         gate = len(source) / clients
         return Rule(quota_of(args), clients, number_of(args, "alpha"), minimum=least, gate=gate)

@@ -399,7 +399,7 @@ SPLITS = {TRAIN: "training", TEST: "test"}
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """What a partition may know of a dataset: one entry per row of the store, no features."""
+    """Columns of a dataset that a partition may use: one entry per row of the store, no features."""
 
     label: np.ndarray  # int [N], -1 unknown
     domain: np.ndarray  # int [N], index into ``domains``
@@ -494,7 +494,7 @@ FEWER = "fewer than"
 
 @dataclass(frozen=True, eq=False)
 class Dealt:
-    """What a scheme returns."""
+    """Result of a scheme."""
 
     train: Sequence[np.ndarray]  # training rows of each client, in any order
     # the clients' own test rows; None when the scheme leaves them to ``test_protocol``

@@ -121,7 +121,7 @@ def hold_out(
     largest = np.flatnonzero(gives_none[client] & (sizes == most[client]))
     is_first = np.diff(client[largest], prepend=-1) > 0
     given[largest[is_first]] = 1
-    # Of each class the rows with the smallest uids, which come first in ``order``.
+    # Each class gives its rows with the smallest uids, which come first in ``order``.
     place = np.arange(len(order)) - np.repeat(first, sizes)
     chosen = np.zeros(len(order), bool)
     chosen[order[place < np.repeat(given, sizes)]] = True

@@ -114,7 +114,7 @@ class AnswerGap:
 
     @staticmethod
     def of(found: Sequence[Tensor], expected: Sequence[Tensor]) -> AnswerGap:
-        """Of two pairs (scores, probabilities), each [N, C]; a class that neither model ever predicts counts as 0."""
+        """Differences of two pairs (scores, probabilities), each [N, C]; a class that neither predicts counts as 0."""
         gaps = []
         for a, b in zip(found, expected, strict=True):
             never = (a < MASKED / 2) & (b < MASKED / 2)

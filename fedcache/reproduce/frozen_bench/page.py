@@ -224,7 +224,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 LEVEL = 0.95
-"""Of intervals, and of the critical difference."""
+"""Level of intervals and of the critical difference."""
 
 
 @dataclass(frozen=True)
