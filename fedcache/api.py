@@ -494,4 +494,7 @@ def report(
     """
     from fedcache.calls import runs as finished
 
-    return finished.report(runs, out, title, embed, score, data or {} if with_images else None)
+    folders = None
+    if with_images:
+        folders = data or {}
+    return finished.report(runs, out, title, embed, score, folders)

@@ -10,7 +10,7 @@ import io
 import json
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedcache.errors import UsageError
@@ -94,7 +94,7 @@ SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 def slug_of(name: str) -> str:
     """A name as that of a folder."""
-    return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name)
 
 
 def listed(text: str) -> list[str]:
@@ -178,7 +178,23 @@ def seeds_text(seeds: Iterable[int]) -> str:
             parts[-1].append(seed)
         else:
             parts.append([seed])
-    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+    words = []
+    for part in parts:
+        word = str(part[0])
+        if len(part) > 1:
+            word = f"{word}-{part[-1]}"
+        words.append(word)
+    return ",".join(words)
+
+
+def as_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of JSON or TOML with their lists as tuples."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+
+
+def as_lists(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of ``as_tuples``."""
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
 
 def counted(n: int, what: str = "value") -> str:

@@ -31,7 +31,7 @@ KINDS = MappingProxyType(
         "executors": "a class: fedcache.federate.execution.executor.Executor",
     }
 )
-"""What a plug-in of each kind is. Entry points of a kind are the group ``fedcache.KIND``."""
+"""Description of a plug-in of each kind. Entry points of a kind are the group ``fedcache.KIND``."""
 
 
 @dataclass(frozen=True)

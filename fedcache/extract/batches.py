@@ -196,7 +196,7 @@ class BatchRunner:
         """The arguments of ``decode_batch`` for the inputs of the backbones ``keys``."""
         rows = self.rows_of(batch)
         jobs = [self.jobs[key] for key in keys]
-        # What makes texts ready runs in addition to the reading: in a decoder's process, not before the GPU.
+        # Texts are prepared where they are read: in a decoder's process, not before the GPU.
         prepare = {
             input_key(job.recipe): self.encoders[job.key].prepare  # type: ignore[attr-defined]
             for job in jobs

@@ -33,6 +33,7 @@ from fedcache.extract.workers.local import (
     run_batches,
     unreadable,
 )
+from fedcache.parsing import counted
 from fedcache.process import Stop
 from fedcache.progress import Observer
 from fedcache.store.store import ArrayWriter, Store
@@ -40,7 +41,7 @@ from fedcache.store.store import ArrayWriter, Store
 
 @dataclass(frozen=True)
 class ExtractionOptions:
-    """What a caller may choose of how an extraction is run; nothing here changes a feature."""
+    """Options of running an extraction; none of them changes a feature."""
 
     workers: int | None  # processes; None chooses, 0 means this process
     chunk_rows: int | None  # rows per chunk for every array; None chooses per backbone
@@ -79,15 +80,11 @@ def extract_arrays(
         if earlier is not None:
             earlier.adopt(writers)
         tasks = plan_batches(writers, len(data.names), settings.batch)
-        stats = ExtractionStats(
-            kept_chunks={key: len(writer.kept) for key, writer in writers.items()},
-            bad={
-                row: why
-                for writer in writers.values()
-                for row, why in unreadable(writer.bad).items()
-            },
-            holds=data.holds,
-        )
+        kept = {key: len(writer.kept) for key, writer in writers.items()}
+        bad: dict[int, str] = {}
+        for writer in writers.values():
+            bad |= unreadable(writer.bad)
+        stats = ExtractionStats(kept_chunks=kept, bad=bad, holds=data.holds)
         run = _Run(data, jobs, settings, options, writers, tasks, stats)
         if tasks and options.engine is not None:
             run.on_engine(options.engine)
@@ -123,21 +120,20 @@ def _open_writers(
             or chunk_rows_for(settings.batch, row_bytes, settings.device)
         )
         check_chunk_rows(chunk_rows[job.key], settings.batch, job.key)
-    return {
-        job.key: stack.enter_context(
-            store.writer(
-                job.key,
-                shape=shapes[job.key],
-                dtype=job.recipe.dtype,
-                chunk_rows=chunk_rows[job.key],
-                recipe=job.recipe.to_dict(),
-                how=dict(job.how),
-                wait=options.wait,
-                fresh=options.fresh,
-            )
+    writers = {}
+    for job in sorted(jobs, key=lambda job: job.key):
+        writer = store.writer(
+            job.key,
+            shape=shapes[job.key],
+            dtype=job.recipe.dtype,
+            chunk_rows=chunk_rows[job.key],
+            recipe=job.recipe.to_dict(),
+            how=dict(job.how),
+            wait=options.wait,
+            fresh=options.fresh,
         )
-        for job in sorted(jobs, key=lambda j: j.key)
-    }
+        writers[job.key] = stack.enter_context(writer)
+    return writers
 
 
 @dataclass(frozen=True)
@@ -244,18 +240,18 @@ class _Run:
         """
         s = self.settings
         names = " + ".join(job.recipe.label for job in self.jobs)
-        # A first batch without a readable item reached no model, so how fast they are is not known.
-        # else images are decoded and kept as they are
-        models = seconds > 0 and any(job.recipe.dtype != "uint8" for job in self.jobs)
-        before = ""
-        if self.data.holds == IMAGES:
-            before = " before decoding"
-        rate = f"about {parallel / max(seconds, 1e-9):,.0f} {self.data.holds}/s{before}"
+        holds = self.data.holds
+        rate = "no model is run"
+        # Images of ``pixels`` (uint8) pass no model. A first batch without a readable item passed none either, so the
+        # rate of the models is not known.
+        if seconds > 0 and any(job.recipe.dtype != "uint8" for job in self.jobs):
+            rate = f"expect about {parallel / max(seconds, 1e-9):,.0f} {holds}/s"
+            if holds == IMAGES:
+                rate += " before decoding"
         self.options.observer.note(
-            f"{names} on {s.device}, {s.dtype}, batch {s.batch}, {workers} "
-            f"{'process' if workers == 1 else 'processes'} of {s.threads} thread: "
-            f"{f'expect {rate}' if models else 'no model is run'}. If the command is killed, at most "
-            f"{under_way:,} {self.data.holds} are computed again."
+            f"{names} on {s.device}, {s.dtype}, batch {s.batch}, {counted(workers, 'process')} of "
+            f"{s.threads} thread: {rate}. If the command is killed, at most {under_way:,} {holds} are "
+            "computed again."
         )
         for key, writer in self.writers.items():
             if writer.kept:

@@ -19,7 +19,7 @@ class Device:
     kind: str  # ``cpu`` | ``cuda``
     name: str  # the GPU's name, or ``N cores``
     why: str  # one clause for the first line printed
-    # numbers of the GPUs, all of that name; none for the only one that torch sees
+    # numbers of the GPUs, all of that name; empty if torch sees a single GPU
     gpus: tuple[int, ...] = ()
 
 
@@ -31,7 +31,7 @@ def cores() -> int:
 
 
 def known_device(requested: str) -> str:
-    """``requested``, when it is a word for a device (which need not be here); else UsageError."""
+    """``requested`` itself. Raises UsageError unless it is one of ``DEVICES``; the device need not be available."""
     if requested not in DEVICES:
         if requested.lower() in ("gpu", "nvidia") or requested.startswith("cuda:"):
             one = ""
@@ -45,7 +45,7 @@ def known_device(requested: str) -> str:
 
 
 def named_gpus(requested: str) -> tuple[int, ...]:
-    """The numbers of ``cuda:0,cuda:2``; none for another word. UsageError for what begins so and is no such list."""
+    """The numbers of ``cuda:0,cuda:2``; empty for a word without ``cuda:``. Raises UsageError for a malformed list."""
     if not requested.startswith("cuda:"):
         return ()
     numbers = []
@@ -61,17 +61,18 @@ def named_gpus(requested: str) -> tuple[int, ...]:
 
 
 def known_dtype(requested: str) -> str:
-    """``requested``, when it is a compute dtype; else UsageError."""
+    """``requested`` itself. Raises UsageError unless it is a compute dtype."""
     if requested not in ("auto", *DTYPES):
         raise unknown("dtype", requested, ("auto", *DTYPES))
     return requested
 
 
 def resolve_device(requested: str) -> Device:
-    """``auto`` takes all GPUs of one kind when torch can use one and says why not otherwise; ``cuda`` never falls back.
+    """The device of a request.
 
-    ``cuda:0,cuda:2`` takes these. Raises UsageError for an unknown device and for GPUs of several kinds, MachineError
-    for ``cuda`` without a usable GPU.
+    ``auto`` takes all GPUs of one kind if torch can use them, else the CPU with the reason in ``why``. ``cuda`` never
+    falls back to the CPU. ``cuda:0,cuda:2`` takes these GPUs. Raises UsageError for an unknown device and for GPUs of
+    several kinds, MachineError for ``cuda`` without a usable GPU.
     """
     named = named_gpus(requested)
     if named:
@@ -85,6 +86,7 @@ def resolve_device(requested: str) -> Device:
         if requested == "cuda":
             why = "requested"
         gpus = _gpus(named)
+        # Without a number torch names the only GPU.
         name = torch.cuda.get_device_name(*gpus[:1])
         if len(gpus) > 1:
             why += f", and {len(gpus)} of the same kind share the batches"
@@ -103,7 +105,7 @@ def resolve_device(requested: str) -> Device:
 
 
 def _gpus(named: tuple[int, ...]) -> tuple[int, ...]:
-    """The GPUs that were named, else all that are called as the first one; none where there is no choice."""
+    """The GPUs that were named, else all that have the name of the first one; empty for a single GPU."""
     import torch
 
     count = torch.cuda.device_count()

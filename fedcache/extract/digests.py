@@ -49,7 +49,7 @@ class DigestMemory:
         self.rehash = rehash
 
     def recall(self, key: Any) -> Any | None:
-        """What was remembered for ``key`` (any JSON value), or None; a damaged file is forgotten, and made again."""
+        """The fact remembered for ``key`` (any JSON value), or None. A damaged file counts as none."""
         if self.rehash:
             return None
         try:
@@ -81,7 +81,7 @@ class DigestMemory:
 
 
 def _what(key: Any) -> dict[str, Any]:
-    """What the file of a fact is; as JSON gives it back, so that tuples equal lists."""
+    """The identity of the file of a fact, as JSON reads it back, so that tuples equal lists."""
     plain: dict[str, Any] = json.loads(canonical_json({"kind": "fact", "key": key}))
     return plain
 

@@ -34,6 +34,7 @@ from fedcache.extract.image_files import EXTENSIONS, SOUND_ENDINGS, to_convert
 from fedcache.extract.images import from_pillow
 from fedcache.extract.planning.plan import PlannedArray, memory_of
 from fedcache.extract.recipe import IMAGES, SOUNDS, TEXTS, Recipe
+from fedcache.parsing import counted
 from fedcache.store.files import make_private
 from fedcache.store.samples import Samples
 from fedcache.store.store import Store
@@ -82,7 +83,10 @@ def find_images(
             names.append(str(path))
             parts.append((tree.FilesSource(path.parent.absolute(), [path.name], None), 1))
             continue
-        found = tree.scan(path, None if follow_links else path, endings)
+        within: Path | None = path
+        if follow_links:
+            within = None
+        found = tree.scan(path, within, endings)
         if not found.paths:
             raise UsageError(
                 f"{path} contains no {holds}{tree.ignored_text(found.ignored)}.",
@@ -92,16 +96,13 @@ def find_images(
         spelled = [tree.name_of(p) for p in found.paths]
         order = np.array(sorted(range(len(spelled)), key=spelled.__getitem__), dtype=np.int64)
         names += [f"{path}/{spelled[i]}" for i in order]
+        source: Source
         if found.entries is None:
-            within = None if follow_links else path
-            parts.append(
-                (
-                    tree.FilesSource(path.absolute(), [found.paths[i] for i in order], within),
-                    len(order),
-                )
-            )
+            files = [found.paths[i] for i in order]
+            source = tree.FilesSource(path.absolute(), files, within)
         else:
-            parts.append((archives.ArchiveSource(found.entries.take(order)), len(order)))
+            source = archives.ArchiveSource(found.entries.take(order))
+        parts.append((source, len(order)))
     return NamedImages(tuple(names), _joined(parts), tuple(left_out), holds)
 
 
@@ -111,7 +112,9 @@ def find_texts(paths: Sequence[Path]) -> NamedImages:
     parts: list[tuple[Source, int]] = []
     for path in paths:
         found, source = texts.open_texts(path)
-        names += found if len(paths) == 1 else [f"{path}/{name}" for name in found]
+        if len(paths) > 1:
+            found = [f"{path}/{name}" for name in found]
+        names += found
         parts.append((source, len(found)))
     return NamedImages(tuple(names), _joined(parts), holds=TEXTS)
 
@@ -121,26 +124,31 @@ def _left_out(path: Path, found: tree.Tree) -> list[str]:
     if not set(found.ignored) - {tree.HIDDEN}:
         return []
     few = [tree.name_of(name) for name in heapq.nsmallest(FEW, found.others)]
+    if len(found.others) > FEW:
+        few.append("...")
     named = ""
     if few:
-        named = f" ({', '.join(few)}{', ...' if len(found.others) > FEW else ''})"
+        named = f" ({', '.join(few)})"
     reasons = sorted(found.ignored.items(), key=lambda item: -item[1])
     # The names stand behind the first reason that has some.
     first = next((why for why, _ in reasons if why != tree.HIDDEN), "")
-    sentences = [
-        f"{count:,} {why}{to_convert(why)}" + (named if why == first else "")
-        for why, count in reasons
-    ]
-    count = sum(found.ignored.values())
-    return [
-        f"{path}: {count:,} {'files are' if count > 1 else 'file is'} left out: {', '.join(sentences)}."
-    ]
+    sentences = []
+    for why, count in reasons:
+        sentence = f"{count:,} {why}{to_convert(why)}"
+        if why == first:
+            sentence += named
+        sentences.append(sentence)
+    total = sum(found.ignored.values())
+    verb = "are"
+    if total == 1:
+        verb = "is"
+    return [f"{path}: {counted(total, 'file')} {verb} left out: {', '.join(sentences)}."]
 
 
 def _joined(parts: Sequence[tuple[Source, int]]) -> Source:
     """Sources, each with the number of its rows, one after another."""
     counts = [count for _, count in parts]
-    # Of each row of all sources: which source it is of, and its row there.
+    # For each row of all sources: the number of its source, and its row there.
     which = np.repeat(np.arange(len(parts)), counts)
     row = np.arange(sum(counts)) - np.repeat(np.cumsum([0, *counts[:-1]]), counts)
     return JoinedSource([source for source, _ in parts], which, row)
@@ -148,7 +156,9 @@ def _joined(parts: Sequence[tuple[Source, int]]) -> Source:
 
 def texts_in_memory(given: str | Sequence[str]) -> NamedImages:
     """A text, or several; their names are their numbers. Raises UsageError for none, and for what is no text."""
-    several = (given,) if isinstance(given, str) else tuple(given)
+    if isinstance(given, str):
+        given = (given,)
+    several = tuple(given)
     if not several or not all(isinstance(text, str) for text in several):
         raise UsageError(
             "The model reads texts, but the input is not text.",

@@ -210,7 +210,7 @@ def check_disk(
 
 
 def describe_growth(growth: Mapping[str, int], holds: str = IMAGES) -> str:
-    """What is new, gone, taken over and to compute, in one clause."""
+    """Numbers of rows that are new, gone, taken over and to compute, in one clause."""
     chunks = counted(growth["reused_chunks"], "chunk")
     passes = counted(growth["forward_passes"], "forward pass")
     return f"{counted(growth['new'], one_of(holds))} new, {growth['vanished']:,} vanished, {chunks} reused, {passes}"
@@ -400,7 +400,7 @@ def extract(
     options = ExtractionOptions(
         workers=config.workers,
         chunk_rows=config.chunk_rows,
-        # Of the dataset: what has vanished is not counted.
+        # Rows of the dataset, without images that have vanished.
         max_bad=planning.parse_max_bad(config.max_bad, len(data.names)),
         wait=wait,
         fresh=fresh,
@@ -492,7 +492,9 @@ def spec_of(config: ExtractConfig, home: Home, observer: Observer) -> tuple[str,
     if ingested_path(home, spec) is not None and ":" not in spec:
         spec = f"{INGESTED}:{spec}"
     options = {f"--{name.replace('_', '-')}": getattr(config, name) for name in COLUMNS}
-    options["--unlabelled"] = "yes" if config.unlabelled else None
+    options["--unlabelled"] = None
+    if config.unlabelled:
+        options["--unlabelled"] = "yes"
     if any(options.values()):
         spec = with_keys(spec, options)
     unnamed: dict[str, Any] = dict.fromkeys(COLUMNS)
@@ -648,17 +650,21 @@ def remember_orders(
     memory = planning.memory_of(home)
     for item in planned:
         name = item.backbone.name
+        # Options of this backbone, and those of all backbones.
+        recipe = {}
+        for key, value in config.recipe.items():
+            if key.rpartition(":")[0] in ("", name):
+                recipe[key] = value
         order = replace(
             config,
             dataset=data.spec,
             backbones=(name,),
-            recipe={k: v for k, v in config.recipe.items() if k.rpartition(":")[0] in ("", name)},
-            weights={k: v for k, v in config.weights.items() if k == name},
+            recipe=recipe,
+            weights={key: path for key, path in config.weights.items() if key == name},
             skip_missing=False,
         )
-        memory.remember(
-            ["order", data.digest, item.recipe.digest], [item.recipe.label, to_table(order)]
-        )
+        key_of_order = ["order", data.digest, item.recipe.digest]
+        memory.remember(key_of_order, [item.recipe.label, to_table(order)])
 
 
 def finished(
@@ -696,8 +702,10 @@ def finished(
     if planning.missing_text(store, planned, wanted):
         return None
     done = summarise(store, planned, dict.fromkeys(keys, "complete"), None)
-    done.text = planning.make_current(store, planned, {} if dry_run else wanted, ())
-    if not dry_run:
+    if dry_run:
+        done.text = planning.make_current(store, planned, {}, ())
+    else:
+        done.text = planning.make_current(store, planned, wanted, ())
         clean_up(store)
     return done
 
@@ -829,7 +837,7 @@ def open_or_create(
         classes=data.classes,
         domains=data.domains,
     )
-    # Of the dataset the manifest says the content, never a location.
+    # The manifest describes the content of the dataset, never its location.
     meta: dict[str, Any] = {"slug": data.slug, "digest": data.digest, "template": data.template}
     if earlier is not None:
         origin = None

@@ -72,7 +72,7 @@ _OTHER_TOOLS = {
 
 
 def to_convert(kind: str) -> str:
-    """What to do with files of a format that is not read, in brackets; "" for other files."""
+    """Advice on files of a format that is not read, in brackets; "" for other files."""
     if kind in _BY_PILLOW:
         return " (convert to PNG)"
     if kind == OTHER_FORMATS[""]:

@@ -83,15 +83,20 @@ def read_items(source: Any, rows: Sequence[int], kind: str) -> tuple[Items, dict
     bad: dict[int, str] = {}
     for row in rows:
         try:
-            raw = source.read(row)
-            found.append(text_of(raw) if kind == TEXTS else raw)
+            item = source.read(row)
+            if kind == TEXTS:
+                item = text_of(item)
         except BadImage as error:
             bad[row] = str(error)
-            found.append("" if kind == TEXTS else None)
+            item = None
+            if kind == TEXTS:
+                item = ""
+        found.append(item)
     if kind in (TEXTS, SOUNDS):
         return found, bad, time.perf_counter() - start
     good = next((one for one in found if one is not None), np.zeros(0, np.float32))
-    stacked = np.stack([np.zeros_like(good) if one is None else one for one in found])
+    empty = np.zeros_like(good)
+    stacked = np.stack([empty if one is None else one for one in found])
     return stacked, bad, time.perf_counter() - start
 
 
@@ -113,6 +118,7 @@ def encode_items(
     elif isinstance(items, np.ndarray) and short:
         padded = np.concatenate([items, np.repeat(items[-1:], short, axis=0)])
     features, cut = encoder.items(padded)
-    out = features[:count].to("cpu").numpy().astype(np.float32, copy=False)[:, None].copy()
+    kept = features[:count].to("cpu").numpy().astype(np.float32, copy=False)
+    out = kept[:, None].copy()
     out[list(blank)] = np.nan
     return out, int(cut[:count].sum())

@@ -26,7 +26,7 @@ VERSION = 1
 """Raised when fedcache's own decode, resize or view code changes a value."""
 
 OF_VIEWS = ("views", "view_seed", "augment")
-"""What two recipes may differ in whose view 0 is the same value."""
+"""Fields that do not change view 0."""
 
 OPTIONAL = ("augment", "prompt", "rate")
 """Fields that are left out where they are empty."""
@@ -173,7 +173,8 @@ class Recipe:
         views = "1 view"
         if self.views > 1:
             views = f"{self.views} views"
-        views += f" ({self.augment})" if self.augment else ""
+        if self.augment:
+            views += f" ({self.augment})"
         return f"Recipe({self.backbone}: {side}, {views}, {self.dtype}, {self.digest[:8]})"
 
     def to_dict(self) -> dict[str, Any]:
@@ -332,12 +333,12 @@ def slug(name: str) -> str:
 
 
 def reads_of(recipe: Recipe) -> str:
-    """What a recipe is for, one of ``KINDS``."""
+    """The kind of items that a recipe reads, one of ``KINDS``."""
     return next((kind for kind, decoder in DECODERS.items() if decoder == recipe.decoder), IMAGES)
 
 
 def held_by(recipes: Iterable[Mapping[str, Any]]) -> str:
-    """What a store of arrays with these recipes holds; images where none says more."""
+    """The kind of items of a store with these recipes; images if no recipe names another."""
     return next((reads_of(Recipe.from_dict(r)) for r in recipes if "decoder" in r), IMAGES)
 
 

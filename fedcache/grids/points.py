@@ -221,7 +221,8 @@ def sampled(
             f"--sampler {sampler} is neither grid nor random:N.", "For example --sampler random:20"
         )
     count = min(int(match[1]), len(points))
-    drawn = np.random.default_rng(int(match[2] or 0)).choice(len(points), count, replace=False)
+    rng = np.random.default_rng(int(match[2] or 0))
+    drawn = rng.choice(len(points), count, replace=False)
     return [points[i] for i in sorted(drawn)]
 
 

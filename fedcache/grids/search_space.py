@@ -163,14 +163,11 @@ def search_of(
         )
     # A method that is named twice is searched once.
     distinct = tuple(dict.fromkeys(methods))
-    search = SearchPlan(
-        distinct,
-        {key: _dimension(distinct, key, tuple(values)) for key, values in sweeps.items()},
-        match[1] or "tpe",
-        int(match[2] or 0),
-        sampling.pruner,
-        sampling.trials or TRIALS,
-    )
+    dimensions = {key: _dimension(distinct, key, tuple(values)) for key, values in sweeps.items()}
+    algorithm = match[1] or "tpe"
+    seed = int(match[2] or 0)
+    trials = sampling.trials or TRIALS
+    search = SearchPlan(distinct, dimensions, algorithm, seed, sampling.pruner, trials)
     check_sweeps(distinct, search.listed)
     if not sweeps and len(distinct) == 1:
         raise UsageError(

@@ -2,7 +2,7 @@
 
 Every point has its own digest. So a grid that was killed trains only the missing points, and a point that was trained
 alone before is not trained again. Points that differ only in floats are trained together if the execution supports it.
-They equal their single runs up to rounding, and with ``exact`` bit for bit.
+Their results then equal those of single runs up to rounding. With ``exact`` every point is trained alone.
 """
 
 from __future__ import annotations
@@ -49,9 +49,6 @@ from fedcache.runs.score import choice_value, has_validation
 from fedcache.runs.spec import check_config
 from fedcache.store.files import sha256_hex
 
-# ``grid --retrain``: the point chosen by validation is trained again on all training rows (FedPCL,
-# appendix A.1.4).
-
 
 def check_validation(
     grid: GridRun, why: str = "--retrain trains the configuration selected on validation rows"
@@ -69,7 +66,7 @@ def check_validation(
 
 
 def retrain(grid: GridRun, done: Grid) -> list[Point]:
-    """The chosen points of a grid, trained on all training rows with all seeds.
+    """The chosen points of a grid, trained on all training rows with all seeds (FedPCL, appendix A.1.4).
 
     The validation rows return to the training rows, which gives the partition of a run without validation rows. If that
     run is stored, it is returned. Raises FedcacheError, as ``train``.
@@ -127,6 +124,7 @@ def grid(
         hooks: as in ``train``.
         stop: checked between rounds; finished points are kept.
     """
+    # Processes train one point each, so none are trained together.
     request = replace(request, exact=request.exact or jobs > 1)
     run = GridRun(request, EachOnce(with_hooks(observer, hooks)), stop or Stop())
     run.note_points()
@@ -137,6 +135,7 @@ def grid(
             engine.run_grid(run, jobs)
         elif jobs > 1:
             train_in_processes(run, jobs)
+        # The points that have no result yet: all of them without an engine and processes.
         for group in point_groups(request.points):
             run.train(group)
         done = run.grid()
@@ -162,7 +161,8 @@ def grid_plan(request: GridRequest, observer: Observer | None = None) -> dict[st
         if request.exact:
             together = 1
         inputs = run.prepare(group[0])
-        plans.append((inputs, inputs.resolve(request.config_of(group[0])), together))
+        spec = inputs.resolve(request.config_of(group[0]))
+        plans.append((inputs, spec, together))
     return forecast_programs(plans)
 
 
@@ -214,7 +214,8 @@ class GridRun:
     def prepare_first(self) -> None:
         """Extract missing features of the first point and refuse wrong options, before an engine trains elsewhere.
 
-        Raises FedcacheError, as ``train``; but not the error of a point that fails alone.
+        Raises FedcacheError, as ``train``. An error of training (``Exit.FEDERATED``) is not raised: it ends one point,
+        and the others may work.
         """
         try:
             self.prepare(0)
@@ -314,8 +315,10 @@ class GridRun:
         """How points share work with each other or with earlier points, in words; "" if each is computed alone."""
         method = inputs.method
         if shares_uploads(method):
-            every = [n for n, (name, _) in enumerate(self.request.points) if name == method.name]
-            if len(configs) > 1 or (len(every) > 1 and method.additive(inputs.settings)):
+            together = len(configs) > 1
+            # Sums of statistics are kept for the other groups of the method too.
+            of_method = [name for name, _ in self.request.points if name == method.name]
+            if together or (len(of_method) > 1 and method.additive(inputs.settings)):
                 return "Clients' statistics are computed once"
         if len(configs) == 1:
             return ""

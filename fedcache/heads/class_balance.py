@@ -45,5 +45,6 @@ def deficits(m: Tensor, gamma: float | Tensor, *, equal: bool = False) -> Tensor
         scale = scale.unsqueeze(-1)
     n = torch.round((1.0 + scale) * most).long() - m
     if equal:
-        n = torch.round(n.sum(-1, keepdim=True).double() / m.shape[-1]).long().expand(m.shape)
+        mean = n.sum(-1, keepdim=True).double() / m.shape[-1]
+        n = torch.round(mean).long().expand(m.shape)
     return n

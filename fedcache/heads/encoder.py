@@ -88,7 +88,9 @@ class Encoder:
             p = init_linear(uniform, h, width, "t.")
         else:
             p = _init_conv(uniform, self)
-        return p | init_linear(uniform, h, h, "p1.") | init_linear(uniform, self.proj, h, "p2.")
+        p |= init_linear(uniform, h, h, "p1.")
+        p |= init_linear(uniform, self.proj, h, "p2.")
+        return p
 
     def trunk(self, p: Tree, x: Tensor, *, training: bool) -> tuple[Tensor, Tree]:
         """The representation a probe reads, and BatchNorm's updates.
@@ -131,7 +133,10 @@ def _blocks(encoder: Encoder) -> list[tuple[str, int, int, int]]:
 def _convolutions(encoder: Encoder) -> dict[str, tuple[int, int, int]]:
     """Name -> (channels out, channels in, kernel) of every convolution; each has a BatchNorm after it."""
     expansion = RESNETS[encoder.kind].expansion
-    found = {"t.stem": (encoder.channels, 3, 7 if encoder.stem == "imagenet" else 3)}
+    kernel = 3
+    if encoder.stem == "imagenet":
+        kernel = 7
+    found = {"t.stem": (encoder.channels, 3, kernel)}
     for name, before, wide, stride in _blocks(encoder):
         after = wide * expansion
         # A basic block is 3 x 3, 3 x 3; a bottleneck is 1 x 1, 3 x 3, 1 x 1.
@@ -149,10 +154,10 @@ def _init_conv(uniform: Uniform, encoder: Encoder) -> Tree:
     p: Tree = {}
     for name, (out, inside, kernel) in _convolutions(encoder).items():
         # U(-a, a) has variance a^2 / 3; fan_out is out * kernel^2, so a^2 = 6 / fan_out.
-        p[f"{name}.W"] = math.sqrt(6.0 / (out * kernel * kernel)) * uniform(
-            (out, inside, kernel, kernel)
-        )
-        like = p[f"{name}.W"][..., 0, 0, 0]
+        a = math.sqrt(6.0 / (out * kernel * kernel))
+        W = a * uniform((out, inside, kernel, kernel))
+        p[f"{name}.W"] = W
+        like = W[..., 0, 0, 0]
         p |= {f"{name}.gain": torch.ones_like(like), f"{name}.shift": torch.zeros_like(like)}
         p |= {f"{name}.mean": torch.zeros_like(like), f"{name}.var": torch.ones_like(like)}
     return p
@@ -186,9 +191,11 @@ def _resnet(p: Tree, x: Tensor, encoder: Encoder, *, training: bool) -> tuple[Te
         inside = torch.relu(conv(f"{name}.b", inside, stride))
         return conv(f"{name}.c", inside)
 
-    x = torch.relu(conv("t.stem", x, 2 if encoder.stem == "imagenet" else 1))
     if encoder.stem == "imagenet":
+        x = torch.relu(conv("t.stem", x, 2))
         x = max_pool2d(x, 3, stride=2, padding=1)
+    else:
+        x = torch.relu(conv("t.stem", x, 1))
     for name, _before, _wide, stride in _blocks(encoder):
         y = block(name, x, stride)
         # The shortcut is a 1 x 1 convolution where the block changes the shape.

@@ -41,7 +41,7 @@ def points_first(t: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class GramBasis:
-    """What outputs are made of for a chunk of clients.
+    """Products that give the outputs of a chunk of clients.
 
     Attributes:
         gram: [M, R, n] products of R rows with the client's own, zero past them; K [M, n, n] where it is trained.
@@ -112,7 +112,9 @@ class GramBatch:
         for j in range(k):
             rows = seen[:, j].reshape(M * R, *seen.shape[3:]).index_select(0, self._rows)
             u.addcmul_(rows.view(M, B, *seen.shape[3:]), c[:, j].unsqueeze(1))
-        return outer(u.mT if swapped else u, basis.axes)
+        if swapped:
+            u = u.mT
+        return outer(u, basis.axes)
 
     def moved(self, du: Tensor, like: Tensor) -> Tensor:
         """Coordinates of dL/dW for dL/du [.., B, U]: its rows, added where they came from; in memory as ``like``."""
@@ -129,7 +131,9 @@ class GramBatch:
         out = d.new_zeros(M, k + n, *last)
         rows = (self._first * (k + n) + k + self._at).flatten()
         out.view(M * (k + n), -1).index_add_(0, rows, d.reshape(M * B, -1))
-        return outer(out.mT if swapped else out, basis.axes)
+        if swapped:
+            out = out.mT
+        return outer(out, basis.axes)
 
 
 class _Outputs(torch.autograd.Function):

@@ -136,7 +136,7 @@ class _Batched(torch.autograd.Function):
         (du,) = grads
         x, W = ctx.saved_tensors
         need_x, need_w, need_b = ctx.needs_input_grad
-        # Of u = x W' + b: dx = du W, dW = du' x, db = the sum of du over rows.
+        # Gradients of u = x W' + b: dx = du W, dW = du' x, db = the sum of du over rows.
         dx = None
         if need_x:
             dx = each_times_transposed(du, W.mT)

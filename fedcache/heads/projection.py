@@ -82,7 +82,7 @@ class Head:
     def paper_weights(self, width: int, classes: int) -> int:
         """Weights only, no biases and no BatchNorm: the papers' "# comm params" of the whole model."""
         if self.kind == "linear":
-            return classes * width + classes  # no paper prints this one; [E] sends W and b
+            return classes * width + classes  # no paper prints this one; W and b are sent
         if self.kind == "mlp":
             return width * self.dim + self.dim * classes
         return width * self.dim
@@ -160,8 +160,9 @@ def finish(head: Head, u: Tensor) -> Tensor:
     if head.relu_l2:
         u = normalize(torch.relu(u), dim=-1)
     if isinstance(head.scale, Tensor):
-        # one scale of each client, with axes appended for rows and classes
-        return head.scale.reshape(head.scale.shape + (1,) * (u.dim() - head.scale.dim())) * u
+        # One scale for each client, with axes appended for rows and classes.
+        appended = (1,) * (u.dim() - head.scale.dim())
+        return head.scale.reshape(head.scale.shape + appended) * u
     if head.scale == 1.0:
         return u
     return head.scale * u

@@ -94,12 +94,18 @@ class Ensemble:
         *,
         own: bool = False,
     ) -> None:
-        self._parts: Sequence[Tensor] = list(R if R is not None else cast(Tensor, M))
+        parts = R
+        if R is None:
+            parts = M
+        self._parts: Sequence[Tensor] = list(cast(Tensor, parts))
         self._square = R is None
         self.size = len(self._parts[0])
-        self._tau, self._count = tau, kept(self.size, keep, own=own)
-        every = torch.arange(self.size, device=self._parts[0].device)
-        self._whole = self._make(every) if self.size <= self.EAGER else None
+        self._tau = tau
+        self._count = kept(self.size, keep, own=own)
+        self._whole: Tensor | None = None
+        if self.size <= self.EAGER:
+            every = torch.arange(self.size, device=self._parts[0].device)
+            self._whole = self._make(every)
 
     def _make(self, i: Tensor) -> Tensor:
         total = torch.zeros(len(i), self.size, dtype=self._parts[0].dtype, device=i.device)

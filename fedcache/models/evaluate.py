@@ -427,21 +427,23 @@ def bin_sums(confidence: Floats, right: NDArray[np.bool_]) -> Floats:
 
 def mean_bins(sums: Floats) -> tuple[tuple[int, float, float], ...]:
     """Rows, mean confidence and accuracy of each bin; 0 in a bin without rows."""
-    means = sums[:, 1:] / np.maximum(sums[:, :1], 1)
-    return tuple((int(n), float(c), float(r)) for n, (c, r) in zip(sums[:, 0], means, strict=True))
+    rows, confidence, right = sums.T
+    least = np.maximum(rows, 1)
+    bins = zip(rows, confidence / least, right / least, strict=True)
+    return tuple((int(n), float(c), float(r)) for n, c, r in bins)
 
 
 def class_measures(pairs: Counts, classes: Sequence[str]) -> tuple[ClassMeasures, ...]:
-    """Of each class among the labels; ``pairs`` is [P, 3]: label, prediction, rows."""
+    """Measures of each class among the labels; ``pairs`` is [P, 3]: label, prediction, rows."""
     C = len(classes)
     label, prediction, count = pairs.T
     rows = np.bincount(label, count, C)
     predicted = np.bincount(prediction, count, C)
     right = np.bincount(label, count * (label == prediction), C)
-    return tuple(
-        ClassMeasures(classes[c], int(rows[c]), int(predicted[c]), int(right[c]))
-        for c in map(int, np.flatnonzero(rows))
-    )
+    found = []
+    for c in np.flatnonzero(rows).tolist():
+        found.append(ClassMeasures(classes[c], int(rows[c]), int(predicted[c]), int(right[c])))
+    return tuple(found)
 
 
 def count_pairs(label: Counts, predicted: Counts, classes: int) -> Counts:
@@ -518,10 +520,10 @@ def rows_of_file(path: Path, split: str | None, predictor: Predictor) -> Labelle
         if held.splits is None or not len(rows):
             raise StoreError(f"{path} has no rows of the split {split}.", "Leave --split out.")
     # A row has features where all of its arrays are finite.
-    finite = [
-        np.logical_and.reduce([np.isfinite(a).all(-1) for a in arrays])
-        for arrays in features.blocks()
-    ]
+    finite = []
+    for arrays in features.blocks():
+        of_each = [np.isfinite(array).all(-1) for array in arrays]
+        finite.append(np.logical_and.reduce(of_each))
     readable = np.concatenate(finite)[rows]
     codes = (np.asarray(held.labels, np.int64)[rows], np.asarray(held.domains, np.int64)[rows])
     names = (held.classes, held.domain_names)
@@ -781,17 +783,17 @@ def _added(a: Measures, b: Measures) -> Measures:
     pairs = Counter({(i, j): n for i, j, n in a.confusion})
     pairs.update({(i, j): n for i, j, n in b.confusion})
     # Means of a bin are weighted by its rows in each of the two.
-    bins = tuple(
-        (n + m, (n * c + m * d) / max(1, n + m), (n * r + m * s) / max(1, n + m))
-        for (n, c, r), (m, d, s) in zip(a.bins, b.bins, strict=True)
-    )
+    bins = []
+    for (n, p, r), (m, q, s) in zip(a.bins, b.bins, strict=True):
+        rows = max(1, n + m)
+        bins.append((n + m, (n * p + m * q) / rows, (n * r + m * s) / rows))
     return replace(
         a,
         all=_sum(a.all, b.all),
         by_class=tuple(classes.values()),
         by_domain=domains,
         confusion=tuple((i, j, n) for (i, j), n in pairs.items()),
-        bins=bins,
+        bins=tuple(bins),
         unscored=a.unscored + b.unscored,
     )
 

@@ -113,16 +113,15 @@ def write_predictions(path: Path, predictions: Iterable[Prediction], top: int) -
             _write_parquet(file, columns, predictions, top)
         elif path.suffix.lower() == ".jsonl":
             for row in predictions:
-                file.write(
-                    escape_json(json.dumps(row.to_dict(), ensure_ascii=False)).encode() + b"\n"
-                )
+                line = escape_json(json.dumps(row.to_dict(), ensure_ascii=False))
+                file.write(line.encode() + b"\n")
         else:
             text = io.TextIOWrapper(file, "utf-8", newline="")
             writer = csv.writer(text)
             writer.writerow(columns)
-            writer.writerows(
-                [sheet_cell(v) for v in _flat(row.to_dict(), top).values()] for row in predictions
-            )
+            for row in predictions:
+                cells = _flat(row.to_dict(), top).values()
+                writer.writerow([sheet_cell(cell) for cell in cells])
             text.detach()  # flushes, and leaves the file open for ``output_file``
 
 

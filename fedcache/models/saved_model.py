@@ -127,13 +127,13 @@ def list_of(kind: FactKind) -> FactKind:
 
 def mapping_to(kind: FactKind) -> FactKind:
     """An object with words as keys."""
-    return FactKind(
-        lambda v: (
-            isinstance(v, Mapping)
-            and all(isinstance(k, str) and kind.allows(one) for k, one in v.items())
-        ),
-        f"an object, each value {kind.words}",
-    )
+
+    def allows(value: Any) -> bool:
+        if not isinstance(value, Mapping):
+            return False
+        return all(isinstance(k, str) and kind.allows(one) for k, one in value.items())
+
+    return FactKind(allows, f"an object, each value {kind.words}")
 
 
 def _is_plain(value: Any) -> bool:
@@ -488,10 +488,11 @@ class ModelFacts:
             values[name] = tuple(values.get(name, ()))
         if values.get("image") is not None:
             values["image"] = tuple(values["image"])
-        values["overrides"] = {
-            int(c): ClientOverrides(tuple((a, b) for a, b in o["columns"]), o["hp"])
-            for c, o in values["overrides"].items()
-        }
+        overrides = {}
+        for client, one in values["overrides"].items():
+            columns = tuple((start, stop) for start, stop in one["columns"])
+            overrides[int(client)] = ClientOverrides(columns, one["hp"])
+        values["overrides"] = overrides
         return cls(**values)
 
 
@@ -682,9 +683,10 @@ class SavedModel:
             # Without a name it is the only client that is saved.
             named = (client or self.clients[0], number)
         ctx = self.context(named, encoders=encoders, device=device)
+        own = self.client_stacks.tree(number, "own")
         down = self.tree("server/") | self.client_stacks.tree(number, "down")
-        part = self.client_stacks.tree(number, "own")
-        down, part = ({k: t.to(device) for k, t in tree.items()} for tree in (down, part))
+        down = {k: t.to(device) for k, t in down.items()}
+        part = {k: t.to(device) for k, t in own.items()}
         made = DeployedModel(used, down, part, no_training_rows(used.name), ctx)
         if method is None:
             check_settings(used, ctx.hp, self.facts.protocol)

@@ -134,7 +134,7 @@ def _over_store(
     rows: NDArray[np.int64] | None,
     top: int,
 ) -> Iterator[Prediction]:
-    """Predictions for ``rows`` of a store, None for all, under ``names``, which are those of all its rows."""
+    """Predictions for ``rows`` of a store (None for all); ``names`` are the names of all its rows."""
     reasons = {int(entry["row"]): str(entry["reason"]) for entry in store.quarantined()}
     for part, scores in predictor.over_store(store, rows):
         lost = {i: reasons[row] for i, row in enumerate(part.tolist()) if row in reasons}
@@ -206,7 +206,8 @@ class FileFeatures:
 
     def blocks(self) -> Iterator[list[Rows]]:
         """[n, d] of each backbone, all rows in order. Raises UsageError for a damaged file."""
-        for parts in zip(*(blocks_of(column, BLOCK) for column in self.columns), strict=True):
+        of_columns = [blocks_of(column, BLOCK) for column in self.columns]
+        for parts in zip(*of_columns, strict=True):
             first = [part[:, 0] for part in parts]
             if self.cuts:
                 first = np.split(first[0], self.cuts, axis=-1)
@@ -245,7 +246,8 @@ def features_of_file(model: SavedModel, columns: Mapping[str, Any], path: Path) 
     if len(columns) == 1:
         (whole,) = columns.values()
         if whole.shape[-1] == facts.width:
-            return FileFeatures((whole,), tuple(map(int, np.cumsum(facts.widths)[:-1])))
+            ends = np.cumsum(facts.widths).tolist()
+            return FileFeatures((whole,), tuple(ends[:-1]))
     if len(columns) == len(facts.widths):
         return FileFeatures(tuple(columns.values()))
     found = _with_widths(columns, [column.shape[-1] for column in columns.values()])

@@ -113,7 +113,8 @@ def entropy(cell: PaperCell, workbench: Workbench) -> Measured:
     rng = np.random.default_rng(parse_seeds(cell.seeds)[0])
     rows = np.sort(rng.choice(pool, min(expected, len(pool)), replace=False))
     # float64 is not needed: entropies are shown with three decimals.
-    images = torch.from_numpy(np.array(store.reader(found.keys[0]).rows(rows), np.float32))[:, 0]
+    features = np.array(store.reader(found.keys[0]).rows(rows), np.float32)
+    images = torch.from_numpy(features)[:, 0]
     if (entry := text_of_array(store.manifest, found.keys[0])) is None:
         raise StoreError(
             f"{cell.backbones[0]} has no text features.",
@@ -195,13 +196,15 @@ def heatmap(cell: PaperCell, workbench: Workbench) -> Measured:
     dealt = partition_cell(
         cell, found.columns, parse_seeds(cell.seeds)[0], proxy=workbench.options.proxy
     )
-    models = [
-        trained(cell, workbench, names, dealt)
-        for names in (*((n,) for n in found.names), found.names)
-    ]
-    # Prototypes of all clients by each model, of which the last reads all backbones: [K, M, C, D].
+    # One model for each backbone, and at the end one that reads all.
+    models = [trained(cell, workbench, (name,), dealt) for name in found.names]
+    models.append(trained(cell, workbench, found.names, dealt))
     clients = dealt.partition.clients
-    proto = torch.stack([torch.stack([s["proto"] for s in states]) for states, _ in models])
+    by_model = []
+    for states, _ in models:
+        by_model.append(torch.stack([s["proto"] for s in states]))
+    # Prototypes of all clients by each model: [K, M, C, D].
+    proto = torch.stack(by_model)
     owned = torch.stack([s["count"] > 0 for s in models[-1][0]])
     s = diagnostics.fusion_similarity(proto[:-1], proto[-1], owned)
     projected = []
@@ -211,13 +214,11 @@ def heatmap(cell: PaperCell, workbench: Workbench) -> Measured:
         projected.append(
             [embed(head, state, x[c.train, 0])[0] for state, c in zip(states, clients, strict=True)]
         )
-    cka = [
-        [
-            linear_cka(mine.double().numpy(), fused.double().numpy())
-            for mine, fused in zip(projected[k], projected[-1], strict=True)
-        ]
-        for k in range(len(found.names))
-    ]
+    *alone, of_all = projected
+    cka = []
+    for one in alone:
+        pairs = zip(one, of_all, strict=True)
+        cka.append([linear_cka(a.double().numpy(), b.double().numpy()) for a, b in pairs])
     names = [c.name for c in clients]
     short = short_batches(cell, dealt.partition, proxy=workbench.options.proxy)[1]
     departures = [*dealt.departures, *short]

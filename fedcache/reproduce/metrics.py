@@ -88,7 +88,7 @@ def compare(printed: Printed | None, printed_seeds: int, measured: Measurement) 
     """
     if printed is None:
         return AgainstPrinted()
-    # What is printed as text can only be equal or not.
+    # Text can only be equal or different.
     if printed.text is not None:
         if measured.text is None:
             return AgainstPrinted()

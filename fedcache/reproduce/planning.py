@@ -28,7 +28,7 @@ READS: Mapping[str, tuple[str, ...]] = {
     "noise": ("data",),
     "formula": (),
 }
-"""What each kind of entry needs."""
+"""Requirements of each kind of entry."""
 
 
 @dataclass(frozen=True)

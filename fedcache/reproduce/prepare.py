@@ -138,14 +138,20 @@ class Workbench:
             store = done.store
             keys = tuple(a["key"] for a in done.arrays)
             held = [str(a.recipe.get("backbone")) for a in store.arrays.values()]
-            # A name that means two arrays of the store is no name; images next to an encoder are found by training.
+            # An array is named by its key if the store has two of its backbone. ``pixels`` next to an encoder are left
+            # out, because training finds them.
             both = [
                 (b, k)
                 for b, k in zip(cell.backbones, keys, strict=True)
                 if b != "pixels" or len(keys) == 1
             ]
-            names = tuple(b if held.count(b) == 1 else k for b, k in both)
-            self._features[key] = Features(done.path, keys, names, columns_of(store))
+            names = []
+            for backbone, array in both:
+                if held.count(backbone) == 1:
+                    names.append(backbone)
+                else:
+                    names.append(array)
+            self._features[key] = Features(done.path, keys, tuple(names), columns_of(store))
         return self._features[key]
 
     def images(self, cell: PaperCell) -> Dataset:
@@ -178,7 +184,7 @@ class Workbench:
 
 
 def pixels_recipe(cell: PaperCell, home: Home) -> dict[str, str]:
-    """``--recipe`` options that store ``pixels`` next to a live encoder as that encoder reads images."""
+    """``--recipe`` options that store ``pixels`` in the size in which the encoder next to them reads images."""
     encoders = [b for b in cell.backbones if b != "pixels"]
     if not encoders or "pixels" not in cell.backbones:
         return {}
@@ -194,7 +200,7 @@ def pixels_recipe(cell: PaperCell, home: Home) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class CellPartition:
-    """A partition, the arguments that made it, and in what they differ from the cell's."""
+    """A partition, the arguments that made it, and their differences from the cell's."""
 
     partition: Partition
     args: Mapping[str, Any]
@@ -222,10 +228,10 @@ def with_known_domains(
 
 
 def partition_cell(cell: PaperCell, columns: Columns, seed: int, *, proxy: bool) -> CellPartition:
-    """The cell's partition; a proxy is scaled down where the rows do not suffice, and says so.
+    """The cell's partition. With ``proxy`` it is scaled down if the dataset has too few rows, with a note.
 
     Raises:
-        UsageError, for rows that do not suffice and no proxy, or that fit no scale.
+        UsageError, for too few rows without ``proxy``, or too few for every scale that is tried.
     """
     args = dict(cell.args)
     domain = {}
@@ -261,9 +267,10 @@ def partition_cell(cell: PaperCell, columns: Columns, seed: int, *, proxy: bool)
 def short_batches(
     cell: PaperCell, partition: Partition, *, proxy: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """The settings; in a proxy whose smallest client fills no batch, short batches are not left out.
+    """The settings of a cell, and their differences from the paper.
 
-    Nor has it a queue of keys that its public rows cannot fill.
+    With ``proxy`` short batches are trained on if the smallest client has fewer rows than a batch, and FLESD's queue of
+    keys is replaced if the public rows cannot fill it.
     """
     hp = METHODS[cell.method].resolve(cell.preset, cell.set)
     batch = hp.get("batch")

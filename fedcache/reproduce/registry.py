@@ -15,6 +15,7 @@ from typing import Any
 
 from fedcache.errors import FedcacheError, InternalError, unknown
 from fedcache.federate.methods import METHODS
+from fedcache.parsing import as_tuples
 
 KINDS = ("runs", "model", "partition", "entropy", "heatmap", "noise", "formula")
 MERGED = ("set", "args", "recipe", "options")
@@ -215,12 +216,7 @@ def parse(text: str, where: str) -> PaperTable:
     if len({c.at for c in cells}) < len(cells):
         raise _wrong(where, "two cells have the same labels")
     differences = tuple(_difference(d, cells, where) for d in data.get("differences", ()))
-    return PaperTable(**{**_as_tuples(data), "cells": cells, "differences": differences})
-
-
-def _as_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of TOML with their lists as tuples."""
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    return PaperTable(**{**as_tuples(data), "cells": cells, "differences": differences})
 
 
 def _cell(
@@ -260,7 +256,7 @@ def _cell(
         raise _wrong(where, f"cell {at} prints {len(printed)} values for {metrics} metrics")
     labels = dict(zip(data["labels"], at, strict=True))
     numbers = tuple(_printed(p, where) for p in printed)
-    return PaperCell(labels=labels, printed=numbers, **_as_tuples(values))
+    return PaperCell(labels=labels, printed=numbers, **as_tuples(values))
 
 
 def _printed(value: Any, where: str) -> Printed | None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedcache.parsing import as_lists
 from fedcache.reproduce.metrics import (
     Measurement,
     compare,
@@ -242,11 +243,7 @@ def _line_data(report: Reproduction, line: ReproducedCell) -> dict[str, Any]:
 def cell_data(cell: PaperCell) -> dict[str, Any]:
     """All settings that determine a cell's runs."""
     found = {k: v for k, v in cell.__dict__.items() if k not in ("labels", "metrics", "printed")}
-    return {
-        k: list(v) if isinstance(v, tuple) else v
-        for k, v in found.items()
-        if v not in ("", (), {}, None, 0)
-    }
+    return as_lists({k: v for k, v in found.items() if v not in ("", (), {}, None, 0)})
 
 
 def _plain(value: Printed | Measurement | None) -> dict[str, Any] | None:
@@ -276,7 +273,7 @@ def entry_data(entry: PaperTable) -> dict[str, Any]:
 
 
 LEADING = ("accuracy", "client_mean", "client_min")
-"""What a row is ranked by if its paper prints it; else the first of its metrics with a printed number."""
+"""Metrics that rank a row if its paper prints them; otherwise its first metric with a printed number ranks it."""
 
 Pair = tuple[str, str]
 """Last labels of two rows; the first is printed above the second."""

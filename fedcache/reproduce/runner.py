@@ -105,17 +105,14 @@ class Reproduction:
         return compare(printed, self.entry.printed_seeds, line.measured.get(metric, Measurement()))
 
     def difference(self, difference: Difference) -> Measurement:
-        """What was got for a statement about two cells."""
-        a, b = (
-            next((ln for ln in self.lines if ln.cell.at == at), None)
-            for at in (difference.of, difference.minus)
-        )
-        if a is None or b is None:
+        """The measured difference of two cells."""
+        # If lines have equal labels, the first one counts.
+        found = {line.cell.at: line.measured for line in reversed(self.lines)}
+        if difference.of not in found or difference.minus not in found:
             return Measurement()
-        return subtract(
-            a.measured.get(difference.metric, Measurement()),
-            b.measured.get(difference.metric, Measurement()),
-        )
+        a = found[difference.of].get(difference.metric, Measurement())
+        b = found[difference.minus].get(difference.metric, Measurement())
+        return subtract(a, b)
 
 
 def reproduce(
@@ -148,15 +145,13 @@ def reproduce(
     stop = stop or Stop()
     looker = RequirementCheck(home, options.weights, options.data)
     planned = plan(entry, options, looker)
-    lacks = [
-        # What extraction fetches is not missing, and data given with --on is looked at when it is opened.
-        [
-            n
-            for n in looker.missing(entry, p.cell)
-            if not n.fetched and not (n.kind == "data" and options.on is not None)
-        ]
-        for p in planned
-    ]
+    lacks = []
+    for p in planned:
+        # Files that extraction fetches are not missing, and data given with --on is checked when it is opened.
+        lack = [n for n in looker.missing(entry, p.cell) if not n.fetched]
+        if options.on is not None:
+            lack = [n for n in lack if n.kind != "data"]
+        lacks.append(lack)
     if options.on is not None:  # a word that is no dataset is refused at once
         datasets.peek(options.on, datasets.Context(memory_of(home), looker.roots, home.data))
     if all(lack or p.refused for p, lack in zip(planned, lacks, strict=True)):
@@ -226,7 +221,8 @@ def _nothing_can_run(
     )
     commands = list(dict.fromkeys(n.command.split(" Ready now:")[0] for n in needs if n.command))
     # Where only weights or data are missing, the same protocol can be tried on offline data.
-    if any(lack and {n.kind for n in lack} <= {"weights", "data"} for lack in lacks):
+    kinds = [{n.kind for n in lack} for lack in lacks if lack]
+    if any(of_cell <= {"weights", "data"} for of_cell in kinds):
         chosen = ""
         if entry.roles():
             chosen = " --backbones glyph-clip"

@@ -307,7 +307,7 @@ def _has_no_ranges(error: Exception) -> bool:
 
 
 def _in_words(error: Exception) -> str:
-    """What went wrong, without addresses and the source lines that obstore prints."""
+    """The cause of an error, without addresses and the source lines that obstore prints."""
     text = str(error)
     status = _status(error)
     if status:

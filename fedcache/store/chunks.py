@@ -243,9 +243,9 @@ def chunk_path(array: Path, chunk: int, axes: int) -> Path:
 
 def checksum(data: bytes | memoryview | NDArray[np.uint8]) -> int:
     """crc32c of a buffer."""
-    return int(
-        google_crc32c.value(np.frombuffer(data, np.uint8) if isinstance(data, memoryview) else data)
-    )
+    if isinstance(data, memoryview):
+        data = np.frombuffer(data, np.uint8)
+    return int(google_crc32c.value(data))
 
 
 def encode(rows: NDArray[Any], chunk_rows: int, dtype: str) -> NDArray[Any]:
@@ -360,7 +360,9 @@ def write_chunk_file(path: Path, rows: NDArray[Any], chunk_rows: int, dtype: str
     Needs no lock, so that helpers in other processes may call it: two writers of a chunk write the same bytes.
     """
     raw = encode(rows, chunk_rows, dtype)
-    return write_payload(path, raw.reshape(-1).view(np.uint8).data if raw.size else b"")
+    if not raw.size:
+        return write_payload(path, b"")
+    return write_payload(path, raw.reshape(-1).view(np.uint8).data)
 
 
 def write_payload(path: Path, payload: bytes | memoryview) -> int:

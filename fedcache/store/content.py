@@ -147,7 +147,7 @@ LARGE = 64 << 20
 CHUNK_BYTES = 32 << 20
 
 WHERE = Path("from_arrays()")
-"""What messages name instead of a file."""
+"""Words that messages use in place of the name of a file."""
 
 
 @dataclass
@@ -304,7 +304,10 @@ def _read_once(
                 ok[start + lost_rows(rows)] = False
             own = [_bytes_of(rows) for rows in blocks]
             stop = start + len(own[0])
-            uid[start:stop] = _digests(own[0] if len(own) == 1 else np.concatenate(own, axis=1))
+            joined = own[0]
+            if len(own) > 1:
+                joined = np.concatenate(own, axis=1)
+            uid[start:stop] = _digests(joined)
             observer.advance(stop - start)
             start = stop
     observer.stop()
@@ -330,7 +333,8 @@ def _digests(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
     width = rows.shape[1]
     raw = rows.reshape(-1).data
     sha256 = hashlib.sha256
-    digests = b"".join([sha256(raw[at : at + width]).digest() for at in range(0, rows.size, width)])
+    starts = range(0, rows.size, width)
+    digests = b"".join([sha256(raw[at : at + width]).digest() for at in starts])
     return np.frombuffer(digests, np.uint8).reshape(-1, 32)[:, :16]
 
 

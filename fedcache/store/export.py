@@ -33,12 +33,12 @@ MOST_TEXT = 32 << 20
 """Bytes of text features that the head of a parquet file is given; readers refuse one much larger."""
 
 SAFETENSORS_KINDS = {"f": "F", "i": "I", "u": "U"}
-"""What safetensors calls the types of numbers, before their bits: F16, I32."""
+"""numpy's kind of numbers -> the letters of safetensors before the bits: F16, I32."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What is written: N rows, and what all of them share."""
+    """Data of an exported file: N rows, and the values that all of them share."""
 
     columns: Mapping[str, NDArray[Any]]  # features, labels, domains and splits of the rows
     names: Sequence[str]  # of the rows
@@ -49,10 +49,12 @@ class Exported:
     @property
     def group_columns(self) -> dict[str, Group]:
         """Groups by the names of their columns, which begin with ``group/`` where they would mean something else."""
-        return {
-            f"{GROUP}{name}" if has_a_meaning(name) else name: group
-            for name, group in self.groups.items()
-        }
+        columns = {}
+        for name, group in self.groups.items():
+            if has_a_meaning(name):
+                name = f"{GROUP}{name}"
+            columns[name] = group
+        return columns
 
     @property
     def numbers(self) -> dict[str, NDArray[Any]]:
@@ -125,13 +127,10 @@ def _write_parquet(file: BinaryIO, rows: Exported) -> None:
             "fedcache export FILE.safetensors",
         )
     # A table has no columns of another length: text features are in its head.
-    text = {
-        name: {
-            "shape": list(m.shape),
-            "float32": base64.b64encode(np.ascontiguousarray(m, "<f4").tobytes()).decode(),
-        }
-        for name, m in rows.texts.items()
-    }
+    text = {}
+    for name, m in rows.texts.items():
+        raw = np.ascontiguousarray(m, "<f4").tobytes()
+        text[name] = {"shape": list(m.shape), "float32": base64.b64encode(raw).decode()}
     head = {**rows.meta, "shapes": shapes, "text": text}
     table = pa.table(fields).replace_schema_metadata({"fedcache": json.dumps(head)})
     pq.write_table(table, file)
@@ -228,14 +227,12 @@ def _write_shard(
         ) as writer:
             for chunk in writer.missing():
                 first = chunk * writer.chunk_rows
-                values = store.reader(key).rows(rows[first : first + writer.chunk_rows])
+                of_chunk = rows[first : first + writer.chunk_rows]
+                values = store.reader(key).rows(of_chunk)
                 # An image one backbone could read and another could not has features here and a line in the list.
-                lost = are_empty(values) & (s.ok[rows[first : first + len(values)]] == 0)
-                writer.write(
-                    chunk,
-                    values,
-                    {first + int(i): reasons[int(rows[first + i])] for i in np.flatnonzero(lost)},
-                )
+                lost = np.flatnonzero(are_empty(values) & (s.ok[of_chunk] == 0))
+                bad = {first + int(i): reasons[int(of_chunk[i])] for i in lost}
+                writer.write(chunk, values, bad)
             writer.complete()
     for entries in store.texts.values():
         for entry in entries:
@@ -306,16 +303,16 @@ def export(store: Store, out: Path, keys: Sequence[str]) -> int:
     good = np.flatnonzero(s.ok == 1)
     columns: dict[str, Any] = {f"features/{key}": store.reader(key).rows(good) for key in keys}
     columns |= {"labels": s.label[good], "domain": s.domain[good], "split": s.split[good]}
-    entries = {key: text_of_array(store.manifest, key) for key in keys}
+    texts = {}
+    for key in keys:
+        entry = text_of_array(store.manifest, key)
+        if entry is not None and entry["shape"][0] == len(s.classes):
+            texts[key] = read_text(store.path, backbone_of(store.manifest, key), entry)
     rows = Exported(
         columns,
         names=[s.name[int(i)] for i in good],
         groups={name: store.group(name).take(good) for name in store.groups},
-        texts={
-            key: read_text(store.path, backbone_of(store.manifest, key), entry)
-            for key, entry in entries.items()
-            if entry is not None and entry["shape"][0] == len(s.classes)
-        },
+        texts=texts,
         meta={
             "classes": list(s.classes),
             "domains": list(s.domains),

@@ -370,12 +370,12 @@ def _is_without_effect(node: ast.AST) -> bool:
     )
 
 
-# What the machine allows: memory for features before they are mapped from files instead, and room
+# Limits of the machine: memory for features before they are mapped from files instead, and room
 # on its disk.
 
 
 SHARE = 0.5
-"""Of the memory that is free now: a run makes a few arrays of the features' size besides the features."""
+"""Share of the memory that is free now: a run makes a few arrays of the features' size besides the features."""
 
 UNKNOWN = 2 << 30
 """Where the system does not say what is free."""
@@ -513,7 +513,7 @@ def _group() -> int | None:
 # two whole files that were exchanged. Files with tensors are safetensors; the seal is in their
 # metadata and holds a digest of the tensors.
 #
-# What is sealed can be made again. A file that is damaged, another's, or of a release that did not
+# Sealed files can be made again. A file that is damaged, another's, or of a release that did not
 # seal it is never read: the caller forgets it, says so where that costs time, or refuses to continue
 # where it cannot be made again.
 
@@ -526,7 +526,7 @@ LONGEST_HEADER = 100_000_000
 
 @dataclass(frozen=True)
 class Sealed:
-    """What a sealed file holds."""
+    """Content of a sealed file."""
 
     content: Any  # JSON value
     tensors: dict[str, Tensor]  # {} for a file of JSON alone
@@ -566,7 +566,7 @@ def sealed_bytes(
 
 
 def read_sealed(path: Path, what: Mapping[str, Any]) -> Sealed | None:
-    """What a sealed file holds; None where there is no file. Nothing of it is returned before the seal agrees.
+    """Content of a sealed file; None if there is no file. Nothing is returned before the seal agrees.
 
     Raises CorruptionError for a file that is not what was written, not sealed, or not ``what``.
     """
@@ -659,7 +659,7 @@ BEFORE = "before"
 
 
 def first_of(what: Mapping[str, Any]) -> bytes:
-    """What the first line of a file names as the line before it: the kind of the file, and to what it belongs."""
+    """Bytes that stand for the line before the first one: the kind of the file, and to what it belongs."""
     return canonical_json(dict(what))
 
 

@@ -1,7 +1,7 @@
 """The journal of an array in flight: a header, one fsynced line per finished chunk, and the commit.
 
-Every line ends with its own digest. What follows the first line that does not (a power cut tore it, or a bit
-flipped) vouches for nothing; the next writer cuts it off before it appends.
+Every line ends with its own digest. A power cut or a flipped bit can leave a line whose digest is missing or wrong.
+fedcache ignores this line and all after it, and the next writer cuts them off before it appends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class JournaledChunk:
 
 @dataclass
 class Journal:
-    """What a journal vouches for."""
+    """Content of a journal: the lines whose digests are right."""
 
     path: Path  # of the file
     # format, recipe digest, how, shape, dtype, chunk_rows; None when there is no usable header
@@ -37,8 +37,8 @@ class Journal:
     chunks: dict[int, JournaledChunk] = field(default_factory=dict)
     # checksums of ``samples/ok`` and ``quarantine.jsonl`` that were about to be put in place
     commits: list[dict[str, Any]] = field(default_factory=list)
-    valid_bytes: int = 0  # length of the part that can be believed
-    torn: bool = False  # whether more follows it
+    valid_bytes: int = 0  # length of the lines whose digests are right
+    torn: bool = False  # whether other bytes follow them
 
     @property
     def key(self) -> str:
@@ -57,9 +57,10 @@ class Journal:
     @property
     def bad(self) -> dict[int, tuple[str, str]]:
         """(name, reason) per bad row, over all finished chunks."""
-        return {
-            row: why for chunk in sorted(self.chunks) for row, why in self.chunks[chunk].bad.items()
-        }
+        found: dict[int, tuple[str, str]] = {}
+        for chunk in sorted(self.chunks):
+            found |= self.chunks[chunk].bad
+        return found
 
     def begin(self, header: dict[str, Any]) -> None:
         """Write the header of a new journal."""
@@ -94,12 +95,12 @@ def header_differences(
     one: Mapping[str, Any], other: Mapping[str, Any]
 ) -> list[tuple[str, Any, Any]]:
     """What differs between two headers of journals: (name, value of the one, value of the other), sorted by name."""
-    flat = {**one["how"], **one, "how": None}
-    now = {**other["how"], **other, "how": None}
-    names = sorted({*flat, *now})
-    return [
-        (name, flat.get(name), now.get(name)) for name in names if flat.get(name) != now.get(name)
-    ]
+    # The entries of ``how`` are compared one by one.
+    left = {**one["how"], **one, "how": None}
+    right = {**other["how"], **other, "how": None}
+    names = sorted({*left, *right})
+    pairs = [(name, left.get(name), right.get(name)) for name in names]
+    return [(name, a, b) for name, a, b in pairs if a != b]
 
 
 def chunk_line(chunk: int, crc: int, bad: dict[int, tuple[str, str]]) -> bytes:
@@ -134,7 +135,7 @@ def read_journal(path: Path) -> Journal:
         raw = read_whole(path)
     except OSError:
         return journal
-    # Believed up to the first line that is torn or wrong: what follows it was written by nobody we know.
+    # Up to the first line that is torn or wrong; the lines after it are not read.
     for line in raw.splitlines(keepends=True):
         if not line.endswith(b"\n") or not _read_line(journal, line[:-1]):
             break
@@ -194,12 +195,12 @@ def _is_header(header: Any) -> bool:
         return False
     shape = header.get("shape")
     rows = header.get("chunk_rows")
+    if not isinstance(shape, list) or len(shape) < 2:
+        return False
+    if type(rows) is not int or not 0 < rows < 1 << 40:
+        return False
     return (
-        isinstance(shape, list)
-        and len(shape) >= 2
-        and all(type(n) is int and 0 <= n < 1 << 40 for n in shape)
-        and type(rows) is int
-        and 0 < rows < 1 << 40
+        all(type(n) is int and 0 <= n < 1 << 40 for n in shape)
         and header.get("dtype") in DTYPES
         and isinstance(header.get("how"), dict)
         and isinstance(header.get("recipe"), str)

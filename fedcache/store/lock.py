@@ -36,13 +36,15 @@ POLL = 0.1
 def _started(pid: int) -> int:
     """Start time of a process in clock ticks since boot, to tell it from a later one with the same pid; 0 unknown."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
+        # The second field is the name in brackets, which may contain anything; the start is the 22nd.
+        after_name = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1]
+        return int(after_name.split()[19])
     except (OSError, ValueError, IndexError):
         return 0
 
 
 def this_process() -> dict[str, Any]:
-    """What tells this process from all others, as JSON values: ``pid``, ``host``, ``started``."""
+    """Identity of this process as JSON values: ``pid``, ``host``, ``started``."""
     return {"pid": os.getpid(), "host": socket.gethostname(), "started": _started(os.getpid())}
 
 

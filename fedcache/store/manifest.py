@@ -91,7 +91,7 @@ class StorePart:
         )
 
     def record(self) -> dict[str, Any]:
-        """What the manifest of a new part says of it."""
+        """Description of a new part for its manifest."""
         return {"number": self.number, "of": self.of, "recipes": {}}
 
 
@@ -142,7 +142,7 @@ COLUMNS = {"uid": "uint8", "label": "int32", "domain": "int16", "split": "uint8"
 HEX64 = re.compile(r"[0-9a-f]{64}")
 CRC_LIMIT = 1 << 32
 PARTITION_SUFFIXES = (".partition", ".json")
-"""Of the files of partitions: arrays, and the JSON that earlier releases wrote."""
+"""Endings of files of partitions: arrays, and the JSON that earlier releases wrote."""
 
 
 @dataclass(frozen=True)
@@ -182,14 +182,14 @@ def column_shape(key: str, rows: int) -> tuple[int, ...]:
 def journal_header(
     recipe: dict[str, Any], how: dict[str, Any], shape: Sequence[int], dtype: str, chunk_rows: int
 ) -> dict[str, Any]:
-    """What the journal of an array in flight begins with: everything on which the values of its rows depend."""
+    """Header of the journal of an unfinished array: everything on which the values of its rows depend."""
     where = {"shape": list(shape), "dtype": dtype, "chunk_rows": chunk_rows}
     return {"format": FORMAT, "recipe": digest_of(recipe), "how": how, **where}
 
 
 @dataclass
 class Manifest:
-    """What a store holds."""
+    """Content of a store."""
 
     dataset: dict[str, Any]  # slug, digest, template and whatever else identifies the data
     rows: int  # N, and rows_ok of them readable
@@ -208,10 +208,13 @@ class Manifest:
     @property
     def partitions(self) -> list[str]:
         """Names of the saved partitions, sorted."""
-        places = (name for name in self.files if name.startswith("partitions/"))
-        return sorted(
-            Path(name).stem if name.endswith(PARTITION_SUFFIXES) else name for name in places
-        )
+        names = []
+        for name in self.files:
+            if name.startswith("partitions/"):
+                if name.endswith(PARTITION_SUFFIXES):
+                    name = Path(name).stem
+                names.append(name)
+        return sorted(names)
 
     def to_bytes(self) -> bytes:
         """Canonical JSON that ends with its own digest."""
@@ -400,7 +403,7 @@ def chunk_files(path: Path, listed: Manifest) -> Iterator[tuple[Path, int, int |
 
 
 def names_of(key: str, info: ArrayInfo) -> tuple[str, str, str]:
-    """What an array is called: its key, its backbone, and ``backbone@size``."""
+    """Names of an array: its key, its backbone, and ``backbone@size``."""
     backbone = str(info.recipe.get("backbone", key))
     size = info.recipe.get("size", 0)
     return key, backbone, f"{backbone}@{size}"
@@ -598,7 +601,7 @@ def read_sidecar(store: Path, manifest: Manifest, relative: str, what: str) -> m
 
 
 def partition_words(store: Path, manifest: Manifest, name: str) -> dict[str, Any]:
-    """What a partition says of itself. Raises CorruptionError, also for what is no partition."""
+    """Description of a partition in its file. Raises CorruptionError, also for other files."""
     raw = read_partition(store, manifest, name)
     path = store / partition_file(store, manifest, name)
     try:

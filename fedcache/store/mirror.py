@@ -43,7 +43,7 @@ from fedcache.store.manifest import (
 )
 
 FOLDER = "remote"
-"""Of the home: the mirrors."""
+"""Folder of the mirrors in the fedcache home."""
 
 FETCHERS = 8
 """Requests under way at once."""

@@ -51,7 +51,7 @@ from fedcache.store.store import Store
 from fedcache.store.writer import description, sidecars_of
 
 SHARD_BYTES = 128 << 20
-"""Of the chunks in a shard file: 8 files per GiB of features. A shard is made in memory."""
+"""Bytes of the chunks in a shard file: 8 files per GiB of features. A shard is made in memory."""
 
 CARD = "README.md"
 ROOT = "zarr.json"
@@ -60,7 +60,7 @@ _OURS = (NAME, ROOT, CARD)
 
 @dataclass(frozen=True)
 class Published:
-    """What was published where."""
+    """Result of publishing a store."""
 
     place: str  # folder or address
     files: int  # of the publication

@@ -234,7 +234,7 @@ class Reader:
         def read(place: Path) -> None:
             rest = read_file(place, part, self.info.chunk_bytes, what)
             if number not in self._verified:
-                # Of what was read, which is in the processor's cache now.
+                # ``rest`` was just read, so it is in the processor's cache.
                 verify_payload(part, rest, self.info.chunks[number], place, what)
                 self._verified.add(number)
 
@@ -248,7 +248,7 @@ class Reader:
         return chunk_path(self.path, number, len(self.shape))
 
     def chunk_name(self, number: int) -> str:
-        """What messages call a chunk."""
+        """Name of a chunk in messages."""
         return f"chunk {number} of {self.key}"
 
     def _map(self, number: int, place: Path) -> NDArray[Any]:

@@ -92,7 +92,8 @@ def held_out(
     high, low = np.ascontiguousarray(uid[rows]).view(">u8").T.astype(np.uint64)
     rows = rows[np.lexsort((low, high, label[rows], domain[rows]))]
     group = np.stack([domain[rows], label[rows]], axis=1).astype(np.int64)
-    starts = np.concatenate([[0], np.flatnonzero(np.any(group[1:] != group[:-1], axis=1)) + 1])
+    begins_group = np.any(group[1:] != group[:-1], axis=1)
+    starts = np.concatenate([[0], np.flatnonzero(begins_group) + 1])
     sizes = np.diff(np.append(starts, len(rows)))
     given = np.where(sizes > 1, np.maximum(1, sizes // 5), 0)
     if most is not None:
@@ -198,17 +199,20 @@ def select_rows(samples: Samples, split: str | None) -> NDArray[np.int64]:
 def samples_frame(s: Samples, groups: Mapping[str, Group]) -> Any:
     """pandas columns of the rows: uid, name, label, class, domain, split, ok, then each group, ``group/NAME`` where a
     column has its name. Raises MachineError without pandas."""
+    classes = [*s.classes, None]  # label -1, unknown, picks the last
     columns = {
         "uid": [row.tobytes().hex() for row in s.uid],
         "name": list(s.name),
         "label": s.label,
-        "class": [s.classes[i] if i >= 0 else None for i in s.label],
+        "class": [classes[i] for i in s.label],
         "domain": [s.domains[i] for i in s.domain],
         "split": [SPLITS[i] for i in s.split],
         "ok": s.ok == 1,
     }
     for name, group in groups.items():
-        columns[f"group/{name}" if name in columns else name] = group.values()
+        if name in columns:
+            name = f"group/{name}"
+        columns[name] = group.values()
     return data_frame(columns)
 
 

@@ -178,12 +178,14 @@ class Store:
             UsageError, for shapes or values that do not fit; CorruptionError, for values that are not finite;
             StoreError, when another dataset is at ``path``.
         """
+        if classes is not None:
+            classes = list(classes)
         columns = {
             "labels": labels,
             "domain": domains,
             "name": names,
             "split": splits,
-            "classes": None if classes is None else list(classes),
+            "classes": classes,
             "groups": groups,
         }
         return cls.from_content(
@@ -465,7 +467,7 @@ class Store:
         return self._manifest.partitions
 
     def partition(self, name: str) -> dict[str, Any]:
-        """What a saved partition says of itself: scheme, args, seed, digest, ...; ``fc.Partition`` reads its rows.
+        """Description of a saved partition: scheme, args, seed, digest, ...; ``fc.Partition`` reads its rows.
 
         One that an earlier release saved as JSON comes with its rows. Raises as ``partition_bytes``.
         """
@@ -544,7 +546,7 @@ class Store:
         return samples_frame(self.samples, {name: self.group(name) for name in self.groups})
 
     def to_dict(self) -> dict[str, Any]:
-        """What the manifest says, plain JSON values; rows and features are not among them."""
+        """Content of the manifest as plain JSON values, without rows and features."""
         m = self._manifest
         return {
             "path": self.place,
@@ -664,12 +666,9 @@ def finished_arrays(store: Store) -> dict[str, ArrayInfo]:
             or not journal.chunks.keys() >= set(own)
         ):
             continue
+        shape = tuple(header["shape"])
+        checksums = tuple(journal.chunks[chunk].crc for chunk in own)
         found[key] = ArrayInfo(
-            recipe,
-            header["how"],
-            tuple(header["shape"]),
-            header["dtype"],
-            header["chunk_rows"],
-            tuple(journal.chunks[chunk].crc for chunk in own),
+            recipe, header["how"], shape, header["dtype"], header["chunk_rows"], checksums
         )
     return found

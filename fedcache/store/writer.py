@@ -143,7 +143,7 @@ class UncommittedChunk:
 
 
 class OpenStore(Protocol):
-    """What a writer needs of the store its array belongs to."""
+    """The parts of a store that a writer of its arrays needs."""
 
     path: Path
 
@@ -153,7 +153,7 @@ class OpenStore(Protocol):
 
     @property
     def dataset(self) -> dict[str, Any]:
-        """What the manifest says of the dataset, and which part of a store this is."""
+        """Description of the dataset in the manifest, with the part of a store that this is."""
 
     @property
     def samples(self) -> Samples:
@@ -357,7 +357,7 @@ class ArrayWriter:
             self.add_to_journal(chunk, crc, reasons)
 
     def for_workers(self) -> WorkerArray:
-        """What a worker in another process needs to write chunks of this array."""
+        """Data that a worker in another process needs to write chunks of this array."""
         header = ""
         if self.journal.header is not None:
             header = digest_of(self.journal.header)
@@ -477,7 +477,7 @@ class ArrayWriter:
         been replacing when it died.
         """
         known = read_quarantine(self.store.path, manifest)
-        # Of a row that is listed already the first reason stays.
+        # A row that is listed already keeps its first reason.
         union = {**self.journal.bad, **known}
         if union.keys() == known.keys() and manifest.rows_ok == manifest.rows - len(known):
             return

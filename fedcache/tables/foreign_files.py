@@ -18,7 +18,7 @@ from fedcache.errors import FedcacheError, UsageError, shell_word
 from fedcache.tables.words import Unread, Words, joined_columns, joined_rows, stem_of
 
 CLIENT = "client"
-"""Column that says whose row it is, where a file has a part for each client."""
+"""Column with the client of each row, for files with a part for each client."""
 
 ONE_OBJECT = "one Python object"
 """Why an array of an npz that holds a dict, such as a configuration, is not used."""
@@ -30,10 +30,10 @@ PIXELS = ("pixels", "image", "images")
 
 
 BEGIN = "Convert it with Python:"
-"""How a hint with lines of Python begins."""
+"""First line of a hint with lines of Python."""
 
 MARK = "    "
-"""What a line of Python in a hint begins with."""
+"""Beginning of a line of Python in a hint."""
 
 
 def conversion(lines: Sequence[str], following: str) -> str:
@@ -61,13 +61,13 @@ def pickled_dict(path: Path, name: str, *, images: bool = False) -> FedcacheErro
     if images:
         rows = "images"
         flat = ""
-    load = "numpy.load({}, allow_pickle=True)[" + repr(name) + f"].item()  {TRUSTED}"
     if name == "data" and path.parent.name.lower() in ("train", "test"):
         folder = path.parent.parent
         out = folder.with_name(f"{folder.resolve().name}-all.npz")
+        where = f"pathlib.Path({str(folder)!r})"
         lines = [
             "import numpy, pathlib",
-            f"files = sorted(f for s in ('train', 'test') for f in pathlib.Path({str(folder)!r}).glob(f'{{s}}/*.npz'))",
+            f"files = sorted(f for s in ('train', 'test') for f in {where}.glob(f'{{s}}/*.npz'))",
             f"held = []  {TRUSTED}",
             "for f in files: held.append(numpy.load(f, allow_pickle=True)['data'].item())",
             "counts = [len(d['y']) for d in held]",
@@ -79,8 +79,8 @@ def pickled_dict(path: Path, name: str, *, images: bool = False) -> FedcacheErro
         what = "client files of PFLlib"
     else:
         out = path.with_name(f"{stem_of(path)}-plain.npz")
-        loaded = load.format(repr(str(path)))
-        lines = ["import numpy", f"d = {loaded}"]
+        load = f"numpy.load({str(path)!r}, allow_pickle=True)[{name!r}].item()"
+        lines = ["import numpy", f"d = {load}  {TRUSTED}"]
         if name == "data":
             lines.append(f"numpy.savez({str(out)!r}, {rows}=d['x']{flat}, labels=d['y'])")
         else:
@@ -128,7 +128,10 @@ _MATLAB = (
     ),
 )
 REFUSED = {".pkl": _PICKLE, ".pickle": _PICKLE, ".mat": _MATLAB, ".pt": _TORCH, ".pth": _TORCH}
-"""Endings of files that are not read: why, the ending of a file in their place, and the lines that write that file."""
+"""Endings of files that are not read: why, the ending of the converted file, and lines of Python that write it.
+
+``format`` fills in ``{path}`` and ``{out}``, so other braces are written twice.
+"""
 
 
 def refused_file(path: Path, ending: str) -> FedcacheError:
@@ -183,30 +186,31 @@ def joined_clients(path: Path, columns: Mapping[str, Any]) -> dict[str, Any]:
     clients = clients_of([*columns])
     if not clients:
         return dict(columns)
-    names = [*next(iter(clients.values()))]
+    first = next(iter(clients.values()))
+    names = list(first)
     refused = refuse_client_images(path, names)
     if refused is not None:
         raise refused
     for client, held in clients.items():
         if held.keys() != set(names):
             own = ", ".join(held)
-            first = ", ".join(names)
+            expected = ", ".join(names)
             raise UsageError(
-                f"{path}: the client {client} has {own}, but the first client has {first}.",
+                f"{path}: the client {client} has {own}, but the first client has {expected}.",
                 "Write the same columns for every client.",
             )
     joined: dict[str, Any] = {}
     for name in names:
         joined[name] = end_to_end(path, name, [columns[held[name]] for held in clients.values()])
     counts = [_rows_of(columns[held[names[0]]]) for held in clients.values()]
-    joined[CLIENT] = Words(
-        np.repeat(np.arange(len(clients), dtype=np.int32), counts), tuple(clients)
-    )
+    client_of = np.repeat(np.arange(len(clients), dtype=np.int32), counts)
+    joined[CLIENT] = Words(client_of, tuple(clients))
     return joined
 
 
 def end_to_end(path: Path, name: str, parts: Sequence[Any]) -> Any:
     """One column of all parts of a dataset. Raises UsageError for rows of different shapes."""
+    # Features and images have a shape for each row; all other columns have one value.
     if all(not isinstance(part, Words | Unread) and part.ndim > 1 for part in parts):
         return joined_rows(path, name, parts)
     return joined_columns(parts, [_rows_of(part) for part in parts])

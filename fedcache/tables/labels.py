@@ -65,9 +65,12 @@ def with_names(column: Column, names: Sequence[str], where: str) -> Words:
 def distinct_names(names: Sequence[str]) -> tuple[str, ...]:
     """Class names; those that occur twice get their index, as ImageNet has two classes called crane."""
     times = Counter(names)
-    return tuple(
-        f"{name} #{index}" if times[name] > 1 else name for index, name in enumerate(names)
-    )
+    distinct = []
+    for index, name in enumerate(names):
+        if times[name] > 1:
+            name = f"{name} #{index}"
+        distinct.append(name)
+    return tuple(distinct)
 
 
 def read_labels(

@@ -68,7 +68,10 @@ def _dtype(code: Any, *rest: Any) -> _PickledDtype:
 
 
 def _frombuffer(raw: Any, kind: _PickledDtype, shape: Any, order: Any) -> np.ndarray[Any, Any]:
-    return np.frombuffer(raw, dtype=kind.dtype).reshape(shape, order="F" if order == "F" else "C")
+    flat = np.frombuffer(raw, dtype=kind.dtype)
+    if order == "F":
+        return flat.reshape(shape, order="F")
+    return flat.reshape(shape)
 
 
 def _scalar(kind: _PickledDtype, raw: Any) -> Any:
@@ -111,7 +114,7 @@ _CORES = ("numpy.core", "numpy._core")  # before and since numpy 2
 
 @cache
 def _allowed() -> dict[tuple[str, str], _Frozen]:
-    """What a pickle may name, by module and name."""
+    """Objects that a pickle may use, by module and name."""
     return {
         ("numpy", "ndarray"): _Frozen(_never),  # pickles name the class, and need not call it
         ("numpy", "dtype"): _Frozen(_dtype),

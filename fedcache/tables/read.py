@@ -293,11 +293,12 @@ def _read_folder(path: Path) -> Found:
 
 def _parts_of(folder: Path, ending: str) -> list[Path]:
     """The files of a folder in the order of the numbers in their names: part 2 before part 10."""
+
+    def natural(file: Path) -> list[int | str]:
+        return [int(word) if word.isdigit() else word for word in re.split(r"(\d+)", file.name)]
+
     files = [file for file in folder.glob(f"*{ending}") if file.is_file()]
-    return sorted(
-        files,
-        key=lambda file: [int(n) if n.isdigit() else n for n in re.split(r"(\d+)", file.name)],
-    )
+    return sorted(files, key=natural)
 
 
 def _no_embeddings(path: Path) -> FedcacheError:

@@ -82,7 +82,7 @@ NAMES_SAY_IT = "the names of the files or columns give the split"
 """Why a column of splits is not used."""
 
 GROUP = "group/"
-"""What a column's name begins with that is a group whatever it is called."""
+"""Prefix of a column that is a group under any name."""
 
 ONE_DOMAIN = "all"
 """Name of the domain of rows that have none. Not the dataset's name: that depends on where its files are."""

@@ -105,8 +105,10 @@ def usable_features(found: Any) -> dict[str, dict[str, Any]]:
         return {}
     features = {name: feature for name, feature in found.items() if isinstance(feature, dict)}
     for feature in features.values():
+        names = feature.get("names")
         inner = feature.get("feature")  # of a list of one value a row
-        names = (inner if isinstance(inner, dict) else feature).get("names")
+        if isinstance(inner, dict):
+            names = inner.get("names")
         feature["names"] = names
         if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
             feature.pop("names", None)
@@ -356,7 +358,9 @@ def _table_of_columns(columns: Mapping[str, Sequence[Any]]) -> Any:
     found = {}
     for name, values in columns.items():
         column = objects_of(values)
-        found[name] = pa.array(as_words(column) if isinstance(column, Words) else values)
+        if isinstance(column, Words):
+            values = as_words(column)
+        found[name] = pa.array(values)
     return pa.table(found)
 
 

@@ -50,7 +50,7 @@ from fedcache.tables.words import (
 )
 
 LONGEST = 4096
-"""Characters of a word; what is longer is a text or a thumbnail, which sorts nothing."""
+"""Most characters of a word. A longer value is a text or a thumbnail, which cannot be a class or a group."""
 
 FLOAT_DIGITS = 15
 """Digits of integers that a float holds in any case."""
@@ -68,10 +68,10 @@ CELLS = 16 * BATCH
 """Cells that are looked at at a time."""
 
 FIRST_ROWS = 64
-"""Rows by which a column of long texts or pictures is known."""
+"""Rows that show whether a column holds long texts or pictures."""
 
 NOT_FEATURES = ("y", "label", "labels", "target", "class", "category", "id", "index", "fold")
-"""What the names of the dimensions of a wide table never begin with."""
+"""Words that dimensions of features are never called: label0, label1 are labels."""
 
 
 def read_table(path: Path, features: Sequence[str]) -> dict[str, Any]:
@@ -86,6 +86,7 @@ def read_table(path: Path, features: Sequence[str]) -> dict[str, Any]:
         _refuse_almost_features(table, features)
     of_features = [*matrices, *wide]
     others = [name for name in table.types if name not in {*of_features}]
+    # At least one column is read, because the number of rows comes with it.
     columns, count = read_others(table, others or of_features[:1])
     if not count:
         raise UsageError(f"{path} has 0 rows.", "It needs at least 1 row.")
@@ -113,13 +114,12 @@ def _is_matrix(table: Table, name: str, features: Sequence[str]) -> bool:
     inner = list_kind(table.types[name])
     if inner is not None and arrow().types.is_floating(inner):
         return True
-    words = are_words(table.types[name]) and not is_binary(table.types[name])
-    return bool(
-        words
-        and (is_feature(name) or name in features)
-        and table.count != 0
-        and _first_is_list(table, name)
-    )
+    # Words such as "[0.1, 0.2]", if the name says or the user named the column.
+    if not are_words(table.types[name]) or is_binary(table.types[name]):
+        return False
+    if not is_feature(name) and name not in features:
+        return False
+    return table.count != 0 and _first_is_list(table, name)
 
 
 def _first_is_list(table: Table, name: str) -> bool:
@@ -158,16 +158,15 @@ def _family(table: Table, requested: Sequence[str]) -> tuple[str, tuple[str, ...
     key = f"features/{stem_of(table.path)}"
     for word in requested:
         for prefix, names in families.items():
-            if word in names or (word not in table.types and word.rstrip("_.- ") == prefix):
+            # A column of the family, or their common prefix if that is no column itself.
+            is_prefix = word not in table.types and word.rstrip("_.- ") == prefix
+            if word in names or is_prefix:
                 return key, names
-    if requested or any(
-        is_feature(n) and (list_kind(t) is not None) for n, t in table.types.items()
-    ):
+    lists = [n for n, t in table.types.items() if is_feature(n) and list_kind(t) is not None]
+    if requested or lists:
         return None
-    if any(
-        is_feature(n) and table.types[n] == arrow().string() and _first_is_list(table, n)
-        for n in table.types
-    ):
+    words = [n for n in table.types if is_feature(n) and table.types[n] == arrow().string()]
+    if any(_first_is_list(table, n) for n in words):
         return None
     families = {p: names for p, names in families.items() if p.lower() not in NOT_FEATURES}
     usual = {p: names for p, names in families.items() if _are_usual(p)}
@@ -177,7 +176,9 @@ def _family(table: Table, requested: Sequence[str]) -> tuple[str, tuple[str, ...
         first = next(iter(chosen)) or "0"
         hint = f"Choose one: --features-key {shell_word(first)}"
         raise UsageError(f"{table.path}: {shown} could all be features.", hint)
-    return next(((key, names) for names in chosen.values()), None)
+    for names in chosen.values():
+        return key, names
+    return None
 
 
 def _are_usual(prefix: str) -> bool:
@@ -186,9 +187,9 @@ def _are_usual(prefix: str) -> bool:
 
 
 def _refuse_almost_features(table: Table, requested: Sequence[str]) -> None:
-    """Say which column keeps numbered columns from being features: one that holds words, or one that is missing.
+    """Refuse numbered columns that would be features but for one column, which holds words or is missing.
 
-    Raises UsageError with the column, and the row of the first word in it.
+    Raises UsageError with this column, and the row of the first word in it.
     """
     path = table.path
     types = table.types
@@ -198,7 +199,11 @@ def _refuse_almost_features(table: Table, requested: Sequence[str]) -> None:
         return  # a first line and no rows, which is said elsewhere
     prefixes = {word.rstrip("_.- ") for word in requested}
     for prefix, by_number in _numbered(types).items():
-        if len(by_number) < 2 or not (prefix in prefixes or (not requested and _are_usual(prefix))):
+        if requested:
+            meant = prefix in prefixes
+        else:
+            meant = _are_usual(prefix)
+        if len(by_number) < 2 or not meant:
             continue
         names = [by_number[n] for n in sorted(by_number)]
         for name in names:
@@ -311,10 +316,10 @@ def _list_rows(table: Table, name: str, count: int) -> FileRows:
     kind = table.types[name]
     inner = list_kind(kind)
     if shape is None:
-        widths = (
-            _first_width(batch.column(0)) for batch in table.batches([name], 1024, floats=False)
-        )
-        shape = (next((w for w in widths if w), 0),)
+        # The first list that is not empty shows the width; 0 if all are empty.
+        batches = table.batches([name], 1024, floats=False)
+        widths = (_first_width(batch.column(0)) for batch in batches)
+        shape = (next(filter(None, widths), 0),)
     dtype = np.dtype("f8")
     if inner is not None:
         dtype = _float_of(inner)
@@ -346,7 +351,7 @@ def _lists(path: Path, name: str, column: Any, shape: tuple[int, ...]) -> NDArra
     lengths = np.asarray(column.value_lengths().fill_null(width))
     if (lengths != width).any():
         raise _uneven(path, name, {width, *lengths.tolist()})
-    # Of a row that is empty ``flatten`` gives nothing, so that the values are those of the other rows.
+    # ``flatten`` leaves out empty rows, so the values are those of the other rows.
     values = np.asarray(column.flatten().to_numpy(zero_copy_only=False))
     if not empty.any():
         return values.reshape(len(column), *shape)

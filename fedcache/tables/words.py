@@ -368,13 +368,18 @@ def _are_floats(words: set[str]) -> bool:
         return bool(finite)
     if len(set(values.values())) < len(words):
         return False
-    decimals = len(min(words).partition(".")[2].lower().partition("e")[0])
+    after_point = min(words).partition(".")[2].lower()
+    decimals = len(after_point.partition("e")[0])
     writings: list[Callable[[float], str]] = [
         repr,
         f"{{:.{decimals}f}}".format,
         f"{{:.{decimals}e}}".format,
     ]
-    return any(all(write(value) == word for word, value in values.items()) for write in writings)
+
+    def gives_back(write: Callable[[float], str]) -> bool:
+        return all(write(value) == word for word, value in values.items())
+
+    return any(map(gives_back, writings))
 
 
 def is_missing(value: Any) -> bool:
@@ -417,10 +422,16 @@ def objects_of(values: Sequence[Any]) -> Column:
     """Python values of N rows: words and bytes, numbers, or words and numbers, None and NaN among them."""
     shape = (len(values),)
     if any(isinstance(v, list | tuple) for v in values):
-        if not all(is_missing(v) or (isinstance(v, list | tuple) and len(v) == 1) for v in values):
-            return Unread(shape, "lists", "lists")
-        # [N, 1] is [N]
-        return objects_of([v[0] if isinstance(v, list | tuple) else None for v in values])
+        # [N, 1] is read as [N].
+        single: list[Any] = []
+        for v in values:
+            if isinstance(v, list | tuple) and len(v) == 1:
+                single.append(v[0])
+            elif is_missing(v):
+                single.append(None)
+            else:
+                return Unread(shape, "lists", "lists")
+        return objects_of(single)
     kinds = {type(v) for v in values if not is_missing(v)}
     if dict in kinds:
         return Unread(shape, "objects", "objects")
@@ -431,11 +442,10 @@ def objects_of(values: Sequence[Any]) -> Column:
         if not whole or all(abs(int(v)) < 1 << 53 for v in values if not is_missing(v)):
             numbers = [math.nan if is_missing(v) else float(v) for v in values]
             return np.array(numbers)
-    if not all(issubclass(k, str | bytes | int | float | np.generic) for k in kinds):
-        odd = min(
-            k.__name__ for k in kinds if not issubclass(k, str | bytes | int | float | np.generic)
-        )
-        return Unread(shape, "objects", f"objects of type {odd}")
+    readable = str | bytes | int | float | np.generic
+    odd = [k.__name__ for k in kinds if not issubclass(k, readable)]
+    if odd:
+        return Unread(shape, "objects", f"objects of type {min(odd)}")
     try:
         return Words.of([None if is_missing(v) else _word(v) for v in values])
     except UnicodeDecodeError:
@@ -451,11 +461,13 @@ def _word(value: Any) -> str:
 def dates_of(values: NDArray[Any]) -> Words:
     """Dates [N] as ISO words: days where every time is midnight, seconds where no time has a fraction."""
     known = ~np.isnat(values)
-    unit = next(
-        (u for u in ("D", "s", "us") if (values[known].astype(f"M8[{u}]") == values[known]).all()),
-        "ns",
-    )
-    words = np.datetime_as_string(values[known].astype(f"M8[{unit}]")).tolist()
+    # The coarsest unit that loses nothing.
+    times = values[known]
+    for unit in ("D", "s", "us", "ns"):
+        rounded = times.astype(f"M8[{unit}]")
+        if (rounded == times).all():
+            break
+    words = np.datetime_as_string(rounded).tolist()
     rows: list[str | None] = [None] * len(values)
     for row, word in zip(np.flatnonzero(known).tolist(), words, strict=True):
         rows[row] = word
@@ -512,12 +524,13 @@ def joined_columns(parts: Sequence[Column | None], lengths: Sequence[int]) -> Co
         return np.concatenate(numbers)
     # Numbers of different kinds, or a table without the column: floats, with NaN for the missing rows.
     if all(part is None or _fits_float(part) for part in parts):
-        return np.concatenate(
-            [
-                np.full(length, np.nan) if part is None else np.asarray(part, np.float64)
-                for part, length in zip(parts, lengths, strict=True)
-            ]
-        )
+        floats = []
+        for part, length in zip(parts, lengths, strict=True):
+            if part is None:
+                floats.append(np.full(length, np.nan))
+            else:
+                floats.append(np.asarray(part, np.float64))
+        return np.concatenate(floats)
     words: list[str | None] = []
     for part, length in zip(parts, lengths, strict=True):
         if part is None:

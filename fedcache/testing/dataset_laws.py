@@ -26,9 +26,9 @@ THREADS = 4
 
 
 def open_dataset(spec: str) -> Dataset:
-    """The dataset of a spec, read again: nothing that was remembered of it is used.
+    """The dataset of a spec, read again without remembered facts.
 
-    Raises UsageError for a spec that names no dataset, and what its reader raises.
+    Raises UsageError for a spec that names no dataset, and the errors of its reader.
     """
     with tempfile.TemporaryDirectory() as folder:
         return datasets.open_dataset(spec, Context(DigestMemory(Path(folder))))
@@ -99,7 +99,8 @@ def a_row_is_known_by_its_content(spec: str) -> None:
 def rows_are_of_the_kind_that_it_holds(spec: str) -> None:
     """At least one row can be read, and an image is the bytes of its file or uint8 pixels."""
     found = open_dataset(spec)
-    rows = [int(row) for row in _some_rows(found) if _content(found.source, int(row)) is not None]
+    some = _some_rows(found).tolist()
+    rows = [row for row in some if _content(found.source, row) is not None]
     require(bool(rows), "no row can be read")
     if found.holds == IMAGES:
         item: Any = found.source.read(rows[0])
@@ -114,7 +115,7 @@ def workers_read_the_same(spec: str) -> None:
     found = open_dataset(spec)
     rows = _some_rows(found)
     copy = pickle.loads(pickle.dumps(found.source))  # nosec B301
-    # Threads read the rows backwards, so that a source that remembers where it was gives itself away.
+    # Threads read the rows backwards, which a source that depends on its last position fails.
     with ThreadPoolExecutor(THREADS) as pool:
         again = list(pool.map(lambda row: _content(copy, int(row)), rows[::-1]))
     require(
@@ -138,7 +139,8 @@ def the_key_is_plain_and_stays(spec: str) -> None:
     """``key`` gives plain JSON values, the same each time while nothing changes."""
     with tempfile.TemporaryDirectory() as folder:
         context = Context(DigestMemory(Path(folder)))
-        first, second = (json.dumps(datasets.facts_of(spec, context)) for _ in range(2))
+        first = json.dumps(datasets.facts_of(spec, context))
+        second = json.dumps(datasets.facts_of(spec, context))
     require(first == second, "the key of the same files is another each time")
 
 

@@ -94,7 +94,9 @@ class Trial:
         data = fitted(method, pair[0])
         spec = TrainingRun(method, data, pair[1], execution=execution or self.execution, **how)
         # A trial has one point, so its callback takes no number of a point.
-        callbacks = RunCallbacks(on_round=on_round and (lambda _point, *rest: on_round(*rest)))
+        callbacks = RunCallbacks()
+        if on_round is not None:
+            callbacks = RunCallbacks(on_round=lambda _point, *rest: on_round(*rest))
         return engine.run(spec, self.hp, state=state, callbacks=callbacks)
 
 

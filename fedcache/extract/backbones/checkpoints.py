@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 IMPORTED = {"kind": "weights"}
-"""What a file that ``import`` wrote is, for its seal."""
+"""Kind of a file that ``import`` wrote, for its seal."""
 USUAL = ("state_dict", "model_state_dict", "model")
 """Keys under which training scripts keep the weights, also where a copy of them (EMA) is under another key."""
 NPZ_LIMIT = 16 << 30
@@ -415,7 +415,7 @@ def weights_in(
 
 
 def _prefixes(name: str) -> Iterator[str]:
-    """What a name may begin with before the name of a module's tensor: "" and all that ends in a dot."""
+    """Prefixes that a name may have before the name of a module's tensor: "" and all that end in a dot."""
     yield ""
     for number, letter in enumerate(name):
         if letter == ".":
@@ -459,7 +459,10 @@ def weights_named(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor] |
 
 
 def _few(names: list[str], most: int = 4) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    shown = ", ".join(names[:most])
+    if len(names) > most:
+        shown += f" and {len(names) - most} more"
+    return shown
 
 
 def _refuse(path: Path, why: str, hint: str) -> FedcacheError:

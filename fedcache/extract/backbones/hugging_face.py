@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,8 @@ from fedcache.extract.backbones.backbone import (
 from fedcache.extract.backbones.hugging_face_folder import (
     PATTERNS,
     PROMPTS,
+    architectures_of,
     check_folder,
-    read_config,
     read_preprocessing,
 )
 from fedcache.extract.backbones.own import (
@@ -92,19 +93,18 @@ def derive(name: str, choice: Choice) -> Backbone:
     pooling, width, text = facts_of(
         folder, ("hf", choice.output, str(side)), choice, read, identity=content_sha256(folder)
     )
+    text_width = None
+    if text:
+        text_width = width
     return Backbone(
         name=bare,
         provider="hugging_face",
         width=width,
-        text_width=width if text else None,
-        recipe=Recipe(
-            **{**recipe.to_dict(), "mean": native.mean, "std": native.std, "pooling": pooling}
-        ),
+        text_width=text_width,
+        recipe=replace(recipe, pooling=pooling),
         source=f"yours: {folder}",
         files=("config.json",),
-        architecture=", ".join(
-            map(str, read_config(folder, "config.json").get("architectures") or [])
-        ),
+        architecture=architectures_of(folder),
         own=True,
         place=str(folder),
     )
@@ -127,12 +127,16 @@ def _encoder(
     """The encoder, the recipe's word for its feature, and whether it has text features."""
     model, missing = open_model(name, folder)
     clip = hasattr(model, "get_image_features") and hasattr(model, "get_text_features")
-    known = OUTPUTS[:1] if clip else OUTPUTS[1:]
-    token = any("cls_token" in key or "class_embedding" in key for key in model.state_dict())
-    pooled = not any("pooler" in key for key in missing)
-    chosen = requested or (
-        known[0] if clip else "cls" if token else "pooler_output" if pooled else "last_hidden_state"
-    )
+    known: tuple[str, ...] = OUTPUTS[1:]
+    usual = "last_hidden_state"
+    if clip:
+        known = OUTPUTS[:1]
+        usual = known[0]
+    elif any("cls_token" in key or "class_embedding" in key for key in model.state_dict()):
+        usual = "cls"
+    elif not any("pooler" in key for key in missing):
+        usual = "pooler_output"
+    chosen = requested or usual
     if chosen not in known:
         raise unknown(f"output of {name}", chosen, known)
     lost = [key for key in missing if "pooler" not in key or chosen == "pooler_output"]
@@ -148,9 +152,10 @@ def _encoder(
         if clip:
             return _tensor(model.get_image_features(pixel_values=x), "pooler_output")
         out = model(pixel_values=x)
-        features = _tensor(out, "last_hidden_state" if chosen == "cls" else chosen)
         if chosen == "cls":
-            features = features[:, 0]
+            features = _tensor(out, "last_hidden_state")[:, 0]
+        else:
+            features = _tensor(out, chosen)
         ranks.append(features.ndim)
         return one_row_each(features)
 
@@ -170,7 +175,7 @@ def _encoder(
         text=text if tokenize else None,
         tokenize=tokenize,
     )
-    # Of a map or tokens the mean is taken, and the recipe says so.
+    # Maps and tokens are averaged, which the recipe notes.
     word = chosen
     if chosen == "last_hidden_state":
         word = f"avg({chosen})"

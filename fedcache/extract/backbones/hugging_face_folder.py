@@ -31,7 +31,7 @@ PATTERNS = (
     "sentence_bert_config.json",
     "1_Pooling/config.json",
 )
-"""What is fetched, read and digested; anything else in the folder is no part of the model."""
+"""Files that are fetched, read and digested; other files of the folder are no part of the model."""
 
 PROMPTS = "config_sentence_transformers.json"
 """Prompts by name. It is fetched and not digested: a recipe holds the text of its prompt."""
@@ -102,6 +102,12 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
     return found
 
 
+def architectures_of(folder: Path) -> str:
+    """The classes of transformers that ``config.json`` names, comma-separated; "" if it names none."""
+    names = read_config(folder, "config.json").get("architectures") or []
+    return ", ".join(map(str, names))
+
+
 @dataclass(frozen=True)
 class Preprocessing:
     """What ``preprocessor_config.json`` says, in the words of a recipe."""
@@ -137,18 +143,18 @@ def read_preprocessing(folder: Path, name: str) -> Preprocessing:
 
 
 def _preprocessing(config: Mapping[str, Any]) -> Preprocessing:
-    if (
-        not config.get("do_resize", True)
-        or abs(float(config.get("rescale_factor", 1 / 255)) * 255 - 1) > 1e-6
-    ):
+    scale = float(config.get("rescale_factor", 1 / 255)) * 255
+    if not config.get("do_resize", True) or abs(scale - 1) > 1e-6:
         raise ValueError("images are not resized, or not scaled to [0, 1]")
     if not config.get("do_rescale", True):
         raise ValueError("images are not scaled to [0, 1]")
     resample = config.get("resample", 3)
     if resample not in FILTERS:
         raise ValueError(f"resample {resample!r} is neither bilinear nor bicubic")
-    norm = bool(config.get("do_normalize", True))
-    mean, std = (_triple(config["image_mean"]), _triple(config["image_std"])) if norm else UNIT
+    mean, std = UNIT
+    if config.get("do_normalize", True):
+        mean = _triple(config["image_mean"])
+        std = _triple(config["image_std"])
     if 0 in std:
         raise ValueError("image_std holds a zero")
     size, resize, share = _sides(config)

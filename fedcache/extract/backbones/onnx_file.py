@@ -33,20 +33,23 @@ TYPES = {
     "tensor(double)": "float64",
     "tensor(uint8)": "uint8",
 }
-"""What an input of images may hold, and numpy's name of it."""
+"""ONNX type of an input of images -> numpy's name of it."""
 
 
 def derive(name: str, choice: Choice) -> Backbone:
     """The row of ``onnx:FILE``; raises as ``derived``."""
+
+    def given(path: Path, name: str) -> ImageInput:
+        session = _session(name, path, unchanged_bytes(path, ""), threads=1)
+        return _input(name, session)
+
     return derived(
         name,
         ONNX,
         choice,
         provider="onnx_file",
         norm="imagenet",
-        given=lambda path, bare: _input(
-            bare, _session(bare, path, unchanged_bytes(path, ""), threads=1)
-        ),
+        given=given,
         opened=lambda path, bare, output, size: _opened(
             bare, path, "", output, Recipe(bare, "", size=size), 1
         ),
@@ -92,11 +95,18 @@ def _opened(
     return encoder
 
 
+def _known_length(axis: Any) -> int | None:
+    """The length of an axis; None for one that is free."""
+    if isinstance(axis, int) and axis > 0:
+        return axis
+    return None
+
+
 def _input(name: str, session: Any) -> ImageInput:
     """The one input of images; UsageError for others."""
     inputs = session.get_inputs()
     shown = "; ".join(f"{i.name} {i.type} {i.shape}" for i in inputs[:5])
-    shapes = [tuple(d if isinstance(d, int) and d > 0 else None for d in i.shape) for i in inputs]
+    shapes = [tuple(map(_known_length, i.shape)) for i in inputs]
     fits = (
         len(inputs) == 1
         and inputs[0].type in TYPES

@@ -49,6 +49,9 @@ def _build(backbone: Backbone, recipe: Recipe) -> tuple[Any, Any]:
 
     import open_clip
 
+    size = None  # the architecture's own
+    if recipe.size != backbone.recipe.size:
+        size = recipe.size
     # open_clip warns that the model is random, which it is only until our own strict load.
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
@@ -57,7 +60,7 @@ def _build(backbone: Backbone, recipe: Recipe) -> tuple[Any, Any]:
             backbone.architecture,
             pretrained=None,
             force_quick_gelu=recipe.activation == "quickgelu",
-            force_image_size=None if recipe.size == backbone.recipe.size else recipe.size,
+            force_image_size=size,
             pretrained_text=False,
             pretrained_image=False,
         )
@@ -124,8 +127,17 @@ def derive(name: str) -> Backbone:
             "shortest or squash; bicubic or bilinear).",
             "Choose another model, or import its features with `fedcache ingest`.",
         )
-    quick = bool(published.get("quick_gelu") or config.get("quick_gelu"))
+    activation = "native"
+    if published.get("quick_gelu") or config.get("quick_gelu"):
+        activation = "quickgelu"
+    # OWNER/NAME/, followed by a file if that has another name than usual.
     parts = [part for part in str(published.get("hf_hub") or "").split("/") if part]
+    hub = None
+    if len(parts) >= 2:
+        hub = "/".join(parts[:2])
+    files: tuple[str, ...] = OPEN_CLIP_FILES
+    if len(parts) > 2:
+        files = ("/".join(parts[2:]),)
     return Backbone(
         name=name,
         provider="open_clip",
@@ -140,11 +152,11 @@ def derive(name: str) -> Backbone:
             mean=tuple(published["mean"]),
             std=tuple(published["std"]),
             pooling="image_projection",
-            activation="quickgelu" if quick else "native",
+            activation=activation,
         ),
         source=f"open_clip's {architecture} ({tag})",
-        files=OPEN_CLIP_FILES if len(parts) < 3 else ("/".join(parts[2:]),),
+        files=files,
         architecture=architecture,
-        hub="/".join(parts[:2]) if len(parts) >= 2 else None,
+        hub=hub,
         fixed=isinstance(config["vision_cfg"].get("layers"), list),
     )

@@ -40,7 +40,7 @@ BATCH_CLOSE = 1e-3
 
 @dataclass(frozen=True)
 class Choice:
-    """What is known in addition to the name when a row of a user's backbone is made."""
+    """Settings of a user's backbone in addition to its name."""
 
     home: Path | None = None  # where places and facts are remembered
     file: Path | None = None  # the file of ``--weights NAME=FILE``
@@ -250,7 +250,9 @@ def shape_of(
     try:
         features = encoder.image(images)
         again = encoder.image(images)
-        singly = [encoder.image(images[at : at + 1]) for at in range(2 if alone else 0)]
+        singly = []
+        if alone:
+            singly = [encoder.image(images[:1]), encoder.image(images[1:])]
     except FedcacheError:
         raise
     except (

@@ -50,7 +50,10 @@ def digest_of_parts(
     try:
         for path, part in module.named_modules():
             parts.append([path, code.classes(part), _attributes(part, code)])
-        parts.append(None if transform is None else _described_transform(transform, code))
+        described = None
+        if transform is not None:
+            described = _described_transform(transform, code)
+        parts.append(described)
     except RecursionError as error:
         raise UsageError(
             f"The backbone {name} contains lists or objects that contain each other, so fedcache cannot "
@@ -240,7 +243,7 @@ def _tensors(name: str, module: nn.Module) -> list[list[Any]]:
 
 
 def _attributes(module: nn.Module, code: ReachedObjects) -> list[Any]:
-    """What a module holds in addition to its tensors and parts."""
+    """Attributes of a module in addition to its tensors and parts."""
     from torch import nn
 
     # what torch.compile adds is of this process; the module inside is a part

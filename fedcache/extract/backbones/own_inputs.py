@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 OF_MODULES = (IMAGES, TEXTS, ROWS)
-"""What a module of the user's may read."""
+"""Kinds of items that a user's module may read."""
 
 TEMPLATE = "a text about {}."
 """Prompt of a class where nothing else is said."""
@@ -97,7 +97,9 @@ class OwnItemEncoder:
             ) from error
         shape = tuple(getattr(out, "shape", ()))
         if not hasattr(out, "isfinite") or len(shape) not in (2, 3) or shape[0] != count:
-            found = list(shape) if hasattr(out, "shape") else type(out).__name__
+            found = type(out).__name__
+            if hasattr(out, "shape"):
+                found = str(list(shape))
             what = f"{count} {self.kind}"
             raise UsageError(
                 f"{self.name} gives {found} for {what}, expected a tensor [B, D] or [B, T, D].",
@@ -156,7 +158,7 @@ class OwnItemEncoder:
 
 
 def kind_of(name: str, module: nn.Module) -> str:
-    """What a module reads; images where it does not say. Raises UsageError for another word."""
+    """The kind of items that a module reads; images by default. Raises UsageError for an unknown word."""
     found = getattr(module, "reads", IMAGES)
     if found not in OF_MODULES:
         raise UsageError(

@@ -58,7 +58,7 @@ class OwnModule:
 
 _IN_MEMORY: dict[str, OwnModule] = {}
 _BUILT: dict[str, tuple[Any, OwnModule]] = {}
-"""Spec -> factory and what it returned: called once in a process, and again for another function of that name."""
+"""Spec -> factory and its module. A factory is called once, and again if its name means another function by then."""
 
 
 def register(
@@ -75,15 +75,15 @@ def register(
 
     Args:
         module: an ``nn.Module`` that maps [B, 3, size, size] to [B, D], [B, T, D] or [B, D, H, W]; the last two are
-            averaged; of one that ``reads`` texts or rows see ``own_inputs``. It is copied before it runs, and neither
-            its mode nor its gradients change.
+            averaged. ``own_inputs`` describes modules of texts or rows. The module is copied before it runs, so its
+            mode and gradients do not change.
         name: None for that of its class.
         transform: from a Pillow image, RGB, size x size, to the module's input without the batch; None normalises.
         size, mean, std: of its input; None for the module's attributes of these names, else 224 and ImageNet's.
         version: stands for the code in the digest; None digests the source files.
 
     Raises:
-        UsageError, for what is no module, fails on images, or has no digest.
+        UsageError, for an object that is no module, fails on images, or has no digest.
     """
     from torch import nn
 
@@ -109,12 +109,14 @@ def register(
 
 
 def derive(name: str, choice: Choice) -> Backbone:
-    """The row of ``module:...``; UsageError where nothing of that name can be made.
+    """The row of ``module:...``. Raises UsageError for a name that is no module and no factory.
 
     Every row is made here, so this is the one place that decides which code runs. Raises StoreError, before anything is
     imported, for a factory that the user did not name.
     """
-    if name not in _IN_MEMORY and ":" in name.removeprefix(MODULE) and not may_be_run(name):
+    in_memory = name in _IN_MEMORY
+    has_factory = ":" in name.removeprefix(MODULE)
+    if has_factory and not in_memory and not may_be_run(name):
         raise StoreError(
             f"{name} is Python code that a file refers to. fedcache did not import it, because you did "
             "not name it yourself.",
@@ -123,22 +125,32 @@ def derive(name: str, choice: Choice) -> Backbone:
         )
     own = _own(name)
     transformed = own.transform is not None
-    texts = own.reads == TEXTS
-    mean, std = UNIT if transformed else (own.mean, own.std)
+    norm = (own.mean, own.std)
+    if transformed:
+        norm = UNIT
+    mean, std = norm
+    text_width = None
+    template = None
+    if own.reads == TEXTS:
+        text_width = own.width
+        template = own_inputs.TEMPLATE
+    source = f"yours: {name}"
+    if in_memory:
+        source = "a module in the memory of this process"
     pooling = pooling_of("output", own.rank)
     decoder = DECODERS[own.reads]
     return Backbone(
         name=name,
         provider="own_module",
         width=own.width,
-        text_width=own.width if texts else None,
+        text_width=text_width,
         recipe=Recipe(
             name, "", size=own.size, mean=mean, std=std, pooling=pooling, decoder=decoder
         ),
-        template=own_inputs.TEMPLATE if texts else None,
-        source="a module in the memory of this process" if name in _IN_MEMORY else f"yours: {name}",
+        template=template,
+        source=source,
         own=True,
-        here_only=name in _IN_MEMORY,
+        here_only=in_memory,
         raw=transformed,
         reads=own.reads,
     )
@@ -176,7 +188,7 @@ def load(
 
 
 def _own(name: str) -> OwnModule:
-    """What a name means: a module in memory, or what its factory returns."""
+    """The module of a name: one in memory, or the one that its factory returns."""
     if name in _IN_MEMORY:
         return _IN_MEMORY[name]
     place, _, attribute = name.removeprefix(MODULE).partition(":")
@@ -187,27 +199,30 @@ def _own(name: str) -> OwnModule:
             "every process.",
         )
     factory = _factory(name, place, attribute)
-    if name in _BUILT and _BUILT[name][0] is factory:
-        return _BUILT[name][1]
+    if name in _BUILT:
+        built_by, own = _BUILT[name]
+        if built_by is factory:
+            return own
     try:
         made = factory()
     except FedcacheError:
         raise
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # the user's code may raise anything: its error becomes a message
+    # The user's code may raise anything: its error becomes a message.
+    except (Exception, SystemExit) as error:
         raise UsageError(
             f"{attribute}() of {place} fails: {reason(error)}",
             "Fix it; fedcache calls it without arguments.",
         ) from error
-    module, transform = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    _BUILT[name] = (factory, _checked(name, module, transform))
-    return _BUILT[name][1]
+    if not isinstance(made, tuple) or len(made) != 2:
+        made = (made, None)
+    module, transform = made
+    own = _checked(name, module, transform)
+    _BUILT[name] = (factory, own)
+    return own
 
 
 def _factory(name: str, place: str, attribute: str) -> Callable[[], Any]:
-    """The function that a spec names; the working directory is looked at after everything that is installed."""
+    """The function that a spec names. Installed packages take precedence over files of the working directory."""
     if str(Path.cwd()) not in sys.path and "" not in sys.path:
         sys.path.append(str(Path.cwd()))
     try:
@@ -242,9 +257,9 @@ def _checked(
     from torch import nn
 
     if not isinstance(module, nn.Module) or not (transform is None or callable(transform)):
-        what = type(module).__name__ + (
-            f" and {type(transform).__name__}" if transform is not None else ""
-        )
+        what = type(module).__name__
+        if transform is not None:
+            what += f" and {type(transform).__name__}"
         raise UsageError(
             f"{name} returns {what}, expected an nn.Module, or one and a transform.",
             "return module   or   return module, transform",
@@ -256,38 +271,41 @@ def _checked(
         )
     if own_inputs.kind_of(name, module) != IMAGES:
         given = {"transform": transform, "size": size, "mean": mean, "std": std}
-        if odd := [word for word, value in given.items() if value is not None]:
-            option = odd[0]
-            raise UsageError(
-                f"{name} reads {module.reads}, but {option} applies only to images.",
-                f"Leave out {option}.",
-            )
+        for option, value in given.items():
+            if value is not None:
+                raise UsageError(
+                    f"{name} reads {module.reads}, but {option} applies only to images.",
+                    f"Leave out {option}.",
+                )
         encoder = own_inputs.OwnItemEncoder(name, module, device="cpu", dtype="float32")
         width = encoder.tried()
         return OwnModule(module, None, 0, *UNIT, encoder.rank, width, encoder.kind)
-    side = size if size is not None else getattr(module, "size", None)
-    side = SIZE if side is None else side
+    side = size
+    if side is None:
+        side = getattr(module, "size", None)
+    if side is None:
+        side = SIZE
     if isinstance(side, bool) or not isinstance(side, int) or not 8 <= side <= 2048:
         raise UsageError(
             f"The size of {name} is {side!r}, expected a number of pixels from 8 to 2048.",
             "size=224",
         )
-    norm = {
-        word: _triple(
-            name, word, value if value is not None else getattr(module, word, None), default
-        )
-        for word, value, default in zip(
-            ("mean", "std"), (mean, std), NORMS["imagenet"], strict=True
-        )
-    }
-    if 0 in norm["std"]:
+    if mean is None:
+        mean = getattr(module, "mean", None)
+    if std is None:
+        std = getattr(module, "std", None)
+    usual_mean, usual_std = NORMS["imagenet"]
+    mean = _triple(name, "mean", mean, usual_mean)
+    std = _triple(name, "std", std, usual_std)
+    if 0 in std:
         raise UsageError(f"std of {name} contains a zero.", "std=(0.229, 0.224, 0.225)")
-    untried = OwnModule(module, transform, side, norm["mean"], norm["std"], 2, 0)
+    untried = OwnModule(module, transform, side, mean, std, 2, 0)
+    # Running the module once shows the number of axes of its output, and the width.
     ranks: list[int] = []
-    recipe = Recipe(name, "", size=side, mean=untried.mean, std=untried.std)
+    recipe = Recipe(name, "", size=side, mean=mean, std=std)
     of_images = _encoder(name, untried, recipe, device="cpu", dtype="float32", ranks=ranks)
     width = shape_of(of_images, name, side)[1]
-    return OwnModule(module, transform, side, untried.mean, untried.std, ranks[0], width)
+    return OwnModule(module, transform, side, mean, std, ranks[0], width)
 
 
 def _triple(name: str, word: str, value: Any, default: Triple) -> Triple:
@@ -311,13 +329,11 @@ def _encoder(
     dtype: str,
     ranks: list[int] | None = None,
 ) -> FrozenEncoder:
-    """The encoder over a copy of the module; ``ranks`` is told how many axes its output has."""
+    """The encoder over a copy of the module; each output appends its number of axes to ``ranks``."""
     try:
         module = copy.deepcopy(own.module)
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # tensors that are results of computations cannot be copied
+    # Tensors that are results of computations cannot be copied.
+    except (Exception, SystemExit) as error:
         raise UsageError(
             f"{name} cannot be copied: {reason(error)}",
             "Give a module whose tensors are parameters and buffers.",
@@ -326,14 +342,12 @@ def _encoder(
     def image(x: Tensor) -> Tensor:
         out = module(x)
         images = x.shape[0]
-        shape = getattr(out, "shape", None)
-        if (
-            shape is None
-            or not hasattr(out, "isfinite")
-            or len(shape) not in (2, 3, 4)
-            or (len(shape) and shape[0] != images)
-        ):
-            found = list(shape) if shape is not None else type(out).__name__
+        shape: Any = getattr(out, "shape", None)
+        is_tensor = shape is not None and hasattr(out, "isfinite")
+        if not is_tensor or len(shape) not in (2, 3, 4) or shape[0] != images:
+            found = type(out).__name__
+            if shape is not None:
+                found = str(list(shape))
             raise UsageError(
                 f"{name} gives {found} for {images} images, expected a tensor [B, D], [B, T, D] or [B, D, H, W].",
                 "Return one tensor from forward, the features.",

@@ -77,14 +77,14 @@ def _openai(name: str, architecture: str, width: int, hub: str, size: int) -> Ba
 def _metadataset(domain: str, pooled: bool) -> Backbone:
     base = f"resnet18-{domain}"
     name = base
-    if pooled:
-        name = f"{base}-maxpool"
+    shares = None
     mean, std = NORMS["half"]
     pooling = "avg"
-    if pooled:
-        pooling = "maxpool+avg"
     variant = ""
     if pooled:
+        name = f"{base}-maxpool"
+        shares = base
+        pooling = "maxpool+avg"
         variant = ", run with the max pooling of the released FedPCL code"
     return Backbone(
         name=name,
@@ -103,7 +103,7 @@ def _metadataset(domain: str, pooled: bool) -> Backbone:
         source=f"the Meta-Dataset ResNet-18 of {DOMAINS[domain]}, a file of the SUR and URT releases{variant}",
         files=tuple(f"{folder}/model_best.pth.tar" for folder in FOLDERS[domain]),
         architecture="resnet18",
-        shares=base if pooled else None,
+        shares=shares,
     )
 
 
@@ -111,6 +111,13 @@ def _vit(
     name: str, architecture: str, width: int, size: int, *, published: bool = True
 ) -> Backbone:
     mean, std = NORMS["half"]
+    source = f"AugReg ViT: timm's {architecture}"
+    files: tuple[str, ...] = TIMM_FILES
+    hub: str | None = f"timm/{architecture}"
+    if not published:
+        source = "AugReg ViT, ImageNet-1k from scratch: the original npz (Ti_16-i1k-300ep-...), which timm lacks"
+        files = ("Ti_16-i1k-300ep-*.npz",)
+        hub = None
     return Backbone(
         name=name,
         provider="timm",
@@ -118,12 +125,10 @@ def _vit(
         recipe=Recipe(
             name, "", size=224, crop_pct=crop_of(224, 0.9), mean=mean, std=std, pooling="cls"
         ),
-        source=f"AugReg ViT: timm's {architecture}"
-        if published
-        else "AugReg ViT, ImageNet-1k from scratch: the original npz (Ti_16-i1k-300ep-...), which timm lacks",
-        files=TIMM_FILES if published else ("Ti_16-i1k-300ep-*.npz",),
+        source=source,
+        files=files,
         architecture=architecture,
-        hub=f"timm/{architecture}" if published else None,
+        hub=hub,
         size=size,
         licence="Apache-2.0",
     )

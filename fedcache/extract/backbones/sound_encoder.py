@@ -26,6 +26,7 @@ from fedcache.extract.backbones.backbone import Backbone, Weights, deterministic
 from fedcache.extract.backbones.hugging_face import folder_of, open_model, quiet
 from fedcache.extract.backbones.hugging_face_folder import (
     PREPROCESSING,
+    architectures_of,
     check_folder,
     model_files,
     read_config,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SECONDS = 30.0
-"""Of a sound that are read unless the recipe says otherwise."""
+"""Seconds of a sound that are read by default."""
 
 MOST_SECONDS = 60.0
 AT_ONCE = {"cpu": 4, "cuda": 32}
@@ -87,11 +88,15 @@ def derive(name: str, choice: Choice) -> Backbone:
         return [width, encoder.pools]
 
     width, pools = facts_of(folder, ("sounds",), choice, read, identity=content_sha256(folder))
-    known = (*POOLINGS, POOLED) if pools else POOLINGS
+    known: tuple[str, ...] = POOLINGS
+    usual = POOLINGS[0]
+    if pools:
+        known = (*POOLINGS, POOLED)
+        usual = POOLED
     settings = dict(choice.options)
     if choice.recorded is not None:
         settings = {"pooling": choice.recorded.pooling, "seconds": str(choice.recorded.size / rate)}
-    pooling = settings.get("pooling", known[-1] if pools else known[0])
+    pooling = settings.get("pooling", usual)
     if pooling not in known:
         raise unknown(f"pooling of {bare}", pooling[:40], known)
     recipe = Recipe(
@@ -109,9 +114,7 @@ def derive(name: str, choice: Choice) -> Backbone:
         recipe=recipe,
         source=f"yours: {folder}",
         files=("config.json",),
-        architecture=", ".join(
-            map(str, read_config(folder, "config.json").get("architectures") or [])
-        ),
+        architecture=architectures_of(folder),
         own=True,
         place=str(folder),
         reads=SOUNDS,
@@ -203,7 +206,7 @@ class Hearing:
         return Sounds(inputs, samples, cut, bad)
 
     def extract(self, wave: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What the model is given of a sound [n]: samples [n], or a spectrogram."""
+        """The model's input for a sound [n]: samples [n], or a spectrogram."""
         extractor, lock = _extractor(self.name, self.folder, self.stamp)
         with lock:
             made = extractor(wave, sampling_rate=self.rate, return_tensors="np")

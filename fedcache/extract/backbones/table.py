@@ -54,7 +54,7 @@ DERIVE: Mapping[str, Callable[[str], Backbone]] = {
     open_clip.PREFIX: open_clip.derive,
     RANDOM: random.derive,
 }
-"""What makes the row of a library's own name, by its prefix."""
+"""Prefix of a library's own names -> the function that makes their rows."""
 
 
 def _folder_row(name: str, choice: Choice) -> Backbone:
@@ -73,7 +73,7 @@ OWN: Mapping[str, Callable[[str, Choice], Backbone]] = {
     TFLITE: tflite_file.derive,
     HUGGING_FACE: _folder_row,
 }
-"""What makes the row of a model that the user brings, by its prefix."""
+"""Prefix of a user's model -> the function that makes its row."""
 
 LOADERS: Mapping[str, Callable[..., Any]] = {
     provider.__name__.rpartition(".")[2]: provider.load
@@ -95,7 +95,7 @@ LOADERS: Mapping[str, Callable[..., Any]] = {
         torchvision,
     )
 }
-"""What loads the backbones of a provider: those that are listed here, and no module that a remembered row names."""
+"""Provider -> the module that loads its backbones. Modules that remembered rows name are never imported."""
 
 
 def declared(name: str) -> Backbone | None:

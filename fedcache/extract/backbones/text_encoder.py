@@ -32,6 +32,7 @@ from fedcache.extract.backbones.hugging_face import folder_of, open_model, open_
 from fedcache.extract.backbones.hugging_face_folder import (
     PREPROCESSING,
     PROMPTS,
+    architectures_of,
     check_folder,
     model_files,
     read_config,
@@ -146,22 +147,22 @@ def derive(name: str, choice: Choice) -> Backbone:
     tokens = _tokens_of(bare, settings.get("max_tokens"), length, most)
     if output.pooling not in POOLINGS:
         raise unknown(f"pooling of {bare}", output.pooling, POOLINGS)
-    native = output == TextOutput(pooling) and not prompt
+    # The store keeps one set of text features per backbone: those of the model's own output.
+    text_width = None
+    if output == TextOutput(pooling) and not prompt:
+        text_width = width
     return Backbone(
         name=bare,
         provider="text_encoder",
         width=width,
-        # The store keeps one set of text features per backbone: those of the model's own output.
-        text_width=width if native else None,
+        text_width=text_width,
         recipe=Recipe(
             bare, "", size=tokens, pooling=output.word, decoder=DECODERS[TEXTS], prompt=prompt
         ),
         source=f"yours: {folder}",
         files=("config.json",),
         template=TEMPLATE,
-        architecture=", ".join(
-            map(str, read_config(folder, "config.json").get("architectures") or [])
-        ),
+        architecture=architectures_of(folder),
         own=True,
         place=str(folder),
         reads=TEXTS,
@@ -367,7 +368,8 @@ class TextModel:
         self.most = int(getattr(config, "max_position_embeddings", 512))
         # RoBERTa and MPNet number positions from behind that of the padding on.
         padding = getattr(getattr(self.module, "embeddings", None), "padding_idx", None)
-        self.most -= 0 if padding is None else int(padding) + 1
+        if padding is not None:
+            self.most -= int(padding) + 1
         self.padding = max(0, int(getattr(config, "pad_token_id", None) or 0))
         self.unit = "Normalize" in _steps(folder)
         self.outputs: set[TextOutput] = set()

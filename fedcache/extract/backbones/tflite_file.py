@@ -118,21 +118,16 @@ def _graph(schema: Any, raw: bytes) -> Graph:
     layers = []
     for number in range(counts[1]):
         operation = main.Operators(number)
-        lists = [
-            [get(i) for i in range(_below(length, most))]
-            for get, length in (
-                (operation.Inputs, operation.InputsLength()),
-                (operation.Outputs, operation.OutputsLength()),
-            )
-        ]
-        read, made = (tuple(_below(t, counts[0]) for t in tensors if t != -1) for tensors in lists)
-        layers.append(Layer(read, made))
-    ends = [
-        tuple(_below(get(i), counts[0]) for i in range(count))
-        for get, count in ((main.Inputs, counts[2]), (main.Outputs, counts[3]))
-    ]
+        # -1 stands for an operand that was left out.
+        read = [operation.Inputs(i) for i in range(_below(operation.InputsLength(), most))]
+        made = [operation.Outputs(i) for i in range(_below(operation.OutputsLength(), most))]
+        inputs = tuple(_below(t, counts[0]) for t in read if t != -1)
+        outputs = tuple(_below(t, counts[0]) for t in made if t != -1)
+        layers.append(Layer(inputs, outputs))
+    inputs = tuple(_below(main.Inputs(i), counts[0]) for i in range(counts[2]))
+    outputs = tuple(_below(main.Outputs(i), counts[0]) for i in range(counts[3]))
     return Graph(
-        tuple(names), frozenset(weights), frozenset(constants), tuple(layers), ends[0], ends[1]
+        tuple(names), frozenset(weights), frozenset(constants), tuple(layers), inputs, outputs
     )
 
 
@@ -239,8 +234,12 @@ class _Opened:
         raw = unchanged_bytes(path, sha256)
         self.graph: Graph = read_graph(raw, path, name)
         first = self.graph.outputs[0]
-        self.tensor = first if any_output else chosen_tensor(self.graph, name, requested)
-        self.output = requested if requested is not None else self.graph.names[self.tensor]
+        self.tensor = first
+        if not any_output:
+            self.tensor = chosen_tensor(self.graph, name, requested)
+        self.output = self.graph.names[self.tensor]
+        if requested is not None:
+            self.output = requested
         changed = raw
         if self.tensor != first:
             changed = with_output(raw, self.tensor, name)
@@ -281,7 +280,7 @@ def _encoder(
 
 
 def _details(path: Path, details: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """What an interpreter says of tensors; MachineError where the file makes it fail."""
+    """The details of tensors by an interpreter. Raises MachineError if it fails on the file."""
     try:
         return details()
     except Exception as error:  # names that are no text, and whatever else a damaged file may hold

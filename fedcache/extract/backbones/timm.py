@@ -131,7 +131,12 @@ def derive(name: str) -> Backbone:
     # a name in transformers, a module in convolutional models
     pool = getattr(model, "global_pool", "")
     hub = settings.get("hf_hub_id")
-    tag = settings.get("tag") or ""
+    if not isinstance(hub, str):
+        hub = None
+    source = f"timm's {architecture}"
+    if tag := settings.get("tag"):
+        source += f" ({tag})"
+    side = settings["input_size"][-1]
     return Backbone(
         name=name,
         provider="timm",
@@ -139,18 +144,18 @@ def derive(name: str) -> Backbone:
         recipe=Recipe(
             name,
             "",
-            size=settings["input_size"][-1],
+            size=side,
             resize=crop,
             interpolation=interpolation,
-            crop_pct=crop_of(settings["input_size"][-1], float(settings["crop_pct"])),
+            crop_pct=crop_of(side, float(settings["crop_pct"])),
             mean=_triple(settings["mean"]),
             std=_triple(settings["std"]),
             pooling=str(getattr(pool, "pool_type", pool)) or "none",
         ),
-        source=f"timm's {architecture}{f' ({tag})' if tag else ''}",
+        source=source,
         files=TIMM_FILES,
         architecture=model_name,
-        hub=hub if isinstance(hub, str) else None,
+        hub=hub,
         fixed=bool(settings.get("fixed_input_size")) and not hasattr(model, "set_input_size"),
     )
 

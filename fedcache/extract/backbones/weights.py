@@ -41,7 +41,7 @@ GENERAL = (
     "open_clip_model.safetensors",
     "open_clip_pytorch_model.bin",
 )
-"""What weights are called in a Hugging Face repository, whichever model it holds."""
+"""Names of weights files in Hugging Face repositories of all models."""
 FOLDERS = ("hugging_face", "text_encoder")
 """Providers whose weights are a folder."""
 FILES = ("onnx_file", "tflite_file")
@@ -102,21 +102,30 @@ def find(backbone: Backbone, *, given: Mapping[str, Path], home: Path) -> tuple[
     for name in backbone.names:
         if name in given:
             path = given[name].expanduser()
-            if not (path.is_dir() if backbone.provider in FOLDERS else path.is_file()):
+            exists = path.is_file()
+            if backbone.provider in FOLDERS:
+                exists = path.is_dir()
+            if not exists:
                 raise MachineError(
                     f"--weights {name}={path}: there is no such file.", "Check the path."
                 )
             return path, f"--weights {shell_word(name)}={shell_word(path)}"
+    if backbone.place:
+        path = Path(backbone.place)
+        if path.exists():
+            return path, str(path)
     for place, candidates in (
-        ("", iter([Path(backbone.place)] if backbone.place else [])),
         ("", _at_home(backbone, home / "weights")),
         ("the Python package ", _in_wheel(backbone)),
         ("the Hugging Face cache, ", _in_hub_cache(backbone)),
         ("torch's cache, ", _under(library_caches().torch / "checkpoints", backbone.files)),
     ):
         for path in candidates:
-            if path.is_file() or (path.is_dir() and str(path) == backbone.place):
-                return path, f"{place}{backbone.wheel if place.startswith('the Python') else path}"
+            if path.is_file():
+                # A file of a package is named by the package.
+                if place == "the Python package ":
+                    return path, f"{place}{backbone.wheel}"
+                return path, f"{place}{path}"
     return None
 
 
@@ -256,9 +265,16 @@ def _check_digest(backbone: Backbone, path: Path, sha256: str) -> None:
             differs = f"use it as your own backbone:  --backbones tflite:{shell_word(path)}"
         raise MachineError(
             f"{path} is not the published file of {backbone.name}: its sha256 is {sha256}, expected "
-            f"{expected}{'' if len(expected) == 64 else '...'}. An incomplete download is a common cause.",
+            f"{_shown(expected)}. An incomplete download is a common cause.",
             f"Remove it and get it again. If the difference is intended, {differs}",
         )
+
+
+def _shown(digest: str) -> str:
+    """A published sha256, with three dots if only its beginning is published."""
+    if len(digest) == 64:
+        return digest
+    return f"{digest}..."
 
 
 def _published_download(backbone: Backbone) -> Download | None:
@@ -284,18 +300,20 @@ def _missing_weights(
         third = f"torch's cache {library_caches().torch / 'checkpoints' / backbone.files[0]}"
     else:
         third = "a library's cache (no library downloads these weights; get them as a file)"
-    own_names = backbone.wheel is None and not set(backbone.files) & set(GENERAL)
-    published = "; ".join(
-        f"{name} {digest}{'' if len(digest) == 64 else '...'}" for name, digest in backbone.sha256
-    )
-    return MachineError(
+    # A file with a name that others have too is not taken for this backbone's.
+    if backbone.wheel is None and not set(backbone.files) & set(GENERAL):
+        at_home += f" or {backbone.files[0]} next to it"
+    message = (
         f"The weights of {backbone.name} are not available locally. Looked at: --weights "
-        f"{backbone.name}=FILE (not given); "
-        f"{at_home}{f' or {backbone.files[0]} next to it' if own_names else ''}; {third}."
-        + (f" Published sha256: {published}." if published else "")
-        + (" Downloads are disabled." if offline and _published_download(backbone) else ""),
-        f"{_other_ways(backbone)} Ready now: {', '.join(ready(given=given, home=home))}.",
+        f"{backbone.name}=FILE (not given); {at_home}; {third}."
     )
+    if backbone.sha256:
+        published = "; ".join(f"{name} {_shown(digest)}" for name, digest in backbone.sha256)
+        message += f" Published sha256: {published}."
+    if offline and _published_download(backbone):
+        message += " Downloads are disabled."
+    usable = ", ".join(ready(given=given, home=home))
+    return MachineError(message, f"{_other_ways(backbone)} Ready now: {usable}.")
 
 
 def _other_ways(backbone: Backbone) -> str:
@@ -363,11 +381,11 @@ def import_weights(
     checked = Weights(source, "", str(source), key=key)
     try_weights(backbone, checked, observer or Silent())
     if backbone.provider in FILES:
-        place = make_private(home / "weights") / (
-            slug(backbone.name.partition(":")[2])
-            if backbone.own
-            else f"{slug(name)}{endings(backbone)[0]}"
-        )
+        if backbone.own:
+            file_name = slug(backbone.name.partition(":")[2])
+        else:
+            file_name = f"{slug(name)}{endings(backbone)[0]}"
+        place = make_private(home / "weights") / file_name
         write_atomic(place, source.read_bytes())
         lookup(backbone.name, home=home, file=place)  # from now on it is there
         return place

@@ -47,7 +47,7 @@ def kind_of(spec: str) -> tuple[str, str]:
     kind, _, rest = spec.partition(":")
     if (kind in kinds.KINDS or find("datasets", kind) is not None) and (rest or kind == "digits"):
         return kind, rest
-    # What follows explains a spec that is none: embeddings, images in memory, a path, or a misspelt name.
+    # The rest explains an invalid spec: embeddings, images in memory, a path, or a misspelt name.
     if kind == INGESTED:
         raise UsageError(
             f"{spec!r} contains embeddings, not images.",

@@ -43,7 +43,7 @@ IMAGE_NAMES = ("images", "image", "imgs", "img", "pixels", "data", "x")
 """Usual names of the column of images, compared without case; the first that is there is taken."""
 
 LABEL = ".label"
-"""What labels are called that are in no column, as those of (image, label)."""
+"""Name of labels that are in no column, such as those of (image, label)."""
 
 OPTIONS = {
     "label": "--label-key",
@@ -256,7 +256,9 @@ def from_rows(
 
     Raises UsageError if columns contradict each other, if there are no rows, or if two rows have the same name.
     """
-    rows = TableRows(names, source, {column: objects_of(found) for column, found in values.items()})
+    read = {column: objects_of(found) for column, found in values.items()}
+    rows = TableRows(names, source, read)
+    request = DatasetRequest(str(place), choice=ColumnChoice(label=label, groups=groups))
     uid = None
     if key is None:
         uid, _ = dataset.contents(source, names, context)
@@ -265,7 +267,7 @@ def from_rows(
         spec,
         place,
         [rows],
-        request=DatasetRequest(str(place), choice=ColumnChoice(label=label, groups=groups)),
+        request=request,
         class_names=class_names,
         how=f"{holds} of {kind}",
         facts=list(key or ()),

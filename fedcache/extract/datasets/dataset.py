@@ -316,7 +316,13 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
     names: list[str] = []
     labels = []
     places = []
+    readings = []
+    unused: dict[str, str] = {}
+    may_be_labels: dict[str, int] = {}
     for name, member in members.items():
+        readings.append(f"  {name} = {member.reading}")
+        unused |= {f"{name}/{column}": why for column, why in member.unused.items()}
+        may_be_labels |= {f"{name}/{column}": n for column, n in member.may_be_labels.items()}
         # label -1 picks the last: unknown
         to = np.array([*(first.classes.index(c) for c in member.classes), -1], dtype=np.int32)
         labels.append(to[member.label])
@@ -350,22 +356,12 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
         split=split,
         uid=np.concatenate([part.uid for part in parts])[order],
         template=template,
-        reading="\n".join(
-            [reading, *(f"  {name} = {member.reading}" for name, member in members.items())]
-        ),
+        reading="\n".join([reading, *readings]),
         source=JoinedSource([part.source for part in parts], which[order], row[order]),
         mirror=all(part.mirror for part in parts),
         groups={name: group.take(order) for name, group in groups.items()},
-        unused={
-            f"{name}/{column}": why
-            for name, member in members.items()
-            for column, why in member.unused.items()
-        },
-        may_be_labels={
-            f"{name}/{k}": n
-            for name, member in members.items()
-            for k, n in member.may_be_labels.items()
-        },
+        unused=unused,
+        may_be_labels=may_be_labels,
         links_left_out=sum(part.links_left_out for part in parts),
         holds=first.holds,
     )

@@ -79,10 +79,10 @@ def load(rest: str, context: Context) -> Dataset:
         list(_optdigits_rows()),
         list(_synth_rows(synth)),
     ]
-    rows = sorted(
-        ((d, *row) for d, part in enumerate(parts) for row in part), key=lambda row: row[1]
-    )
+    rows = [(domain, *row) for domain, part in enumerate(parts) for row in part]
+    rows.sort(key=lambda row: row[1])  # by name
     images = [row[4] for row in rows]
+    uids = b"".join(dataset.uid_of(image) for image in images)
     made_from = ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
     split = np.array([row[3] for row in rows], dtype=np.uint8)
     spec = "digits"
@@ -101,9 +101,7 @@ def load(rest: str, context: Context) -> Dataset:
         label=np.array([row[2] for row in rows], dtype=np.int32),
         domain=np.array([row[0] for row in rows], dtype=np.int16),
         split=split,
-        uid=np.frombuffer(b"".join(dataset.uid_of(i) for i in images), dtype=np.uint8)
-        .reshape(-1, 16)
-        .copy(),
+        uid=np.frombuffer(uids, dtype=np.uint8).reshape(-1, 16).copy(),
         template=None,  # the backbone's own: glyph-clip was trained with its captions
         reading=f"digits: made from {made_from}; {counts}",
         source=ArraySource(images),
@@ -205,7 +203,8 @@ def _mnistm_rows(gray: NDArray[np.uint8]) -> Iterator[Row]:
             photograph = photographs[i % len(photographs)]
             top, left = (int(draw.integers(side - 27)) for side in photograph.shape[:2])
             patch = photograph[top : top + 28, left : left + 28]
-            mixed = np.abs(patch - gray[k, 350 + i][:, :, None].astype(np.int16)).astype(np.uint8)
+            digit = gray[k, 350 + i].astype(np.int16)
+            mixed = np.abs(patch - digit[:, :, None]).astype(np.uint8)
             yield f"mnistm/{k}/{i:04d}", k, TRAIN if i < 100 else TEST, mixed
 
 
@@ -217,13 +216,9 @@ def _optdigits_rows() -> Iterator[Row]:
     pixels = ((bunch.images.astype(np.int64) * 255 + 8) // 16).astype(np.uint8)
     for k in range(10):
         rows = np.flatnonzero(bunch.target == k)
+        train = 7 * len(rows) // 10
         for i, row in enumerate(rows):
-            yield (
-                f"optdigits/{k}/{i:04d}",
-                k,
-                TRAIN if i < (7 * len(rows)) // 10 else TEST,
-                pixels[row],
-            )
+            yield f"optdigits/{k}/{i:04d}", k, TRAIN if i < train else TEST, pixels[row]
 
 
 # seconds to draw, 18 MB to keep: a demo, a notebook and a test ask for it several times
@@ -234,13 +229,12 @@ def _synth_rows(count: int) -> tuple[Row, ...]:
 
 def _drawn_rows(count: int) -> Iterator[Row]:
     # The basic layout engine: whether Pillow finds Raqm on a machine must not move a pixel.
-    fonts = [
-        [
-            ImageFont.truetype(path, size, layout_engine=ImageFont.Layout.BASIC)
-            for size in range(18, 28)
-        ]
-        for path in font_files()
-    ]
+    basic = ImageFont.Layout.BASIC
+    fonts = []
+    for path in font_files():
+        fonts.append(
+            [ImageFont.truetype(path, size, layout_engine=basic) for size in range(18, 28)]
+        )
     for k in range(10):
         for i in range(count // 10):
             draw = np.random.Generator(np.random.PCG64([_SEED, 2, k, i]))
@@ -267,10 +261,11 @@ def _render(
     for _ in range(pick(0, 3)):
         line = [pick(-6, 37) for _ in range(4)]
         width = pick(1, 3)
-        pen.line(line, fill=tuple(min(255, max(0, c + pick(-60, 60))) for c in ground), width=width)
+        colour = tuple(min(255, max(0, c + pick(-60, 60))) for c in ground)
+        pen.line(line, fill=colour, width=width)
     x = pick(-3, 3)
     y = pick(-3, 3)
-    beside = pick(17, 21)
+    beside = pick(17, 21)  # pixels to the neighbour
     side = pick(0, 3)
     if side < 2:
         if side == 0:
@@ -280,9 +275,8 @@ def _render(
     if pick(0, 4) < 2:
         image = image.filter(ImageFilter.GaussianBlur(pick(3, 8) / 10))
     noise = draw.integers(-12, 13, size=(32, 32, 3), dtype=np.int16)
-    pixels: NDArray[np.uint8] = np.clip(np.asarray(image, dtype=np.int16) + noise, 0, 255).astype(
-        np.uint8
-    )
+    noisy = np.asarray(image, dtype=np.int16) + noise
+    pixels: NDArray[np.uint8] = np.clip(noisy, 0, 255).astype(np.uint8)
     return pixels
 
 
@@ -290,7 +284,9 @@ def _two_colours(draw: np.random.Generator) -> tuple[tuple[int, ...], tuple[int,
     """Colours of ground and ink that differ in gray too: their luma differs by at least 70."""
     while True:
         r, g, b, *ink = draw.integers(0, 256, size=6).tolist()
-        if abs(299 * (r - ink[0]) + 587 * (g - ink[1]) + 114 * (b - ink[2])) >= 70_000:
+        # In thousandths, so that all numbers are whole.
+        luma = 299 * (r - ink[0]) + 587 * (g - ink[1]) + 114 * (b - ink[2])
+        if abs(luma) >= 70_000:
             return (r, g, b), tuple(ink)
 
 

@@ -194,9 +194,10 @@ def _refuse_splits_as_classes(names: set[str], where: str, tables: Sequence[str]
 
 def _guess(levels: Sequence[set[str]]) -> tuple[str, ...]:
     roles = ["domain"] * len(levels)
-    splits = [
-        i for i, level in enumerate(levels) if all(name.lower() in SPLIT_WORDS for name in level)
-    ]
+    splits = []
+    for i, level in enumerate(levels):
+        if all(name.lower() in SPLIT_WORDS for name in level):
+            splits.append(i)
     if splits and len(levels) > 1:
         roles[splits[0]] = "split"
     last = max(i for i, role in enumerate(roles) if role == "domain")

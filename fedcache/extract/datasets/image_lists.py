@@ -144,7 +144,7 @@ def parse_list(
             f"{FIRST_LINE}   or choose the column of paths with --images-key NAME",
         )
     chosen = usual[0]
-    # Of several usual names, the first column is taken that names an image that is there.
+    # If several columns have usual names, the first one that names an existing image is taken.
     paths = list[str]()
     for column in usual:
         found = [_spelt(str(value).strip(), exists, stems) for value in columns[column]]
@@ -286,7 +286,7 @@ def listed_images(
     choice: ColumnChoice,
     path_column: str,
 ) -> ListedImages:
-    """What tables say of images. ``names`` are those of the images, and ``read`` gives the bytes of a table.
+    """Columns that tables have for images. ``names`` are those of the images; ``read`` gives the bytes of a table.
 
     Raises UsageError for a table that names none of the images, and for paths that make no sense.
     """

@@ -184,11 +184,10 @@ def _split_item(item: Any, row: int) -> tuple[Any, Any, Mapping[str, Any]]:
                 f"Item {row} has the keys {keys}.", "Expected the keys image and label"
             )
         # Fields that are no plain values, such as tensors, are of no use as columns.
-        others = {
-            n: v
-            for n, v in item.items()
-            if n not in (image, label) and isinstance(v, str | int | float | bool)
-        }
+        others = {}
+        for name, value in item.items():
+            if name not in (image, label) and isinstance(value, str | int | float | bool):
+                others[name] = value
         return item[image], item.get(label), others
     return item, None, {}
 

@@ -70,11 +70,16 @@ def pull(
     return root
 
 
+def _context(roots: Mapping[str, Path] | None, data: Path | None) -> Context:
+    """The context of ``known`` and ``info``."""
+    return Context(DigestMemory(data or Path()), roots or {}, data)
+
+
 def known(
     *, roots: Mapping[str, Path] | None = None, data: Path | None = None
 ) -> list[dict[str, Any]]:
     """The datasets that can be named: ``{"name", "about", "needs", "ready"}`` each, ready when it can be opened now."""
-    context = Context(DigestMemory(data or Path()), roots or {}, data)
+    context = _context(roots, data)
     offline = "four domains of ten digits, made offline from installed packages"
     rows: list[tuple[str, str, str, bool]] = [
         ("digits", offline, 'pip install "fedcache[demo]"', digits.ready()),
@@ -108,7 +113,7 @@ def info(
     """The entry of ``known`` for one dataset with details: classes, splits, versions or the folder looked at."""
     kind, rest = kind_of(name)
     entries = {row["name"]: row for row in known(roots=roots, data=data)}
-    context = Context(DigestMemory(data or Path()), roots or {}, data)
+    context = _context(roots, data)
     if kind == "digits":
         return {
             **entries["digits"],

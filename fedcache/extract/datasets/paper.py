@@ -118,7 +118,7 @@ class FoundLayout:
         return self.root
 
     def path(self, name: str) -> Path:
-        """``name`` below ``base``; a file next to the unpacked folder instead of in it is found too."""
+        """``name`` below ``base``. A JSON file may also be next to the unpacked folder."""
         return _below(self.base, self.root, name)
 
 
@@ -131,27 +131,31 @@ def read(name: str) -> Paper:
     given = tomllib.loads(file.read_text(encoding="utf-8"))
     # The digest is of the whole file, before its parts are taken out.
     digest = digest_of(given)
+    classes = tuple(given.pop("classes"))
+    files = []
+    for one in given.pop("files", ()):
+        inner = tuple(one.pop("inner", ()))
+        files.append(PaperFile(**one, inner=inner))
     return Paper(
         name=name,
-        classes=tuple(given["classes"]),
-        folders=tuple(given.pop("folders", given["classes"])),
+        classes=classes,
+        folders=tuple(given.pop("folders", classes)),
         domains=tuple(given.pop("domains", (ONE_DOMAIN,))),
         steps=tuple(given.pop("steps")),
         layouts=tuple(_layout(one) for one in given.pop("layouts")),
-        files=tuple(
-            PaperFile(**{**one, "inner": tuple(one.get("inner", ()))})
-            for one in given.pop("files", ())
-        ),
+        files=tuple(files),
         digest=digest,
-        **{key: value for key, value in given.items() if key != "classes"},
+        **given,
     )
 
 
 def _layout(given: dict[str, Any]) -> PaperLayout:
-    fields = {k: given.pop(k) for k in ("name", "format", "counts", "lines", "md5") if k in given}
-    return PaperLayout(
-        at=tuple(given.pop("at")), needs=tuple(given.pop("needs")), options=given, **fields
-    )
+    names = ("name", "format", "counts", "lines", "md5")
+    fields = {name: given.pop(name) for name in names if name in given}
+    at = tuple(given.pop("at"))
+    needs = tuple(given.pop("needs"))
+    # All other keys are options of the reader.
+    return PaperLayout(at=at, needs=needs, options=given, **fields)
 
 
 def find(paper: Paper, root: Path) -> FoundLayout | None:
@@ -166,17 +170,16 @@ def find(paper: Paper, root: Path) -> FoundLayout | None:
 
 def nearest(paper: Paper, root: Path) -> tuple[PaperLayout, list[str], list[str]]:
     """The unrecognised layout with most files: itself, its files that exist, and its missing files."""
-    best: tuple[PaperLayout, list[str], list[str]] = (
-        paper.layouts[0],
-        [],
-        list(paper.layouts[0].needs),
-    )
+    nearest_layout = paper.layouts[0]
+    found: list[str] = []
     for layout in paper.layouts:
         for at in layout.at:
             there = [need for need in layout.needs if _below(root / at, root, need).exists()]
-            if len(there) > len(best[1]):
-                best = (layout, there, [need for need in layout.needs if need not in there])
-    return best
+            if len(there) > len(found):
+                nearest_layout = layout
+                found = there
+    missing = [need for need in nearest_layout.needs if need not in found]
+    return nearest_layout, found, missing
 
 
 def _below(base: Path, root: Path, name: str) -> Path:

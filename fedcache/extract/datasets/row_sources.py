@@ -1,8 +1,8 @@
 """Images and other rows of an array in a file: read by position, or unpacked block by block, never the whole array.
 
-A row of a plain array is one ``pread``. A compressed one has no way to its n-th row but through all before it: it is
-unpacked in order, a few blocks are kept, and a process that asks for an earlier row begins again. Extraction reads rows
-in order, so that each of its processes unpacks the array once.
+A row of a plain array is one ``pread``. A compressed array must be unpacked in order: a few blocks are kept, and a
+process that needs an earlier row begins again. Extraction reads rows in order, so each of its processes unpacks the
+array once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ KEPT = 4
 """Blocks that a process keeps: threads may be a batch apart."""
 
 DAMAGED = (zlib.error, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, OSError)
-"""What reading a compressed file raises where it is damaged."""
+"""Errors of reading a damaged compressed file."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class NumbersLayout:
 def numbers_of(shape: Sequence[int], dtype: np.dtype[Any], where: str) -> NumbersLayout:
     """Layout of the rows of an array [N, ...] of numbers, for a module.
 
-    Raises UsageError for one number a row, empty rows, and for what torch has no type of.
+    Raises UsageError for one number a row, empty rows, and types that torch does not have.
     """
     row = tuple(int(side) for side in shape[1:])
     if dtype.kind not in "iufb" or dtype.itemsize > 8 or not row or 0 in row:
@@ -194,7 +194,7 @@ class Packed:
     member: str = ""  # name inside a zip; empty for a .gz
 
     def open(self) -> IO[bytes]:
-        """The bytes from their beginning. Raises MachineError when the file has changed, what ``DAMAGED`` lists."""
+        """The bytes from their beginning. Raises MachineError when the file has changed, ``DAMAGED`` for damage."""
         fd = open_as_listed(self.path, self.stamp)
         if self.member:
             os.close(fd)
@@ -286,7 +286,9 @@ class H5Blocks(Reopened):
         self.count = count
         self.shape = shape
         self.chunk = chunk
-        self.rows = chunk * max(1, BLOCK // max(1, math.prod(shape) * chunk))
+        # Whole chunks, as many as fit a block.
+        chunk_bytes = max(1, math.prod(shape) * chunk)
+        self.rows = chunk * max(1, BLOCK // chunk_bytes)
         self._data: Any = None
 
     def block(self, number: int) -> NDArray[np.uint8]:
@@ -322,7 +324,8 @@ class BlockRows(Reopened):
                 try:
                     block = self.blocks.block(number)
                 except BadImage as error:
-                    block = error  # its other rows are not worth unpacking all before them again
+                    # Kept, so that the next row of this block does not unpack the file again.
+                    block = error
                 while len(self._kept) >= KEPT:
                     del self._kept[next(iter(self._kept))]  # the one read first
                 self._kept[number] = block

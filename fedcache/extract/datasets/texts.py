@@ -81,8 +81,11 @@ def _read(path: Path, request: str | None) -> tuple[dict[str, Any], str, TextSou
     if not len(source):
         raise UsageError(f"{path} has 0 rows.", "It needs at least 1 row.")
     others = [name for name in table.types if name != column]
-    with _explained(path):
-        return (read_others(table, others)[0] if others else {}), column, source
+    columns: dict[str, Any] = {}
+    if others:
+        with _explained(path):
+            columns, _ = read_others(table, others)
+    return columns, column, source
 
 
 @contextmanager
@@ -101,8 +104,11 @@ def _explained(path: Path) -> Iterator[None]:
 def _locate(place: str) -> Path:
     path = Path(place).expanduser()
     if not place or not path.is_file():
+        named = "of texts"
+        if place:
+            named = str(path)
         raise UsageError(
-            f"There is no file {str(path) if place else 'of texts'!r} (seen from {Path.cwd()}).",
+            f"There is no file {named!r} (seen from {Path.cwd()}).",
             "Give the table of the texts: --dataset texts:FILE.csv",
         )
     if ending_of(path) not in TABLES:
@@ -126,7 +132,7 @@ def _opened(path: Path, request: str | None) -> tuple[str, Table]:
     value = kind
     if arrow().types.is_dictionary(kind):
         value = kind.value_type
-    # Of a CSV the type is that of its first rows: a column of numbers may hold words further down.
+    # The types of a CSV are those of its first rows: a column of numbers may hold words further down.
     if not table.is_text and not are_words(value):
         raise UsageError(
             f"{path}: {name} holds {kind}, expected texts.",
@@ -214,7 +220,9 @@ def _bytes_of(column: Any) -> tuple[bytes, NDArray[np.int64]]:
     _, ends, raw = plain.buffers()
     if not len(plain):
         return b"", np.zeros(0, np.int64)
+    # Arrow keeps where each word ends; a slice of a column begins at its offset.
     at = np.frombuffer(ends, np.int64)[plain.offset : plain.offset + len(plain) + 1]
-    return (
-        raw.slice(int(at[0]), int(at[-1] - at[0])).to_pybytes() if raw is not None else b""
-    ), np.diff(at)
+    words = b""
+    if raw is not None:
+        words = raw.slice(int(at[0]), int(at[-1] - at[0])).to_pybytes()
+    return words, np.diff(at)

@@ -268,7 +268,7 @@ def _own_part(cls: Any) -> Any:
         check = "_check_exists"
     elif issubclass(cls, CIFAR10):
         check = "_check_integrity"
-    # Of the same name: torchvision looks in a folder that is called as the class is.
+    # torchvision looks in a folder that has the name of the class.
     if check:
         return type(cls.__name__, (cls,), {check: whole})
     return cls
@@ -355,12 +355,13 @@ def _labels(
     if named:
         names = [named[i] for i in numbers]
     # Two classes of one name get their numbers behind it.
-    repeated = {n for n in names if names.count(n) > 1}
-    classes = tuple(
-        f"{n} #{i}" if n in repeated else n for n, i in zip(names, numbers, strict=True)
-    )
+    classes = []
+    for name, number in zip(names, numbers, strict=True):
+        if names.count(name) > 1:
+            name = f"{name} #{number}"
+        classes.append(name)
     label = np.where(raw >= 0, np.searchsorted(used, np.maximum(raw, 0)), -1).astype(np.int32)
-    return label, classes
+    return label, tuple(classes)
 
 
 def _target(source: TorchvisionSource, row: int) -> int:

@@ -72,7 +72,7 @@ class FilesSource:
 
 
 def leads_out(path: str, within: str) -> bool:
-    """Whether a path is, behind all links, outside of the real path ``within``."""
+    """Whether a path, after resolving all links, is outside of the real path ``within``."""
     real = os.path.realpath(path)
     return real != within and not real.startswith(f"{within.rstrip('/')}/")
 
@@ -87,9 +87,8 @@ class Tree:
     entries: archives.Entries | None
     # files that are no images, nor hidden, as ``paths``
     others: list[str] = field(default_factory=list)
-    other_entries: archives.Entries | None = (
-        None  # of ``others``, in their order; None for a directory
-    )
+    # of ``others``, in their order; None for a directory
+    other_entries: archives.Entries | None = None
 
     def read_other(self, root: Path, name: str) -> bytes:
         """The bytes of a file that is no image. Raises UsageError for one that cannot be read."""
@@ -184,7 +183,7 @@ def _walk(
 ) -> list[tuple[str, os.stat_result | None]]:
     """(relative path, stat or None for a broken link) of every file.
 
-    Links to directories are followed, loops and what leads out of ``within`` (None: nothing) are not.
+    Links to directories are followed, except loops and links that lead out of ``within`` (None: all are followed).
     """
     real = None
     if within is not None:
@@ -192,7 +191,7 @@ def _walk(
     found: list[tuple[str, os.stat_result | None]] = []
     top = root.stat()
     visited = 0
-    # Folders still to be listed, each with the identities of the folders above it, by which loops are seen.
+    # Folders still to be listed, each with the identities of the folders above it: a link to one of them is a loop.
     pending: list[tuple[str, frozenset[tuple[int, int]]]] = [
         ("", frozenset({(top.st_dev, top.st_ino)}))
     ]
@@ -239,7 +238,7 @@ def _walk(
 def listing_digest(root: Path, within: Path | None) -> str:
     """sha256 over (relative path, size, mtime_ns, inode) of every file: changes whenever a file does.
 
-    Of links that lead out of ``within`` (None: of none) it says nothing, as they are not read.
+    Links that lead out of ``within`` (None: all are followed) do not count, because they are not read.
     """
     rows = []
     for relative, info in _walk(root, Counter(), within):

@@ -86,8 +86,11 @@ def load(rest: str, context: Context) -> Dataset:
     left: Counter[str] = Counter()
     shards = [_read_shard(top, path, request, left) for path in paths]
     known = [shard for shard in shards if shard.split is not None]
-    left_out = [shard.name for shard in shards if known and shard.split is None]
+    left_out: list[str] = []
+    if known:
+        left_out = [shard.name for shard in shards if shard.split is None]
     columns.refuse_without_training(top, [shard.split for shard in known], left_out)
+    # Names of shards that give a split take precedence over folders of samples.
     shards = known or _by_folder(shards)
     by_split: dict[int | None, list[_Shard]] = {}
     for shard in shards:
@@ -130,8 +133,8 @@ def _shards(place: str, context: Context) -> tuple[Path, list[Path]]:
             raise archives.refuse_compressed(packed)
         top = path
     else:
-        several = [Path(one) for text in _expand(pattern) for one in _matching(text)]
-        found = sorted(dict.fromkeys(several))
+        matches = {Path(match) for text in _expand(pattern) for match in _matching(text)}
+        found = sorted(matches)
         top = path
         if found:
             top = Path(os.path.commonpath([p.parent for p in found]))
@@ -154,35 +157,38 @@ def _shards(place: str, context: Context) -> tuple[Path, list[Path]]:
 
 def _expand(pattern: str) -> Iterator[str]:
     """``a-{00..02}.tar`` and ``{a,b}.tar`` as all they stand for. Raises UsageError for too many."""
-    pieces = []
+    pieces: list[list[str]] = []  # the choices of each part of the pattern, of fixed text only one
     last = 0
     total = 1
     for match in _RANGE.finditer(pattern):
         first, end, words = match.groups()
         if words is None:
-            numbers: Sequence[Any] = range(int(first), int(end) + 1)
-            choices = (f"{n:0{len(first)}d}" for n in numbers)
+            # One more than allowed is enough to see that there are too many.
+            numbers = range(int(first), int(end) + 1)[: MOST_SHARDS + 1]
+            width = len(first)
+            choices = [f"{n:0{width}d}" for n in numbers]
         else:
-            numbers = words.split(",")
-            choices = iter(numbers)  # type: ignore[assignment]
-        total *= len(numbers)
+            choices = words.split(",")
+        total *= len(choices)
         if total > MOST_SHARDS:
             raise UsageError(
                 f"{pattern!r} matches more than {MOST_SHARDS:,} shards.",
                 "Give the folder instead",
             )
-        pieces += [[pattern[last : match.start()]], list(choices)]
+        pieces.append([pattern[last : match.start()]])
+        pieces.append(choices)
         last = match.end()
-    for words_of in itertools.product(*pieces, [pattern[last:]]):
-        yield "".join(words_of)
+    pieces.append([pattern[last:]])
+    for chosen in itertools.product(*pieces):
+        yield "".join(chosen)
 
 
 def _matching(text: str) -> list[str]:
-    """A path, or what a glob matches."""
-    if Path(text).exists() or not glob.has_magic(text):
-        if text:
-            return [text]
+    """A path, or the paths that a glob matches."""
+    if not text:
         return []
+    if Path(text).exists() or not glob.has_magic(text):
+        return [text]
     return glob.glob(text, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
 
 
@@ -204,26 +210,25 @@ def _read_shard(top: Path, path: Path, request: DatasetRequest, left: Counter[st
         sample, _, ending = base.partition(".")
         if not sample:  # hidden
             continue
-        whole = sample
         if folder:
-            whole = f"{folder}/{sample}"
+            sample = f"{folder}/{sample}"
         ending = ending.lower()
         if ending in endings_of_images:
-            if whole in images:
-                first = entries.names[images[whole]]
+            if sample in images:
+                first = entries.names[images[sample]]
                 raise UsageError(
-                    f"The sample {whole!r} of {path} has two images, {first!r} and {name!r}.",
+                    f"The sample {sample!r} of {path} has two images, {first!r} and {name!r}.",
                     "--images-key jpg   selects images with this ending",
                 )
-            images[whole] = i
+            images[sample] = i
         elif ending in LABEL_PARTS:
-            part_of.setdefault(whole, {})[ending] = i
+            part_of.setdefault(sample, {})[ending] = i
         else:
             left[ending[:20]] += 1
     if not images:
-        shown = ", ".join(
-            sorted({name.rpartition("/")[2].partition(".")[2] for name in entries.names})[:8]
-        )
+        bases = [name.rpartition("/")[2] for name in entries.names]
+        parts_found = {base.partition(".")[2] for base in bases}
+        shown = ", ".join(sorted(parts_found)[:8])
         examples = ", ".join(sorted(e[1:] for e in EXTENSIONS)[:8])
         raise UsageError(
             f"{path} contains no images: its samples have the parts {shown or '(none)'}.",
@@ -238,14 +243,13 @@ def _read_shard(top: Path, path: Path, request: DatasetRequest, left: Counter[st
     for row, sample in enumerate(keys):
         parts = part_of.get(sample, {})
         fields.append(_fields(reader, parts, path))
-        endings = _endings_of_text(parts, fields[-1], request.choice)
-        left.update(
-            ending for ending in ("cls", "txt") if ending in parts and ending not in endings
-        )
-        for ending in endings:
-            texts.setdefault(ending, [None] * len(keys))[row] = _text(
-                reader, parts[ending], path
-            ).strip()
+        labels = _label_parts(parts, fields[-1], request.choice)
+        for ending in ("cls", "txt"):
+            if ending in labels:
+                column = texts.setdefault(ending, [None] * len(keys))
+                column[row] = _text(reader, parts[ending], path).strip()
+            elif ending in parts:
+                left[ending] += 1
     split = None
     if request.choice.split is None:
         split = split_in(relative)
@@ -273,21 +277,20 @@ def _fields(reader: archives.ArchiveSource, parts: Mapping[str, int], path: Path
     return found
 
 
-def _endings_of_text(
+def _label_parts(
     parts: Mapping[str, int], fields: Mapping[str, Any], choice: ColumnChoice
 ) -> list[str]:
-    """Parts of a sample that are read as labels: .cls, and .txt if there is no other label."""
-    if choice.label is None:
-        has_label = choice.unlabelled or "cls" in parts or _is_labelled(fields)
-    else:
-        has_label = choice.label != "txt"
+    """Parts of a sample that are read as columns: .cls, and .txt if it is named or there is no other label."""
     if "txt" in (choice.groups or ()):
-        has_label = False  # which reads it
-    return [
-        ending
-        for ending in ("cls", "txt")
-        if ending in parts and (ending == "cls" or not has_label)
-    ]
+        reads_text = True
+    elif choice.label is None:
+        reads_text = not (choice.unlabelled or "cls" in parts or _is_labelled(fields))
+    else:
+        reads_text = choice.label == "txt"
+    endings = ["cls"]
+    if reads_text:
+        endings.append("txt")
+    return [ending for ending in endings if ending in parts]
 
 
 def _is_labelled(names: Iterable[str]) -> bool:
@@ -299,9 +302,8 @@ def _with_label(
     request: DatasetRequest, parts: Sequence[TableRows], shards: Sequence[_Shard]
 ) -> DatasetRequest:
     """The request, with .cls as the labels if samples have it, or .txt if no field is named like labels."""
-    texts = {
-        ending for shard in shards for ending in shard.texts
-    }  # a field of .json may be called like one
+    # Files .cls and .txt only: fields of .json may have these names too.
+    texts = {ending for shard in shards for ending in shard.texts}
     names = {name for part in parts for name in part.columns}
     choice = request.choice
     if choice.label is None and not choice.unlabelled:
@@ -311,9 +313,8 @@ def _with_label(
         if label is None and "txt" in texts and not _is_labelled(names):
             every = [text for shard in shards for text in shard.texts.get("txt", ())]
             # Captions are a column like others: named as not used, and no classes.
-            label = "txt"
-            if differs_in_every_row(Group.of_words(Words.of(every))):
-                label = None
+            if not differs_in_every_row(Group.of_words(Words.of(every))):
+                label = "txt"
         choice = replace(choice, label=label)
     if choice.label in texts:
         for part in parts:
@@ -338,8 +339,9 @@ def _check_captions(labels: Any) -> None:
     if not isinstance(labels, Words):
         return
     known = int((labels.codes >= 0).sum())
-    if known > FEW and 2 * len(labels.words) > known and any(" " in word for word in labels.words):
-        different = len(labels.words)
+    different = len(labels.words)
+    mostly_different = known > FEW and 2 * different > known
+    if mostly_different and any(" " in word for word in labels.words):
         example = labels.words[0][:60]
         raise UsageError(
             f"{different:,} of {known:,} samples have different texts, such as {example!r}. These are "
@@ -360,19 +362,13 @@ def _by_folder(shards: Sequence[_Shard]) -> list[_Shard]:
         start += len(shard.keys)
         for split in np.unique(here).tolist():
             rows = np.flatnonzero(here == split)
-            found.append(
-                _Shard(
-                    shard.name,
-                    split,
-                    shard.entries.take(rows),
-                    tuple(shard.keys[row] for row in rows),
-                    [shard.fields[row] for row in rows],
-                    {
-                        ending: [values[row] for row in rows]
-                        for ending, values in shard.texts.items()
-                    },
-                )
-            )
+            entries = shard.entries.take(rows)
+            keys = tuple(shard.keys[row] for row in rows)
+            fields = [shard.fields[row] for row in rows]
+            texts = {}
+            for ending, values in shard.texts.items():
+                texts[ending] = [values[row] for row in rows]
+            found.append(_Shard(shard.name, split, entries, keys, fields, texts))
     return found
 
 

@@ -1,8 +1,8 @@
 """The images behind rows of a store, read again from the dataset that they were extracted from.
 
-A store holds no images and says nothing of places; the home remembers where an extraction found its dataset. An image
-is taken for that of a row by its content alone, so a dataset that has moved or grown gives the right ones, and one that
-has changed gives fewer.
+A store contains neither images nor their places; the fedcache home remembers where an extraction found its dataset.
+Rows and images are matched by content alone. So the right images are found in a dataset that was moved or has grown,
+and fewer images in one that was changed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ImagePlaces:
 
 
 def read_images(store: Store, rows: Sequence[int], places: ImagePlaces) -> dict[int, Image.Image]:
-    """The images of rows of a store, RGB, by row; those whose content is not there any more are left out.
+    """The images of rows of a store, RGB, by row; without images whose content has changed or that are gone.
 
     Raises StoreError, with the dataset that is needed, when none of them is available; UsageError for texts and rows.
     """
@@ -53,13 +53,16 @@ def read_images(store: Store, rows: Sequence[int], places: ImagePlaces) -> dict[
     found = {}
     for row in rows:
         uid = store.samples.uid[row]
-        for place in np.flatnonzero((data.uid == uid).all(1))[:1]:
-            with suppress(BadImage):
-                raw = data.source.read(int(place))
-                if uid_of(raw) == uid.tobytes():
-                    found[row] = decode(raw)
+        places_of_image = np.flatnonzero((data.uid == uid).all(1))
+        if not len(places_of_image):
+            continue
+        # Copies of an image are equal, so the first is read.
+        with suppress(BadImage):
+            raw = data.source.read(int(places_of_image[0]))
+            if uid_of(raw) == uid.tobytes():
+                found[row] = decode(raw)
     if rows and not found:
-        raise _not_at_hand(store, f"{data.spec} contains none of the images to show")
+        raise _unavailable(store, f"{data.spec} contains none of the images to show")
     return found
 
 
@@ -79,36 +82,42 @@ def open_images(store: Store, places: ImagePlaces) -> Dataset:
     home = places.home
     known = dataset_of_store(store, places.home)
     slug = str(store.dataset["slug"])
-    given = places.data.get(slug) or places.data.get(_whole(slug, known))
-    if given is not None and (known is None or str(known.dataset).startswith("folder:")):
+    name = _without_limit(slug, known)
+    given = places.data.get(slug) or places.data.get(name)
+    # A folder given by --data replaces the folder of the extraction, and any unknown dataset.
+    is_folder = known is None or str(known.dataset).startswith("folder:")
+    if given is not None and is_folder:
         known = replace(known or ExtractConfig(), dataset=f"folder:{given}")
-    if known is None and _whole(slug, known) == "digits":
+    if known is None and name == "digits":
         known = ExtractConfig(dataset="digits")
     if known is None:
-        raise _not_at_hand(store, "their folder is unknown")
+        raise _unavailable(store, "their folder is unknown")
     config = replace(known, data={**known.data, **places.data}, limit=None)
     try:
         found = open_dataset(str(config.dataset), context_of(config, home))
     except FedcacheError as error:
-        raise _not_at_hand(store, error.message.rstrip(".")) from error
+        raise _unavailable(store, error.message.rstrip(".")) from error
     places.opened[digest] = found
     return found
 
 
-def _whole(slug: str, known: ExtractConfig | None) -> str:
-    """The name of a dataset without the limit of ``--limit``, which rows are taken of it."""
+def _without_limit(slug: str, known: ExtractConfig | None) -> str:
+    """The name of a whole dataset: ``pets`` of ``pets-100``, which ``--limit 100`` made.
+
+    Without a known configuration every number at the end counts as a limit.
+    """
     name, _, size = slug.rpartition("-")
-    limit = size
-    if known is not None:
-        limit = str(known.limit)
-    if name and size == limit and size.isdecimal():
-        return name
-    return slug
+    if not name or not size.isdecimal():
+        return slug
+    if known is not None and size != str(known.limit):
+        return slug
+    return name
 
 
-def _not_at_hand(store: Store, why: str) -> StoreError:
+def _unavailable(store: Store, why: str) -> StoreError:
     slug = str(store.dataset["slug"])
+    digest = str(store.dataset["digest"])[:16]
     return StoreError(
-        f"The images of dataset {slug} ({str(store.dataset['digest'])[:16]}) are not available: {why}.",
+        f"The images of dataset {slug} ({digest}) are not available: {why}.",
         f"To give the folder of the dataset: --data {shell_word(slug)}=PATH",
     )

@@ -354,7 +354,8 @@ def extract_arguments(config: ExtractConfig) -> list[str]:
         elif item.name == "text":
             arguments += [word for one in value for word in (option, one)]
         elif isinstance(value, tuple):
-            arguments += [option, ",".join(value)] if value else []
+            if value:
+                arguments += [option, ",".join(value)]
         elif value is True:
             arguments.append(option)
         elif value != item.default:

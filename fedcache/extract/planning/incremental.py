@@ -77,9 +77,8 @@ def find_earlier_rows(data: Dataset, before: Samples, gone: NDArray[np.bool_]) -
     other row has: one that was renamed. ``gone``, bool [N], are rows that had vanished by then, which never come back.
     """
     index = {name: row for row, name in enumerate(data.names)}
-    found = np.array(
-        [-1 if g else index.get(n, -1) for n, g in zip(before.name, gone, strict=True)], np.int64
-    )
+    found = np.array([index.get(name, -1) for name in before.name], np.int64)
+    found[gone] = -1
     # A row of the same name with other bytes is another image.
     there = np.flatnonzero(found >= 0)
     other = (data.uid[found[there]] != before.uid[there]).any(axis=1)
@@ -119,7 +118,7 @@ def in_earlier_order(
     domain[lost] = _recoded(before.domain[lost], before.domains, data.domains, 0)
     split[lost] = before.split[lost]
     uid[lost] = before.uid[lost]
-    # What was renamed has its name of today, what has vanished the last one it had.
+    # Renamed images get their new names; images that have vanished keep their last ones.
     names = [data.names[row] for row in order.tolist()]
     for row in lost.tolist():
         names[row] = before.name[row]
@@ -171,7 +170,7 @@ class IncrementalPlan:
     reused: int = 0  # chunks taken over in this run
 
     def expected(self, keys: Iterable[str]) -> dict[str, int]:
-        """What an extraction of some arrays would do, in the words of ``Extraction.growth``."""
+        """Summary of the work of an extraction to come, in the words of ``Extraction.growth``."""
         left = (
             self.data.ok[self.whole.get(key, 0) * self.chunk_rows.get(key, 0) :] for key in keys
         )
@@ -179,7 +178,7 @@ class IncrementalPlan:
         return {**self.result(passes), "reused_chunks": sum(self.whole.values())}
 
     def result(self, forward_passes: int) -> dict[str, int]:
-        """What an extraction did, given how many images went through a model."""
+        """Summary of a finished extraction, given how many images went through a model."""
         return {
             "new": self.data.new,
             "vanished": len(self.data.vanished),
@@ -254,7 +253,7 @@ def plan_incremental(
     fresh: bool,
     observer: Observer,
 ) -> IncrementalPlan | None:
-    """What a store of ``data`` at ``path``, made or gone on with, takes over from an earlier one; None without one.
+    """The rows that a new or resumed store of ``data`` at ``path`` takes over from an earlier one; None without one.
 
     Nothing is taken over when it is to be ``fresh``. Earlier stores are next to ``path`` and in the home; the observer
     is told when one was computed otherwise.

@@ -138,14 +138,9 @@ def ingest_file(
     observer = observer or Silent()
     slug = usable_name(name)
     choice = choice or ColumnChoice()
-    words = [
-        "fedcache",
-        "ingest",
-        str(file),
-        "--name",
-        name,
-        *(["--store", str(path)] if path else []),
-    ]
+    words = ["fedcache", "ingest", str(file), "--name", name]
+    if path:
+        words += ["--store", str(path)]
     again = shlex.join([*words, *choice.options()])
     try:
         found = open_any(file, choice)
@@ -174,8 +169,10 @@ def ingest_file(
         elif holds_content(old, content):
             changes = _changed_groups(old, content)
             notes += changes
-            for line in changes or ["the same content. Nothing to do."]:
-                observer.note(f"{name} exists already, with {line}" if not changes else line)
+            for line in changes:
+                observer.note(line)
+            if not changes:
+                observer.note(f"{name} exists already, with the same content. Nothing to do.")
             made = old
         elif holds_part_of(old, content):
             made = Store.from_content(content, old.path, observer)
@@ -217,7 +214,9 @@ def _place(home: Home, path: Path | None, slug: str, content: Content) -> tuple[
         found = ingested_stores(home).get(slug)
     else:
         target = found = resolve_path(home, path)
-    return target, Store.open(found) if found is not None and was_store(found) else None
+    if found is None or not was_store(found):
+        return target, None
+    return target, Store.open(found)
 
 
 def _changed_groups(store: Store, content: Content) -> list[str]:
@@ -228,7 +227,8 @@ def _changed_groups(store: Store, content: Content) -> list[str]:
     differences = []
     if new:
         differences = [f"new groups {', '.join(new)}"]
-    differences += [f"other values of the groups {', '.join(changed)}"] if changed else []
+    if changed:
+        differences.append(f"other values of the groups {', '.join(changed)}")
     path = store.path.name
     if differences:
         return [f"{path} has the same features and labels, and also {' and '.join(differences)}."]
@@ -250,7 +250,7 @@ def _replaced(old: Path, content: Content, target: Path, observer: Observer) -> 
 
 
 def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], str]:
-    """What an ingested store holds and what was chosen, as sentences; and the command that comes next."""
+    """Content of an ingested store and the choices made, as sentences; and the next command."""
     s = store.samples
     counts = {
         word: int(((s.split == code) & (s.ok == 1)).sum())
@@ -291,11 +291,9 @@ def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], s
         spec = f"{INGESTED}:{name}"
     where = store_option(store) or ["--dataset", spec]
     if (column := column_of_clients(store)) is not None:
-        dealt = [
-            "--by",
-            column,
-            *(["--option", "unlabelled=drop"] if known.any() and not known.all() else []),
-        ]
+        dealt = ["--by", column]
+        if known.any() and not known.all():
+            dealt += ["--option", "unlabelled=drop"]
     else:
         scheme = "dirichlet"
         if known.all() or not known.any():

@@ -142,7 +142,7 @@ ENCODERS = {
     SOUNDS: "hf:FOLDER   of an audio encoder, such as Wav2Vec2 or Whisper",
     ROWS: "module:PACKAGE.MODULE:FACTORY   (with a module that has reads = 'rows')",
 }
-"""What can be written behind ``--backbones``, by what a dataset holds."""
+"""Values of ``--backbones`` for a hint, by the kind of items of a dataset."""
 
 
 def check_reads(planned: Sequence[PlannedArray], spec: str, holds: str) -> None:
@@ -168,7 +168,10 @@ def looked_up(config: ExtractConfig, home: Home) -> tuple[ExtractConfig, list[Ba
         bare = bare_name(name)
         # The output of a user's model and its size decide how wide its features are, so they belong to the row.
         own_options = {option: value for at, option, value in options if at in ("", bare)}
-        size = own_options.get("size", config.size)
+        requested = own_options.get("size", config.size)
+        size = None
+        if requested is not None and str(requested).isdigit():
+            size = int(requested)
         outputs = [own_options.get("output")]
         if name.startswith(HUGGING_FACE):  # output=A+B: an array of each
             outputs = list(own_options.get("output", "").split("+"))
@@ -178,7 +181,7 @@ def looked_up(config: ExtractConfig, home: Home) -> tuple[ExtractConfig, list[Ba
                 home=home.root,
                 file=files.get(bare),
                 output=output or None,
-                size=int(size) if size is not None and str(size).isdigit() else None,
+                size=size,
                 options=own_options,
             )
             for output in outputs

@@ -1,4 +1,4 @@
-"""What computes batches: this process, or worker processes on the CPU; decoders before a GPU are in ``gpu``.
+"""Workers that compute batches: this process, or worker processes on the CPU; decoders before a GPU are in ``gpu``.
 
 On a CPU each worker process decodes and runs the model single-threaded: two such processes beat one process with two
 threads by a quarter (docs/performance.md). Small jobs run in this process, since starting workers costs seconds.
@@ -76,7 +76,7 @@ def feature_bytes(jobs: Sequence[FeatureJob], batch: int) -> int:
 
 
 class BatchWorkers(ABC):
-    """What computes batches, asynchronously."""
+    """Workers that compute batches asynchronously."""
 
     depth: int  # batches that may be under way at once
     workers: int  # processes that compute
@@ -178,10 +178,10 @@ class CpuWorkers(BatchWorkers):
         return matrix
 
 
-# What runs inside a worker process.
+# Functions that run inside a worker process.
 
 _runner: BatchRunner | FedcacheError | None = None
-"""What computes in this worker, or why nothing can."""
+"""The runner of this worker, or the error that prevents it."""
 
 
 def init_cpu_worker(

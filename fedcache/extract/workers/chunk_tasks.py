@@ -52,7 +52,7 @@ class ChunkTask:
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """What every worker needs once, for all its tasks."""
+    """Data that every worker needs once, for all its tasks."""
 
     jobs: tuple[FeatureJob, ...]  # the backbones
     source: Source  # where the images are
@@ -66,7 +66,7 @@ class TaskSpec:
 
 @dataclass
 class TaskResult:
-    """What a worker answers, without a single feature: the chunk files it wrote, and its counts."""
+    """Answer of a worker, without features: the chunk files that it wrote, and its counts."""
 
     chunks: list[UncommittedChunk] = field(default_factory=list)
     stats: ExtractionStats = field(default_factory=ExtractionStats)
@@ -109,16 +109,18 @@ def plan_tasks(
     writers: Mapping[str, ArrayWriter], batches: Sequence[BatchTask], rows: int, batch: int
 ) -> list[ChunkTask]:
     """The missing chunks as tasks: chunks of several arrays that share an image are of one task."""
-    spans = sorted(
-        (chunk * w.chunk_rows, min((chunk + 1) * w.chunk_rows, rows), key, chunk)
-        for key, w in writers.items()
-        for chunk in w.missing()
-    )
-    # Sweep over the rows: a chunk that begins before the last group ends shares images with it and joins it.
+    spans = []
+    for key, writer in writers.items():
+        for chunk in writer.missing():
+            start = chunk * writer.chunk_rows
+            spans.append((start, min(start + writer.chunk_rows, rows), key, chunk))
+    # Sweep over the rows: a chunk that begins before the last group ends shares images with it and joins it. A group
+    # is its end and its chunks.
     groups: list[tuple[int, list[tuple[str, int]]]] = []
-    for start, stop, key, chunk in spans:
+    for start, stop, key, chunk in sorted(spans):
         if groups and start < groups[-1][0]:
-            groups[-1] = (max(stop, groups[-1][0]), [*groups[-1][1], (key, chunk)])
+            end, chunks = groups[-1]
+            groups[-1] = (max(stop, end), [*chunks, (key, chunk)])
         else:
             groups.append((stop, [(key, chunk)]))
     # Batches and groups are both in the order of rows, so each group takes the batches up to its end.
@@ -129,9 +131,8 @@ def plan_tasks(
         while at < len(batches) and batches[at][0] * batch < stop:
             at += 1
         mine = tuple(batches[first:at])
-        tasks.append(
-            ChunkTask(tuple(chunks), mine, sum(min(batch, rows - b * batch) for b, _ in mine))
-        )
+        count = sum(min(batch, rows - number * batch) for number, _ in mine)
+        tasks.append(ChunkTask(tuple(chunks), mine, count))
     return tasks
 
 
@@ -141,7 +142,7 @@ def make_spec(
     settings: ComputeSettings,
     writers: Mapping[str, ArrayWriter],
 ) -> TaskSpec:
-    """What workers need to know of an extraction."""
+    """The data of an extraction that workers need."""
     digests = ((row, _digest(data.source, row)) for row in range(min(PROBES, len(data.names))))
     probe = next(((row, digest) for row, digest in digests if digest is not None), None)
     arrays = {key: writer.for_workers() for key, writer in writers.items() if not writer.finished}

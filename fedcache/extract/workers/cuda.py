@@ -72,7 +72,8 @@ class StagingBuffers:
                 (torch.empty(shape, dtype=torch.uint8, pin_memory=True), _event()) for _ in range(2)
             ]
             self.buffers[shape] = pair
-        pair.append(pair.pop(0))
+        # Swapped, so that the buffer that was used longer ago is next.
+        pair.reverse()
         buffer, copied = pair[-1]
         copied.synchronize()
         return buffer, copied
@@ -81,7 +82,7 @@ class StagingBuffers:
 class CapturedModel:
     """A model whose kernels for one shape of images were recorded as a CUDA graph: one call starts them all.
 
-    Raises RuntimeError where the model does something that cannot be recorded, or gives other features as a graph.
+    Raises RuntimeError if the model cannot be recorded, or if its graph gives other features.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class CapturedModel:
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
             self.features = compute(self.images)
-        # What Python decided while the kernels were recorded is fixed, so other images must give the same either way.
+        # A graph repeats the branches that Python took while it was recorded. Other images show whether they matter.
         others = torch.randint_like(images, 256)
         if not torch.equal(self(others), compute(others)):
             raise RuntimeError("the recorded model gives different features")
@@ -108,7 +109,6 @@ class CudaStages:
     """The models of a runner on its GPU; see ``gpu.DeviceStages``."""
 
     def __init__(self, runner: BatchRunner) -> None:
-
         self.runner = runner
         self.device = runner.device
         self.incoming = _stream(self.device)
@@ -117,7 +117,8 @@ class CudaStages:
         self.staging = StagingBuffers()
         self.captured: dict[str, CapturedModel] = {}
         self.notes: list[str] = []
-        # Set for as long as batches come: encoders set it in each call, and of two threads one would end it for both.
+        # The setting is global. Encoders set and reset it in every call, so with two threads one would reset it while
+        # the other computes; here it stays set until ``close``.
         self.settings = ExitStack()
         self.settings.enter_context(deterministic())
 
@@ -134,6 +135,7 @@ class CudaStages:
             shape = (batch, job.recipe.views, side, side, 3)
             images = torch.zeros(shape, dtype=torch.uint8, device=self.device)
             with self._out_of_memory_named(key), torch.cuda.stream(self.computing):
+                # The first pass loads kernels; the time of the second counts.
                 for _ in range(2):
                     start = time.perf_counter()
                     self._features(key, images)
@@ -174,7 +176,7 @@ class CudaStages:
         copied = _event()
         with self._out_of_memory_named(key), torch.cuda.stream(self.computing):
             loaded.copied.wait()
-            # Memory of one stream that another reads is not given away before.
+            # torch must not reuse the memory before this stream has read it.
             loaded.images.record_stream(self.computing)
             begun.record()
             features = self._features(key, loaded.images)

@@ -287,7 +287,7 @@ def input_bytes(jobs: Sequence[FeatureJob], batch: int) -> int:
     return batch * sum(sizes.values())
 
 
-# What runs inside a decoding process.
+# Functions that run inside a decoding process.
 
 _slots: OpenSlots | None = None
 """Where this process puts what it decodes."""

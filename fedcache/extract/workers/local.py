@@ -55,7 +55,7 @@ def chunk_rows_for(batch: int, row_bytes: int, device: str = "cpu") -> int:
 
 
 class ChunkWriter(Protocol):
-    """What takes the chunks of an array."""
+    """Receiver of the chunks of an array."""
 
     @property
     def chunk_rows(self) -> int:
@@ -150,7 +150,7 @@ class ChunkCollector:
 
 @dataclass
 class ExtractionStats:
-    """What an extraction did; the figures of its last line."""
+    """Counts of an extraction: the figures of its last line."""
 
     images: int = 0  # images decoded in this process tree
     forward_batches: Counter[str] = field(default_factory=Counter)  # per key, batches computed

@@ -148,7 +148,7 @@ def _blocked(number: signal.Signals) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-# What runs inside a worker process.
+# Functions that run inside a worker process.
 
 
 def die_with_parent() -> None:

@@ -600,10 +600,11 @@ def stack_clients(
     """The data of some clients with ``axes`` leading axes (0 for exactly one client)."""
     # [M, R] row numbers, padded with the client's own first row, which has the weight 0.
     longest = max((len(t) for t in trains), default=0)
-    rows = np.empty((len(trains), longest), np.int64)
+    rows = np.zeros((len(trains), longest), np.int64)
     for out, train in zip(rows, trains, strict=True):
         out[: len(train)] = train
-        out[len(train) :] = train[0] if len(train) else 0
+        if len(train):
+            out[len(train) :] = train[0]
     r = with_axes(torch.from_numpy(rows).to(x.device), axes)
     return ClientData(x, y, r, tuple(len(t) for t in trains))
 

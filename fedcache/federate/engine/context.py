@@ -243,7 +243,10 @@ class ClientRng:
         """
         if self.memo is not None and len(self.clients) == 1:
             return self._remembered(purpose, independent)
-        made = [generator(self.seed, purpose, -1, c if independent else "") for c in self.clients]
+        clients = [""] * len(self.clients)
+        if independent:
+            clients = list(self.clients)
+        made = [generator(self.seed, purpose, -1, client) for client in clients]
 
         def draw(shape: tuple[int, ...]) -> Tensor:
             if independent:
@@ -348,7 +351,7 @@ class RunConstants:
 
 @dataclass(frozen=True)
 class Ctx:
-    """What a method's functions are given besides their tensors."""
+    """Context of a method's functions: everything that they get besides tensors."""
 
     lead: tuple[int, ...]  # the leading axes
     hp: Hp  # hyperparameters; a float swept over a grid is a tensor [G, 1]

@@ -258,9 +258,9 @@ def predict_stacked(
 
 def equal_trees(a: Tree, b: Tree) -> bool:
     """Whether two trees hold the same names and numbers."""
-    return a.keys() == b.keys() and all(
-        a[name].shape == b[name].shape and torch.equal(a[name], b[name]) for name in a
-    )
+    if a.keys() != b.keys():
+        return False
+    return all(a[name].shape == b[name].shape and torch.equal(a[name], b[name]) for name in a)
 
 
 class Tally:
@@ -315,19 +315,25 @@ class Tally:
     def evaluation(self, headline: str) -> Evaluation:
         """The scores of all that was added."""
         none = np.empty(0, np.int64)
-        kept = [(none, none), *(self._kept or ())]
-        scored = np.flatnonzero(self._known)
+        rows = [none]
+        predicted = [none]
+        for of_model, guess in self._kept or ():
+            rows.append(of_model)
+            predicted.append(guess)
+        by_domain = {}
+        for d in np.flatnonzero(self._known):
+            by_domain[int(d)] = float(self._hits[d] / self._known[d])
         return Evaluation(
             self._accuracy,
             None,
             _mean(self._f1),
-            {int(d): float(self._hits[d] / self._known[d]) for d in scored},
-            np.concatenate([rows for rows, _ in kept]),
-            np.concatenate([guess for _, guess in kept]),
+            by_domain,
+            np.concatenate(rows),
+            np.concatenate(predicted),
             headline,
             self._confusion,
             self._kept is not None,
-            sizes=np.array([len(rows) for rows, _ in kept], np.int64),
+            sizes=np.array([len(of_model) for of_model in rows], np.int64),
         )
 
 
@@ -404,8 +410,11 @@ def _scored_on(
         deployed = deployed_model(job, client, down, clients)
         return lambda rows: deployed.scores(own[rows, 0])
 
+    def together(ids: Sequence[int]) -> StackedModels | None:
+        return models_together(job, down, ids, clients)
+
     return evaluate_personal(
-        PersonalModels(model, lambda ids: models_together(job, down, ids, clients)),
+        PersonalModels(model, together),
         job.data,
         clients,
         everywhere=job.method.protocol(job.hp) == "everywhere",
@@ -475,7 +484,7 @@ def deployed_model(
     down: Tree | None = None,
     tests: Sequence[ClientRows] | None = None,
 ) -> DeployedModel:
-    """What a run deploys now for one client with training rows, or (None) its one model.
+    """The model that a run deploys now for one client with training rows, or (None) its one model.
 
     ``down`` is what the server sends now, where the caller has it already; ``tests`` are the rows it will be scored on,
     from which some methods (``reads_test``) learn before: None for the test rows.

@@ -365,7 +365,12 @@ def minibatches(
             xs = [cut(x, 1) for x in whole]
         else:
             part = data.narrow(k)
-            xs = [part.take(i, cut(_pick(v, order)) if isinstance(v, Tensor) else v) for v in views]
+            xs = []
+            for v in views:
+                # A number is the same view of all rows, a tensor one view of each.
+                if isinstance(v, Tensor):
+                    v = cut(_pick(v, order))
+                xs.append(part.take(i, v))
         w = narrow_clients(weight, k, ctx)[..., t, :width]
         batch = {"x": xs[0], "i": i, "w": w}
         if labels is not None:
@@ -524,7 +529,8 @@ def local(
     def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
         # The client's own tensors take precedence over the broadcast's.
         known = {**down, **state}
-        p = {k: known[k] for k in (*model(ctx.hp), *(n for n in state if n.startswith("opt/")))}
+        optimiser = [n for n in state if n.startswith("opt/")]
+        p = {k: known[k] for k in (*model(ctx.hp), *optimiser)}
         p = train(p, trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
         return {k: p[k] for k in state}, {k: p[k] for k in send(ctx.hp)}
 

@@ -421,7 +421,7 @@ class Method:
         }
 
     def reads(self, hp: Hp) -> frozenset[str]:
-        """What clients read under these switches."""
+        """Inputs that clients read under these switches."""
         if self.needs_for is None:
             return self.needs
         return self.needs_for(hp)

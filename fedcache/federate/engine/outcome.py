@@ -34,7 +34,7 @@ from fedcache.progress import VALIDATION_ACCURACY
 
 @dataclass(frozen=True)
 class DeployedModel:
-    """What a run deploys for one client, or one model for all."""
+    """The model that a run deploys for one client, or the one for all."""
 
     method: Method
     down: Tree  # what the server sent, or what evaluation trained on it (a probe)

@@ -498,6 +498,7 @@ def _outcome(
             return None
         return deployed_model(job, client, broadcast())
 
+    outline = next(map(job.states.outline, job.states), {})
     return TrainingOutput(
         method=job.method.name,
         hp=dict(cast(Mapping[str, Any], job.hp)),
@@ -514,7 +515,7 @@ def _outcome(
         dtype=job.env.dtype,
         clients=names_of(job.clients),
         classes_owned=owned,
-        trainable=job.method.trainable(job.server, next(map(job.states.outline, job.states), {})),
+        trainable=job.method.trainable(job.server, outline),
         server=job.server,
         states=job.states,
         warnings=(*job.warnings, *job.traffic.idle_rounds()),

@@ -150,7 +150,8 @@ def _too_few(method: Method, hp: Hp, rows: np.ndarray) -> list[int]:
     if not method.gradient or "batch" not in hp:
         return []
     # More than two batches of rows always make a whole batch.
-    few = sorted_once(rows[rows <= 2 * cast(int, hp["batch"])]).tolist()
+    most = 2 * cast(int, hp["batch"])
+    few = sorted_once(rows[rows <= most]).tolist()
     return [n for n in few if not batch_sizes(n, hp)]
 
 
@@ -469,7 +470,7 @@ class RunState:
 
     @cached_property
     def client_names(self) -> Sequence[str]:
-        """Of every client."""
+        """Name of every client."""
         return names_of(self.training_clients)
 
     @cached_property
@@ -494,6 +495,7 @@ class RunState:
         kind = UploadPipeline
         if self.keeps_uploads:
             kind = BufferedUploads
+        rows_of = {c: float(self.client_rows[c]) for c in ids}
         return kind(
             UploadRound(
                 self.method,
@@ -505,9 +507,7 @@ class RunState:
                 seed=self.seed,
                 names=self.client_names,
                 rows=self.client_rows,
-                weights=reduced_weights(
-                    {c: float(self.client_rows[c]) for c in ids}, self.trust.max_share
-                ),
+                weights=reduced_weights(rows_of, self.trust.max_share),
                 clients=len(ids),
                 attackers=self.liars,
                 expected_clients=self.expected_clients,

@@ -191,7 +191,7 @@ class Sequential(Executor):
     def uploads(
         self, point: RunState, down: Tree, groups: Sequence[Sequence[int]]
     ) -> Iterator[tuple[Sequence[int], Tree]]:
-        """What each group of clients sends, in this order: the upload of one client, or the sum of several."""
+        """The upload of each group of clients, in this order: of one client, or the sum of several."""
         for group in groups:
             yield group, fit_group(point, down, group)
 

@@ -47,13 +47,13 @@ from fedcache.heads.linear import Tree
 from fedcache.process import return_freed_memory
 
 GRAM_SHARE = 0.25
-"""Of the memory that is free when a run starts, what Gram matrices and the packed rows may take."""
+"""Share of the memory that is free when a run starts, which Gram matrices and packed rows may take."""
 
 TAKE_PART = 4
-"""One client in so many must take part in some round for the matrices of all to be worth it."""
+"""At least one client in 4 must take part in some round; otherwise computing the matrices of all does not pay."""
 
 GRAM_BYTES = 1 << 30
-"""What Gram matrices and packed rows take at most, however much memory is free: they grow with the clients."""
+"""Most bytes of Gram matrices and packed rows, however much memory is free: they grow with the clients."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,8 @@ class ChunkBases:
         for j, base in enumerate(self.bases):
             c = full[:, j]  # [M, U, G]
             if base.dim() == 3:
-                total = total + (w.view(-1, 1, 1) * c).sum(0).mT.unsqueeze(-1) * base
+                factor = (w.view(-1, 1, 1) * c).sum(0).mT  # [G, U]
+                total = total + factor.unsqueeze(-1) * base
             else:
                 total = total + torch.einsum(
                     "m,mog,mgod->god", w, c, base.expand(-1, c.shape[-1], -1, -1)
@@ -143,10 +144,13 @@ class ChunkBases:
             # The same sum as ``pooled`` of this client alone, with its own part of the bases.
             bases = []
             for base in self.bases:
-                bases.append(base[m] if base.dim() == 4 else base)
+                if base.dim() == 4:  # one of each client
+                    base = base[m]
+                bases.append(base)
             alone = ChunkBases(self.grams, [client], 2, bases)
             n = self.grams.n[client] + len(self.bases)
-            out.append(alone.pooled(outer(inner(W, self.axes)[m : m + 1, :n], 2), [1.0]))
+            own = inner(W, self.axes)[m : m + 1, :n]
+            out.append(alone.pooled(outer(own, 2), [1.0]))
         return out
 
 
@@ -181,7 +185,7 @@ class Gram(Batched):
 
     @classmethod
     def cost(cls, method: Method, hp: Hp, load: Load) -> float:
-        """Least where most rows are of clients that have few, and their Gram matrices fit into memory."""
+        """Low if most rows belong to clients with few rows, and their Gram matrices fit into memory."""
         if not method.gradient or method.central:
             return 4.0
         if load.device != "cpu" and load.points == 1:
@@ -191,14 +195,13 @@ class Gram(Batched):
         covered = int(load.dual_rows().sum())
         if load.points == 1:
             covered = load.worth(epochs)
-        # What is computed once for all clients is wasted on those that never take part.
-        pays = 2 * covered >= int(load.rows.sum()) > 0 and TAKE_PART * load.participants >= len(
-            load.rows
-        )
+        pays = 2 * covered >= int(load.rows.sum()) > 0
+        # Matrices are computed for all clients, also for those that never take part.
+        many_take_part = TAKE_PART * load.participants >= len(load.rows)
         # Coordinates must fit into memory; other executions can keep states in a file.
         free = free_memory(load.device)
-        fits = load.gram_bytes() <= min(GRAM_BYTES, GRAM_SHARE * free) and load.kept_bytes() <= free
-        if pays and fits:
+        grams_fit = load.gram_bytes() <= min(GRAM_BYTES, GRAM_SHARE * free)
+        if pays and many_take_part and grams_fit and load.kept_bytes() <= free:
             return 0.25
         return 4.0
 
@@ -226,13 +229,12 @@ class Gram(Batched):
     ) -> None:
         """Those with many rows first, batched; then those with few, in coordinates."""
         few = [c for c in order if c in self.grams.n]
-        self.fit_chunks(
-            [c for c in order if c not in self.grams.n], self.batch.plan.rest, down, pipeline, sent
-        )
-        for start in range(0, len(few), self.batch.plan.chunk):
-            self._fit_in_coordinates(
-                few[start : start + self.batch.plan.chunk], down, pipeline, sent
-            )
+        many = [c for c in order if c not in self.grams.n]
+        plan = self.batch.plan
+        self.fit_chunks(many, plan.rest, down, pipeline, sent)
+        for start in range(0, len(few), plan.chunk):
+            chunk = few[start : start + plan.chunk]
+            self._fit_in_coordinates(chunk, down, pipeline, sent)
         if not self._begun and self.batch.points[0].states.kept:
             # Most clients enter in the first round. Their full maps are between tensors that stay.
             return_freed_memory()
@@ -263,13 +265,8 @@ class Gram(Batched):
             self._pool(frame, order, up, pipeline, sent)
         # 4. Keep what stays with the clients: a map that travels as itself, one that stays as coordinates.
         if travels:
-            batch.store(
-                order,
-                {
-                    **state,
-                    **{n: self._turn_back(frame, t) for n, t in state.items() if is_first(n)},
-                },
-            )
+            maps = {n: self._turn_back(frame, t) for n, t in state.items() if is_first(n)}
+            batch.store(order, {**state, **maps})
         else:
             self._keep(order, state)
 
@@ -301,7 +298,8 @@ class Gram(Batched):
         like = {
             n: t.new_empty((*t.shape[: batch.axes], *core), device="meta") for n, t in maps.items()
         }
-        shown = {n: t[..., 0, :, :] if batch.axes == 2 else t[0] for n, t in like.items()}
+        # Without the axis of clients, which is the last of the leading axes.
+        shown = {n: t.select(batch.axes - 1, 0) for n, t in like.items()}
         self.note_sent(order, rest, itemsize({**rest, **like}), sent, shown)
 
     def _write_broadcast(
@@ -349,13 +347,10 @@ class Gram(Batched):
             seen = [[at.seen[j] for at in of_point] for of_point in several]
             frame.bases.append(torch.empty(0))  # never read: nothing of these is turned back here
             frame.seen.append(_padded(seen, longest))
-        state = {
-            n: outer(
-                _padded([[at.coords[n] for at in of_point] for of_point in kept], k + longest),
-                self.batch.axes,
-            )
-            for n in kept[0][0].coords
-        }
+        state = {}
+        for n in kept[0][0].coords:
+            coords = [[at.coords[n] for at in of_point] for of_point in kept]
+            state[n] = outer(_padded(coords, k + longest), self.batch.axes)
         rest = [[point.states.rest(c) for c in order] for point in points]
         return {**self.batch.stacked(rest), **state}
 

@@ -126,10 +126,9 @@ class GramMatrices:
 
     def _trim(self) -> None:
         """Forget the oldest products of scored rows above ``CACHE_BYTES``; the latest stays."""
-        sizes = [
-            gram.nbytes + sum(t.nbytes for t in seen.values())
-            for gram, seen in self._beside.values()
-        ]
+        sizes = []
+        for gram, seen in self._beside.values():
+            sizes.append(gram.nbytes + sum(t.nbytes for t in seen.values()))
         total = sum(sizes)
         for key, size in zip(list(self._beside)[:-1], sizes, strict=False):
             if total <= CACHE_BYTES:

@@ -256,14 +256,18 @@ class ClientStates(MutableMapping[int, Tree]):
         if self.table is not None:
             self._trees[client] = tree
         else:
-            self._trees[client] = self._copied(tree, self._trees[client] if mine else None)
+            into = None
+            if mine:
+                into = self._trees[client]
+            self._trees[client] = self._copied(tree, into)
         if coords is None:
             self.kept.pop(client, None)
         else:
             old = self.kept[client]
-            self.kept[client] = replace(
-                old, coords=self._copied(coords, old.coords if mine else None)
-            )
+            into = None
+            if mine:
+                into = old.coords
+            self.kept[client] = replace(old, coords=self._copied(coords, into))
         if self.table is None:
             self._written.add(client)
 
@@ -332,9 +336,10 @@ def restore(states: ClientStates, snapshot: Snapshot | None, grams: GramMatrices
         if client not in grams.n:
             continue
         loaded = [bases[client][j] for j in range(len(bases[client]))]
-        own = [
-            next((k for k in known if k.shape == b.shape and torch.equal(k, b)), b) for b in loaded
-        ]
+        own = []
+        for b in loaded:
+            equal = (k for k in known if k.shape == b.shape and torch.equal(k, b))
+            own.append(next(equal, b))
         known += [b for b in own if not any(b is k for k in known)]
         # X B_j' is computed again: it follows from the rows and the bases.
         rest = {n: t for n, t in states[client].items() if n not in coords[client]}

@@ -100,7 +100,9 @@ class GridCache:
                 self._pooled.popitem(last=False)
         self._pooled.move_to_end(key)
         pooled, sent = self._pooled[key]
-        return pooled, sent if len(sent) == len(ids) else [sent[0]] * len(ids)
+        if len(sent) != len(ids):  # kept from other clients, all of which send equally much
+            sent = [sent[0]] * len(ids)
+        return pooled, sent
 
 
 @dataclass
@@ -134,7 +136,7 @@ class GridBatch:
         return replace(ctx, lead=(len(self.points), len(order)), hp=self.hp)
 
     def broadcasts(self, downs: Sequence[Tree]) -> Tree:
-        """What the servers send as one tree, with a client axis of length 1: clients of a point share it."""
+        """The broadcasts of the servers as one tree, with a client axis of length 1: clients of a point share it."""
         down = downs[0]
         if self.axes == 2:
             down = {k: torch.stack([d[k] for d in downs]) for k in down}
@@ -142,7 +144,7 @@ class GridBatch:
         return {k: t.unsqueeze(self.axes - 1) for k, t in down.items()}
 
     def states(self, order: Sequence[int], down: Tree) -> Tree:
-        """What the clients of a chunk hold, stacked; those that are new enter."""
+        """The states of the clients of a chunk, stacked; the states of new clients are made first."""
         if self.axes == 1 and (held := self.points[0].states.chunk(order)) is not None:
             return held
         entered = self.enter(down, [c for c in order if c not in self.points[0].states])
@@ -171,11 +173,17 @@ class GridBatch:
             return [{} for _ in self.points]
         # Tensors without an axis of points are equal for all: the first point's are made, and the others share them.
         differing = {k: t for k, t in state.items() if t.shape[0] > 1}
-        made = [
-            {c: split(self.of_point(own, g), j, self.rows_of(c)) for j, c in enumerate(new)}
-            for g, own in enumerate([state] + [differing] * (len(self.points) - 1))
-        ]
-        return [{c: {**made[0][c], **tree} for c, tree in point.items()} for point in made]
+
+        def of_clients(tree: Tree, g: int) -> dict[int, Tree]:
+            own = self.of_point(tree, g)
+            return {c: split(own, j, self.rows_of(c)) for j, c in enumerate(new)}
+
+        shared = of_clients(state, 0)
+        made = [shared]
+        for g in range(1, len(self.points)):
+            trees = of_clients(differing, g)
+            made.append({c: {**shared[c], **tree} for c, tree in trees.items()})
+        return made
 
     def store(self, order: Sequence[int], state: Tree, *, whole: bool = False) -> None:
         """Give every client of a chunk its own part of the states that ``fit`` returned.
@@ -232,10 +240,10 @@ class GridBatch:
         if self.axes == 1:
             sent[client] = [(count(up, first.server_ctx()), size)]
         else:
-            sent[client] = [
-                (count({k: t[g] for k, t in up.items()}, point.server_ctx()), size)
-                for g, point in enumerate(self.points)
-            ]
+            sent[client] = []
+            for g, point in enumerate(self.points):
+                mine = {k: t[g] for k, t in up.items()}
+                sent[client].append((count(mine, point.server_ctx()), size))
 
     def accepts(
         self,

@@ -88,11 +88,11 @@ class StateTable(MutableMapping[int, Tree]):
         # Rows by place: the gaps between them were written after the checkpoint, and are free.
         for row in rows[np.argsort(rows["at"])]:
             size = _size(self._kinds[row["kind"] - 1])
+            at = int(row["at"])
             if size:  # a gap is reused as rows of the size of the row behind it
-                self._free.setdefault(size, []).extend(
-                    range(self._end, int(row["at"]) - size + 1, size)
-                )
-            self._end = int(row["at"]) + size
+                free = self._free.setdefault(size, [])
+                free += range(self._end, at - size + 1, size)
+            self._end = at + size
 
     def _number(self, kind: Kind) -> int:
         if kind not in self._numbers:

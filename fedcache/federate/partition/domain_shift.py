@@ -374,7 +374,11 @@ def _larger_alpha(
 ) -> dict[str, Value]:
     """The smallest larger alpha that works with this seed; empty if none does."""
     alphas = alphas_above(number_of(args, "alpha"))
-    place = _first(len(alphas), lambda i: _works(streams, rule_of({**args, "alpha": alphas[i]})))
+
+    def works(i: int) -> bool:
+        return _works(streams, rule_of({**args, "alpha": alphas[i]}))
+
+    place = _first(len(alphas), works)
     if place is None:
         return {}
     return {"alpha": alphas[place]}
@@ -392,7 +396,11 @@ def _fewer_clients(
     if not any(argument.name == "clients" for argument in scheme.arguments):
         return {}
     most = min(count_of(args, "clients") - 1, at_most)
-    place = _first(most, lambda i: _works(streams, rule_of({**args, "clients": most - i})))
+
+    def works(i: int) -> bool:
+        return _works(streams, rule_of({**args, "clients": most - i}))
+
+    place = _first(most, works)
     if place is None:
         return {}
     return {"clients": most - place}
@@ -495,10 +503,10 @@ def deal_feature_label_shift(pool: RowPool, args: Values, streams: Streams) -> D
         return Rule(quota, len(domains), number_of(args, "alpha"), exact=False, limit=limit)
 
     counts = counts_or_error(FEATURE_LABEL_SHIFT, args, streams, rule_of)
-    train = [
-        np.concatenate([rows[:n] for rows, n in zip(of_domain, count, strict=True)])
-        for of_domain, count in zip(classes, counts.T, strict=True)
-    ]
+    train = []
+    for of_domain, count in zip(classes, counts.T, strict=True):
+        taken = [rows[:n] for rows, n in zip(of_domain, count, strict=True)]
+        train.append(np.concatenate(taken))
     test = []
     if args["test_protocol"] == "balanced":
         test = _balanced_tests(pool, args)
@@ -528,7 +536,7 @@ def deal_label_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
 
     def rule_of(args: Values) -> Rule:
         clients = count_of(args, "clients")
-        # Of ceil(ratio) rows one is for training and, as ratio > 1, at least one for testing.
+        # One of ceil(ratio) rows is for training. As ratio > 1, at least one other is for testing.
         least = math.ceil(ratio)
         gate = len(source) / clients
         return Rule(quota_of(args), clients, number_of(args, "alpha"), minimum=least, gate=gate)

@@ -80,10 +80,9 @@ def of_splits(
     usable = (ids.codes >= 0) & columns.ok.astype(bool)
     of = [np.flatnonzero(usable & (split == code)) for code in (TRAIN, TEST, VALIDATION)]
     owned = [_by_client(ids, rows) for rows in of]
-    clients = {
-        word: {what: rows[i] for what, rows in zip(PARTS, owned, strict=True)}
-        for i, word in enumerate(ids.words)
-    }
+    clients = {}
+    for i, word in enumerate(ids.words):
+        clients[word] = {part: rows[i] for part, rows in zip(PARTS, owned, strict=True)}
     for name, held in clients.items():
         train = len(held["train"])
         test = len(held["test"])

@@ -30,7 +30,7 @@ from fedcache.federate.partition.client_table import (
     sorted_once,
 )
 from fedcache.federate.partition.scheme import LARGEST_SEED
-from fedcache.parsing import parse_json
+from fedcache.parsing import as_tuples, parse_json
 from fedcache.store.chunks import unpack
 from fedcache.store.files import canonical_json
 
@@ -159,10 +159,9 @@ def check_words(payload: object, origin: str) -> dict[str, Any]:
 
 def words_of(payload: dict[str, Any]) -> dict[str, Any]:
     """The fields of a partition without rows, with exact types; ``digest`` is the one in the file."""
-    args = {k: tuple(v) if isinstance(v, list) else v for k, v in payload["args"].items()}
     names = ("scheme", "seed", "dataset", "pool", "dropped", "digest")
     plain = {name: payload[name] for name in names}
-    return {**plain, "args": args, "notes": tuple(payload["notes"])}
+    return {**plain, "args": as_tuples(payload["args"]), "notes": tuple(payload["notes"])}
 
 
 def _is_text(value: object, longest: int = 255) -> bool:

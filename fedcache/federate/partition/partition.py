@@ -51,6 +51,7 @@ from fedcache.federate.partition.scheme import (
 from fedcache.federate.partition.schemes import SCHEMES as OF_POOLS
 from fedcache.federate.partition.validation import OWN_SPLIT, with_validation
 from fedcache.notebooks import html_table
+from fedcache.parsing import as_lists
 from fedcache.plugins import PluginTable, plugins
 from fedcache.store.chunks import is_array_file, mapped, pack
 from fedcache.store.files import Buffer
@@ -194,7 +195,7 @@ class Partition:
         return {
             "schema": json_file.SCHEMAS[self.validation is not None],
             "scheme": self.scheme,
-            "args": {k: list(v) if isinstance(v, tuple) else v for k, v in self.args.items()},
+            "args": as_lists(self.args),
             "seed": self.seed,
             "dataset": self.dataset,
             "pool": self.pool,
@@ -612,10 +613,10 @@ def _leaks(columns: Columns, trained: np.ndarray, tested: np.ndarray) -> list[st
     alike = is_among(half[tested], half[trained])
     if not alike.any():
         return []
-    near = {
-        uid.tobytes() for uid in columns.uid[trained[is_among(half[trained], half[tested[alike]])]]
-    }
-    twice = sum(uid.tobytes() in near for uid in columns.uid[tested[alike]])
+    suspects = tested[alike]
+    originals = trained[is_among(half[trained], half[suspects])]
+    seen = {uid.tobytes() for uid in columns.uid[originals]}
+    twice = sum(uid.tobytes() in seen for uid in columns.uid[suspects])
     if twice:
         return [
             f"{twice} of {len(tested)} test rows are the same image as a training row (equal bytes)"

@@ -399,7 +399,7 @@ SPLITS = {TRAIN: "training", TEST: "test"}
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """What a partition may know of a dataset: one entry per row of the store, no features."""
+    """Columns of a dataset that a partition may use: one entry per row of the store, no features."""
 
     label: np.ndarray  # int [N], -1 unknown
     domain: np.ndarray  # int [N], index into ``domains``
@@ -494,7 +494,7 @@ FEWER = "fewer than"
 
 @dataclass(frozen=True, eq=False)
 class Dealt:
-    """What a scheme returns."""
+    """Result of a scheme."""
 
     train: Sequence[np.ndarray]  # training rows of each client, in any order
     # the clients' own test rows; None when the scheme leaves them to ``test_protocol``
@@ -597,11 +597,12 @@ class MatchedTests:
         """
         owned, counts = np.unique(self._label[train], return_counts=True)
         places = np.searchsorted(self._classes, owned)
-        known = [
-            (int(self._ends[k]), int(self._ends[k + 1] - self._ends[k]), n)
-            for c, k, n in zip(owned.tolist(), places.tolist(), counts.tolist(), strict=True)
-            if k < len(self._classes) and self._classes[k] == c
-        ]
+        # For each owned class that has candidates: where they begin, their number, and the training rows.
+        known = []
+        for c, k, n in zip(owned.tolist(), places.tolist(), counts.tolist(), strict=True):
+            if k < len(self._classes) and self._classes[k] == c:
+                start = int(self._ends[k])
+                known.append((start, int(self._ends[k + 1]) - start, n))
         if not known:
             return np.empty(0, np.int64)
         # Integer division, so that rounding errors cannot cost a class its last row. ``own`` rows of the scarcest

@@ -52,17 +52,18 @@ def with_validation(
                 "Use fewer clients, with more rows each:  --clients NUMBER",
             )
         return replace(table, train=train, validation=Validation.of_clients(taken))
-    rows = np.flatnonzero(
-        (columns.split == VALIDATION) & columns.ok.astype(bool) & np.isin(columns.domain, domains)
-    )
+    readable = (columns.split == VALIDATION) & columns.ok.astype(bool)
+    rows = np.flatnonzero(readable & np.isin(columns.domain, domains))
     if by is not None:
-        # Without rows of held-out values, and of clients that were left out.
-        rows = rows[is_among(by.codes[rows], by.codes[table.train.rows])]
+        # Only values that clients train on: without held-out values and clients that were left out.
+        trained = by.codes[table.train.rows]
+        rows = rows[is_among(by.codes[rows], trained)]
     known = columns.label[rows] >= 0
     if known.any():
         rows = rows[known]
     # A scheme may have assigned rows of this split for training or testing.
-    rows = rows[~is_among(rows, np.concatenate([table.train.rows, table.tested]))]
+    assigned = np.concatenate([table.train.rows, table.tested])
+    rows = rows[~is_among(rows, assigned)]
     if not len(rows):
         raise UsageError(
             "The dataset has no validation row that can be scored with these clients.",
@@ -70,12 +71,13 @@ def with_validation(
         )
     if by is None or not own:
         return replace(table, validation=Validation(rows, None))
+    # Each value is one client, which its training rows tell.
     client_of = np.full(len(by.words), -1)
-    client_of[by.codes[table.train.rows]] = table.train.owner
+    client_of[trained] = table.train.owner
     owner = client_of[by.codes[rows]]
-    lists = RowLists.of_sizes(
-        rows[np.argsort(owner, kind="stable")], np.bincount(owner, minlength=len(table))
-    )
+    by_client = rows[np.argsort(owner, kind="stable")]
+    sizes = np.bincount(owner, minlength=len(table))
+    lists = RowLists.of_sizes(by_client, sizes)
     return replace(table, validation=Validation.of_clients(lists))
 
 
@@ -95,33 +97,41 @@ def hold_out(
         uid: uint8 [N, 16].
         share: above 0 and below 1.
     """
-    classes = int(label[train.rows].max(initial=-1)) + 2
-    group = train.owner * np.int64(classes) + (label[train.rows] + 1)
+    # One number for each class of each client; label -1 becomes class 0.
+    of_class = label[train.rows] + 1
+    classes = int(of_class.max(initial=0)) + 1
+    group = train.owner * np.int64(classes) + of_class
     order = by_group_and_uid(group, uid[train.rows])
     # The first place of each class of each client in ``order``.
     first = np.flatnonzero(np.diff(group[order], prepend=-1))
     sizes = np.diff(first, append=len(order))
     client = group[order[first]] // classes
-    before = first - train.ends[client]  # rows of the client in earlier classes
-    # Each class gives the rows that the earlier classes and itself lack to their joint share, but not its last row.
+    # Rows of the client in earlier classes: its first row is at ``ends[client]``.
+    before = first - train.ends[client]
+    # Cumulative rounding: a class gives the share of all rows up to its end, less what earlier classes give. It
+    # keeps its last row.
     up_to = np.floor(share * (before + sizes) + ROUNDING).astype(np.int64)
     earlier = np.floor(share * before + ROUNDING).astype(np.int64)
     given = np.minimum(up_to - earlier, sizes - 1)
+    # A client that would give none gives one row of its largest class, the first of equally large ones.
     gives_none = np.bincount(client, given, minlength=len(train)) == 0
     gives_none &= train.sizes > 1
     most = np.zeros(len(train), np.int64)
     np.maximum.at(most, client, sizes)
     largest = np.flatnonzero(gives_none[client] & (sizes == most[client]))
-    given[largest[np.diff(client[largest], prepend=-1) > 0]] = 1
+    is_first = np.diff(client[largest], prepend=-1) > 0
+    given[largest[is_first]] = 1
+    # Each class gives its rows with the smallest uids, which come first in ``order``.
+    place = np.arange(len(order)) - np.repeat(first, sizes)
     chosen = np.zeros(len(order), bool)
-    chosen[order[np.arange(len(order)) - np.repeat(first, sizes) < np.repeat(given, sizes)]] = True
+    chosen[order[place < np.repeat(given, sizes)]] = True
     # A row that several clients hold is taken from all of them.
     chosen |= is_among(train.rows, train.rows[chosen])
     taken = np.bincount(train.owner[chosen], minlength=len(train))
-    bare = int(((taken == train.sizes) & (taken > 0)).sum())
-    if bare:
+    without_rows = int(((taken == train.sizes) & (taken > 0)).sum())
+    if without_rows:
         raise UsageError(
-            f"Clients share rows, and {bare} would have no training rows left after taking out the "
+            f"Clients share rows, and {without_rows} would have no training rows left after taking out the "
             "validation rows of all clients.",
             "Use a smaller share, or clients that share no rows:  --option sharing=false",
         )
@@ -135,8 +145,8 @@ def by_group_and_uid(group: np.ndarray, uid: np.ndarray) -> np.ndarray:
     It is sorted by one number of the group and the first bits of the uid, which is ten times as fast as sorting by all
     keys. Entries with equal numbers, mostly copies of an image, are then sorted by all keys.
     """
-    # Big-endian numbers sort as their bytes do.
-    high, low = (half.astype(np.uint64) for half in np.ascontiguousarray(uid).view(">u8").T)
+    # Big-endian numbers sort as their bytes do. ``high`` and ``low`` are the two halves of a uid.
+    high, low = np.ascontiguousarray(uid).view(">u8").T.astype(np.uint64)
     bits = int(group.max(initial=0)).bit_length()
     key = high >> np.uint64(bits)
     if bits:  # a shift by 64 bits is undefined

@@ -227,7 +227,7 @@ def parse_policy(
     max_share: float | None = None,
     max_row_norm: float | None = None,
 ) -> TrustPolicy:
-    """From the words of the command line. Raises UsageError."""
+    """The settings that the options of the command line give. Raises UsageError."""
     # In one process an invalid upload is a bug, or part of a simulated attack.
     on_bad_update = on_bad_update or ON_BAD[0]
     if on_bad_update not in ON_BAD:

@@ -77,9 +77,11 @@ def squared_distances(V: Tensor) -> Tensor:
 
 def krum_order(V: Tensor, f: int) -> Tensor:
     """Clients by the sum of squared distances to their m - f - 2 nearest others, the most central first."""
-    m = len(V)
+    others = max(1, len(V) - f - 2)
+    # A client is no neighbour of its own.
     d = squared_distances(V).fill_diagonal_(math.inf)
-    return d.sort(1).values[:, : max(1, m - f - 2)].sum(1).argsort(stable=True, dim=0)
+    nearest = d.sort(1).values[:, :others]
+    return nearest.sum(1).argsort(stable=True, dim=0)
 
 
 def nnm(V: Tensor, f: int) -> Tensor:

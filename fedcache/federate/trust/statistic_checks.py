@@ -123,8 +123,8 @@ def _sum(s: _Checked) -> str | None:
     scale = float(of_classes.norm(dim=1).sum())
     # Large rows can cancel in their sum, but their rounding errors do not.
     if "gram" in s.others:
-        width = s.t.shape[0]
-        scale += math.sqrt(max(0.0, s.rows * float(unpack(s.others["gram"], width).trace())))
+        squared = float(unpack(s.others["gram"], s.t.shape[0]).trace())
+        scale += math.sqrt(max(0.0, s.rows * squared))
     if apart > s.tolerance(len(s.t)) * scale:
         return f"differs from the sum of the class sums by {apart:.3g}"
     return None
@@ -266,7 +266,8 @@ def _squared(s: _Checked, squares: Tensor, least: Tensor, counts: list[float]) -
             return "is not 0 for classes without rows"
         if rows > 0.0 and total > rows * s.within * s.within:
             return _too_large(f"{total:.3g} in sum", rows, s.longest)
-    if len(least) and bool((squares * (1.0 + s.tolerance(squares.shape[-1])) < least).any()):
+    rounding = 1.0 + s.tolerance(squares.shape[-1])
+    if len(least) and bool((squares * rounding < least).any()):
         return "is smaller than the squares of the sums in the same upload need"
     return None
 

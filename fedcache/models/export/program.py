@@ -114,7 +114,7 @@ class AnswerGap:
 
     @staticmethod
     def of(found: Sequence[Tensor], expected: Sequence[Tensor]) -> AnswerGap:
-        """Of two pairs (scores, probabilities), each [N, C]; a class that neither model ever predicts counts as 0."""
+        """Differences of two pairs (scores, probabilities), each [N, C]; a class that neither predicts counts as 0."""
         gaps = []
         for a, b in zip(found, expected, strict=True):
             never = (a < MASKED / 2) & (b < MASKED / 2)
@@ -209,9 +209,9 @@ class ImageModel(nn.Module):
 
     def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Scores and probabilities of the method's input."""
-        down, own = (
-            {name: getattr(self, buffer) for name, buffer in names.items()} for names in self._names
-        )
+        of_down, of_own = self._names
+        down = {name: getattr(self, buffer) for name, buffer in of_down.items()}
+        own = {name: getattr(self, buffer) for name, buffer in of_own.items()}
         scores = replace(self.made, down=down, personal=own).scores(x)
         return scores.float(), (scores / self.temperature).softmax(-1).float()
 
@@ -504,8 +504,11 @@ def check_place(out: Path, kind: str, force: bool) -> None:
             f"{above} is a file, so {out} cannot be written inside it.", "Choose another -o."
         )
     if out.exists() and out.is_dir() != (kind == "folder"):
-        found = "folder" if out.is_dir() else "file"
-        written = "folder" if kind == "folder" else "file"
+        found = "file"
+        written = "folder"
+        if out.is_dir():
+            found = "folder"
+            written = "file"
         raise UsageError(
             f"{out} is a {found}, and --format {kind} writes a {written}.",
             f"For example -o model{FORMATS[kind]}",

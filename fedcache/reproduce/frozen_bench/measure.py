@@ -162,20 +162,21 @@ class BenchRun:
                 raise
             return BenchScore(block, label, points=treatment.points, why_not=error.message)
         count = len(runs)
-        clients = runs[0].result["partition"]["clients"]
+        results = [run.result for run in runs]
+        clients = results[0]["partition"]["clients"]
+        pooled = sum(float(r["accuracy"]["pooled"]) for r in results)
+        bytes_up = sum(float(r["traffic"]["exact"]["up_bytes"]) for r in results)
+        seconds = sum(float(run.measured.get("seconds", {}).get("train", 0.0)) for run in runs)
         return BenchScore(
             block,
             label,
-            values=tuple(float(r.result["accuracy"]["client_mean"]) for r in runs),
-            pooled=sum(float(r.result["accuracy"]["pooled"]) for r in runs) / count,
+            values=tuple(float(r["accuracy"]["client_mean"]) for r in results),
+            pooled=pooled / count,
             settings=settings,
             points=treatment.points,
-            bytes_up=sum(float(r.result["traffic"]["exact"]["up_bytes"]) for r in runs)
-            / count
-            / clients,
-            seconds=sum(float(r.measured.get("seconds", {}).get("train", 0.0)) for r in runs)
-            / count,
-            runs=tuple(str(r.result["digest"]) for r in runs),
+            bytes_up=bytes_up / count / clients,
+            seconds=seconds / count,
+            runs=tuple(str(r["digest"]) for r in results),
         )
 
     def _config(
@@ -205,14 +206,14 @@ class BenchRun:
         seeds = self.study.search_seeds
         # As set.alpha: alpha alone would be an argument of the scheme.
         sweeps = {f"set.{key}": values for key, values in treatment.search.items()}
+        first_seed = parse_seeds(seeds)[0]
+        partition = self._partition(deal, first_seed, validation=self.study.validation)
         request = request_grid(
             [treatment.method],
             sweeps,
             self._config(block, store, treatment, seeds),
             self.home,
-            partition=self._partition(
-                deal, parse_seeds(seeds)[0], validation=self.study.validation
-            ),
+            partition=partition,
             runs=self.runs,
             extract=False,
             save=SaveModels("none"),

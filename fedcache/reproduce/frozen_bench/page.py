@@ -181,10 +181,9 @@ def _blocks(scores: Sequence[Mapping[str, Any]]) -> list[str]:
         ]
         deals = list(dict.fromkeys(s["block"]["partition"] for s in part))
         found = {(s["treatment"], s["block"]["partition"]): s for s in part}
-        rows = [
-            (label, *(_value(found.get((label, deal))) for deal in deals))
-            for label in dict.fromkeys(s["treatment"] for s in part)
-        ]
+        rows = []
+        for label in dict.fromkeys(s["treatment"] for s in part):
+            rows.append((label, *(_value(found.get((label, deal))) for deal in deals)))
         lines += [f"### {data}, {backbone}", "", *_table(("treatment", *deals), rows), ""]
     failed = [s for s in scores if s["why_not"]]
     if failed:
@@ -225,7 +224,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 LEVEL = 0.95
-"""Of intervals, and of the critical difference."""
+"""Level of intervals and of the critical difference."""
 
 
 @dataclass(frozen=True)
@@ -315,8 +314,9 @@ def _ranked(study: Study, title: str, scores: Sequence[BenchScore]) -> BenchRank
     if not blocks or not labels:
         return None
     found = {(s.treatment, s.block): s for s in scores}
-    values = np.array([[_mean(found.get((t, b))) for b in blocks] for t in labels])
-    # what was not trained is below all that was
+    of_label = {t: [found.get((t, b)) for b in blocks] for t in labels}
+    values = np.array([list(map(_mean, of_label[t])) for t in labels])
+    # A treatment that was not trained in a block ranks below all that were.
     ranked = ranking(np.nan_to_num(values, nan=-1.0), LEVEL)
     if ranked is not None:
         ranks = ranked.ranks
@@ -334,16 +334,16 @@ def _ranked(study: Study, title: str, scores: Sequence[BenchScore]) -> BenchRank
             p = p_value("wilcoxon", difference)
         both.append(difference)
         tests.append(p)
-    standings = tuple(
-        _standing(
-            study, labels[i], ranks[i], values[i], [found.get((labels[i], b)) for b in blocks], d, p
+    standings = []
+    for i, difference, p in zip(order, both, holm(tests), strict=True):
+        label = labels[i]
+        standings.append(
+            _standing(study, label, ranks[i], values[i], of_label[label], difference, p)
         )
-        for i, d, p in zip(order, both, holm(tests), strict=True)
-    )
     return BenchRanking(
         title,
         blocks,
-        standings,
+        tuple(standings),
         *_friedman(ranked),
         _alike(ranked, [labels[i] for i in order], ranks),
     )
@@ -382,6 +382,7 @@ def _standing(
     p: float | None,
 ) -> Standing:
     known = [s for s in scores if s is not None and s.values]
+    finite = values[np.isfinite(values)]
     mean_difference = 0.0
     if len(difference):
         mean_difference = float(difference.mean())
@@ -389,8 +390,8 @@ def _standing(
         label,
         study.treatments[label].family,
         rank,
-        mean=float(values[np.isfinite(values)].mean()),
-        worst=float(values[np.isfinite(values)].min()),
+        mean=float(finite.mean()),
+        worst=float(finite.min()),
         difference=mean_difference,
         interval=interval(difference, LEVEL),
         p=p,

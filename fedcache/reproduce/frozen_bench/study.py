@@ -18,7 +18,7 @@ NAME = "frozen-bench"
 AXES = ("data", "backbone", "partition", "treatment")
 """What ``--only`` may name."""
 TEXTS = frozenset({"text", "text tower"})
-"""What only backbones with a text tower have."""
+"""Needs that only backbones with a text tower meet."""
 
 
 @dataclass(frozen=True)

@@ -415,11 +415,12 @@ def _authority(keys: Keys) -> tuple[Any, Any]:
         return known, x509.load_pem_x509_certificate(keys.ca.read_bytes())
     key = ec.generate_private_key(ec.SECP384R1())
     name = _name("fedcache local authority")
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     made = (
         _builder(name, name, key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(sign=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(identifier, critical=False)
         .sign(key, hashes.SHA384())
     )
     _write_private(path, key)
@@ -435,17 +436,15 @@ def _signed(key: Any, ca_key: Any, ca: Any, hosts: Sequence[str]) -> bytes:
             names.append(x509.IPAddress(ipaddress.ip_address(host)))
         except ValueError:
             names.append(x509.DNSName(host))
+    purpose = x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH])
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     made = (
         _builder(_name("fedcache server"), ca.subject, key.public_key())
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(sign=False), critical=True)
-        .add_extension(
-            x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
-        )
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
-        )
+        .add_extension(purpose, critical=False)
+        .add_extension(issuer, critical=False)
         .sign(ca_key, hashes.SHA384())
     )
     raw: bytes = made.public_bytes(Encoding.PEM)

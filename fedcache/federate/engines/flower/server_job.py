@@ -25,6 +25,13 @@ MOST_NUMBERS = 2**40
 """Longest axis of one of these tensors."""
 
 
+def _is_shape(value: Any) -> bool:
+    """Whether a value that a site sent is the shape of a tensor."""
+    if not isinstance(value, list):
+        return False
+    return all(type(n) is int and 0 <= n <= MOST_NUMBERS for n in value)
+
+
 @dataclass
 class ServerJob:
     """One point and seed that the server trains."""
@@ -62,10 +69,7 @@ class ServerJob:
         shapes: list[Any] = [None]
         if isinstance(outline, dict):
             shapes = list(outline.values())
-        sound = all(
-            isinstance(s, list) and all(type(n) is int and 0 <= n <= MOST_NUMBERS for n in s)
-            for s in shapes
-        )
+        sound = all(map(_is_shape, shapes))
         if type(number) is not int or not sound or len(shapes) > MOST_TENSORS:
             raise ValueError("its header is malformed")
         if outline:

@@ -422,6 +422,9 @@ class SiteRequest:
             )
         arrays = [store.arrays[key] for key in keys]
         recipes = [dict(array.recipe) for array in arrays]
+        backbones = [
+            str(recipe.get("backbone", key)) for key, recipe in zip(keys, recipes, strict=True)
+        ]
         requested = "feat_post" in self.config.set
         tests = b"".join(sorted(bytes(u) for u in s.uid[client.test]))
         return SiteFacts(
@@ -434,9 +437,7 @@ class SiteRequest:
             classes=tuple(s.classes),
             domains=tuple(s.domains),
             keys=tuple(keys),
-            backbones=tuple(
-                str(recipe.get("backbone", key)) for key, recipe in zip(keys, recipes, strict=True)
-            ),
+            backbones=tuple(backbones),
             recipes=tuple(self.recipes),
             made_from=tuple(canonical_json(recipe).decode() for recipe in recipes),
             widths=tuple(int(array.shape[2]) for array in arrays),
@@ -461,8 +462,9 @@ class SiteRequest:
         text = None
         if features is not None:
             text = torch.from_numpy(features)
+        views = min(array.shape[1] for array in arrays)
         return Data(
-            x=prepare(arrays, feat_post, views=min(array.shape[1] for array in arrays)),
+            x=prepare(arrays, feat_post, views=views),
             y=torch.from_numpy(s.label.astype(np.int64)),
             classes=len(s.classes),
             text=text,

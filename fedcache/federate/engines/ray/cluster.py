@@ -123,9 +123,11 @@ class Cluster:
     def slots(self, cpus: int, gpus: int = 0) -> int:
         """Calls of that size that can run at the same time on the present nodes."""
         needed = {k: v for k, v in (("CPU", cpus), ("GPU", gpus)) if v}
-        return sum(
-            min(int(node.get(k, 0) // v) for k, v in needed.items()) for node in self.nodes()
-        )
+        total = 0
+        for node in self.nodes():
+            # The scarcest resource of a node decides.
+            total += min(int(node.get(k, 0) // v) for k, v in needed.items())
+        return total
 
     def need(self, cpus: int, gpus: int = 0) -> int:
         """``slots``, at least one. Raises MachineError if no node is large enough."""

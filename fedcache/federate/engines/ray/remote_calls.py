@@ -116,7 +116,9 @@ class RayWorkerPool:
             self._waiting[self._task.remote(*self._head, *args)] = (tag, 0)
             return
         # The actor with the fewest waiting calls gets the call, so that no GPU is idle while another has a queue.
-        counts = [sum(a == i for _, a in self._waiting.values()) for i in range(len(self._actors))]
+        counts = [0] * len(self._actors)
+        for _, actor in self._waiting.values():
+            counts[actor] += 1
         least = counts.index(min(counts))
         self._waiting[self._actors[least].call.remote(*self._head, *args)] = (tag, least)
 
