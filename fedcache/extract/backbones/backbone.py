@@ -432,7 +432,8 @@ def no_text(name: str) -> FedcacheError:
     """The error of asking a backbone without a text tower for text features."""
     return UsageError(
         f"{name} has no text tower, so it has no text features.",
-        "Use a backbone with one: clip-rn50, clip-vit-b-16, clip-vit-b-32 or glyph-clip.",
+        "Use a backbone with one: clip-rn50, clip-vit-b-16, clip-vit-b-32, glyph-clip or "
+        "efficientnet-lite0-words.",
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import UsageError
+from fedcache.extract.backbones import word_clip
 from fedcache.extract.backbones.backbone import (
     Backbone,
     ModuleEncoder,
@@ -20,6 +21,7 @@ from fedcache.extract.backbones.backbone import (
     no_text,
 )
 from fedcache.extract.backbones.table import load
+from fedcache.extract.backbones.word_clip import WordEncoder, WordTextTower
 from fedcache.extract.recipe import IMAGES, Recipe
 
 if TYPE_CHECKING:
@@ -122,7 +124,7 @@ class ClipTowers:
     name: str
     template: str  # prompt template with ``{}`` for the class name
     scale: float  # exp(logit_scale), the factor the model learnt for its cosines
-    text: ClipTextTower
+    text: ClipTextTower | WordTextTower
     image: ClipImageTower
     encoder: ModuleEncoder
 
@@ -136,11 +138,12 @@ def split_towers(name: str, template: str, encoder: ModuleEncoder) -> ClipTowers
     """The towers of a loaded encoder; UsageError without a text tower, or with one that cannot read trained prompts."""
     if encoder.tokenize is None:
         raise no_text(name)
+    image = ClipImageTower(encoder)
+    if isinstance(encoder, WordEncoder):
+        return ClipTowers(name, template, word_clip.SCALE, encoder.tower, image, encoder)
     clip: Any = encoder.module
     scale = float(clip.logit_scale.exp().reshape(-1)[0])
-    return ClipTowers(
-        name, template, scale, ClipTextTower(name, encoder), ClipImageTower(encoder), encoder
-    )
+    return ClipTowers(name, template, scale, ClipTextTower(name, encoder), image, encoder)
 
 
 def load_towers(

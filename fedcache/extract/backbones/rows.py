@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from fedcache.extract.backbones import glyph_clip
 from fedcache.extract.backbones.backbone import Backbone
@@ -230,6 +231,20 @@ EFFICIENTNET_LITE = (
     ),
 )
 
+WORD_CLIP = replace(
+    EFFICIENTNET_LITE[0],
+    name="efficientnet-lite0-words",
+    provider="word_clip",
+    text_width=1280,
+    recipe=replace(EFFICIENTNET_LITE[0].recipe, backbone="efficientnet-lite0-words"),
+    source=(
+        "EfficientNet-Lite 0, and a text tower made of its ImageNet classifier, WordNet and the Python package "
+        "wordllama"
+    ),
+    template="{}",
+    shares="efficientnet-lite0",
+)
+
 OPENAI_CLIP = (
     _openai("clip-rn50", "RN50", 1024, "timm/resnet50_clip.openai", 408_000_000),
     _openai("clip-vit-b-16", "ViT-B-16", 512, "timm/vit_base_patch16_clip_224.openai", 599_000_000),
@@ -304,6 +319,7 @@ PIXELS = Backbone(
 
 _ROWS = (
     *EFFICIENTNET_LITE,
+    WORD_CLIP,
     glyph_clip.BACKBONE,
     *OPENAI_CLIP,
     *METADATASET,
@@ -319,6 +335,7 @@ BACKBONES: Mapping[str, Backbone] = {row.name: row for row in _ROWS}
 _RESNET18 = 11_171_904  # with the Meta-Dataset stem (5x5) and no classifier
 PARAMETERS = {
     "efficientnet-lite0": 3_371_008,
+    "efficientnet-lite0-words": 3_371_008,
     "efficientnet-lite1": 4_135_680,
     "efficientnet-lite2": 4_811_072,
     "glyph-clip": 1_360_664,

@@ -35,6 +35,7 @@ from fedcache.extract.backbones import (
     tflite_file,
     timm,
     torchvision,
+    word_clip,
 )
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, Weights
 from fedcache.extract.backbones.own import Choice, content_sha256, output_of, remember, row_of
@@ -93,6 +94,7 @@ LOADERS: Mapping[str, Callable[..., Any]] = {
         tflite_file,
         timm,
         torchvision,
+        word_clip,
     )
 }
 """Provider -> the module that loads its backbones. Modules that remembered rows name are never imported."""

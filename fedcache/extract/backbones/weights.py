@@ -46,7 +46,16 @@ FOLDERS = ("hugging_face", "text_encoder")
 """Providers whose weights are a folder."""
 FILES = ("onnx_file", "tflite_file")
 """Providers whose file is the model: there is nothing to convert."""
-CHECKPOINTS = ("open_clip", "packaged", "glyph_clip", "timm", "torchvision", "metadataset", "cnn")
+CHECKPOINTS = (
+    "open_clip",
+    "packaged",
+    "glyph_clip",
+    "timm",
+    "torchvision",
+    "metadataset",
+    "cnn",
+    "word_clip",
+)
 """Providers that take their tensors out of a checkpoint, which may hold others too."""
 
 
