@@ -19,7 +19,7 @@ from fedcache.extract.backbones.clip_towers import load_towers
 from fedcache.extract.planning.plan import memory_of
 from fedcache.federate.engine.client_data import ClientData, Data, FrozenEncoders
 from fedcache.federate.engine.context import Ctx
-from fedcache.federate.engine.method import Method
+from fedcache.federate.engine.method import Method, UploadTensor
 from fedcache.federate.engine.run import TrainingRun, run
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engine.simulated_time import why_not_asynchronous
@@ -28,6 +28,7 @@ from fedcache.federate.execution.grid_batch import GridBatch
 from fedcache.federate.execution.memory_estimate import ExecutionPlan
 from fedcache.federate.methods import METHODS, NAMES, module_of, wants_encoders
 from fedcache.federate.partition.partition import Client
+from fedcache.federate.trust.pipeline import without_noise
 from fedcache.federate.trust.update_validation import counts_rows
 from fedcache.heads.linear import Tree
 from fedcache.report.methods import Sizes
@@ -307,7 +308,7 @@ class Part:
         shapes: theirs, in the same order.
         dtype: theirs.
         what: what they are made of.
-        reveals: what the server, or whoever reads the wire, learns of the client's rows.
+        reveals: what the server, or anyone who reads the messages, learns of the client's rows.
         private: whether the epsilon of ``--dp-noise`` covers it.
     """
 
@@ -353,11 +354,17 @@ def leaving(method: Method, sizes: Sizes | None = None) -> list[Part]:
     """The tensors that one client sends in a round, at some widths (None: 512 features, 10 classes); [] for none."""
     if method.central:
         return [Part((), (), "", *_ALL, "refused")]
+    sent = _trial(method, sizes or Sizes())[1]
+    declared = {
+        name: UploadTensor(tuple(t.shape), t.dtype, counts_rows(name)) for name, t in sent.items()
+    }
+    noisy = method_takes_noise(method) and not without_noise(method, declared)
     parts: dict[tuple[str, str, str, str], list[tuple[str, tuple[int, ...]]]] = {}
     # Tensors of one kind and dtype share a row of the table.
-    for name, t in _trial(method, sizes or Sizes())[1].items():
-        numbers = t.dtype.is_floating_point and not counts_rows(name)
-        private = covered_by_noise(method, numbers=numbers)
+    for name, t in sent.items():
+        private = "refused"
+        if noisy:
+            private = covered_by_noise(method, numbers=not declared[name].without_noise)
         kind = kind_of(method, name)
         if (
             kind is _BATCHNORM
@@ -381,7 +388,7 @@ def leaving(method: Method, sizes: Sizes | None = None) -> list[Part]:
     # An average weighted by rows also needs the number of rows of each client.
     if made and "mean" in method.pool(method.resolve()).values():
         private = "refused"
-        if method_takes_noise(method):
+        if noisy:
             private = "not sent: every client weighs the same"
         made.append(Part(("n",), ((),), "int64", *_ROWS, private))
     return made
@@ -395,17 +402,18 @@ def method_takes_noise(method: Method) -> bool:
 
 
 def covered_by_noise(method: Method, *, numbers: bool) -> str:
-    """Whether the epsilon of ``--dp-noise`` covers a tensor: one of ``numbers``, else one that counts or marks rows."""
-    if not method_takes_noise(method):
-        return "refused"
+    """How the epsilon of ``--dp-noise`` covers a tensor of a method that takes noise.
+
+    Args:
+        method: the method.
+        numbers: whether the tensor is one of numbers, and does not count or mark rows.
+    """
     if method.merges == "classes":
         if numbers:
             return "covered"
-        return "covered; no more is sent than which classes it has"
-    if not numbers:
-        return "refused"
+        return "covered; only the set of the client's classes is sent"
     if "sum" in method.pool(method.resolve()).values():
-        return "covered, per row; the total of rows is not (--dp-allow rows)"
+        return "covered, per row; the total number of rows is not (--dp-allow rows)"
     return "covered"
 
 
