@@ -729,8 +729,8 @@ def read_file(
 ) -> dict[str, dict[str, Any]]:
     """The sections of a configuration file; {} when ``path`` is None and the working directory has none.
 
-    Raises UsageError, when the file is missing, is not TOML, or has an unknown section. ``say`` is told where a file is
-    in force that nobody named.
+    Raises UsageError, when the file is missing, is not TOML, or has an unknown section. ``say`` receives the path of a
+    file that applies without being named.
     """
     if path is None:
         path = Path(FILE_NAME)

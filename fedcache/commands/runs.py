@@ -395,7 +395,7 @@ def _confirmed(question: str, names: list[str], as_json: bool) -> bool:
     """Whether a person confirms. Raises UsageError where there is no terminal to ask."""
     if as_json or not sys.stdin.isatty():
         raise UsageError(
-            "Nothing was removed, because this is not a terminal and nobody can confirm.",
+            "Nothing was removed, because this is not a terminal, so you cannot confirm.",
             shlex.join(["fedcache", "runs", "rm", *names, "--yes"]),
         )
     print(question, end="", file=sys.stderr, flush=True)

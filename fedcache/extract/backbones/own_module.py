@@ -311,7 +311,7 @@ def _encoder(
     dtype: str,
     ranks: list[int] | None = None,
 ) -> FrozenEncoder:
-    """The encoder over a copy of the module; ``ranks`` is told how many axes its output has."""
+    """The encoder over a copy of the module; ``ranks`` receives the number of axes of its output."""
     try:
         module = copy.deepcopy(own.module)
     except (
