@@ -53,7 +53,7 @@ Root = Annotated[
     typer.Option("--runs", help="Directory of results.", show_default="$FEDCACHE_HOME/runs"),
 ]
 RUN_HELP = (
-    "Run: a directory, first letters of a name of `fedcache runs list`, tag:NAME, method:NAME, dataset:NAME "
+    "Run: a directory, a name in `fedcache runs list` or its start, tag:NAME, method:NAME, dataset:NAME "
     "or partition:NAME."
 )
 RunName = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=complete_runs)]

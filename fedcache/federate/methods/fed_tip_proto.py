@@ -99,7 +99,7 @@ METHOD = Method(
     upload_descriptions={
         "key": (
             "mean feature of each class",
-            "of a class with one row, that row",
+            "the row itself, if a class has only one",
         ),
     },
     page=MethodPage(

@@ -234,9 +234,9 @@ def caution(hp: Hp) -> tuple[str, ...]:
     if hp["infer_proto"] != "local_padded" or hp["infer_score"] != "dot" or hp["proto_norm"]:
         return ()
     return (
-        "infer_proto=local_padded with infer_score=dot predicts nearly as local: the global prototypes that fill in "
-        "are means over clients, so shorter than a client's own, and seldom win a dot product; infer_score=cos "
-        "compares directions alone",
+        "infer_proto=local_padded with infer_score=dot predicts nearly the same as local. The global prototypes of "
+        "absent classes are means over clients, so they are shorter than the client's own and rarely have the largest "
+        "dot product. infer_score=cos compares directions only",
     )
 
 
@@ -309,7 +309,7 @@ METHOD = Method(
             "infer_proto",
             "local",
             "choice",
-            "classify by (D-12, D-15); local_padded is nearly local by dot",
+            "prototypes for predictions (D-12, D-15); with infer_score=dot, local_padded is nearly the same as local",
             ("local", "local_padded", "global"),
         ),
         *NOISE,

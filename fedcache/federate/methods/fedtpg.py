@@ -236,7 +236,7 @@ METHOD = Method(
     upload_descriptions={
         "queries": (
             "trained queries of the prompt network",
-            "which rows were trained on can be guessed",
+            "an attacker can guess which rows were used for training",
         ),
     },
     page=MethodPage(

@@ -267,7 +267,7 @@ METHOD = Method(
             "pseudo",
             "text",
             "choice",
-            "first soft labels: eq 2, or the control",
+            "first soft labels: zero-shot (text, eq 2), or uniform",
             choices=("text", "uniform"),
         ),
     ),

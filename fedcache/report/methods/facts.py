@@ -216,43 +216,46 @@ def fidelities(method: Method) -> str:
 
 
 SHOWN = 4
-"""Names of one kind that are written out; of more, the number is said."""
+"""Most names of one kind that are listed; above it only their number is shown."""
 
-_ROW = "of a class with one row, that row"
+_ROW = "the row itself, if a class has only one"
 _WEIGHTS = (
     "trained weights",
-    "after one step on one row, a linear layer differs from what was sent by that row times a number; which rows were "
-    "trained on can be guessed",
+    "after one local step on one row, the change of a linear layer is a multiple of that row; an attacker can guess "
+    "which rows were used for training",
 )
 _KINDS: dict[str, tuple[str, str]] = {
     "count": ("rows of each class", "which classes the client has, and how many rows of each"),
     "target_sum": ("rows of each class", "which classes the client has, and how many rows of each"),
     "has": ("which classes have rows", "which classes the client has"),
-    "proto": ("mean projected feature of each class", f"{_ROW}, projected"),
+    "proto": ("mean projected feature of each class", "the projected row, if a class has only one"),
     "sum": ("sum of the features of each class", _ROW),
     "class_sum": ("sum of the features of each class", _ROW),
     "head": (
         "ridge solution of its own rows",
-        "with the sum of z z', the sum of the features of each class",
+        "together with the sum of z z': the sum of the features of each class",
     ),
     "gram": (
         "sum of z z' over its rows, upper triangle",
-        "the span of its rows while they are fewer than features",
+        "the span of its rows, if there are fewer rows than features",
     ),
-    "square": ("sum of the squared features of all rows", "how far its rows spread"),
-    "class_square": ("sum of the squared features of each class", f"{_ROW}, squared"),
+    "square": ("sum of the squared features of all rows", "the spread of its rows"),
+    "class_square": (
+        "sum of the squared features of each class",
+        "the squared row, if a class has only one",
+    ),
     "class_gram": (
         "sum of z z' over the rows of each class, upper triangle",
-        "of a class with one row, that row",
+        _ROW,
     ),
     "mean": ("means of each class's Gaussians", _ROW),
-    "scale": ("spread of each class's Gaussians", "0 where a class has one row"),
-    "weight": ("weights of each class's Gaussians", "how its rows cluster"),
-    "ctx": ("trained prompt vectors", "which rows were trained on can be guessed"),
-    "v": ("trained visual prompt", "which rows were trained on can be guessed"),
+    "scale": ("spread of each class's Gaussians", "0 if a class has one row"),
+    "weight": ("weights of each class's Gaussians", "the clusters of its rows"),
+    "ctx": ("trained prompt vectors", "an attacker can guess which rows were used for training"),
+    "v": ("trained visual prompt", "an attacker can guess which rows were used for training"),
     "n": ("number of its training rows", "how much data it has"),
 }
-_BATCHNORM = ("statistics of BatchNorm", "means and variances of its rows inside the model")
+_BATCHNORM = ("statistics of BatchNorm", "means and variances of its rows in a layer of the model")
 _LAYER = {
     "W": _WEIGHTS,
     "b": _WEIGHTS,
@@ -333,7 +336,7 @@ class Part:
         return ", ".join(labels)
 
 
-UNKNOWN = ("a tensor that fedcache does not know", "unknown: what the method computes of the rows")
+UNKNOWN = ("a tensor without a description", "unknown; it depends on the method")
 """Kind of a tensor of a user's own method."""
 
 
