@@ -351,9 +351,8 @@ class TrainConfig:
     )
     preset: str = option(
         PRESETS[0],
-        "Which hyperparameters to use. default: those of the paper except where they are known to fail; "
-        "paper: those of the paper; official: those of the released code; tuned: those of the paper with "
-        "tuned learning rates.",
+        "Hyperparameter values. paper: from the paper; default: the same, except values that are known to "
+        "fail; official: from the released code; tuned: from the paper, with tuned learning rates.",
         METHOD,
         choices=PRESETS,
     )

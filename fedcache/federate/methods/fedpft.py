@@ -202,9 +202,9 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     far = (step.to(variance) / 2.0) ** 2 > variance
     if far.double().mean() > 0.5:
         raise FederatedRunError(
-            f"Features lie around {float(center.abs().median()):.3g} with a deviation of "
-            f"{float(variance.median().sqrt()):.3g}, and the 16-bit numbers that FedPFT sends are "
-            f"{float(step.median()):.3g} apart there.",
+            f"The features have values near {float(center.abs().median()):.3g} with a deviation of "
+            f"{float(variance.median().sqrt()):.3g}. FedPFT sends 16-bit numbers, which have a spacing of "
+            f"{float(step.median()):.3g} at this size.",
             SCALE,
         )
     x, y = draw(up, ctx)

@@ -112,7 +112,7 @@ METHOD = Method(
             "e_h",
             1,
             "int",
-            "epochs of the classifier, before the projection; its own code has 10 (D-72)",
+            "epochs of the classifier, trained before the projection; 10 in FedRep's released code (D-72)",
             low=0,
         ),
         HParam("e_b", 1, "int", "epochs of the projection (D-72)", low=0),
