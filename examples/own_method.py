@@ -1,10 +1,12 @@
 """Shrunken class means: a method of one's own in one file.
 
-Each client sends, for every class, the sum of its features and the number of its rows, as in FedNCM. The server draws
-the mean of a class towards the mean m of all rows, as if the class had ``shrink`` more rows, all at m:
-    mu_c = (S_c + shrink m) / (N_c + shrink)
-and a row belongs to the class with the nearest mean. A class with few rows on all clients together has an uncertain
-mean, which stays close to m. shrink = 0 is FedNCM with ``metric=euclid``.
+Each client sends, for every class, the sum of its features and the number of its rows, as in FedNCM. The server moves
+the mean of each class towards the mean of all rows, and most for the classes with few rows. A row gets the class with
+the nearest mean.
+
+With the sum S_c and the number N_c of a class and the mean m of all rows,
+    mu_c = (S_c + shrink m) / (N_c + shrink),
+as if the class had ``shrink`` more rows, all at m. shrink = 0 is FedNCM with ``metric=euclid``.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, _ctx: Ctx) -
 METHOD = Method(
     name="shrunken-means",
     paper="an example, not a paper",
-    summary="Class means drawn towards the mean of all rows; one round, no training.",
+    summary="Class means moved towards the mean of all rows; one round, no training.",
     hparams=(
         FEAT_POST,
         HParam(
@@ -97,7 +99,7 @@ METHOD = Method(
             $S_{ic}$, $n_{ic}$: sum and number of client $i$'s rows of class $c$; $m$: mean of all rows; $s$: `shrink`.
         """,
         when="""
-            Where some classes have few rows on all clients together. `shrink=0` is `fedncm` with `metric=euclid`.
+            Use it if some classes have few rows on all clients together. `shrink=0` is `fedncm` with `metric=euclid`.
         """,
         cite=("legate2023guiding",),
     ),

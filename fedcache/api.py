@@ -82,7 +82,8 @@ def extract(
         no_label: labels that mean that none is known (``"-1"``); ``unlabelled``: no column holds labels.
         images_key, label_key, split_key, domain_key, group_key: columns of ``arrays:FILE`` and its like.
         skip_missing: leave out backbones without weights; ``part``: ``"1/4"`` computes a part for ``join``, alone.
-        follow_links: also read what links lead to outside of the dataset's folder; ``observer``: told the story.
+        follow_links: also read what links lead to outside of the dataset's folder; ``observer``: receives progress
+            messages.
 
     Raises FedcacheError as the command, with its exit code and hint.
     """
@@ -104,7 +105,8 @@ def join(
 
     Args:
         parts: all of them, in any order; ``store``: another place for the store than that of its dataset.
-        max_bad: images of all parts that may be unreadable, ``"1%"`` or a number; ``observer``: told the story.
+        max_bad: images of all parts that may be unreadable, ``"1%"`` or a number; ``observer``: receives progress
+            messages.
 
     Raises StoreError for parts that are missing, given twice, unfinished or of other data, recipes or weights, and
     CorruptionError for a damaged one.
@@ -138,7 +140,8 @@ def ingest(
         file: of features and labels; ``store``: another place for it; ``replace``: drop other content of that ``name``.
         features_key, label_key, split_key, name_key, domain_key: columns that are not found by their names.
         no_label: labels that mean that none is known (-1, "NA"); ``unlabelled``: no column holds labels.
-        group_key: the only groups; ``drop_nan``: leave out rows that are not finite; ``observer``: told the story.
+        group_key: the only groups; ``drop_nan``: leave out rows that are not finite; ``observer``: receives progress
+            messages.
 
     Raises UsageError, StoreError, CorruptionError.
     """
@@ -276,7 +279,8 @@ def train(
         dp_clip, dp_noise, dp_delta, dp_seed, dp_allow: privacy of clients, as in ``fedcache train --help``.
         on_round: called with a ``Round`` after every round, stored ones first; when it raises the run continues
         without.
-        observer: told the story; ``track``: ``mlflow`` and others, as ``--track``; ``fresh``: run again what is stored.
+        observer: receives progress messages; ``track``: ``mlflow`` and others, as ``--track``; ``fresh``: run again
+            what is stored.
         save_model: keep what was trained, for ``Run.model`` and ``fedcache predict``; ``save_clients``: the clients
             whose own models are kept: ``"all"``, ``"none"`` or names, comma-separated; None for all up to 256 MB.
 
@@ -408,7 +412,7 @@ def evaluate(
             classes that it does not have, ``counts`` adds the log counts, ``fitted`` the log of smoothed shares. The
             accuracy without and with it is ``found.client_prior``.
         out: a .html, .csv or .json file of all figures; ``with_images``: the page also shows mistakes.
-        options: other keywords of ``extract``; ``observer``: told the story.
+        options: other keywords of ``extract``; ``observer``: receives progress messages.
 
     Raises FedcacheError as the command, with its exit code and hint.
     """

@@ -351,9 +351,8 @@ class TrainConfig:
     )
     preset: str = option(
         PRESETS[0],
-        "Which hyperparameters to use. default: those of the paper except where they are known to fail; "
-        "paper: those of the paper; official: those of the released code; tuned: those of the paper with "
-        "tuned learning rates.",
+        "Hyperparameter values. paper: from the paper; default: the same, except values that are known to "
+        "fail; official: from the released code; tuned: from the paper, with tuned learning rates.",
         METHOD,
         choices=PRESETS,
     )
@@ -729,8 +728,8 @@ def read_file(
 ) -> dict[str, dict[str, Any]]:
     """The sections of a configuration file; {} when ``path`` is None and the working directory has none.
 
-    Raises UsageError, when the file is missing, is not TOML, or has an unknown section. ``say`` is told where a file is
-    in force that nobody named.
+    Raises UsageError, when the file is missing, is not TOML, or has an unknown section. ``say`` receives the path of a
+    file that applies without being named.
     """
     if path is None:
         path = Path(FILE_NAME)

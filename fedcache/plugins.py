@@ -1,8 +1,8 @@
 """Plug-ins: entry points of installed packages, and objects given to ``fc.register``.
 
 Tables of fedcache ask here for a name that is not their own, so that nothing is imported, and no installed package is
-looked at, before such a name is requested or a list is shown. A plug-in that cannot be loaded is an error of anyone who
-requested it by name, and of nobody else.
+looked at, before such a name is requested or a list is shown. A plug-in that cannot be loaded is an error only if it
+is requested by name.
 """
 
 from __future__ import annotations

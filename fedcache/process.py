@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, cast
 
 GRACE = 2.0
-"""Seconds that a process has to put things in order after it was told to stop at once."""
+"""Seconds that a process has to put things in order after a request to stop at once."""
 
 INTERRUPTED = 130
 """Exit code of a process that a signal ended, as shells give it; ``errors.Exit`` has the same."""
@@ -72,13 +72,13 @@ def stop_on_signals(request: Callable[[], None], say: Callable[[str], None]) -> 
     """Stop at SIGINT and SIGTERM: the first at the next chunk, step or round, the second at once.
 
     After the second a KeyboardInterrupt runs through the call, so that files are closed and locks released; whatever
-    the call is doing then (a computation that Python cannot interrupt, a write that nobody reads, the wait for a
+    the call is doing then (a computation that Python cannot interrupt, a write without a reader, the wait for a
     process that will not end), ``GRACE`` seconds later its worker processes are killed and the process is ended.
     Once a signal came the handlers outlive the block, because then the process is about to end, which may hang too.
 
     Args:
         request: called at the first signal.
-        say: told what the next one does.
+        say: receives what the next one does.
     """
     requests = 0
     left = False
@@ -180,7 +180,7 @@ def keep_freed_memory() -> bool:
     A library must not decide this for its user: workers and commands call it, ``fedcache.train`` does not.
 
     Returns:
-        whether the allocator could be told: only glibc can. Elsewhere it is slower, not wrong.
+        whether the allocator took the setting: only glibc can. Elsewhere it is slower, not wrong.
     """
     mallopt = _of_glibc("mallopt")
     return (

@@ -884,10 +884,10 @@ TABLE = (
     ),
     B(
         "counts_are_refused_before_any_client_is_trained",
-        "counts travel beside the noise",
+        "counts travel without noise",
         "federate/trust/pipeline.py",
-        "if t.counts_rows or not t.dtype.is_floating_point)",
-        "if False)",
+        "uploads.items() if t.without_noise)",
+        "uploads.items() if False)",
     ),
     B(
         "a_table_means_the_same_through_every_door",

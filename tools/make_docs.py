@@ -38,8 +38,6 @@ from fedcache.federate.engine.method import Method
 from fedcache.federate.methods import METHODS
 from fedcache.progress import byte_size
 from fedcache.report.methods.facts import (
-    cells,
-    disagreements,
     fidelities,
     leaving,
     objective,
@@ -55,7 +53,7 @@ MADE_FILES = ("exit-codes.md", "laws.md")
 """Pages outside these folders."""
 TYPES = {str: "text", int: "integer", float: "number", Path: "path", bool: "flag"}
 SHOWN_CLASSES = 120
-"""Classes that are written out; of more, the number is said."""
+"""Most classes that are listed by name; above it only their number is shown."""
 
 
 def is_made(path: str) -> bool:
@@ -97,10 +95,9 @@ def methods() -> dict[str, str]:
     says = [
         "# Methods",
         "",
-        "By family. Which to begin with: "
-        "[which method](../which-method.md), from [a comparison of all](../frozen-bench.md). `fedcache methods list` "
-        "prints them with what a client sends; `fedcache methods info NAME` prints a page. To add one: [a method of "
-        "your own](../add-a-method.md).",
+        "All methods, by family. [Which method](../which-method.md) helps you to choose one, and is based on [a "
+        "comparison of all methods](../frozen-bench.md). `fedcache methods list` prints them with the traffic of a "
+        "client, and `fedcache methods info NAME` explains one. You can [add a method](../add-a-method.md).",
     ]
     for family, about in method_families.ABOUT.items():
         named = method_families.methods_of(family)
@@ -120,22 +117,29 @@ def methods() -> dict[str, str]:
 
 
 def method_page(name: str) -> str:
-    """The documentation page of a method, in Markdown; the same text for the same code."""
+    """The documentation page of a method, in Markdown; the same text for the same code.
+
+    Its second paragraph, the idea, is that of the docstring of the method's file; what follows there is folded.
+    """
+    method = METHODS[name]
     page = method_families.page_of(name)
     papers = method_families.papers()
-    terms = method_families.line(page.terms)
+    title, idea, *details = objective(name).split("\n\n")
     return text_of(
         f"# {name}",
         "",
-        METHODS[name].summary,
+        method.summary,
         "",
-        f"{METHODS[name].paper}. Family: [{page.family.lower()}](README.md#{anchor(page.family)}).",
+        _plain(method_families.line(idea)),
         "",
         "```math",
         inspect.cleandoc(page.formula),
         "```",
         "",
-        *([terms, ""] if terms else []),
+        method_families.line(page.terms),
+        "",
+        f"Paper: {method.paper}. Family: [{page.family.lower()}](README.md#{anchor(page.family)}).",
+        "",
         "## When to use it",
         "",
         method_families.line(page.when),
@@ -150,45 +154,52 @@ def method_page(name: str) -> str:
         "",
         "## What leaves a client",
         "",
-        *leaves(METHODS[name]),
+        *leaves(method),
         "",
-        "## Cite",
-        "",
-        "```bibtex",
-        *"\n\n".join(papers[key] for key in page.cite).splitlines(),
-        "```",
-        "",
-        *exactly(METHODS[name]),
+        *folded("Hyperparameters", hyperparameters(method)),
+        *folded(
+            "Details, and differences between paper and code", exactly(method, title, *details)
+        ),
+        *folded(
+            "Cite",
+            ["```bibtex", *"\n\n".join(papers[key] for key in page.cite).splitlines(), "```"],
+        ),
     )
+
+
+def folded(title: str, lines: Sequence[str]) -> list[str]:
+    """Lines that a reader opens with a click."""
+    return [f'??? note "{title}"', "", *(f"    {line}".rstrip() for line in lines), ""]
 
 
 def anchor(title: str) -> str:
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower())
 
 
-def exactly(m: Method) -> list[str]:
-    """The end of a method's page, for who must know it exactly: its docstring, its switches, paper against code."""
+def exactly(m: Method, *text: str) -> list[str]:
+    """What the docstring of a method's file says after the idea, and facts of the method."""
     d = m.defaults
     share = "all" if d.participation is None else d.participation
     waits = why_it_waits(m)
-    presets = ("official", "tuned") if m.tuned else ("official",)
-    lines = [
-        "## In detail",
-        "",
-        f"Reads {', '.join(sorted(m.needs)) or 'features alone'}. Fidelity: {fidelities(m)}. Lifts: "
+    return [
+        f"Reads {', '.join(sorted(m.needs)) or 'features alone'}. Fidelity: {fidelities(m)}. Execution modes: "
         f"{', '.join(m.executions)}. {'Takes' if waits is None else 'Takes no'} `--asynchronous`"
         f"{'' if waits is None else f' ({waits})'}.",
         "",
-        f"Default setting: `{d.scheme}`, {d.clients} clients, {share} a round, {d.rounds} "
-        f"round{'s' if d.rounds > 1 else ''}.",
+        f"Default: partition `{d.scheme}`, {d.clients} clients, {share} per round, {d.rounds} "
+        f"round{'s' if d.rounds > 1 else ''}. Numbers such as D-01 are [interpretations](../readings.md).",
         "",
         "```text",
-        objective(m.name),
+        *"\n\n".join(text).splitlines(),
         "```",
-        "",
-        "## Switches",
-        "",
-        f"`--set key=value`; {' and '.join(f'*{p}* is `--preset {p}`' for p in presets)}. "
+    ]
+
+
+def hyperparameters(m: Method) -> list[str]:
+    """The table of a method's hyperparameters."""
+    presets = ("official", "tuned") if m.tuned else ("official",)
+    lines = [
+        f"Set one with `--set key=value`; {' and '.join(f'*{p}* is `--preset {p}`' for p in presets)}. "
         "[`fedcache grid`](../commands/grid.md) sweeps them.",
         "",
         row("key", "paper", *presets, "legal", "meaning"),
@@ -197,7 +208,7 @@ def exactly(m: Method) -> list[str]:
     for h in m.hparams:
         other = ("" if h.of_preset(p) == h.default else h.show(h.of_preset(p)) for p in presets)
         lines.append(row(f"`{h.name}`", h.show(), *other, h.legal(), h.help))
-    return [*lines, *sides(m)]
+    return lines
 
 
 # What docs/frozen-bench.json says of a method
@@ -234,13 +245,10 @@ def measured(method: str) -> list[str]:
     data, backbones = (sorted({block[key] for block in blocks}) for key in ("data", "backbone"))
     head = ("setting", *partitions, "rank", "sent by a client", "seconds")
     return [
-        f"Accuracy in %, mean over clients, by how rows are dealt; {', '.join(data)} with {', '.join(backbones)}, "
-        f"{protocol['rounds']} rounds, seeds {protocol['seeds']}; what is chosen is chosen on validation rows "
-        "([all methods, and how it was measured](../frozen-bench.md)).",
+        f"Mean accuracy of the clients in %, for each partition: {', '.join(data)} with {', '.join(backbones)}, "
+        f"{protocol['rounds']} rounds, seeds {protocol['seeds']} ([all methods and the protocol](../frozen-bench.md)).",
         "",
         *table(head, shown),
-        "",
-        "Bytes and seconds are of a whole training, as means over the blocks; a rank is the mean over blocks.",
     ]
 
 
@@ -291,41 +299,19 @@ def row(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def sides(method: Method) -> list[str]:
-    """Where the paper and its released code differ, and the switch that chooses; nothing where they do not."""
-    found = disagreements(method)
-    if not found:
-        return []
-    rows = [
-        row(side["d"], f"`{side['switch']}`", side["paper"], side["official"]) for side in found
-    ]
-    return [
-        "",
-        "## Where paper and code differ",
-        "",
-        "The text and the switches above say what each number is about. `--preset official` takes the last "
-        "column; where it equals the one before, only the switch takes the other side.",
-        "",
-        "| disagreement | switch | paper | released code |",
-        "|---|---|---|---|",
-        *rows,
-    ]
-
-
 def leaves(method: Method) -> list[str]:
     """The section of a method's documentation, in Markdown."""
-    rows = cells(leaving(method))
-    if not rows:
-        return ["Nothing."]
-    when = "In every round"
+    parts = leaving(method)
+    if not parts:
+        return ["Nothing leaves a client."]
+    when = "in every round"
     if method.one_shot:
-        when = "Once"
+        when = "once"
+    rows = [(p.label, p.what, p.reveals, p.private) for p in parts]
     return [
-        f"{when}, at 512 features and 10 classes, to the server and to whoever reads the wire:",
+        f"Each client sends {when}, with 512 features and 10 classes:",
         "",
-        "| tensors | dtype | what they are | what they reveal | with `--dp-noise` |",
-        "|---|---|---|---|---|",
-        *("| " + " | ".join(row) + " |" for row in rows),
+        *table(("tensors", "content", "what it reveals", "with `--dp-noise`"), rows),
     ]
 
 
@@ -460,7 +446,7 @@ def _command_page(command: Command) -> str:
         "```",
         "",
         *_params(command),
-        "What it leaves with: [exit codes](../exit-codes.md).",
+        "See also the [exit codes](../exit-codes.md).",
     )
 
 
@@ -487,10 +473,10 @@ def commands() -> dict[str, str]:
         "",
         "| environment | meaning |",
         "|---|---|",
-        "| `FEDCACHE_HOME` | where stores, runs, weights and data lie; default: the user's data directory |",
+        "| `FEDCACHE_HOME` | folder of stores, runs, weights and data; default: the user's data directory |",
         "| `FEDCACHE_OFFLINE` | `1` forbids downloads |",
-        "| `FEDCACHE_MEMORY` | how much memory features may take before they are mapped from a file: `8G` |",
-        "| `FEDCACHE_REMOTE_CACHE` | how much disk chunks of published stores may take: `20G` |",
+        "| `FEDCACHE_MEMORY` | most memory for features, e.g. `8G`; larger feature sets are mapped from a file |",
+        "| `FEDCACHE_REMOTE_CACHE` | most disk space for chunks of published stores, e.g. `20G` |",
     ]
     for panel in dict.fromkeys(c.panel for c in found):
         rows = [(f"[{c.name}]({c.file})", _first(c.told[0])) for c in found if c.panel == panel]
@@ -508,11 +494,11 @@ def _first(text: str) -> str:
 
 @dataclass(frozen=True)
 class Meaning:
-    """What an exit code tells a script and its author.
+    """Meaning of an exit code.
 
     Attributes:
         short: in a line.
-        when: what happened, and what is left on the disk.
+        when: the event, and the state of the files.
         then: what to do.
         example: a command that leaves with it.
         given: what must be so that it does; empty where nothing must.
@@ -528,44 +514,45 @@ class Meaning:
 MEANINGS: Mapping[Exit, Meaning] = {
     Exit.OK: Meaning(
         "done",
-        "The command did what it says, or found it done.",
+        "The command finished, or its result was stored already.",
         "Nothing.",
         "fedcache methods list",
     ),
     Exit.USAGE: Meaning(
         "usage: unknown name, value out of range, infeasible partition",
-        "What was asked for makes no sense, so nothing was computed or changed. A misspelt option, method, "
-        "hyperparameter or key of fedcache.toml is here too.",
-        "Read the message: it names what was given, what is legal, and the nearest name.",
+        "The command line is not valid, so nothing was computed or changed. Examples: a misspelt option, method, "
+        "hyperparameter or key of fedcache.toml.",
+        "Read the message: it names the wrong value, the legal values and the nearest name.",
         "fedcache train --method fedavgg",
     ),
     Exit.QUARANTINED: Meaning(
         "finished, some inputs quarantined",
-        "Everything was computed, and some images could not be read, no more than --max-bad. They keep their rows and "
+        "The command finished, but some images could not be read (no more than --max-bad). They keep their rows and "
         "are left out of training and tests.",
-        "Look at the names and reasons that are printed (all are in quarantine.jsonl), mend the files, and run the "
+        "Look at the printed names and reasons (quarantine.jsonl has all of them), repair the files, and run the "
         "same command again.",
         "fedcache extract --dataset folder:photos --backbones efficientnet-lite0",
         "where one of the photos is damaged",
     ),
     Exit.STORE: Meaning(
-        "store missing, locked, incompatible, or without the features asked for",
-        "There is no such store, another process writes to it, another version of fedcache made it, or the features a "
-        "method reads are not in it. No run fits the selection (`report dataset:digits`).",
-        "Run the extraction that the message prints; for a locked array wait, or use `extract --wait`.",
+        "store missing, locked, incompatible, or without the requested features",
+        "The store does not exist, another process writes to it, another version of fedcache made it, or it lacks the "
+        "features that a method needs. Or: no run matches the selection (`report dataset:digits`).",
+        "Run the extraction that the message prints. If the features are locked, wait, or use `extract --wait`.",
         "fedcache inspect no-such-store",
     ),
     Exit.CORRUPT: Meaning(
         "corruption found, or more bad inputs than `--max-bad`",
-        "Bytes on the disk are not those that were written, or so many images could not be read that something else "
-        "is wrong. Nothing damaged was turned into a number.",
-        "For a store: fedcache repair, then the extract command again. For a result: the same command with --fresh.",
+        "A file has changed or is damaged, or more images than --max-bad could not be read. No result was computed "
+        "from damaged data.",
+        "For a store, run fedcache repair and then the extract command again. For a result, repeat the command with "
+        "--fresh.",
         "fedcache verify",
-        "on a store of which a byte was changed",
+        "on a store with a changed byte",
     ),
     Exit.ENVIRONMENT: Meaning(
         "environment: device, weights, versions, disk space, network",
-        "This machine lacks something: weights, a package, a GPU that was asked for, memory, space, a network.",
+        "This machine lacks something: weights, a package, the requested GPU, memory, disk space or a network.",
         "Read the message, or run fedcache doctor.",
         "fedcache extract --dataset digits --backbones efficientnet-lite0 --device cuda",
         "on a machine without a GPU",
@@ -573,22 +560,22 @@ MEANINGS: Mapping[Exit, Meaning] = {
     Exit.FEDERATED: Meaning(
         "invalid federated run",
         "Training gave numbers that are not finite, or an upload was malformed and --on-bad-update is fail. A grid "
-        "goes round such a point and leaves with this at its end.",
-        "Lower the learning rate; for malformed uploads see the client and round that are named.",
+        "trains its other configurations and then ends with this code.",
+        "Lower the learning rate. For a malformed upload, the message names the client and the round.",
         "fedcache train --method fedavg --set lr=1e30",
         "on any store",
     ),
     Exit.BUG: Meaning(
         "a bug in fedcache",
-        "Something happened that nobody thought of; a traceback is on stderr.",
+        "An unexpected error; a traceback is on stderr.",
         "Report it with the traceback and the output of fedcache doctor.",
         "fedcache doctor",
-        "any command may be it; this one goes with the report",
+        "any command; add the output of this one to your report",
     ),
     Exit.INTERRUPTED: Meaning(
-        "stopped by a signal; the same command goes on",
-        "Ctrl-C or SIGTERM. What was finished is on the disk; a second Ctrl-C stops at once and costs the "
-        "batches under way. (`flower server` and `flower site` stay until they are stopped, and leave with 0.)",
+        "stopped by a signal; the same command resumes",
+        "Ctrl-C or SIGTERM. Finished work is stored. A second Ctrl-C stops at once and loses the current "
+        "batches. (`flower server` and `flower site` run until they are stopped, and then exit with 0.)",
         "Run the same command again.",
         "fedcache extract --dataset digits --backbones efficientnet-lite0",
         "when Ctrl-C is pressed",
@@ -601,8 +588,8 @@ def exit_codes() -> str:
     lines = [
         "# Exit codes",
         "",
-        "A script reads the code; with `--json` the same is in `error.code` and `error.name`, with `message` and "
-        "`hint`. 1 is never used: a Python traceback leaves with it.",
+        "With `--json`, `error.code` and `error.name` hold the exit code, and `message` and `hint` explain it. "
+        "fedcache never uses 1, because Python exits with it after a traceback.",
         "",
         *table(
             ("code", "name", "meaning"),
@@ -650,7 +637,7 @@ def _weights(b: Backbone) -> list[str]:
     by_file = f"fedcache backbones import FILE --as {b.names[-1]}"
     if b.seeded:
         return [
-            "Drawn from a seed; another seed is another backbone:",
+            "The weights are drawn from a seed. Another seed gives another backbone:",
             "",
             f"    fedcache extract --dataset digits --backbones {b.name} --weights {b.name}=seed:1",
         ]
@@ -674,8 +661,8 @@ def _weights(b: Backbone) -> list[str]:
     endings = ", ".join(SUFFIXES)
     lines += [
         "",
-        f"With a file at hand: `{by_file}` checks it and keeps it, `--weights {name}=FILE` uses it where it lies, and "
-        f"`$FEDCACHE_HOME/weights/{name}` with one of the endings {endings} is found.",
+        f"If you have a file: `{by_file}` checks it and copies it. `--weights {name}=FILE` uses it in place. fedcache "
+        f"also finds `$FEDCACHE_HOME/weights/{name}` with one of the endings {endings}.",
     ]
     lines += [f"`{file}` has the sha256 `{digest}`." for file, digest in b.sha256]
     return lines
@@ -689,7 +676,7 @@ def _backbone_page(b: Backbone) -> str:
         ("parameters of the image tower", f"{count:,}" if count is not None else "not counted"),
         ("architecture", f"`{b.architecture}`" if b.architecture else "its own"),
         ("input size", "this size only" if b.fixed else "another size is `--size N`"),
-        ("licence of the weights", b.licence or "not known to fedcache; ask who publishes them"),
+        ("licence of the weights", b.licence or "unknown to fedcache; ask the publisher"),
     ]
     facts += [("prompt template", f"`{b.template}`")] if b.template else []
     facts += [("same weights as", f"[{b.shares}]({b.shares}.md)")] if b.shares else []
@@ -714,8 +701,8 @@ def _backbone_page(b: Backbone) -> str:
         "",
         "## Native recipe",
         "",
-        "What determines a feature's value. A departure, as `--recipe size=64,resize=squash`, is another recipe and "
-        "other features.",
+        "The recipe determines the values of the features. If you change it, for example with "
+        "`--recipe size=64,resize=squash`, fedcache stores another feature set.",
         "",
         *table(("key", "value", "meaning"), rows),
         "",
@@ -738,9 +725,9 @@ def backbones() -> dict[str, str]:
         for b in BACKBONES.values()
     ]
     says = (
-        "Frozen models that fedcache knows by name. `fedcache backbones list` says which would work right now. Beyond "
-        "the table, `timm:NAME`, `open_clip:ARCH@TAG` and `random-projection:WIDTH` name what those libraries and a "
-        "seed have, and names with other prefixes [models of your own](../add-a-backbone.md).",
+        "Frozen models with a name in fedcache. `fedcache backbones list` shows which of them work on this machine. "
+        "`timm:NAME` and `open_clip:ARCH@TAG` name the models of these libraries, `random-projection:WIDTH` a random "
+        "projection. Other prefixes name [models of your own](../add-a-backbone.md).",
     )
     head = ("backbone", "features", "pixels", "text tower", "source")
     return {
@@ -804,13 +791,13 @@ def _paper_page(name: str) -> str:
         ]
         lines += ["", *table(("file", "address", "md5", "MB"), rows)]
     if pulls:
-        whole = "" if len(pulls) == len(held.files) else " of these what has a lasting address"
+        whole = "" if len(pulls) == len(held.files) else " the files with a permanent address"
         lines += ["", f"`fedcache datasets pull {name}` downloads{whole or ' it'}."]
     lines += [
         "",
         "## Layouts",
         "",
-        "Looked for in `$FEDCACHE_HOME/data/" + name + "`, or where `--data` says.",
+        "The folder is `$FEDCACHE_HOME/data/" + name + "`, or the one that `--data` names.",
         "",
     ]
     rows = [
@@ -832,38 +819,28 @@ def _code(step: str) -> str:
     return step
 
 
-def _torchvision_page(name: str) -> str:
-    entry = torchvision.TABLE[name]
-    spec = f"torchvision:{name}"
-    found = info(spec)
-    options = "".join(f", {k}={v!r}" for k, v in entry.options.items())
-    parts = [
-        f"`{', '.join(f'{k}={v!r}' for k, v in words.items()) or 'the whole'}`"
-        for words, _ in entry.splits
-    ]
-    where = f"`{entry.files}` below it" if entry.files else "its files in the folder itself"
-    get = (
-        ["Downloaded by torchvision's own code:", "", f"    fedcache datasets pull {spec}"]
-        if entry.pulls
-        else ["By hand, from where torchvision's documentation says."]
-    )
+def _torchvision_page() -> str:
+    """One page for all datasets of torchvision: they differ in a few facts."""
+    rows = []
+    for name, entry in torchvision.TABLE.items():
+        parts = ", ".join(f"`{arguments}`" for arguments, _ in entry.splits)
+        get = "`pull`" if entry.pulls else "by hand"
+        rows.append((f"`{name}`", entry.about, parts, f"`{entry.files or '.'}`", get))
     return text_of(
-        f"# {spec}",
+        "# torchvision datasets",
         "",
-        f"{entry.about[0].upper()}{entry.about[1:]}.",
+        "Every dataset in the table is named `torchvision:NAME`. The class of the same name in "
+        "`torchvision.datasets` reads it, once per part (EMNIST has one line per split).",
         "",
-        *_facts(spec, found),
+        "    fedcache datasets pull torchvision:CIFAR10",
+        "    fedcache datasets info torchvision:CIFAR10",
+        "    fedcache extract --dataset torchvision:CIFAR10",
         "",
-        f"Read by `torchvision.datasets.{entry.cls or name}`{options}; its parts, in order: {', '.join(parts)}.",
+        "`fedcache datasets pull` downloads a dataset marked `pull` with the code of torchvision, which checks the md5 "
+        "of archives. For the others, follow the documentation of torchvision. The folder is "
+        "`$FEDCACHE_HOME/data/NAME`; `--data NAME=DIR` names another one. *Expected* is the path inside the folder.",
         "",
-        "## How to get it",
-        "",
-        *get,
-        "",
-        f"Expected: {where}. The folder is `$FEDCACHE_HOME/data/{name}`, or what `--data {name}=DIR` says. torchvision "
-        "checks its archives by their md5; `fedcache datasets info` says where they were looked for.",
-        "",
-        *_use(spec, f"fedcache datasets info {spec}"),
+        *table(("name", "content", "arguments of the parts", "expected", "how to get it"), rows),
     )
 
 
@@ -907,7 +884,7 @@ def _own_files_page(spec: str) -> str:
         "",
         "## How to check it",
         "",
-        "Reads and counts without decoding: how it was understood, images, classes, domains.",
+        "This reads and counts without decoding. It shows the images, classes and domains that fedcache finds.",
         "",
         f"    fedcache datasets info {files.example}",
         "",
@@ -922,20 +899,21 @@ def datasets() -> dict[str, str]:
         **{page: _own_files_page(spec) for spec, page in own.items()},
     }
     made |= {f"paper-{name}.md": _paper_page(name) for name in paper.NAMES}
-    made |= {f"torchvision-{name}.md": _torchvision_page(name) for name in torchvision.TABLE}
+    made["torchvision.md"] = _torchvision_page()
     files = {"digits": "digits.md", **own}
+    files |= {f"paper:{name}": f"paper-{name}.md" for name in paper.NAMES}
     rows = [
         (
-            f"[{e['name']}]({files.get(e['name'], e['name'].replace(':', '-') + '.md')})",
+            f"[{e['name']}]({files.get(e['name'], 'torchvision.md')})",
             e["about"],
             f"`{e['needs']}`",
         )
         for e in known()
     ]
     says = (
-        "`fedcache datasets list` says which are here. Several may be named as domains of one dataset: "
-        "`--dataset mnist=torchvision:MNIST,svhn=torchvision:SVHN`. Embeddings come in with "
-        "[`fedcache ingest`](../commands/ingest.md) and are then a dataset of the name they were given.",
+        "`fedcache datasets list` shows which of them are on this machine. Several can be domains of one dataset: "
+        "`--dataset mnist=torchvision:MNIST,svhn=torchvision:SVHN`. [`fedcache ingest`](../commands/ingest.md) reads "
+        "your own embeddings, which are then a dataset with the name that you give.",
     )
     return {
         "README.md": index("Datasets", says, ("dataset", "what it is", "how to get it"), rows),

@@ -14,42 +14,40 @@ PAPERS = Path(__file__).resolve().parents[1] / "docs" / "papers.bib"
 
 ABOUT: Mapping[Family, str] = {
     "One round, closed form": """
-        Clients send statistics once; the server computes a head from them without training, or trains on what it
-        draws from them. All but FedPFT add the statistics up, so it does not matter how the rows are dealt to
-        clients.
+        Clients send statistics of their features once. The server computes a classifier from them without training;
+        FedPFT trains it on samples instead. All methods except FedPFT add the statistics of the clients, so the
+        partition of the rows does not matter.
     """,
     "Many rounds, one model": r"""
-        Clients train the model that they receive and the server averages what comes back: FedAvg, and what was
-        proposed against the drift of clients that are unlike each other. The model is a projection with a
-        classifier, or with `--set head=linear` a linear head alone. $w$ is the model, $F_i$ the mean loss of
-        client $i$'s $n_i$ rows, $N$ the rows of the round's clients, $\eta$ a rate.
+        FedAvg and its variants: clients train the model that they receive, and the server averages the results. Most
+        variants reduce client drift, which occurs if the data of clients differ. The model is a projection with a
+        classifier, or a linear head alone with `--set head=linear`.
     """,
     "A model for each client": """
-        Each client ends with a model of its own, and is scored on test rows like its own. Good where clients
-        differ much and stay; a client that was not there is served by [`fedcache
-        personalise`](../commands/personalise.md). $P$ is the projection of the features, $Q$ the classifier above
-        it.
+        Each client ends with a model of its own, and is tested on its own test rows. These methods are good if clients
+        differ strongly and stay in the federation. [`fedcache personalise`](../commands/personalise.md) makes a model
+        for a new client.
     """,
     "Prototypes and contrast": """
-        Clients share the mean projected feature of each class instead of weights, so that each may have a network
-        of its own. Each ends with a model of its own. $z = P(x)$ is the projection of a row.
+        Clients share a prototype of each class (its mean projected feature) instead of weights. Each client may
+        therefore have a different network, and ends with a model of its own.
     """,
     "With class texts": """
-        Methods for backbones with a text tower: the feature of a class's text, such as "a photo of a dog", is a
-        classifier before anybody has trained. $f$ is the unit feature of an image, $t_c$ that of the text of
-        class $c$, $T$ all of them, and $s$ the scale of the logits.
+        These methods need a backbone with a text encoder. The feature of a class text, such as "a photo of a dog", is
+        a classifier before any training.
     """,
     "Prompts": """
-        Clients learn the words around the class names, or a frame on the image, through frozen towers. They need
-        the text tower itself, and those with a visual prompt the images and the image tower: minutes instead of
-        seconds. $f(x)$ is the feature of an image, $g$ the text tower.
+        Clients learn the words around the class names, or a frame on the images, through frozen encoders. These
+        methods need the text encoder itself. Methods with a visual prompt also need the images and the image encoder,
+        and take minutes instead of seconds.
     """,
     "Training the encoder itself": """
-        Baselines and systems that train more than a head: ResNets on images (`--backbones pixels`), or an encoder
-        on cached views. They take minutes to hours, and are here because papers compare with them.
+        These methods train an encoder: a ResNet on images (`--backbones pixels`), or a small network on cached views.
+        They take minutes to hours. Papers use them as baselines.
     """,
     "References": """
-        What a federated method is measured against: nobody talks to anybody, and everybody gives everything.
+        Federated methods are compared with these two: clients that train alone, and one model that is trained on all
+        rows in one place.
     """,
 }
 """Family -> its introduction, in the order of the documentation."""

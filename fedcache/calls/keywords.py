@@ -83,11 +83,11 @@ def _unknown_keyword(
     method = given.get("method", next(iter(args), None))
     if method in METHODS and name in [h.name for h in METHODS[method].hparams]:
         return UsageError(
-            f"{name!r} is no keyword here: it is a hyperparameter of {method}.", setting
+            f"{name!r} is not a keyword argument here: it is a hyperparameter of {method}.", setting
         )
     if name in OF_PARTITIONS:
         return UsageError(
-            f"{name!r} is no keyword here: it is an argument of a partition.",
+            f"{name!r} is not a keyword argument here: it is an argument of a partition.",
             f"parts=fc.partition(store, {OF_PARTITIONS[name]})",
         )
     return unknown(

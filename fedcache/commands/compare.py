@@ -28,7 +28,7 @@ def compare(
         list[str] | None,
         typer.Argument(
             metavar="RUN",
-            help="Runs: directories, first letters of names of `fedcache runs list`, tag:NAME, method:NAME, "
+            help="Runs: directories, names in `fedcache runs list` or their start, tag:NAME, method:NAME, "
             "dataset:NAME or partition:NAME. Default: all runs.",
             show_default=False,
             autocompletion=complete_runs,

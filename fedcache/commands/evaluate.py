@@ -43,7 +43,7 @@ RunNames = Annotated[
     list[str],
     typer.Argument(
         metavar="RUN...",
-        help="Runs or model files: directories, first letters of digests, tag:NAME of one run, or "
+        help="Runs or model files: directories, digests or their start, tag:NAME of one run, or "
         ".safetensors files.",
         autocompletion=complete_runs,
     ),

@@ -320,7 +320,7 @@ def names(
         cells = [(name, key[:16]) for name, key in rows]
         shown.append(TextTable("", ("site", "key (sha256)"), cells))
     else:
-        lines.append("No name belongs to a key.")
+        lines.append("No site name has a key.")
     return CommandResult(
         {"names": dict(rows), "forgotten": list(gone)}, lines, Exit.OK, shown, listing=True
     )

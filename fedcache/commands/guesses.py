@@ -100,17 +100,18 @@ def hyperparameter(
             if found in names:
                 line = shlex.join(["fedcache", *_as_setting(option, found, arguments)])
                 return UsageError(
-                    f"{option} is no option of {path}: {found} is a hyperparameter of {name}.", line
+                    f"{option} is not an option of {path}: {found} is a hyperparameter of {name}.",
+                    line,
                 )
     if closest(word, [name.strip("-").replace("-", "_") for name in known], LIKE) is not None:
         return None
     if methods:
         return UsageError(
-            f"{option} is no option of {path}, and {methods[0]} has no hyperparameter {key}.",
+            f"{option} is not an option of {path}, and {methods[0]} has no hyperparameter {key}.",
             f"fedcache methods info {shell_word(methods[0])}   lists its hyperparameters.",
         )
     return UsageError(
-        f"{option} is no option of {path}.",
+        f"{option} is not an option of {path}.",
         f"A hyperparameter of a method is given as --set {key}=VALUE; `fedcache methods info METHOD` lists them.",
     )
 

@@ -45,7 +45,7 @@ RunName = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="Run or model file: a directory, first letters of a digest, tag:NAME of one run, or a "
+        help="Run or model file: a directory, a digest or its start, tag:NAME of one run, or a "
         ".safetensors file.",
         autocompletion=complete_runs,
     ),
@@ -146,7 +146,7 @@ def find_model(run: str, model: ModelOptions) -> Path:
     if Path(run).is_file():
         raise UsageError(
             f"{run} is a file, but not a model of a run.",
-            "The first argument is RUN: a directory, the first letters of one (`fedcache runs list`), or "
+            "The first argument is RUN: a directory, a name in `fedcache runs list` or its start, or "
             "a .safetensors file.",
         )
     folder = None

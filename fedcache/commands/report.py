@@ -20,7 +20,7 @@ RunQuery = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="RUN",
-        help="Runs: directories, first letters of names of `fedcache runs list`, tag:NAME, method:NAME, "
+        help="Runs: directories, names in `fedcache runs list` or their start, tag:NAME, method:NAME, "
         "dataset:NAME or partition:NAME. Default: all runs.",
         autocompletion=complete_runs,
         show_default=False,

@@ -53,7 +53,7 @@ Root = Annotated[
     typer.Option("--runs", help="Directory of results.", show_default="$FEDCACHE_HOME/runs"),
 ]
 RUN_HELP = (
-    "Run: a directory, first letters of a name of `fedcache runs list`, tag:NAME, method:NAME, dataset:NAME "
+    "Run: a directory, a name in `fedcache runs list` or its start, tag:NAME, method:NAME, dataset:NAME "
     "or partition:NAME."
 )
 RunName = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=complete_runs)]
@@ -395,7 +395,7 @@ def _confirmed(question: str, names: list[str], as_json: bool) -> bool:
     """Whether a person confirms. Raises UsageError where there is no terminal to ask."""
     if as_json or not sys.stdin.isatty():
         raise UsageError(
-            "Nothing was removed, because this is not a terminal and nobody can confirm.",
+            "Nothing was removed, because this is not a terminal, so you cannot confirm.",
             shlex.join(["fedcache", "runs", "rm", *names, "--yes"]),
         )
     print(question, end="", file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
 """One batch of rows: decode each image once, make every recipe's input, run every backbone. Texts and rows are read.
 
 The unit of work is an absolute batch, rows [kB, (k+1)B) of the dataset, the last one padded by repeating its last row
-and cut: features change in the last bits with the batch size, so a batch is the same whoever computes it and however
-often the run was interrupted.
+and cut: features change in the last bits with the batch size, so a batch is the same on every device and worker and
+however often the run was interrupted.
 """
 
 from __future__ import annotations

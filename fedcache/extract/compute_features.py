@@ -49,7 +49,7 @@ class ExtractionOptions:
     wait: bool  # wait for another writer of the same array instead of exit 4
     fresh: bool  # discard unfinished arrays
     stop: Stop  # set by a signal handler
-    observer: Observer  # told what is done
+    observer: Observer  # receives progress messages
     engine: ExtractionEngine | None = (
         None  # computes chunk tasks instead, at most ``workers`` at once
     )

@@ -63,7 +63,7 @@ def find_images(
     """The images (or sounds) of files, folders (all levels, sorted by name), zip and tar archives, in the order given.
 
     Raises UsageError for a path that is not there or holds no image, CorruptionError for a damaged archive. A file that
-    turns out to be no image keeps its row and is told apart when it is read.
+    turns out to be no image keeps its row and is reported when it is read.
     """
     names: list[str] = []
     parts: list[tuple[Source, int]] = []

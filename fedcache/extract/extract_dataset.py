@@ -453,7 +453,7 @@ def plan_of(
 
 
 def read_dataset(spec: str, where: Context, observer: Observer) -> Dataset:
-    """The dataset of a spec; how far its digests are is told, and so are links that were left out."""
+    """The dataset of a spec; reports progress of its digests, and links that were left out."""
     with progress_of(observer, "reading", holds_of(spec)) as progress:
         data = open_dataset(spec, replace(where, progress=progress))
     if data.links_left_out:
@@ -557,7 +557,7 @@ def images_of_the_program(
 
 
 def place_of_data(home: Home, data: Dataset, observer: Observer) -> Path:
-    """Where the store of a dataset lies; the observer is told of one that has the name of a folder before."""
+    """Where the store of a dataset lies; the observer reports a store with the name of an earlier folder."""
     path = place_of_content(home, data.slug, data.digest)
     if path != home.store(data.slug, data.digest):
         observer.note(
@@ -679,7 +679,7 @@ def finished(
 ) -> Extraction | None:
     """The extraction that was requested, when a store, or the part of one, at ``path`` already holds all of it.
 
-    Nobody reads a part before it is joined, so its chunk files are verified.
+    No command reads a part before it is joined, so its chunk files are verified.
     """
     try:
         store = Store.open(path, part=part is not None)

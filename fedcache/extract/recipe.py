@@ -159,7 +159,7 @@ class Recipe:
 
     @property
     def label(self) -> str:
-        """``backbone@size``, how two variants of one backbone are told apart on the command line."""
+        """``backbone@size``, how two variants of one backbone are distinguished on the command line."""
         return f"{self.backbone}@{self.size}"
 
     def __repr__(self) -> str:

@@ -115,7 +115,7 @@ def unit(x: Tensor) -> Tensor:
 
 
 def embed(head: Head, p: Tree, x: Tensor, w: Tensor | None = None) -> tuple[Tensor, Tree]:
-    """The projection z = h(x), and what BatchNorm learnt from this batch.
+    """The projection z = h(x), and the statistics that BatchNorm took from this batch.
 
     Args:
         head: the blocks of P.

@@ -37,7 +37,7 @@ def merge(sets: Tensor, counts: Tensor, rule: str) -> tuple[Tensor, Tensor]:
             1/|O_j| (D-06).
 
     Returns:
-        prototype [.., C, P] (zero rows where nobody owns the class) and has [.., C], bool.
+        prototype [.., C, P] (zero rows where no client has the class) and has [.., C], bool.
     """
     n = counts.double()
     owners = (n > 0).double()

@@ -251,7 +251,7 @@ def _check_recipe(key: str, recipe: Mapping[str, Any]) -> None:
             made.check_departures(row.recipe)
     except UsageError as error:
         why = error.message.rstrip(".")
-        raise refused(f"its recipe is none of {_shown(made.backbone)} ({why})") from error
+        raise refused(f"its recipe is not valid for {_shown(made.backbone)} ({why})") from error
 
 
 def _check_computed(how: Mapping[str, Any]) -> None:

@@ -737,9 +737,9 @@ def merged_notes(runs: Mapping[str, Sequence[StoredRun]]) -> list[str]:
             )
             if not run.exact:
                 notes.append(
-                    f"{name}: these runs share some seeds. Accuracy uses each seed once. Results per "
-                    "client and class, and costs, are means over the runs, weighted by the seeds that "
-                    "each run adds."
+                    f"{name}: these runs share some seeds. Accuracy uses each seed once. Costs, and "
+                    "results per client and class, are means over the runs. A run counts by the number of "
+                    "seeds that it adds."
                 )
     return notes
 

@@ -70,7 +70,10 @@ def curves(ident: str, runs: Named) -> Plot | None:
         return None
     description = "Accuracy in percent after each measured round; bands reach from the lowest to the highest seed."
     if len(drawn) > MOST_CURVES:
-        description += f" {MOST_CURVES} of {len(drawn)} are drawn, the best of each method first; the data hold all."
+        description += (
+            f" The figure shows {MOST_CURVES} of {len(drawn)} runs (the best of each method first); "
+            "the data file has all."
+        )
     shown = drawn[:MOST_CURVES]
 
     def fill(axes: Any, marks: Marks) -> None:

@@ -98,7 +98,7 @@ def _features(store: Store, home: Home) -> list[str]:
 
 
 def _names(store: Store, *, anonymous_names: bool) -> list[str]:
-    """What can be learnt from the words of the store."""
+    """What the words of the store reveal."""
     if anonymous_names:
         lines = ["Names of rows were replaced by numbers (`--anonymous-names`)."]
     else:

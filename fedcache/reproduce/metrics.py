@@ -126,7 +126,7 @@ def measure(metric: str, run: Run) -> Value | None:
     """A metric of a run of one seed; None when the run does not have it.
 
     Raises:
-        UsageError for a metric nobody knows.
+        UsageError for an unknown metric.
     """
     name, _, rest = metric.partition(":")
     if name not in METRICS:

@@ -129,13 +129,13 @@ def sentences(report: Reproduction) -> list[str]:
             made.append(f"The same measurement: {labels}.")
     elif report.entry.printed_seeds:
         made.append(
-            "Difference is got minus printed, in standard errors sqrt(s_printed^2 / "
-            f"{report.entry.printed_seeds} + s_got^2 / seeds); if one std is missing, only the other is "
-            "used, and the row is marked."
+            "Difference: got - printed, divided by the standard error sqrt(s_printed^2 / "
+            f"{report.entry.printed_seeds} + s_got^2 / seeds). If one std is missing, fedcache uses only "
+            "the other one and marks the row."
         )
     else:
         # What the paper does not give, and what was decided about it.
-        made.append("Difference is got minus printed.")
+        made.append("Difference: got - printed.")
     made += [f"Not given: {text}." for text in report.entry.not_given]
     made += [f"Note: {text}" for text in report.entry.notes]
     return made

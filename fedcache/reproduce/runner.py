@@ -61,7 +61,8 @@ class ReproducedCell:
         runs: directories of its runs, one per seed.
         reused: how many of them were stored already.
         fidelity: exact | cached_views | approx, "" where nothing is trained.
-        same_as: labels of the earlier row of a proxy that is the same measurement, since what told them apart was
+        same_as: labels of the earlier row of a proxy that is the same measurement, since the difference between them
+            was
             replaced; () for none.
     """
 
@@ -303,7 +304,7 @@ def _requests_of(planned: PlannedCell, workbench: Workbench) -> tuple[list[RunRe
 def _train_on_cluster(
     planned: Sequence[PlannedCell], workbench: Workbench, engine: ReproductionEngine
 ) -> None:
-    """Have the runs of all cells made on a cluster; the cells then find them. What fails fails again, and is told."""
+    """Make the runs of all cells on a cluster; the cells then find them. A failed run fails again and is reported."""
     requests: list[RunRequest] = []
     for one in planned:
         try:

@@ -183,7 +183,7 @@ class RunDirectory:
     def checkpoint(
         self, seed: int, warn: Callable[[str], None]
     ) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Tensors and meta of a seed's last checkpoint, or None: ``warn`` is told why a damaged one is dropped."""
+        """Tensors and meta of a seed's last checkpoint, or None; ``warn`` receives why a damaged one is dropped."""
         found = self._read(self._checkpoint(seed), "checkpoint", seed, warn)
         if found is None:
             return None
@@ -199,7 +199,7 @@ class RunDirectory:
             write_sealed(self._checkpoint(seed), self._what("checkpoint", seed), content, tensors)
 
     def seed_result(self, seed: int, warn: Callable[[str], None]) -> dict[str, Any] | None:
-        """A finished seed, or None; ``warn`` is told why a damaged one is dropped."""
+        """A finished seed, or None; ``warn`` receives the reason why a damaged one is dropped."""
         found = self._read(self._seed(seed), "finished seed", seed, warn)
         if found is None:
             return None

@@ -37,7 +37,7 @@ class RunEvents:
     """Tells an observer of the rounds of one run, and counts what they have sent.
 
     Args:
-        observer: is told.
+        observer: receives events.
         path: directory of the run.
         facts: what ``result.json`` says under these names: method, seeds, rounds, trust, and what ``shown_settings``
             and ``origin`` read.
@@ -173,10 +173,10 @@ def replay_stored(
 class HookedObserver(Silent):
     """An observer that also hands every round to hooks.
 
-    A hook that raises is told of and not called again, and the run continues: tracking never costs a training.
+    A hook that raises is reported and not called again, and the run continues: tracking never costs a training.
 
     Args:
-        observer: everything is passed on to it; None for nobody, and then a failure is a Python warning.
+        observer: everything is passed on to it; None for no observer, and then a failure is a Python warning.
         hooks: called with every round.
     """
 

@@ -553,7 +553,7 @@ class OpenRun:
     def _check_reported(self, seed: int, rounds: int) -> None:
         """Record another release if rounds after ``rounds`` may have been reported, as their noise is drawn again.
 
-        So it is where the state is older than what was told, or nothing is known of that.
+        So it is where the state is older than the reported rounds, or these are unknown.
         """
         # Rounds that were reported after the state was saved have released their noise already.
         run = self.directory.path.name

@@ -538,7 +538,7 @@ def _free_name(store: Store, made: Partition, replace: bool) -> str:
 def _by_name(clients: Any, store: Store) -> Group | None:
     """The client of each row where a pandas Series names the rows in its index; None for clients in the rows' order.
 
-    Rows that it does not name are nobody's. Raises UsageError for a name that no row has, or that comes twice.
+    Rows that it does not name belong to no client. Raises UsageError for a name that no row has, or that comes twice.
     """
     # Only a pandas Series with names in its index is meant; a list has an `index` too, which is a method.
     index = getattr(clients, "index", None)

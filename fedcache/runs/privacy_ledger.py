@@ -1,14 +1,14 @@
 """Privacy ledger: one sealed line in ``privacy.jsonl`` of the home for every seed whose noise was drawn.
 
 Epsilon composes: two releases about the same clients tell more than one, whether they are seeds, points of a grid,
-repeats with ``--fresh`` or other methods. A line is written when the first round of a seed has ended, before anything
-of it is kept or told; continuing from the last checkpoint writes none, nor does a stored result that is returned.
-Simulations release nothing and are not in it. Lines are numbered and each names the one before, so that none is lost
-from the middle; ``privacy-count.json`` says how many there are, so that none is lost from the end.
+repeats with ``--fresh`` or other methods. A line is written when the first round of a seed has ended, before
+anything of it is kept or reported; continuing from the last checkpoint writes none, nor does a stored result that is
+returned. Simulations release nothing and are not in it. Lines are numbered and each names the one before, so that none
+is lost from the middle; ``privacy-count.json`` says how many there are, so that none is lost from the end.
 
-``privacy-rounds/`` has, for every seed that is being trained, how many of its rounds were told: a run that continues
-from an older checkpoint draws noise for told rounds again, and that is a release of its own. Who puts back an older
-copy of the whole home puts back what it knew; nothing that is in it can tell.
+``privacy-rounds/`` has, for every seed that is being trained, how many of its rounds were reported: a run that
+continues from an older checkpoint draws noise for reported rounds again, and that is a release of its own. Who puts
+back an older copy of the whole home puts back what it knew; nothing that is in it can tell.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COUNT = "privacy-count.json"
 COUNT_IS = {"kind": "number of lines of the ledger of privacy"}
 
 ROUNDS = "privacy-rounds"
-"""The folder next to it: for each seed that is being trained how many of its rounds were told."""
+"""The folder next to it: for each seed that is being trained how many of its rounds were reported."""
 
 
 @dataclass(frozen=True)
@@ -300,7 +300,7 @@ def describe_privacy(cost: Mapping[str, Any]) -> str:
     if cost["simulation"]:
         secret = ""
         if known:
-            secret = f" This assumes that nobody knows which clients took part (otherwise {_tight(known)})."
+            secret = f" This assumes that the participants of each round stay secret (otherwise {_tight(known)})."
         return (
             f"Simulation of privacy: anyone can reproduce the noise of {cost['noise_from']}, so it gives "
             f"no protection. Noise that cannot be reproduced would have {figures}{secret}"

@@ -91,7 +91,7 @@ def _over_seeds(mean: float | None, seeds: int) -> Score:
 
 
 def values_held_out(result: Mapping[str, Any]) -> tuple[str, ...]:
-    """The held-out values of a column, whose rows score a result and train nobody; () if there are none."""
+    """The held-out values of a column, whose rows score a result and are not trained on; () if there are none."""
     held = result.get("partition", {}).get("args", {}).get("hold_out") or ()
     if isinstance(held, str):
         return (held,)

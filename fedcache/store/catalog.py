@@ -197,7 +197,7 @@ def old_stores(home: Home) -> Iterator[tuple[Path, str]]:
 
 
 def _not_locked(home: Home) -> Iterator[Store]:
-    """The stores of a home that nobody writes."""
+    """The stores of a home that no process writes."""
     places = (place for place in folders_in(home.stores) if place.suffix == ".zarr")
     return _opened(place for place in places if not _is_locked(place))
 

@@ -82,7 +82,7 @@ def file_sha256(path: Path) -> str:
 
 
 def at_once(path: str, flags: int) -> int:
-    """An ``opener`` that never waits: a pipe instead of a file reads as empty instead of blocking for ever."""
+    """An ``opener`` that never waits: a pipe instead of a file reads as empty instead of blocking."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 

@@ -230,7 +230,7 @@ def join_parts(
         parts: of ``open_parts``.
         place: of the store; one of the same dataset gets the arrays that it lacks.
         max_bad: how many rows of all parts may be unreadable.
-        observer: told how far it is.
+        observer: receives progress.
 
     Raises:
         StoreError, when another dataset is at ``place``, or the store is being written; CorruptionError for a damaged

@@ -685,7 +685,7 @@ def backbone_of(manifest: Manifest, name: str) -> str:
 def text_of_array(manifest: Manifest, key: str) -> dict[str, Any] | None:
     """The entry of a backbone's text features that was current last and belongs to an array: both of the same weights.
 
-    Of ingested features nobody knows weights: theirs are those of their backbone's name.
+    The weights of ingested features are unknown: theirs are those of their backbone's name.
     """
     recipe = manifest.arrays[key].recipe
     name = str(recipe.get("backbone"))

@@ -87,7 +87,7 @@ def mirrored(published: Path | str) -> Path:
 
 
 def idle_mirrors(home: Home, idle_days: float) -> Iterator[tuple[Path, str]]:
-    """(folder, why) of the mirrors that nobody has opened for so many days."""
+    """(folder, why) of the mirrors that were not opened for so many days."""
     for path in sorted((home.root / FOLDER).glob("*.zarr")):
         opened = path / ORIGIN
         if not opened.exists():
@@ -210,7 +210,7 @@ def _bring_small_files(source: ByteSource, path: Path, manifest: Manifest) -> No
 
 
 def _write(path: Path, raw: bytes) -> None:
-    """Write a file of a mirror, whole or not at all. It is not forced to the disk: whoever reads it compares it."""
+    """Write a file of a mirror, whole or not at all. It is not forced to the disk: a reader compares it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_name(path)
     try:

@@ -119,7 +119,7 @@ def publish(
         store: it must hold features.
         target: a folder, or the address of a bucket with a prefix.
         card: text of ``README.md``.
-        observer: is told how many files are done.
+        observer: receives the number of finished files.
         anonymous_names: whether names of rows become numbers.
 
     Raises:

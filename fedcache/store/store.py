@@ -196,7 +196,7 @@ class Store:
     def from_content(cls, content: Content, path: Path, observer: Observer | None = None) -> Store:
         """Arranged embeddings as a store at ``path``; what an interrupted call left there is completed.
 
-        Groups take the place of those of their names. ``observer`` is told how far it is. Raises FedcacheError, as
+        Groups take the place of those of their names. ``observer`` receives progress. Raises FedcacheError, as
         ``create``; CorruptionError, for values that are not finite.
         """
         refuse_remote(path, "path")

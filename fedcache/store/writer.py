@@ -61,7 +61,7 @@ class WorkerArray:
     """An array as a worker in another process or on another host writes it: chunk files that nothing refers to yet.
 
     A worker holds no lock and puts nothing in place: it writes each chunk as a ``.partial`` file and reports its
-    checksum. The process that holds the array's lock commits the file; what nobody commits, also of a writer that is
+    checksum. The process that holds the array's lock commits the file; uncommitted files, also of a writer that is
     gone, the next writer removes.
     """
 
@@ -394,7 +394,7 @@ class ArrayWriter:
             self.add_to_journal(made.chunk, made.crc, made.bad)
 
     def remove_uncommitted(self) -> None:
-        """Remove what workers wrote that nobody committed."""
+        """Remove uncommitted files of workers."""
         for left in self.path.rglob("*.partial"):
             left.unlink(missing_ok=True)
 

@@ -39,7 +39,7 @@ FEATURES = (
     "vector",
     "vectors",
 )
-"""Columns that are features without being told, in small letters; and ``features/NAME``."""
+"""Columns that are features by default, in small letters; and ``features/NAME``."""
 
 
 DATA = "data"

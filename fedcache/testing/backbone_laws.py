@@ -106,7 +106,7 @@ def features_are_rows_of_its_width(backbone: Looked) -> None:
 
 
 def the_same_items_give_the_same_bits(backbone: Looked) -> None:
-    """Nothing is drawn and nothing is learnt: a second look, and a second loading, give the same bits."""
+    """Nothing is drawn or trained: a second look, and a second loading, give the same bits."""
     encoder = backbone.load()
     items = backbone.noise(encoder)
     first = features(encoder, items)

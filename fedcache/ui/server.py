@@ -2,8 +2,8 @@
 
 The token stands in the path, so links that are relative keep it and nothing needs a cookie; anyone who does not know it
 learns nothing, not even which paths there are. A name that resolves to this machine (DNS rebinding) is refused by its
-``Host``. The browser is told to load nothing from anywhere else, to tell no other page where it came from, and to keep
-nothing.
+``Host``. Headers forbid the browser to load anything from anywhere else, to tell no other page where it came from, and
+to keep nothing.
 """
 
 from __future__ import annotations
@@ -354,7 +354,7 @@ def serve(home: Home, port: int, *, show: bool, say: Callable[[str], None]) -> s
         home: that is shown.
         port: of loopback; 0 takes a free one.
         show: whether to open it in the browser of this machine.
-        say: told the address, once it can be opened.
+        say: receives the address, once it can be opened.
 
     Returns:
         the address it had.

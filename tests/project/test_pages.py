@@ -1,6 +1,7 @@
 """Tutorials and README run, methods' pages say what was measured, notebooks' pages are those of the notebooks."""
 
 import json
+import math
 import re
 from typing import get_args
 
@@ -13,6 +14,7 @@ from repository_files import ROOT, content
 import fedcache as fc
 from fedcache.federate.engine.method import Family
 from fedcache.federate.methods import METHODS, NAMES
+from fedcache.report.methods.facts import objective
 
 DOCS = ROOT / "docs"
 
@@ -74,11 +76,40 @@ def test_a_formula_becomes_mathml_with_no_command_left():
             assert "<mi>&amp;" not in found, tex
 
 
+MAKE = tool("make_docs")
+
+
 @pytest.fixture(scope="module")
 def method_pages():
     """The page of each method, as `make docs` makes it."""
-    make = tool("make_docs").method_page
-    return {name: make(name) for name in NAMES}
+    return {name: MAKE.method_page(name) for name in NAMES}
+
+
+def readable_lines(page):
+    """Lines of a page above its folded parts, without blank lines: a row of a table, or 100 characters of text."""
+    unfolded = re.sub(r"\]\([^)]*\)", "]", page.partition("\n??? ")[0])
+    lines = [line for line in unfolded.splitlines() if line]
+    return sum(1 if line.startswith("|") else math.ceil(len(line) / 100) for line in lines)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_method_is_explained_in_forty_lines(name):
+    page = MAKE.method_page(name)
+    assert readable_lines(page) <= 40, "move details of the docstring below its second paragraph"
+    sections = ("```math", "## When to use it", f"fedcache train --method {name}", "## Measured")
+    shown, _, below = page.partition("\n??? ")
+    assert [s for s in (*sections, "## What leaves a client") if s not in shown] == []
+    folds = ('note "Hyperparameters"', '??? note "Details', '??? note "Cite"')
+    assert [fold for fold in folds if fold not in below] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_idea_of_a_method_is_two_or_three_short_sentences_and_its_symbols_are_explained(name):
+    _, idea, *_ = objective(name).split("\n\n")
+    sentences = re.split(r"[.!?:]\s+", idea)
+    assert 2 <= len(re.findall(r"[.]\s+[A-Z`]|[.]$", idea)) <= 3, idea
+    assert max(len(sentence.split()) for sentence in sentences) <= 30, idea
+    assert FAMILIES.page_of(name).terms.strip()
 
 
 @pytest.mark.slow

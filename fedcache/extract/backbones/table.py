@@ -123,7 +123,7 @@ def lookup(
     """The row of a name of the table, of a library's (``timm:<name>``, ``open_clip:<arch>@<tag>``), or of a user's.
 
     Rows of library names, and where a user's models lie, are remembered under ``home``. UsageError, with "did you
-    mean", for a name nobody has, and for what is no model; MachineError for a file that is not there; StoreError for a
+    mean", for an unknown name, and for what is no model; MachineError for a file that is not there; StoreError for a
     ``module:`` that the user did not name in this process.
 
     Args:
@@ -173,8 +173,8 @@ def lookup_recorded(
     """The row of the backbone that a recipe from a file names: of a model, a store or a run.
 
     A file of others may name anything. Code runs as ``lookup`` says, and a path is refused, because recipes hold bare
-    names: a file must not choose which of the user's files is opened. Raises StoreError for one, and for a backbone
-    that nobody here knows; as ``lookup``.
+    names: a file must not choose which of the user's files is opened. Raises StoreError for one, and for an
+    unknown backbone; as ``lookup``.
     """
     name = recipe.backbone
     if bare_name(name) != name and ":" in name:

@@ -371,7 +371,7 @@ def import_weights(
         name: of the backbone.
         home: ``$FEDCACHE_HOME``.
         key: prefix of the weights that are meant in a file that holds several, such as ``state_dict_ema``.
-        observer: told which tensors of the file are the weights, where it holds more.
+        observer: receives which tensors of the file are the weights, where it holds more.
 
     Raises:
         MachineError when the file is refused, is not the published one of its name, or does not fit the backbone;

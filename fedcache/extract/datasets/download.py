@@ -1,7 +1,7 @@
 """Downloads of dataset files: said aloud first, resumed where they stopped, checked, and moved into place when whole.
 
-Whoever is on the way can change what an address without encryption sends: only a file with a published checksum comes
-from one, or from this machine. An encrypted address may not lead on to one that is not.
+Anyone between server and client can change what an address without encryption sends: only a file with a published
+checksum comes from one, or from this machine. An encrypted address may not lead on to one that is not.
 
 Everything is prepared in ``.partial`` inside the dataset's folder; what is in the folder itself is complete.
 """
@@ -34,7 +34,7 @@ def pull(
 ) -> None:
     """Download what has a lasting address into ``root`` and unpack it; files that are there are left alone.
 
-    ``say`` is told the size and source of each file before it is fetched; files of the same names may be below another
+    ``say`` receives the size and source of each file before it is fetched; files of the same names may be below another
     address, the ``mirror``. Raises MachineError for a download that fails or whose md5 differs, CorruptionError for an
     archive that does not unpack to what it should.
     """

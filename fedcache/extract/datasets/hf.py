@@ -115,7 +115,7 @@ def ready(path: Path) -> bool:
 
 
 def pull(name: str, root: Path, say: Callable[[str], None]) -> None:
-    """Download the parquet files of a dataset of huggingface.co into ``root``; ``say`` is told their size first.
+    """Download the parquet files of a dataset of huggingface.co into ``root``; ``say`` receives their size first.
 
     Where a repository has none of its own, those that Hugging Face makes of it. Raises UsageError for what is no name,
     MachineError without the library, the network or the files.

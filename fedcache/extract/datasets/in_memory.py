@@ -3,7 +3,7 @@
 An item is a pair, or a dictionary as a Hugging Face dataset gives it, whose other values are groups. An image is a
 Pillow image, an encoded file as bytes, a uint8 array or tensor, or a tensor of floats in [0, 1] as ``ToTensor`` makes
 it; anything else has no known meaning and is refused. Every item is read once to name it by its content, so that a
-program that is run again finds its store, and a dataset that gives other pixels each time is told apart.
+program that is run again finds its store, and a dataset that gives other pixels each time is noticed.
 """
 
 from __future__ import annotations

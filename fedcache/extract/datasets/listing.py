@@ -36,7 +36,7 @@ def pull(
         spec: ``torchvision:NAME``, ``hf:NAME`` or ``paper:NAME``.
         data: ``$FEDCACHE_HOME/data``.
         roots: ``--data NAME=PATH``.
-        say: told the size and source of what is fetched (torchvision says nothing of it).
+        say: receives the size and source of each file (torchvision says nothing of it).
         mirror: address below which files of the same names lie (``paper:NAME``).
 
     Raises UsageError for a spec that has no download, MachineError when it cannot be downloaded.

@@ -1,7 +1,7 @@
 """The files of a directory or an archive: which are images, what they are called, and how they are read.
 
-A link that leads out of the dataset's folder is not followed unless the user asks for it: whoever made the folder would
-choose which other files of this machine are read.
+A link that leads out of the dataset's folder is not followed unless the user asks for it: the author of the folder
+would choose which other files of this machine are read.
 """
 
 from __future__ import annotations

@@ -460,7 +460,7 @@ class UnfinishedArray:
 
 
 def unfinished_arrays_of(store: Store, home: Home) -> list[UnfinishedArray]:
-    """The feature arrays of a store that are in flight; images (``pixels``) are left out, nobody trains on them."""
+    """The feature arrays of a store that are in flight; images (``pixels``) are left out."""
     found = []
     for journal in journals(store.path):
         header = journal.header
@@ -532,7 +532,7 @@ def groups_in_order(store: Store, data: Dataset) -> dict[str, Group]:
 
 
 def keep_groups(store: Store, groups: Mapping[str, Group], spec: str, observer: Observer) -> None:
-    """Keep these groups of a store and no others; what that changed is told."""
+    """Keep these groups of a store and no others; reports the changes."""
     before = set(store.groups)
     begun = bool(store.arrays)
     changed, gone = replace_groups(store, groups)

@@ -1,7 +1,7 @@
 """Incremental extraction: of a dataset that has changed, only what an earlier store does not have is computed.
 
-A store is one content for ever, because results, partitions and shards name its digest. So new images make a new store
-where a fresh one would lie, and what is saved is the work, not the directory.
+A store never changes its content, because results, partitions and shards name its digest. So new images make a new
+store where a fresh one would lie, and what is saved is the work, not the directory.
 
 - **Parent.** Of the stores next to the new one and in the home: other content, neither ingested nor a shard, at least
   half of its readable rows still there by their bytes, under whatever name. Those of the dataset's name are looked at,
@@ -255,8 +255,8 @@ def plan_incremental(
 ) -> IncrementalPlan | None:
     """The rows that a new or resumed store of ``data`` at ``path`` takes over from an earlier one; None without one.
 
-    Nothing is taken over when it is to be ``fresh``. Earlier stores are next to ``path`` and in the home; the observer
-    is told when one was computed otherwise.
+    Nothing is taken over when it is to be ``fresh``. Earlier stores are next to ``path`` and in the home; the
+    observer reports an array that was computed otherwise.
     """
     keys = {job.key for job in jobs}
     with suppress(FedcacheError):

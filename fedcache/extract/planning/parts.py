@@ -121,7 +121,7 @@ def join(
         place: of the store; None for where an extraction of the dataset would put it.
         home: whose stores are meant by names.
         max_bad: rows of all parts that may be unreadable, as of ``--max-bad``.
-        observer: told the story.
+        observer: receives progress messages.
 
     Raises:
         UsageError without parts; others as ``open_parts`` and ``join_parts``.

@@ -352,7 +352,7 @@ def make_current(
 
 
 def say_templates(templates: Sequence[str], observer: Observer) -> None:
-    """Which template made the text a run uses: nobody may have to guess it."""
+    """Which template made the text a run uses: the user must not have to guess it."""
     if templates:
         observer.note(
             f"Text template: {quoted(templates)} (change with fedcache extract --text TEMPLATE)."

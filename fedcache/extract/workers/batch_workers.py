@@ -52,7 +52,7 @@ def worker_count(
 
 
 AHEAD_BYTES = 1 << 30
-"""Memory for batches that wait for a worker, or for whoever takes what it computed."""
+"""Memory for batches that wait for a worker, or for the writer that takes its results."""
 
 
 def depth_of(workers: int, batch_bytes: int) -> int:

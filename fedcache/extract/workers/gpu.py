@@ -263,7 +263,7 @@ class GpuFeeder(BatchWorkers):
         return self.slots.get(work.slot, placed)
 
     def close(self) -> None:
-        """End the decoders and the devices' threads, without waiting for batches that nobody will take."""
+        """End the decoders and the devices' threads, without waiting for batches that are not needed any more."""
         for line in self.lines:
             line.closed = True
         self.pool.close()

@@ -1,7 +1,7 @@
 """A pool of worker processes that ends with its first worker, whenever and however that one ends, and never hangs.
 
 A signal to the whole process group ends workers before they start, while they start, compute or answer;
-``ProcessPoolExecutor`` waits for ever for some of these.
+``ProcessPoolExecutor`` never stops waiting for some of these.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class WorkerProcesses:
     """A process pool whose calls end with an error when a worker dies, and which ends at once when asked to.
 
     What workers need at their start is sent by a thread, not by the call that starts them, which would write it into a
-    pipe that a dead worker never empties. Whoever waits for an answer looks whether all workers live. Workers never
-    import ``__main__``.
+    pipe that a dead worker never empties. The thread that waits for an answer checks that all workers live. Workers
+    never import ``__main__``.
 
     Args:
         count: processes.
@@ -115,7 +115,7 @@ class WorkerProcesses:
         )
 
     def close(self) -> None:
-        """End the workers without waiting for what nobody will read."""
+        """End the workers without waiting for results that are not needed any more."""
         # shutdown() forgets the processes and the pipe of answers, so they are noted first.
         processes = list((self.pool._processes or {}).values())
         answers = self.pool._result_queue
@@ -132,7 +132,7 @@ class WorkerProcesses:
 
 
 def _send_each(sender: Connection, payload: bytes, count: int) -> None:
-    """Send the payload once for every worker; ends without a word when nobody will read it any more."""
+    """Send the payload once for every worker; ends silently when no worker reads it any more."""
     with sender, suppress(OSError):
         for _ in range(count):
             sender.send_bytes(payload)
@@ -152,7 +152,7 @@ def _blocked(number: signal.Signals) -> Iterator[None]:
 
 
 def die_with_parent() -> None:
-    """End this process when its parent ends, however that happens: an orphan would hold memory for ever."""
+    """End this process when its parent ends, however that happens: an orphan would keep its memory."""
     parent = parent_process()
     if parent is None:
         return

@@ -2,7 +2,7 @@
 
 A pickled batch costs 140 ms of two processes' time on its way through a pipe (256 images of 224 px); here only the
 number of its slot travels. Nothing of the file is in ``/dev/shm``, whose size containers limit, and the kernel frees
-it with the last process that holds it, so nothing is left behind whoever is killed.
+it with the last process that holds it, so nothing is left behind after a kill.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Slots(OpenSlots):
         return self._free.get()
 
     def free(self, slot: int) -> None:
-        """Give a slot back, whose arrays nobody reads any more."""
+        """Give a slot back, whose arrays are not read any more."""
         self._free.put(slot)
 
     def close(self) -> None:

@@ -55,7 +55,7 @@ class SameObject:
 
 
 class LruCache:
-    """Values by key, within a number of bytes. Several runs share a value, so nobody may write into it."""
+    """Values by key, within a number of bytes. Several runs share a value, so it must not be written."""
 
     def __init__(self, budget: int = MEMO_BYTES) -> None:
         self.budget = budget
@@ -321,7 +321,7 @@ class ClientRng:
 
 
 def _nothing() -> None:
-    """The watch of a run that nobody watches."""
+    """The watch of a run without a watcher."""
 
 
 @dataclass(frozen=True)

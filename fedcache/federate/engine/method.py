@@ -73,6 +73,11 @@ class UploadTensor:
     # whether the server adds it to its tensor of the same name, instead of replacing that tensor
     is_step: bool = False
 
+    @property
+    def without_noise(self) -> bool:
+        """Whether ``--dp-noise`` cannot add noise to it."""
+        return self.counts_rows or not self.dtype.is_floating_point
+
     @staticmethod
     def like(t: Tensor) -> UploadTensor:
         """The declaration of a tensor that has this one's shape and type."""

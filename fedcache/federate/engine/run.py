@@ -81,7 +81,7 @@ def executors() -> dict[str, type[Executor]]:
 def find_executor(name: str) -> type[Executor]:
     """The executor of that name; a plug-in serves those alone who ask for it.
 
-    Raises UsageError, with "did you mean", for a name that nobody has.
+    Raises UsageError, with "did you mean", for an unknown name.
     """
     known = executors()
     if name in known:

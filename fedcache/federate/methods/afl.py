@@ -1,5 +1,9 @@
 """AFL: each client solves its own ridge regression, and the server merges the solutions without loss; one round.
 
+Each client solves a ridge regression on its own rows and sends the solution and its Gram matrix (features by features).
+The server merges these solutions one after another by an exact formula, and then removes the ridge. The result is the
+least-squares solution of all rows, however the rows are partitioned.
+
 He et al., "AFL: a single-round analytic approach for federated learning with pre-trained models", CVPR 2025. Client k
 sends W_k = C_k^-1 X_k'Y_k and C_k = X_k'X_k + gamma I. The absolute aggregation law merges two of them exactly,
     W = (I - R_u C_v + R_u C_v (C_u + C_v)^-1 C_v) W_u + (I - R_v C_u + R_v C_u (C_u + C_v)^-1 C_u) W_v,
@@ -118,7 +122,7 @@ METHOD = replace(
     fedncm.METHOD,
     name="afl",
     paper="He et al., CVPR 2025",
-    summary="The clients' own ridge solutions, merged without loss into the least squares of all rows; one round.",
+    summary="Merges the clients' own ridge solutions into the least-squares solution of all rows; one round.",
     hparams=(
         FEAT_POST,
         HParam("gamma", 1.0, "float", "ridge of each client's own solution", low=0.0),
@@ -149,13 +153,13 @@ METHOD = replace(
             W &\leftarrow W + K \gamma\, (C - K \gamma I)^{-1} W
             \end{aligned}
         """,
-        terms="""
-            The second equation merges the solutions of two clients; the third, after all $K$ are merged, takes the
-            ridge out again.
+        terms=r"""
+            $X_k$, $Y_k$: the features and one-hot labels of client $k$; $\gamma$: its ridge. The second equation merges
+            the solutions $u$ and $v$; the third removes the ridge after all $K$ solutions are merged.
         """,
         when="""
-            For clients that need their own model before anything is sent. The result is `fed3r` without a
-            ridge: where rows are fewer than features, `fed3r` with a ridge is safer.
+            Use it if each client needs a model of its own before it sends anything. The merged model equals `fed3r`
+            without a ridge. Prefer `fed3r` with a ridge if there are fewer rows than features.
         """,
         cite=("he2025afl",),
     ),

@@ -1,5 +1,9 @@
 """ATPFL: TPFL whose clients are drawn to the features of the prompts they received and away from their own of before.
 
+Clients learn two prompts, as in ``tpfl``: vectors among the words of the class texts, and a frame or patch on the
+images. An extra loss pulls the features towards those of the received prompts, and away from those of the client's
+previous prompts. The server averages the prompts.
+
 Zhao et al., UbiComp/ISWC 2023 companion, eqs 4 and 5:
     l_aug(z, z_g, z_prev) = -log( e^(cos(z, z_g)/G) / (e^(cos(z, z_g)/G) + e^(cos(z, z_prev)/G)) ),
     L = l_con + mu ( mean_c l_aug(t_c) + mean_i l_aug(z_v,i) ).
@@ -88,7 +92,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
 METHOD = replace(
     tpfl.METHOD,
     name="atpfl",
-    summary="TPFL with a pull of texts and images towards the global prompts' features; needs images.",
+    summary="TPFL with an extra loss that keeps clients near the global prompts; needs images.",
     hparams=(*tpfl.METHOD.hparams, *AUG),
     enter=enter,
     fit=fit,
@@ -101,10 +105,14 @@ METHOD = replace(
                 + e^{\cos(z, z_{\mathrm{prev}}) / \Gamma}}
         """,
         terms=r"""
-            $z_g$: with the received prompts; $z_{\mathrm{prev}}$: with the client's own of its last round. The rest
-            is `tpfl`.
+            $\ell_{\mathrm{con}}$: the loss of [tpfl](tpfl.md); $t_c$: the text feature of class $c$; $z_i$: the feature
+            of image $i$; $z_g$: the same feature with the received prompts; $z_{\mathrm{prev}}$: with the client's
+            prompts of its previous round; $\Gamma$: the temperature; $\mu$: the weight of the extra loss.
         """,
-        when="As `tpfl`, where clients differ much.",
+        when="""
+            Use it like `tpfl` if the clients' data differ strongly. It needs the images, and takes minutes instead of
+            seconds.
+        """,
         cite=("zhao2023tpfl",),
     ),
 )

@@ -1,5 +1,9 @@
 """ATPFL on cached features, an approximation: ``tpfl-feat`` with the pull of ``atpfl``.
 
+This approximates ``atpfl`` on cached features: trained vectors are added to the image features and the class texts
+instead of the two prompts. An extra loss pulls the features towards those of the received vectors, and away from those
+of the client's previous vectors. No encoder runs, so training takes seconds.
+
 Not of the paper. ATPFL's eqs 4 and 5 on the features of ``tpfl-feat``: z_g from the vectors received this round, z_prev
 from the client's own at the end of its last participation (the received ones in its first). On cached features both
 cost an addition, so they are made with each batch. The paper prints one Gamma for eqs 2 and 4, which is what
@@ -65,8 +69,13 @@ METHOD = replace(
             L = \ell_{\mathrm{con}} + \mu \Big(\mathrm{mean}_c\, \ell_{\mathrm{aug}}(t'_c)
                 + \mathrm{mean}_i\, \ell_{\mathrm{aug}}(z_i)\Big), \qquad z = \frac{f(x) + u}{\lVert f(x) + u \rVert}
         """,
-        terms=r"$\ell_{\mathrm{aug}}$ as in [atpfl](atpfl.md), on the features of [tpfl-feat](tpfl-feat.md).",
-        when="As `tpfl-feat`, where clients differ much.",
+        terms=r"""
+            $\ell_{\mathrm{con}}$ and $t'_c$: as in [tpfl-feat](tpfl-feat.md); $\ell_{\mathrm{aug}}$: as in
+            [atpfl](atpfl.md); $u$: the vector that is added to image features; $\mu$: the weight of the extra loss.
+        """,
+        when="""
+            Use it like `tpfl-feat` if the clients' data differ strongly. It says nothing about the traffic of `atpfl`.
+        """,
         cite=("zhao2023tpfl",),
     ),
 )

@@ -1,5 +1,9 @@
 """The centralised reference: one linear head on all clients' labelled rows; not federated, nothing travels.
 
+All labelled rows are brought to one place, and one linear head is trained on them. This is not federated: it is the
+reference that federated linear heads are compared with. By default, L-BFGS trains the head to convergence, so the
+result is deterministic.
+
 ``probe=lbfgs``, the default (D-88), is the reference that federated linear heads are measured against, and the usual
 linear probe: mean cross-entropy + (l2/2) |W|^2 by L-BFGS from zero weights to convergence, in float64. It is
 deterministic, and ignores ``init`` and the switches of SGD. ``probe=sgd`` is what E table 1 prints as "FC-central", and
@@ -140,10 +144,12 @@ METHOD = Method(
             \min_{W, b}\ -\frac{1}{N} \sum_{(x, y)} \log \mathrm{softmax}_y(W x + b)
                 + \frac{\lambda}{2} \lVert W \rVert^2
         """,
-        terms=r"Over the rows of all clients, by L-BFGS to convergence; $\lambda$: `l2`.",
+        terms=r"""
+            $W$, $b$: the linear head; $N$: the rows of all clients; $\lambda$: `l2`.
+        """,
         when="""
-            Shows how good a linear head is when all rows are in one place. It is not an upper bound for closed forms
-            such as `fed3r`.
+            Use it to see how good a linear head is if all rows are in one place. It is not an upper bound for closed
+            forms such as `fed3r`.
         """,
         cite=("yan2024fstcbdg",),
     ),

@@ -1,5 +1,8 @@
 """CLIP zero-shot: the class whose text feature is nearest; nothing is trained and no label is read.
 
+Each image is assigned to the class whose text feature is most similar to the image feature. Nothing is trained and no
+label is read. The server sends the text features to the clients once.
+
 Radford et al., ICML 2021; E eq 2 without its softmax: logits = s I.T'. E prints no scale (s = 1), CLIP learns
 exp(logit_scale) = 100; the argmax is the same for every s > 0 (T-Z1). The text features travel down once.
 """
@@ -30,7 +33,7 @@ def predict(_down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -
 METHOD = Method(
     name="clip-zs",
     paper="Radford et al., ICML 2021",
-    summary="Zero-shot: the class whose text feature is nearest.",
+    summary="Zero-shot: each image gets the class whose text feature is nearest.",
     hparams=(
         *declare(FEAT_POST, feat_post="l2"),
         HParam(
@@ -57,9 +60,13 @@ METHOD = Method(
         formula=r"""
             \hat y = \mathrm{arg}\max_c\ s\, f \cdot t_c
         """,
+        terms="""
+            $f$: the unit feature of an image; $T$: the unit features of the class texts, $t_c$ that of class $c$; $s$:
+            the scale of the logits.
+        """,
         when="""
-            Before everything else: it needs no labels, no clients and no training. What does not beat it is not worth
-            sending.
+            Run it before anything else: it needs no labels, no clients and no training. A trained method that does not
+            beat it is not worth its traffic.
         """,
         cite=("radford2021clip",),
     ),

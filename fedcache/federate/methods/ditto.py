@@ -1,5 +1,8 @@
 """Ditto: every client trains a model of its own, held near a FedAvg model that knows nothing of it.
 
+Clients train a global model by FedAvg. In addition, every client trains a personal model, which a penalty keeps near
+the global one. Only the global model travels.
+
 Li et al., "Ditto: fair and robust federated learning through personalization", ICML 2021:
     w: FedAvg,    v_i <- argmin F_i(v) + (lambda/2) |v - w|^2,
 by local epochs on v_i against the w that was just received. v_i starts at the run's first weights. Only w travels.
@@ -77,7 +80,7 @@ METHOD = replace(
     fedavg.METHOD,
     name="ditto",
     paper="Li et al., ICML 2021",
-    summary="A FedAvg model, and a model of every client's own that is held near it.",
+    summary="FedAvg, plus a personal model for every client that is kept near the global one.",
     hparams=(
         *fedavg.METHOD.hparams,
         HParam(
@@ -103,9 +106,13 @@ METHOD = replace(
             v_i \leftarrow \mathrm{arg}\min_v\ F_i(v) + \frac{\lambda}{2} \lVert v - w \rVert^2,
                 \qquad w \text{ by FedAvg}
         """,
+        terms=r"""
+            $v_i$: the personal model of client $i$; $w$: the global model; $F_i$: the mean loss of client $i$ on its
+            training rows; $\lambda$: the weight of the penalty.
+        """,
         when="""
-            Where both a global and personal models are wanted. With `head=linear` it sends little, and is strong
-            where clients differ.
+            Use it if you need both a global model and personal models. With `head=linear` it sends little, and it is
+            strong if clients differ.
         """,
         cite=("li2021ditto",),
     ),

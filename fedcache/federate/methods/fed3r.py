@@ -1,5 +1,9 @@
 """Fed3R: federated recursive ridge regression; one round, no training, the same model for every partition.
 
+Each client sends two sums over its rows: the products of its features with each other, and with its labels. The server
+adds the sums of all clients and solves one ridge regression. The result equals ridge regression on all rows in one
+place, however the rows are partitioned.
+
 Fani et al., "Accelerating heterogeneous federated learning with closed-form classifiers", ICML 2024. Each client sends
 A_i = Z'Z and B_i = Z'Y; the server solves W = (sum_i A_i + lam I)^-1 sum_i B_i.
 
@@ -22,7 +26,7 @@ By default ``lam=auto`` (ours): the server takes the lam with the lowest general
 
 ``rff_dim`` > 0 works on random Fourier features made from the shared seed. Their bandwidth has to follow the scale of
 the features: ``rff_sigma=auto`` is the mean length of all clients' training rows, 1 for unit features (D-87). It costs
-one exchange more: each client tells the sum of its rows' lengths in addition to their number, and is told the mean.
+one exchange more: each client sends the sum of its rows' lengths and their number, and receives the mean.
 That is computed over all clients, also where the round has some of them, and counted in the traffic of the round: one
 scalar up and one down for every client. The log of the round has it as ``rff_sigma``. Sites of a real federation do
 not have that exchange; they are given a number.
@@ -501,12 +505,12 @@ METHOD = replace(
             W = \Big(\sum_i A_i + \lambda I\Big)^{-1} \sum_i B_i, \qquad A_i = Z_i^\top Z_i, \quad B_i = Z_i^\top Y_i
         """,
         terms=r"""
-            $Z_i$: the features of client $i$, a row each; $Y_i$: its labels, one-hot; $\lambda$: `lam`, by
+            $Z_i$: the features of client $i$, one row each; $Y_i$: its labels, one-hot; $\lambda$: `lam`, by
             generalised cross-validation.
         """,
         when="""
-            Try it first if all clients share one model. It equals ridge regression on the rows of all clients together.
-            Each client sends a matrix of features by features, so use FedCOF or FedNCM for very wide features.
+            Try it first if all clients share one model. Each client sends a matrix of features by features, so use
+            FedCOF or FedNCM for very wide features.
         """,
         cite=("fani2024fed3r",),
     ),

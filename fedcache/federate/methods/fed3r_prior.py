@@ -1,5 +1,9 @@
 """Fed3R around the zero-shot classifier: ridge regression that shrinks towards class text features instead of zero.
 
+This is ``fed3r`` with a different target for its ridge: the weights shrink towards the class text features instead of
+zero. Clients send the same sums as in ``fed3r``, and only the server needs the texts. With few rows the result is close
+to zero-shot; with many rows it is close to least squares.
+
 Not in any paper. min_W |kappa Y - Z W|^2 + lam |W - W0|^2 with W0 = T', the text features, has the closed form
 W = W0 + (A + lam I)^-1 (kappa B - A W0), from the upload of ``fed3r``: A = sum_i Z_i'Z_i, B = sum_i Z_i'Y_i.
 
@@ -139,12 +143,12 @@ METHOD = replace(
                 \quad A = \sum_i Z_i^\top Z_i, \quad B = \sum_i Z_i^\top Y_i
         """,
         terms=r"""
-            Ridge regression that shrinks to the class texts instead of zero; $\lambda$: `lam`, by generalised
-            cross-validation; $\kappa$: what a label is worth.
+            $Z_i$, $Y_i$: the features and one-hot labels of client $i$; $T$: the class text features; $\lambda$: `lam`,
+            by generalised cross-validation; $\kappa$: the weight of the labels.
         """,
         when="""
-            `fed3r` where rows are few and zero-shot is good: `lam` says how many rows the texts are worth. One round.
-            Set it by hand, for example `lam=1`, to keep near to the texts.
+            Use it instead of `fed3r` if rows are few and zero-shot is good. `lam` says how many rows the texts are
+            worth; set it by hand, for example `lam=1`, to stay near the texts.
         """,
         cite=(
             "fani2024fed3r",

@@ -1,5 +1,8 @@
 """Tip-Adapter with a federated cache of class means: one round, no training, never a single row's features.
 
+Each client sends one mean feature for each of its classes. The server collects these means in a cache. Predictions add
+two scores: the zero-shot score, and the similarity of the image to the cached means.
+
 Not in any paper. The cache of ``tip-local`` holds raw features of labelled images, which must not be shared. Here
 client i sends, for each class it has, the unit mean of its unit features; the cache is all these means, at most m C:
     logits = s I.T + a sum_i sum_{j in O_i} onehot(j) exp(-b (1 - I.F_ij)),    F_ij = mean_ij / |mean_ij|.
@@ -96,7 +99,7 @@ METHOD = Method(
     upload_descriptions={
         "key": (
             "mean feature of each class",
-            "of a class with one row, that row",
+            "the row itself, if a class has only one",
         ),
     },
     page=MethodPage(
@@ -105,8 +108,14 @@ METHOD = Method(
             \ell = s\, f T^\top + a \sum_i \sum_{j \in O_i} \mathrm{onehot}(j)\, e^{-b\, (1 - f
                 \cdot F_{ij})}, \qquad F_{ij} = \frac{\mu_{ij}}{\lVert \mu_{ij} \rVert}
         """,
-        terms=r"$\mu_{ij}$: client $i$'s mean feature of class $j$; $O_i$: the classes it has.",
-        when="One round with an upload as small as that of FedNCM, plus the class texts.",
+        terms=r"""
+            $f$: the unit feature of an image; $T$: the unit features of the class texts, $t_c$ that of class $c$; $s$:
+            the scale of the logits; $\mu_{ij}$: the mean feature of client $i$ for class $j$; $O_i$: the classes of
+            client $i$; $a$, $b$: weight and sharpness of the cache.
+        """,
+        when="""
+            Use it for one round with an upload as small as that of FedNCM, if class texts are available.
+        """,
         cite=("zhang2022tip",),
     ),
 )

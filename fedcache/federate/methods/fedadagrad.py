@@ -1,5 +1,8 @@
 """FedAdagrad: FedAvg whose server divides by all it has moved so far.
 
+Clients train as in FedAvg. The server does not take their average directly: it divides the change of each weight by the
+square root of all its squared changes so far. The steps therefore become shorter with every round.
+
 Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 2: as ``fedadam`` with v <- v + Delta^2 and no
 first moment (beta1 = 0), so steps shorten round by round. Limits: those of ``fedadam``; no step is longer than lr_g.
 """
@@ -19,7 +22,7 @@ def adagrad(v: Tensor, square: Tensor, _rest: float | Tensor) -> Tensor:
 
 METHOD = server_optimiser(
     "fedadagrad",
-    "FedAvg whose server divides by all it has moved so far.",
+    "FedAvg with Adagrad as the server's optimiser.",
     adagrad,
     0.01,
     0.0,
@@ -29,7 +32,14 @@ METHOD = server_optimiser(
             v \leftarrow v + \Delta^2, \qquad w \leftarrow w + \eta_g\, \frac{\Delta}{\sqrt{v} + \tau},
                 \qquad \Delta = \sum_i \frac{n_i}{N}\, w_i - w
         """,
-        when="Like `fedadam`, with steps that shrink in every round: for short trainings that should converge.",
+        terms=r"""
+            $w$: the global model; $w_i$: the model of client $i$ after local training; $n_i$: its training rows; $N$:
+            the training rows of all clients in the round; $v$: the sum of squared changes; $\eta_g$: `lr_g`; $\tau$: a
+            small constant.
+        """,
+        when="""
+            Use it like `fedadam` for short trainings that should converge: its steps shrink in every round.
+        """,
         cite=("reddi2021adaptive",),
     ),
 )

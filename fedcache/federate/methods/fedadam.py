@@ -1,5 +1,8 @@
 """FedAdam: FedAvg whose server takes Adam's steps. With it the rule that FedAdagrad and FedYogi share.
 
+Clients train as in FedAvg. The server treats the average change of the weights as a gradient and applies Adam to it.
+Each weight therefore gets a step size of its own.
+
 Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 2. With the mean w' of the round's models and
 Delta = w' - w,
     m <- beta1 m + (1 - beta1) Delta
@@ -116,7 +119,7 @@ def server_optimiser(
 
 METHOD = server_optimiser(
     "fedadam",
-    "FedAvg whose server takes Adam's steps.",
+    "FedAvg with Adam as the server's optimiser.",
     adam,
     0.03,
     0.9,
@@ -130,9 +133,13 @@ METHOD = server_optimiser(
                 \qquad w \leftarrow w + \eta_g\, \frac{m}{\sqrt{v} + \tau}
             \end{aligned}
         """,
+        terms=r"""
+            $w$: the global model; $w_i$: the model of client $i$ after local training; $n_i$: its training rows; $N$:
+            the training rows of all clients in the round; $m$, $v$: first and second moment; $\beta_1$, $\beta_2$:
+            their decay; $\eta_g$: `lr_g`; $\tau$: a small constant.
+        """,
         when="""
-            For models whose coordinates need steps of different sizes. It has a second rate, `lr_g`, which has to
-            be tuned too.
+            Use it if the weights need steps of different sizes. Its second learning rate, `lr_g`, must be tuned too.
         """,
         cite=("reddi2021adaptive",),
     ),

@@ -1,5 +1,8 @@
 """FedAvg: local training, then the average of the weights.
 
+In each round, clients receive the global model and train it on their own rows for some epochs. The server averages the
+trained models, weighted by the number of rows.
+
 McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017; A eq 1:
 w <- sum_i a_i w_i with a_i = n_i / N over the round's clients.
 
@@ -92,7 +95,7 @@ def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, i
 METHOD = Method(
     name="fedavg",
     paper="McMahan et al., AISTATS 2017",
-    summary="Local training of P and Q (or a linear head), then the weighted average.",
+    summary="Clients train the model locally; the server averages the models, weighted by rows.",
     hparams=declare(FEAT_POST, MODEL, LOGIT_SCALE, init_param(independent=False), AGG, TRAINING),
     defaults=Defaults(
         rounds=100, participation=None, clients=5, scheme="label-shift", official_participation=20
@@ -113,13 +116,14 @@ METHOD = Method(
         formula=r"""
             w_i = w - \eta \sum_{t} g_i(w_{i,t}), \qquad w \leftarrow \sum_i \frac{n_i}{N}\, w_i
         """,
-        terms="""
-            $w_i$: the model after client $i$'s local epochs from $w$; $g_i$: the optimiser's direction on a batch,
-            the gradient for `opt=sgd`.
+        terms=r"""
+            $w$: the global model; $w_i$: the model of client $i$ after local training; $n_i$: its training rows; $N$:
+            the training rows of all clients in the round; $g_i$: the optimiser's direction on a batch, which is the
+            gradient for `opt=sgd`; $\eta$: `lr`.
         """,
         when="""
-            The baseline of all other methods. Good if clients are alike; it loses many points if each has few classes.
-            On frozen features also try `fed3r`.
+            Use it as the baseline of all other methods. It is good if clients are alike, and loses many points if each
+            client has few classes. On frozen features also try `fed3r`.
         """,
         cite=("mcmahan2017fedavg",),
     ),

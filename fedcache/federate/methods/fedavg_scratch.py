@@ -1,5 +1,8 @@
 """FedAvg of a whole ResNet-18 from scratch, the row of FedPCL's table 1 that has no frozen backbone.
 
+Clients train a whole ResNet-18 on images, from random weights. The server averages all weights. This is the baseline
+without a frozen backbone.
+
 w <- sum_i a_i w_i over trunk, classifier and BatchNorm's statistics; the local loss is the cross-entropy of Q(trunk(x))
 on the images. The paper says "ResNet-18" and 11M parameters: this is the ResNet-18 of CIFAR papers (3 x 3 stem, no max
 pool), which has 11,168,832 without its classifier; the released one may have the stem of ImageNet, so a result is
@@ -96,7 +99,7 @@ trainable = partial(simclr.trainable, parts=("t.", "Q."))
 METHOD = Method(
     name="fedavg-scratch",
     paper="baseline of FedPCL (Tan et al., NeurIPS 2022), table 1",
-    summary="Average whole ResNets trained from scratch on images (--backbones pixels).",
+    summary="FedAvg of whole ResNets that are trained from scratch on images (--backbones pixels).",
     hparams=(
         ON_IMAGES,
         *declare(LIVE, augment="plain"),
@@ -121,7 +124,13 @@ METHOD = Method(
         formula=r"""
             w \leftarrow \sum_i \frac{n_i}{N}\, w_i, \qquad w = \text{all weights of a ResNet-18}
         """,
-        when="What it costs to do without a frozen backbone: the first row of FedPCL's table 1.",
+        terms="""
+            $w$: the global model; $w_i$: the model of client $i$ after local training; $n_i$: its training rows; $N$:
+            the training rows of all clients in the round.
+        """,
+        when="""
+            Use it to measure what training without a frozen backbone costs. It is the first row of FedPCL's table 1.
+        """,
         cite=("tan2022fedpcl", "mcmahan2017fedavg"),
     ),
 )

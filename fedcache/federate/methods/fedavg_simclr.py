@@ -1,5 +1,8 @@
 """FedAvg of SimCLR encoders, a baseline of FLESD (table 1): local contrast of views, then the average of the weights.
 
+Clients train an image encoder without labels: SimCLR pulls two augmentations of one image together, and pushes those of
+different images apart. The server averages the encoders. A linear probe on labelled rows measures the result.
+
 Shi et al., "Towards communication-efficient and privacy-preserving federated representation learning" (FLESD), eq 3 for
 the local loss; the released code averages uniformly (D-36), contrasts in one direction (D-30) and normalises training
 and inference differently (D-37; here once). Labels are read by the probe alone.
@@ -13,7 +16,7 @@ from fedcache.federate.methods.common.model import AGG, declare
 METHOD = Method(
     name="fedavg-simclr",
     paper="baseline of FLESD (Shi et al., 2022)",
-    summary="Average SimCLR encoders; a linear probe scores the result.",
+    summary="FedAvg of SimCLR encoders, which are trained without labels; scored by a linear probe.",
     hparams=(simclr.ENCODER, *declare(simclr.SIMCLR, epochs=20), AGG, *simclr.PROBE),
     defaults=Defaults(rounds=10, participation=None, clients=6, scheme="flesd"),
     init=simclr.init,
@@ -38,8 +41,13 @@ METHOD = Method(
             \ell_i = -\log \frac{e^{z_i \cdot z_i' / \tau}}{\sum_{a \neq i} e^{z_i \cdot z_a / \tau}},
                 \qquad w \leftarrow \sum_k a_k w_k
         """,
-        terms="$z_i$, $z_i'$: two augmentations of an image.",
-        when="The baseline of FLESD that averages encoders trained without labels.",
+        terms=r"""
+            $z_i$, $z_i'$: the embeddings of two augmentations of image $i$; $\tau$: the temperature; $w_k$, $a_k$: the
+            encoder and the weight of client $k$.
+        """,
+        when="""
+            Use it as the baseline of FLESD that averages encoders trained without labels.
+        """,
         cite=("shi2022flesd", "chen2020simclr"),
     ),
 )

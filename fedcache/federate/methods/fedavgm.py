@@ -1,5 +1,8 @@
 """FedAvgM: FedAvg whose server has momentum.
 
+Clients train as in FedAvg. The server keeps a running average of its past changes and moves the model along it. This
+smooths the jumps between rounds.
+
 Hsu, Qi & Brown, "Measuring the effects of non-identical data distribution for federated visual classification", 2019.
 With the weighted mean w' of the round's models and Delta = w - w',
     v <- server_momentum v + Delta,    w <- w - lr_g v;
@@ -53,7 +56,7 @@ METHOD = replace(
     fedavg.METHOD,
     name="fedavgm",
     paper="Hsu, Qi & Brown, 2019",
-    summary="FedAvg whose server has momentum.",
+    summary="FedAvg with momentum at the server.",
     hparams=(
         *fedavg.METHOD.hparams,
         HParam(
@@ -77,8 +80,15 @@ METHOD = replace(
             \Delta = w - \sum_i \frac{n_i}{N}\, w_i, \qquad v \leftarrow \beta v + \Delta,
                 \qquad w \leftarrow w - \eta_g v
         """,
-        terms=r"$\beta$: `server_momentum`; $\eta_g$: `lr_g`.",
-        when="Where rounds jump about because few clients take part in each. It costs nothing more than FedAvg.",
+        terms=r"""
+            $w$: the global model; $w_i$: the model of client $i$ after local training; $n_i$: its training rows; $N$:
+            the training rows of all clients in the round; $v$: the server's momentum vector; $\beta$:
+            `server_momentum`; $\eta_g$: `lr_g`.
+        """,
+        when="""
+            Use it if few clients take part in each round, so that the model jumps between rounds. It sends no more than
+            FedAvg.
+        """,
         cite=("hsu2019fedavgm",),
     ),
 )

@@ -1,5 +1,8 @@
 """FedBABU: only the projection P is trained and averaged; each client fine-tunes the result before it is used.
 
+Clients train and average the projection only, under a classifier that keeps its random first weights. Before use, each
+client fine-tunes the shared model on its own rows for a few epochs.
+
 Oh, Kim & Yun, "FedBABU: toward enhanced representation for federated image classification", ICLR 2022. The classifier Q
 keeps its first weights, the same for all clients, while P is trained under it and averaged. Client i then deploys the
 global model after ``tune_epochs`` epochs on its own training rows: of all weights (the paper's choice), of Q or of P.
@@ -100,7 +103,7 @@ METHOD = replace(
     fedavg.METHOD,
     name="fedbabu",
     paper="Oh, Kim & Yun, ICLR 2022",
-    summary="A projection trained under a classifier that never changes, then fine-tuned by every client.",
+    summary="A shared projection under a classifier that never changes; every client then fine-tunes it.",
     hparams=(
         *declare(
             FEAT_POST, MLP, PROJECTION, LOGIT_HEAD, AGG, without(TRAINING, "reset_opt"), TRAIN_VIEW
@@ -137,8 +140,13 @@ METHOD = replace(
             &\text{then}\quad (P_i, Q_i) \leftarrow \text{a few epochs on } F_i \text{ from } (P, Q_0)
             \end{aligned}
         """,
-        terms="$Q_0$: the classifier's first weights, which training never changes.",
-        when="Where new clients come: what they need is the shared projection and a few epochs on their own rows.",
+        terms="""
+            $P$: the projection of the features; $Q$: the classifier on top of it, of which $Q_0$ are the first weights;
+            $F_i$: the mean loss of client $i$ on its training rows; $n_i$, $N$: rows of client $i$ and of all clients.
+        """,
+        when="""
+            Use it if new clients will join: a new client needs the shared projection and a few epochs on its own rows.
+        """,
         cite=("oh2022fedbabu",),
     ),
 )

@@ -1,5 +1,9 @@
 """FedCGS: linear discriminant analysis from summed statistics; one round, no training.
 
+Each client sends counts and sums of its features per class, and one matrix of feature products. The server adds them up
+and computes a linear discriminant analysis of all rows. There is no training, and the partition of the rows does not
+matter.
+
 Guan et al., "Capture global feature statistics for one-shot federated learning", AAAI 2025. Clients send the Gram
 matrix G_i = Z'Z, the class sums S_c and the class counts N_c; the server solves, with priors pi_c = N_c / N,
     W_c = Sigma^-1 (mu_c - mu),    b_c = log pi_c - (mu_c - mu)' Sigma^-1 (mu_c - mu) / 2 - mu' W_c,
@@ -86,7 +90,7 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
 
 
 def means(up: Tree) -> torch.Tensor:
-    """mu_c [C, D]; zero for a class nobody has."""
+    """mu_c [C, D]; zero for a class that no client has."""
     return up["class_sum"] / up["count"].clamp(min=1.0).unsqueeze(-1)
 
 
@@ -217,9 +221,12 @@ METHOD = replace(
             W_c &= \Sigma^{-1} \mu_c, \qquad b_c = \log \frac{N_c}{N} - \tfrac{1}{2}\, \mu_c^\top \Sigma^{-1} \mu_c
             \end{aligned}
         """,
-        terms=r"$\mu_c$, $N_c$: mean and number of all rows of class $c$. `gamma_shrink` adds a ridge to $\Sigma$.",
+        terms=r"""
+            $Z_i$: the features of client $i$; $\mu_c$, $N_c$: mean and number of all rows of class $c$; $N$: all rows;
+            $C$: the number of classes. `gamma_shrink` adds a ridge to $\Sigma$.
+        """,
         when="""
-            Linear discriminant analysis on all rows: as `fed3r`, with priors of classes. It selects its ridge
+            Use it like `fed3r`, if class frequencies should influence the prediction. It selects its ridge
             (`gamma_shrink`) by generalised cross-validation.
         """,
         cite=("guan2025fedcgs",),

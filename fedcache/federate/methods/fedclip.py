@@ -1,5 +1,8 @@
 """FedCLIP: an attention adapter on CLIP's image features, averaged over clients.
 
+A small network learns a weight for every number of the CLIP image feature; both CLIP encoders stay frozen. Clients
+train this network against the class texts. The server averages it.
+
 Lu et al., "FedCLIP: fast generalization and personalization for CLIP in federated learning", IEEE Data Engineering
 Bulletin 2023. Both towers stay frozen; a gate of two layers weighs the numbers of an image feature,
     g(x) = softmax(B tanh(A x + a) + b),    z = g(x) * x / |g(x) * x|,    logits = s z.T',
@@ -120,7 +123,7 @@ def embed(down: Tree, _own: Tree, x: Tensor, _ctx: Ctx) -> Tensor:
 METHOD = Method(
     name="fedclip",
     paper="Lu et al., IEEE Data Engineering Bulletin 2023",
-    summary="An attention gate on CLIP's image features, trained against class texts and averaged.",
+    summary="A small attention network on CLIP's image features, trained against class texts and averaged.",
     hparams=(
         *declare(FEAT_POST, feat_post="l2"),
         AGG,
@@ -154,8 +157,14 @@ METHOD = Method(
             g(f) = \mathrm{softmax}\big(B \tanh(A f + a) + b\big),
                 \qquad z = \frac{g(f) \odot f}{\lVert g(f) \odot f \rVert}, \qquad \ell = s\, z T^\top
         """,
-        terms="$A$, $a$, $B$, $b$: the gate, which alone is trained, by CLIP's loss on a batch, and averaged.",
-        when="Where the classes at test time may be others than in training: the gate knows no class.",
+        terms="""
+            $f$: the unit feature of an image; $T$: the unit features of the class texts; $s$: the scale of the logits;
+            $A$, $a$, $B$, $b$: the trained network.
+        """,
+        when="""
+            Use it if the classes at test time may differ from those in training: the network does not depend on the
+            classes.
+        """,
         cite=("lu2023fedclip",),
     ),
 )

@@ -1,5 +1,9 @@
 """FedCOF: class covariances from class means alone; one round, the upload of FedNCM.
 
+Each client sends the sum of its features and the number of its rows for each class. The server estimates the covariance
+of a class from the differences between the clients' means. It then solves a ridge regression with this estimate instead
+of the true matrix.
+
 Goswami et al., "Covariances for free: exploiting mean distributions for training-free federated learning", NeurIPS
 2025. Clients send sums and counts per class. Means of n_kc rows scatter with covariance Sigma_c / n_kc, so over the K_c
 clients with class c
@@ -115,7 +119,7 @@ METHOD = replace(
     fedncm.METHOD,
     name="fedcof",
     paper="Goswami et al., NeurIPS 2025",
-    summary="Ridge regression whose Gram matrix is estimated from class means; one round, no training.",
+    summary="Ridge regression with class covariances that are estimated from class means; one round.",
     hparams=(
         FEAT_POST,
         HParam(
@@ -153,11 +157,12 @@ METHOD = replace(
             \end{aligned}
         """,
         terms=r"""
-            $\mu_{kc}$: the mean of client $k$'s $n_{kc}$ rows of class $c$; $K_c$: the clients that have the class.
+            $\mu_{kc}$: the mean of client $k$'s $n_{kc}$ rows of class $c$; $\mu_c$, $S_c$, $N_c$: mean, sum and number
+            of all rows of the class; $\mu$, $N$: of all rows; $K_c$: the number of clients that have the class;
+            $\gamma$: the ridge.
         """,
         when="""
-            The upload of FedNCM with a better head: the covariance of a class is estimated from how the clients'
-            means scatter. It needs several clients for each class.
+            Use it for a better head than FedNCM with the same upload. It needs several clients for each class.
         """,
         cite=("goswami2025fedcof",),
     ),

@@ -1,5 +1,8 @@
 """FedDisco: clients whose classes are far from even weigh less in the average.
 
+Clients train as in FedAvg. Each client also sends one number: how far its class frequencies are from uniform. The
+server gives clients with uneven classes less weight in the average.
+
 Ye et al., "FedDisco: federated learning with discrepancy-aware collaboration", ICML 2023. With n_k the client's share
 of the round's rows and d_k the distance between its class shares and even ones, 1/C each,
     w <- sum_k p_k w_k,    p_k = ReLU(n_k - a d_k + b) / sum_j ReLU(n_j - a d_j + b).
@@ -126,7 +129,7 @@ METHOD = replace(
     fedavg.METHOD,
     name="feddisco",
     paper="Ye et al., ICML 2023",
-    summary="FedAvg in which clients whose classes are far from even weigh less.",
+    summary="FedAvg with less weight for clients whose class frequencies are far from uniform.",
     hparams=(
         *declare(FEAT_POST, MODEL, init_param(independent=False), TRAINING),
         HParam("a", 0.5, "float", "weight of the distance from even classes", low=0.0, fit=False),
@@ -160,12 +163,12 @@ METHOD = replace(
                 \qquad p_k = \frac{\mathrm{ReLU}(n_k - a\, d_k + b)}{\sum_j \mathrm{ReLU}(n_j - a\, d_j + b)}
         """,
         terms="""
-            $n_k$: the client's share of the rows; $d_k$: the Kullback-Leibler distance of its class shares from even
-            ones, divided by the sum of these distances over the round's clients.
+            $w_k$: the model of client $k$; $n_k$: its share of the rows; $d_k$: the Kullback-Leibler divergence of its
+            class frequencies from uniform ones, divided by the sum of these divergences over the clients in the round;
+            $a$, $b$: constants.
         """,
         when="""
-            Where some clients hold all classes and others one or two. Each tells the server how uneven it is, one
-            number.
+            Use it if some clients have all classes and others have one or two.
         """,
         cite=("ye2023feddisco",),
     ),

@@ -1,5 +1,9 @@
 """FedDyn: each client's loss is changed round by round so that its minimum comes to lie where that of all clients does.
 
+Each client adds two terms to its loss: a linear one, which it updates every round, and a penalty on the distance from
+the global model. These terms make the clients' minima agree with the global minimum. The server corrects the average by
+the accumulated changes.
+
 Acar et al., "Federated learning based on dynamic regularization", ICLR 2021, algorithm 1. Client i holds g_i, its last
 gradient, the server h, both 0 at first. From the received w a client minimises
     F_i(u) - <g_i, u> + (alpha/2) |u - w|^2    by local epochs,    then    g_i <- g_i - alpha (u_i - w);
@@ -133,7 +137,7 @@ METHOD = replace(
     fedavg.METHOD,
     name="feddyn",
     paper="Acar et al., ICLR 2021",
-    summary="FedAvg whose clients' losses are changed until their minima agree.",
+    summary="FedAvg with a correction of each client's loss that makes the clients' minima agree.",
     hparams=(
         *declare(FEAT_POST, MODEL, init_param(independent=False)),
         *without(declare(TRAINING, opt="sgd", momentum=0.0), "lr", "reset_opt"),
@@ -179,13 +183,14 @@ METHOD = replace(
                 \qquad w \leftarrow \frac{1}{S} \sum_i u_i - \frac{h}{\alpha}
             \end{aligned}
         """,
-        terms="""
-            $g_i$: what client $i$ has learnt of its own gradient; $h$: their mean, at the server; $S$ of $M$ clients
-            take part.
+        terms=r"""
+            $w$: the global model; $u_i$: the model of client $i$ after local training; $F_i$: the mean loss of client
+            $i$ on its training rows; $g_i$: the client's estimate of its own gradient; $h$: the server's mean of them;
+            $S$ of $M$ clients take part; $\alpha$: `alpha`.
         """,
         when="""
-            Against drift at the traffic of FedAvg. Every client keeps a vector of the model's size between rounds;
-            small `alpha` needs long local training.
+            Use it against client drift with the traffic of FedAvg. Every client stores a vector as large as the model
+            between rounds. A small `alpha` needs long local training.
         """,
         cite=("acar2021feddyn",),
     ),

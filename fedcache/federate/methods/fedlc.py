@@ -1,5 +1,8 @@
 """FedLC: local training under logits calibrated by how many rows of each class the client has.
 
+Clients train as in FedAvg with a changed loss. The logit of each class is lowered, and most for the client's rarest
+classes. Rare classes must therefore win by a larger margin in training.
+
 Zhang et al., "Federated learning with label distribution skew via logits calibration", ICML 2022. With n_c rows of
 class c at the client, its loss is the cross-entropy of
     u_c - tau n_c^(-1/4)
@@ -10,7 +13,7 @@ default is 1. The global model is used with its own logits. All else is FedAvg; 
 tunes tau; 1 is ours.
 
 Interpretation: the paper prints the sum of the loss over all classes but the row's own, c != y. That loss has no
-minimum, because it falls for ever as u_y grows; who implemented it reports that training collapses
+minimum, because it falls without end as u_y grows; an implementer reports that training collapses
 (KarhouTam/FL-bench, issue 5), and public code (FL-bench, fluke) sums over all classes. The default follows that code;
 ``denominator=exclude`` is the loss as printed.
 
@@ -87,7 +90,7 @@ METHOD = replace(
     fedavg.METHOD,
     name="fedlc",
     paper="Zhang et al., ICML 2022",
-    summary="FedAvg whose clients ask a larger margin of the classes they have few rows of.",
+    summary="FedAvg with a larger margin for the classes that are rare at the client.",
     hparams=(
         *declare(
             FEAT_POST, MODEL, init_param(independent=False), AGG, TRAINING, logit_head="plain"
@@ -115,10 +118,12 @@ METHOD = replace(
         formula=r"""
             L = -\log \frac{e^{u_y}}{\sum_c e^{u_c}}, \qquad u_c = \ell_c - \tau\, n_c^{-1/4}
         """,
-        terms=r"$\ell_c$: the logit of class $c$; $n_c$: the client's rows of that class.",
+        terms=r"""
+            $\ell_c$: the logit of class $c$; $n_c$: the client's rows of that class; $\tau$: `tau`; $y$: the label.
+        """,
         when="""
-            Where every client has all classes in very uneven numbers. Clients without a class need care: see
-            `absent`.
+            Use it if every client has all classes in very different numbers. If clients lack classes, read about the
+            switch `absent` first.
         """,
         cite=("zhang2022fedlc",),
     ),

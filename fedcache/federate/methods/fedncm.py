@@ -1,5 +1,8 @@
 """FedNCM: nearest class mean from summed features; one round, no training.
 
+Each client sends the sum of its features and the number of its rows for each class. The server divides the sums to get
+the mean feature of each class. A row gets the class whose mean is nearest.
+
 Legate et al., "Guiding the last layer in federated learning with pre-trained models", NeurIPS 2023. Each client sends
 the sum of its features and the number of its rows per class; mu_c = S_c / N_c. ``metric=cos``: W_c = mu_c / |mu_c|,
 b = 0. ``metric=euclid`` is the nearest mean: W_c = mu_c - mu, b_c = -|mu_c - mu|^2 / 2 - mu' W_c with the mean mu of
@@ -114,7 +117,7 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
 
 
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
-    """Class means as a linear head; a class nobody has is never predicted."""
+    """Class means as a linear head; a class that no client has is never predicted."""
     count = up["count"]
     mean = up["sum"] / count.clamp(min=1.0).unsqueeze(-1)
     if ctx.hp["metric"] == "cos":
@@ -129,7 +132,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
 
 
 def around_mean(sums: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean of all rows [D], and class means [C, D] without it; zero for a class nobody has.
+    """Mean of all rows [D], and class means [C, D] without it; zero for a class that no client has.
 
     Args:
         sums: [C, D] of the rows of each class.
@@ -142,7 +145,7 @@ def around_mean(sums: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def masked(head: Tree, count: Tensor) -> Tree:
-    """A linear head that never predicts a class nobody has; ``count`` [C] rows of each class."""
+    """A linear head that never predicts a class that no client has; ``count`` [C] rows of each class."""
     b = head["b"]
     return {**head, "b": torch.where(count > 0, b, b.new_full((), MASKED))}
 
@@ -160,7 +163,7 @@ def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, _ctx: Ctx) -
 METHOD = Method(
     name="fedncm",
     paper="Legate et al., NeurIPS 2023",
-    summary="Nearest class mean from summed features; one round, no training.",
+    summary="Nearest class mean, computed from summed features; one round, no training.",
     hparams=(
         FEAT_POST,
         HParam(
@@ -189,12 +192,12 @@ METHOD = Method(
             \mu_c = \frac{\sum_i S_{ic}}{\sum_i n_{ic}}, \qquad W_c = \frac{\mu_c}{\lVert \mu_c \rVert}, \quad b = 0
         """,
         terms="""
-            $S_{ic}$: the sum of client $i$'s features of class $c$; $n_{ic}$: their number. `metric=euclid` takes the
-            nearest mean instead.
+            $S_{ic}$: the sum of client $i$'s features of class $c$; $n_{ic}$: their number; $W_c$: the weights of class
+            $c$, for cosine similarity. `metric=euclid` uses the Euclidean distance instead.
         """,
         when="""
-            The least that can be sent, and the first baseline. Enough on a backbone that was trained for the task;
-            weak if the rows of a class are not close to their mean.
+            Use it as the first baseline: no method sends less. It is good enough on a backbone that was trained for the
+            task, and weak if the rows of a class are spread out.
         """,
         cite=("legate2023guiding",),
     ),

@@ -1,5 +1,8 @@
 """FedNova: clients that take more steps do not pull the average further their way.
 
+In FedAvg, a client that takes more local steps moves the average further. FedNova divides each client's change by the
+length of its training before the average. It then scales the average back to the usual step.
+
 Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated optimization", NeurIPS 2020. After
 tau_i local steps client i sends its mean step d_i = (w - w_i) / a_i and the length a_i, the sum of the weights with
 which its gradients enter w - w_i, in units of lr (section 4):
@@ -109,7 +112,7 @@ METHOD = replace(
     fedavg.METHOD,
     name="fednova",
     paper="Wang et al., NeurIPS 2020",
-    summary="FedAvg in which clients of more steps do not pull the average their way.",
+    summary="FedAvg in which clients that take more steps do not count more.",
     hparams=(
         *declare(FEAT_POST, MODEL, init_param(independent=False), AGG),
         *SGD,
@@ -134,9 +137,14 @@ METHOD = replace(
             d_i = \frac{w - w_i}{a_i}, \qquad w \leftarrow w - \Big(\sum_i p_i a_i\Big) \sum_i p_i d_i,
                 \qquad p_i = \frac{n_i}{N}
         """,
-        terms="$a_i$: the length of client $i$'s training, its number of steps for plain SGD.",
+        terms="""
+            $w$: the global model; $w_i$: the model of client $i$ after local training; $n_i$: its training rows; $N$:
+            the training rows of all clients in the round; $a_i$: the length of client $i$'s training, which is its
+            number of steps for plain SGD; $d_i$: its mean step.
+        """,
         when="""
-            Where clients take very different numbers of local steps, as they do when their numbers of rows differ.
+            Use it if clients take very different numbers of local steps, for example because their numbers of rows
+            differ.
         """,
         cite=("wang2020fednova",),
     ),

@@ -1,5 +1,8 @@
 """FedNTD: local training that does not forget what the broadcast model knows of the classes a row is not of.
 
+Clients train as in FedAvg with a second loss. It keeps the client's predictions for all wrong classes of a row close to
+those of the received model. This protects what the received model knows about classes that the client does not have.
+
 Lee et al., "Preservation of the global knowledge by not-true distillation in federated learning", NeurIPS 2022; the
 baseline of FST-CBDG [E]. With the logits l of the client's model and g of the broadcast one, on the same batch:
     L = CE(l, y) + beta tau^2 KL( softmax_{c != y}(g / tau) || softmax_{c != y}(l / tau) )    (mean over the batch)
@@ -78,7 +81,7 @@ METHOD = replace(
     fedavg.METHOD,
     name="fedntd",
     paper="Lee et al., NeurIPS 2022",
-    summary="FedAvg whose clients keep the broadcast model's view of the classes a row is not of.",
+    summary="FedAvg with a loss that preserves what the global model knows about absent classes.",
     hparams=(
         *declare(
             FEAT_POST,
@@ -119,10 +122,13 @@ METHOD = replace(
             L = \mathrm{CE}(\ell, y) + \beta \tau^2\, \mathrm{KL}\big(\mathrm{softmax}_{c \neq y}(g / \tau)
                 \ \Vert\ \mathrm{softmax}_{c \neq y}(\ell / \tau)\big)
         """,
-        terms=r"$\ell$, $g$: logits of the client's model and of the received one.",
+        terms=r"""
+            $\ell$, $g$: logits of the client's model and of the received model; $y$: the label; $\tau$: the
+            temperature; $\beta$: the weight of the second loss.
+        """,
         when="""
-            Where clients forget classes that they do not have. On features of unit length give it a `logit_scale`,
-            without which the second term is next to nothing.
+            Use it if clients forget classes that they do not have. On features of unit length set `logit_scale` too,
+            because the second loss is nearly zero without it.
         """,
         cite=("lee2022fedntd",),
     ),

@@ -1,5 +1,9 @@
 """FedPCL: prototype-wise contrastive learning. Clients train a projection; only class prototypes travel.
 
+Clients train a projection of the features. The loss pulls each row towards the prototype (mean projected feature) of
+its class, and away from those of other classes. Only prototypes travel: each client receives their global means and
+those of every other client.
+
 Tan et al., "Federated learning from pre-trained models: a contrastive learning approach", NeurIPS 2022 [A]. With
 s_c = z.C^(c) / tau and A(y) the available classes except y:
     C_i^(j) = mean of z over the client's rows of class j, after training               (eq 5)
@@ -24,7 +28,8 @@ Noise (section 5) on what leaves a client or on what it trains on: xt = (1 - p) 
 prototypes, .2 for images. The same s is not the same power: Laplace noise of scale s has variance 2 s^2, Gaussian noise
 s^2. No differential-privacy guarantee follows from it. Noise on images is drawn before the backbone (``extract
 --views 9 --augment gaussian-noise=51:0.1``: 51 of 255 levels are .2) and trained on by ``train_view=aug views=twice``:
-one draw serves both views, prototypes and tests stay plain (D-20). Without images ``noise_on=features`` comes near it.
+one draw serves both views, prototypes and tests stay plain (D-20). Without images ``noise_on=features`` approximates
+it.
 """
 
 from __future__ import annotations
@@ -229,14 +234,14 @@ def caution(hp: Hp) -> tuple[str, ...]:
     if hp["infer_proto"] != "local_padded" or hp["infer_score"] != "dot" or hp["proto_norm"]:
         return ()
     return (
-        "infer_proto=local_padded with infer_score=dot predicts nearly as local: the global prototypes that fill in "
-        "are means over clients, so shorter than a client's own, and seldom win a dot product; infer_score=cos "
-        "compares directions alone",
+        "infer_proto=local_padded with infer_score=dot predicts nearly the same as local. The global prototypes of "
+        "absent classes are means over clients, so they are shorter than the client's own and rarely have the largest "
+        "dot product. infer_score=cos compares directions only",
     )
 
 
 def received(down: Tree, _ctx: Ctx) -> int:
-    """Prototypes that exist: Cbar and the m sets; classes nobody has are not sent."""
+    """Prototypes that exist: Cbar and the m sets; classes that no client has are not sent."""
     return int(down["has"].sum() + down["in"].sum()) * down["bar"].shape[-1]
 
 
@@ -256,7 +261,7 @@ def paper_count(_width: int, classes: int, clients: int, hp: Hp) -> tuple[int, i
 METHOD = Method(
     name="fedpcl",
     paper="Tan et al., NeurIPS 2022",
-    summary="Contrast projections against global and all clients' prototypes; only prototypes travel.",
+    summary="Contrast projections with global prototypes and all clients' prototypes; only prototypes travel.",
     hparams=(
         *declare(FEAT_POST, PROJECTION, PROTO_INIT, PROTO_AGG, TRAINING, TAU, z_norm="l2"),
         HParam(
@@ -304,7 +309,7 @@ METHOD = Method(
             "infer_proto",
             "local",
             "choice",
-            "classify by (D-12, D-15); local_padded is nearly local by dot",
+            "prototypes for predictions (D-12, D-15); with infer_score=dot, local_padded is nearly the same as local",
             ("local", "local_padded", "global"),
         ),
         *NOISE,
@@ -339,13 +344,14 @@ METHOD = Method(
                 \cdot C_p^{(c)} / \tau}}
             \end{aligned}
         """,
-        terms="""
-            $C_i^{(j)}$: client $i$'s prototype of class $j$; $O_j$: the clients that have the class; the first term
-            contrasts with the global prototypes, the second with those of all $m$ clients.
+        terms=r"""
+            $P_i$: the projection of client $i$; $z$: the projection of a row; $C_i^{(j)}$: client $i$'s prototype of
+            class $j$; $\bar C^{(j)}$: the global one; $D_{ij}$: its $n_{ij}$ rows of the class; $O_j$: the clients that
+            have the class; $m$: the number of clients; $\tau$: the temperature.
         """,
         when="""
-            Several backbones at once, few rows a client, little to send: the setting of its paper. Everybody receives
-            everybody's prototypes, so the way down grows with the clients.
+            Use it with several backbones, few rows per client and a small upload. Every client receives the prototypes
+            of all clients, so downloads grow with the number of clients.
         """,
         cite=("tan2022fedpcl",),
     ),

@@ -1,5 +1,8 @@
 """FedPer: clients share the projection P and keep their own classifier Q, and train both at once.
 
+Clients share a projection of the features, and each keeps a classifier of its own. Both parts are trained together.
+Only the projection is averaged.
+
 Arivazhagan et al., "Federated learning with personalization layers", 2019: the base layers are averaged, the
 personalization layers stay. Here P is the base and Q the personal layer. ``fedrep`` differs in training them one after
 the other.
@@ -40,7 +43,7 @@ METHOD = replace(
     fedrep.METHOD,
     name="fedper",
     paper="Arivazhagan et al., 2019",
-    summary="A shared projection under every client's own classifier, trained together; only the projection travels.",
+    summary="A shared projection and a personal classifier, trained together; only the projection travels.",
     hparams=declare(
         FEAT_POST, MLP, PROJECTION, BN_MODE, LOGIT_HEAD, PROTO_INIT, AGG, TRAINING, TRAIN_VIEW
     ),
@@ -53,7 +56,13 @@ METHOD = replace(
             (P_i, Q_i) \leftarrow \mathrm{arg}\min_{P', Q'}\ F_i(Q' \circ P'),
                 \qquad P \leftarrow \sum_i \frac{n_i}{N}\, P_i
         """,
-        when="As `fedrep` in less time: projection and classifier are trained at once.",
+        terms="""
+            $P$: the projection of the features; $Q$: the classifier on top of it; $F_i$: the mean loss of client $i$ on
+            its training rows; $n_i$, $N$: rows of client $i$ and of all clients.
+        """,
+        when="""
+            Use it like `fedrep` with less training time: it trains projection and classifier together.
+        """,
         cite=("arivazhagan2019fedper",),
     ),
 )

@@ -1,5 +1,8 @@
 """FedPFT: a Gaussian mixture of every class travels once; the server trains a linear head on rows drawn from them.
 
+Each client fits a mixture of Gaussians to its features of each class and sends the parameters. The server draws
+synthetic features from all mixtures. It trains one linear head on them.
+
 Beitollahi et al., "Parametric feature transfer: one-shot federated learning with foundation models", 2024. Client i
 fits a mixture of ``k_mix`` Gaussians to its features of each class it has (EM by scikit-learn; one Gaussian is the
 sample mean and variance, T-K10) and sends means, scales, weights and the count n_ic as 16-bit numbers. The server draws
@@ -199,9 +202,9 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     far = (step.to(variance) / 2.0) ** 2 > variance
     if far.double().mean() > 0.5:
         raise FederatedRunError(
-            f"Features lie around {float(center.abs().median()):.3g} with a deviation of "
-            f"{float(variance.median().sqrt()):.3g}, and the 16-bit numbers that FedPFT sends are "
-            f"{float(step.median()):.3g} apart there.",
+            f"The features have values near {float(center.abs().median()):.3g} with a deviation of "
+            f"{float(variance.median().sqrt()):.3g}. FedPFT sends 16-bit numbers, which have a spacing of "
+            f"{float(step.median()):.3g} at this size.",
             SCALE,
         )
     x, y = draw(up, ctx)
@@ -267,7 +270,7 @@ def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, i
 METHOD = Method(
     name="fedpft",
     paper="Beitollahi et al., 2024",
-    summary="Gaussian mixtures of the features of each class travel once; the server trains on rows drawn from them.",
+    summary="Clients send Gaussian mixtures of their features once; the server trains a head on their samples.",
     hparams=(
         FEAT_POST,
         HParam(
@@ -324,10 +327,13 @@ METHOD = Method(
                 z_{icj} + b), \qquad \tilde z_{icj} \sim p_{ic}
             \end{aligned}
         """,
-        terms="Mixtures are fitted by EM to the client's features of each class; $n_{ic}$ rows are drawn from each.",
+        terms=r"""
+            $p_{ic}$: the mixture of client $i$ for class $c$, with weights $w$, means $m$ and covariances $\Sigma$,
+            fitted by EM; $\tilde z$: a drawn feature, $n_{ic}$ from each mixture; $W$, $b$: the head.
+        """,
         when="""
-            Where the server shall train the head itself, with a loss of its choice. Mixtures tell more of a client's
-            rows than sums do, and take longer to fit.
+            Use it if the server must train the head itself, with a loss of its choice. Mixtures reveal more about a
+            client's rows than sums do, and take longer to fit.
         """,
         cite=("beitollahi2024fedpft",),
     ),

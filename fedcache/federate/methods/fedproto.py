@@ -1,10 +1,13 @@
 """FedProto: clients share class prototypes instead of weights, and are pulled towards the global ones.
 
+Each client trains a model of its own. A penalty pulls the projection of each row towards the global prototype (mean
+projected feature) of its class. Only prototypes travel, so the clients' networks may differ.
+
 Tan et al., "FedProto: federated prototype learning across heterogeneous clients", AAAI 2022 (A table 5, "CE +
 ProtoDist", prints this method's row of table 11, D-19):  L = CE(Q(P(x)), y) + lambda * dist(P(x), Cbar^(y)).
 After training, C_i^(j) is the mean of z over the client's rows of class j; the server merges them (D-06: weighted by
-n_ij / N_j; the released code's plain mean; or eq 6 of FedPCL as printed). A class nobody sent this round keeps its
-prototype. Inference: argmin_j |z - Cbar^(j)|.
+n_ij / N_j; the released code's plain mean; or eq 6 of FedPCL as printed). A class that no client sent this round keeps
+its prototype. Inference: argmin_j |z - Cbar^(j)|.
 
 The paper has a squared L2 distance; released code (``preset=official``) takes its mean over dimensions, dim times
 smaller (D-73: ``protodist``), which is next to nothing compared with the cross-entropy on unit projections of frozen
@@ -140,7 +143,7 @@ def paper_count(_width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, 
 METHOD = Method(
     name="fedproto",
     paper="Tan et al., AAAI 2022",
-    summary="Local models pulled towards shared class prototypes; only prototypes travel.",
+    summary="Personal models that are pulled towards shared class prototypes; only prototypes travel.",
     hparams=(
         *declare(
             FEAT_POST,
@@ -194,8 +197,13 @@ METHOD = Method(
             L = \mathrm{CE}\big(Q(P(x)), y\big) + \lambda\, \lVert P(x) - \bar C^{(y)} \rVert^2,
                 \qquad \hat y = \mathrm{arg}\min_j\ \lVert P(x) - \bar C^{(j)} \rVert
         """,
-        terms=r"$\bar C^{(j)}$: the mean of the clients' prototypes of class $j$.",
-        when="Clients whose networks differ, or little to send. Simpler and quicker than `fedpcl`.",
+        terms=r"""
+            $P$: the projection of the features; $Q$: the classifier on top of it; $\bar C^{(j)}$: the mean of the
+            clients' prototypes of class $j$; $\lambda$: the weight of the penalty; $\hat y$: the prediction.
+        """,
+        when="""
+            Use it if the clients' networks differ, or if little may be sent. It is simpler and faster than `fedpcl`.
+        """,
         cite=("tan2022fedproto",),
     ),
 )

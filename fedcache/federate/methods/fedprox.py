@@ -1,5 +1,8 @@
 """FedProx: FedAvg with a pull towards the broadcast model.
 
+Clients train as in FedAvg with a penalty on the distance from the received model. The penalty keeps clients from moving
+too far in many local steps.
+
 Li et al., "Federated optimization in heterogeneous networks", MLSys 2020:
 h_i(w) = f_i(w) + (mu/2) |w - w_g|^2.
 
@@ -40,7 +43,7 @@ METHOD = replace(
     fedavg.METHOD,
     name="fedprox",
     paper="Li et al., MLSys 2020",
-    summary="FedAvg whose clients are held near the broadcast model.",
+    summary="FedAvg with a penalty that keeps clients near the received model.",
     hparams=(
         *fedavg.METHOD.hparams,
         HParam("mu", 1e-3, "float", "strength of the pull; 0 is fedavg", low=0.0),
@@ -53,9 +56,14 @@ METHOD = replace(
             \min_{w_i}\ F_i(w_i) + \frac{\mu}{2} \lVert w_i - w \rVert^2,
                 \qquad w \leftarrow \sum_i \frac{n_i}{N}\, w_i
         """,
+        terms=r"""
+            $w$: the global model; $w_i$: the model of client $i$ after local training; $n_i$: its training rows; $N$:
+            the training rows of all clients in the round; $F_i$: the mean loss of client $i$ on its training rows;
+            $\mu$: `mu`.
+        """,
         when="""
-            For clients that train for many local steps and drift apart. Select `mu` on validation rows: too small
-            does nothing, too large does not move.
+            Use it if clients train for many local steps and drift apart. Select `mu` on validation rows: a small `mu`
+            has no effect, a large one stops the training.
         """,
         cite=("li2020fedprox",),
     ),

@@ -1,5 +1,8 @@
 """FedProx of SimCLR encoders, a baseline of FLESD (table 1): eq 3 plus (mu/2) |w - w_g|^2.
 
+Clients train SimCLR encoders without labels, as in ``fedavg-simclr``. A penalty keeps each encoder near the received
+one. The server averages the encoders.
+
 The released code leaves out the half (D-31, ``prox_half=false``); its README has mu = 1e-4, the paper's grid is not
 legible. Limit: mu = 0 is ``fedavg-simclr`` bit for bit.
 """
@@ -30,7 +33,7 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
 METHOD = replace(
     FEDAVG_SIMCLR,
     name="fedprox-simclr",
-    summary="FedAvg of SimCLR encoders that are held near the broadcast one.",
+    summary="FedAvg of SimCLR encoders with the penalty of FedProx.",
     hparams=(
         *FEDAVG_SIMCLR.hparams,
         HParam("mu", 1e-4, "float", "strength of the pull; 0 is fedavg-simclr", low=0.0),
@@ -43,7 +46,13 @@ METHOD = replace(
             L = \mathrm{mean}_i\, \ell_i + \frac{\mu}{2} \lVert w - w_g \rVert^2,
                 \qquad \ell_i = -\log \frac{e^{z_i \cdot z_i' / \tau}}{\sum_{a \neq i} e^{z_i \cdot z_a / \tau}}
         """,
-        when="As `fedavg-simclr` with the pull of FedProx.",
+        terms=r"""
+            $z_i$, $z_i'$: the embeddings of two augmentations of image $i$; $\tau$: the temperature; $w$: the client's
+            weights; $w_g$: the received ones; $\mu$: `mu`.
+        """,
+        when="""
+            Use it like `fedavg-simclr`, if clients drift apart.
+        """,
         cite=("shi2022flesd", "li2020fedprox"),
     ),
 )

@@ -1,5 +1,8 @@
 """FedRep: clients share the projection P and keep their own classifier Q.
 
+Clients share a projection of the features, and each keeps a classifier of its own. In each round a client first trains
+its classifier and then the projection. Only the projection is averaged.
+
 Collins et al., "Exploiting shared representations for personalized federated learning", ICML 2021. A client receives P
 and, in each round,
     Q_i <- e_h epochs of CE(Q_i(P(x)), y) with P frozen,
@@ -101,7 +104,7 @@ def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, i
 METHOD = Method(
     name="fedrep",
     paper="Collins et al., ICML 2021",
-    summary="A shared projection under every client's own classifier; only the projection travels.",
+    summary="A shared projection and a personal classifier, trained in turn; only the projection travels.",
     hparams=(
         *declare(FEAT_POST, MLP, PROJECTION, BN_MODE, LOGIT_HEAD, PROTO_INIT, AGG, TRAIN_VIEW),
         *without(TRAINING, "epochs", "reset_opt"),
@@ -109,7 +112,7 @@ METHOD = Method(
             "e_h",
             1,
             "int",
-            "epochs of the classifier, before the projection; its own code has 10 (D-72)",
+            "epochs of the classifier, trained before the projection; 10 in FedRep's released code (D-72)",
             low=0,
         ),
         HParam("e_b", 1, "int", "epochs of the projection (D-72)", low=0),
@@ -131,9 +134,13 @@ METHOD = Method(
                 \qquad P_i \leftarrow \mathrm{arg}\min_{P'}\ F_i(Q_i \circ P'),
                 \qquad P \leftarrow \sum_i \frac{n_i}{N}\, P_i
         """,
+        terms="""
+            $P$: the projection of the features; $Q$: the classifier on top of it; $F_i$: the mean loss of client $i$ on
+            its training rows; $n_i$, $N$: rows of client $i$ and of all clients.
+        """,
         when="""
-            The first to try where each client has few classes and is scored on them. It needs a client's own rows at
-            prediction time in the form of its saved classifier.
+            Try it first if each client has few classes and is tested on those classes. To predict, a client needs its
+            own saved classifier.
         """,
         cite=("collins2021fedrep",),
     ),

@@ -1,5 +1,8 @@
 """FedTPG: a small network that makes the context words of CLIP's prompts from the class names, trained and averaged.
 
+A small network reads the class names and produces the context words of CLIP's prompts. Clients train this network on
+their own classes. The server averages it, and it also makes prompts for new class names.
+
 Qiu et al., "Federated text-driven prompt generation for vision-language models", ICLR 2024. The names of the
 available classes are encoded as they are, T [C, D] of unit length, and read by m learned queries Q [m, E],
     x = MHA(LN(Q), LN(T), LN(T)),    v = x + FF(x),    FF(x) = B (a * gelu(g)) + b,  (a, g) = A LN(x) + a_0,
@@ -197,7 +200,7 @@ def check(hp: Hp, ctx: Ctx) -> None:
 METHOD = Method(
     name="fedtpg",
     paper="Qiu et al., FedTPG, ICLR 2024",
-    summary="A network makes the context words of CLIP's prompts from the class names; trained and averaged.",
+    summary="A shared network that computes CLIP's prompts from the class names.",
     hparams=(
         *declare(FEAT_POST, AGG, feat_post="l2", agg="uniform"),
         *declare(without(CONTEXT, "csc", "ctx_init"), n_ctx=4),
@@ -233,7 +236,7 @@ METHOD = Method(
     upload_descriptions={
         "queries": (
             "trained queries of the prompt network",
-            "which rows were trained on can be guessed",
+            "an attacker can guess which rows were used for training",
         ),
     },
     page=MethodPage(
@@ -246,9 +249,13 @@ METHOD = Method(
                 \qquad p(c \mid x) = \mathrm{softmax}_c\big(100 \cos(f(x), t_c)\big)
             \end{aligned}
         """,
-        terms="$T$: the encoded names of the classes; $Q$: learned queries. The whole small network is averaged.",
+        terms="""
+            $f(x)$: the feature of an image; $g$: the text encoder; $T$: the encoded class names; $Q$: learned queries;
+            MHA, LN, FF: attention, layer norm and feed-forward layer; $v$: the context vectors; $t_c$: the text feature
+            of class $c$.
+        """,
         when="""
-            Use it if the classes at test time differ from those in training: the prompt is made from their names.
+            Use it if the classes at test time differ from those in training: the prompt is computed from their names.
         """,
         cite=("qiu2024fedtpg",),
     ),

@@ -1,5 +1,8 @@
 """FedYogi: FedAvg whose server takes Yogi's steps, in which the second moment falls slowly.
 
+Clients train as in FedAvg. The server treats the average change of the weights as a gradient and applies Yogi to it.
+Yogi resembles Adam, but its second moment falls slowly.
+
 Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 2: as ``fedadam`` with
     v <- v - (1 - beta2) Delta^2 sign(v - Delta^2).
 So v moves by at most (1 - beta2) Delta^2 a round, whichever way; where Delta^2 is larger than v it grows as Adam's does
@@ -21,7 +24,7 @@ def yogi(v: Tensor, square: Tensor, rest: float | Tensor) -> Tensor:
 
 METHOD = server_optimiser(
     "fedyogi",
-    "FedAvg whose server takes Yogi's steps.",
+    "FedAvg with Yogi as the server's optimiser.",
     yogi,
     0.03,
     0.9,
@@ -35,7 +38,14 @@ METHOD = server_optimiser(
             w &\leftarrow w + \eta_g\, \frac{m}{\sqrt{v} + \tau}, \qquad \Delta = \sum_i \frac{n_i}{N}\, w_i - w
             \end{aligned}
         """,
-        when="As `fedadam`, with a second moment that falls slowly: steadier where updates are sometimes large.",
+        terms=r"""
+            $w$: the global model; $w_i$: the model of client $i$ after local training; $n_i$: its training rows; $N$:
+            the training rows of all clients in the round; $m$, $v$: first and second moment; $\beta_1$, $\beta_2$:
+            their decay; $\eta_g$: `lr_g`; $\tau$: a small constant.
+        """,
+        when="""
+            Use it like `fedadam` if some updates are much larger than others: its second moment falls slowly.
+        """,
         cite=("reddi2021adaptive",),
     ),
 )

@@ -1,5 +1,9 @@
 """FLESD: clients' encoders meet in an ensembled similarity matrix, which the server distils into one student.
 
+Clients train image encoders without labels. Each client encodes the same public images, and the server averages the
+similarities between these images over the clients. It then trains one student encoder to reproduce the averaged
+similarities.
+
 Shi et al., "Towards communication-efficient and privacy-preserving federated representation learning" (FLESD). Client 0
 holds the public rows, does not train, and everybody can read them. A round:
     client k: g_k from the broadcast w by SimCLR on its own rows (eq 3); R_k = unit g_k(public view 0)
@@ -120,7 +124,7 @@ def diagnose(
 METHOD = Method(
     name="flesd",
     paper="Shi et al., FLESD, 2022",
-    summary="Distil the clients' ensembled similarities of public images into one encoder.",
+    summary="Distils the clients' averaged similarities of public images into one encoder.",
     hparams=(
         ON_IMAGES,
         *declare(simclr.SIMCLR, epochs=100),
@@ -170,11 +174,14 @@ METHOD = Method(
                 \qquad p_{ij} = \mathrm{softmax}_j(z_i \cdot k_j / \tau_S)
             \end{aligned}
         """,
-        terms="""
-            $R_k$: what client $k$'s encoder makes of the public rows; $z$, $k$: the student and its slow copy, at the
-            server.
+        terms=r"""
+            $R_k$: the encodings of the public images by client $k$; $K$: the number of clients; $M$: their averaged
+            similarities; $z$, $k$: the student and its slow copy at the server; $\tau_T$, $\tau_S$: temperatures; $B$:
+            the batch.
         """,
-        when="Clients without labels, networks of their own, and public images that everybody may see.",
+        when="""
+            Use it if clients have no labels and different networks, and if everybody may see the public images.
+        """,
         cite=("shi2022flesd",),
     ),
 )

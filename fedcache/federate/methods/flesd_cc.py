@@ -1,4 +1,8 @@
-"""FLESD-cc: FLESD with one exchange after all local epochs (table 1, "constant communication")."""
+"""FLESD-cc: FLESD with one exchange after all local epochs (table 1, "constant communication").
+
+This is ``flesd`` with a single exchange. Clients first finish all their local epochs, and then send the similarities of
+the public images once. The server trains the student from them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ def needs(hp: Hp) -> frozenset[str]:
 METHOD = replace(
     HEAD,
     name="flesd-cc",
-    summary="FLESD in one round: 200 local epochs, one exchange.",
+    summary="FLESD with one exchange after 200 local epochs.",
     hparams=(
         simclr.ENCODER,
         *declare((h for h in HEAD.hparams if h.name != "encoder"), epochs=200),
@@ -31,7 +35,14 @@ METHOD = replace(
         formula=r"""
             M = \frac{1}{K} \sum_k \exp\big(R_k R_k^\top / \tau_T\big) \quad \text{once, after all local epochs}
         """,
-        when="As `flesd` with one exchange, independent of the number of local epochs.",
+        terms=r"""
+            $R_k$: the encodings of the public images by client $k$; $K$: the number of clients; $\tau_T$: the
+            temperature. The student is trained as in [flesd](flesd.md).
+        """,
+        when="""
+            Use it like `flesd` if only one exchange is possible. The traffic does not depend on the number of local
+            epochs.
+        """,
         cite=("shi2022flesd",),
     ),
 )

@@ -1,5 +1,8 @@
 """``flesd`` with a trunk FC(D, 512) + ReLU and its projection on cached features instead of a convolutional encoder.
 
+This is ``flesd`` on cached features. A small network with two layers replaces the ResNet, and stored augmented views
+replace the images. Clients send the similarities of public rows.
+
 Not the paper's experiment, hence a name of its own and fidelity ``cached_views``: each step draws two of the stored
 augmentations of a row (extract with --views 4 or more), or two dropout masks of its one view (``approx``). The
 equations of a round are those of ``flesd``; the probe reads the trunk.
@@ -15,7 +18,7 @@ from fedcache.federate.methods.flesd import METHOD as FLESD
 METHOD = replace(
     FLESD,
     name="flesd-head",
-    summary="FLESD with a trunk on cached features: similarities of public rows travel.",
+    summary="FLESD on cached features: a small network instead of a ResNet.",
     hparams=(
         HParam("encoder", "mlp", "choice", "a trunk on cached features", choices=("mlp",)),
         *(h for h in FLESD.hparams if h.name != "encoder"),
@@ -30,9 +33,11 @@ METHOD = replace(
             R_k = \frac{h_k(x)}{\lVert h_k(x) \rVert}, \qquad h_k = \text{two layers on cached features},
                 \qquad \text{then as FLESD}
         """,
+        terms="""
+            $h_k$: the network of client $k$; $x$: the cached feature of a public row; $R_k$: its encoding.
+        """,
         when="""
-            FLESD in seconds: a small network on cached views instead of a ResNet on images. Extract with
-            `--views 4`.
+            Use it to run FLESD in seconds: extract with `--views 4` first. It is not the experiment of the paper.
         """,
         cite=("shi2022flesd",),
     ),

@@ -1,5 +1,8 @@
 """FST-CBDG: self-training on unlabelled rows, balanced by synthetic text features. No label is read.
 
+Clients have images without labels. They start from the zero-shot predictions of CLIP and train a linear head on soft
+labels, which they update as the head improves. Synthetic features, drawn around the class texts, balance the classes.
+
 Yan & Guo, "Lightweight unsupervised federated learning with pretrained vision language model". Initially
 W = [T_1 .. T_C]', b = 0 (eq 1), q_j = softmax(I_j.T) (eq 2). Every step, in algorithm 1's order, on a batch:
     q_j <- beta q_j + (1 - beta) f(I_j)                     (eq 4; f is not differentiated here)
@@ -203,7 +206,7 @@ def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, i
 METHOD = Method(
     name="fst-cbdg",
     paper="Yan & Guo, Lightweight unsupervised federated learning with pretrained vision language model",
-    summary="Self-training from zero-shot soft labels, balanced by synthetic text features; reads no labels.",
+    summary="Self-training from zero-shot soft labels, balanced by synthetic text features; no labels.",
     hparams=(
         *declare(
             FEAT_POST,
@@ -264,7 +267,7 @@ METHOD = Method(
             "pseudo",
             "text",
             "choice",
-            "first soft labels: eq 2, or the control",
+            "first soft labels: zero-shot (text, eq 2), or uniform",
             choices=("text", "uniform"),
         ),
     ),
@@ -294,12 +297,13 @@ METHOD = Method(
             \end{aligned}
         """,
         terms="""
-            $q_j$: the soft label of image $j$, at first zero-shot; $m_k$: images whose soft label is class $k$; $W$
-            begins as the class texts.
+            $W$, $b$: the head, which starts as the class texts; $I_j$: the feature of image $j$; $q_j$: its soft label,
+            at first zero-shot; $m_k$: the number of images whose soft label is class $k$; $T_k$: the text feature of
+            class $k$; $n_k$: the number of its synthetic features; $s$: the scale of the logits.
         """,
         when="""
-            Clients without any labels, and nothing else. Give it CLIP's `logit_scale` and compare with `clip-zs`,
-            which it begins as.
+            Use it if clients have no labels at all. Set CLIP's `logit_scale`, and compare with `clip-zs`, which is its
+            starting point.
         """,
         cite=("yan2024fstcbdg",),
     ),

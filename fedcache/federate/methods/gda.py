@@ -1,5 +1,9 @@
 """GDA: Gaussian discriminant analysis of image features in addition to CLIP's zero-shot logits; one round, no training.
 
+The server models each class as a Gaussian around its mean feature, with one covariance for all classes. It computes
+them from summed statistics of the clients, without training. The prediction adds these scores to CLIP's zero-shot
+scores.
+
 Wang et al., "A hard-to-beat baseline for training-free CLIP-based adaptation", ICLR 2024. Classes are Gaussians with
 one covariance and equal priors, so their discriminants are linear in the features f:
     W_c = P mu_c,    b_c = -log C - mu_c' P mu_c / 2,    logits = s f.T' + alpha (f W' + b).
@@ -8,7 +12,7 @@ than features: with the pooled scatter S = sum_c sum_i (f_i - mu_c)(f_i - mu_c)'
     P = D (S + tr(S) / (N - 1) I)^-1.
 
 The upload is that of ``fedcgs``: G, S_c and N_c add up, so the partition does not matter. The server alone reads the
-class text features T, and sends one linear head s T + alpha W, alpha b. A class that nobody has an image of is never
+class text features T, and sends one linear head s T + alpha W, alpha b. A class without any image is never
 predicted, as it has no Gaussian. Limits: alpha = 0 is ``clip-zs``; where every class has one row S = 0 and P is 0.
 
 The ridge needs no choice: it is an estimate already. alpha weighs logits and is no ridge; a criterion for it needs the
@@ -58,7 +62,7 @@ def of_all_views(up: Tree, ctx: Ctx) -> Tree:
 
 
 def discriminants(up: Tree) -> tuple[Tensor, Tensor]:
-    """W [C, D] and b [C] of pooled statistics in float64; ``MASKED`` for a class nobody has."""
+    """W [C, D] and b [C] of pooled statistics in float64; ``MASKED`` for a class that no client has."""
     n = up["count"]
     mean = fedcgs.means(up)
     C, D = mean.shape
@@ -100,7 +104,7 @@ METHOD = replace(
     fedcgs.METHOD,
     name="gda",
     paper="Wang et al., ICLR 2024",
-    summary="Zero-shot logits and Gaussian discriminants from summed statistics; one round, exact for every partition.",
+    summary="Zero-shot scores plus Gaussian discriminants from summed statistics; one round.",
     hparams=(
         *declare(FEAT_POST, feat_post="l2"),
         replace(
@@ -136,10 +140,15 @@ METHOD = replace(
                 \qquad S = \sum_c \sum_{i:\, y_i = c} (f_i - \mu_c)(f_i - \mu_c)^\top
             \end{aligned}
         """,
-        terms=r"$\mu_c$: the mean feature of class $c$ over all clients; $\alpha$ is selected on validation "
-        r"rows.",
-        when="One round and no training, with a strength to select on validation rows. It sends what `fedcgs` "
-        "sends.",
+        terms=r"""
+            $f$: the unit feature of an image; $T$: the unit features of the class texts, $t_c$ that of class $c$; $s$:
+            the scale of the logits; $\mu_c$: the mean feature of class $c$ over all clients; $N$, $D$, $C$: rows,
+            features and classes; $\alpha$: `alpha`, selected on validation rows.
+        """,
+        when="""
+            Use it for one round without training, if validation rows are available to select `alpha`. It sends the same
+            statistics as `fedcgs`.
+        """,
         cite=("wang2024gda",),
     ),
 )

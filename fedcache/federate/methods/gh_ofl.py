@@ -1,5 +1,9 @@
 """GH-OFL: Gaussian heads from summed class statistics; one round, no training.
 
+Clients send counts, sums and squares of their features for each class. The server computes one of three Gaussian
+classifiers from them: naive Bayes, or a linear or quadratic discriminant. There is no training, and the partition of
+the rows does not matter.
+
 Turazza et al., "The Gaussian-Head OFL family: one-shot federated learning from client global statistics", ICLR 2026.
 Clients send numbers and sums of the rows of each class, and what the head needs of their squares; the server scores
     log pi_c - log det Sigma_c / 2 - (x - mu_c)' Sigma_c^-1 (x - mu_c) / 2,    pi_c = N_c / N,
@@ -338,7 +342,7 @@ METHOD = replace(
     fedncm.METHOD,
     name="gh-ofl",
     paper="Turazza et al., ICLR 2026",
-    summary="Gaussian naive Bayes, linear or quadratic discriminants from summed statistics; one round.",
+    summary="Naive Bayes or linear or quadratic discriminants from summed statistics; one round.",
     hparams=(
         FEAT_POST,
         HParam(
@@ -387,12 +391,13 @@ METHOD = replace(
             \end{aligned}
         """,
         terms=r"""
-            $\Sigma_c$: a diagonal for each class (`head=nb`), one matrix for all (`lda`), or one for each class
-            (`qda`); $a$: `shrink`, of the matrices.
+            $\mu_c$, $N_c$: mean and number of all rows of class $c$; $N$, $D$: rows and features; $\Sigma_c$: a
+            diagonal for each class (`head=nb`), one matrix for all (`lda`) or one for each class (`qda`); $a$:
+            `shrink`, for the matrices.
         """,
         when="""
-            `head=nb` where little may be sent, `head=lda` where a matrix may be, which is FedCGS with nearly the same
-            ridge. `qda` needs many rows for each class.
+            Use `head=nb` if little may be sent. Use `head=lda` if a matrix may be sent; it is FedCGS with nearly the
+            same ridge. `head=qda` needs many rows for each class.
         """,
         cite=("turazza2026ghofl",),
     ),

@@ -1,14 +1,17 @@
 """IFCA: the server keeps several models, and each client trains the one that fits its rows best.
 
+The server keeps several models. Each client receives all of them, selects the one with the lowest loss on its rows, and
+trains that one. The server averages each model over the clients that selected it.
+
 Ghosh et al., "An efficient framework for clustered federated learning", NeurIPS 2020, algorithm 1 with model averaging.
 In every round a client receives all K models w_1 .. w_K, finds
     j = argmin_k F_i(w_k)    on its training rows,
 trains w_j and sends it with j; the server averages the models that were sent for each j, by their clients' rows (the
-paper: alike, ``agg=uniform``), and keeps a model that nobody chose. Client i deploys the model of smallest loss on its
-rows. All models begin with weights of their own, without which no client could tell them apart.
+paper: alike, ``agg=uniform``), and keeps a model that no client selected. Client i deploys the model of smallest loss
+on its rows. All models begin with weights of their own, without which no client could tell them apart.
 
-What travels is one model and its number up, K models down. BatchNorm is off: the statistics of a model that nobody has
-trained yet fit no rows, so none but the model that was chosen first would ever be chosen.
+What travels is one model and its number up, K models down. BatchNorm is off: the statistics of a model that no client
+has trained yet fit no rows, so none but the model that was chosen first would ever be chosen.
 Released FedPCL code has no IFCA; preset ``official`` is its setting of the other baselines (D-09, D-13, D-14).
 Limits: K = 1 is ``fedavg`` (to rounding); a model's average holds no weight of a client that chose another.
 """
@@ -45,7 +48,7 @@ CHOSEN = "chosen"
 
 
 def init(ctx: Ctx) -> Tree:
-    """K models, each with weights of its own, that nobody has chosen yet."""
+    """K models, each with weights of its own, that no client has selected yet."""
     head = model.head_of(ctx.hp)
     K = ctx.count("models")
     # A stream for each model: equal first models would be chosen by the same clients for ever.
@@ -140,7 +143,7 @@ def sent_numbers(up: Tree, ctx: Ctx) -> int:
 
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
-    """Every model's average; one that nobody chose stays."""
+    """Every model's average; one that no client selected stays."""
     weight = up[CHOSEN]
     out = {**server, CHOSEN: up[CHOSEN]}
     for name in model.names(ctx.hp):
@@ -193,7 +196,7 @@ METHOD = replace(
     fedavg.METHOD,
     name="ifca",
     paper="Ghosh et al., NeurIPS 2020",
-    summary="Several models at the server; each client trains and uses the one that fits its rows best.",
+    summary="The server keeps several models; each client trains and uses the one that fits its rows best.",
     hparams=(
         *declare(
             FEAT_POST,
@@ -234,8 +237,13 @@ METHOD = replace(
             j_i = \mathrm{arg}\min_k\ F_i(w_k),
                 \qquad w_k \leftarrow \frac{\sum_{i:\, j_i = k} n_i\, w_{k,i}}{\sum_{i:\, j_i = k} n_i}
         """,
-        terms="$w_{k,i}$: model $k$ after client $i$'s local training. A client deploys the model of smallest loss.",
-        when="Where clients fall into a few groups that are unlike each other. All models go down to every client.",
+        terms="""
+            $w_k$: model $k$ of the server; $w_{k,i}$: the same model after client $i$'s local training; $F_i$: the mean
+            loss of client $i$ on its training rows; $j_i$: the model that the client selects; $n_i$: its rows.
+        """,
+        when="""
+            Use it if clients form a few groups with different data. Every client downloads all models.
+        """,
         cite=("ghosh2020ifca",),
     ),
 )

@@ -1,5 +1,8 @@
 """LG-FedAvg: clients keep their own projection P and share the classifier Q.
 
+Each client keeps a projection of the features of its own, and all clients share the classifier on top of it. Both parts
+are trained together. Only the classifier is averaged.
+
 Liang et al., "Think locally, act globally: federated learning with local and global representations", 2020: every
 client learns its own representation, and the model that reads representations is averaged. Here P is the local part and
 Q the global one, C (dim + 1) numbers; both are trained together. The paper scores a client's own rows with its own
@@ -63,7 +66,7 @@ def paper_count(_width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, 
 METHOD = Method(
     name="lg-fedavg",
     paper="Liang et al., 2020",
-    summary="Every client's own projection under a shared classifier; only the classifier travels.",
+    summary="A personal projection under a shared classifier; only the classifier travels.",
     hparams=declare(FEAT_POST, MLP, PROJECTION, LOGIT_HEAD, PROTO_INIT, AGG, TRAINING, TRAIN_VIEW),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
     executions=ON_ROWS,
@@ -82,9 +85,13 @@ METHOD = Method(
             (P_i, Q_i) \leftarrow \mathrm{arg}\min_{P', Q'}\ F_i(Q' \circ P'),
                 \qquad Q \leftarrow \sum_i \frac{n_i}{N}\, Q_i
         """,
+        terms="""
+            $P$: the projection of the features; $Q$: the classifier on top of it; $F_i$: the mean loss of client $i$ on
+            its training rows; $n_i$, $N$: rows of client $i$ and of all clients.
+        """,
         when="""
-            Where little may be sent: only the classifier travels. Projections must begin alike for it to mean the
-            same everywhere.
+            Use it if little may be sent: only the classifier travels. The projections must start from the same weights,
+            so that the classifier fits all of them.
         """,
         cite=("liang2020lgfedavg",),
     ),

@@ -1,5 +1,8 @@
 """Local prompts: every client learns its two prompts alone; the lower bound of TPFL's tables ("Local").
 
+Every client learns a text prompt and a visual prompt on its own rows, as in ``tpfl``, and sends nothing. The prompts of
+each client are scored on the test rows of all clients.
+
 The computation of ``tpfl`` without the server; each client's prompts are scored on the test rows of all clients, and
 the report is the mean over clients. D's text speaks of gains up to 18.5 points over it, its tables show 54.6 (D-63).
 """
@@ -43,7 +46,7 @@ def predict(down: Tree, _state: Tree, data: ClientData, x: Tensor, ctx: Ctx) -> 
 METHOD = replace(
     tpfl.METHOD,
     name="local-prompt",
-    summary="Every client learns a text and a visual prompt alone, scored on all test rows; needs images.",
+    summary="Every client learns a text and a visual prompt alone; scored on all test rows; needs images.",
     hparams=tuple(h for h in tpfl.METHOD.hparams if h.name != "agg"),
     init=lambda _ctx: {},
     enter=enter,
@@ -59,7 +62,13 @@ METHOD = replace(
             (\mathrm{ctx}_i, v_i) = \mathrm{arg}\min_{\mathrm{ctx}, v}\ -\frac{1}{n_i} \sum_{x \in D_i} \log
                 \mathrm{softmax}_{y}\big(100 \cos(f(x + v), g(\mathrm{ctx}, c))\big)
         """,
-        when="The lower bound in the tables of TPFL: each client learns both prompts alone.",
+        terms=r"""
+            $f(x)$: the feature of an image; $g$: the text encoder; $v$: the visual prompt on the pixels;
+            $\mathrm{ctx}$: the text prompt; $D_i$: client $i$'s $n_i$ rows.
+        """,
+        when="""
+            Use it as the lower bound for `tpfl`. It needs the images.
+        """,
         cite=("zhao2023tpfl",),
     ),
 )

@@ -1,5 +1,8 @@
 """Local supervised ResNet-18 of every client: the comparison in FLESD's figure 2.
 
+Every client trains a ResNet-18 on its own labelled images, and sends nothing. Each model is scored on all test rows, by
+its own classifier or by a linear probe.
+
 Shi et al., "Towards communication-efficient and privacy-preserving federated representation learning" (FLESD), section
 3: supervised training on skewed clients loses more than SimCLR does. Every model is scored on all test rows, by its own
 classifier or (``score=probe``) by a linear probe on its trunk, trained on all labelled rows; the number is the mean of
@@ -90,7 +93,12 @@ METHOD = replace(
             w_i = \mathrm{arg}\min_w\ -\frac{1}{n_i} \sum_{(x, y) \in D_i} \log
                 \mathrm{softmax}_y\big(Q(\mathrm{trunk}(x))\big)
         """,
-        when="What FLESD's figure 2 compares with: a ResNet with labels on each client alone.",
+        terms="""
+            $w_i$: all weights of client $i$; $Q$: the classifier; $D_i$: the client's $n_i$ rows.
+        """,
+        when="""
+            Use it as the supervised reference of FLESD (figure 2).
+        """,
         cite=("shi2022flesd",),
     ),
 )

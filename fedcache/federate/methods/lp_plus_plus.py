@@ -1,5 +1,9 @@
 """LP++: a linear probe with a learnable multiplier of each class text, averaged over clients.
 
+A linear classifier is combined with the class texts: the weights of a class are trained weights plus a trained multiple
+of the class text. All step sizes follow from the features, so there is no learning rate. The server averages the
+clients' results.
+
 Huang et al., "LP++: a surprisingly strong linear probe for few-shot CLIP", CVPR 2024. With unit features f_i of N
 images and unit class texts t_k,
     logits_ik = f_i.(w_k + alpha_k t_k),
@@ -129,7 +133,7 @@ def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) ->
 METHOD = Method(
     name="lp-plus-plus",
     paper="after Huang et al. (LP++), CVPR 2024; averaged over clients",
-    summary="A linear probe with a learnable multiplier of each class text, whose steps need no rate; averaged.",
+    summary="A linear probe with a trained multiplier of each class text and no learning rate; averaged.",
     hparams=(
         *declare(FEAT_POST, AGG, feat_post="l2", agg="weighted"),
         HParam("epochs", 30, "int", "iterations of a round, each on all rows of the client", low=0),
@@ -182,10 +186,12 @@ METHOD = Method(
                 \qquad \eta_\alpha = \frac{N}{4 \max_k \sum_i (f_i \cdot t_k)^2}
         """,
         terms=r"""
-            Trained by cross-entropy on all of a client's rows at once; the steps $\eta$ follow from the rows, so
-            there is no rate to choose.
+            $f_i$: the feature of image $i$ of $N$, $F$ those of all; $t_k$: the text feature of class $k$; $w_k$,
+            $\alpha_k$: the trained weights and multiplier; $\eta_w$, $\eta_\alpha$: their step sizes.
         """,
-        when="A trained probe with nothing to tune. Its paper has no clients; averaging is added here.",
+        when="""
+            Use it for a trained classifier without tuning. Its paper has no clients; fedcache adds the averaging.
+        """,
         cite=("huang2024lppp",),
     ),
 )

@@ -1,5 +1,8 @@
 """Min-Local, FLESD's lower bound (table 1): every client trains its own SimCLR encoder and nothing travels.
 
+Every client trains its own SimCLR encoder without labels, and sends nothing. A linear probe scores each encoder. The
+reported accuracy is that of the worst client.
+
 Each encoder is probed on all labelled rows and scored on all test rows; the number reported is the minimum over
 clients, which is our reading of the name (the paper calls it the local lower bound and says no more).
 """
@@ -47,7 +50,12 @@ METHOD = replace(
             \min_k\ \mathrm{accuracy}\big(\text{linear probe on } g_k\big),
                 \qquad g_k \text{ by SimCLR on client } k\text{'s rows}
         """,
-        when="The lower bound of FLESD's tables: no exchange at all.",
+        terms="""
+            $g_k$: the encoder of client $k$.
+        """,
+        when="""
+            Use it as the lower bound in FLESD's tables: no exchange at all.
+        """,
         cite=("shi2022flesd",),
     ),
 )

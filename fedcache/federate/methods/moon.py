@@ -1,5 +1,8 @@
 """MOON: clients are drawn to the broadcast model's projection and pushed from that of their own last model.
 
+Clients train as in FedAvg with a contrastive loss. It pulls the projection of each row towards that of the received
+model, and pushes it away from that of the client's own previous model.
+
 Li, He & Song, "Model-contrastive federated learning", CVPR 2021. With z = P(x) of the model that trains, z_g of the
 model that was received and z_prev of the client's model at the end of its last round,
     L = CE + mu * mean of -log[ e^{cos(z, z_g) / tau} / (e^{cos(z, z_g) / tau} + e^{cos(z, z_prev) / tau}) ].
@@ -86,7 +89,7 @@ METHOD = replace(
     fedavg.METHOD,
     name="moon",
     paper="Li, He & Song, CVPR 2021",
-    summary="FedAvg whose clients contrast their projection with the broadcast one and with their own last one.",
+    summary="FedAvg with a contrastive loss that keeps projections near those of the global model.",
     hparams=(
         *declare(FEAT_POST, MLP, PROJECTION, BN_MODE, LOGIT_HEAD, AGG, TRAINING, TRAIN_VIEW),
         SHARED_INIT,
@@ -102,12 +105,12 @@ METHOD = replace(
                 + e^{\cos(z, z_{\mathrm{prev}}) / \tau}}
         """,
         terms=r"""
-            $z$, $z_g$, $z_{\mathrm{prev}}$: the projection of a row by the model that trains, by the received one,
-            and by the client's last one.
+            $z$, $z_g$, $z_{\mathrm{prev}}$: the projection of a row by the trained model, the received model and the
+            client's previous model; $\tau$: the temperature; $\mu$: the weight of the loss.
         """,
         when="""
-            Against drift of the projection, for the traffic of FedAvg and three forward passes. With a linear head
-            there is nothing to contrast.
+            Use it against drift of the projection. It sends as much as FedAvg and needs three forward passes. It has no
+            effect with a linear head.
         """,
         cite=("li2021moon",),
     ),

@@ -1,4 +1,8 @@
-"""Non-FL, FLESD's upper reference (table 1): one SimCLR encoder on the union of all clients' rows; nothing travels."""
+"""Non-FL, FLESD's upper reference (table 1): one SimCLR encoder on the union of all clients' rows; nothing travels.
+
+One SimCLR encoder is trained without labels on the images of all clients together. This is not federated: it is the
+upper reference for ``flesd``.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,12 @@ METHOD = replace(
         formula=r"""
             g = \mathrm{arg}\min\ \mathrm{mean}_i\, \ell_i \quad \text{over the rows of all clients together}
         """,
-        when="The upper reference of FLESD's tables: one encoder on all rows.",
+        terms=r"""
+            $g$: the encoder; $\ell_i$: the SimCLR loss of image $i$, as in [fedavg-simclr](fedavg-simclr.md).
+        """,
+        when="""
+            Use it as the upper reference in FLESD's tables.
+        """,
         cite=("shi2022flesd", "chen2020simclr"),
     ),
 )

@@ -1,5 +1,8 @@
 """Per-FedAvg: a global model from which one gradient step makes a good model of each client. First order.
 
+Clients train a global model that becomes good after one gradient step on a client's own rows. Before use, each client
+takes one or more such steps. The server averages the models as in FedAvg.
+
 Fallah et al., "Personalized federated learning with theoretical guarantees: a model-agnostic meta-learning approach",
 NeurIPS 2020, in its first-order form. For each pair of batches of the client's rows,
     theta' = theta - alpha * grad f(theta; B1)
@@ -14,8 +17,8 @@ on training rows, with the leak in a row of its own.
 
 Rates: FedPCL, which compares with Per-FedAvg, prints Adam with 0.001 for all methods and none of this one (A 5.1,
 D-79). The defaults are those of released code; beta = 0.001 of plain SGD hardly moves a model in a few rounds of a few
-steps. ``preset=tuned`` has the rates that were chosen once on rows of ``digits`` that nobody trained on or was tested
-on: ``fedcache grid --ready tuned-perfedavg``, which kept alpha.
+steps. ``preset=tuned`` has the rates that were chosen once on rows of ``digits`` that are used neither for training
+nor for testing: ``fedcache grid --ready tuned-perfedavg``, which kept alpha.
 Limits: alpha = 0 trains as ``fedavg`` by SGD with lr = beta, bit for bit; adapt_steps = 0 deploys theta as it is.
 """
 
@@ -139,7 +142,7 @@ METHOD = replace(
     fedavg.METHOD,
     name="perfedavg",
     paper="Fallah et al., NeurIPS 2020 (first order)",
-    summary="A global model made to be adapted by one gradient step on each client.",
+    summary="A global model that is trained to adapt to each client in one gradient step.",
     hparams=(
         *declare(FEAT_POST, without(MODEL, "bn_mode"), init_param(independent=False), AGG),
         *without(TRAINING, "opt", "lr", "wd", "momentum", "reset_opt"),
@@ -185,12 +188,13 @@ METHOD = replace(
                 \qquad \theta \leftarrow \sum_i \frac{n_i}{N}\, \theta_i
         """,
         terms=r"""
-            $B_1$, $B_2$: batches of the client's rows. A client deploys $\theta$ after `adapt_steps` steps of size
-            $\alpha$.
+            $\theta$: the global model; $f(\theta; B)$: the loss on a batch, $B_1$ and $B_2$ being two batches of the
+            client's rows; $\alpha$, $\beta$: the two learning rates. A client deploys $\theta$ after `adapt_steps`
+            steps of size $\alpha$.
         """,
         when="""
-            Where new clients shall adapt by a step or two. Two rates of plain SGD have to be chosen; `--preset tuned`
-            has some.
+            Use it if new clients should adapt in a step or two. It has two learning rates of plain SGD; `--preset
+            tuned` sets both.
         """,
         cite=("fallah2020perfedavg",),
     ),

@@ -1,5 +1,8 @@
 """pFedMe: every client deploys its own model, held near the global one by a Moreau envelope.
 
+Every client trains a personal model that a penalty keeps near a local copy of the global model. The local copy moves
+towards the personal model, and the server averages the copies.
+
 Dinh et al., "Personalized federated learning with Moreau envelopes", NeurIPS 2020. A client starts with
 theta = w_i = w and, for each batch,
     theta <- theta - lr_p * (grad f(theta) + lambda * (theta - w_i))     K times, towards
@@ -16,8 +19,8 @@ The inner step shrinks theta - w_i by the factor 1 - lr_p * lambda: keep lr_p * 
 Rates: FedPCL, which compares with pFedMe, prints Adam with 0.001 for all methods and none of this one (A 5.1, D-79).
 The defaults are those of its authors' released code for MNIST, with which w_i moves by eta * lambda = 0.075 of the way
 to theta_i a step: too little for a few rounds of a few steps. ``preset=tuned`` has rates that were chosen once on rows
-of ``digits`` that nobody trained on or was tested on: ``fedcache grid --ready tuned-pfedme``, which kept lambda. With
-them w_i goes beyond theta_i, by eta * lambda = 3 of the way.
+of ``digits`` that are used neither for training nor for testing: ``fedcache grid --ready tuned-pfedme``, which kept
+lambda. With them w_i goes beyond theta_i, by eta * lambda = 3 of the way.
 Limits: lambda = 0 never moves w; eta * lambda = 1 makes w_i = theta_i; beta = 0 keeps w.
 """
 
@@ -122,7 +125,7 @@ METHOD = replace(
     fedavg.METHOD,
     name="pfedme",
     paper="Dinh et al., NeurIPS 2020",
-    summary="Own models held near the global one, which follows them.",
+    summary="Personal models that are kept near a global model, which moves towards them.",
     hparams=(
         *declare(FEAT_POST, without(MODEL, "bn_mode"), init_param(independent=False), AGG),
         *without(TRAINING, "opt", "lr", "wd", "momentum", "reset_opt"),
@@ -171,9 +174,14 @@ METHOD = replace(
             &w \leftarrow (1 - \beta)\, w + \beta \sum_i \frac{n_i}{N}\, w_i
             \end{aligned}
         """,
+        terms=r"""
+            $\theta_i$: the personal model of client $i$; $w_i$: its copy of the global model $w$; $f_i$: its loss on a
+            batch; $\lambda$: the weight of the penalty; $\eta$: the step of the copy; $\beta$: the share of the new
+            average; $n_i$, $N$: rows.
+        """,
         when="""
-            Where personal models shall stay near a common one. It has the most rates of all; begin with `--preset
-            tuned`.
+            Use it if personal models should stay near a common one. It has more learning rates than any other method;
+            start with `--preset tuned`.
         """,
         cite=("dinh2020pfedme",),
     ),

@@ -1,4 +1,7 @@
-"""pFedPrompt: one prompt for all, learnt as in PromptFL, and on each client an attention over its own stored features.
+"""pFedPrompt: one prompt for all, trained as in PromptFL, and on each client an attention over its own stored features.
+
+All clients learn one text prompt together, as in ``promptfl``. When a client predicts, it adds scores from its own
+stored training features: rows that resemble the image vote for their labels. Only the prompt travels.
 
 Guo et al., "pFedPrompt: learning personalized prompt for vision-language models in federated learning", WWW 2023. Its
 abstract: users agree in the space of texts, where clients learn a prompt together, and differ in the space of images,
@@ -83,7 +86,7 @@ METHOD = replace(
     promptfl.METHOD,
     name="pfedprompt",
     paper="after Guo et al., pFedPrompt, WWW 2023",
-    summary="A prompt that all learn, and on each client an attention over its own labelled features.",
+    summary="A shared prompt, plus an attention of each client over its own labelled features.",
     hparams=(
         *promptfl.METHOD.hparams,
         HParam(
@@ -109,10 +112,13 @@ METHOD = replace(
                 \qquad w_n = \mathrm{softmax}_n(b\, f \cdot F_n)
         """,
         terms="""
-            $T$: texts with the prompt that all clients learn, as in `promptfl`; $F_n$, $y_n$: the client's own
-            labelled features.
+            $f$: the unit feature of an image; $T$: the class texts with the learned prompt; $s$: the scale of the
+            logits; $F_n$, $y_n$: the client's own labelled features; $a$, $b$: weight and sharpness of the votes.
         """,
-        when="A shared prompt, and clients whose images differ. A client's model holds the features of its rows.",
+        when="""
+            Use it for a shared prompt and clients whose images differ. The model of a client contains the features of
+            its rows.
+        """,
         cite=("guo2023pfedprompt",),
     ),
 )

@@ -1,5 +1,8 @@
 """PromptFL: clients learn the words around the class names of a frozen CLIP; the server averages those vectors.
 
+The text prompt of CLIP is a fixed sentence around the class name. Here clients learn the vectors of its context words
+instead, through the frozen text encoder. The server averages these vectors.
+
 Guo et al., "PromptFL", arXiv:2208.11625, 2022; the prompt is CoOp's (Zhou et al., IJCV 2022):
     t_c = g([START, v_1 .. v_n, name_c, END]),  p(c | x) = softmax_c(100 cos(f(x), t_c)),  v <- sum_i a_i v_i.
 Image features are the cached ones: only the text tower needs a gradient, so this is exact.
@@ -76,7 +79,7 @@ def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) ->
 METHOD = Method(
     name="promptfl",
     paper="Guo et al., PromptFL, arXiv:2208.11625, 2022",
-    summary="Clients learn the context words of CLIP's prompts; the server averages the vectors.",
+    summary="Clients learn the context words of CLIP's prompts; the server averages them.",
     hparams=(
         *declare(FEAT_POST, feat_post="l2"),
         AGG,
@@ -112,9 +115,13 @@ METHOD = Method(
                 \qquad p(c \mid x) = \mathrm{softmax}_c\big(100 \cos(f(x), t_c)\big),
                 \qquad v \leftarrow \sum_i \frac{n_i}{N}\, v_i
         """,
+        terms="""
+            $f(x)$: the feature of an image; $g$: the text encoder; $v$: the context vectors; $t_c$: the text feature of
+            class $c$; $n_i$, $N$: rows of client $i$ and of all clients.
+        """,
         when="""
-            Small uploads, and prompts that also work for new classes. Image features are the cached ones, so it is
-            exact.
+            Use it for small uploads and for prompts that also work for new classes. It uses cached image features and
+            is exact.
         """,
         cite=("guo2022promptfl", "zhou2022coop"),
     ),

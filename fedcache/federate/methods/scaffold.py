@@ -1,5 +1,9 @@
 """SCAFFOLD: control variates take the clients' drift out of local training.
 
+Clients with different data pull the model in different directions. SCAFFOLD estimates the direction of each client and
+of all clients (control variates), and corrects every local step by their difference. Clients send the model and their
+control variate.
+
 Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning", ICML 2020. The server holds x
 and c, client i holds c_i, all variates 0 at first. A client takes K steps of plain SGD from y = x,
     y <- y - lr (g(y) - c_i + c),    then    c_i+ = c_i - c + (x - y) / (K lr)      (option II)
@@ -127,7 +131,7 @@ METHOD = replace(
     executions=("sequential", "batched"),  # c - c_i leaves the rows of the client
     name="scaffold",
     paper="Karimireddy et al., ICML 2020",
-    summary="FedAvg with control variates against the drift of clients; twice its traffic.",
+    summary="FedAvg with control variates against client drift; twice the traffic.",
     hparams=(
         *declare(FEAT_POST, MODEL, init_param(independent=False)),
         *PLAIN,
@@ -153,10 +157,13 @@ METHOD = replace(
                 \qquad c \leftarrow c + \frac{1}{M} \sum_i (c_i^{+} - c_i)
             \end{aligned}
         """,
-        terms="$c_i$, $c$: control variates of client and server; $K$: local steps; $S$ of $M$ clients take part.",
+        terms=r"""
+            $w$: the global model; $y_i$: the model of client $i$; $g_i$: its gradient; $c_i$, $c$: control variates of
+            client and server; $K$: local steps; $S$ of $M$ clients take part; $\eta$, $\eta_g$: the learning rates.
+        """,
         when="""
-            Against drift, where the same clients come back in many rounds. It is plain SGD, so it needs a rate of its
-            own, and sends twice as much as FedAvg.
+            Use it against client drift if the same clients take part in many rounds. It uses plain SGD, so tune `lr`.
+            It sends twice as much as FedAvg.
         """,
         cite=("karimireddy2020scaffold",),
     ),

@@ -1,5 +1,8 @@
 """Local training: every client trains alone, and nothing is sent.
 
+Every client trains a model on its own rows, and sends nothing. It is the lower bound for every method that gives each
+client its own model.
+
 The lower bound of every comparison: argmin of the mean cross-entropy of Q(P(r)) on the client's own rows (A table 2,
 "Solo"). One client of ``fedavg`` is the same computation, bit for bit.
 
@@ -39,7 +42,7 @@ def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> 
 METHOD = Method(
     name="solo",
     paper="baseline of FedPCL (Tan et al., NeurIPS 2022)",
-    summary="Every client trains its own head; no traffic.",
+    summary="Every client trains its own model; no traffic.",
     hparams=declare(FEAT_POST, MODEL, init_param(independent=True), TRAINING),
     defaults=Defaults(rounds=100, participation=None, clients=5, scheme="label-shift"),
     executions=ON_ROWS,
@@ -60,9 +63,12 @@ METHOD = Method(
             (P_i, Q_i) = \mathrm{arg}\min_{P, Q}\ -\frac{1}{n_i} \sum_{(x, y) \in D_i} \log
                 \mathrm{softmax}_y\big(Q(P(x))\big)
         """,
+        terms="""
+            $P$: the projection of the features; $Q$: the classifier on top of it; $D_i$: client $i$'s $n_i$ rows.
+        """,
         when="""
-            Always run it together with methods that give each client its own model: a method that does not beat it is
-            not worth sending.
+            Always run it together with methods that give each client its own model. A method that does not beat it is
+            not worth its traffic.
         """,
         cite=("tan2022fedpcl",),
     ),

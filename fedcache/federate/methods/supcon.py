@@ -1,5 +1,9 @@
 """SupCon on every client alone: the contrastive loss of FedPCL's ablation that needs no prototypes of others.
 
+Every client trains a projection on its own rows, and sends nothing. The loss pulls rows of one class together and
+pushes rows of different classes apart. A row gets the class of the nearest of the client's own prototypes (class
+means).
+
 Khosla et al., "Supervised contrastive learning", NeurIPS 2020. Over the B embeddings of a batch (2B with two views)
     L = (tau / tau_base) mean_i -1/|Pos(i)| sum_{p in Pos(i)} log( exp(z_i.z_p/tau) / sum_{a != i} exp(z_i.z_a/tau) ),
 where rows without a positive are skipped. P alone is trained, nothing travels, and a client classifies by its own
@@ -77,7 +81,7 @@ def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> 
 METHOD = Method(
     name="supcon",
     paper="Khosla et al., NeurIPS 2020, as an ablation of FedPCL (Tan et al., NeurIPS 2022)",
-    summary="Every client contrasts its own rows and classifies by its own prototypes; no traffic.",
+    summary="Every client contrasts its own rows and predicts by its own prototypes; no traffic.",
     hparams=(
         *declare(FEAT_POST, PROJECTION, PROTO_INIT, TRAINING, z_norm="l2"),
         TAU,
@@ -102,10 +106,12 @@ METHOD = Method(
             L = \frac{\tau}{\tau_0}\ \frac{1}{B} \sum_i \frac{-1}{|\mathrm{Pos}(i)|} \sum_{p \in \mathrm{Pos}(i)}
                 \log \frac{e^{z_i \cdot z_p / \tau}}{\sum_{a \neq i} e^{z_i \cdot z_a / \tau}}
         """,
-        terms=r"$\mathrm{Pos}(i)$: the other rows of row $i$'s class in the batch of $B$.",
+        terms=r"""
+            $z_i$: the projection of row $i$; $\mathrm{Pos}(i)$: the other rows of its class in the batch of $B$;
+            $\tau$: the temperature; $\tau_0$: a constant.
+        """,
         when="""
-            To see what exchange brings: each client contrasts its own rows, and nothing travels. FedPCL compares with
-            it.
+            Use it to measure the benefit of exchanging prototypes. FedPCL compares with it.
         """,
         cite=("khosla2020supcon", "tan2022fedpcl"),
     ),

@@ -1,5 +1,8 @@
 """Tip-Adapter on each client: zero-shot logits and a cache of the client's own labelled features; nothing leaves it.
 
+Each client stores the features of its labelled rows. A prediction adds two scores: the zero-shot score of CLIP, and the
+labels of stored rows that resemble the image. Nothing is trained or sent.
+
 Zhang et al., "Tip-Adapter: training-free adaption of CLIP for few-shot classification", ECCV 2022:
     logits = s I.T + a sum_n onehot(y_n) exp(-b (1 - I.F_n))
 with unit features I of the image, T of the class texts and F_n of the cached rows: all training rows of the client.
@@ -81,7 +84,7 @@ METHOD = replace(
     clip_zs.METHOD,
     name="tip-local",
     paper="Zhang et al., ECCV 2022",
-    summary="Zero-shot logits and a cache of the client's own labelled features; nothing is sent.",
+    summary="Zero-shot scores plus a cache of the client's own labelled features; no traffic.",
     hparams=CACHE,
     defaults=Defaults(rounds=1, participation=None, clients=10, scheme="few-shot"),
     personal_part=personal_part,
@@ -95,9 +98,14 @@ METHOD = replace(
         formula=r"""
             \ell = s\, f T^\top + a \sum_n \mathrm{onehot}(y_n)\, e^{-b\, (1 - f \cdot F_n)}
         """,
-        terms="$F_n$, $y_n$: the client's own labelled features.",
+        terms="""
+            $f$: the unit feature of an image; $T$: the unit features of the class texts, $t_c$ that of class $c$; $s$:
+            the scale of the logits; $F_n$, $y_n$: the client's own labelled features; $a$, $b$: weight and sharpness of
+            the cache.
+        """,
         when="""
-            A client with few labelled rows and no wish to send anything. Its model holds the features of its rows.
+            Use it for a client that has few labelled rows and must not send anything. Its model contains the features
+            of its rows.
         """,
         cite=("zhang2022tip",),
     ),

@@ -1,5 +1,9 @@
 """TOFA: personal class prototypes from a Bayesian hierarchy, texts weighed by all clients, both fused row by row.
 
+Each client gets Gaussian class prototypes that combine its own rows with the summed statistics of all clients. Several
+texts describe each class, and the clients' rows decide how much each text counts. The two predictions are combined row
+by row, and the more certain one counts more.
+
 Zhang et al., "TOFA: training-free one-shot federated adaptation for vision-language models", AAAI 2026
 (arXiv:2511.16423). Followed are its abstract and a published note that prints its formulas; neither the whole paper nor
 code was available. One round without training, on unit image features z and class texts t.
@@ -197,7 +201,7 @@ METHOD = replace(
     fedcgs.METHOD,
     name="tofa",
     paper="after Zhang et al., TOFA, AAAI 2026",
-    summary="Personal Gaussian prototypes from summed statistics and class texts that all weigh, fused row by row.",
+    summary="Personal Gaussian prototypes and jointly weighted class texts, combined row by row; one round.",
     hparams=(
         *declare(FEAT_POST, feat_post="l2"),
         HParam(
@@ -274,10 +278,14 @@ METHOD = replace(
             \end{aligned}
         """,
         terms=r"""
-            $w_c$, $S$, $\pi_c$: of the client's rows with those of all clients counted by a power; $u^k$: how well a
-            text fits client $k$'s rows.
+            $z$: the feature of an image; $w_c$, $S$, $\pi_c$, $n$: class mean, scatter, class frequency and number of
+            rows, from the client's rows and, with a weight, those of all clients; $t_c^m$: text $m$ of class $c$;
+            $u^k$: how well a text fits the rows of client $k$ of $K$; $s$: the scale of the logits.
         """,
-        when="One round and a model for each client, between its own rows and everybody's, where texts are available.",
+        when="""
+            Use it for one round and a model for each client that combines its own rows with those of all clients. It
+            needs class texts.
+        """,
         cite=("zhang2026tofa",),
     ),
 )

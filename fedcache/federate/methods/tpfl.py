@@ -1,4 +1,7 @@
-"""TPFL: a prompt among the words and a prompt on the pixels, both learnt by clients and averaged.
+"""TPFL: a prompt among the words and a prompt on the pixels, both trained by clients and averaged.
+
+Clients learn two prompts through CLIP's frozen encoders: vectors among the words of the class texts, and a frame or
+patch on the images. The server averages both.
 
 Zhao et al., UbiComp/ISWC 2023 companion ("Inclusive data representation in federated learning: a novel approach
 integrating textual and visual prompt"), eqs 2 and 3:
@@ -85,7 +88,7 @@ def embed(down: Tree, _own: Tree, x: Tensor, ctx: Ctx) -> Tensor:
 METHOD = Method(
     name="tpfl",
     paper="Zhao et al., TPFL/ATPFL, UbiComp companion 2023",
-    summary="Clients learn a text prompt and a visual prompt through both frozen towers; needs images.",
+    summary="Clients learn a text prompt and a visual prompt through both frozen encoders; needs images.",
     hparams=(*declare(AGG, agg="weighted"), *CONTEXT, *VISUAL, SCALE, *PROMPT_TRAINING),
     defaults=Defaults(rounds=20, participation=None, clients=10, scheme="few-shot"),
     init=init,
@@ -111,9 +114,13 @@ METHOD = Method(
             &(\mathrm{ctx}, v) \leftarrow \sum_i \frac{n_i}{N}\, (\mathrm{ctx}_i, v_i)
             \end{aligned}
         """,
-        terms=r"$v$: a frame or patch on the pixels; $\mathrm{ctx}$: the words' vectors.",
+        terms=r"""
+            $f(x)$: the feature of an image; $g$: the text encoder; $v$: the frame or patch on the pixels;
+            $\mathrm{ctx}$: the vectors of the words; $n_i$, $N$: rows of client $i$ and of all clients.
+        """,
         when="""
-            To reproduce its paper, or where images themselves have to be adapted. For a first look take `tpfl-feat`.
+            Use it to reproduce its paper, or if the images themselves must be adapted. Try `tpfl-feat` first: it takes
+            seconds.
         """,
         cite=("zhao2023tpfl",),
     ),

@@ -1,5 +1,8 @@
 """TPFL on cached features, an approximation: both prompts become vectors added to the features.
 
+This approximates ``tpfl`` on cached features. Clients train one vector that is added to the image features, and another
+that is added to the class texts. The server averages both; no encoder runs.
+
 Not of the paper. ``tpfl`` needs images and a gradient through both towers; here, to first order in the visual prompt,
     z_v = norm(f(x) + u)              u stands for J_x v, taken the same for every image,
     t'_c = norm(t_c + a rho_c)        a residual on the class text features (TaskRes, Yu et al., CVPR 2023),
@@ -111,7 +114,7 @@ def moved(
 METHOD = Method(
     name="tpfl-feat",
     paper="after Zhao et al., UbiComp companion 2023; an approximation of tpfl",
-    summary="Approximates TPFL on cached features: a vector added to images, a residual to class texts.",
+    summary="Approximates TPFL on cached features: vectors added to image features and class texts.",
     hparams=(
         *declare(FEAT_POST, AGG, feat_post="l2", agg="weighted"),
         HParam("csc", False, "bool", "every class has a residual of its own"),
@@ -149,9 +152,12 @@ METHOD = Method(
                 \qquad t'_c = \frac{t_c + a \rho_c}{\lVert t_c + a \rho_c \rVert},
                 \qquad p(c \mid x) = \mathrm{softmax}_c\big(100 \cos(z, t'_c)\big)
         """,
-        terms=r"$u$, $\rho$: vectors that are trained in place of the two prompts, and averaged.",
+        terms=r"""
+            $f(x)$: the feature of an image; $t_c$: the text feature of class $c$; $u$, $\rho_c$: the trained vectors;
+            $a$: the weight of the second.
+        """,
         when="""
-            What TPFL might do on your data, in seconds. It approximates `tpfl` and its bytes say nothing of that.
+            Use it to estimate in seconds what TPFL does on your data. Its traffic says nothing about that of `tpfl`.
         """,
         cite=("zhao2023tpfl",),
     ),

@@ -52,6 +52,14 @@ SIMULATE = "--dp-seed 0"
 """Option that turns a private run into a simulation."""
 
 
+def without_noise(method: Method, uploads: Uploads) -> list[str]:
+    """Names of the tensors for which a private run refuses the method, because they get no noise."""
+    # Methods that merge classes get noise on their counts, too.
+    if method.merges == "classes":
+        return []
+    return sorted(name for name, t in uploads.items() if t.without_noise)
+
+
 @dataclass(frozen=True)
 class TrustPolicy:
     """Treatment of the uploads of a run; by default the method's own mean, and an error for an invalid upload."""
@@ -77,7 +85,7 @@ class TrustPolicy:
 
     @property
     def protects(self) -> bool:
-        """Whether there is real noise, which nobody can repeat."""
+        """Whether there is real noise, which cannot be repeated."""
         return self.privacy is not None and self.privacy.protects
 
     @property
@@ -151,15 +159,10 @@ class TrustPolicy:
                 "of their rows.",
                 "Limit the norm of updates instead: --max-update-norm",
             )
-        # Methods that merge classes get noise on their counts, too.
-        if self.privacy is None or method.merges == "classes":
+        if self.privacy is None:
             return
-        without_noise = ", ".join(
-            sorted(
-                n for n, t in declared().items() if t.counts_rows or not t.dtype.is_floating_point
-            )
-        )
-        if without_noise:
+        bare = ", ".join(without_noise(method, declared()))
+        if bare:
             switches = " ".join(
                 f"--set {h.name}={WITHOUT_COUNTS[h.name]}"
                 for h in method.hparams
@@ -169,7 +172,7 @@ class TrustPolicy:
             if switches:
                 instead = f"{switches}, or another method"
             raise UsageError(
-                f"{method.name} sends {without_noise} without noise.",
+                f"{method.name} sends {bare} without noise.",
                 f"{instead}: fedavg, fedprox, fedproto, or fed3r without a bias.",
             )
 
@@ -579,7 +582,7 @@ NAMED = 3
 """Most clients that get a warning of their own, the largest first."""
 
 FEWEST = 3
-"""Least clients with a meaningful median: of two numbers, nobody can tell which one is wrong."""
+"""Least clients with a meaningful median: of two numbers, either one may be wrong."""
 
 
 def far_out_limit(rows: Sequence[float] | np.ndarray) -> float | None:

@@ -117,7 +117,7 @@ class Privacy:
 
     @property
     def protects(self) -> bool:
-        """Whether there is real noise, which nobody can repeat."""
+        """Whether there is real noise, which cannot be repeated."""
         return self.noise > 0.0 and self.seed is None
 
     @property

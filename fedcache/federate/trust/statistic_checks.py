@@ -235,8 +235,8 @@ def _second_moments(s: _Checked, full: Tensor, moments: Tensor, rows: float) -> 
     if lowest < -tolerance:
         what = "it"
         if len(moments):
-            what = "it, less the part of the sums in the same upload,"
-        return f"is no sum of z z' over rows: {what} has the eigenvalue {lowest:.3g}"
+            what = "the rest after subtracting the sums in the same upload"
+        return f"is not a sum of z z' over rows: {what} has the eigenvalue {lowest:.3g}"
     return None
 
 

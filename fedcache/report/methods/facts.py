@@ -19,7 +19,7 @@ from fedcache.extract.backbones.clip_towers import load_towers
 from fedcache.extract.planning.plan import memory_of
 from fedcache.federate.engine.client_data import ClientData, Data, FrozenEncoders
 from fedcache.federate.engine.context import Ctx
-from fedcache.federate.engine.method import Method
+from fedcache.federate.engine.method import Method, UploadTensor
 from fedcache.federate.engine.run import TrainingRun, run
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.engine.simulated_time import why_not_asynchronous
@@ -28,6 +28,7 @@ from fedcache.federate.execution.grid_batch import GridBatch
 from fedcache.federate.execution.memory_estimate import ExecutionPlan
 from fedcache.federate.methods import METHODS, NAMES, module_of, wants_encoders
 from fedcache.federate.partition.partition import Client
+from fedcache.federate.trust.pipeline import without_noise
 from fedcache.federate.trust.update_validation import counts_rows
 from fedcache.heads.linear import Tree
 from fedcache.report.methods import Sizes
@@ -215,43 +216,46 @@ def fidelities(method: Method) -> str:
 
 
 SHOWN = 4
-"""Names of one kind that are written out; of more, the number is said."""
+"""Most names of one kind that are listed; above it only their number is shown."""
 
-_ROW = "of a class with one row, that row"
+_ROW = "the row itself, if a class has only one"
 _WEIGHTS = (
     "trained weights",
-    "after one step on one row, a linear layer differs from what was sent by that row times a number; which rows were "
-    "trained on can be guessed",
+    "after one local step on one row, the change of a linear layer is a multiple of that row; an attacker can guess "
+    "which rows were used for training",
 )
 _KINDS: dict[str, tuple[str, str]] = {
     "count": ("rows of each class", "which classes the client has, and how many rows of each"),
     "target_sum": ("rows of each class", "which classes the client has, and how many rows of each"),
     "has": ("which classes have rows", "which classes the client has"),
-    "proto": ("mean projected feature of each class", f"{_ROW}, projected"),
+    "proto": ("mean projected feature of each class", "the projected row, if a class has only one"),
     "sum": ("sum of the features of each class", _ROW),
     "class_sum": ("sum of the features of each class", _ROW),
     "head": (
         "ridge solution of its own rows",
-        "with the sum of z z', the sum of the features of each class",
+        "together with the sum of z z': the sum of the features of each class",
     ),
     "gram": (
         "sum of z z' over its rows, upper triangle",
-        "the span of its rows while they are fewer than features",
+        "the span of its rows, if there are fewer rows than features",
     ),
-    "square": ("sum of the squared features of all rows", "how far its rows spread"),
-    "class_square": ("sum of the squared features of each class", f"{_ROW}, squared"),
+    "square": ("sum of the squared features of all rows", "the spread of its rows"),
+    "class_square": (
+        "sum of the squared features of each class",
+        "the squared row, if a class has only one",
+    ),
     "class_gram": (
         "sum of z z' over the rows of each class, upper triangle",
-        "of a class with one row, that row",
+        _ROW,
     ),
     "mean": ("means of each class's Gaussians", _ROW),
-    "scale": ("spread of each class's Gaussians", "0 where a class has one row"),
-    "weight": ("weights of each class's Gaussians", "how its rows cluster"),
-    "ctx": ("trained prompt vectors", "which rows were trained on can be guessed"),
-    "v": ("trained visual prompt", "which rows were trained on can be guessed"),
+    "scale": ("spread of each class's Gaussians", "0 if a class has one row"),
+    "weight": ("weights of each class's Gaussians", "the clusters of its rows"),
+    "ctx": ("trained prompt vectors", "an attacker can guess which rows were used for training"),
+    "v": ("trained visual prompt", "an attacker can guess which rows were used for training"),
     "n": ("number of its training rows", "how much data it has"),
 }
-_BATCHNORM = ("statistics of BatchNorm", "means and variances of its rows inside the model")
+_BATCHNORM = ("statistics of BatchNorm", "means and variances of its rows in a layer of the model")
 _LAYER = {
     "W": _WEIGHTS,
     "b": _WEIGHTS,
@@ -307,7 +311,7 @@ class Part:
         shapes: theirs, in the same order.
         dtype: theirs.
         what: what they are made of.
-        reveals: what the server, or whoever reads the wire, learns of the client's rows.
+        reveals: what the server, or anyone who reads the messages, learns of the client's rows.
         private: whether the epsilon of ``--dp-noise`` covers it.
     """
 
@@ -332,7 +336,7 @@ class Part:
         return ", ".join(labels)
 
 
-UNKNOWN = ("a tensor that fedcache does not know", "unknown: what the method computes of the rows")
+UNKNOWN = ("a tensor without a description", "unknown; it depends on the method")
 """Kind of a tensor of a user's own method."""
 
 
@@ -353,11 +357,17 @@ def leaving(method: Method, sizes: Sizes | None = None) -> list[Part]:
     """The tensors that one client sends in a round, at some widths (None: 512 features, 10 classes); [] for none."""
     if method.central:
         return [Part((), (), "", *_ALL, "refused")]
+    sent = _trial(method, sizes or Sizes())[1]
+    declared = {
+        name: UploadTensor(tuple(t.shape), t.dtype, counts_rows(name)) for name, t in sent.items()
+    }
+    noisy = method_takes_noise(method) and not without_noise(method, declared)
     parts: dict[tuple[str, str, str, str], list[tuple[str, tuple[int, ...]]]] = {}
     # Tensors of one kind and dtype share a row of the table.
-    for name, t in _trial(method, sizes or Sizes())[1].items():
-        numbers = t.dtype.is_floating_point and not counts_rows(name)
-        private = covered_by_noise(method, numbers=numbers)
+    for name, t in sent.items():
+        private = "refused"
+        if noisy:
+            private = covered_by_noise(method, numbers=not declared[name].without_noise)
         kind = kind_of(method, name)
         if (
             kind is _BATCHNORM
@@ -381,7 +391,7 @@ def leaving(method: Method, sizes: Sizes | None = None) -> list[Part]:
     # An average weighted by rows also needs the number of rows of each client.
     if made and "mean" in method.pool(method.resolve()).values():
         private = "refused"
-        if method_takes_noise(method):
+        if noisy:
             private = "not sent: every client weighs the same"
         made.append(Part(("n",), ((),), "int64", *_ROWS, private))
     return made
@@ -395,17 +405,18 @@ def method_takes_noise(method: Method) -> bool:
 
 
 def covered_by_noise(method: Method, *, numbers: bool) -> str:
-    """Whether the epsilon of ``--dp-noise`` covers a tensor: one of ``numbers``, else one that counts or marks rows."""
-    if not method_takes_noise(method):
-        return "refused"
+    """How the epsilon of ``--dp-noise`` covers a tensor of a method that takes noise.
+
+    Args:
+        method: the method.
+        numbers: whether the tensor is one of numbers, and does not count or mark rows.
+    """
     if method.merges == "classes":
         if numbers:
             return "covered"
-        return "covered; no more is sent than which classes it has"
-    if not numbers:
-        return "refused"
+        return "covered; only the set of the client's classes is sent"
     if "sum" in method.pool(method.resolve()).values():
-        return "covered, per row; the total of rows is not (--dp-allow rows)"
+        return "covered, per row; the total number of rows is not (--dp-allow rows)"
     return "covered"
 
 

@@ -138,7 +138,7 @@ class BenchRun:
                 domains = len(columns_of(store).domains)
                 if domains < deal.domains:
                     self.observer.note(
-                        f"Without {label}, {partition}: the data have only {domains} domain."
+                        f"{label}, {partition} is left out: the data have only {domains} domain."
                     )
                     continue
                 made += [(Block(label, name, partition), store) for name in names]

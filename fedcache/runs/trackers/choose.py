@@ -146,7 +146,7 @@ def tracking(
 ) -> Iterator[tuple[Tracker, ...]]:
     """The hooks of ``--track``, one or several, none when it is not given; they are closed however the block ends.
 
-    What cannot be written at the end is told to the observer: by then there is a result to keep. Raises FedcacheError,
+    Failures to write at the end are reported to the observer: by then there is a result to keep. Raises FedcacheError,
     as ``tracker``.
     """
     if isinstance(specs, str):

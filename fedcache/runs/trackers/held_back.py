@@ -1,7 +1,7 @@
 """Delayed metrics of private runs for trackers.
 
 Tracking libraries note the time at which each round is written. The time of a round grows with the number of clients
-that took part in it, and the epsilon of a private run assumes that nobody learns who did. So a tracker gets all rounds
+that took part in it, and the epsilon of a private run assumes that this stays secret. So a tracker gets all rounds
 of a private run at once, when the run has ended. ``--dp-allow participants`` tells who took part, and tracks live.
 """
 

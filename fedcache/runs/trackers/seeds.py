@@ -44,8 +44,8 @@ class SeedLog(Protocol):
 class SeedTracker(ABC):
     """A tracker that has one tracked run for every run and seed.
 
-    A seed is told from its first round on, also where it continues from a checkpoint or is read from a stored result,
-    and what was tracked of it before is replaced: no round is there twice, and none is missing.
+    A seed is reported from its first round on, also where it continues from a checkpoint or is read from a stored
+    result, and what was tracked of it before is replaced: no round is there twice, and none is missing.
 
     Args:
         most_open: seeds that are written at a time; the rounds of others wait in memory.

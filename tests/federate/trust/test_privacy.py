@@ -232,11 +232,12 @@ def test_counts_are_refused_before_any_client_is_trained(monkeypatch):
 
 @pytest.mark.parametrize("name", tried(sorted(METHODS)))
 def test_what_methods_info_says_of_noise_is_what_a_run_does(name):
-    """A method is refused exactly where a part of what it sends is said to be; the others train."""
+    """A private run refuses a method exactly if the list says so, and then the list says so of all that it sends."""
     parts = leaving(METHODS[name])
     undescribed = [part.names for part in parts if part.what == UNKNOWN[0]]
     assert undescribed == [], "Method.upload_descriptions describes tensors with new names"
-    is_refused = not parts or any(part.private == "refused" for part in parts)
+    is_refused = not parts or parts[0].private == "refused"
+    assert all((part.private == "refused") == is_refused for part in parts)
     how = {"trust": parse_policy(privacy=SIMULATED), "rounds": 1}
     settings = {"bn": False} if any(h.name == "bn" for h in METHODS[name].hparams) else {}
     if is_refused:

@@ -104,7 +104,7 @@ class FlowerTransport:
     def ask_sum(
         self, contents: Mapping[int, SiteMessage], bound: float, number: int, timeout: float
     ) -> SecureSum:
-        """As ``ask`` for ``fit``, but only the sum over the nodes is learnt."""
+        """As ``ask`` for ``fit``, but the server learns only the sum over the nodes."""
         records = {node: to_record(pack(content)) for node, content in contents.items()}
         return secure_sum(self, self._grid, records, bound=bound, number=number, timeout=timeout)
 

@@ -146,7 +146,8 @@ def check(hp: Hp, ctx: Ctx) -> None:
         )
     if hp["esd_drop_last"] and batch > rows:
         raise UsageError(
-            f"esd_drop_last=true leaves out a batch shorter than esd_batch={batch}, and there are {rows} public rows.",
+            f"esd_drop_last=true skips batches with fewer than esd_batch={batch} rows, but there are only {rows} "
+            "public rows.",
             f"For example --set esd_batch={rows}, or --set esd_drop_last=false.",
         )
     if hp["esd_drop_last"]:

@@ -2,7 +2,7 @@
 
 Augmentation is a named policy whose numbers can be set one by one. FLESD says only that it differs by data set (5.1),
 and that local training is SimCLR: ``paper`` takes Chen et al.'s for CIFAR at half strength, ``official`` what FLESD
-released for the data set available, told by the images' size (D-91).
+released for the data set available, selected by the image size (D-91).
 """
 
 from __future__ import annotations

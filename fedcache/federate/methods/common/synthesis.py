@@ -32,7 +32,7 @@ SYNTHESIS = (
         "synth",
         "exact",
         "choice",
-        "n_k rows of class k (eq 5), or as many of each class, weighed by n_k (approximate)",
+        "exact: n_k synthetic rows of class k (eq 5); strata: equally many per class, with weight n_k (approximate)",
         choices=("exact", "strata"),
     ),
     HParam("strata", 1, "int", "rows of a class and step under synth=strata", low=1),
