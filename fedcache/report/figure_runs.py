@@ -594,7 +594,7 @@ def _levels(axes: Any, marks: Marks, levels: Sequence[Priced]) -> None:
 
 
 LETTER = 0.034
-LINE = 0.11
+LINE = 0.08
 """A letter's width and a line's height as shares of the range of the points."""
 SIDES = ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1))
 """Where a name can stand at its point: to the right (1) or left (-1), and above (1) or below (-1)."""

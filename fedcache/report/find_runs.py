@@ -601,7 +601,11 @@ def setting_names(groups: Sequence[Sequence[StoredRun]]) -> list[str]:
     for group in groups:
         result = group[0].result
         part = result["partition"]
-        each = {"rows": result["dataset"]["ok"], **part.get("args", {}), "seed": part.get("seed")}
+        each = {
+            "rows": result["dataset"].get("ok"),
+            **part.get("args", {}),
+            "seed": part.get("seed"),
+        }
         known.append({name: value_words(value) for name, value in each.items()})
         dataset, partition, *_ = map(str, group[0].setting)
         digests.append(f"dataset {dataset[:8]}, partition {partition[:8]}")

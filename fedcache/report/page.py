@@ -659,11 +659,8 @@ def table_of(
         made.append((Column(name, numbers, shown), cells))
 
     def put_fractions(name: str, values: Iterable[float | None], *, shown: bool = True) -> None:
-        """Percent, of which the best is bold; no column that repeats an earlier one."""
+        """Percent, of which the best is bold."""
         cells = [_number(value) for value in values]
-        earlier = [[cell.text for cell in column] for _, column in made]
-        if [cell.text for cell in cells] in earlier:
-            return
         marked = None
         if has_validation(results):
             marked = [e is chosen for e in entries]
@@ -673,7 +670,8 @@ def table_of(
     if entries[0].claimed:  # of a setting all are, or none
         claimed = " (claimed)"
     put("method", [_word(e.method) for e in entries], numbers=False)
-    put_fractions(f"accuracy %{claimed}", [score_of(r, score).mean for r in results])
+    accuracies = [score_of(r, score).mean for r in results]
+    put_fractions(f"accuracy %{claimed}", accuracies)
     put("95 % interval", [_interval(uncertainty(e, score)) for e in entries])
     if any("validation" in r for r in results):
         put_fractions("validation %", [validation_value(r, score) for r in results])
@@ -699,9 +697,12 @@ def table_of(
         put("± seeds", [_number(s) for s in stds], shown=False)
     put("seeds", [_word(len(r["seeds"])) for r in results], shown=False)
     others = {"headline": "own", "client mean": "client-mean", "pooled": "pooled"}
+    # No other accuracy where it is the same for all runs.
+    known = [accuracies]
     for name, other in others.items():
-        if other != score:
-            means = [score_of(r, other).mean for r in results]
+        means = [score_of(r, other).mean for r in results]
+        if means not in known:
+            known.append(means)
             put_fractions(f"{name} %{claimed}", means, shown=False)
     put_fractions(f"macro F1 %{claimed}", [r["macro_f1"]["mean"] for r in results], shown=False)
     exact = [r["traffic"]["exact"] for r in results]

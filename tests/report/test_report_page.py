@@ -122,14 +122,13 @@ def test_equal_names_are_told_apart_by_what_differs(tmp_path):
     assert labels(runs) == ["a (device=cpu)", "a (device=cuda)"]
 
 
-def test_no_column_of_fractions_repeats_an_earlier_one():
+def test_no_column_of_accuracies_repeats_an_earlier_one():
     one = run("a", 0.7, fairness={"worst10": 0.7})
-    columns, rows = table_of([one, run("b", 0.5)], ["method"], "own", one)
+    columns, _ = table_of([one, run("b", 0.5)], ["method"], "own", one)
     names = [c.name for c in columns]
     assert "worst 10 %" not in names, "all clients have the same accuracy"
     assert "pooled %" not in names
-    shown = [tuple(row[i].text for row in rows) for i, c in enumerate(columns) if "%" in c.name]
-    assert len(set(shown)) == len(shown)
+    assert "macro F1 %" in names, "another quantity, whatever its values"
 
 
 def test_several_settings_are_one_table_with_the_best_run_of_each():

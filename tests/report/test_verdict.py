@@ -3,6 +3,7 @@
 import math
 import random
 from pathlib import Path
+from string import ascii_lowercase
 
 import pytest
 from scipy import stats
@@ -162,7 +163,8 @@ def test_every_point_of_costs_has_its_name_in_the_figure_or_below_it(seed):
     draw = random.Random(seed)
     count = draw.randint(2, 12)
     runs = [
-        run(f"method{i}", draw.random(), up=int(3 * 10 ** draw.uniform(3, 8))) for i in range(count)
+        run(f"{letter}-method", draw.random(), up=int(3 * 10 ** draw.uniform(3, 8)))
+        for letter in ascii_lowercase[:count]
     ]
     made = against_bytes("f", [(e.method, e) for e in runs])
     below = made.description.partition("overlap: ")[2]
