@@ -220,7 +220,7 @@ def evaluation_page(
         drawn = [p for p in plots if p is not None]
         title = f"On {rows}"
         sections.append(
-            Section(ident, title, description, columns, cells, drawn, notes, [], [], galleries)
+            Section(ident, title, description, columns, cells, drawn, notes, galleries=galleries)
         )
     return render_page("Evaluation of models", sections, len(found))
 

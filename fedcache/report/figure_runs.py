@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,6 +36,7 @@ from fedcache.report.figure_grids import squares, tiles
 from fedcache.report.find_runs import StoredRun
 from fedcache.runs.result_files import ClientColumns
 from fedcache.runs.score import BY_VALIDATION, NOT_A_CHOICE, has_validation, score_of
+from fedcache.tables.words import some_names
 
 MOST_CURVES = 8
 MOST_STRIPS = 16
@@ -286,7 +288,12 @@ def own_numbers(ident: str, runs: Named) -> list[Plot]:
                     found.setdefault(name, []).append(
                         [label, record["seed"], record["round"], value]
                     )
-    curves = {n: rows for n, rows in found.items() if len({r for _, _, r, _ in rows}) > 1}
+    # A curve needs two rounds of one run.
+    curves = {}
+    for name, rows in found.items():
+        rounds = Counter((label, seed) for label, seed, *_ in rows)
+        if max(rounds.values()) > 1:
+            curves[name] = rows
     names = sorted(curves, key=lambda n: (n not in UNITS, n))
     keys = {label: entry.key for label, entry in runs}
     return [_one(f"{ident}-{i}", name, curves[name], keys) for i, name in enumerate(names)]
@@ -307,22 +314,6 @@ def _class_axes(axes: Any, names: Sequence[str]) -> None:
     name_places(axes.set_yticks, names)
     end = len(names) - 0.5
     axes.set(xlabel="predicted", ylabel="true class", xlim=(-0.5, end), ylim=(end, -0.5))
-
-
-def last_numbers(runs: Named) -> list[str]:
-    """A sentence for each run that noted numbers of itself at the end alone."""
-    made = []
-    for label, entry in runs[:MOST_CURVES]:
-        if len(entry.result["accuracy"].get("per_round", ())) > 1:
-            continue  # it has curves
-        known = []
-        for name, value in entry.result.get("diagnostics", {}).items():
-            if value is not None:
-                title, _ = _number_words(name)
-                known.append(f"{title.lower()} {value:.4g}")
-        if known:
-            made.append(f"{label}, at the end: {', '.join(known)}.")
-    return made
 
 
 def _number_words(name: str) -> tuple[str, str]:
@@ -428,6 +419,8 @@ def confusion_difference(ident: str, one: Labelled, other: Labelled) -> Plot | N
 
 ON_FRONT = 20
 """Letters of a run's name at a point."""
+MOST_NAMES = 12
+"""Points up to which each has its name in the figure."""
 
 
 def against_bytes(ident: str, runs: Named, score: str = "own") -> Plot | None:
@@ -490,9 +483,20 @@ def _pareto(
     description += f"The ring marks {ring_words}."
     if levels:
         description += " Dashed lines are methods without cost here, or with all rows in one place."
-    of = settings_of([label for label, e, *_ in points if e.key in front], ON_FRONT)
+    # Of many points only the front and the first run of each method are named.
+    named = points
+    if len(points) > MOST_NAMES:
+        firsts = {e.method: e.key for _, e, *_ in reversed(points)}
+        named = [p for p in points if p[1].key in front | {*firsts.values()}]
+        description += " Names are those of the front and of the best run of each method."
+    named = sorted(named, key=lambda p: (p[1].key not in front, -p[3]))
+    places = _places(named, points, levels)
+    of = settings_of([label for label, *_ in named], ON_FRONT)
     if of:
         description += f" Labels show {of}."
+    if without := [label for label, e, *_ in named if e.key not in places]:
+        left = some_names(without, MOST_NAMES)
+        description += f" Without a name, because names would overlap: {left}."
 
     def fill(axes: Any, marks: Marks) -> None:
         from matplotlib.ticker import LogLocator
@@ -528,7 +532,20 @@ def _pareto(
             )
             marks(ring, (), str(keys[0]))
         _levels(axes, marks, levels)
-        _name_front(axes, marks, [p for p in points if p[1].key in front], points, levels)
+        names = shortened([label for label, *_ in named], ON_FRONT)
+        for (_, e, c, a), name in zip(named, names, strict=True):
+            if e.key not in places:
+                continue
+            x_side, y_side = places[e.key]
+            text = axes.annotate(
+                name,
+                (c, 100 * a),
+                xytext=(7 * x_side, 6 * y_side),
+                textcoords="offset points",
+                ha=("center", "left", "right")[x_side],
+                va=("center", "bottom", "top")[y_side],
+            )
+            marks(text, (), e.key)
         axes.set(xlabel=axis, ylabel="accuracy %")
         axes.margins(x=0.16, y=0.14)
 
@@ -579,50 +596,54 @@ def _levels(axes: Any, marks: Marks, levels: Sequence[Priced]) -> None:
             marks(text, (), entry.key)
 
 
-LETTER = 0.026
-LINE = 0.085
-"""A letter's width and a line's height as shares of the axes."""
+LETTER = 0.034
+LINE = 0.08
+"""A letter's width and a line's height as shares of the range of the points."""
+SIDES = ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1))
+"""Where a name can stand at its point: to the right (1) or left (-1), and above (1) or below (-1)."""
 
 
-def _name_front(
-    axes: Any,
-    marks: Marks,
-    named: Sequence[Priced],
-    points: Sequence[Priced],
-    levels: Sequence[Priced],
-) -> None:
-    """Write the names of the most accurate, except where one would cover another or the name of a line."""
+def _places(
+    named: Sequence[Priced], points: Sequence[Priced], levels: Sequence[Priced]
+) -> dict[str, tuple[int, int]]:
+    """Run -> the side of its point at which its name covers no other name or point; runs without such a side lack."""
     costs = np.log10([c for _, _, c, _ in points])
-    least = costs.min()
-    wide = max(float(np.ptp(costs)), 1e-9)
+    across = np.full(len(points), 0.5)
+    if np.ptp(costs):
+        across = (costs - costs.min()) / np.ptp(costs)
     every = [100 * a for *_, a in (*points, *levels)]
     low = min(every)
     high = max(max(every) - low, 1e-9)
-    # Middle, height and half of the width of each name, as shares of the axes.
+    # Boxes that are taken: middle, and half of width and height.
     taken = [
-        (1.1, (100 * a - low) / high, LETTER * len(label[:ON_FRONT])) for label, _, _, a in levels
+        (1.1, (100 * a - low) / high, LETTER * len(label[:ON_FRONT]) / 2, LINE / 2)
+        for label, _, _, a in levels
     ]
+    at = {}
+    for (_, entry, _, accuracy), x in zip(points, across.tolist(), strict=True):
+        at[entry.key] = (x, (100 * accuracy - low) / high)
+        taken.append((*at[entry.key], 0.02, 0.03))
     names = shortened([label for label, *_ in named], ON_FRONT)
-    for (_, entry, cost, accuracy), name in sorted(
-        zip(named, names, strict=True), key=lambda pair: -pair[0][3]
-    ):
-        half = LETTER * 1.3 * len(name) / 2
-        middle = 0.5
-        if np.ptp(costs):
-            middle = (np.log10(cost) - least) / wide
-        side = "center"
-        if middle < 0.3:
-            side = "left"
-            middle += half
-        elif middle > 0.7:
-            side = "right"
-            middle -= half
-        y = (100 * accuracy - low) / high
-        if any(abs(middle - a) < half + h and abs(y - b) < 1.3 * LINE for a, b, h in taken):
-            continue
-        taken.append((middle, y, half))
-        style = {"xytext": (0, 7), "textcoords": "offset points", "ha": side}
-        marks(axes.annotate(name, (cost, 100 * accuracy), **style), (), entry.key)
+    found = {}
+    for (_, entry, *_), name in zip(named, names, strict=True):
+        x, y = at[entry.key]
+        half = LETTER * len(name) / 2
+        for x_side, y_side in SIDES:
+            box = (x + x_side * (half + 0.03), y + y_side * 0.09, half, LINE / 2)
+            inside = abs(box[0] - 0.5) + half < 0.68 and abs(box[1] - 0.5) < 0.66
+            if inside and not any(_overlap(box, other) for other in taken):
+                found[entry.key] = (x_side, y_side)
+                taken.append(box)
+                break
+    return found
+
+
+Box = tuple[float, float, float, float]
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    """Whether two boxes of middle and half sizes overlap."""
+    return abs(one[0] - other[0]) < one[2] + other[2] and abs(one[1] - other[1]) < one[3] + other[3]
 
 
 # Paired comparisons as figures: differences from a reference with their intervals, and ranks with

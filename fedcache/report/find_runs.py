@@ -19,6 +19,7 @@ from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import SCHEMES
 from fedcache.runs.directory import (
     OF_TAG,
+    PLACES,
     PRUNED,
     WRITTEN,
     DamagedRunError,
@@ -594,17 +595,47 @@ def setting_name(entry: StoredRun) -> str:
 
 
 def setting_names(groups: Sequence[Sequence[StoredRun]]) -> list[str]:
-    """A name for each setting; settings of equal names get their digests."""
-    words = [setting_name(g[0]) for g in groups]
-    twice = {w for w, count in Counter(words).items() if count > 1}
-    names = []
-    for w, group in zip(words, groups, strict=True):
-        if w in twice:
-            dataset, partition, *_ = map(str, group[0].setting)
-            digests = f"dataset {dataset[:8]}, "
-            w = f"{w} ({digests}partition {partition[:8]})"
-        names.append(w)
-    return names
+    """A name for each setting; equal names are told apart by what differs."""
+    known = []
+    digests = []
+    for group in groups:
+        result = group[0].result
+        part = result["partition"]
+        each = {
+            "rows": result["dataset"].get("ok"),
+            **part.get("args", {}),
+            "seed": part.get("seed"),
+        }
+        known.append({name: value_words(value) for name, value in each.items()})
+        dataset, partition, *_ = map(str, group[0].setting)
+        digests.append(f"dataset {dataset[:8]}, partition {partition[:8]}")
+    return told_apart([setting_name(g[0]) for g in groups], known, digests)
+
+
+def told_apart(
+    names: Sequence[str], known: Sequence[Mapping[str, str]], digests: Sequence[str]
+) -> list[str]:
+    """Equal names with the facts that differ between them, and with digests where no fact tells them apart.
+
+    Args:
+        names: of runs or settings.
+        known: facts of each in words.
+        digests: of each in words.
+    """
+    made = list(names)
+    for name in set(names):
+        twins = [i for i, other in enumerate(names) if other == name]
+        keys = dict.fromkeys(key for i in twins for key in known[i])
+        apart = [key for key in keys if len({known[i].get(key) for i in twins}) > 1]
+        for i in twins:
+            words = [f"{key}={known[i][key]}" for key in apart if key in known[i]]
+            if words:
+                made[i] = f"{name} ({', '.join(words)})"
+    counts = Counter(made)
+    for i, name in enumerate(made):
+        if counts[name] > 1:
+            made[i] = f"{name} ({digests[i]})"
+    return made
 
 
 def differing(entries: Sequence[StoredRun]) -> list[str]:
@@ -648,7 +679,8 @@ def label_of(entry: StoredRun, names: Sequence[str]) -> str:
 def labels(entries: Sequence[StoredRun]) -> list[str]:
     """The shortest names that tell entries apart: the method, and what differs among runs of that method.
 
-    Equal settings that were computed in different ways (alone and in a grid) get the digest too.
+    Equal settings that were computed in different ways (alone and in a grid) get the words of their configuration that
+    differ, and the digest where none does.
     """
     made = [""] * len(entries)
     for method in dict.fromkeys(e.method for e in entries):
@@ -659,7 +691,7 @@ def labels(entries: Sequence[StoredRun]) -> list[str]:
 
 
 def _within(entries: Sequence[StoredRun]) -> list[str]:
-    """Labels of runs of one setting: facts are added while they tell more runs apart, and last the digest."""
+    """Labels of runs of one method: facts are added while they tell more runs apart."""
     used: list[str] = []
     made = [label_of(e, used) for e in entries]
     for name in differing(entries):
@@ -667,11 +699,10 @@ def _within(entries: Sequence[StoredRun]) -> list[str]:
         if len(set(tried)) > len(set(made)):
             used = [*used, name]
             made = tried
-    counts = Counter(made)
-    unique = []
-    for label, entry in zip(made, entries, strict=True):
-        if counts[label] > 1:
-            digest = entry.digest[:8]
-            label = f"{label} ({digest})"
-        unique.append(label)
-    return unique
+    if len(set(made)) == len(made):
+        return made
+    known = []
+    for entry in entries:
+        table = train_table(entry.path)
+        known.append({k: value_words(v) for k, v in table.items() if k not in (*PLACES, "set")})
+    return told_apart(made, known, [e.digest[:8] for e in entries])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -33,6 +36,7 @@ from fedcache.report.find_runs import (
     gather,
     labels,
     need_finished,
+    setting_name,
     setting_names,
 )
 from fedcache.report.render import Column, Gallery, HtmlCell, Section, gallery, lost_of, render_page
@@ -46,10 +50,14 @@ from fedcache.report.run_groups import (
 from fedcache.report.run_origin import RunStore, command_of, store_of_run
 from fedcache.report.statistics import LEAST_BLOCKS
 from fedcache.report.verdict import (
+    Estimate,
     Verdict,
-    price,
+    cost_of,
+    mean_uncertainty,
+    points_above,
     ranked,
     seconds_of,
+    selected_by,
     sent_bytes,
     uncertainty,
     verdict,
@@ -150,31 +158,26 @@ def write_report(
     merged = merge_seeds(found)
     groups = held_out_groups(merged.entries)
     in_groups = {e.digest for group in groups for e in group.entries}
-    # A group says first what its runs say together; the sections of its runs come last.
+    # A group says what its runs say together; the sections of its runs come last and are folded.
     settings = sorted(
-        by_setting(merged.entries), key=lambda entries: entries[0].digest in in_groups
+        by_setting(merged.entries),
+        key=lambda entries: (entries[0].digest in in_groups, order_of_setting(entries[0])),
     )
     titles = setting_names(settings)
     shown = ToShow()
     observer.start("comparing", len(settings), "settings")
     try:
-        sections: list[Section] = []
-        verdicts: list[Verdict] = []
+        sections = [
+            held_out_section(f"h{number}", group, score) for number, group in enumerate(groups)
+        ]
         recipes: dict[str, str] = {}
-        for number, group in enumerate(groups):
-            words, made = held_out_section(number, group, score)
-            verdicts.append(words)
-            sections.append(made)
         for number, (name, entries) in enumerate(zip(titles, settings, strict=True)):
             # Rows of a private run are not shown, whatever other runs there are.
             source: RunStore | str = PRIVATE
             if not any(e.private for e in entries):
                 source = store_of_run(entries)
-            request = Shown(embed, score, images, shown)
-            words, made = section_of(number, name, entries, source, request)
-            if entries[0].digest not in in_groups:
-                verdicts.append(words)
-            sections.append(made)
+            made = section_of(number, name, entries, source, Shown(embed, score, images, shown))
+            sections.append(replace(made, folded=entries[0].digest in in_groups))
             recipes |= recipes_of(source)
             observer.advance(1)
     finally:
@@ -187,9 +190,7 @@ def write_report(
             observer.advance(1)
     finally:
         observer.stop()
-    raw = _page(
-        found, sections, verdicts, recipes, title or "Federated runs on cached features"
-    ).encode()
+    raw = _page(found, sections, recipes, title or "Federated learning results").encode()
     write_output(out, raw)
     for sentence in dict.fromkeys(shown.missing):
         observer.warn(sentence)
@@ -208,28 +209,57 @@ def recipes_of(source: RunStore | str) -> dict[str, str]:
     }
 
 
-def _page(
-    found: Gathered,
-    sections: list[Section],
-    verdicts: list[Verdict],
-    recipes: Mapping[str, str],
-    title: str,
-) -> str:
-    accuracy = [(method, s.title, mean) for s in sections for method, mean in s.points]
-    matrix = figure_grids.matrix("across", accuracy, [s.title for s in sections])
-    across = []
-    if matrix is not None:
-        across.append(matrix)
+def _page(found: Gathered, sections: list[Section], recipes: Mapping[str, str], title: str) -> str:
     return render_page(
         title,
         sections,
         len(found.entries),
-        across=across,
-        verdicts=verdicts,
+        overview=overview_of([s for s in sections if not s.folded]),
         left_out=[(e.path.name, short(e.why.lstrip("/"), 300), e.hint) for e in found.left_out],
         recipes=recipes,
         trained=sorted({str(e.measured["torch"]) for e in found.entries if "torch" in e.measured}),
     )
+
+
+def order_of_setting(entry: StoredRun) -> list[tuple[int, float, str]]:
+    """Sort key of settings by name; numbers in names by size."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", setting_name(entry))
+    return list(map(figure_grids.order_of_value, parts))
+
+
+def overview_of(sections: Sequence[Section]) -> Section | None:
+    """The best run of each setting, and the accuracy of each method's best run; None for one setting."""
+    columns = [Column("setting"), Column("best run"), Column("accuracy %", numbers=True)]
+    columns += [Column("how sure"), Column("95 % interval", numbers=True)]
+    columns.append(Column("sent per client", numbers=True))
+    shown = [(s, s.verdict) for s in sections if s.verdict is not None]
+    methods = list(dict.fromkeys(method for s, _ in shown for method, _ in s.points))
+    if len(methods) > 1:
+        columns += [Column(f"{method} %", numbers=True) for method in methods]
+    rows = []
+    winners: Counter[str] = Counter()
+    for s, v in shown:
+        winners[v.best.method] += 1
+        row = [_word(s.title), replace(_word(v.label), best=True), _number(v.accuracy)]
+        row += [_word(v.certainty), _interval(v.interval), _sent(v.best)]
+        if len(methods) > 1:
+            # The first run of a method in a section is the one that was selected.
+            first = dict(reversed(s.points))
+            for method in methods:
+                best = method == v.best.method
+                row.append(replace(_number(first.get(method)), best=best))
+        rows.append(row)
+    if len(rows) < 2:
+        return None
+    description = (
+        "One row for each setting: a dataset with a partition. Settings are not averaged. The columns of "
+        "methods show the test accuracy of each method's best run. Best means best by validation accuracy "
+        "where there is a validation split, else by test accuracy; it is bold."
+    )
+    counts = ", ".join(f"{name} in {count}" for name, count in winners.most_common())
+    title = f"Best in {len(rows)} settings: {counts}"
+    idents = [(s.ident, s.title, s.ident) for s, _ in shown]
+    return Section("overview", title, description, columns, rows, runs=idents)
 
 
 MOST_GALLERIES = 4
@@ -320,17 +350,59 @@ class Shown:
     found: ToShow
 
 
+def ranked_runs(
+    entries: Sequence[StoredRun], score: str | None
+) -> tuple[list[tuple[str, StoredRun]], str]:
+    """Runs of one setting with their labels, the best first, and their score."""
+    used = score or score_for(e.result for e in entries)
+    entries = ranked(entries, used)
+    return list(zip(labels(entries), entries, strict=True)), used
+
+
+def answer_of(ident: str, title: str, named: figure_runs.Named, score: str) -> Section:
+    """Answer and table of one setting, without figures."""
+    entries = [e for _, e in named]
+    names = differing(entries)
+    answer = verdict(named, score)
+    best = None
+    if answer is not None:
+        best = answer.best
+    columns, rows = table_of(entries, names, score, best)
+    return Section(
+        ident,
+        title,
+        _summary(entries, score),
+        columns,
+        rows,
+        points=[(e.method, score_of(e.result, score).mean) for e in entries],
+        runs=[(e.key, label, e.digest) for label, e in named],
+        chosen=next((i for i, e in enumerate(entries) if e is best), None),
+        filters=_filters(entries, names),
+        verdict=answer,
+    )
+
+
+def answer_of_runs(paths: Sequence[Path]) -> Section | None:
+    """Answer and table of the runs of one setting or of one leave-one-out group; None where none can be read.
+
+    The section is called by the names of its runs.
+    """
+    ident = ",".join(path.name for path in paths)
+    entries = merge_seeds(gather(list(paths), Path())).entries
+    if not entries:
+        return None
+    for group in held_out_groups(entries):
+        return held_out_section(ident, group, None)
+    return answer_of(ident, setting_name(entries[0]), *ranked_runs(entries, None))
+
+
 def section_of(
     number: int, title: str, entries: list[StoredRun], source: RunStore | str, request: Shown
-) -> tuple[Verdict, Section]:
-    """Verdict and section of one setting."""
-    score = request.score or score_for(e.result for e in entries)
-    entries = ranked(entries, score)
-    names = differing(entries)
-    named = list(zip(labels(entries), entries, strict=True))
-    first_words = verdict(title, named, score)
-    # Figures take most of the time and of the page, so only the first settings get them.
+) -> Section:
+    """Section of one setting: its answer, its table and its figures."""
     ident = f"s{number}"
+    named, score = ranked_runs(entries, request.score)
+    # Figures take most of the time and of the page, so only the first settings get them.
     plots: list[Plot] = []
     details: list[Plot] = []
     notes: list[str] = []
@@ -352,27 +424,18 @@ def section_of(
             f"Figures are made for the first {MOST_SETTINGS} settings. For these runs, write a separate "
             "report."
         )
-    columns, rows = table_of(entries, names, score, first_words.digest)
     # Commands name the store, so that they can be run where the store is.
     store = ""
     if isinstance(source, RunStore):
         store = source.store.path.name
-    return first_words, Section(
-        ident,
-        title,
-        _summary(entries, score),
-        columns,
-        rows,
-        plots,
-        notes,
+    return replace(
+        answer_of(ident, title, named, score),
+        plots=plots,
+        notes=notes,
         commands=[(label, e.digest, command_of(e, store)) for label, e in named],
-        points=[(e.method, score_of(e.result, score).mean) for e in entries],
         galleries=galleries,
-        runs=[(e.key, label) for label, e in named],
-        chosen=next((i for i, e in enumerate(entries) if e.digest == first_words.digest), None),
         details=details,
         tables=tables,
-        filters=_filters(entries, names),
     )
 
 
@@ -381,12 +444,7 @@ def _summary(entries: Sequence[StoredRun], score: str) -> str:
     data_of = entries[0].result["dataset"]
     part = entries[0].result["partition"]
     holds = data_of.get("holds", ROWS)  # features that were ingested may be of anything
-    dataset = str(data_of["digest"])[:16]
-    digest = str(part["digest"])[:16]
-    description = (
-        f"Dataset {dataset}, {data_of['ok']:,} readable {holds}; partition {digest}, {part['clients']} "
-        "clients"
-    )
+    description = f"{data_of['ok']:,} readable {holds}, {part['clients']} clients"
     if len(set(part["digests"])) > 1:
         description += "; every seed has its own partition, and the figure shows the first"
     description += "."
@@ -395,9 +453,10 @@ def _summary(entries: Sequence[StoredRun], score: str) -> str:
     if has_validation(e.result for e in entries):
         description += " Sorted by validation accuracy; the best run is bold."
     elif len(entries) > 1:
+        description += " Sorted by test accuracy; the highest value of a column is bold."
+    if any(_worst(e) is not None for e in entries):
         description += (
-            " Sorted by test accuracy; the highest value of a column is bold. Worst 10 % is the mean over "
-            "the worst tenth of clients."
+            " Worst 10 % is the mean over the worst tenth of clients, where clients differ."
         )
     if entries[0].claimed:
         description += f" {CLAIMED}"
@@ -512,7 +571,6 @@ def _detail_plots(
     notes += caution_notes(named) + drawn_notes(named)
     notes += merged_notes({label: [e] for label, e in named})
     made += figure_runs.own_numbers(f"{ident}-own", named)
-    notes += figure_runs.last_numbers(named)
     # Figures of the data need the store and its partition.
     if isinstance(source, RunStore):
         made.append(figure_data.dots(f"{ident}-dots", source))
@@ -584,7 +642,7 @@ MOST_SHOWN = 6
 
 
 def table_of(
-    entries: Sequence[StoredRun], names: Sequence[str], score: str, chosen: str
+    entries: Sequence[StoredRun], names: Sequence[str], score: str, chosen: StoredRun | None
 ) -> tuple[list[Column], list[list[HtmlCell]]]:
     """Columns and rows.
 
@@ -592,7 +650,7 @@ def table_of(
         entries: runs of one setting, in the order of the rows.
         names: of the facts that tell them apart.
         score: what their accuracy is.
-        chosen: digest of the run that stands first of those that can be taken.
+        chosen: the run that stands first of those that can be taken.
     """
     results = [e.result for e in entries]
     made: list[tuple[Column, list[HtmlCell]]] = []
@@ -605,24 +663,25 @@ def table_of(
         cells = [_number(value) for value in values]
         marked = None
         if has_validation(results):
-            marked = [e.digest == chosen for e in entries]
+            marked = [e is chosen for e in entries]
         put(name, _marked(cells, marked), shown=shown)
 
     claimed = ""
     if entries[0].claimed:  # of a setting all are, or none
         claimed = " (claimed)"
     put("method", [_word(e.method) for e in entries], numbers=False)
-    put_fractions(f"accuracy %{claimed}", [score_of(r, score).mean for r in results])
+    accuracies = [score_of(r, score).mean for r in results]
+    put_fractions(f"accuracy %{claimed}", accuracies)
+    put("95 % interval", [_interval(uncertainty(e, score)) for e in entries])
     if any("validation" in r for r in results):
         put_fractions("validation %", [validation_value(r, score) for r in results])
     differ = [n for n in names if n != "method"]
     for place, name in enumerate(differ):
         cells = [HtmlCell(f.get(name, "-"), f.get(name, "")) for f in map(facts, entries)]
         put(name.removeprefix("set."), cells, numbers=False, shown=place < MOST_SHOWN)
-    put("95 % interval", [_interval(e, score) for e in entries])
     put("sent per client", [_sent(e) for e in entries])
     put("seconds per seed", [_seconds(seconds_of(e)) for e in entries])
-    worst = [r["fairness"].get("worst10") for r in results]
+    worst = [_worst(e) for e in entries]
     if any(value is not None for value in worst):
         several = len({e.method for e in entries}) > 1 and len(differ) < 3
         put_fractions(f"worst 10 %{claimed}", worst, shown=several)
@@ -638,9 +697,12 @@ def table_of(
         put("± seeds", [_number(s) for s in stds], shown=False)
     put("seeds", [_word(len(r["seeds"])) for r in results], shown=False)
     others = {"headline": "own", "client mean": "client-mean", "pooled": "pooled"}
+    # No other accuracy where it is the same for all runs.
+    known = [accuracies]
     for name, other in others.items():
-        if other != score:
-            means = [score_of(r, other).mean for r in results]
+        means = [score_of(r, other).mean for r in results]
+        if means not in known:
+            known.append(means)
             put_fractions(f"{name} %{claimed}", means, shown=False)
     put_fractions(f"macro F1 %{claimed}", [r["macro_f1"]["mean"] for r in results], shown=False)
     exact = [r["traffic"]["exact"] for r in results]
@@ -654,15 +716,20 @@ def table_of(
     return columns, [list(row) for row in zip(*(cells for _, cells in made), strict=True)]
 
 
-def _interval(entry: StoredRun, score: str) -> HtmlCell:
+def _worst(entry: StoredRun) -> float | None:
+    """Accuracy of the worst tenth of clients; None where all clients have the same accuracy."""
+    worst: float | None = entry.result["fairness"].get("worst10")
+    mean = score_of(entry.result, "client-mean").mean
+    if worst is None or mean is None or math.isclose(worst, mean, abs_tol=1e-9):
+        return None
+    return worst
+
+
+def _interval(found: Estimate | None) -> HtmlCell:
     """The interval and what was sampled for it; sorted by its lower end."""
-    found = uncertainty(entry, score)
     if found is None:
         return HtmlCell("", "")
-    over = found.over.replace(" test rows", " rows")
-    low = 100 * found.low
-    high = 100 * found.high
-    return HtmlCell(f"{low:.2f}–{high:.2f}", repr(found.low), note=over)
+    return HtmlCell(found.ends, repr(found.low), note=found.over.replace(" test rows", " rows"))
 
 
 def _sent(entry: StoredRun) -> HtmlCell:
@@ -708,10 +775,8 @@ def _marked(cells: list[HtmlCell], chosen: Sequence[bool] | None) -> list[HtmlCe
     ]
 
 
-def held_out_section(
-    number: int, group: HeldOutGroup, score: str | None
-) -> tuple[Verdict, Section]:
-    """Verdict and section of a group of runs that hold out one value each: accuracy on each value, and the mean."""
+def held_out_section(ident: str, group: HeldOutGroup, score: str | None) -> Section:
+    """Section of a group of runs that hold out one value each: accuracy on each value, and the mean."""
     used = score or group.score
     accuracies = group.accuracies(used)
     means = {name: mean_over_values(accuracy) for name, accuracy in accuracies.items()}
@@ -730,17 +795,25 @@ def held_out_section(
             names.sort(key=lambda name: _falling(validation.get(name)))
             names.sort(key=lambda name: name != found.chosen)
     best = names[0]
+    runs = {name: list(row.values()) for name, row in group.rows().items()}
+    intervals = dict.fromkeys(names)
+    for name in names:
+        if means[name] is not None:
+            intervals[name] = mean_uncertainty(runs[name], used)
     columns = [Column("run"), Column("mean accuracy %", numbers=True)]
+    columns.append(Column("95 % interval", numbers=True))
     if validation:
         columns.append(Column("validation %", numbers=True))
     columns += [Column(f"{group.column} {value} %", numbers=True) for value in group.values]
+    columns.append(Column("sent per client", numbers=True))
     rows = []
     for name in names:
         mean = replace(_number(means[name]), best=name == best and len(names) > 1)
-        cells = [_word(name), mean]
+        cells = [_word(name), mean, _interval(intervals[name])]
         if validation:
             cells.append(_number(validation.get(name)))
-        rows.append(cells + [_number(value) for value in accuracies[name].values()])
+        cells += [_number(value) for value in accuracies[name].values()]
+        rows.append([*cells, _sent(runs[name][0])])
     description = (
         f"Accuracy on the rows of each {group.column} when the runs train on the others, and the "
         "unweighted mean."
@@ -749,9 +822,36 @@ def held_out_section(
         description += f" Accuracy is {used}: {WORDS[used]}."
     if group.entries[0].claimed:
         description += f" {CLAIMED}"
-    ident = f"h{number}"
-    section = Section(ident, group.title, description, columns, rows, [], notes, [], [], chosen=0)
-    return _verdict(group, best, means, found), section
+    selected = None
+    if found is not None and found.chosen is not None:
+        selected = validation.get(best)
+    certainty, why = _sure(group, found)
+    lines = [
+        ("Selected by", selected_by(selected, len(names))),
+        ("How sure", f"{_distance(best, means)}{why}"),
+        ("Cost", cost_of(runs[best][0], [], {}, used)),
+    ]
+    answer = Verdict(
+        best,
+        runs[best][0],
+        means[best],
+        intervals[best],
+        certainty,
+        tuple(lines),
+        f"mean test accuracy over {len(group.values)} held-out values of {group.column}",
+    )
+    points = [(runs[name][0].method, means[name]) for name in names]
+    return Section(
+        ident,
+        group.title,
+        description,
+        columns,
+        rows,
+        notes=notes,
+        points=points,
+        chosen=0,
+        verdict=answer,
+    )
 
 
 def _falling(value: float | None) -> float:
@@ -761,43 +861,20 @@ def _falling(value: float | None) -> float:
     return -value
 
 
-def _verdict(
-    group: HeldOutGroup, best: str, means: dict[str, float | None], found: Comparison | None
-) -> Verdict:
-    """The first lines of a group: the highest mean, how far above the second it is, and what the tests can say."""
-    count = len(group.values)
-    mean = means[best]
-    entry = next(iter(group.rows()[best].values()))
-    chosen = found is not None and found.chosen is not None
-    by = "has the best mean test accuracy,"
-    if chosen:
-        by = "is best by mean validation accuracy and reaches"
-    headline = f"{best} {by} {percent(mean)} % "
-    headline += f"over {count} held-out values of {group.column}"
+def _distance(best: str, means: Mapping[str, float | None]) -> str:
+    """How far the best run of a group is above the second, in a sentence; "" without a second."""
     others = {name: value for name, value in means.items() if name != best and value is not None}
-    # How far it is above the second, also where the difference is negative because validation chose.
-    if others and mean is not None:
-        second = max(others, key=lambda name: others[name])
-        gap = 100 * (mean - others[second])
-        side = "below"
-        if gap >= 0:
-            side = "above"
-        headline += f", {abs(gap):.2f} points {side} the second, {second}"
-    word, sure = _sure(group, found)
-    if not chosen and others:
-        sure += " There is no validation split, so this is the best of "
-        sure += f"{len(others) + 1} on the test rows themselves, which is optimistic (add `--validation 0.2`)."
-    cost = price(entry)
-    capital = cost[:1].upper() + cost[1:]
-    return Verdict(
-        group.title, best, entry.digest, chosen, f"{headline}.", word, sure, f"{capital}."
-    )
+    mean = means[best]
+    if not others or mean is None:
+        return ""
+    second = max(others, key=lambda name: others[name])
+    return f"{points_above(100 * (mean - others[second]), second)}. "
 
 
 def _sure(group: HeldOutGroup, found: Comparison | None) -> tuple[str, str]:
     """The certainty of the order in one word, and the reason."""
     if found is None or not found.pairs:
-        return "Alone", f"No other method has a run for each {group.column}."
+        return "Only one run", f"No other method has a run for each {group.column}."
     count = len(found.blocks)
     if found.too_few:
         return (

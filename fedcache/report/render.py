@@ -85,13 +85,15 @@ class Section:
         plots: what is looked at first.
         notes: sentences below the figures.
         commands: (label, digest, command) of every run.
-        points: (label, accuracy) of every run.
+        points: (method, accuracy) of every run.
         galleries: images of mistakes.
-        runs: name of each row in figures and what it is called there; () where rows are not runs.
+        runs: name of each row in figures, what it is called there, and its directory; () where rows are not runs.
         chosen: the row that stands out.
         details: figures that come after all others.
         tables: (title, caption, columns, rows) of tables below the figures.
         filters: (column, its values) by which rows can be kept.
+        verdict: the best run, how sure that is and its cost.
+        folded: whether it is shown only on request.
     """
 
     ident: str
@@ -99,16 +101,18 @@ class Section:
     description: str
     columns: list[Column]
     rows: list[list[HtmlCell]]
-    plots: list[Plot]
-    notes: list[str]
-    commands: list[tuple[str, str, str]]
-    points: list[tuple[str, float | None]]
+    plots: Sequence[Plot] = ()
+    notes: Sequence[str] = ()
+    commands: Sequence[tuple[str, str, str]] = ()
+    points: Sequence[tuple[str, float | None]] = ()
     galleries: Sequence[Gallery] = ()
-    runs: Sequence[tuple[str, str]] = ()
+    runs: Sequence[tuple[str, str, str]] = ()
     chosen: int | None = None
     details: Sequence[Plot] = ()
     tables: Sequence[tuple[str, str, Sequence[str], Sequence[Sequence[str]]]] = ()
     filters: Sequence[tuple[str, Sequence[str]]] = ()
+    verdict: Verdict | None = None
+    folded: bool = False
 
     @property
     def images(self) -> int:
@@ -121,8 +125,7 @@ def render_page(
     sections: Sequence[Section],
     count: int,
     *,
-    across: Sequence[Plot] = (),
-    verdicts: Sequence[Verdict] = (),
+    overview: Section | None = None,
     left_out: Sequence[tuple[str, str, str]] = (),
     recipes: Mapping[str, str] | None = None,
     trained: Sequence[str] = (),
@@ -133,8 +136,7 @@ def render_page(
         title: heading.
         sections: in order.
         count: runs that are shown.
-        across: figures of all sections.
-        verdicts: what is to be said of each section first.
+        overview: the table of all settings; its ``runs`` are the sections of its rows.
         left_out: (run, why, what helps) of runs that are not shown.
         recipes: array -> its recipe in words.
         trained: versions of torch.
@@ -151,8 +153,7 @@ def render_page(
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         sections=sections,
-        across=across,
-        verdicts=verdicts,
+        overview=overview,
         left_out=left_out,
         count=count,
         images=sum(s.images for s in sections),
@@ -180,6 +181,7 @@ def html_environment(loader: jinja2.BaseLoader | None = None) -> jinja2.Environm
     )
     env.filters["csv"] = _csv
     env.filters["code"] = _code
+    env.filters["percent"] = percent
     env.globals["markup"] = _safe
     return env
 

@@ -381,7 +381,7 @@ def held_out_groups(entries: Sequence[StoredRun]) -> list[HeldOutGroup]:
     found: dict[str, list[StoredRun]] = {}
     for entry in entries:
         if values_held_out(entry.result):
-            found.setdefault(_key(entry), []).append(entry)
+            found.setdefault(group_key(entry), []).append(entry)
     made = []
     for group in found.values():
         values = tuple(dict.fromkeys(map(value_of, group)))
@@ -397,8 +397,10 @@ def held_out_groups(entries: Sequence[StoredRun]) -> list[HeldOutGroup]:
     return made
 
 
-def _key(entry: StoredRun) -> str:
-    """A key that is equal for leave-one-out runs of one group."""
+def group_key(entry: StoredRun) -> str:
+    """A key that is equal for runs of one setting, and for leave-one-out runs of one group."""
+    if not values_held_out(entry.result):
+        return json.dumps(entry.setting)
     part = entry.result["partition"]
     args = {name: value for name, value in part["args"].items() if name != "hold_out"}
     seeds = "redrawn"

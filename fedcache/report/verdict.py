@@ -58,32 +58,35 @@ class Estimate:
         """Whether the interval is above 0."""
         return self.low > 0.0
 
+    @property
+    def ends(self) -> str:
+        """Its ends in percent."""
+        low = 100 * self.low
+        high = 100 * self.high
+        return f"{low:.2f} to {high:.2f}"
+
 
 @dataclass(frozen=True)
 class Verdict:
-    """First lines on a setting: the run to take, how sure that is, and its cost.
+    """Answer of a setting: the best run, its accuracy, the certainty and the cost.
 
     Attributes:
-        title: words for the setting.
-        label: the run that stands first, "" where none was scored.
-        digest: of that run.
-        chosen: whether validation accuracy chose it; else it is the highest by test rows.
-        headline: one sentence: which, how much better than the second, and its cost.
-        word: Sure | Not sure | Not known | Contradicted | Alone | Level.
-        sure: why, and by which rows the order stands.
-        cost: what a client sends and how long training took; what is as good and cheaper.
-        reference: what a method that may see all rows in one place reaches; "" without one.
+        label: name of the best run.
+        best: the best run.
+        accuracy: its test accuracy as a fraction.
+        interval: its accuracy with an interval; None where nothing repeats.
+        certainty: of its lead, in one or two words.
+        lines: (name, sentences) of how it was selected, how sure the order is, its cost and what else matters.
+        what: the words after its accuracy.
     """
 
-    title: str
     label: str
-    digest: str
-    chosen: bool
-    headline: str
-    word: str = ""
-    sure: str = ""
-    cost: str = ""
-    reference: str = ""
+    best: StoredRun
+    accuracy: float | None
+    interval: Estimate | None
+    certainty: str
+    lines: tuple[tuple[str, str], ...]
+    what: str = "test accuracy"
 
 
 def sent_bytes(entry: StoredRun) -> float:
@@ -141,6 +144,21 @@ def uncertainty(entry: StoredRun, score: str, level: float = LEVEL) -> Estimate 
     if values is None:
         return None
     return _student(values, level, "clients")
+
+
+def mean_uncertainty(entries: Sequence[StoredRun], score: str) -> Estimate | None:
+    """Interval of the mean of runs that have test rows of their own each."""
+    found = [uncertainty(e, score) for e in entries]
+    known = [each for each in found if each is not None]
+    if len(known) < len(entries):
+        return None
+    over = known[0].over
+    if over.endswith("test rows"):
+        over = "all test rows"
+    # Variances of independent estimates add up.
+    value = float(np.mean([each.value for each in known]))
+    half = math.hypot(*((each.high - each.low) / 2 for each in known)) / len(known)
+    return Estimate(value, value - half, value + half, over)
 
 
 def lead(one: StoredRun, other: StoredRun, score: str, level: float = LEVEL) -> Estimate | None:
@@ -208,11 +226,10 @@ def _vary(gaps: Floats) -> bool:
     return len(gaps) >= LEAST_BLOCKS and not constant(gaps)
 
 
-def verdict(title: str, named: Named, score: str) -> Verdict:
-    """The verdict on the runs of one setting.
+def verdict(named: Named, score: str) -> Verdict | None:
+    """The verdict on the runs of one setting; None where no run was scored on test rows.
 
     Args:
-        title: words for the setting.
         named: runs with the labels that tell them apart, in any order.
         score: client-mean | pooled | own.
     """
@@ -221,8 +238,7 @@ def verdict(title: str, named: Named, score: str) -> Verdict:
     # A run that needs all rows in one place is a reference, unless there is no other.
     field = ranked([e for e in scored if not e.pooled_rows] or scored, score)
     if not field:
-        return Verdict(title, "", "", False, "No run was scored on test rows.")
-    chosen = has_validation(e.result for e in field)
+        return None
     best = field[0]
     equals = [e for e in field[1:] if _same_figures(e, best, score)]
     # The same settings with other seeds are no other run to take.
@@ -232,28 +248,49 @@ def verdict(title: str, named: Named, score: str) -> Verdict:
     if rivals:
         gap = lead(best, rivals[0], score)
         undecided = _undecided(best, rivals, score)
-    word, sure = _sure(best, rivals, undecided, gap, label, chosen)
-    if equals and not rivals:
-        word = "Level"
-        sure = "All runs reached the same results; this is the first by method and settings."
-    unlike = unlike_tests(e.result for e in field)
-    if chosen and unlike is not None:
-        sure = f"{sure} {unlike}"
-    headline = _headline(best, rivals, gap, label, score, chosen)
+    certainty, why = _sure(best, rivals, undecided, gap, label)
+    if rivals:
+        why = f"{_distance(best, rivals[0], gap, label, score)} {why}"
     if equals:
         names = some_names([label[e.digest] for e in equals], 2)
-        count = _others(len(equals))
-        headline += f" {count} ({names}) reached the same results."
+        why += f" {names} reached the same results."
+    if equals and not rivals:
+        certainty = "Tied"
+        why = "All runs reached the same results; this is the first by method and settings."
+    held = None
+    if has_validation(e.result for e in field):
+        held = validation_value(best.result, score)
+    lines = [
+        ("Selected by", selected_by(held, len(rivals) + len(equals) + 1)),
+        ("How sure", why),
+        ("Cost", cost_of(best, undecided, label, score)),
+    ]
+    if reference := _reference([e for e in scored if e not in field], best, label, score):
+        lines.append(("Reference", reference))
+    unlike = unlike_tests(e.result for e in field)
+    if held is not None and unlike is not None:
+        lines.append(("Note", unlike))
     return Verdict(
-        title,
         label[best.digest],
-        best.digest,
-        chosen,
-        headline=headline,
-        word=word,
-        sure=sure,
-        cost=_cost(best, undecided, label, score),
-        reference=_reference([e for e in scored if e not in field], best, label, score),
+        best,
+        score_of(best.result, score).mean,
+        uncertainty(best, score),
+        certainty,
+        tuple(lines),
+    )
+
+
+def selected_by(validation: float | None, count: int) -> str:
+    """How the best of some runs was selected; without validation rows, why its accuracy is optimistic."""
+    if count == 1:
+        return "This is the only configuration."
+    if validation is not None:
+        return (
+            f"Validation accuracy: {percent(validation)} %, the highest of {count} configurations."
+        )
+    return (
+        f"Test accuracy, because there is no validation split. It is the best of {count} configurations "
+        "on the test rows themselves, so its accuracy is optimistic (add `--validation 0.2`)."
     )
 
 
@@ -263,60 +300,36 @@ def _same_figures(one: StoredRun, other: StoredRun, score: str) -> bool:
     return held[0] == held[1] and score_of(one.result, score) == score_of(other.result, score)
 
 
-def _others(count: int) -> str:
-    if count == 1:
-        return "1 other"
-    return f"{count} others"
+def points_above(difference: float, second: str) -> str:
+    """A difference in points from the second run in words; it is negative where validation selected the best."""
+    if abs(difference) < 0.005:
+        return f"Equal to the second, {second}"
+    side = "below"
+    if difference > 0:
+        side = "above"
+    return f"{abs(difference):.2f} points {side} the second, {second}"
 
 
-def _headline(
+def _distance(
     best: StoredRun,
-    rivals: Sequence[StoredRun],
+    second: StoredRun,
     gap: Estimate | None,
     label: dict[str, str],
     score: str,
-    chosen: bool,
 ) -> str:
-    accuracy = score_of(best.result, score).mean or 0.0
-    name = label[best.digest]
-    words = f"{name} has the best test accuracy, {percent(accuracy)} %"
-    if chosen:
-        held = percent(validation_value(best.result, score))
-        words = (
-            f"{name} is best by validation accuracy ({held} %) and reaches {percent(accuracy)} %"
-        )
-        words += " on the test rows"
-    if best.claimed:
-        words += " as reported by its sites"
-    if rivals:
-        difference = 100 * (accuracy - (score_of(rivals[0].result, score).mean or 0.0))
-        how = f"{abs(difference):.2f} points below"
-        if abs(difference) < 0.005:
-            how = "equal to"
-        elif difference > 0:
-            how = f"{difference:.2f} points above"
-        second = label[rivals[0].digest]
-        words += f", {how} the second, {second}"
-        if gap is not None:
-            # Seeds that only one of them has are in its own accuracy, and in no difference.
-            if abs(100 * gap.value - difference) >= 0.005:
-                shared = compact(common_seeds(best, rivals[0]))
-                words += f", {100 * gap.value:+.2f} over the seeds that both have ({shared})"
-            low = 100 * gap.low
-            high = 100 * gap.high
-            words += f" (95 % interval of the difference {low:+.2f} to {high:+.2f})"
-    return f"{words}; {price(best)}."
-
-
-def price(entry: StoredRun) -> str:
-    """Bytes that a client of a run sends, and the time of training, in words."""
-    if entry.pooled_rows:
-        return "it needs all rows in one place"
-    words = f"a client sends {_sent(entry)}"
-    seconds = seconds_of(entry)
-    if seconds is not None:
-        words += f" and training takes {_seconds(seconds)}"
-    return words
+    """How far the best run is above the second, in a sentence."""
+    ours = score_of(best.result, score).mean or 0.0
+    difference = 100 * (ours - (score_of(second.result, score).mean or 0.0))
+    words = points_above(difference, label[second.digest])
+    if gap is not None:
+        # Seeds that only one of them has are in its own accuracy, and in no difference.
+        if abs(100 * gap.value - difference) >= 0.005:
+            shared = compact(common_seeds(best, second))
+            words += f", {100 * gap.value:+.2f} over the seeds that both have ({shared})"
+        low = 100 * gap.low
+        high = 100 * gap.high
+        words += f" (95 % interval {low:+.2f} to {high:+.2f})"
+    return f"{words}."
 
 
 def _sent(entry: StoredRun) -> str:
@@ -348,11 +361,10 @@ def _sure(
     undecided: Sequence[StoredRun],
     gap: Estimate | None,
     label: dict[str, str],
-    chosen: bool,
 ) -> tuple[str, str]:
     """The certainty of the order in one word, and the reason."""
     if not rivals:
-        return "Alone", "There is no other run to compare it with."
+        return "Only one run", "There is no other run to compare it with."
     if gap is None:
         word = "Unknown"
         why = "An interval of the difference needs several seeds: train with `--seeds 0-4`."
@@ -371,12 +383,6 @@ def _sure(
         and len({*best.result["partition"]["digests"]}) == 1
     ):
         why += " All seeds share one partition and its test rows."
-    # The best of several on the test rows is optimistic: validation rows would choose without them.
-    if not chosen:
-        why += (
-            f" It is the best of {len(rivals) + 1} runs on the test rows themselves, so its accuracy is "
-            "optimistic (add `--validation 0.2`)."
-        )
     return word, why
 
 
@@ -389,10 +395,7 @@ def _chance(others: Sequence[str], rivals: int, gap: Estimate) -> str:
     if rivals > 1:
         of = f"{len(others)} of {rivals} others"
         after = f", corrected for {rivals} comparisons"
-    distance = "lead over"
-    if gap.value < 0:
-        distance = "distance from"
-    return f"Its {distance} {of} ({names}) is not statistically significant over {gap.over}{after}."
+    return f"The difference from {of} ({names}) is not statistically significant over {gap.over}{after}."
 
 
 def _undecided(best: StoredRun, rivals: Sequence[StoredRun], score: str) -> list[StoredRun]:
@@ -425,9 +428,10 @@ def _undecided(best: StoredRun, rivals: Sequence[StoredRun], score: str) -> list
     return found
 
 
-def _cost(
+def cost_of(
     best: StoredRun, undecided: Sequence[StoredRun], label: dict[str, str], score: str
 ) -> str:
+    """What a client of a run sends and how long training took, with what is as good and cheaper."""
     if best.pooled_rows:
         return "It is not federated: all rows are in one place, so nothing is sent."
     # A one-shot method sends once; others in every round.

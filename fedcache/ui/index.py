@@ -24,7 +24,14 @@ from fedcache.progress import VALIDATION_ACCURACY
 from fedcache.report.describe_run import DAMAGED, FINISHED, entry_of, figures_of, settings_of
 from fedcache.report.drawing import need_matplotlib
 from fedcache.report.figure_runs import curves
-from fedcache.report.find_runs import StoredRun, is_run, open_run, value_words
+from fedcache.report.find_runs import (
+    StoredRun,
+    is_run,
+    name_without_hold_out,
+    open_run,
+    value_words,
+)
+from fedcache.report.run_groups import group_key
 from fedcache.report.run_origin import command_of
 from fedcache.runs.directory import WRITTEN, has_model, is_running, train_table
 from fedcache.runs.origin import store_behind
@@ -115,6 +122,8 @@ def _finished(run: StoredRun) -> dict[str, Any]:
     return {
         **figures_of(run),
         "state": FINISHED,
+        "partition": name_without_hold_out(run.result),
+        "group": group_key(run),
         "settings": {k: v for k, v in facts.items() if k not in ("method", "backbones")},
         "choice": choice_value(run.result),
         "protocol": run.result.get("protocol"),

@@ -43,8 +43,8 @@ from fedcache.report.compare import compare_entries
 from fedcache.report.comparison_output import caption, sentences, sheets
 from fedcache.report.drawing import size
 from fedcache.report.find_runs import gather
-from fedcache.report.page import write_report
-from fedcache.report.render import html_environment
+from fedcache.report.page import answer_of_runs, overview_of, write_report
+from fedcache.report.render import Section, html_environment
 from fedcache.store.files import digest_of
 from fedcache.store.manifest import VANISHED
 from fedcache.store.samples import SPLITS
@@ -54,6 +54,8 @@ from fedcache.ui.stores import PAGE, StoreIndex
 
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 """As which a browser on this machine, or at the end of an ssh tunnel to it, calls the server; any port."""
+MOST_ANSWERED = 200
+"""Runs, the newest first, of which the overview shows the settings."""
 OFTEN = 0.3
 """Seconds between looks at the home, however many windows ask."""
 
@@ -165,6 +167,7 @@ class Pages:
         self._looked = 0.0
         self._looking = threading.Lock()
         self._details: tuple[object, dict[str, Any]] = (None, {})  # of the run that was shown last
+        self._answers: dict[str, tuple[object, Section | None]] = {}  # group -> its runs and answer
         self._templates = html_environment(PackageLoader("fedcache.ui", "pages"))
         self._templates.filters |= {
             "percent": percent,
@@ -177,6 +180,7 @@ class Pages:
             "home": self,
             "need": _need,
             "comparison": comparison,
+            "overview_of": overview_of,
             "caption": caption,
             "sheets": sheets,
             "sentences": sentences,
@@ -264,6 +268,31 @@ class Pages:
         if path is None:
             return PlainTextResponse("There is no such report.\n", 404)
         return FileResponse(path, headers={"content-security-policy": REPORT_POLICY})
+
+    def answers(self, finished: Sequence[Mapping[str, Any]]) -> list[Section]:
+        """The answers of the settings that were trained last, the newest first.
+
+        Args:
+            finished: runs, the newest first.
+        """
+        groups: dict[str, list[tuple[str, float]]] = {}
+        for run in finished:
+            groups.setdefault(run["group"], []).append((run["name"], run["changed"]))
+        found: list[Section] = []
+        count = 0
+        for group, runs in groups.items():
+            count += len(runs)
+            if found and count > MOST_ANSWERED:
+                break
+            # An answer is made again when a run was added or written again.
+            newest = runs[:MOST_ANSWERED]
+            if self._answers.get(group, (None,))[0] != newest:
+                paths = [self.runs.root / name for name, _ in newest]
+                self._answers[group] = newest, answer_of_runs(paths)
+            answer = self._answers[group][1]
+            if answer is not None:
+                found.append(answer)
+        return found
 
     def find(self, words: Mapping[str, str]) -> list[dict[str, Any]]:
         """The runs that have some words (``filter``) and a ``state``, by ``sort`` in an ``order``, up or down.

@@ -102,10 +102,10 @@ def test_one_window_shows_a_home_before_while_and_after_a_grid_is_trained(opened
                 grid.wait()
         page.wait_for_selector("h1 .finished", timeout=20_000)
         assert page.locator(".heat td.top").count() == 1
-        assert "Highest validation accuracy" in page.text_content("main")
+        assert "Best by validation accuracy" in page.text_content("main")
         assert serious(page) == []
         go(page, "")
-        page.wait_for_selector("text=Nothing is being trained")
+        page.wait_for_selector("text=Best method for the newest setting")
 
 
 def until(true, otherwise):

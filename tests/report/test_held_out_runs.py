@@ -66,8 +66,8 @@ def test_four_values_are_too_few_for_the_test_and_nothing_is_called_alike():
     assert min(p.p for p in made.pairs if p.p is not None) == 0.125
     assert made.too_few
     assert made.alike == ()
-    said, _ = held_out_section(0, group, None)
-    assert (said.label, said.word) == ("fedavg", "Unknown")
+    said = held_out_section("h0", group, None).verdict
+    assert (said.label, said.certainty) == ("fedavg", "Unknown")
 
 
 # -- the commands --------------------------------------------------------------------------------------------------
@@ -110,8 +110,9 @@ def test_list_compare_report_card_and_page_name_the_value_and_the_list_has_the_m
     assert grid["mean"] == pytest.approx(row["mean"])
     ok(f"report -o {tmp_path}/r.html")
     text = (tmp_path / "r.html").read_text()
-    assert text.count('class="verdict"') == 1, (
-        "one answer for the group, and not one for each value"
+    first = text.partition('<details id="held-out"')[0]
+    assert first.count('class="verdict"') == 1, (
+        "one answer for the group; those of each value are folded"
     )
     for entry in listed.data["entries"]:
         facts = read_run(Path(entry["path"]))

@@ -1,5 +1,6 @@
 """Tables of the page from runs written by hand: every cell, what it is sorted by, and which is the best."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from fedcache.report.find_runs import (
     setting_name,
     setting_names,
 )
-from fedcache.report.page import Shown, ToShow, section_of, table_of
+from fedcache.report.page import Shown, ToShow, overview_of, section_of, table_of
 from fedcache.report.render import _csv
 
 
@@ -51,9 +52,10 @@ def test_bold_is_what_validation_chose_and_never_the_highest_of_the_test():
         run("b", 0.7, validation={"mean": 0.6, "per_client": []}),
         run("a", 0.75, validation={"mean": 0.5, "per_client": []}),
     ]
-    columns, rows = table_of(entries, ["method"], "own", entries[0].digest)
-    assert [c.name for c in columns[:3]] == ["method", "accuracy %", "validation %"]
-    assert [[(cell.text, cell.best) for cell in row[1:3]] for row in rows] == [
+    columns, rows = table_of(entries, ["method"], "own", entries[0])
+    names = [c.name for c in columns]
+    assert names[:4] == ["method", "accuracy %", "95 % interval", "validation %"]
+    assert [[(row[i].text, row[i].best) for i in (1, 3)] for row in rows] == [
         [("70.00", True), ("60.00", True)],
         [("75.00", False), ("50.00", False)],
     ]
@@ -62,7 +64,7 @@ def test_bold_is_what_validation_chose_and_never_the_highest_of_the_test():
 def section(number, entries, score=None):
     return section_of(
         number, "t", entries, "no store is here", Shown("none", score, None, ToShow())
-    )[1]
+    )
 
 
 def test_a_section_is_sorted_by_accuracy_and_says_what_it_is_of():
@@ -98,6 +100,60 @@ def test_labels_are_the_shortest_that_tell_runs_apart():
     assert labels(entries) == ["a lr=0.1", "a lr=0.2 (11111111)", "a lr=0.2 (22222222)", "b"]
     assert label_of(entries[3], ["set.flag", "backbones"]) == "b flag=true b"
     assert label_of(entries[3], ["method", "set.none"]) == "b"
+
+
+def test_equal_names_are_told_apart_by_what_differs(tmp_path):
+    def saved(rows, seed, digest):
+        part = {**run("a").result["partition"], "name": "mine", "seed": seed, "digests": [digest]}
+        return [run("a", partition=part, dataset={"slug": "d", "digest": digest, "ok": rows})]
+
+    names = setting_names([saved(9, 0, "p"), saved(9, 1, "q"), saved(8, 1, "r")])
+    assert names == [
+        "d, mine (rows=9, seed=0)",
+        "d, mine (rows=9, seed=1)",
+        "d, mine (rows=8, seed=1)",
+    ]
+    runs = []
+    for device in ("cpu", "cuda"):
+        folder = tmp_path / device
+        folder.mkdir()
+        (folder / "config.toml").write_text(f'[train]\nmethod = "a"\ndevice = "{device}"\n')
+        runs.append(run("a", name=folder))
+    assert labels(runs) == ["a (device=cpu)", "a (device=cuda)"]
+
+
+def test_no_column_of_accuracies_repeats_an_earlier_one():
+    one = run("a", 0.7, fairness={"worst10": 0.7})
+    columns, _ = table_of([one, run("b", 0.5)], ["method"], "own", one)
+    names = [c.name for c in columns]
+    assert "worst 10 %" not in names, "all clients have the same accuracy"
+    assert "pooled %" not in names
+    assert "macro F1 %" in names, "another quantity, whatever its values"
+
+
+def test_several_settings_are_one_table_with_the_best_run_of_each():
+    def setting(number, *entries):
+        return replace(section(12, list(entries)), ident=f"s{number}", title=f"t{number}")
+
+    held = {"mean": 0.9, "per_client": []}
+    sections = [
+        setting(0, run("a", 0.7), run("b", 0.6)),
+        setting(1, run("a", 0.5, validation=held), run("b", 0.8, validation={**held, "mean": 0.1})),
+        setting(2, run("b", 0.8)),
+    ]
+    made = overview_of(sections)
+    assert made.title == "Best in 3 settings: a in 2, b in 1"
+    assert [(row[0].text, row[1].text, row[2].text) for row in made.rows] == [
+        ("t0", "a", "70.00"),
+        ("t1", "a", "50.00"),  # by validation, though b is higher on the test rows
+        ("t2", "b", "80.00"),
+    ]
+    bold = [
+        [c.name for c, cell in zip(made.columns, row, strict=True) if cell.best]
+        for row in made.rows
+    ]
+    assert bold == [["best run", "a %"], ["best run", "a %"], ["best run", "b %"]]
+    assert overview_of(sections[:1]) is None
 
 
 def test_settings_that_are_called_alike_are_told_apart_by_their_digests():

@@ -1,13 +1,16 @@
 """What the first screen says, from runs written by hand: which, by how much, how sure, and at what cost."""
 
 import math
+import random
 from pathlib import Path
+from string import ascii_lowercase
 
 import pytest
 from scipy import stats
 
+from fedcache.report.figure_runs import against_bytes
 from fedcache.report.find_runs import StoredRun
-from fedcache.report.verdict import lead, ranked, sent_bytes, uncertainty, verdict
+from fedcache.report.verdict import lead, mean_uncertainty, ranked, sent_bytes, uncertainty, verdict
 
 SEEDS = (3, 1, 12, 7)
 
@@ -43,20 +46,21 @@ def run(name, *per_seed, up=6000, down=600, seconds=3.0, **more):
 
 
 def told(*entries, score="own"):
-    return verdict("here", [(e.method, e) for e in entries], score)
+    return verdict([(e.method, e) for e in entries], score)
 
 
 def test_validation_chooses_though_another_is_higher_on_the_test_rows():
     chosen = run("chosen", 0.80, 0.82, 0.84, validation={"mean": 0.9})
     higher = run("higher", 0.83, 0.85, 0.88, validation={"mean": 0.8})
     said = told(higher, chosen)
-    assert (said.label, said.chosen, said.digest) == ("chosen", True, chosen.digest)
-    assert said.word == "Contradicted"
+    assert (said.label, said.best, said.accuracy) == ("chosen", chosen, pytest.approx(0.82))
+    assert said.certainty == "Contradicted"
 
 
 def test_without_validation_rows_it_says_that_it_is_by_test_rows():
     said = told(run("low", 0.5), run("high", 0.9))
-    assert (said.word, said.chosen) == ("Sure", False)
+    assert said.certainty == "Sure"
+    assert "no validation split" in dict(said.lines)["Selected by"]
 
 
 def test_a_lead_is_paired_over_seeds_and_else_over_test_rows():
@@ -118,22 +122,23 @@ def test_rows_in_one_place_are_a_reference_and_not_what_to_take():
     said = told(central, run("a", 0.8), solo)
     assert said.label == "a"
     alone = told(central)
-    assert (alone.label, alone.word) == ("central", "Alone")
+    assert (alone.label, alone.certainty) == ("central", "Only one run")
 
 
 def test_cost_is_of_one_client_and_one_seed_and_names_what_is_as_good_and_cheaper():
     dear = run("dear", 0.90, up=3_000_000, down=9000, seconds=300.0)
     assert sent_bytes(dear) == 1e6
     said = told(dear, run("cheap", 0.89, up=3000), run("poor", 0.2, up=3))
-    assert said.word == "Not sure"
+    assert "cheap" in dict(said.lines)["Cost"]
+    assert said.certainty == "Not sure"
 
 
 def test_a_lead_over_the_second_alone_is_no_certainty_among_many():
     """0.12 over 100 rows each has an interval above 0 alone and not among twenty."""
     best, second = run("best", 0.92), run("second", 0.82)
-    assert told(best, second).word == "Sure"
+    assert told(best, second).certainty == "Sure"
     many = told(best, second, *(run(f"m{i:02}", 0.5) for i in range(19)))
-    assert many.word == "Not sure"
+    assert many.certainty == "Not sure"
 
 
 def test_equals_are_taken_as_in_a_grid_and_what_is_not_scored_comes_last():
@@ -141,13 +146,40 @@ def test_equals_are_taken_as_in_a_grid_and_what_is_not_scored_comes_last():
     none.result["accuracy"].update(mean=None, per_seed=[None])
     runs = [none, run("b", 0.9), run("a", 0.9)]
     assert [e.method for e in ranked(runs, "own")] == ["a", "b", "none"]
-    assert told(*runs).word == "Level"
+    assert told(*runs).certainty == "Tied"
 
 
 def test_of_few_seeds_a_typical_spread_is_taken_and_rivals_that_diverge_hide_nothing():
     best = run("best", 0.90, 0.91, 0.92)
     near = [run(f"near{i}", 0.85 + i / 1000, 0.86, 0.87 - i / 1000) for i in range(1, 20)]
     wild = [run(f"wild{i}", 0.1, 0.8, 0.4 + i / 100) for i in range(9)]
-    assert told(best, *near).word == "Sure"
-    assert told(best, *near, *wild).word == "Sure", "far below, however wildly"
-    assert told(best, run("close", 0.895, 0.92, 0.915), *near).word == "Not sure"
+    assert told(best, *near).certainty == "Sure"
+    assert told(best, *near, *wild).certainty == "Sure", "far below, however wildly"
+    assert told(best, run("close", 0.895, 0.92, 0.915), *near).certainty == "Not sure"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_point_of_costs_has_its_name_in_the_figure_or_below_it(seed):
+    draw = random.Random(seed)
+    count = draw.randint(2, 12)
+    runs = [
+        run(f"{letter}-method", draw.random(), up=int(3 * 10 ** draw.uniform(3, 8)))
+        for letter in ascii_lowercase[:count]
+    ]
+    made = against_bytes("f", [(e.method, e) for e in runs])
+    below = made.description.partition("overlap: ")[2]
+    for entry in runs:
+        # the name of a point is a text of its own
+        assert f">{entry.method}<" in made.svg or entry.method in below or " more" in below
+    if count < 5:
+        assert not below
+
+
+def test_a_mean_over_test_sets_has_the_interval_of_independent_estimates():
+    runs = [run("a", 0.8, 0.8, 0.8), run("b", 0.6, 0.6, 0.6)]
+    halves = [(each.high - each.low) / 2 for each in (uncertainty(e, "own") for e in runs)]
+    made = mean_uncertainty(runs, "own")
+    assert made.value == pytest.approx(0.7)
+    assert (made.high - made.low) / 2 == pytest.approx(math.hypot(*halves) / 2)
+    assert made.over == "all test rows"
+    assert mean_uncertainty([*runs, run("c", 0.5, 0.6)], "own") is None

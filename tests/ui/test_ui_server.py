@@ -132,7 +132,7 @@ def test_a_page_shows_the_figures_of_a_result_and_commands_that_work(client, run
 def test_names_of_a_dataset_are_text_on_every_page(client, run, own_home):
     facts = client.pages.runs.facts(run.name)
     facts["dataset"] = facts["settings"]["lr"] = "<script>alert(1)</script>"
-    for path in ("/", "/runs", f"/run?name={run.name}", f"/runs?filter={quote('<script>')}"):
+    for path in ("/runs", f"/run?name={run.name}", f"/runs?filter={quote('<script>')}"):
         body = client.ask(path).body
         assert b"<script>alert" not in body
         assert b"&lt;script&gt;" in body
@@ -160,6 +160,19 @@ def test_runs_are_filtered_by_words_and_state_and_sorted_by_each_column(client, 
     assert "cannot be sorted by settings" in refused.body.decode()
 
 
+def test_the_overview_names_the_best_run_of_the_newest_setting_as_the_report_does(client, tmp_path):
+    done = ok("train --method fedncm --scheme iid --clients 3").data
+    client.read()
+    page = client.ask("/")
+    assert (
+        f"Best method for the newest setting: shapes, iid-m3-s0 fedncm : {100 * done['accuracy']['mean']:.2f} %"
+        in page.words
+    )
+    assert "Best in 2 settings:" in page.words
+    for name in ("Selected by", "How sure", "Cost"):
+        assert name in page.words
+
+
 def test_a_grid_at_work_shows_the_run_of_a_point_that_has_not_ended(client, run, own_home):
     (line,) = client.pages.grids.lines()
     ended = line["points"]
@@ -179,7 +192,7 @@ def test_a_grid_at_work_shows_the_run_of_a_point_that_has_not_ended(client, run,
     assert [p["state"] for p in line["points"]] == ["finished", "running"]
     assert line["points"][1]["run"] == "b" * 16
     assert line["share"] == pytest.approx((1 + 2 / 6) / 2)
-    assert "1 of 2 points done, 1 running" in page.words
+    assert "1 of 2 configurations done, 1 running" in page.words
     assert "about 8 s left" in page.words
 
 
