@@ -289,10 +289,9 @@ DIALS: dict[str, Settings] = {
     "lambda=0.1": {"lambda": "0.1"},
     "lambda=10": {"lambda": "10"},
     "tsamp_scope=batch": {"tsamp_scope": "batch"},
-    "tsamp_scope=iteration, tsamp_reduce=joint": {
-        "tsamp_scope": "iteration",
-        "tsamp_reduce": "joint",
-    },
+    "tsamp_scope=iteration": {"tsamp_scope": "iteration"},
+    "tsamp_reduce=mean": {"tsamp_reduce": "mean"},
+    "tsamp_reduce=sum": {"tsamp_reduce": "sum"},
 }
 """Rows of the second table: one switch at a time, beside the defaults."""
 
@@ -373,7 +372,7 @@ def fst_readings() -> list[str]:
     others = [[name, *by_scale(method, values)] for name, (method, values) in OTHERS.items()]
     return [
         *lines,
-        "One switch at a time, at `tsamp_scope=client` and `tsamp_reduce=mean`:",
+        "One switch at a time, at `tsamp_scope=client` and `tsamp_reduce=joint`:",
         "",
         shown(f"grid --method fst-cbdg {GLYPHS} {PROTOCOL} {BY_SCALE}"),
         "",
