@@ -59,7 +59,9 @@ METHOD = Method(
         """,
         when="""
             Before everything else: it needs no labels, no clients and no training. What does not beat it is not worth
-            sending.
+            sending. All images may lean to one side, so that a few classes are predicted too often:
+            `feat_post=center` subtracts the mean of all training images, for which each client sends one sum. It
+            assumes that all classes are about equally frequent, and harms where they are not.
         """,
         cite=("radford2021clip",),
     ),

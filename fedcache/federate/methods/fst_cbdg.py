@@ -10,7 +10,7 @@ W = [T_1 .. T_C]', b = 0 (eq 1), q_j = softmax(I_j.T) (eq 2). Every step, in alg
     step on L_iST + lambda L_tSamp                          (eq 8)
 The server takes the uniform mean (D-53). No code was released. Readings where the paper is silent or at odds with
 itself: f and q_j have one logit scale s, f(z) = softmax(s (W z + b)), q_j = softmax(s I_j.T), which the paper prints
-nothing of (s = 1; CLIP's is 100; D-83, ``logit_scale``); eq 6 as printed, a sum over hundreds of rows beside the mean
+nothing of (s = 1; CLIP's is 100; D-83, ``logit_scale``); eq 6 as printed, a sum over hundreds of rows next to the mean
 of eq 3, under ``preset=paper``, and without a preset one mean over the real and synthetic rows of a step, as algorithm
 1 reads (D-51, D-84, ``tsamp_reduce=joint``; ``mean`` is a mean of each). On photographs ``joint`` is the one that does
 not fall far below zero-shot in any partition: docs/readings.md. sigma = 1/sqrt(D), noise of about unit norm
@@ -300,8 +300,9 @@ METHOD = Method(
             begins as the class texts.
         """,
         when="""
-            Clients without any labels, and nothing else. Give it CLIP's `logit_scale` and compare with `clip-zs`,
-            which it begins as.
+            Clients without any labels, and nothing else, if the classes are about equally frequent: it balances the
+            predicted classes, and where they are not, it falls below the zero-shot classifier that it begins as.
+            Compare it with `clip-zs` and with `clip-zs` under `feat_post=center`, which needs no training.
         """,
         cite=("yan2024fstcbdg",),
     ),

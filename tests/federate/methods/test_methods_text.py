@@ -1,5 +1,7 @@
 """Facts of the methods that start from class text features: clip-zs and fst-cbdg."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from float64 import far, normal
 from method_calls import lanes
 from setting_lines import set_to
 
-from fedcache.federate.engine.client_data import Data
+from fedcache.federate.engine.client_data import Data, prepare
 from fedcache.federate.engine.context import generator
 from fedcache.federate.engine.outcome import entropy_bits
 from fedcache.federate.methods import METHODS
@@ -154,6 +156,20 @@ def leaning(seed):
     test = np.arange(800, 1200)
     rows = np.array_split(np.arange(800), 8)
     return data, [TinyClient(f"client-{i}", train, test) for i, train in enumerate(rows)]
+
+
+def test_centred_zero_shot_is_the_nearest_text_of_rows_less_their_mean():
+    """``feat_post=center`` needs one sum of each client, and a common lean of all images does no harm any more."""
+    data, clients = leaning(0)
+    train = np.concatenate([c.train for c in clients])
+    x = torch.nn.functional.normalize(data.x[:, 0].double(), dim=-1)
+    sums = sum(x[c.train].sum(0) for c in clients)
+    expected = ((x - sums / len(train)) @ data.text.T).argmax(-1)
+    rows = prepare([data.x.float().numpy()], "center", train)
+    out = go_all("clip-zs", "feat_post=center", replace(data, x=rows.double()), clients)
+    assert torch.equal(out.predict(rows.double()), expected)
+    plain = go_all("clip-zs", None, data, clients).records[-1].accuracy
+    assert out.records[-1].accuracy > plain + 0.1
 
 
 def test_the_default_takes_one_mean_and_the_paper_its_sum():
