@@ -3,7 +3,7 @@
 A sealed safetensors file (``store.sealed``) whose seal holds ``ModelFacts`` and whose tensors are
 
     features/text            [C, D] class text features, where the method reads some
-    features/mean, scale     [D] float64, of ``feat_post=standardize``
+    features/mean, scale     [D] float64, of ``feat_post=center`` and ``standardize``
     server/NAME              what all clients share
     clients/GROUP/number     [K] int64, clients whose tensors have equal names and shapes (``models.client_stacks``)
     clients/GROUP/down/NAME  [K, ...] tensors of their models that replace the server's tensor of that name
@@ -40,6 +40,7 @@ from fedcache.extract.device import DTYPES as COMPUTE_DTYPES
 from fedcache.extract.recipe import Recipe
 from fedcache.federate.engine.client_data import (
     FEAT_POSTS,
+    SHARED_SUMS,
     Data,
     FrozenEncoders,
     Scaling,
@@ -308,9 +309,9 @@ def check_tensors(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -
         tensors: by name.
         stacked: whether the file lists the number of every saved client, as format 2 does.
     """
-    # Standardised features need the mean and the scale of the training rows.
+    # Centred and standardised features need the mean and the scale of the training rows.
     expected = {"features/text"}
-    if facts.feat_post == "standardize":
+    if facts.feat_post in SHARED_SUMS:
         scaling = ("features/mean", "features/scale")
         expected |= {*scaling}
         for name in scaling:
@@ -321,7 +322,7 @@ def check_tensors(facts: Any, tensors: Mapping[str, Tensor], *, stacked: bool) -
                 or not bool(t.isfinite().all())
             ):
                 raise refused(
-                    f"{name} is missing or is not {facts.width} numbers, which feat_post standardize needs"
+                    f"{name} is missing or is not {facts.width} numbers, which feat_post {facts.feat_post} needs"
                 )
         if not bool((tensors["features/scale"] > 0).all()):
             raise refused("features/scale holds numbers that are not above 0")
@@ -786,8 +787,8 @@ class SavedModel:
 
     @property
     def scaling(self) -> Scaling | None:
-        """The numbers of ``feat_post=standardize``; None for the others."""
-        if self.facts.feat_post != "standardize":
+        """The statistics of ``feat_post=center`` and ``standardize``; None for the others."""
+        if self.facts.feat_post not in SHARED_SUMS:
             return None
         return Scaling(*(self.tensors[f"features/{name}"].numpy() for name in ("mean", "scale")))
 
@@ -911,7 +912,7 @@ def collect(
         out: of the seed.
         facts: of the run; ``saved`` is filled in here.
         data: what was trained on, for its text features.
-        scaling: the numbers of ``feat_post=standardize``.
+        scaling: the statistics of ``feat_post=center`` and ``standardize``.
         clients: ``--save-clients``: all, none, or names, comma-separated; None for all up to ``MOST_BYTES``.
     """
     tensors: dict[str, Tensor] = {}

@@ -51,7 +51,7 @@ class RunFeatures:
         Mapping[str, Any], ...
     ] = ()  # of the arrays: backbone, weights and all that determines a value
     feat_post: str = "none"  # what was done to features
-    scaling: Scaling | None = None  # the numbers of ``feat_post=standardize``
+    scaling: Scaling | None = None  # of ``feat_post=center`` and ``standardize``
     how: tuple[Mapping[str, Any], ...] = ()  # the arrays were computed; () where that is not known
 
     def after(self, feat_post: str, scaling: Scaling | None) -> RunFeatures:
@@ -72,7 +72,7 @@ def read_store(
     """Read arrays of a store, apply ``feat_post``, and take the text features of a backbone that has some.
 
     Backbones with different numbers of views are read as far as all have them. Raises UsageError for an array of
-    images. ``train`` are the [n] rows of which ``standardize`` takes mean and variance.
+    images. ``train`` are the [n] rows of which ``center`` and ``standardize`` take the mean.
     """
     arrays = [store.reader(key) for key in keys]
     for key, array in zip(keys, arrays, strict=True):
@@ -138,7 +138,7 @@ def read_client_stores(
         keys: of their arrays.
         rows: for each store the rows of the matrix that its rows are.
         feat_post: what is done to features.
-        train: [n] rows of which ``standardize`` takes mean and variance.
+        train: [n] rows of which ``center`` and ``standardize`` take the mean.
     """
     first = stores[0]
     count = max(int(places.max(initial=-1)) for places in rows) + 1

@@ -17,7 +17,7 @@ from fedcache.extract.backbones.own import known_name
 from fedcache.extract.device import resolve_device
 from fedcache.extract.planning.plan import say_templates
 from fedcache.extract.recipe import IMAGES, held_by
-from fedcache.federate.engine.client_data import StoredRows
+from fedcache.federate.engine.client_data import SHARED_SUMS, StoredRows
 from fedcache.federate.engine.hyperparameters import Value
 from fedcache.federate.engine.method import ClientOverrides, Method
 from fedcache.federate.execution.memory_estimate import free_memory
@@ -262,7 +262,7 @@ class StoreRows:
         cache = self.preparation.cache
         rows = self._trained_rows
         determines_scale = b""
-        if feat_post == "standardize":
+        if feat_post in SHARED_SUMS:
             determines_scale = rows.tobytes()
         key = (
             self.store.path,

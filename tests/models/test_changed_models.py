@@ -34,6 +34,7 @@ METHODS = {
     "one model": "fedavg --rounds 2 --backbones random-projection:16",
     "two backbones": "fed3r --backbones random-projection:16,random-projection:8",
     "standardized": "fedncm --backbones random-projection:16 --set feat_post=standardize",
+    "centred": "clip-zs --backbones glyph-clip --set feat_post=center",
     "personal": "fedrep --rounds 2 --backbones random-projection:16",
     "from texts": "fst-cbdg --rounds 1 --backbones glyph-clip",
     "live encoders": "promptfl --rounds 1 --backbones glyph-clip",

@@ -22,7 +22,7 @@ from fedcache.store.store import Store
 def old_prepare(features, post, train):
     """The definition, over whole arrays: what ``prepare`` must give to the bit whatever it holds at a time."""
     out = [f.astype(np.float32) for f in features]
-    if post == "l2":
+    if post in ("l2", "center"):
         out = [f / np.maximum(np.linalg.norm(f, axis=-1, keepdims=True), 1e-12) for f in out]
     x = np.concatenate(out, axis=-1)
     if post == "l2_concat":
@@ -34,6 +34,12 @@ def old_prepare(features, post, train):
         scale = known.std(0, dtype=np.float64)
         scale[scale == 0] = 1
         x = ((x - known.mean(0, dtype=np.float64)) / scale).astype(np.float32)
+    if post == "center":
+        x = (x - x[np.unique(train), 0].mean(0, dtype=np.float64)).astype(np.float32)
+        ends = np.cumsum([f.shape[-1] for f in features])[:-1]
+        parts = np.split(x, ends, -1)
+        lengths = [np.maximum(np.linalg.norm(f, axis=-1, keepdims=True), 1e-12) for f in parts]
+        x = np.concatenate([f / n for f, n in zip(parts, lengths, strict=True)], -1)
     return x
 
 
@@ -62,7 +68,7 @@ def test_a_flipped_bit_is_found_by_every_way_of_reading_and_the_first_is_named(
         assert np.array_equal(reader.rows(np.array([0])), values(KEYS[0])[:1])
 
 
-@pytest.mark.parametrize("post", ["none", "l2", "l2_concat", "sign", "standardize"])
+@pytest.mark.parametrize("post", ["none", "l2", "l2_concat", "sign", "center", "standardize"])
 def test_features_beyond_the_budget_are_mapped_and_the_same_to_the_bit(tmp_path, monkeypatch, post):
     store = whole(tmp_path / "s.zarr")
     train = np.array([0, 2, 3, 5, 8, 11])

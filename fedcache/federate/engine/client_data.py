@@ -26,14 +26,18 @@ from fedcache.store.reader import Reader, map_rows, mapped_bytes
 
 # Preparation of stored features for a method: backbones are concatenated, and normalised or scaled.
 #
-# ``standardize`` keeps its statistics as ``Scaling``, so that a trained head transforms new rows like
+# ``center`` and ``standardize`` keep their statistics as ``Scaling``, so that a trained head transforms new rows like
 # its training rows.
 
 
-FEAT_POSTS = ("none", "l2", "l2_concat", "sign", "standardize")
+FEAT_POSTS = ("none", "l2", "l2_concat", "sign", "center", "standardize")
+
+SHARED_SUMS = {"center": 1, "standardize": 2}
+"""``feat_post`` -> sums of rows that each client sends before the first round, and means that it receives."""
 
 LONGEST_ROWS: Mapping[str, Callable[[Sequence[int]], float]] = {
     "l2": lambda widths: math.sqrt(len(widths)),
+    "center": lambda widths: math.sqrt(len(widths)),
     "l2_concat": lambda _widths: 1.0,
     "sign": lambda widths: math.sqrt(sum(widths)),
 }
@@ -54,10 +58,10 @@ STEP = 4096
 
 @dataclass(frozen=True)
 class Scaling:
-    """Statistics of ``standardize``: it subtracts ``mean`` from every feature and divides by ``scale``."""
+    """Statistics of all clients' rows: ``mean`` is subtracted from every feature, which is divided by ``scale``."""
 
     mean: NDArray[np.float64]  # [D]
-    scale: NDArray[np.float64]  # [D]; 1 for a feature that is constant
+    scale: NDArray[np.float64]  # [D]; 1 for a feature that is constant, and for ``center``
 
     @staticmethod
     def of(features: NDArray[np.float32], train: NDArray[np.int64]) -> Scaling:
@@ -78,7 +82,7 @@ class Scaling:
         return Scaling(mean, scale)
 
     def apply(self, features: NDArray[np.float32]) -> None:
-        """Zero mean and unit variance, in place."""
+        """Subtract the mean and divide by the scale, in place."""
         # In float64, a block of rows at a time: a copy of all features would not fit in addition to them.
         for first in range(0, len(features), STEP):
             rows = features[first : first + STEP]
@@ -104,7 +108,7 @@ def prepare(
     views: int | None = None,
     scratch: Path | None = None,
 ) -> Tensor:
-    """The features of ``prepare_features`` without the numbers of ``standardize``."""
+    """The features of ``prepare_features`` without the statistics."""
     return prepare_features(features, feat_post, train, views=views, scratch=scratch)[0]
 
 
@@ -125,17 +129,18 @@ def prepare_features(
     Args:
         features: one [N, V, d_k] array per backbone, any float dtype; rows may be NaN where an image is missing.
         feat_post: none; l2 (each backbone to unit length); l2_concat (the concatenation to unit length); sign (1
-            where x > 0, else 0: the released FedPCL's ResNet features, D-01); standardize (zero mean and unit
+            where x > 0, else 0: the released FedPCL's ResNet features, D-01); center (each backbone to unit length,
+            less the mean over view 0 of the ``train`` rows, to unit length again); standardize (zero mean and unit
             variance of every feature over view 0 of the ``train`` rows).
-        train: int64 rows of the clients' training sets, needed by ``standardize``. Its mean and variance are
-            statistics of all clients together, which no single client of a real federation could know.
-        scaling: statistics of ``standardize`` from other rows, instead of ``train``.
+        train: int64 rows of the clients' training sets, needed by ``center`` and ``standardize``. Mean and variance
+            are statistics of all clients together, which no single client of a real federation could know.
+        scaling: statistics from other rows, instead of ``train``.
         views: number of views of each row to take; None takes all, and all backbones need the same number.
         scratch: folder for a result beyond the memory limit, which is mapped from a temporary file; None keeps every
             result in memory.
 
     Returns:
-        [N, V, D] float32, and the statistics of ``standardize``; None for other ``feat_post``.
+        [N, V, D] float32, and the statistics of ``center`` or ``standardize``; None for other ``feat_post``.
     """
     if feat_post not in FEAT_POSTS:
         raise unknown("feat_post", feat_post, FEAT_POSTS)
@@ -149,12 +154,13 @@ def prepare_features(
     N, V = shapes.pop()
     widths = [f.shape[2] for f in features]
     out = _room((N, V, sum(widths)), scratch)
+    starts = np.cumsum([0, *widths[:-1]])
     # Each backbone's columns are filled block by block, so a stored array is never in memory twice.
-    for start, part in zip(np.cumsum([0, *widths[:-1]]), features, strict=True):
+    for start, part in zip(starts, features, strict=True):
         for first, rows in _blocks_of(part):
             target = out[first : first + len(rows), :, start : start + part.shape[2]]
             target[...] = rows[:, :V]
-            if feat_post == "l2":
+            if feat_post in ("l2", "center"):
                 _unit(target)
     if feat_post in ("l2_concat", "sign"):
         for first in range(0, N, STEP):
@@ -163,15 +169,20 @@ def prepare_features(
                 _unit(rows)
             else:
                 _sign(rows)
-    elif feat_post == "standardize":
+    elif feat_post in SHARED_SUMS:
         if scaling is None:
             if train is None or not len(train):
                 raise FederatedRunError(
-                    "feat_post=standardize needs training rows, but there are none.",
+                    f"feat_post={feat_post} needs training rows, but there are none.",
                     "Give the clients training rows, or choose --set feat_post=l2.",
                 )
             scaling = Scaling.of(out, np.unique(train))
+            if feat_post == "center":
+                scaling = replace(scaling, scale=np.ones(len(scaling.scale)))
         scaling.apply(out)
+        if feat_post == "center":
+            for start, width in zip(starts, widths, strict=True):
+                _unit(out[..., start : start + width])
         return torch.from_numpy(out), scaling
     return torch.from_numpy(out), None
 
@@ -353,7 +364,8 @@ def stored_rows(readers: Sequence[Reader], feat_post: str) -> StoredRows | None:
 
     Args:
         readers: one per backbone; several are concatenated, and that matrix is in no file.
-        feat_post: transformation of the features; ``standardize`` must read all rows before it can transform one.
+        feat_post: transformation of the features; ``center`` and ``standardize`` must read all rows before they can
+            transform one.
 
     Raises CorruptionError for a damaged chunk.
     """

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedcache.errors import FederatedRunError, StoreError, UsageError
 from fedcache.federate.engine.client_data import (
+    SHARED_SUMS,
     AllClients,
     ClientData,
     Data,
@@ -773,18 +774,25 @@ class RunState:
         self.traffic.up[who] += counts["up"]
         self.traffic.down[who] += counts["down"]
         totals = {name: int(of_clients.sum()) for name, of_clients in counts.items()}
-        if (env.row_norm is not None or env.mean_rows is not None) and self.round == 0:
-            # Before the first round, each client that can train has sent a sum and received the mean.
+        if self.round == 0:
+            # Before the first round, each client that can train has sent sums and received the means.
             clients = len(self.eligible)
-            for way in ("up", "down"):
-                getattr(self.traffic, way)[self.eligible] += 1
-                totals[way] += clients
-                totals[f"{way}_bytes"] += SUM_BYTES * clients
+            for way, numbers in self._shared_numbers().items():
+                getattr(self.traffic, way)[self.eligible] += numbers
+                totals[way] += numbers * clients
+                totals[f"{way}_bytes"] += SUM_BYTES * numbers * clients
         receivers: int | None = len(who) - len(self.early)
         if receivers == len(ids):
             receivers = None
         self.traffic.rounds.append(RoundTraffic(len(ids), **totals, receivers=receivers))
         return self.traffic.rounds[-1]
+
+    def _shared_numbers(self) -> dict[str, int]:
+        """Numbers that each client sends and receives before the first round, for means over all clients' rows."""
+        asked = int(self.env.row_norm is not None or self.env.mean_rows is not None)
+        sums = SHARED_SUMS.get(str(self.hp.get("feat_post")), 0) * self.env.width
+        # The number of rows travels with the sums.
+        return {"up": asked + sums + bool(sums), "down": asked + sums}
 
     def _paper_counts(
         self, who: np.ndarray, sent: np.ndarray, received: int

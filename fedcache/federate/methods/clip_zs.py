@@ -66,7 +66,9 @@ METHOD = Method(
         """,
         when="""
             Run it before anything else: it needs no labels, no clients and no training. A trained method that does not
-            beat it is not worth its traffic.
+            beat it is not worth its traffic. If a few classes are predicted too often, `feat_post=center` subtracts the
+            mean of all training images, for which each client sends one sum. It assumes that all classes are about
+            equally frequent, and harms where they are not.
         """,
         cite=("radford2021clip",),
     ),

@@ -41,7 +41,7 @@ from fedcache.heads.ridge import best_ridge, chosen_numbers, solve_spectrum, spe
 
 PAPER_LAM = 1.0
 
-UNIT_ROWS = ("l2", "l2_concat")
+UNIT_ROWS = ("l2", "l2_concat", "center")
 """``feat_post`` of which each row has the length 1: class texts are those of a single backbone."""
 
 SUMS = ("gram", "class_sum")
@@ -115,7 +115,7 @@ METHOD = replace(
             low=0.0,
             fit=False,
             usual="auto",
-            auto="lowest generalised cross-validation; 1 unless feat_post is l2 or l2_concat",
+            auto="lowest generalised cross-validation; 1 unless feat_post is l2, l2_concat or center",
         ),
         HParam(
             "kappa",

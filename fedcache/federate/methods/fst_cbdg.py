@@ -9,12 +9,14 @@ W = [T_1 .. T_C]', b = 0 (eq 1), q_j = softmax(I_j.T) (eq 2). Every step, in alg
     L_iST = -mean_j q_j . log f(I_j)                        (eq 3)
     m_k = #{j: argmax q_j = k},  n_k = round((1 + gamma) max m) - m_k               (eq 7)
     z_ki ~ N(T_k, sigma^2 I), i = 1 .. n_k                  (eq 5)
-    L_tSamp = mean of -log f(z_ki)_k                        (eq 6)
+    L_tSamp = sum of -log f(z_ki)_k over all rows           (eq 6)
     step on L_iST + lambda L_tSamp                          (eq 8)
 The server takes the uniform mean (D-53). No code was released. Readings where the paper is silent or at odds with
 itself: f and q_j have one logit scale s, f(z) = softmax(s (W z + b)), q_j = softmax(s I_j.T), which the paper prints
-nothing of (s = 1; CLIP's is 100; D-83, ``logit_scale``); eq 6 as a mean, so that lambda = 1 balances the terms (D-51,
-``tsamp_reduce``; ``joint`` is one mean over real and synthetic rows, D-84); sigma = 1/sqrt(D), noise of about unit norm
+nothing of (s = 1; CLIP's is 100; D-83, ``logit_scale``); eq 6 as printed, a sum over hundreds of rows next to the mean
+of eq 3, under ``preset=paper``, and without a preset one mean over the real and synthetic rows of a step, as algorithm
+1 reads (D-51, D-84, ``tsamp_reduce=joint``; ``mean`` is a mean of each). On photographs ``joint`` is the one that does
+not fall far below zero-shot in any partition: docs/readings.md. sigma = 1/sqrt(D), noise of about unit norm
 (D-52); m_k counted over the client once per epoch, its rows shuffled and assigned to the steps (D-56). Algorithm 1 to
 the letter is ``tsamp_scope=iteration``: m_k of all the client's rows after every update of q, and all n_k rows drawn
 again in every step, up to C max m of them (D-84); ``batch`` counts the batch alone.
@@ -302,8 +304,9 @@ METHOD = Method(
             class $k$; $n_k$: the number of its synthetic features; $s$: the scale of the logits.
         """,
         when="""
-            Use it if clients have no labels at all. Set CLIP's `logit_scale`, and compare with `clip-zs`, which is its
-            starting point.
+            Use it if clients have no labels at all and the classes are about equally frequent. It balances the
+            predicted classes, so with unequal frequencies it falls below the zero-shot classifier that it starts as.
+            Compare it with `clip-zs`, also with `feat_post=center`, which needs no training.
         """,
         cite=("yan2024fstcbdg",),
     ),

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fedcache.errors import FedcacheError, FederatedRunError, InternalError, UsageError, unknown
+from fedcache.federate.engine.client_data import SHARED_SUMS
 from fedcache.federate.engine.hyperparameters import Hp, has_batchnorm
 from fedcache.federate.engine.method import Method, Pooling, StatisticKind, Uploads, sends_nothing
 from fedcache.federate.trust.attacks import Attack, parse_attack
@@ -137,7 +138,7 @@ class TrustPolicy:
         if self.on_bad == "reject":  # warnings name rejected clients with their round
             uncovered.append("participants")
         of_all_rows = {"row norms", "row counts"} & method.reads(hp)
-        if hp.get("feat_post") == "standardize" or of_all_rows:
+        if hp.get("feat_post") in SHARED_SUMS or of_all_rows:
             uncovered.append("statistics")
         missing = [word for word in uncovered if word not in privacy.allow]
         if missing:

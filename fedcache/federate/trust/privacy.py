@@ -99,7 +99,8 @@ UNCOVERED = {
     "owned",
     "participants": "who took part in which round",
     "rows": "how many training rows all clients have together",
-    "statistics": "mean and deviation of every feature over all clients' training rows (feat_post=standardize), or the "
+    "statistics": "mean of every feature over all clients' training rows (feat_post=center), mean and deviation "
+    "(feat_post=standardize), or the "
     "mean length of these rows (rff_sigma=auto)",
 }
 """Word of ``--dp-allow`` -> the facts that a run then reveals although epsilon does not cover them."""

@@ -26,7 +26,7 @@ from safetensors.torch import save
 from sklearn.compose import ColumnTransformer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import Binarizer, Normalizer
+from sklearn.preprocessing import Binarizer, Normalizer, StandardScaler
 from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 from torch.nn.functional import interpolate, normalize
@@ -37,6 +37,7 @@ from fedcache.extract import backbones
 from fedcache.extract.backbones.backbone import ModuleEncoder
 from fedcache.extract.embed_images import locate_recipe
 from fedcache.extract.recipe import Recipe
+from fedcache.federate.engine.client_data import SHARED_SUMS, Scaling
 from fedcache.federate.engine.outcome import DeployedModel
 from fedcache.heads.linear import Tree
 from fedcache.heads.losses import MASKED
@@ -190,17 +191,22 @@ class ImageModel(nn.Module):
     def _post(self, parts: Sequence[Tensor]) -> Tensor:
         """``client_data.prepare_features`` on tensors: [N, d] of each backbone -> [N, D] float32."""
         how = self.saved.facts.feat_post
-        if how == "l2":
+        if how in ("l2", "center"):
             parts = [normalize(p, dim=-1, eps=1e-12) for p in parts]
         x = torch.cat(list(parts), -1)
         if how == "l2_concat":
             x = normalize(x, dim=-1, eps=1e-12)
         elif how == "sign":
             x = (x > 0).float()
-        elif how == "standardize":
+        elif how in SHARED_SUMS:
             mean = getattr(self, self._scaling["mean"])
             scale = getattr(self, self._scaling["scale"])
             x = ((x - mean) / scale).float()
+        if how == "center":
+            widths = self.saved.facts.widths
+            x = torch.cat(
+                [normalize(p, dim=-1, eps=1e-12) for p in x.split_with_sizes(widths, -1)], -1
+            )
         return x
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -793,7 +799,7 @@ def estimator(predictor: Predictor, head: LinearHead) -> Any:
         whole = np.zeros((len(coef), facts.width))
         whole[:, np.concatenate([np.arange(a, b) for a, b in own.columns])] = coef
         coef = whole
-    if saved.scaling is not None:
+    if facts.feat_post == "standardize" and saved.scaling is not None:
         coef = coef / saved.scaling.scale
         intercept = intercept - coef @ saved.scaling.mean
     if len(order) == 2:  # scikit-learn keeps one row for two classes
@@ -805,23 +811,38 @@ def estimator(predictor: Predictor, head: LinearHead) -> Any:
     last.classes_ = np.array(facts.classes)[order]
     last.n_features_in_ = facts.width
     last.n_iter_ = np.array([0])
-    return _after(facts.feat_post, facts.widths, last)
+    return _after(facts.feat_post, facts.widths, saved.scaling, last)
 
 
-def _after(feat_post: str, widths: tuple[int, ...], last: LogisticRegression) -> Any:
+def _after(
+    feat_post: str, widths: tuple[int, ...], scaling: Scaling | None, last: LogisticRegression
+) -> Any:
     """The classifier behind the steps of ``feat_post``; ``standardize`` is in its coefficients."""
     if feat_post in ("none", "standardize"):
         return last
     if feat_post == "sign":
         return _ready(make_pipeline(Binarizer(threshold=0.0), last))
-    if feat_post == "l2_concat" or len(widths) == 1:
-        return _ready(make_pipeline(Normalizer(), last))
+    if feat_post == "l2_concat":
+        widths = (sum(widths),)
+    if feat_post != "center" or scaling is None:
+        return _ready(make_pipeline(_to_unit(widths), last))
+    made = _ready(
+        make_pipeline(_to_unit(widths), StandardScaler(with_std=False), _to_unit(widths), last)
+    )
+    made[1].mean_ = scaling.mean
+    return made
+
+
+def _to_unit(widths: tuple[int, ...]) -> Any:
+    """The step that brings each backbone's columns to unit length."""
+    if len(widths) == 1:
+        return Normalizer()
     starts = np.cumsum([0, *widths])
     blocks = [
         (f"block_{k}", Normalizer(), slice(int(a), int(a) + w))
         for k, (a, w) in enumerate(zip(starts, widths, strict=False))
     ]
-    return _ready(make_pipeline(ColumnTransformer(blocks), last))
+    return ColumnTransformer(blocks)
 
 
 def _ready(made: Pipeline) -> Pipeline:

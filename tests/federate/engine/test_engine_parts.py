@@ -212,6 +212,10 @@ def test_features_are_prepared_as_asked():
     assert np.array_equal(
         made["sign"], np.where(np.isnan(plain), np.nan, plain > 0), equal_nan=True
     )
+    unit = made["l2"] - made["l2"][train, 0].mean(0)
+    for part in (slice(3), slice(3, 7)):
+        longer = np.linalg.norm(unit[ok][..., part], axis=-1, keepdims=True)
+        assert np.allclose(made["center"][ok][..., part], unit[ok][..., part] / longer, atol=1e-6)
     scaled = made["standardize"][train, 0]
     assert np.allclose([scaled.mean(0), scaled.std(0)], [[0.0] * 7, [1.0] * 7], atol=1e-5)
     assert not prepare([np.full((6, 1, 2), 3.0)], "standardize", train).any()  # constant
@@ -222,6 +226,7 @@ def test_features_are_prepared_as_asked():
     [
         ([np.zeros((2, 1, 3))], "l3"),
         ([np.zeros((2, 1, 3)), np.zeros((2, 2, 3))], "none"),
+        ([np.zeros((2, 1, 3))], "center"),
         ([np.zeros((2, 1, 3))], "standardize"),
     ],
 )

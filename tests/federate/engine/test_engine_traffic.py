@@ -53,6 +53,20 @@ def test_text_features_reach_a_client_once():
     assert go_all("clip-zs").traffic.down.tolist() == [text] * 9
 
 
+@pytest.mark.parametrize(("post", "sums"), [("l2", 0), ("center", 1), ("standardize", 2)])
+def test_means_over_all_clients_rows_are_counted_once(post, sums):
+    """Before the first round, each client sends sums of its rows and their number, and receives the means."""
+    plain, counted = (
+        go("fst-cbdg", f"feat_post={name}", rounds=2, participation=4).traffic
+        for name in ("none", post)
+    )
+    assert (counted.up - plain.up).tolist() == [11 * sums + (sums > 0)] * 9
+    assert (counted.down - plain.down).tolist() == [11 * sums] * 9
+    bytes_up = counted.totals()["up_bytes"] - plain.totals()["up_bytes"]
+    assert bytes_up == 9 * 8 * (11 * sums + (sums > 0))
+    assert counted.rounds[1] == plain.rounds[1]
+
+
 # Sizes of the law below: classes, features, projection, trunk, contrasted, public rows, token width, clients.
 C, D, P, H, Z, N, E, M = 3, 5, 7, 7, 4, 11, 8, 3
 LINEAR, MLP, GRAM, T = (

@@ -345,6 +345,7 @@ def test_stores_of_their_own_are_sites_under_the_names_they_are_given(tmp_path):
         ({"method": "central"}, "in one place"),
         ({"method": "promptfl"}, "shards have only features"),
         ({"method": "fedavg", "set": {"feat_post": "standardize"}}, "all clients' rows"),
+        ({"method": "clip-zs", "set": {"feat_post": "center"}}, "feat_post=center"),
         ({"method": "fedavg", "attack": "sign-flip:0.2"}, "sites are real"),
         ({"method": "fedavg", "asynchronous": 2}, "--asynchronous"),
         ({"method": "fedavg", "dp_clip": 1.0, "dp_noise": 1.0}, "correct answers"),

@@ -1,5 +1,7 @@
 """Facts of the methods that start from class text features: clip-zs and fst-cbdg."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,9 +10,12 @@ from float64 import far, normal
 from method_calls import lanes
 from setting_lines import set_to
 
+from fedcache.federate.engine.client_data import Data, prepare
 from fedcache.federate.engine.context import generator
 from fedcache.federate.engine.outcome import entropy_bits
+from fedcache.federate.methods import METHODS
 from fedcache.federate.methods.common.synthesis import stratified
+from fedcache.testing.federation import TinyClient
 
 
 def states(out, name="rows/q"):
@@ -77,7 +82,8 @@ READINGS = [
     set_to("tsamp_scope=iteration tsamp_reduce=joint lambda=0.7 logit_scale=3.0"),
     {"tsamp_reduce": "joint", "lambda": 0.7},
     set_to("tsamp_reduce=joint lambda=0.7 ablation=tsamp_only"),
-    {"tsamp_reduce": "sum", "tsamp_scope": "iteration"},
+    {"tsamp_scope": "iteration", "tsamp_reduce": "mean"},
+    {"tsamp_reduce": "mean"},
 ]
 
 
@@ -91,7 +97,7 @@ def test_one_client_is_algorithm_1(reading):
     out = go_all("fst-cbdg", settings, data, clients, rounds=1)
     s, lam = reading.get("logit_scale", 1.0), reading.get("lambda", 1.0)
     sigma = reading.get("sigma", 11**-0.5)
-    scope, reduce = reading.get("tsamp_scope", "client"), reading.get("tsamp_reduce", "mean")
+    scope, reduce = reading.get("tsamp_scope", "client"), reading.get("tsamp_reduce", "sum")
     x, T = data.x[clients[0].train, 0].numpy(), data.text.numpy()
     W, b, vW, vb = T.copy(), np.zeros(6), np.zeros_like(T), np.zeros(6)
 
@@ -134,6 +140,53 @@ def test_one_client_is_algorithm_1(reading):
     assert far(out.server["W"], W) < 1e-11
     assert far(out.server["b"], b) < 1e-11
     assert far(out.states[0]["rows/q"], q) < 1e-11
+
+
+def leaning(seed):
+    """Eight clients whose features all lean to one side, so that zero-shot predicts some classes too often."""
+    unit = torch.nn.functional.normalize
+    g = torch.Generator().manual_seed(seed)
+    y = torch.arange(1200) % 10
+    text = torch.randn(10, 64, generator=g, dtype=torch.float64)
+    text = unit(text - text.mean(0), dim=-1)
+    lean = torch.randn(64, generator=g, dtype=torch.float64)
+    noise = torch.randn(1200, 64, generator=g, dtype=torch.float64)
+    x = unit(text[y] + lean + noise / 2, dim=-1)
+    data = Data(x=x.unsqueeze(1), y=y, classes=10, text=text, widths=(64,), domain=y * 0)
+    test = np.arange(800, 1200)
+    rows = np.array_split(np.arange(800), 8)
+    return data, [TinyClient(f"client-{i}", train, test) for i, train in enumerate(rows)]
+
+
+def test_centred_zero_shot_is_the_nearest_text_of_rows_less_their_mean():
+    """``feat_post=center`` needs one sum of each client, and a common lean of all images does no harm any more."""
+    data, clients = leaning(0)
+    train = np.concatenate([c.train for c in clients])
+    x = torch.nn.functional.normalize(data.x[:, 0].double(), dim=-1)
+    sums = sum(x[c.train].sum(0) for c in clients)
+    expected = ((x - sums / len(train)) @ data.text.T).argmax(-1)
+    rows = prepare([data.x.float().numpy()], "center", train)
+    out = go_all("clip-zs", "feat_post=center", replace(data, x=rows.double()), clients)
+    assert torch.equal(out.predict(rows.double()), expected)
+    plain = go_all("clip-zs", None, data, clients).records[-1].accuracy
+    assert out.records[-1].accuracy > plain + 0.1
+
+
+def test_the_default_takes_one_mean_and_the_paper_its_sum():
+    """D-51, D-84: with the printed sum, hundreds of synthetic rows outweigh the images, which can undo zero-shot."""
+    method = METHODS["fst-cbdg"]
+    assert method.usual == ("tsamp_reduce",)
+    assert method.resolve()["tsamp_reduce"] == "joint"
+    assert method.resolve("paper")["tsamp_reduce"] == "sum"
+    gains = {"joint": [], "sum": []}
+    for seed in range(3):
+        data, clients = leaning(seed)
+        zero_shot = go_all("clip-zs", None, data, clients).records[-1].accuracy
+        for reduce, found in gains.items():
+            out = go_all("fst-cbdg", {"tsamp_reduce": reduce}, data, clients, rounds=10)
+            found.append(out.records[-1].accuracy - zero_shot)
+    assert min(gains["joint"]) > 0.02
+    assert min(gains["sum"]) < -0.02
 
 
 def test_the_server_only_ablation_hears_nothing_from_clients():

@@ -16,6 +16,7 @@ import tomli_w
 
 from fedcache.config import TrainConfig, resolve, to_table
 from fedcache.errors import UsageError, shell_word
+from fedcache.federate.engine.client_data import SHARED_SUMS
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Method, clients_per_round, keep_down
 from fedcache.federate.engines.flower.masking import BOUND, LEAST_SITES, check_secure
@@ -85,8 +86,9 @@ def why_not(method: Method, hp: Hp) -> str | None:
         return "its models are scored after a probe on all clients' rows"
     if method.protocol(hp) == "everywhere":
         return "its models are scored on all clients' rows"
-    if hp.get("feat_post") == "standardize":
-        return "feat_post=standardize takes mean and variance over all clients' rows"
+    feat_post = hp.get("feat_post")
+    if feat_post in SHARED_SUMS:
+        return f"feat_post={feat_post} takes means over all clients' rows"
     if "row norms" in needs:
         return "rff_sigma=auto takes the mean length of all clients' rows: --set rff_sigma=NUMBER"
     if "row counts" in needs:

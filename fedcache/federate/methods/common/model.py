@@ -23,8 +23,8 @@ FEAT_POST = HParam(
     "none",
     "choice",
     "transformation of features when they are loaded; none, or the default of the backbone: l2 for CLIP "
-    "towers, and with preset official sign for FedPCL's ResNets (D-01); a value that you set applies to "
-    "every backbone",
+    "towers, and with preset official sign for FedPCL's ResNets (D-01); center is l2 less the mean of all "
+    "training rows, for which each client sends one sum; a value that you set applies to every backbone",
     choices=FEAT_POSTS,
 )
 

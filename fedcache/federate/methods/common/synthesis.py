@@ -22,10 +22,11 @@ SYNTHESIS = (
     ),
     HParam(
         "tsamp_reduce",
-        "mean",
+        "sum",
         "choice",
         "eq 6 as a mean over its rows, the sum as printed, or one mean over real and synthetic rows (D-51, D-84)",
         choices=("mean", "sum", "joint"),
+        usual="joint",
     ),
     HParam("renorm_synth", False, "bool", "bring synthetic rows to unit length"),
     HParam(
