@@ -595,7 +595,7 @@ def setting_name(entry: StoredRun) -> str:
 
 
 def setting_names(groups: Sequence[Sequence[StoredRun]]) -> list[str]:
-    """A name for each setting; equal names are told apart by what differs."""
+    """A name for each setting; equal names are distinguished by their differences."""
     known = []
     digests = []
     for group in groups:
