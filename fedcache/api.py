@@ -391,7 +391,7 @@ def evaluate(
     seed: int | Literal["all"] | None = None,
     one_for_all: bool = False,
     temperature: float | None = None,
-    client_prior: Literal["none", "classes", "counts", "fitted"] = "none",
+    client_prior: Literal["none", "classes", "counts", "fitted", "em"] = "none",
     out: str | Path | None = None,
     with_images: bool = False,
     options: Mapping[str, Any] | None = None,
@@ -405,8 +405,9 @@ def evaluate(
         split: of these rows: all, train, test or validation; ``temperature``: scores are divided by it, None for that
             fitted in training.
         client_prior: each client's own test rows are also scored with its own class counts: ``classes`` masks the
-            classes that it does not have, ``counts`` adds the log counts, ``fitted`` the log of smoothed shares. The
-            accuracy without and with it is ``found.client_prior``.
+            classes that it does not have, ``counts`` adds the log counts, ``fitted`` the log of smoothed shares,
+            ``em`` that of shares estimated from the scores of these rows. The accuracy without and with it is
+            ``found.client_prior``.
         out: a .html, .csv or .json file of all figures; ``with_images``: the page also shows mistakes.
         options: other keywords of ``extract``; ``observer``: told the story.
 

@@ -3,7 +3,8 @@
 A client knows how many training rows of each class it has. If its test rows have the same class shares, one model for
 all clients predicts them better once these shares are added to its log-probabilities (logit adjustment; Menon et al.,
 "Long-tail learning via logit adjustment", ICLR 2021). Nothing is sent for ``classes`` and ``counts``. For ``fitted``
-the server sums the class counts of all clients, and fits one number to them.
+the server sums the class counts of all clients, and fits one number to them. ``em`` estimates the class shares of a
+client's test rows from their scores, without labels.
 """
 
 from __future__ import annotations
@@ -21,15 +22,19 @@ from fedcache.federate.partition.client_table import RowLists
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
-CLIENT_PRIORS = ("none", "classes", "counts", "fitted")
+CLIENT_PRIORS = ("none", "classes", "counts", "fitted", "em")
 """``none`` changes nothing; ``classes`` masks the classes that the client has no training rows of; ``counts`` adds the
-log of its class counts, which masks these classes too; ``fitted`` adds the log of its smoothed class shares."""
+log of its class counts, which masks these classes too; ``fitted`` adds the log of its smoothed class shares; ``em``
+adds the log of ``estimate_ratio``."""
 
 LEAST = 1e-3
 MOST = 1e6
 """Lowest and highest concentration of the search."""
 GRID = 55
 """Concentrations that are tried before the search between two of them: six for each factor of ten."""
+EM_STEPS = 1000
+EM_CLOSE = 1e-6
+"""EM ends after ``EM_STEPS`` steps, or when no class share changes by more than ``EM_CLOSE``."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,33 @@ def fit_concentration(counts: Counts, shares: Floats) -> float:
         loss, bounds=ends, method="bounded", options={"xatol": 1e-6}
     )
     return float(np.exp(found.x))
+
+
+def estimate_ratio(log_probabilities: Floats, shares: Floats) -> Floats:
+    """[C]: class shares of unlabelled rows, divided by those that the model has learned.
+
+    The maximum of the likelihood by expectation maximisation (Saerens, Latinne and Decaestecker, "Adjusting the outputs
+    of a classifier to new a priori probabilities", 2002): q_c <- mean_i of p_ic q_c / pi_c, normalised for each row.
+
+    Args:
+        log_probabilities: [n, C] of the model; rows of NaN are left out.
+        shares: [C] class shares pi of the training rows; the ratio is 0 for a class without training rows.
+    """
+    learned = (shares > 0).astype(np.float64)
+    p = np.exp(log_probabilities) * learned
+    p = p[p.sum(-1) > 0]
+    if not len(p):
+        return learned
+    trained = np.where(shares > 0, shares, 1.0)
+    found = shares
+    for _ in range(EM_STEPS):
+        posterior = p * (found / trained)
+        posterior /= posterior.sum(-1, keepdims=True)
+        last = found
+        found = posterior.mean(0)
+        if np.abs(found - last).max() <= EM_CLOSE:
+            break
+    return found / trained
 
 
 def predict_with_prior(log_probabilities: Floats, log_prior: Floats) -> Counts:

@@ -189,7 +189,7 @@ class PriorHits:
 class PriorAccuracy:
     """Accuracy without and with the client prior, each client's test rows scored for that client; fractions."""
 
-    kind: str  # classes | counts | fitted
+    kind: str  # one of ``CLIENT_PRIORS``
     concentration: float | None  # of ``fitted``
     test_protocol: str  # of the partition: class shares of the clients' test rows
     clients: Mapping[str, PriorHits]  # that have scored rows

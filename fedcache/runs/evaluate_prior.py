@@ -14,8 +14,14 @@ from numpy.typing import NDArray
 from fedcache.config import Home
 from fedcache.errors import FedcacheError, StoppedError, StoreError, UsageError, shell_word, unknown
 from fedcache.federate.partition.partition import Partition
-from fedcache.models.client_prior import CLIENT_PRIORS, ClientPriors, class_counts
-from fedcache.models.evaluate import LabelledRows, PriorAccuracy, measure_prior, model_labels
+from fedcache.models.client_prior import CLIENT_PRIORS, ClientPriors, class_counts, estimate_ratio
+from fedcache.models.evaluate import (
+    LabelledRows,
+    PriorAccuracy,
+    log_probabilities,
+    measure_prior,
+    model_labels,
+)
 from fedcache.models.predictor import Predictor
 from fedcache.process import Stop
 from fedcache.progress import Observer
@@ -28,6 +34,8 @@ from fedcache.store.store import Store
 
 MOST_SCORED = 1_000_000
 """Test rows of clients that are scored. With more, only every k-th client is scored."""
+MOST_ESTIMATED = 1 << 20
+"""Probabilities that ``em`` estimates the class shares of a client from. With more, it takes every k-th row."""
 
 
 def find_run(place: Path, digest: str, home: Home) -> tuple[Path, dict[str, Any]] | None:
@@ -131,10 +139,10 @@ class PriorTests:
                 "scores.",
                 f"To evaluate it without a client prior:  fedcache evaluate {run} --store {path}",
             )
-        if kind == "fitted" and is_private(result):
+        if kind in ("fitted", "em") and is_private(result):
             raise UsageError(
-                "The run has differential privacy, but its epsilon does not cover a concentration that "
-                "is fitted to the class counts of all clients.",
+                f"The run has differential privacy, but its epsilon does not cover {kind}, which reads the "
+                "class counts of all clients.",
                 f"fedcache evaluate {run} --store {path} --client-prior counts",
             )
         partitions = []
@@ -204,4 +212,26 @@ class PriorTests:
                     continue
                 predictor = replace(first, client=name)
             test = np.asarray(table.test_of(number), np.int64)
-            yield name, predictor, test[self.wanted[test]], self.priors.log_prior(place)
+            test = test[self.wanted[test]]
+            if self.priors.kind == "em":
+                log_prior = self._estimated(predictor, test, place)
+            else:
+                log_prior = self.priors.log_prior(place)
+            yield name, predictor, test, log_prior
+
+    def _estimated(
+        self, predictor: Predictor, test: NDArray[np.int64], place: int
+    ) -> NDArray[np.float64]:
+        """The log-prior [C] of ``em`` from a client's test rows, of which a sample bounds the memory."""
+        shares = self.priors.shares
+        if self.own_models is not None:
+            # A model of its own has learned the shares of its client.
+            own = self.priors.counts[place]
+            shares = own / max(1, own.sum())
+        step = max(1, -(-len(test) * len(shares) // MOST_ESTIMATED))
+        temperature = predictor.softmax_temperature
+        logs = [np.empty((0, len(shares)))]
+        for _, scores in predictor.over_store(self.store, test[::step]):
+            logs.append(log_probabilities(scores, temperature))
+        with np.errstate(divide="ignore"):
+            return np.log(estimate_ratio(np.concatenate(logs), shares))

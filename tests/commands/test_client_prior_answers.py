@@ -69,6 +69,14 @@ def by_hand(store: Path, kind: str) -> dict[str, int]:
     shares = counts.astype(float)
     if kind == "classes":
         shares = (counts > 0).astype(float)
+    if kind == "em":
+        pooled = counts.sum(0) / counts.sum()
+        shares = np.tile(pooled, (len(clients), 1))
+        for i, c in enumerate(clients):
+            for _ in range(500):
+                joint = np.exp(logs[c.test]) * shares[i] / pooled
+                shares[i] = (joint / joint.sum(1, keepdims=True)).mean(0)
+        shares = shares / pooled
     if kind == "fitted":
         k = ClientPriors.of("fitted", counts).concentration
         shares = counts + k * counts.sum(0) / counts.sum()
@@ -80,7 +88,7 @@ def by_hand(store: Path, kind: str) -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize("kind", ["classes", "counts", "fitted"])
+@pytest.mark.parametrize("kind", ["classes", "counts", "fitted", "em"])
 def test_the_accuracy_with_the_prior_is_that_of_the_scores_and_the_counts(store, kind):
     found = prior_of(store, "fed3r", kind)
     stored = result_of("fed3r")
@@ -195,7 +203,8 @@ def test_a_model_whose_run_is_gone_is_refused(store, tmp_path):
 def test_a_concentration_of_a_private_run_is_refused(store, monkeypatch):
     monkeypatch.setattr("fedcache.runs.evaluate_prior.is_private", lambda _result: True)
     words = ("evaluate", run_of("fed3r"), "--store", store, "--client-prior")
-    must_fail("epsilon does not cover", *words, "fitted", code=Exit.USAGE)
+    for kind in ("fitted", "em"):
+        must_fail(f"epsilon does not cover {kind}", *words, kind, code=Exit.USAGE)
 
 
 @pytest.mark.slow

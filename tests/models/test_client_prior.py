@@ -10,6 +10,7 @@ from fedcache.errors import UsageError
 from fedcache.models.client_prior import (
     ClientPriors,
     class_counts,
+    estimate_ratio,
     fit_concentration,
     predict_with_prior,
 )
@@ -92,6 +93,24 @@ def test_fitted_is_the_smoothed_share_of_the_client():
     assert shares.sum() == pytest.approx(1)
     assert shares[2] > 0, "another client has the class"
     assert shares[3] == 0, "no client has it"
+
+
+@pytest.mark.parametrize("planted", [[0.7, 0.2, 0.1], [0.0, 0.5, 0.5]])
+def test_em_recovers_a_planted_prior(planted):
+    """Gaussian classes, so that the posterior under the training prior is exact."""
+    rng = np.random.default_rng(0)
+    trained = np.array([0.2, 0.3, 0.5, 0.0])
+    y = rng.choice(3, size=20_000, p=planted)
+    distance = (rng.normal(size=y.size) + 1.5 * y)[:, None] - 1.5 * np.arange(4)
+    posterior = np.exp(-(distance**2) / 2) * trained
+    posterior /= posterior.sum(1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        logs = np.log(posterior)
+    logs[7] = np.nan
+    found = estimate_ratio(logs, trained)
+    assert (found * trained)[:3] == pytest.approx(planted, abs=0.02)
+    assert found[3] == 0, "the model has not learned it"
+    assert estimate_ratio(logs[:0], trained).tolist() == [1, 1, 1, 0]
 
 
 def test_class_counts_leave_unknown_labels_out():
