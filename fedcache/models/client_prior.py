@@ -32,6 +32,8 @@ MOST = 1e6
 """Lowest and highest concentration of the search."""
 GRID = 55
 """Concentrations that are tried before the search between two of them: six for each factor of ten."""
+MASKED_SHARE = 0.05
+"""A mask that excludes the classes of a larger share of a client's rows is warned of."""
 EM_STEPS = 1000
 EM_CLOSE = 1e-6
 """EM ends after ``EM_STEPS`` steps, or when no class share changes by more than ``EM_CLOSE``."""
@@ -60,6 +62,26 @@ class ClientPriors:
         if kind == "fitted":
             concentration = fit_concentration(counts, shares)
         return cls(kind, counts, shares, concentration)
+
+    def caution(self) -> str | None:
+        """A warning where the class counts speak against a mask; None otherwise.
+
+        The fitted concentration k says which share of its future rows a client has in classes without a training row:
+        k pi_c / (n_i + k), summed over these classes.
+        """
+        if self.kind not in ("classes", "counts"):
+            return None
+        k = fit_concentration(self.counts, self.shares)
+        rows = self.counts.sum(1)
+        masked = (self.counts == 0) @ self.shares
+        lost = float((k * masked / (rows + k))[rows > 0].mean())
+        if lost < MASKED_SHARE:
+            return None
+        return (
+            f"--client-prior {self.kind} is expected to exclude the right class of {100 * lost:.1f} % of a client's "
+            f"rows, because clients lack classes by chance (concentration k = {k:.4g}). --client-prior fitted "
+            "excludes only classes that no client has."
+        )
 
     def log_prior(self, client: int) -> Floats:
         """[C], up to a constant: -inf for a masked class, 0 for ``none``.

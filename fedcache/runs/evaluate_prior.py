@@ -97,6 +97,7 @@ class PriorTests:
         kind: str,
         home: Home,
         own_models: Sequence[str] | None,
+        observer: Observer,
     ) -> PriorTests:
         """The clients of a model's run, among the rows that are evaluated.
 
@@ -107,6 +108,7 @@ class PriorTests:
             kind: of the prior.
             home: where the run is looked for.
             own_models: names of the clients that are scored, each by its own model; None to score all by one model.
+            observer: warned of a prior that the class counts speak against.
 
         Raises UsageError for a method or data without client priors, StoreError for a run whose partition is gone.
         """
@@ -175,10 +177,17 @@ class PriorTests:
         if own_models is not None:
             numbers = np.union1d(numbers, facts.saved[own_models[0]])
         counts = class_counts(table.train.take(numbers), label, len(first.classes))
+        priors = ClientPriors.of(kind, counts)
+        # The warning names a concentration, which a private run does not disclose.
+        caution = None
+        if not is_private(result):
+            caution = priors.caution()
+        if caution is not None:
+            observer.warn(caution)
         scored = None
         if own_models is not None:
             scored = frozenset(own_models)
-        return cls(store, partition, ClientPriors.of(kind, counts), numbers, scored, wanted, label)
+        return cls(store, partition, priors, numbers, scored, wanted, label)
 
     def measured(self, first: Predictor, observer: Observer, stop: Stop) -> PriorAccuracy:
         """The accuracy without and with the prior. Raises StoreError without a test row, StoppedError after a stop."""

@@ -164,7 +164,8 @@ def evaluate_run(
         own_models = None
         if facts.personal and not options.one_for_all:
             own_models = [name for name in names if name is not None]
-        tests = PriorTests.of(place, first, rows, request.client_prior, home, own_models)
+        kind = request.client_prior
+        tests = PriorTests.of(place, first, rows, kind, home, own_models, observer)
     mistakes = None
     if request.with_images:
         clients = []

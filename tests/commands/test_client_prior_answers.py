@@ -89,7 +89,7 @@ def by_hand(store: Path, kind: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("kind", ["classes", "counts", "fitted", "em"])
-def test_the_accuracy_with_the_prior_is_that_of_the_scores_and_the_counts(store, kind):
+def test_the_accuracy_with_the_prior_is_that_of_the_scores_and_the_counts(store, kind, monkeypatch):
     found = prior_of(store, "fed3r", kind)
     stored = result_of("fed3r")
     assert found["kind"] == kind
@@ -105,8 +105,11 @@ def test_the_accuracy_with_the_prior_is_that_of_the_scores_and_the_counts(store,
     assert after["client_mean"] > before["client_mean"]
     if kind == "classes":  # no matched test row is of a class that is masked
         words = ("evaluate", run_of("fed3r"), "--store", store, "--client-prior", kind)
+        monkeypatch.setattr("fedcache.models.client_prior.MASKED_SHARE", 0.0)
+        answer = fedcache(*words)
         said = f"{100 * before['client_mean']:.2f} % without"
-        assert said in " ".join(fedcache(*words).out.split())
+        assert said in " ".join(answer.out.split())
+        assert "concentration k" in answer.err
         assert all(c["right_with_prior"] >= c["right"] for c in found["clients"].values())
 
 
@@ -202,7 +205,9 @@ def test_a_model_whose_run_is_gone_is_refused(store, tmp_path):
 
 def test_a_concentration_of_a_private_run_is_refused(store, monkeypatch):
     monkeypatch.setattr("fedcache.runs.evaluate_prior.is_private", lambda _result: True)
+    monkeypatch.setattr("fedcache.models.client_prior.MASKED_SHARE", 0.0)
     words = ("evaluate", run_of("fed3r"), "--store", store, "--client-prior")
+    assert "concentration k" not in ok(*words, "classes").err
     for kind in ("fitted", "em"):
         must_fail(f"epsilon does not cover {kind}", *words, kind, code=Exit.USAGE)
 

@@ -113,6 +113,25 @@ def test_em_recovers_a_planted_prior(planted):
     assert estimate_ratio(logs[:0], trained).tolist() == [1, 1, 1, 0]
 
 
+@pytest.mark.parametrize(
+    ("k", "rows", "warned"), [(1e6, 100, True), (10, 20, True), (10, 1_000, False), (1, 100, False)]
+)
+def test_a_mask_is_warned_of_where_it_excludes_classes_that_a_client_has(k, rows, warned):
+    """The expected share of excluded rows is the one that planted class shares give."""
+    rng = np.random.default_rng(0)
+    future = rng.dirichlet(np.full(100, k / 100), size=300)
+    counts = np.stack([rng.multinomial(rows, shares) for shares in future])
+    said = ClientPriors.of("classes", counts).caution()
+    excluded = 100 * (future * (counts == 0)).sum(1).mean()
+    assert warned == (said is not None) == (excluded > 5)
+    if said is not None:
+        assert "--client-prior fitted" in said
+        assert float(said.split("right class of ")[1].split(" %")[0]) == pytest.approx(
+            excluded, abs=2
+        )
+    assert ClientPriors.of("fitted", counts).caution() is None
+
+
 def test_class_counts_leave_unknown_labels_out():
     label = np.array([0, 1, 1, -1, 2])
     train = [np.array([0, 1, 3]), np.array([], np.int64), np.array([1, 2, 4])]
