@@ -362,6 +362,7 @@ def load_model(
     method: Method | None = None,
     *,
     one_for_all: bool = False,
+    client_prior: Literal["none", "classes", "counts", "fitted"] = "none",
 ) -> Model:
     """The trained model of a finished run: ``fc.load_model("model.safetensors").predict("photos/")``.
 
@@ -370,13 +371,15 @@ def load_model(
         client: whose model, where a method trains one for each client; ``method``: one of your own that the run was of.
         seed: one of the run's, ``"all"`` for the ensemble of all; None for the first.
         one_for_all: the server's model, where a method trains personal ones in addition to it.
+        client_prior: the log class prior of ``client`` is added to the scores, as ``evaluate`` does.
 
     Raises UsageError for a seed or client that is not there, StoreError for a run without models, CorruptionError for a
     file that is not what was written.
     """
+    given = dict(locals())
     from fedcache.calls import models
 
-    return models.load_model(source, client, seed, method, one_for_all=one_for_all)
+    return models.load_model(**given)
 
 
 @names_checked

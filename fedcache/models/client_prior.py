@@ -14,10 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import scipy
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedcache.errors import UsageError
+from fedcache.federate.engine.outcome import DeployedModel
 from fedcache.federate.partition.client_table import RowLists
+from fedcache.heads.losses import MASKED
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -27,6 +31,9 @@ CLIENT_PRIORS = ("none", "classes", "counts", "fitted", "em")
 log of its class counts, which masks these classes too; ``fitted`` adds the log of its smoothed class shares; ``em``
 adds the log of ``estimate_ratio``."""
 
+NEVER = -1e20
+"""A lower score or log-probability is one of a class that the model never predicts, so its probability is 0. Such
+classes have the score -1e30 (``heads.losses.MASKED``) times the factor of the method."""
 LEAST = 1e-3
 MOST = 1e6
 """Lowest and highest concentration of the search."""
@@ -178,20 +185,37 @@ def estimate_ratio(log_probabilities: Floats, shares: Floats) -> Floats:
     return found / trained
 
 
-def predict_with_prior(log_probabilities: Floats, log_prior: Floats) -> Counts:
-    """int64 [n]: the class with the highest sum of log-probability and log-prior; -1 for a row of NaN.
+@dataclass(frozen=True)
+class ClientPrior:
+    """The prior of one client, as a model adds it to its scores."""
 
-    The prediction stays the model's own if the sum is -inf for every class: the model excludes all classes of the
-    client.
+    client: str
+    kind: str
+    log_prior: Floats  # [C]
 
-    Args:
-        log_probabilities: [n, C], at the fitted temperature of the model; for a model without one they are its scores
-            up to a constant for each row.
-        log_prior: [C].
-    """
-    adjusted = log_probabilities + log_prior
-    excluded = np.isneginf(adjusted).all(-1)
-    adjusted[excluded] = log_probabilities[excluded]
-    lost = np.isnan(log_probabilities).any(-1)
-    found: Counts = np.where(lost, -1, adjusted.argmax(-1))
-    return found
+    @property
+    def words(self) -> str:
+        """Kind and client."""
+        return f"{self.kind} of {self.client}"
+
+    def offset(self, temperature: float) -> Tensor:
+        """[C], what is added to scores so that the log-softmax at a temperature gets the log-prior."""
+        return torch.from_numpy(temperature * self.log_prior).clamp(min=MASKED)
+
+
+@dataclass(frozen=True)
+class ModelWithPrior(DeployedModel):
+    """A deployed model with a client prior."""
+
+    offset: Tensor  # [C]
+
+    def scores(self, x: Tensor) -> Tensor:
+        """As those of the model, plus the offset."""
+        return add_offset(super().scores(x), self.offset)
+
+
+def add_offset(scores: Tensor, offset: Tensor) -> Tensor:
+    """Scores [.., C] with the offset [C] of a client prior; unchanged rows where the sum excludes every class."""
+    adjusted = scores + offset.to(scores)
+    excluded = adjusted.amax(-1, keepdim=True) < NEVER
+    return torch.where(excluded, scores, adjusted)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedcache.errors import StoreError, unknown
 from fedcache.federate.engine.outcome import macro_f1
-from fedcache.models.client_prior import predict_with_prior
+from fedcache.models.client_prior import NEVER, ClientPrior, add_offset
 from fedcache.models.predictor import Predictor, array_keys
 from fedcache.models.saved_model import first_names
 from fedcache.models.sources import FileFeatures, features_of_file, rows_of_split
@@ -452,9 +452,6 @@ def count_pairs(label: Counts, predicted: Counts, classes: int) -> Counts:
 
 MOST_KEPT = 64 << 20
 """Bytes of scores that are kept to fit a temperature; of more rows, every k-th counts."""
-NEVER = -1e20
-"""A lower log-probability is one of a class that the model never predicts, so its probability is 0. Such classes have
-the score -1e30 (``heads.losses.MASKED``) times the factor of the method."""
 COLDEST = 1e-6
 HOTTEST = 1e6
 """Lowest and highest temperature of the search for the best one."""
@@ -738,7 +735,7 @@ def measure_clients(
 
 
 def measure_prior(
-    store: Store, tests: Iterable[tuple[str, Predictor, NDArray[np.int64], Floats]], label: Counts
+    store: Store, tests: Iterable[tuple[ClientPrior, Predictor, NDArray[np.int64]]], label: Counts
 ) -> dict[str, PriorHits]:
     """Right predictions of each client without and with its prior; clients without a scored row are left out.
 
@@ -746,20 +743,21 @@ def measure_prior(
 
     Args:
         store: that has the model's features.
-        tests: of each client its name, the model that it uses, its test rows, and its log-prior [C].
+        tests: of each client its prior, the model that it uses, and its test rows.
         label: [N] of all rows of the store, by number of the model's class.
     """
     found: dict[str, PriorHits] = {}
-    for name, predictor, held, log_prior in tests:
+    for prior, predictor, held in tests:
+        offset = prior.offset(predictor.softmax_temperature)
         rows = right = right_with_prior = 0
         for part, scores in predictor.over_store(store, held):
             predicted = predictor.predicted(scores)
-            logs = log_probabilities(scores, predictor.softmax_temperature)
+            with_prior = predictor.predicted(add_offset(torch.from_numpy(scores), offset).numpy())
             rows += int((predicted >= 0).sum())
             right += int((predicted == label[part]).sum())
-            right_with_prior += int((predict_with_prior(logs, log_prior) == label[part]).sum())
+            right_with_prior += int((with_prior == label[part]).sum())
         if rows:
-            found[name] = PriorHits(rows, right, right_with_prior)
+            found[prior.client] = PriorHits(rows, right, right_with_prior)
     return found
 
 

@@ -1053,6 +1053,13 @@ class ModelOptions:
         MODEL,
         default_text="the temperature fitted in training, else 1",
     )
+    client_prior: str = option(
+        "none",
+        "Add the log class prior of --client to the scores.",
+        MODEL,
+        choices=CLIENT_PRIORS,
+        common=True,
+    )
     weights: Mapping[str, str] = option(
         {},
         "NAME=FILE: local weights of a backbone. Repeatable.",
@@ -1145,13 +1152,6 @@ class EvaluateOptions:
         "Which split of these rows to use.",
         ROWS,
         choices=("all", "train", "test", "validation"),
-        common=True,
-    )
-    client_prior: str = option(
-        "none",
-        "Also score each client's own test rows with a prior from the client's class shares.",
-        ROWS,
-        choices=CLIENT_PRIORS,
         common=True,
     )
     with_images: bool = option(

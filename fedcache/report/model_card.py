@@ -34,6 +34,7 @@ from fedcache.report.methods import Sizes
 from fedcache.report.methods.facts import leaving, rows_in_models
 from fedcache.report.store_card import backbone_lines
 from fedcache.runs.directory import read_result
+from fedcache.runs.evaluate_prior import with_client_prior
 from fedcache.runs.predict_run import (
     check_saved,
     check_weights,
@@ -93,6 +94,11 @@ def model_card(
             f"It contains tensors made only from the rows of {client} ({own}). Share it only with people "
             "who may know these rows.",
             *_held_rows(predictor),
+        ]
+    if predictor.prior is not None:
+        parts["Client prior"] = [
+            f"The scores include a class prior ({predictor.prior.words}), which discloses training class counts of "
+            f"{predictor.prior.client}. Share the model only with people who may know them."
         ]
     run = facts.run[:16]
     listed = some_names(facts.classes, SHOWN)
@@ -309,7 +315,9 @@ def export_model(
     members = open_members(place, options, observer)
     check_saved(place, members[0], options)
     check_weights(options, [members[0].facts.backbones])
-    predictor = predictor_of(members, named(members[0], options), home, "cpu")
+    options = named(members[0], options)
+    predictor = predictor_of(members, options, home, "cpu")
+    predictor = with_client_prior(predictor, place, options, home, observer)
     found = run_result(place)
     program = None
     if kind in PROGRAMS:

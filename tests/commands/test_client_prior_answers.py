@@ -4,8 +4,10 @@ import csv
 import json
 from pathlib import Path
 
+import joblib
 import numpy as np
 import pytest
+import torch
 from command import fedcache, ok
 from failing_command import must_fail
 from refusal import refused
@@ -126,6 +128,45 @@ def test_every_other_figure_and_the_stored_run_stay_as_they_are(store):
     assert counts.pop("client_prior") is not None
     assert counts == plain
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize("kind", ["classes", "counts", "fitted"])
+def test_predictions_and_exports_of_a_client_are_those_that_evaluate_scores(store, tmp_path, kind):
+    run, held = run_of("fed3r"), Store.open(store)
+    (file,) = run.glob("partition-*.partition")
+    client = Partition.load(file).clients[1]
+    X, y = (a[client.test] for a in held.Xy(split=None))
+    prior = ("--client", client.name, "--client-prior", kind)
+    model = fc.load_model(run, client.name, client_prior=kind)
+    p = model.probabilities(X)
+    wanted = model.predict(X)
+    right = sum(name == held.samples.classes[i] for name, i in zip(wanted, y, strict=True))
+    assert right == by_hand(store, kind)[client.name]
+    assert f"{kind} of {client.name}" in repr(model)
+    refused(lambda: model.save(tmp_path / "m.safetensors"))
+    # A temperature divides the scores and leaves the weight of the prior as it is.
+    weight = model.probabilities(X, 3.0) / fc.load_model(run).probabilities(X, 3.0)
+    expected = p / fc.load_model(run).probabilities(X)
+    scale = [w.max(1, keepdims=True) for w in (weight, expected)]
+    assert weight / scale[0] == pytest.approx(expected / scale[1])
+
+    np.save(tmp_path / "X.npy", X)
+    found = ok("predict", run, "--embeddings", tmp_path / "X.npy", *prior)
+    assert [row["class"] for row in found.data["rows"]] == wanted
+    for name in ("m.pt2", "m.joblib"):
+        ok("export-model", run, "-o", tmp_path / name, *prior)
+    program = torch.export.load(tmp_path / "m.pt2").module()
+    _, exported = program(torch.from_numpy(X))
+    assert exported.numpy() == pytest.approx(p, abs=1e-5)
+    assert joblib.load(tmp_path / "m.joblib").predict_proba(X) == pytest.approx(p, abs=1e-5)
+
+
+def test_predictions_with_a_prior_need_a_client_and_class_counts(store, tmp_path):
+    np.save(tmp_path / "X.npy", np.zeros((2, 8), np.float32))
+    words = ("predict", run_of("fed3r"), "--embeddings", tmp_path / "X.npy", "--client-prior")
+    must_fail("needs the client", *words, "counts", code=Exit.USAGE)
+    must_fail("only `fedcache evaluate`", *words, "em", code=Exit.USAGE)
+    must_fail("nobody", *words, "counts", "--client", "nobody", code=Exit.USAGE)
 
 
 @pytest.mark.slow

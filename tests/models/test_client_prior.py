@@ -4,15 +4,18 @@ import tracemalloc
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import dirichlet_multinomial
 
 from fedcache.errors import UsageError
+from fedcache.heads.losses import MASKED
 from fedcache.models.client_prior import (
+    ClientPrior,
     ClientPriors,
+    add_offset,
     class_counts,
     estimate_ratio,
     fit_concentration,
-    predict_with_prior,
 )
 
 
@@ -26,11 +29,17 @@ def planted(k, shares, clients, rows, seed=0):
     return np.stack([rng.multinomial(rows, rng.dirichlet(k * shares)) for _ in range(clients)])
 
 
+def predict_with_prior(scores, log_prior, temperature=1.0):
+    """The predicted classes, as a deployed model with that prior gives them."""
+    offset = ClientPrior("a", "counts", log_prior).offset(temperature)
+    return add_offset(torch.from_numpy(scores), offset).argmax(-1).numpy()
+
+
 def test_none_adds_nothing_and_predicts_as_the_model():
-    priors = ClientPriors.of("none", np.array([[0, 1, 9, 3, 2, 0]]))
-    scores = scores_of(0, rows=1_000)
-    assert (priors.log_prior(0) == 0).all()
-    assert (predict_with_prior(scores, priors.log_prior(0)) == scores.argmax(-1)).all()
+    log_prior = ClientPriors.of("none", np.array([[0, 1, 9, 3, 2, 0]])).log_prior(0)
+    scores = torch.from_numpy(scores_of(0, rows=1_000))
+    added = add_offset(scores, ClientPrior("a", "none", log_prior).offset(2.5))
+    assert torch.equal(added, scores)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 500])
@@ -54,7 +63,8 @@ def test_counts_are_the_bayes_rule_of_other_class_shares():
     posterior = likelihood * counts[0] / counts.sum()
     # any constant of a row may be missing from its log-probabilities
     logs = np.log(likelihood) + np.linspace(-3, 3, 50)[:, None]
-    found = predict_with_prior(logs, ClientPriors.of("counts", counts).log_prior(0))
+    log_prior = ClientPriors.of("counts", counts).log_prior(0)
+    found = predict_with_prior(4.0 * logs, log_prior, temperature=4.0)
     assert (found == posterior.argmax(-1)).all()
 
 
@@ -148,10 +158,11 @@ def test_a_client_without_labelled_rows_has_no_prior_of_its_own():
         ClientPriors.of("counts", counts[:1])
 
 
-def test_rows_without_scores_and_models_without_the_clients_classes():
-    logs = np.array([[np.nan] * 3, [-np.inf, -1.0, -2.0], [-3.0, -1.0, -2.0]])
+def test_models_that_exclude_the_clients_classes_keep_their_own_scores():
     prior = np.array([0.0, -np.inf, -np.inf])
-    assert predict_with_prior(logs, prior).tolist() == [-1, 1, 0]
+    for lowest in (-np.inf, 0.1 * MASKED):
+        scores = np.array([[lowest, -1.0, -2.0], [-3.0, -1.0, -2.0]])
+        assert predict_with_prior(scores, prior).tolist() == [1, 0]
 
 
 def test_memory_is_clients_by_classes():
