@@ -228,6 +228,7 @@ def train(
     client_durations: str | Path | None = None,
     eval_every: int | None = None,
     eval_clients: int | float | str | None = None,
+    client_prior: str | None = None,
     execution: str | None = None,
     device: str | None = None,
     dtype: str | None = None,
@@ -266,6 +267,7 @@ def train(
         backbones: of the store; () for all that the method can use; ``clients_from``: a directory of client stores.
         rounds: None for the paper's; ``eval_every``: also score after every k-th round.
         participation, eval_clients: a round's, and scored clients: a number, share (0.1, ``"10%"``) or ``"all"``.
+        client_prior: also score with the log class prior of each client, as in ``evaluate``.
         client_sampling, availability, client_dropout: ``uniform``, ``weighted``, ``poisson``; share or trace; share.
         client_clusters, clusters_per_round, asynchronous, server_step, staleness_power, client_durations: see --help.
         execution: ``auto``, ``sequential``, ``batched`` or ``gram``: how the clients of a round are computed.

@@ -26,11 +26,6 @@ from fedcache.heads.losses import MASKED
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
-CLIENT_PRIORS = ("none", "classes", "counts", "fitted", "em")
-"""``none`` changes nothing; ``classes`` masks the classes that the client has no training rows of; ``counts`` adds the
-log of its class counts, which masks these classes too; ``fitted`` adds the log of its smoothed class shares; ``em``
-adds the log of ``estimate_ratio``."""
-
 NEVER = -1e20
 """A lower score or log-probability is one of a class that the model never predicts, so its probability is 0. Such
 classes have the score -1e30 (``heads.losses.MASKED``) times the factor of the method."""
@@ -158,31 +153,30 @@ def fit_concentration(counts: Counts, shares: Floats) -> float:
     return float(np.exp(found.x))
 
 
-def estimate_ratio(log_probabilities: Floats, shares: Floats) -> Floats:
-    """[C]: class shares of unlabelled rows, divided by those that the model has learned.
+def estimate_log_prior(probabilities: Floats, shares: Floats) -> Floats:
+    """[C]: log of the class shares of unlabelled rows, divided by those that the model has learned.
 
     The maximum of the likelihood by expectation maximisation (Saerens, Latinne and Decaestecker, "Adjusting the outputs
     of a classifier to new a priori probabilities", 2002): q_c <- mean_i of p_ic q_c / pi_c, normalised for each row.
 
     Args:
-        log_probabilities: [n, C] of the model; rows of NaN are left out.
-        shares: [C] class shares pi of the training rows; the ratio is 0 for a class without training rows.
+        probabilities: [n, C] of the model; rows of NaN are left out.
+        shares: [C] class shares pi of the training rows; a class without training rows gets -inf.
     """
-    learned = (shares > 0).astype(np.float64)
-    p = np.exp(log_probabilities) * learned
+    p = probabilities * (shares > 0)
     p = p[p.sum(-1) > 0]
-    if not len(p):
-        return learned
     trained = np.where(shares > 0, shares, 1.0)
     found = shares
-    for _ in range(EM_STEPS):
+    for _ in range(EM_STEPS * bool(len(p))):
         posterior = p * (found / trained)
         posterior /= posterior.sum(-1, keepdims=True)
         last = found
         found = posterior.mean(0)
         if np.abs(found - last).max() <= EM_CLOSE:
             break
-    return found / trained
+    with np.errstate(divide="ignore"):
+        log_prior: Floats = np.log(found / trained)
+    return log_prior
 
 
 @dataclass(frozen=True)

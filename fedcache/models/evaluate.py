@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from fedcache.errors import StoreError, unknown
 from fedcache.federate.engine.outcome import macro_f1
 from fedcache.models.client_prior import NEVER, ClientPrior, add_offset
-from fedcache.models.predictor import Predictor, array_keys
+from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import first_names
 from fedcache.models.sources import FileFeatures, features_of_file, rows_of_split
 from fedcache.notebooks import html_facts, percent
-from fedcache.store.reader import Reader
 from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store
 from fedcache.tables.embeddings import open_embeddings
@@ -808,9 +807,6 @@ MOST = 24
 Deal = tuple[str | None, Predictor, NDArray[np.int64]]
 """A client (None for the one model for all), its model, and the rows that the model scores."""
 
-BLOCK = 4096
-"""Rows that are classified at once."""
-
 
 def find_mistakes(store: Store, deals: Iterable[Deal]) -> Mistakes:
     """The most confident mistakes of the models of one run, by falling probability, then by row.
@@ -821,21 +817,17 @@ def find_mistakes(store: Store, deals: Iterable[Deal]) -> Mistakes:
     s = store.samples
     best = list[Mistake]()
     rows_scored = wrong_rows = clients = 0
-    readers: list[Reader] = []
     label = np.empty(0, np.int64)
     for client, predictor, held in deals:
         clients += client is not None
         names = predictor.classes
-        # All models of a run read the same arrays and have the same classes.
-        if not readers:
-            readers = [store.reader(key) for key in array_keys(predictor.members[0], store)]
+        # All models of a run have the same classes.
+        if not len(label):
             known = model_labels(np.asarray(s.label, np.int64), s.classes, names)
             label = np.where(s.ok == 1, known, -1)
         rows = np.asarray(held, np.int64)
         rows = rows[label[rows] >= 0]
-        for start in range(0, len(rows), BLOCK):
-            part = rows[start : start + BLOCK]
-            scores = predictor.scores(*(reader.rows(part)[:, 0] for reader in readers))
+        for part, scores in predictor.over_store(store, rows):
             predicted = predictor.predicted(scores)
             confidence = predictor.mean_probability(scores)[np.arange(len(part)), predicted]
             wrong = np.flatnonzero((predicted >= 0) & (predicted != label[part]))

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.config import DATASET, option
+from fedcache.config import CLIENT_PRIORS, DATASET, option
 from fedcache.errors import (
     CorruptionError,
     FedcacheError,
@@ -50,7 +50,6 @@ from fedcache.federate.engine.method import ClientOverrides, Method
 from fedcache.federate.engine.outcome import DeployedModel, TrainingOutput, no_training_rows
 from fedcache.federate.methods import METHODS, NAMES, find_method
 from fedcache.heads.linear import Tree
-from fedcache.models.client_prior import CLIENT_PRIORS
 from fedcache.models.client_stacks import PREFIX, ClientStacks, ClientTensors, of_format_1
 from fedcache.optional import reason
 from fedcache.store.files import explain_disk_errors, is_sealed, read_sealed, sealed_bytes

@@ -34,14 +34,7 @@ from fedcache.report.methods import Sizes
 from fedcache.report.methods.facts import leaving, rows_in_models
 from fedcache.report.store_card import backbone_lines
 from fedcache.runs.directory import read_result
-from fedcache.runs.evaluate_prior import with_client_prior
-from fedcache.runs.predict_run import (
-    check_saved,
-    check_weights,
-    open_members,
-    predictor_of,
-    weights_of,
-)
+from fedcache.runs.predict_run import open_predictor, weights_of
 from fedcache.runs.result_files import ClientColumns, client_columns
 from fedcache.runs.score import values_held_out
 from fedcache.tables.words import some_names
@@ -312,12 +305,7 @@ def export_model(
     kind = format_of(out, request.kind)
     check_place(out, kind, request.force)
     # Everything that can be refused is refused before the program is made, which takes longest.
-    members = open_members(place, options, observer)
-    check_saved(place, members[0], options)
-    check_weights(options, [members[0].facts.backbones])
-    options = named(members[0], options)
-    predictor = predictor_of(members, options, home, "cpu")
-    predictor = with_client_prior(predictor, place, options, home, observer)
+    predictor = named(open_predictor(place, options, home, observer))
     found = run_result(place)
     program = None
     if kind in PROGRAMS:
@@ -337,16 +325,12 @@ def export_model(
     return ExportedModel(out, kind, size_of(out), written)
 
 
-def named(saved: SavedModel, options: ModelOptions) -> ModelOptions:
+def named(predictor: Predictor) -> Predictor:
     """With the client's name where the model of one client alone is there, so that facts and card say whose it is."""
-    if (
-        options.client is None
-        and not options.one_for_all
-        and saved.facts.personal
-        and len(saved.clients) == 1
-    ):
-        return replace(options, client=saved.clients[0])
-    return options
+    saved = predictor.members[0]
+    if predictor.client is None and not predictor.one_for_all and saved.facts.personal:
+        return replace(predictor, client=saved.clients[0])
+    return predictor
 
 
 def agreement(program: ModelProgram) -> str:

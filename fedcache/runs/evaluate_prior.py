@@ -9,22 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from fedcache.config import Home
+from fedcache.config import CLIENT_PRIORS, Home
 from fedcache.errors import FedcacheError, StoppedError, StoreError, UsageError, shell_word, unknown
+from fedcache.federate.engine.outcome import TrainingOutput
+from fedcache.federate.engine.run import TrainingRun
 from fedcache.federate.partition.partition import Partition
+from fedcache.models.calibrate import scores_of_rows
 from fedcache.models.client_prior import (
-    CLIENT_PRIORS,
     ClientPrior,
     ClientPriors,
+    add_offset,
     class_counts,
-    estimate_ratio,
+    estimate_log_prior,
 )
 from fedcache.models.evaluate import (
     LabelledRows,
     PriorAccuracy,
-    log_probabilities,
     measure_prior,
     model_labels,
 )
@@ -275,9 +278,42 @@ class PriorTests:
             own = self.priors.counts[place]
             shares = own / max(1, own.sum())
         step = max(1, -(-len(test) * len(shares) // MOST_ESTIMATED))
-        temperature = predictor.softmax_temperature
-        logs = [np.empty((0, len(shares)))]
+        found = [np.empty((0, len(shares)))]
         for _, scores in predictor.over_store(self.store, test[::step]):
-            logs.append(log_probabilities(scores, temperature))
-        with np.errstate(divide="ignore"):
-            return np.log(estimate_ratio(np.concatenate(logs), shares))
+            found.append(predictor.mean_probability(scores))
+        return estimate_log_prior(np.concatenate(found), shares)
+
+
+PRIOR_FIGURES = ("own_rows", "own_rows_with_prior", "all_rows", "all_rows_with_prior")
+
+
+def prior_accuracy(
+    spec: TrainingRun, out: TrainingOutput, partition: Partition, kind: str, temperature: float
+) -> tuple[dict[str, float], str | None]:
+    """Accuracy of one model without and with the prior of each client, and the caution about it.
+
+    Means over clients that are tested, as fractions: on the client's own test rows, and on all global test rows.
+    """
+    model = out.deployed(None)
+    assert model is not None
+    label = spec.data.y.cpu().numpy()
+    table = partition.table
+    priors = ClientPriors.of(kind, class_counts(table.train, label, spec.data.classes))
+    rows = partition.test[label[partition.test] >= 0]
+    scores = torch.from_numpy(scores_of_rows(model, spec, rows))
+    plain = scores.argmax(-1).numpy() == label[rows]
+    found = []
+    for number in range(0, len(table), max(1, len(table) * len(rows) // MOST_SCORED)):
+        own = np.flatnonzero(np.isin(rows, table.test_of(number)))
+        if not len(own):
+            continue
+        if kind == "em":
+            p = (scores[own] / temperature).softmax(-1).numpy()
+            log_prior = estimate_log_prior(p, priors.shares)
+        else:
+            log_prior = priors.log_prior(number)
+        offset = ClientPrior(table.names[number], kind, log_prior).offset(temperature)
+        right = add_offset(scores, offset).argmax(-1).numpy() == label[rows]
+        found.append((plain[own].mean(), right[own].mean(), plain.mean(), right.mean()))
+    means = np.mean(found, 0).tolist()
+    return dict(zip(PRIOR_FIGURES, means, strict=True)), priors.caution()

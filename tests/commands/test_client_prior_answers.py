@@ -161,6 +161,28 @@ def test_predictions_and_exports_of_a_client_are_those_that_evaluate_scores(stor
     assert joblib.load(tmp_path / "m.joblib").predict_proba(X) == pytest.approx(p, abs=1e-5)
 
 
+def test_train_keeps_accuracy_with_the_prior_apart_and_compare_has_columns_of_its_own(store):
+    plain = result_of("fed3r")
+    words = f"train --method fed3r {CLIENTS} --store {store} --client-prior"
+    for kind in ("counts", "em"):
+        run = Path(ok(words, kind).data["path"])
+        kept = json.loads((run / "result.json").read_text())
+        found = kept["accuracy"].pop("client_prior")
+        assert kept["accuracy"] == plain["accuracy"]
+        assert kept["digest"] != plain["digest"]
+        (told,) = ok("evaluate", run, "--store", store, "--client-prior", kind).data["runs"]
+        for name, key in (("", "without"), ("_with_prior", "with")):
+            expected = told["client_prior"][f"accuracy_{key}_prior"]["client_mean"]
+            assert found[f"own_rows{name}"] == pytest.approx(expected)
+        assert found["all_rows_with_prior"] < found["all_rows"], "test rows of all classes"
+    table = fedcache("compare --format markdown").out
+    (line,) = (line for line in table.splitlines() if "=em |" in line and "pp" not in line)
+    assert f"{100 * found['all_rows_with_prior']:.2f}" in line
+    assert "own rows with prior %" in table
+    for method in ("solo", "fedpcl"):
+        must_fail("one global model", words.replace("fed3r", method), "counts", code=Exit.USAGE)
+
+
 def test_predictions_with_a_prior_need_a_client_and_class_counts(store, tmp_path):
     np.save(tmp_path / "X.npy", np.zeros((2, 8), np.float32))
     words = ("predict", run_of("fed3r"), "--embeddings", tmp_path / "X.npy", "--client-prior")
