@@ -149,7 +149,6 @@ class PriorTests:
         if kind not in CLIENT_PRIORS:
             raise unknown("client prior", kind, CLIENT_PRIORS)
         facts = first.members[0].facts
-        run = shell_word(facts.run[:12])
         found = find_run(place, facts.run, home)
         if found is None:
             raise StoreError(
@@ -163,8 +162,7 @@ class PriorTests:
         if not isinstance(source, Store) or source.dataset["digest"] != result["dataset"]["digest"]:
             hint = "fedcache ls"
             if own is not None:
-                its = shell_word(own.path)
-                hint = f"fedcache evaluate {run} --client-prior {kind} --store {its}"
+                hint = f"--store {shell_word(own.path)}"
             raise UsageError(
                 "A client prior needs the run's own store, which alone has the clients' rows.", hint
             )
