@@ -231,6 +231,7 @@ def train(
     client_durations: str | Path | None = None,
     eval_every: int | None = None,
     eval_clients: int | float | str | None = None,
+    client_prior: str | None = None,
     execution: str | None = None,
     device: str | None = None,
     dtype: str | None = None,
@@ -269,6 +270,7 @@ def train(
         backbones: of the store; () for all that the method can use; ``clients_from``: a directory of client stores.
         rounds: None for the paper's; ``eval_every``: also score after every k-th round.
         participation, eval_clients: a round's, and scored clients: a number, share (0.1, ``"10%"``) or ``"all"``.
+        client_prior: also score with the log class prior of each client, as in ``evaluate``.
         client_sampling, availability, client_dropout: ``uniform``, ``weighted``, ``poisson``; share or trace; share.
         client_clusters, clusters_per_round, asynchronous, server_step, staleness_power, client_durations: see --help.
         execution: ``auto``, ``sequential``, ``batched`` or ``gram``: how the clients of a round are computed.
@@ -366,6 +368,7 @@ def load_model(
     method: Method | None = None,
     *,
     one_for_all: bool = False,
+    client_prior: Literal["none", "classes", "counts", "fitted"] = "none",
 ) -> Model:
     """The trained model of a finished run: ``fc.load_model("model.safetensors").predict("photos/")``.
 
@@ -374,13 +377,15 @@ def load_model(
         client: whose model, where a method trains one for each client; ``method``: one of your own that the run was of.
         seed: one of the run's, ``"all"`` for the ensemble of all; None for the first.
         one_for_all: the server's model, where a method trains personal ones in addition to it.
+        client_prior: the log class prior of ``client`` is added to the scores, as ``evaluate`` does.
 
     Raises UsageError for a seed or client that is not there, StoreError for a run without models, CorruptionError for a
     file that is not what was written.
     """
+    given = dict(locals())
     from fedcache.calls import models
 
-    return models.load_model(source, client, seed, method, one_for_all=one_for_all)
+    return models.load_model(**given)
 
 
 @names_checked
@@ -395,7 +400,7 @@ def evaluate(
     seed: int | Literal["all"] | None = None,
     one_for_all: bool = False,
     temperature: float | None = None,
-    client_prior: Literal["none", "classes", "counts", "fitted"] = "none",
+    client_prior: Literal["none", "classes", "counts", "fitted", "em"] = "none",
     out: str | Path | None = None,
     with_images: bool = False,
     options: Mapping[str, Any] | None = None,
@@ -409,8 +414,9 @@ def evaluate(
         split: of these rows: all, train, test or validation; ``temperature``: scores are divided by it, None for that
             fitted in training.
         client_prior: each client's own test rows are also scored with its own class counts: ``classes`` masks the
-            classes that it does not have, ``counts`` adds the log counts, ``fitted`` the log of smoothed shares. The
-            accuracy without and with it is ``found.client_prior``.
+            classes that it does not have, ``counts`` adds the log counts, ``fitted`` the log of smoothed shares,
+            ``em`` that of shares estimated from the scores of these rows. The accuracy without and with it is
+            ``found.client_prior``.
         out: a .html, .csv or .json file of all figures; ``with_images``: the page also shows mistakes.
         options: other keywords of ``extract``; ``observer``: receives progress messages.
 

@@ -85,6 +85,12 @@ class OptionInfo:
     common: bool = False
 
 
+CLIENT_PRIORS = ("none", "classes", "counts", "fitted", "em")
+"""``none`` changes nothing; ``classes`` masks the classes that the client has no training rows of; ``counts`` adds the
+log of its class counts, which masks these classes too; ``fitted`` adds the log of its smoothed class shares; ``em``
+adds ``models.client_prior.estimate_log_prior``."""
+
+
 def option(default: Any, meaning: str, panel: str, *, default_text: str = "", **info: Any) -> Any:
     """A field that is an option too; ``{}`` as its default is a new dictionary.
 
@@ -469,6 +475,12 @@ class TrainConfig:
         "Score the personal models of only this number or share of clients, drawn once.",
         TRAINING,
         default_text="all clients",
+    )
+    client_prior: str = option(
+        "none",
+        "Also score the test rows with each client's log class prior, for methods with one global model.",
+        TRAINING,
+        choices=CLIENT_PRIORS,
     )
     execution: str = option(
         "auto",

@@ -10,7 +10,6 @@ from typing import Any
 from fedcache.config import ExtractConfig, Home, resolve
 from fedcache.errors import UsageError
 from fedcache.extract.planning.find_images import ImagePlaces
-from fedcache.federate.engine.method import Method
 from fedcache.models.evaluate import RunEvaluation
 from fedcache.models.model import Model
 from fedcache.models.saved_model import EvaluateOptions, ModelOptions, PersonaliseOptions
@@ -43,16 +42,9 @@ def place_of(source: object) -> Path:
     return find_one(str(source), Home.from_environment().runs)
 
 
-def load_model(
-    source: object,
-    client: str | None,
-    seed: int | str | None,
-    method: Method | None,
-    *,
-    one_for_all: bool,
-) -> Model:
+def load_model(source: object, **given: Any) -> Model:
     """The model of what ``place_of`` takes; arguments and errors as of ``fedcache.load_model``."""
-    return predict_run.load_model(place_of(source), client, seed, method, one_for_all=one_for_all)
+    return predict_run.load_model(place_of(source), **given)
 
 
 def path_of(store: Store | str | Path | None) -> str | None:
@@ -96,12 +88,12 @@ def evaluate(given: Mapping[str, Any]) -> RunEvaluation:
         given["one_for_all"],
         _word(given["seed"]),
         given["temperature"],
+        str(given["client_prior"]),
         config.weights,
     )
     request = EvaluateOptions(
         **rows,
         split=given["split"],
-        client_prior=str(given["client_prior"]),
         with_images=with_images,
     )
     home = Home.from_environment()

@@ -36,6 +36,11 @@ COMPUTED = worded(rare(COMPUTED), "batch", default=BATCH_OF_THE_RUN)
 MODEL = worded(
     pick(ModelOptions), "client", default="the global model, or each client's personal model"
 )
+MODEL = worded(
+    MODEL,
+    "client_prior",
+    meaning="Also score each client's own test rows with a prior from the client's class shares.",
+)
 SHOWN = 12
 """Classes and domains that are printed; -o writes all of them."""
 

@@ -138,6 +138,11 @@ def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) ->
             points = ", ".join(map(percent, errors))
             error = f"standard error {points} points"
         lines.append(f"  {who}; {error}")
+    if (prior := accuracy.get("client_prior")) is not None:
+        figures = {name: percent(value) for name, value in prior.items()}
+        own = "own test rows {own_rows} % without, {own_rows_with_prior} % with it"
+        whole = "all test rows {all_rows} and {all_rows_with_prior} %"
+        lines.append(f"  client prior: {own}; {whole}".format(**figures))
     lines += score_lines(result)
     if (held := result.get("validation")) is not None:
         chosen_by = f"{percent(held['mean'])} %"

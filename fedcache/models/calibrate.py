@@ -86,7 +86,7 @@ def _fitted(spec: TrainingRun, out: TrainingOutput, rows: NDArray[np.int64]) -> 
     rows = rows[::step]
     if model is None or len(rows) < LEAST_ROWS:
         return None
-    scores = _scores(model, spec, rows)
+    scores = scores_of_rows(model, spec, rows)
     known = np.isfinite(scores.max(-1))
     if known.sum() < LEAST_ROWS:
         return None
@@ -123,7 +123,7 @@ def consistent_temperature(scores: NDArray[np.float64], label: NDArray[np.int64]
     return float(np.exp(scipy.optimize.brentq(excess, low, high, xtol=1e-6)))
 
 
-def _scores(
+def scores_of_rows(
     model: DeployedModel, spec: TrainingRun, rows: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """Scores float64 [n, C] of rows of the run."""

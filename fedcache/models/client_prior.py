@@ -3,7 +3,8 @@
 A client knows how many training rows of each class it has. If its test rows have the same class shares, one model for
 all clients predicts them better once these shares are added to its log-probabilities (logit adjustment; Menon et al.,
 "Long-tail learning via logit adjustment", ICLR 2021). Nothing is sent for ``classes`` and ``counts``. For ``fitted``
-the server sums the class counts of all clients, and fits one number to them.
+the server sums the class counts of all clients, and fits one number to them. ``em`` estimates the class shares of a
+client's test rows from their scores, without labels.
 """
 
 from __future__ import annotations
@@ -13,23 +14,31 @@ from dataclasses import dataclass
 
 import numpy as np
 import scipy
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedcache.errors import UsageError
+from fedcache.federate.engine.outcome import DeployedModel
 from fedcache.federate.partition.client_table import RowLists
+from fedcache.heads.losses import MASKED
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
-CLIENT_PRIORS = ("none", "classes", "counts", "fitted")
-"""``none`` changes nothing; ``classes`` masks the classes that the client has no training rows of; ``counts`` adds the
-log of its class counts, which masks these classes too; ``fitted`` adds the log of its smoothed class shares."""
-
+NEVER = -1e20
+"""A lower score or log-probability is one of a class that the model never predicts, so its probability is 0. Such
+classes have the score -1e30 (``heads.losses.MASKED``) times the factor of the method."""
 LEAST = 1e-3
 MOST = 1e6
 """Lowest and highest concentration of the search."""
 GRID = 55
 """Concentrations that are tried before the search between two of them: six for each factor of ten."""
+MASKED_SHARE = 0.05
+"""A mask that excludes the classes of a larger share of a client's rows is warned of."""
+EM_STEPS = 1000
+EM_CLOSE = 1e-6
+"""EM ends after ``EM_STEPS`` steps, or when no class share changes by more than ``EM_CLOSE``."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,26 @@ class ClientPriors:
         if kind == "fitted":
             concentration = fit_concentration(counts, shares)
         return cls(kind, counts, shares, concentration)
+
+    def caution(self) -> str | None:
+        """A warning where the class counts speak against a mask; None otherwise.
+
+        The fitted concentration k says which share of its future rows a client has in classes without a training row:
+        k pi_c / (n_i + k), summed over these classes.
+        """
+        if self.kind not in ("classes", "counts"):
+            return None
+        k = fit_concentration(self.counts, self.shares)
+        rows = self.counts.sum(1)
+        masked = (self.counts == 0) @ self.shares
+        lost = float((k * masked / (rows + k))[rows > 0].mean())
+        if lost < MASKED_SHARE:
+            return None
+        return (
+            f"--client-prior {self.kind} is expected to exclude the right class of {100 * lost:.1f} % of a client's "
+            f"rows, because clients lack classes by chance (concentration k = {k:.4g}). --client-prior fitted "
+            "excludes only classes that no client has."
+        )
 
     def log_prior(self, client: int) -> Floats:
         """[C], up to a constant: -inf for a masked class, 0 for ``none``.
@@ -124,20 +153,63 @@ def fit_concentration(counts: Counts, shares: Floats) -> float:
     return float(np.exp(found.x))
 
 
-def predict_with_prior(log_probabilities: Floats, log_prior: Floats) -> Counts:
-    """int64 [n]: the class with the highest sum of log-probability and log-prior; -1 for a row of NaN.
+def estimate_log_prior(probabilities: Floats, shares: Floats) -> Floats:
+    """[C]: log of the class shares of unlabelled rows, divided by those that the model has learned.
 
-    The prediction stays the model's own if the sum is -inf for every class: the model excludes all classes of the
-    client.
+    The maximum of the likelihood by expectation maximisation (Saerens, Latinne and Decaestecker, "Adjusting the outputs
+    of a classifier to new a priori probabilities", 2002): q_c <- mean_i of p_ic q_c / pi_c, normalised for each row.
 
     Args:
-        log_probabilities: [n, C], at the fitted temperature of the model; for a model without one they are its scores
-            up to a constant for each row.
-        log_prior: [C].
+        probabilities: [n, C] of the model; rows of NaN are left out.
+        shares: [C] class shares pi of the training rows; a class without training rows gets -inf.
     """
-    adjusted = log_probabilities + log_prior
-    excluded = np.isneginf(adjusted).all(-1)
-    adjusted[excluded] = log_probabilities[excluded]
-    lost = np.isnan(log_probabilities).any(-1)
-    found: Counts = np.where(lost, -1, adjusted.argmax(-1))
-    return found
+    p = probabilities * (shares > 0)
+    p = p[p.sum(-1) > 0]
+    trained = np.where(shares > 0, shares, 1.0)
+    found = shares
+    for _ in range(EM_STEPS * bool(len(p))):
+        posterior = p * (found / trained)
+        posterior /= posterior.sum(-1, keepdims=True)
+        last = found
+        found = posterior.mean(0)
+        if np.abs(found - last).max() <= EM_CLOSE:
+            break
+    with np.errstate(divide="ignore"):
+        log_prior: Floats = np.log(found / trained)
+    return log_prior
+
+
+@dataclass(frozen=True)
+class ClientPrior:
+    """The prior of one client, as a model adds it to its scores."""
+
+    client: str
+    kind: str
+    log_prior: Floats  # [C]
+
+    @property
+    def words(self) -> str:
+        """Kind and client."""
+        return f"{self.kind} of {self.client}"
+
+    def offset(self, temperature: float) -> Tensor:
+        """[C], what is added to scores so that the log-softmax at a temperature gets the log-prior."""
+        return torch.from_numpy(temperature * self.log_prior).clamp(min=MASKED)
+
+
+@dataclass(frozen=True)
+class ModelWithPrior(DeployedModel):
+    """A deployed model with a client prior."""
+
+    offset: Tensor  # [C]
+
+    def scores(self, x: Tensor) -> Tensor:
+        """As those of the model, plus the offset."""
+        return add_offset(super().scores(x), self.offset)
+
+
+def add_offset(scores: Tensor, offset: Tensor) -> Tensor:
+    """Scores [.., C] with the offset [C] of a client prior; unchanged rows where the sum excludes every class."""
+    adjusted = scores + offset.to(scores)
+    excluded = adjusted.amax(-1, keepdim=True) < NEVER
+    return torch.where(excluded, scores, adjusted)

@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 
 from fedcache.errors import StoreError, unknown
 from fedcache.federate.engine.outcome import macro_f1
-from fedcache.models.client_prior import predict_with_prior
-from fedcache.models.predictor import Predictor, array_keys
+from fedcache.models.client_prior import NEVER, ClientPrior, add_offset
+from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import first_names
 from fedcache.models.sources import FileFeatures, features_of_file, rows_of_split
 from fedcache.notebooks import html_facts, percent
-from fedcache.store.reader import Reader
 from fedcache.store.samples import SPLITS
 from fedcache.store.store import Store
 from fedcache.tables.embeddings import open_embeddings
@@ -189,7 +188,7 @@ class PriorHits:
 class PriorAccuracy:
     """Accuracy without and with the client prior, each client's test rows scored for that client; fractions."""
 
-    kind: str  # classes | counts | fitted
+    kind: str  # one of ``CLIENT_PRIORS``
     concentration: float | None  # of ``fitted``
     test_protocol: str  # of the partition: class shares of the clients' test rows
     clients: Mapping[str, PriorHits]  # that have scored rows
@@ -454,9 +453,6 @@ def count_pairs(label: Counts, predicted: Counts, classes: int) -> Counts:
 
 MOST_KEPT = 64 << 20
 """Bytes of scores that are kept to fit a temperature; of more rows, every k-th counts."""
-NEVER = -1e20
-"""A lower log-probability is one of a class that the model never predicts, so its probability is 0. Such classes have
-the score -1e30 (``heads.losses.MASKED``) times the factor of the method."""
 COLDEST = 1e-6
 HOTTEST = 1e6
 """Lowest and highest temperature of the search for the best one."""
@@ -740,7 +736,7 @@ def measure_clients(
 
 
 def measure_prior(
-    store: Store, tests: Iterable[tuple[str, Predictor, NDArray[np.int64], Floats]], label: Counts
+    store: Store, tests: Iterable[tuple[ClientPrior, Predictor, NDArray[np.int64]]], label: Counts
 ) -> dict[str, PriorHits]:
     """Right predictions of each client without and with its prior; clients without a scored row are left out.
 
@@ -748,20 +744,21 @@ def measure_prior(
 
     Args:
         store: that has the model's features.
-        tests: of each client its name, the model that it uses, its test rows, and its log-prior [C].
+        tests: of each client its prior, the model that it uses, and its test rows.
         label: [N] of all rows of the store, by number of the model's class.
     """
     found: dict[str, PriorHits] = {}
-    for name, predictor, held, log_prior in tests:
+    for prior, predictor, held in tests:
+        offset = prior.offset(predictor.softmax_temperature)
         rows = right = right_with_prior = 0
         for part, scores in predictor.over_store(store, held):
             predicted = predictor.predicted(scores)
-            logs = log_probabilities(scores, predictor.softmax_temperature)
+            with_prior = predictor.predicted(add_offset(torch.from_numpy(scores), offset).numpy())
             rows += int((predicted >= 0).sum())
             right += int((predicted == label[part]).sum())
-            right_with_prior += int((predict_with_prior(logs, log_prior) == label[part]).sum())
+            right_with_prior += int((with_prior == label[part]).sum())
         if rows:
-            found[name] = PriorHits(rows, right, right_with_prior)
+            found[prior.client] = PriorHits(rows, right, right_with_prior)
     return found
 
 
@@ -812,9 +809,6 @@ MOST = 24
 Deal = tuple[str | None, Predictor, NDArray[np.int64]]
 """A client (None for the one model for all), its model, and the rows that the model scores."""
 
-BLOCK = 4096
-"""Rows that are classified at once."""
-
 
 def find_mistakes(store: Store, deals: Iterable[Deal]) -> Mistakes:
     """The most confident mistakes of the models of one run, by falling probability, then by row.
@@ -825,21 +819,17 @@ def find_mistakes(store: Store, deals: Iterable[Deal]) -> Mistakes:
     s = store.samples
     best = list[Mistake]()
     rows_scored = wrong_rows = clients = 0
-    readers: list[Reader] = []
     label = np.empty(0, np.int64)
     for client, predictor, held in deals:
         clients += client is not None
         names = predictor.classes
-        # All models of a run read the same arrays and have the same classes.
-        if not readers:
-            readers = [store.reader(key) for key in array_keys(predictor.members[0], store)]
+        # All models of a run have the same classes.
+        if not len(label):
             known = model_labels(np.asarray(s.label, np.int64), s.classes, names)
             label = np.where(s.ok == 1, known, -1)
         rows = np.asarray(held, np.int64)
         rows = rows[label[rows] >= 0]
-        for start in range(0, len(rows), BLOCK):
-            part = rows[start : start + BLOCK]
-            scores = predictor.scores(*(reader.rows(part)[:, 0] for reader in readers))
+        for part, scores in predictor.over_store(store, rows):
             predicted = predictor.predicted(scores)
             confidence = predictor.mean_probability(scores)[np.arange(len(part)), predicted]
             wrong = np.flatnonzero((predicted >= 0) & (predicted != label[part]))

@@ -67,10 +67,15 @@ class Model:
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the model file, which ``fedcache.load_model`` and ``fedcache predict`` read; returns its path.
 
-        It holds the models of all clients that the run saved. Raises UsageError for an ensemble, and for a file that
-        exists unless ``overwrite``; otherwise as ``SavedModel.save``.
+        It holds the models of all clients that the run saved. Raises UsageError for an ensemble, for a model with a
+        client prior, and for a file that exists unless ``overwrite``; otherwise as ``SavedModel.save``.
         """
         model = self._alone("a file")
+        if self.predictor.prior is not None:
+            raise UsageError(
+                "A model file holds no client prior.",
+                "Export the model (fedcache export-model), or give client_prior when the file is loaded.",
+            )
         if not overwrite and Path(path).exists():
             raise UsageError(
                 f"{path} exists already.", "model.save(path, overwrite=True) replaces it."
@@ -133,9 +138,10 @@ class Model:
         None takes the temperature that was fitted when the model was trained. Where none was fitted
         (``model.predictor.calibrated`` is False) it is 1, and the numbers are not calibrated.
         """
-        # The copy only divides by the temperature: its scores would load the models a second time.
-        copy = replace(self.predictor, temperature=temperature)
-        return copy.mean_probability(self.predictor.scores(*self._arrays(X)))
+        predictor = self.predictor
+        if temperature is not None:
+            predictor = replace(predictor, temperature=temperature)
+        return predictor.probabilities(*self._arrays(X))
 
     def embed(self, X: Features) -> NDArray[np.float64]:
         """Input of the classifier for these features, float64 [N, d].
@@ -200,6 +206,7 @@ class Model:
             "reads": " + ".join(f.backbones),
             "classes": first_names(f.classes, 8),
             "client": self.predictor.client,
+            "client prior": self.predictor.prior and self.predictor.prior.words,
             "seeds": ", ".join(str(m.facts.seed) for m in members),
             "run": f.run[:12],
             "bytes": format(sum(m.bytes for m in members), ","),
@@ -210,6 +217,8 @@ class Model:
         whose = ""
         if known["client"] is not None:
             whose = f", client {known['client']}"
+        if known["client prior"] is not None:
+            whose += f", client prior {known['client prior']}"
         what = "{method} on {dataset}, {reads}".format(**known)
         return f"Model({what}: {len(self.classes)} classes{whose}, seed {known['seeds']})"
 

@@ -25,6 +25,7 @@ from fedcache.federate.engine.client_data import FrozenEncoders
 from fedcache.federate.engine.evaluate import BLOCK
 from fedcache.federate.engine.method import Method
 from fedcache.federate.engine.outcome import DeployedModel
+from fedcache.models.client_prior import ClientPrior, ModelWithPrior
 from fedcache.models.saved_model import COLDEST, HOTTEST, SavedModel, check_finite, refused
 from fedcache.plugins import MODULE
 from fedcache.process import usual_torch_state
@@ -53,6 +54,7 @@ class Predictor:
     # live ones, for methods that run some
     encoders: FrozenEncoders | None = field(default=None, repr=False)
     one_for_all: bool = False  # the server's model of a method that also trains personal ones
+    prior: ClientPrior | None = None  # that is added to the scores
 
     def __post_init__(self) -> None:
         if not self.members:
@@ -98,16 +100,20 @@ class Predictor:
     @cached_property
     def deployed(self) -> tuple[DeployedModel, ...]:
         """The members' models, ready to score."""
-        return tuple(
-            m.deployed(
+        made = []
+        for member in self.members:
+            model = member.deployed(
                 self.client,
                 method=self.method,
                 encoders=self.encoders,
                 device=self.device,
                 one_for_all=self.one_for_all,
             )
-            for m in self.members
-        )
+            if self.prior is not None:
+                offset = self.prior.offset(self.softmax_temperature).to(self.device)
+                model = ModelWithPrior(**vars(model), offset=offset)
+            made.append(model)
+        return tuple(made)
 
     def checked(self) -> Predictor:
         """Itself, after every member's model was built. Raises UsageError, StoreError, as ``SavedModel.deployed``."""

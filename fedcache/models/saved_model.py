@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcache.config import DATASET, option
+from fedcache.config import CLIENT_PRIORS, DATASET, option
 from fedcache.errors import (
     CorruptionError,
     FedcacheError,
@@ -51,7 +51,6 @@ from fedcache.federate.engine.method import ClientOverrides, Method
 from fedcache.federate.engine.outcome import DeployedModel, TrainingOutput, no_training_rows
 from fedcache.federate.methods import METHODS, NAMES, find_method
 from fedcache.heads.linear import Tree
-from fedcache.models.client_prior import CLIENT_PRIORS
 from fedcache.models.client_stacks import PREFIX, ClientStacks, ClientTensors, of_format_1
 from fedcache.optional import reason
 from fedcache.store.files import explain_disk_errors, is_sealed, read_sealed, sealed_bytes
@@ -1056,6 +1055,13 @@ class ModelOptions:
         MODEL,
         default_text="the temperature fitted in training, else 1",
     )
+    client_prior: str = option(
+        "none",
+        "Add the log class prior of --client to the scores.",
+        MODEL,
+        choices=CLIENT_PRIORS,
+        common=True,
+    )
     weights: Mapping[str, str] = option(
         {},
         "NAME=FILE: local weights of a backbone. Repeatable.",
@@ -1148,13 +1154,6 @@ class EvaluateOptions:
         "Which split of these rows to use.",
         ROWS,
         choices=("all", "train", "test", "validation"),
-        common=True,
-    )
-    client_prior: str = option(
-        "none",
-        "Also score each client's own test rows with a prior from the client's class shares.",
-        ROWS,
-        choices=CLIENT_PRIORS,
         common=True,
     )
     with_images: bool = option(

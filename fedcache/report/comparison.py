@@ -79,6 +79,7 @@ class Treatment:
         validation: mean accuracy of its runs on validation rows; None where not all treatments have such rows.
         test_rows: over seeds, of values that do not vary over them: test rows, and the interval over these; Wilson's of
             one model, of models of clients that of ``rows_of_run``.
+        client_prior: accuracy without and with ``--client-prior``, means over its runs; {} where a run has none.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Treatment:
     rank: float | None
     validation: float | None = None
     test_rows: tuple[int, float, float] | None = None
+    client_prior: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def known(self) -> Floats:
@@ -260,7 +262,9 @@ def compared(
     if over == "seeds" and metric in ("accuracy", *SCORE_WORDS):
         rows = _test_rows(found, metric, level)
     treatments = tuple(
-        _treatment(name, row, rank, level, validation.get(name), rows.get(name))
+        _treatment(
+            name, row, rank, level, validation.get(name), rows.get(name), found.runs.get(name, ())
+        )
         for name, row, rank in zip(names, values, ranks, strict=True)
     )
     reference = against or picked or names[0]
@@ -386,14 +390,19 @@ def _treatment(
     level: float,
     validation: float | None,
     rows: tuple[int, float, float] | None,
+    runs: Sequence[StoredRun],
 ) -> Treatment:
+    priors = [run.result["accuracy"].get("client_prior", {}) for run in runs]
+    prior = {}
+    if priors and all(priors):
+        prior = {key: float(np.mean([p[key] for p in priors])) for key in priors[0]}
     values = row[~np.isnan(row)]
     std = None
     if len(values) > 1:
         std = float(values.std(ddof=1))
     each = tuple(None if np.isnan(value) else float(value) for value in row)
     reach = interval(values, level)
-    return Treatment(name, each, float(values.mean()), std, reach, rank, validation, rows)
+    return Treatment(name, each, float(values.mean()), std, reach, rank, validation, rows, prior)
 
 
 def _p(test: str, one: Floats, other: Floats, over: str) -> float | None:

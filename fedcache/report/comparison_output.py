@@ -96,6 +96,9 @@ def values(c: Comparison) -> Sheet:
         ("rank", ranks),
         ("validation %", [_two(t.validation, 100) for t in runs]),
     ]
+    for key in dict.fromkeys(key for t in runs for key in t.client_prior):
+        name = key.replace("_", " ")
+        columns.append((f"{name} %", [_two(t.client_prior.get(key), 100) for t in runs]))
     if c.over == HELD_OUT and len(c.blocks) <= MOST_BLOCKS:
         each = zip(*(t.values for t in runs), strict=True)
         for block, accuracies in zip(c.blocks, each, strict=True):

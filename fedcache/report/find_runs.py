@@ -76,6 +76,7 @@ _WHO = (
     "staleness_power",
     "client_durations",
     "eval_clients",
+    "client_prior",
 )
 USUAL = {f.name: f.default for f in fields(TrainConfig) if f.name in _WHO}
 """Who takes part and who is scored: what is said of a run where it is not this."""

@@ -34,13 +34,7 @@ from fedcache.report.methods import Sizes
 from fedcache.report.methods.facts import leaving, rows_in_models
 from fedcache.report.store_card import backbone_lines
 from fedcache.runs.directory import read_result
-from fedcache.runs.predict_run import (
-    check_saved,
-    check_weights,
-    open_members,
-    predictor_of,
-    weights_of,
-)
+from fedcache.runs.predict_run import open_predictor, weights_of
 from fedcache.runs.result_files import ClientColumns, client_columns
 from fedcache.runs.score import values_held_out
 from fedcache.tables.words import some_names
@@ -93,6 +87,11 @@ def model_card(
             f"It contains tensors made only from the rows of {client} ({own}). Share it only with people "
             "who may know these rows.",
             *_held_rows(predictor),
+        ]
+    if predictor.prior is not None:
+        parts["Client prior"] = [
+            f"The scores include a class prior ({predictor.prior.words}), which discloses training class counts of "
+            f"{predictor.prior.client}. Share the model only with people who may know them."
         ]
     run = facts.run[:16]
     listed = some_names(facts.classes, SHOWN)
@@ -306,10 +305,7 @@ def export_model(
     kind = format_of(out, request.kind)
     check_place(out, kind, request.force)
     # Everything that can be refused is refused before the program is made, which takes longest.
-    members = open_members(place, options, observer)
-    check_saved(place, members[0], options)
-    check_weights(options, [members[0].facts.backbones])
-    predictor = predictor_of(members, named(members[0], options), home, "cpu")
+    predictor = named(open_predictor(place, options, home, observer))
     found = run_result(place)
     program = None
     if kind in PROGRAMS:
@@ -329,16 +325,12 @@ def export_model(
     return ExportedModel(out, kind, size_of(out), written)
 
 
-def named(saved: SavedModel, options: ModelOptions) -> ModelOptions:
+def named(predictor: Predictor) -> Predictor:
     """With the client's name where the model of one client alone is there, so that facts and card say whose it is."""
-    if (
-        options.client is None
-        and not options.one_for_all
-        and saved.facts.personal
-        and len(saved.clients) == 1
-    ):
-        return replace(options, client=saved.clients[0])
-    return options
+    saved = predictor.members[0]
+    if predictor.client is None and not predictor.one_for_all and saved.facts.personal:
+        return replace(predictor, client=saved.clients[0])
+    return predictor
 
 
 def agreement(program: ModelProgram) -> str:

@@ -397,6 +397,24 @@ def read_result(path: Path) -> dict[str, Any]:
     return result
 
 
+def run_folder(place: Path) -> Path:
+    """The directory of a run, also by the path of one of its model files."""
+    if place.is_dir():
+        return place
+    return place.parent.parent
+
+
+def result_of(place: Path, run: str) -> dict[str, Any] | None:
+    """The result of the run of that digest, in its directory or next to one of its model files; None elsewhere."""
+    path = run_folder(place) / "result.json"
+    found = None
+    if path.is_file():
+        found = read_result(path)
+    if found is not None and found["digest"] == run:
+        return found
+    return None
+
+
 def measured_of(folder: Path, result: Mapping[str, Any]) -> dict[str, Any] | None:
     """Measurements of a run, which are not promised; None when the file is missing or damaged."""
     try:

@@ -9,25 +9,69 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from fedcache.config import Home
+from fedcache.config import CLIENT_PRIORS, Home
 from fedcache.errors import FedcacheError, StoppedError, StoreError, UsageError, shell_word, unknown
+from fedcache.federate.engine.outcome import TrainingOutput
+from fedcache.federate.engine.run import TrainingRun
 from fedcache.federate.partition.partition import Partition
-from fedcache.models.client_prior import CLIENT_PRIORS, ClientPriors, class_counts
-from fedcache.models.evaluate import LabelledRows, PriorAccuracy, measure_prior, model_labels
+from fedcache.models.calibrate import scores_of_rows
+from fedcache.models.client_prior import (
+    ClientPrior,
+    ClientPriors,
+    add_offset,
+    class_counts,
+    estimate_log_prior,
+)
+from fedcache.models.evaluate import (
+    LabelledRows,
+    PriorAccuracy,
+    measure_prior,
+    model_labels,
+)
 from fedcache.models.predictor import Predictor
+from fedcache.models.saved_model import ModelOptions
 from fedcache.process import Stop
 from fedcache.progress import Observer
-from fedcache.runs.directory import train_table
+from fedcache.runs.directory import result_of, run_folder, train_table
 from fedcache.runs.origin import store_behind
 from fedcache.runs.partitions import load_partition
-from fedcache.runs.predict_run import result_of, run_folder
 from fedcache.runs.result_files import is_private
 from fedcache.store.store import Store
 
 MOST_SCORED = 1_000_000
 """Test rows of clients that are scored. With more, only every k-th client is scored."""
+MOST_ESTIMATED = 1 << 20
+"""Probabilities that ``em`` estimates the class shares of a client from. With more, it takes every k-th row."""
+
+
+LEAVE_OUT = "Leave --client-prior out."
+
+
+def with_client_prior(
+    predictor: Predictor, place: Path, options: ModelOptions, home: Home, observer: Observer
+) -> Predictor:
+    """The model with the prior of the client that ``options`` name; itself for ``none``.
+
+    Raises UsageError without a client, and for ``em``, which needs all rows at once; as ``PriorTests.of``.
+    """
+    kind = options.client_prior
+    name = options.client
+    if kind == "none":
+        return predictor
+    if kind == "em":
+        raise UsageError(
+            "em estimates the class shares of test rows, so only `fedcache evaluate` takes it.",
+            "--client-prior counts",
+        )
+    if name is None:
+        raise UsageError("--client-prior needs the client whose prior it is.", "--client NAME")
+    tests = PriorTests.of(place, predictor, None, kind, home, [name], observer)
+    number = tests.partition.table.names.index(name)
+    log_prior = tests.priors.log_prior(int(np.searchsorted(tests.numbers, number)))
+    return replace(predictor, prior=ClientPrior(name, kind, log_prior))
 
 
 def find_run(place: Path, digest: str, home: Home) -> tuple[Path, dict[str, Any]] | None:
@@ -74,10 +118,8 @@ class PriorTests:
     partition: Partition
     priors: ClientPriors
     numbers: NDArray[np.int64]  # [K] in the partition, of the clients that ``priors`` has
-    own_models: (
-        frozenset[str] | None
-    )  # clients that are scored by their own models; None for one model
-    wanted: NDArray[np.bool_]  # [N] whether a row of the store is evaluated
+    # clients that are scored by their own models; None for one model
+    own_models: frozenset[str] | None
     label: NDArray[np.int64]  # [N], by number of the model's class; -1 unknown
 
     @classmethod
@@ -85,27 +127,28 @@ class PriorTests:
         cls,
         place: Path,
         first: Predictor,
-        rows: LabelledRows,
+        source: object | None,
         kind: str,
         home: Home,
-        own_models: Sequence[str] | None,
+        clients: Sequence[str] | None,
+        observer: Observer,
     ) -> PriorTests:
-        """The clients of a model's run, among the rows that are evaluated.
+        """The clients of a model's run.
 
         Args:
             place: the directory of a run, or a model file.
             first: the model, or that of the first client.
-            rows: that are evaluated, of the run's own store.
+            source: of the rows that are evaluated, which must be the run's own store; None for that store.
             kind: of the prior.
             home: where the run is looked for.
-            own_models: names of the clients that are scored, each by its own model; None to score all by one model.
+            clients: names of the clients that are scored, each by its own model; None to score all by one model.
+            observer: warned of a prior that the class counts speak against.
 
         Raises UsageError for a method or data without client priors, StoreError for a run whose partition is gone.
         """
         if kind not in CLIENT_PRIORS:
             raise unknown("client prior", kind, CLIENT_PRIORS)
         facts = first.members[0].facts
-        run = shell_word(facts.run[:12])
         found = find_run(place, facts.run, home)
         if found is None:
             raise StoreError(
@@ -113,29 +156,28 @@ class PriorTests:
                 "fedcache runs list",
             )
         folder, result = found
-        store = rows.source
-        if not isinstance(store, Store) or store.dataset["digest"] != result["dataset"]["digest"]:
-            own = store_behind(folder, result)
+        own = store_behind(folder, result)
+        if source is None:
+            source = own
+        if not isinstance(source, Store) or source.dataset["digest"] != result["dataset"]["digest"]:
             hint = "fedcache ls"
             if own is not None:
-                its = shell_word(own.path)
-                hint = f"fedcache evaluate {run} --client-prior {kind} --store {its}"
+                hint = f"--store {shell_word(own.path)}"
             raise UsageError(
-                "A client prior is measured on the clients' own test rows, which only the run's own store has.",
-                hint,
+                "A client prior needs the run's own store, which alone has the clients' rows.", hint
             )
-        path = shell_word(store.path)
+        store = source
         if first.deployed[0].method.by_similarity(facts.hp):
             raise UsageError(
                 f"{facts.method} predicts by similarity to prototypes, but a client prior needs class "
                 "scores.",
-                f"To evaluate it without a client prior:  fedcache evaluate {run} --store {path}",
+                LEAVE_OUT,
             )
-        if kind == "fitted" and is_private(result):
+        if kind in ("fitted", "em") and is_private(result):
             raise UsageError(
-                "The run has differential privacy, but its epsilon does not cover a concentration that "
-                "is fitted to the class counts of all clients.",
-                f"fedcache evaluate {run} --store {path} --client-prior counts",
+                f"The run has differential privacy, but its epsilon does not cover {kind}, which reads the "
+                "class counts of all clients.",
+                "--client-prior counts",
             )
         partitions = []
         if not train_table(folder).get("clients_from"):
@@ -146,37 +188,50 @@ class PriorTests:
         if len(partitions) < len(first.members):
             raise StoreError(
                 f"The partition of the run {facts.run[:12]} is not available, and a client prior needs it.",
-                f"fedcache evaluate {run} --store {path}",
+                LEAVE_OUT,
             )
         partition = partitions[0]
         if any(p.digest != partition.digest for p in partitions):
-            seed = shell_word(facts.seed)
             raise UsageError(
                 "--client-prior takes the model of one seed, because each seed has its own partition.",
-                f"fedcache evaluate {run} --store {path} --client-prior {kind} --seed {seed}",
+                f"--seed {facts.seed}",
             )
         samples = store.samples
         label = model_labels(np.asarray(samples.label, np.int64), samples.classes, first.classes)
         label = np.where(samples.ok == 1, label, -1)
-        wanted = np.zeros(store.rows, bool)
-        wanted[rows.rows] = True
         # Clients may all be tested on the same rows, so the rows are counted once per client.
         table = partition.table
         step = max(1, -(-int(table.test_sizes.sum()) // MOST_SCORED))
         numbers = np.arange(0, len(table), step)
-        if own_models is not None:
-            numbers = np.union1d(numbers, facts.saved[own_models[0]])
-        counts = class_counts(table.train.take(numbers), label, len(first.classes))
         scored = None
-        if own_models is not None:
-            scored = frozenset(own_models)
-        return cls(store, partition, ClientPriors.of(kind, counts), numbers, scored, wanted, label)
+        if clients is not None:
+            if clients[0] not in table.names:
+                raise unknown("client", clients[0], table.names)
+            numbers = np.union1d(numbers, table.names.index(clients[0]))
+            scored = frozenset(clients)
+        counts = class_counts(table.train.take(numbers), label, len(first.classes))
+        priors = ClientPriors.of(kind, counts)
+        # The warning names a concentration, which a private run does not disclose.
+        caution = None
+        if not is_private(result):
+            caution = priors.caution()
+        if caution is not None:
+            observer.warn(caution)
+        return cls(store, partition, priors, numbers, scored, label)
 
-    def measured(self, first: Predictor, observer: Observer, stop: Stop) -> PriorAccuracy:
-        """The accuracy without and with the prior. Raises StoreError without a test row, StoppedError after a stop."""
+    def measured(
+        self, first: Predictor, rows: LabelledRows, observer: Observer, stop: Stop
+    ) -> PriorAccuracy:
+        """The accuracy of some rows of the store, without and with the prior.
+
+        Raises StoreError without a test row, StoppedError after a stop.
+        """
+        wanted = np.zeros(self.store.rows, bool)
+        wanted[rows.rows] = True
         observer.start("client priors", len(self.numbers), "clients")
         try:
-            found = measure_prior(self.store, self._tests(first, observer, stop), self.label)
+            tests = self._tests(first, wanted, observer, stop)
+            found = measure_prior(self.store, tests, self.label)
         finally:
             observer.stop()
         if not found:
@@ -189,9 +244,9 @@ class PriorTests:
         )
 
     def _tests(
-        self, first: Predictor, observer: Observer, stop: Stop
-    ) -> Iterator[tuple[str, Predictor, NDArray[np.int64], NDArray[np.float64]]]:
-        """Name, model, test rows and log-prior of each client, made one after the other."""
+        self, first: Predictor, wanted: NDArray[np.bool_], observer: Observer, stop: Stop
+    ) -> Iterator[tuple[ClientPrior, Predictor, NDArray[np.int64]]]:
+        """Prior, model and test rows of each client, made one after the other."""
         table = self.partition.table
         for place, number in enumerate(self.numbers.tolist()):
             if stop.requested:
@@ -204,4 +259,59 @@ class PriorTests:
                     continue
                 predictor = replace(first, client=name)
             test = np.asarray(table.test_of(number), np.int64)
-            yield name, predictor, test[self.wanted[test]], self.priors.log_prior(place)
+            test = test[wanted[test]]
+            if self.priors.kind == "em":
+                log_prior = self._estimated(predictor, test, place)
+            else:
+                log_prior = self.priors.log_prior(place)
+            yield ClientPrior(name, self.priors.kind, log_prior), predictor, test
+
+    def _estimated(
+        self, predictor: Predictor, test: NDArray[np.int64], place: int
+    ) -> NDArray[np.float64]:
+        """The log-prior [C] of ``em`` from a client's test rows, of which a sample bounds the memory."""
+        shares = self.priors.shares
+        if self.own_models is not None:
+            # A model of its own has learned the shares of its client.
+            own = self.priors.counts[place]
+            shares = own / max(1, own.sum())
+        step = max(1, -(-len(test) * len(shares) // MOST_ESTIMATED))
+        found = [np.empty((0, len(shares)))]
+        for _, scores in predictor.over_store(self.store, test[::step]):
+            found.append(predictor.mean_probability(scores))
+        return estimate_log_prior(np.concatenate(found), shares)
+
+
+PRIOR_FIGURES = ("own_rows", "own_rows_with_prior", "all_rows", "all_rows_with_prior")
+
+
+def prior_accuracy(
+    spec: TrainingRun, out: TrainingOutput, partition: Partition, kind: str, temperature: float
+) -> tuple[dict[str, float], str | None]:
+    """Accuracy of one model without and with the prior of each client, and the caution about it.
+
+    Means over clients that are tested, as fractions: on the client's own test rows, and on all global test rows.
+    """
+    model = out.deployed(None)
+    assert model is not None
+    label = spec.data.y.cpu().numpy()
+    table = partition.table
+    priors = ClientPriors.of(kind, class_counts(table.train, label, spec.data.classes))
+    rows = partition.test[label[partition.test] >= 0]
+    scores = torch.from_numpy(scores_of_rows(model, spec, rows))
+    plain = scores.argmax(-1).numpy() == label[rows]
+    found = []
+    for number in range(0, len(table), max(1, len(table) * len(rows) // MOST_SCORED)):
+        own = np.flatnonzero(np.isin(rows, table.test_of(number)))
+        if not len(own):
+            continue
+        if kind == "em":
+            p = (scores[own] / temperature).softmax(-1).numpy()
+            log_prior = estimate_log_prior(p, priors.shares)
+        else:
+            log_prior = priors.log_prior(number)
+        offset = ClientPrior(table.names[number], kind, log_prior).offset(temperature)
+        right = add_offset(scores, offset).argmax(-1).numpy() == label[rows]
+        found.append((plain[own].mean(), right[own].mean(), plain.mean(), right.mean()))
+    means = np.mean(found, 0).tolist()
+    return dict(zip(PRIOR_FIGURES, means, strict=True)), priors.caution()

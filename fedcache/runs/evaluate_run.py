@@ -36,7 +36,7 @@ from fedcache.models.saved_model import EvaluateOptions, ModelOptions, SavedMode
 from fedcache.models.sources import read_recipes
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
-from fedcache.runs.directory import MODELS, command_saving, train_table
+from fedcache.runs.directory import MODELS, command_saving, result_of, train_table
 from fedcache.runs.evaluate_prior import PriorTests, find_run, partition_of_seed
 from fedcache.runs.origin import store_behind
 from fedcache.runs.predict_run import (
@@ -45,7 +45,6 @@ from fedcache.runs.predict_run import (
     counted,
     open_members,
     predictor_of,
-    result_of,
     weights_of,
 )
 from fedcache.runs.result_files import is_private
@@ -140,7 +139,9 @@ def evaluate_run(
     if each and len(names) == 1:
         options = replace(options, client=names[0])
         each = False
-    first = predictor_of(members, replace(options, client=names[0]), home, config.device)
+    # The model is measured without the prior, and then with the prior of each client.
+    plain = replace(options, client=names[0], client_prior="none")
+    first = predictor_of(members, plain, home, config.device)
     rows = labelled_rows(first, options, request, config, home, observer, stop)
     label = label_of(place)
 
@@ -160,11 +161,12 @@ def evaluate_run(
 
     # What cannot be done is refused before anything is measured.
     tests = None
-    if request.client_prior != "none":
+    if options.client_prior != "none":
         own_models = None
         if facts.personal and not options.one_for_all:
             own_models = [name for name in names if name is not None]
-        tests = PriorTests.of(place, first, rows, request.client_prior, home, own_models)
+        kind = options.client_prior
+        tests = PriorTests.of(place, first, rows.source, kind, home, own_models, observer)
     mistakes = None
     if request.with_images:
         clients = []
@@ -179,7 +181,7 @@ def evaluate_run(
             spread = None
     prior = None
     if tests is not None:
-        prior = tests.measured(first, observer, stop)
+        prior = tests.measured(first, rows, observer, stop)
     # Which model was measured, in words for the answer.
     if each:
         some = ""

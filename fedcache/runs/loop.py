@@ -39,6 +39,7 @@ from fedcache.parsing import seeds_text
 from fedcache.process import Stop
 from fedcache.progress import Observer, Silent
 from fedcache.runs.directory import DamagedRunError, RunDirectory, measured_of, owning
+from fedcache.runs.evaluate_prior import prior_accuracy
 from fedcache.runs.events import ALONE, GridPosition, OnRound, RunEvents, replay_stored, with_hooks
 from fedcache.runs.features import RunInputs
 from fedcache.runs.identity import Identity, code_of, code_with_plugins
@@ -677,13 +678,21 @@ class OpenRun:
             {"partition": {"args": self.inputs.partitions[outcome.seed].args}}
         )
         seeds = len({*self.spec.seeds, *self.earlier})
-        if self.kept.wants(self.spec.method, result.choice, seeds, held_out):
-            # Sites keep their rows: there is nothing here to calibrate on.
-            temperature = None
-            if inputs is None:
-                temperature = temperature_of(
-                    training_run(self.inputs, self.spec, outcome.seed), outcome
+        wanted = self.kept.wants(self.spec.method, result.choice, seeds, held_out)
+        kind = self.spec.requested.client_prior
+        temperature = None
+        # Sites keep their rows: there is nothing here to calibrate on.
+        if inputs is None and (wanted or kind != "none"):
+            run = training_run(self.inputs, self.spec, outcome.seed)
+            temperature = temperature_of(run, outcome)
+            if kind != "none":
+                partition = self.inputs.partitions[outcome.seed]
+                result.client_prior, caution = prior_accuracy(
+                    run, outcome, partition, kind, temperature or 1.0
                 )
+                if caution is not None:
+                    result.warnings.append(caution)
+        if wanted:
             result.model, notes = save_seed(
                 self.directory.path,
                 self.inputs,

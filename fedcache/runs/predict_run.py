@@ -42,7 +42,8 @@ from fedcache.models.sources import (
 from fedcache.notebooks import percent
 from fedcache.process import Stop, usual_torch_state
 from fedcache.progress import Observer, Silent
-from fedcache.runs.directory import command_saving, read_result
+from fedcache.runs.directory import command_saving, result_of, run_folder
+from fedcache.runs.evaluate_prior import with_client_prior
 from fedcache.runs.identity import code_digest
 from fedcache.runs.result_files import client_columns, is_private
 from fedcache.runs.run_models import load_seed, seeds_of
@@ -76,7 +77,8 @@ def open_predictor(
     members = open_members(place, options, observer)
     check_saved(place, members[0], options)
     check_weights(options, [members[0].facts.backbones])
-    return predictor_of(members, options, home, device, method)
+    made = predictor_of(members, options, home, device, method)
+    return with_client_prior(made, place, options, home, observer)
 
 
 def open_members(place: Path, options: ModelOptions, observer: Observer) -> tuple[SavedModel, ...]:
@@ -140,24 +142,6 @@ def check_saved(place: Path, model: SavedModel, options: ModelOptions) -> None:
     )
 
 
-def run_folder(place: Path) -> Path:
-    """The directory of a run, also by the path of one of its model files."""
-    if place.is_dir():
-        return place
-    return place.parent.parent
-
-
-def result_of(place: Path, run: str) -> dict[str, Any] | None:
-    """The result of the run of that digest, in its directory or next to one of its model files; None elsewhere."""
-    path = run_folder(place) / "result.json"
-    found = None
-    if path.is_file():
-        found = read_result(path)
-    if found is not None and found["digest"] == run:
-        return found
-    return None
-
-
 def warn_of_other_code(facts: ModelFacts, observer: Observer) -> None:
     """Warn where other code of a built-in method trained the model; the model is used all the same.
 
@@ -192,9 +176,12 @@ def predictor_of(
     encoders = encoders_of(members[0], home, weights_of(options))
     if encoders is not None:
         encoders = encoders.to(where)
+    client = options.client
+    if options.client_prior != "none" and not members[0].facts.personal:
+        client = None  # only the prior is of the client
     return Predictor(
         members,
-        options.client,
+        client,
         options.temperature,
         device=where,
         method=method,
@@ -211,13 +198,14 @@ def load_model(
     method: Method | None,
     *,
     one_for_all: bool = False,
+    client_prior: str = "none",
 ) -> Model:
     """The model of a run's directory or of a model file; arguments and errors as of ``fedcache.load_model``."""
     home = Home.from_environment()
     seed_word = None
     if seed is not None:
         seed_word = str(seed)
-    options = ModelOptions(client=client, seed=seed_word, one_for_all=one_for_all)
+    options = ModelOptions(client, one_for_all, seed_word, client_prior=client_prior)
     return Model(open_predictor(Path(place), options, home, Silent(), method=method), home)
 
 

@@ -85,6 +85,7 @@ class SeedResult:
     zero_shot: float | None = (
         None  # accuracy of the class texts that the method starts from, without training
     )
+    client_prior: dict[str, float] | None = None  # accuracy without and with it
     test_rows: TestRows | None = (
         None  # how often each test row was right; None where they are secret or too many
     )
@@ -413,6 +414,9 @@ def _accuracy(
         found["eval_clients"] = [_drawn_clients(s) for s in seeds]
     if first.zero_shot is not None:
         found["zero_shot"] = mean_std([s.zero_shot for s in seeds])[0]
+    priors = [s.client_prior for s in seeds if s.client_prior is not None]
+    if priors:
+        found["client_prior"] = {k: mean_std([p[k] for p in priors])[0] for k in priors[0]}
     return found
 
 

@@ -302,6 +302,8 @@ class ResolvedRun:
             found |= self.timing.words()
         if self.eval_clients is not None:
             found["eval_clients"] = requested.eval_clients
+        if requested.client_prior != "none":
+            found["client_prior"] = requested.client_prior
         if requested.client_backbones:
             found["client_backbones"] = list(requested.client_backbones)
         if requested.client_set:
@@ -346,6 +348,15 @@ def resolve_run(
     text = participation_text(config, method, clients)
     participation = parse_participation(text)
     trust = policy_from_config(config, method)
+    if config.client_prior != "none" and (
+        method.protocol(settings) != "global"
+        or method.by_similarity(settings)
+        or trust.privacy is not None
+    ):
+        raise UsageError(
+            "--client-prior needs a method with one global model and class scores, and a run without privacy.",
+            "Leave --client-prior out.",
+        )
     if method.one_shot:
         rounds = 1
     else:

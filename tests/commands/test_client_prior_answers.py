@@ -4,8 +4,10 @@ import csv
 import json
 from pathlib import Path
 
+import joblib
 import numpy as np
 import pytest
+import torch
 from command import fedcache, ok
 from failing_command import must_fail
 from refusal import refused
@@ -69,6 +71,14 @@ def by_hand(store: Path, kind: str) -> dict[str, int]:
     shares = counts.astype(float)
     if kind == "classes":
         shares = (counts > 0).astype(float)
+    if kind == "em":
+        pooled = counts.sum(0) / counts.sum()
+        shares = np.tile(pooled, (len(clients), 1))
+        for i, c in enumerate(clients):
+            for _ in range(500):
+                joint = np.exp(logs[c.test]) * shares[i] / pooled
+                shares[i] = (joint / joint.sum(1, keepdims=True)).mean(0)
+        shares = shares / pooled
     if kind == "fitted":
         k = ClientPriors.of("fitted", counts).concentration
         shares = counts + k * counts.sum(0) / counts.sum()
@@ -80,8 +90,8 @@ def by_hand(store: Path, kind: str) -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize("kind", ["classes", "counts", "fitted"])
-def test_the_accuracy_with_the_prior_is_that_of_the_scores_and_the_counts(store, kind):
+@pytest.mark.parametrize("kind", ["classes", "counts", "fitted", "em"])
+def test_the_accuracy_with_the_prior_is_that_of_the_scores_and_the_counts(store, kind, monkeypatch):
     found = prior_of(store, "fed3r", kind)
     stored = result_of("fed3r")
     assert found["kind"] == kind
@@ -97,8 +107,11 @@ def test_the_accuracy_with_the_prior_is_that_of_the_scores_and_the_counts(store,
     assert after["client_mean"] > before["client_mean"]
     if kind == "classes":  # no matched test row is of a class that is masked
         words = ("evaluate", run_of("fed3r"), "--store", store, "--client-prior", kind)
+        monkeypatch.setattr("fedcache.models.client_prior.MASKED_SHARE", 0.0)
+        answer = fedcache(*words)
         said = f"{100 * before['client_mean']:.2f} % without"
-        assert said in " ".join(fedcache(*words).out.split())
+        assert said in " ".join(answer.out.split())
+        assert "concentration k" in answer.err
         assert all(c["right_with_prior"] >= c["right"] for c in found["clients"].values())
 
 
@@ -115,6 +128,67 @@ def test_every_other_figure_and_the_stored_run_stay_as_they_are(store):
     assert counts.pop("client_prior") is not None
     assert counts == plain
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize("kind", ["classes", "counts", "fitted"])
+def test_predictions_and_exports_of_a_client_are_those_that_evaluate_scores(store, tmp_path, kind):
+    run, held = run_of("fed3r"), Store.open(store)
+    (file,) = run.glob("partition-*.partition")
+    client = Partition.load(file).clients[1]
+    X, y = (a[client.test] for a in held.Xy(split=None))
+    prior = ("--client", client.name, "--client-prior", kind)
+    model = fc.load_model(run, client.name, client_prior=kind)
+    p = model.probabilities(X)
+    wanted = model.predict(X)
+    right = sum(name == held.samples.classes[i] for name, i in zip(wanted, y, strict=True))
+    assert right == by_hand(store, kind)[client.name]
+    assert f"{kind} of {client.name}" in repr(model)
+    refused(lambda: model.save(tmp_path / "m.safetensors"))
+    # A temperature divides the scores and leaves the weight of the prior as it is.
+    weight = model.probabilities(X, 3.0) / fc.load_model(run).probabilities(X, 3.0)
+    expected = p / fc.load_model(run).probabilities(X)
+    scale = [w.max(1, keepdims=True) for w in (weight, expected)]
+    assert weight / scale[0] == pytest.approx(expected / scale[1])
+
+    np.save(tmp_path / "X.npy", X)
+    found = ok("predict", run, "--embeddings", tmp_path / "X.npy", *prior)
+    assert [row["class"] for row in found.data["rows"]] == wanted
+    for name in ("m.pt2", "m.joblib"):
+        ok("export-model", run, "-o", tmp_path / name, *prior)
+    program = torch.export.load(tmp_path / "m.pt2").module()
+    _, exported = program(torch.from_numpy(X))
+    assert exported.numpy() == pytest.approx(p, abs=1e-5)
+    assert joblib.load(tmp_path / "m.joblib").predict_proba(X) == pytest.approx(p, abs=1e-5)
+
+
+def test_train_keeps_accuracy_with_the_prior_apart_and_compare_has_columns_of_its_own(store):
+    plain = result_of("fed3r")
+    words = f"train --method fed3r {CLIENTS} --store {store} --client-prior"
+    for kind in ("counts", "em"):
+        run = Path(ok(words, kind).data["path"])
+        kept = json.loads((run / "result.json").read_text())
+        found = kept["accuracy"].pop("client_prior")
+        assert kept["accuracy"] == plain["accuracy"]
+        assert kept["digest"] != plain["digest"]
+        (told,) = ok("evaluate", run, "--store", store, "--client-prior", kind).data["runs"]
+        for name, key in (("", "without"), ("_with_prior", "with")):
+            expected = told["client_prior"][f"accuracy_{key}_prior"]["client_mean"]
+            assert found[f"own_rows{name}"] == pytest.approx(expected)
+        assert found["all_rows_with_prior"] < found["all_rows"], "test rows of all classes"
+    table = fedcache("compare --format markdown").out
+    (line,) = (line for line in table.splitlines() if "=em |" in line and "pp" not in line)
+    assert f"{100 * found['all_rows_with_prior']:.2f}" in line
+    assert "own rows with prior %" in table
+    for method in ("solo", "fedpcl"):
+        must_fail("one global model", words.replace("fed3r", method), "counts", code=Exit.USAGE)
+
+
+def test_predictions_with_a_prior_need_a_client_and_class_counts(store, tmp_path):
+    np.save(tmp_path / "X.npy", np.zeros((2, 8), np.float32))
+    words = ("predict", run_of("fed3r"), "--embeddings", tmp_path / "X.npy", "--client-prior")
+    must_fail("needs the client", *words, "counts", code=Exit.USAGE)
+    must_fail("only `fedcache evaluate`", *words, "em", code=Exit.USAGE)
+    must_fail("nobody", *words, "counts", "--client", "nobody", code=Exit.USAGE)
 
 
 @pytest.mark.slow
@@ -194,8 +268,11 @@ def test_a_model_whose_run_is_gone_is_refused(store, tmp_path):
 
 def test_a_concentration_of_a_private_run_is_refused(store, monkeypatch):
     monkeypatch.setattr("fedcache.runs.evaluate_prior.is_private", lambda _result: True)
+    monkeypatch.setattr("fedcache.models.client_prior.MASKED_SHARE", 0.0)
     words = ("evaluate", run_of("fed3r"), "--store", store, "--client-prior")
-    must_fail("epsilon does not cover", *words, "fitted", code=Exit.USAGE)
+    assert "concentration k" not in ok(*words, "classes").err
+    for kind in ("fitted", "em"):
+        must_fail(f"epsilon does not cover {kind}", *words, kind, code=Exit.USAGE)
 
 
 @pytest.mark.slow

@@ -4,14 +4,18 @@ import tracemalloc
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import dirichlet_multinomial
 
 from fedcache.errors import UsageError
+from fedcache.heads.losses import MASKED
 from fedcache.models.client_prior import (
+    ClientPrior,
     ClientPriors,
+    add_offset,
     class_counts,
+    estimate_log_prior,
     fit_concentration,
-    predict_with_prior,
 )
 
 
@@ -25,11 +29,17 @@ def planted(k, shares, clients, rows, seed=0):
     return np.stack([rng.multinomial(rows, rng.dirichlet(k * shares)) for _ in range(clients)])
 
 
+def predict_with_prior(scores, log_prior, temperature=1.0):
+    """The predicted classes, as a deployed model with that prior gives them."""
+    offset = ClientPrior("a", "counts", log_prior).offset(temperature)
+    return add_offset(torch.from_numpy(scores), offset).argmax(-1).numpy()
+
+
 def test_none_adds_nothing_and_predicts_as_the_model():
-    priors = ClientPriors.of("none", np.array([[0, 1, 9, 3, 2, 0]]))
-    scores = scores_of(0, rows=1_000)
-    assert (priors.log_prior(0) == 0).all()
-    assert (predict_with_prior(scores, priors.log_prior(0)) == scores.argmax(-1)).all()
+    log_prior = ClientPriors.of("none", np.array([[0, 1, 9, 3, 2, 0]])).log_prior(0)
+    scores = torch.from_numpy(scores_of(0, rows=1_000))
+    added = add_offset(scores, ClientPrior("a", "none", log_prior).offset(2.5))
+    assert torch.equal(added, scores)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 500])
@@ -53,7 +63,8 @@ def test_counts_are_the_bayes_rule_of_other_class_shares():
     posterior = likelihood * counts[0] / counts.sum()
     # any constant of a row may be missing from its log-probabilities
     logs = np.log(likelihood) + np.linspace(-3, 3, 50)[:, None]
-    found = predict_with_prior(logs, ClientPriors.of("counts", counts).log_prior(0))
+    log_prior = ClientPriors.of("counts", counts).log_prior(0)
+    found = predict_with_prior(4.0 * logs, log_prior, temperature=4.0)
     assert (found == posterior.argmax(-1)).all()
 
 
@@ -94,6 +105,41 @@ def test_fitted_is_the_smoothed_share_of_the_client():
     assert shares[3] == 0, "no client has it"
 
 
+@pytest.mark.parametrize("planted", [[0.7, 0.2, 0.1], [0.0, 0.5, 0.5]])
+def test_em_recovers_a_planted_prior(planted):
+    """Gaussian classes, so that the posterior under the training prior is exact."""
+    rng = np.random.default_rng(0)
+    trained = np.array([0.2, 0.3, 0.5, 0.0])
+    y = rng.choice(3, size=20_000, p=planted)
+    distance = (rng.normal(size=y.size) + 1.5 * y)[:, None] - 1.5 * np.arange(4)
+    posterior = np.exp(-(distance**2) / 2) * trained
+    posterior /= posterior.sum(1, keepdims=True)
+    posterior[7] = np.nan
+    found = np.exp(estimate_log_prior(posterior, trained))
+    assert (found * trained)[:3] == pytest.approx(planted, abs=0.02)
+    assert found[3] == 0, "the model has not learned it"
+    assert estimate_log_prior(posterior[:0], trained).tolist() == [0, 0, 0, -np.inf]
+
+
+@pytest.mark.parametrize(
+    ("k", "rows", "warned"), [(1e6, 100, True), (10, 20, True), (10, 1_000, False), (1, 100, False)]
+)
+def test_a_mask_is_warned_of_where_it_excludes_classes_that_a_client_has(k, rows, warned):
+    """The expected share of excluded rows is the one that planted class shares give."""
+    rng = np.random.default_rng(0)
+    future = rng.dirichlet(np.full(100, k / 100), size=300)
+    counts = np.stack([rng.multinomial(rows, shares) for shares in future])
+    said = ClientPriors.of("classes", counts).caution()
+    excluded = 100 * (future * (counts == 0)).sum(1).mean()
+    assert warned == (said is not None) == (excluded > 5)
+    if said is not None:
+        assert "--client-prior fitted" in said
+        assert float(said.split("right class of ")[1].split(" %")[0]) == pytest.approx(
+            excluded, abs=2
+        )
+    assert ClientPriors.of("fitted", counts).caution() is None
+
+
 def test_class_counts_leave_unknown_labels_out():
     label = np.array([0, 1, 1, -1, 2])
     train = [np.array([0, 1, 3]), np.array([], np.int64), np.array([1, 2, 4])]
@@ -110,10 +156,11 @@ def test_a_client_without_labelled_rows_has_no_prior_of_its_own():
         ClientPriors.of("counts", counts[:1])
 
 
-def test_rows_without_scores_and_models_without_the_clients_classes():
-    logs = np.array([[np.nan] * 3, [-np.inf, -1.0, -2.0], [-3.0, -1.0, -2.0]])
+def test_models_that_exclude_the_clients_classes_keep_their_own_scores():
     prior = np.array([0.0, -np.inf, -np.inf])
-    assert predict_with_prior(logs, prior).tolist() == [-1, 1, 0]
+    for lowest in (-np.inf, 0.1 * MASKED):
+        scores = np.array([[lowest, -1.0, -2.0], [-3.0, -1.0, -2.0]])
+        assert predict_with_prior(scores, prior).tolist() == [1, 0]
 
 
 def test_memory_is_clients_by_classes():

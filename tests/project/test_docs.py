@@ -161,6 +161,7 @@ def test_the_result_format_names_every_key_of_a_result(tmp_path):
     # choose by, with plug-ins, on texts or rows, and that start from class texts
     seldom = {
         "accuracy.zero_shot",
+        "accuracy.client_prior",
         "trust",
         "participants",
         "timing",

@@ -41,6 +41,7 @@ from fedcache.federate.engine.client_data import SHARED_SUMS, Scaling
 from fedcache.federate.engine.outcome import DeployedModel
 from fedcache.heads.linear import Tree
 from fedcache.heads.losses import MASKED
+from fedcache.models.client_prior import ModelWithPrior
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import SavedModel, in_double, owned
 from fedcache.models.sources import has_known_backbones, read_recipes
@@ -445,6 +446,7 @@ class Parts:
             "run": facts.run,
             "seed": facts.seed,
             "client": self.predictor.client,
+            "client_prior": self.predictor.prior and self.predictor.prior.words,
             "dataset": facts.dataset,
             "classes": list(facts.classes),
             "temperature": self.predictor.softmax_temperature,
@@ -659,12 +661,17 @@ def onnx_difference(raw: bytes, program: ModelProgram) -> tuple[AnswerGap, Answe
 
 
 def write_head(out: Path, parts: Parts) -> dict[str, Any]:
-    """The trained tensors alone: ``server/..``, ``own/..``, ``features/..``, and ``linear/..`` of a linear head."""
+    """The trained tensors alone: ``server/..``, ``own/..``, ``features/..``, and ``linear/..`` of a linear head.
+
+    ``prior/offset`` is what a client prior adds to the scores; ``linear/bias`` includes it.
+    """
     predictor = parts.predictor
     made = predictor.deployed[0]
     tensors: dict[str, Tensor] = {f"server/{k}": t for k, t in made.down.items()}
     tensors |= {f"own/{k}": t for k, t in made.personal.items()}
     tensors |= {f"features/{k}": t for k, t in predictor.members[0].tree("features/").items()}
+    if isinstance(made, ModelWithPrior):
+        tensors["prior/offset"] = made.offset
     head: LinearHead | None
     try:
         head = linear_head(predictor)
