@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from fedcache.errors import UsageError, unknown
 from fedcache.report.compare import Comparisons, check, compare_entries
 from fedcache.report.comparison import Comparison
 from fedcache.report.comparison_output import caption, differences, sentences, values
+from fedcache.report.comparison_summary import summary
 from fedcache.report.drawing import check_file
 from fedcache.report.find_runs import gather, need_finished
 from fedcache.store.lock import write_output
@@ -39,12 +41,13 @@ def compare(
         typer.Option("--runs", help="Directory of results, instead of $FEDCACHE_HOME/runs."),
     ] = None,
     over: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--over",
-            help="Unit of the paired tests: seeds | clients | settings (dataset and partition).",
+            help="Unit of the paired tests: seeds | clients | settings (dataset and partition). Default: "
+            "settings if there are enough of them for a test, else seeds.",
         ),
-    ] = "seeds",
+    ] = None,
     score: Annotated[
         str,
         typer.Option(
@@ -102,6 +105,9 @@ def compare(
             "--plot", help="Draw the critical-difference diagram: FILE.svg, .png or .pdf."
         ),
     ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Print every table, interval, test and note.")
+    ] = False,
 ) -> CommandResult:
     """Compare finished runs: means, intervals, paired tests (Holm), ranks (Friedman, Nemenyi).
 
@@ -142,8 +148,17 @@ def compare(
     if form in ("markdown", "latex"):
         return CommandResult(data, [_as_document(made, form).rstrip("\n")])
     # Without --format, stdout gets tables for a terminal.
-    written_files = [plain_line(f"Written: {name}") for name in files]
-    return CommandResult(data, [], renderables=[*tables_and_sentences(made), *written_files])
+    shown: list[Any] = []
+    last = list(made.sentences)
+    if everything:
+        shown = [each for table in made.tables for each in tables_of(table)]
+    elif made.tables:
+        title, sheet, last = summary(made)
+        shown.append(TextTable(title, sheet.columns, sheet.rows, right=sheet.columns[1:]))
+    last += [f"Written: {name}" for name in files]
+    following = shlex.join(["fedcache", "report", *(runs or ())])
+    last.append(f"Next:  {following}")
+    return CommandResult(data, [], renderables=shown, last=last)
 
 
 def _as_document(made: Comparisons, form: str | None) -> str:
@@ -177,14 +192,6 @@ def written_format(form: str | None, out: Path | None, as_json: bool) -> str | N
     if not out.parent.is_dir():
         raise UsageError(f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
     return written
-
-
-def tables_and_sentences(made: Comparisons) -> list[Any]:
-    """Tables and sentences for a terminal."""
-    shown: list[Any] = []
-    for c in made.tables:
-        shown += tables_of(c)
-    return [*shown, *map(plain_line, made.sentences)]
 
 
 def tables_of(c: Comparison) -> list[Any]:
