@@ -425,9 +425,8 @@ def _undecided(best: StoredRun, rivals: Sequence[StoredRun], score: str) -> list
     return found
 
 
-def _cost(
-    best: StoredRun, undecided: Sequence[StoredRun], label: dict[str, str], score: str
-) -> str:
+def cost_words(best: StoredRun) -> str:
+    """Bytes that each client of a run sends and receives, and the time of training, as a sentence."""
     if best.pooled_rows:
         return "It is not federated: all rows are in one place, so nothing is sent."
     # A one-shot method sends once; others in every round.
@@ -446,7 +445,16 @@ def _cost(
     seconds = seconds_of(best)
     if seconds is not None:
         words += f"; training took {_seconds(seconds)} per seed"
-    words += "."
+    return f"{words}."
+
+
+def _cost(
+    best: StoredRun, undecided: Sequence[StoredRun], label: dict[str, str], score: str
+) -> str:
+    words = cost_words(best)
+    if best.pooled_rows:
+        return words
+    sent = sent_bytes(best)
     cheaper = [e for e in undecided if sent_bytes(e) < 0.5 * sent]
     if cheaper:
         least = min(cheaper, key=sent_bytes)
