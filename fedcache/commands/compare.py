@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.options import command, complete_runs, runs_directory
+from fedcache.commands.options import Given, command, complete_runs, pick, runs_directory
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, plain_line
+from fedcache.config import option
 from fedcache.errors import UsageError, unknown
 from fedcache.report.compare import Comparisons, check, compare_entries
 from fedcache.report.comparison import Comparison
@@ -23,9 +25,24 @@ FORMATS = ("table", "markdown", "latex")
 ENDINGS = {".md": "markdown", ".tex": "latex"}
 
 
-@command("compare")
+@dataclass(frozen=True)
+class CompareOptions:
+    """Options that say how much is compared and printed."""
+
+    pairs: str | None = option(
+        None,
+        "best compares all runs with the reference; all compares every pair. Default: best.",
+        "",
+    )
+    everything: bool = option(
+        False, "Print every table, interval, test and note.", "", name="--all"
+    )
+
+
+@command("compare", pick(CompareOptions))
 def compare(
     observer: TerminalObserver,
+    given: Given,
     runs: Annotated[
         list[str] | None,
         typer.Argument(
@@ -72,12 +89,6 @@ def compare(
             "Default: the best run by validation accuracy, else by test accuracy.",
         ),
     ] = None,
-    pairs: Annotated[
-        str,
-        typer.Option(
-            "--pairs", help="best compares all runs with the reference; all compares every pair."
-        ),
-    ] = "best",
     level: Annotated[
         float,
         typer.Option(
@@ -105,9 +116,6 @@ def compare(
             "--plot", help="Draw the critical-difference diagram: FILE.svg, .png or .pdf."
         ),
     ] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Print every table, interval, test and note.")
-    ] = False,
 ) -> CommandResult:
     """Compare finished runs: means, intervals, paired tests (Holm), ranks (Friedman, Nemenyi).
 
@@ -118,6 +126,7 @@ def compare(
     Example: fedcache compare --against fedavg -o table.tex --plot ranks.svg
     """
     metric = score.replace("-", "_")
+    pairs = given["pairs"] or "best"
     try:
         check(over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
     except UsageError as error:  # names are those of Python
@@ -150,7 +159,7 @@ def compare(
     # Without --format, stdout gets tables for a terminal.
     shown: list[Any] = []
     last = list(made.sentences)
-    if everything:
+    if given["everything"]:
         shown = [each for table in made.tables for each in tables_of(table)]
     elif made.tables:
         title, sheet, last = summary(made)
