@@ -108,7 +108,9 @@ def answer_lines(done: Run, *, verbose: bool = False) -> list[str]:
     """
     run = StoredRun(done.path, done.result, done.measured)
     result = run.result
-    name = f"{run.method} ({result['preset']}, {result['fidelity']})"
+    preset = result["preset"]
+    fidelity = result["fidelity"]
+    name = f"{run.method} ({preset}, {fidelity})"
     buffer = result.get("timing", {}).get("asynchronous")
     length = counted(result["rounds"], "round")
     if buffer is not None:
@@ -158,9 +160,12 @@ def accuracy_words(run: StoredRun) -> str:
 
 def detail_lines(result: Mapping[str, Any], measured: Mapping[str, Any]) -> list[str]:
     """Figures that ``train -v`` adds to the answer."""
-    lines = [f"{result['participation']} clients per round, {result['execution']}"]
+    share = result["participation"]
+    execution = result["execution"]
+    lines = [f"{share} clients per round, {execution}"]
     if (deviation := result["accuracy"]["std"]) is not None:
-        lines.append(f"standard deviation over seeds {percent(deviation)} points")
+        spread = percent(deviation)
+        lines.append(f"standard deviation over seeds {spread} points")
     lines += score_lines(result)
     owned = result["classes_owned"]
     each = owned.get("per_client") or [owned["least"], owned["most"]]
@@ -176,8 +181,8 @@ def detail_lines(result: Mapping[str, Any], measured: Mapping[str, Any]) -> list
     lines.append(f"macro-F1 {macro_f1} %; {span} of {classes} classes per client; {trained}")
     per_domain = result["accuracy"]["per_domain"]
     if len(per_domain) > 1:
-        domains = [f"{name} {percent(value)}" for name, value in per_domain.items()]
-        lines.append(f"per domain   {'  '.join(domains)}")
+        domains = [" ".join((name, percent(value))) for name, value in per_domain.items()]
+        lines.append("per domain   " + "  ".join(domains))
     lines += _fairness_lines(result)
     exact = result["traffic"]["exact"]["per_client_round"]
     paper = result["traffic"]["paper"]["per_client_round"]
@@ -189,7 +194,7 @@ def detail_lines(result: Mapping[str, Any], measured: Mapping[str, Any]) -> list
         if value is not None and key != VALIDATION_ACCURACY
     ]
     if watched:
-        lines.append(f"diagnostics {', '.join(watched)}")
+        lines.append("diagnostics " + ", ".join(watched))
     seconds = measured.get("seconds", {})
     if seconds:
         lines.append(", ".join(f"{key} {value:,.2f} s" for key, value in seconds.items()))
@@ -208,7 +213,7 @@ def _fairness_lines(result: Mapping[str, Any]) -> list[str]:
         if fair[key] is not None:
             tail = percent(fair[key])
             parts.append(f"{name} {tail}")
-    return [f"over clients {', '.join(parts)}"]
+    return ["over clients " + ", ".join(parts)]
 
 
 def score_lines(result: Mapping[str, Any]) -> list[str]:

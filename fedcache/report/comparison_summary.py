@@ -39,7 +39,7 @@ def summary(made: Comparisons) -> tuple[str, Sheet, list[str]]:
         wins = Counter(row[1] for row in rows).most_common(MOST_NAMED)
         count = len(rows)
         parts = [f"{name} is best in {won} of {count} settings" for name, won in wins]
-        lines = [f"{'; '.join(parts)}."]
+        lines = ["; ".join(parts) + "."]
         left_out = ["the table and notes of each setting"]
     for what, have, most in (("row", sheet.rows, MOST_ROWS), ("note", notes, MOST_NOTES)):
         if len(have) > most:
