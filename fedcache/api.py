@@ -461,7 +461,7 @@ def personalise(
 def compare(
     runs: Queries = None,
     *,
-    over: str = "seeds",
+    over: str | None = None,
     metric: str = "accuracy",
     test: str | None = None,
     against: str | Run | None = None,
@@ -473,7 +473,7 @@ def compare(
 
     Args:
         runs: ``Run`` and ``Grid`` objects, directories or first letters of digests; None is all runs of the home.
-        over: what pairs values: ``seeds``, ``clients``, or ``settings`` (datasets and partitions).
+        over: unit of the tests: ``seeds``, ``clients``, or ``settings`` (datasets and partitions); None by what varies.
         metric: accuracy, client_mean, pooled, macro_f1, ...; ``test``: ``wilcoxon`` or ``ttest``, None by ``over``.
         against: what all are compared with: a name in the table, a method, a run; None is the best.
         pairs: ``best``, or ``all`` pairs; ``level`` of intervals, tests decide at 1 - level; ``root`` of the runs.

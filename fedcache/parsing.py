@@ -197,6 +197,20 @@ def as_lists(values: Mapping[str, Any]) -> dict[str, Any]:
     return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
 
+CODE = r"[DT]-[A-Z]?\d+"
+"""A number of the list of disagreements between papers and code, which only the documentation explains."""
+
+
+def without_codes(text: str) -> str:
+    """A text without codes such as ``D-84`` in brackets; other words in the same brackets stay.
+
+    >>> without_codes("BatchNorm (D-02; table 7 of the paper), means (D-06)")
+    'BatchNorm (table 7 of the paper), means'
+    """
+    inside = re.sub(rf"[,;]\s+{CODE}(?=[,;:)])|(?<=\()(?:{CODE}[,;:]\s+)+", "", text)
+    return re.sub(rf"\s?\({CODE}\)", "", inside)
+
+
 def counted(n: int, what: str = "value") -> str:
     """``1 value``, ``1,000 values``, ``2 classes``."""
     ending = "s"

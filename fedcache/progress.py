@@ -65,6 +65,10 @@ class Round:
     secret_times: bool = False
 
 
+class Detail(str):
+    """A note on a choice that the result repeats or implies. ``train`` and ``grid`` print it only with -v."""
+
+
 class Observer(Protocol):
     """Listens to a long call. Every method may be called from the calling thread only."""
 

@@ -204,13 +204,14 @@ def sizes(known: dict[str, Path]) -> dict[str, list[str]]:
     return found
 
 
-TOKENS = {"fedcache": 677_300, "tests": 478_200, "tools": 81_400}
+TOKENS = {"fedcache": 686_400, "tests": 483_000, "tools": 81_400}
 """Most code tokens of the package, of the tests, and of tools with benchmarks.
 
 A limit goes down when code goes, and up only with a feature that users asked for: parts and join, published stores,
 sounds and layers of language models, extraction on several GPUs (30,400 tokens of the package), the prior of clients
 and ridges that methods choose (4,000), the lint of words in tools (1,100), the help on one page, answers to guessed
-command lines, and stores that are named and chosen for a folder (5,000). Two thousand are free, so that a new method
+command lines, and stores that are named and chosen for a folder (5,000); class texts for photographs, centred
+features, a prior in training, predictions and exports, and one table for several settings (9,100). Two thousand are free, so that a new method
 and its test fit. Folders of the package have no limits of their own, because a concept may move to its own folder.
 """
 
@@ -225,7 +226,7 @@ DENSITY = {
 COMMENTS = 2.0
 """Comment lines in percent of the package's lines with code or a comment, at least."""
 
-FILES_RUN = {"extract": 45, "train": 70, "second train": 78, "compare": 33, "predict": 48}
+FILES_RUN = {"extract": 45, "train": 72, "second train": 78, "compare": 33, "predict": 48}
 """Most files of the package of which a command runs functions."""
 
 LAYOUT = {

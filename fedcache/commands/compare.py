@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fedcache.commands.options import command, complete_runs, runs_directory
+from fedcache.commands.options import Given, command, complete_runs, pick, runs_directory
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, plain_line
+from fedcache.config import option
 from fedcache.errors import UsageError, unknown
 from fedcache.report.compare import Comparisons, check, compare_entries
 from fedcache.report.comparison import Comparison
 from fedcache.report.comparison_output import caption, differences, sentences, values
+from fedcache.report.comparison_summary import summary
 from fedcache.report.drawing import check_file
 from fedcache.report.find_runs import gather, need_finished
 from fedcache.store.lock import write_output
@@ -21,9 +25,24 @@ FORMATS = ("table", "markdown", "latex")
 ENDINGS = {".md": "markdown", ".tex": "latex"}
 
 
-@command("compare")
+@dataclass(frozen=True)
+class CompareOptions:
+    """Options that say how much is compared and printed."""
+
+    pairs: str | None = option(
+        None,
+        "best compares all runs with the reference; all compares every pair. Default: best.",
+        "",
+    )
+    everything: bool = option(
+        False, "Print every table, interval, test and note.", "", name="--all"
+    )
+
+
+@command("compare", pick(CompareOptions))
 def compare(
     observer: TerminalObserver,
+    given: Given,
     runs: Annotated[
         list[str] | None,
         typer.Argument(
@@ -39,12 +58,13 @@ def compare(
         typer.Option("--runs", help="Directory of results, instead of $FEDCACHE_HOME/runs."),
     ] = None,
     over: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--over",
-            help="Unit of the paired tests: seeds | clients | settings (dataset and partition).",
+            help="Unit of the paired tests: seeds | clients | settings (dataset and partition). Default: "
+            "settings if there are enough of them for a test, else seeds.",
         ),
-    ] = "seeds",
+    ] = None,
     score: Annotated[
         str,
         typer.Option(
@@ -69,12 +89,6 @@ def compare(
             "Default: the best run by validation accuracy, else by test accuracy.",
         ),
     ] = None,
-    pairs: Annotated[
-        str,
-        typer.Option(
-            "--pairs", help="best compares all runs with the reference; all compares every pair."
-        ),
-    ] = "best",
     level: Annotated[
         float,
         typer.Option(
@@ -112,6 +126,7 @@ def compare(
     Example: fedcache compare --against fedavg -o table.tex --plot ranks.svg
     """
     metric = score.replace("-", "_")
+    pairs = given["pairs"] or "best"
     try:
         check(over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
     except UsageError as error:  # names are those of Python
@@ -142,8 +157,17 @@ def compare(
     if form in ("markdown", "latex"):
         return CommandResult(data, [_as_document(made, form).rstrip("\n")])
     # Without --format, stdout gets tables for a terminal.
-    written_files = [plain_line(f"Written: {name}") for name in files]
-    return CommandResult(data, [], renderables=[*tables_and_sentences(made), *written_files])
+    shown: list[Any] = []
+    last = list(made.sentences)
+    if given["everything"]:
+        shown = [each for table in made.tables for each in tables_of(table)]
+    elif made.tables:
+        title, sheet, last = summary(made)
+        shown.append(TextTable(title, sheet.columns, sheet.rows, right=sheet.columns[1:]))
+    last += [f"Written: {name}" for name in files]
+    following = shlex.join(["fedcache", "report", *(runs or ())])
+    last.append(f"Next:  {following}")
+    return CommandResult(data, [], renderables=shown, last=last)
 
 
 def _as_document(made: Comparisons, form: str | None) -> str:
@@ -177,14 +201,6 @@ def written_format(form: str | None, out: Path | None, as_json: bool) -> str | N
     if not out.parent.is_dir():
         raise UsageError(f"The directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
     return written
-
-
-def tables_and_sentences(made: Comparisons) -> list[Any]:
-    """Tables and sentences for a terminal."""
-    shown: list[Any] = []
-    for c in made.tables:
-        shown += tables_of(c)
-    return [*shown, *map(plain_line, made.sentences)]
 
 
 def tables_of(c: Comparison) -> list[Any]:

@@ -81,7 +81,7 @@ def evaluate(observer: TerminalObserver, given: Given, run: RunNames) -> Command
     if request.out is not None:
         out = Path(request.out)
     check_request(out, with_images=request.with_images)
-    places = [find_model(name, model) for name in run]
+    places = [find_model(name, model, observer) for name in run]
     for place in places:
         # The evaluation must not overwrite what it reads.
         check_apart(out, place, model, [request.embeddings])

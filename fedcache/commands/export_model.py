@@ -23,7 +23,7 @@ def export_model(observer: TerminalObserver, given: Given, run: RunName) -> Comm
     """
     model = configured(ModelOptions, given)
     request = configured(ExportOptions, given)
-    place = find_model(run, model)
+    place = find_model(run, model, observer)
     out = None
     if request.out is not None:
         out = Path(request.out)

@@ -19,8 +19,8 @@ class GridOptions:
 
     retrain: bool = option(
         False,
-        "Train the configuration selected on --validation again, on all training rows. Its test accuracy "
-        "is the final result.",
+        "Train the configuration of each method selected on --validation again, on all training rows. Its "
+        "test accuracy is the final result.",
         POINTS,
         common=True,
     )

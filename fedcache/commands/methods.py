@@ -11,6 +11,7 @@ from fedcache.commands.options import command
 from fedcache.commands.output import CommandResult, TextTable
 from fedcache.config import PRESETS, Home
 from fedcache.federate.methods import METHODS, NAMES, unknown_method
+from fedcache.parsing import without_codes
 from fedcache.plugins import find, plugins
 from fedcache.report.methods import current_sizes, method_entries, stored_counts
 
@@ -150,24 +151,26 @@ def methods_info(name: Name) -> CommandResult:
     ]
     if when:
         lines += [f"When to use it: {when}", ""]
-    lines.append(facts.objective(m.name))
+    lines.append(without_codes(facts.objective(m.name)))
     # A column for the default where it is not the paper's, and for values that were tuned, where some were.
     presets = ["paper", "official"]
     if m.usual:
         presets.insert(0, "default")
     if m.tuned:
         presets.append("tuned")
-    rows = [(e["name"], *(e[p] for p in presets), e["legal"], e["help"]) for e in entries]
+    rows = [
+        (e["name"], *(e[p] for p in presets), e["legal"], without_codes(e["help"])) for e in entries
+    ]
     columns = ("key", *presets, "legal", "meaning")
     shown = []
     if rows:
         shown.append(TextTable("--set key=value", columns, rows))
     if sides:
-        decided = [(s["d"], s["switch"], s["paper"], s["official"]) for s in sides]
+        decided = [(s["switch"], s["paper"], s["official"]) for s in sides]
         shown.append(
             TextTable(
                 "where the paper and the released code differ",
-                ("D", "switch", "paper", "official"),
+                ("switch", "paper", "official"),
                 decided,
             )
         )

@@ -244,6 +244,9 @@ class RunOptions:
         False, "Show the execution mode and the peak of memory; train nothing.", RESULTS
     )
     fresh: bool = option(False, "Train again even if the result exists.", RESULTS)
+    verbose: bool = option(
+        False, "Also print every choice that was made and all figures.", RESULTS, short="-v"
+    )
 
 
 def _short_help(context: typer.Context, value: bool) -> None:

@@ -28,7 +28,7 @@ from fedcache.errors import (
     memory_error,
 )
 from fedcache.parsing import escape_json, visible
-from fedcache.progress import Round, byte_size
+from fedcache.progress import Detail, Round, byte_size
 from fedcache.store.files import FULL, full_disk
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ class TerminalObserver:
     def __init__(self, *, quiet: bool = False, as_json: bool = False) -> None:
         self.quiet = quiet
         self.as_json = as_json
+        # A command with -v clears it unless -v is given.
+        self.verbose = True
         self.warnings: list[str] = []
         self.notes: list[str] = []
         self._bar: Progress | None = None
@@ -63,7 +65,8 @@ class TerminalObserver:
     def note(self, text: str) -> None:
         """One line."""
         self.notes.append(text)
-        self._say(text)
+        if self.verbose or not isinstance(text, Detail):
+            self._say(text)
 
     def warn(self, text: str) -> None:
         """One line, kept for the envelope."""
@@ -239,6 +242,8 @@ class CommandResult:
         data: the ``data`` of the envelope, plain JSON values.
         lines: the same for a person, on stdout.
         code: OK, QUARANTINED, or CORRUPT for a check that found something.
+        renderables: tables, after the lines.
+        last: lines after the tables, such as the next command.
         listing: whether it is a list: its tables go into a pipe as tab-separated values, its lines to stderr.
     """
 
@@ -246,6 +251,7 @@ class CommandResult:
     lines: Sequence[str] = ()
     code: Exit = Exit.OK
     renderables: Sequence[Any] = field(default_factory=list)
+    last: Sequence[str] = ()
     listing: bool = False
 
 
@@ -344,6 +350,8 @@ def show(command: str, as_json: bool, result: CommandResult, warnings: Sequence[
             console = StrictConsole(width=width)
             for item in result.renderables:
                 console.print(item)
+        for line in result.last:
+            print(visible(line, lines=True))
     sys.stdout.flush()
 
 

@@ -84,7 +84,7 @@ def predict(
         out = Path(rows.out)
     if out is not None:
         check_out(out)
-    place = find_model(run, model)
+    place = find_model(run, model, observer)
     check_apart(out, place, model, [*(images or ()), rows.embeddings])
     from fedcache.runs import predict_run
 
@@ -139,7 +139,7 @@ def check_one_named(places: Mapping[str, object], what: str, example: str) -> No
         )
 
 
-def find_model(run: str, model: ModelOptions) -> Path:
+def find_model(run: str, model: ModelOptions, observer: TerminalObserver) -> Path:
     """The directory of a run, or a model file. Raises UsageError for a name that is neither."""
     if run.endswith(".safetensors"):
         return Path(run)
@@ -152,7 +152,7 @@ def find_model(run: str, model: ModelOptions) -> Path:
     folder = None
     if model.runs is not None:
         folder = Path(model.runs)
-    return find_one(run, runs_directory(folder))
+    return find_one(run, runs_directory(folder), observer)
 
 
 def check_apart(

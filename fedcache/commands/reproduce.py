@@ -22,6 +22,7 @@ from fedcache.commands.options import (
 from fedcache.commands.output import CommandResult, TerminalObserver, TextTable, plain_line
 from fedcache.config import ExtractConfig, Home, option
 from fedcache.errors import UsageError, shell_word, unknown
+from fedcache.parsing import without_codes
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.reproduce import registry
 from fedcache.reproduce.frozen_bench.study import NAME as FROZEN_BENCH
@@ -117,7 +118,7 @@ def reproduce(
     """Reproduce a table or figure of a paper: prints the published value, the measured value and the difference.
 
     `list` shows which tables can run now and what is missing; `info NAME` prints the protocol and every published
-    number. With --on or --backbones, the same protocol runs on other data or backbones, marked as PROXY (substitute).
+    number. With --on or --backbones, the same protocol runs on other data or backbones, marked as a substitute.
     frozen-bench compares all methods on frozen features, all tuned on validation rows.
 
     Example: fedcache reproduce fedpcl-table5 --on digits --backbones glyph-clip
@@ -259,8 +260,8 @@ def describe_entry(name: str) -> CommandResult:
     if entry.roles():
         roles = ", ".join(entry.roles())
         lines.append(f"Backbones, in the order of --backbones: {roles}.")
-    lines += [f"Not given: {text}." for text in entry.not_given]
-    lines += [f"Note: {text}" for text in entry.notes]
+    lines += [f"Not given: {without_codes(text)}." for text in entry.not_given]
+    lines += [f"Note: {without_codes(text)}" for text in entry.notes]
     for need in missing:
         thing = f"{need.kind} {need.name}"
         lines.append(f"Missing {thing}:  {need.command}")
@@ -325,7 +326,7 @@ def run_entry(
     shown = TextTable(
         render.title(report), columns, render.rows(report), right=columns[columns.index("got") :]
     )
-    below = render.sentences(report)
+    below = [without_codes(sentence) for sentence in render.sentences(report)]
     if out is not None:
         below = [*below, str(out)]
     return CommandResult(render.report_data(report), renderables=[shown, *map(plain_line, below)])

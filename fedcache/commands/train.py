@@ -44,12 +44,20 @@ from fedcache.extract.recipe import IMAGES, ROWS, SOUNDS, TEXTS
 from fedcache.federate.methods import METHODS
 from fedcache.grids import presets
 from fedcache.grids.hold_out import EACH, every_value
-from fedcache.grids.result import Grid, HeldOut
+from fedcache.grids.result import Grid, HeldOut, Point
 from fedcache.grids.sampling import Sampling
 from fedcache.parsing import counted, seeds_text
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.progress import VALIDATION_ACCURACY, percent
-from fedcache.report.caution_words import caution_lines, describe_trust, drawn_clients, unlike_tests
+from fedcache.report.caution_words import (
+    caution_lines,
+    describe_trust,
+    drawn_clients,
+    few_validation_classes,
+    unlike_tests,
+)
+from fedcache.report.find_runs import StoredRun, setting_name
+from fedcache.report.verdict import cost_words, uncertainty
 from fedcache.runs.directory import (
     bytes_of_models,
     check_config,
@@ -60,7 +68,7 @@ from fedcache.runs.directory import (
 from fedcache.runs.events import OnRound
 from fedcache.runs.result_files import is_private
 from fedcache.runs.run import Run, is_claimed
-from fedcache.runs.score import LEVEL, SCORES, check_score, rows_interval, score_of
+from fedcache.runs.score import LEVEL, SCORES, check_score, score_of
 from fedcache.runs.trackers.choose import tracking
 
 if TYPE_CHECKING:
@@ -89,143 +97,141 @@ PROTOCOLS = {
     "everywhere": "personal models, each on all test rows, mean over clients",
 }
 
-TAILS = {"worst10": ("worst 10 %", 10), "worst40": ("worst 40 %", 3), "best10": ("best 10 %", 10)}
-"""Means over the worst or best share of clients, and the number of clients from which on that share holds one."""
+TAILS = {"worst10": "worst 10 %", "worst40": "worst 40 %", "best10": "best 10 %"}
+"""Means over the worst or best share of clients; a run with few clients lacks some."""
 
 
-def result_lines(result: dict[str, Any], measured: dict[str, Any], path: str) -> list[str]:
-    """A result for a person."""
-    accuracy = result["accuracy"]
-    fair = result["fairness"]
-    traffic = result["traffic"]
-    part = result["partition"]
-    spread = _over_seeds(accuracy, len(result["seeds"]))
-    what = PROTOCOLS[result["protocol"]]
-    exact = traffic["exact"]["per_client_round"]
-    paper = traffic["paper"]["per_client_round"]
-    seconds = measured.get("seconds", {})
-    timing = ", ".join(f"{k} {v:,.2f} s" for k, v in seconds.items())
-    known = {
-        k: v
-        for k, v in result.get("diagnostics", {}).items()
-        if v is not None and k != VALIDATION_ACCURACY
-    }
-    watched = ", ".join(f"{k} {v:.4g}" for k, v in known.items())
-    method = result["method"]
-    rounds = result["rounds"]
+def answer_lines(done: Run, *, verbose: bool = False) -> list[str]:
+    """What a run was trained on, its accuracy, its cost, its place and the next command; cautions where they apply.
+
+    With ``verbose`` all other figures follow the cost.
+    """
+    run = StoredRun(done.path, done.result, done.measured)
+    result = run.result
+    preset = result["preset"]
     fidelity = result["fidelity"]
-    name = f"{method} ({result['preset']}, {fidelity})"
+    name = f"{run.method} ({preset}, {fidelity})"
     buffer = result.get("timing", {}).get("asynchronous")
-    if buffer is None:
-        how = f"per round, {counted(rounds, 'round')}"
-    else:
-        how = f"at a time, {counted(rounds, 'step')} of {buffer} updates"
-    scheme = part["scheme"]
-    setting = f"{scheme}, {part['clients']} clients, "
-    setting += f"{result['participation']} {how}"
-    zero = accuracy.get("zero_shot")
-    untrained = ""
-    if zero is not None:
-        untrained = f"; zero-shot (no training) {percent(zero)} %"
-    mean = percent(accuracy["mean"])
-    lines = [f"{name}: accuracy {mean} %{spread}{untrained}"]
-    lines += [f"  {line}" for line in caution_lines(result)]
-    lines.append(f"  {what}; {setting}, {result['execution']}")
+    length = counted(result["rounds"], "round")
+    if buffer is not None:
+        steps = counted(result["rounds"], "step")
+        length = f"{steps} of {buffer} updates"
+    features = " + ".join(map(str, result["backbones"]))
+    clients = counted(result["partition"]["clients"], "client")
+    seeds = counted(len(result["seeds"]), "seed")
+    what = f"{features}, {clients}, {length}, {seeds}"
+    lines = [f"{name} on {setting_name(run)}: {what}", f"  {accuracy_words(run)}"]
+    notes = caution_lines(result)
+    if result["accuracy"]["mean"] is None:
+        notes.append(
+            "No accuracy: a model gives scores that are not finite, or no client has test rows."
+        )
     if (drawn := drawn_clients(result)) is not None:
-        who, errors = drawn
-        error = "no standard error"
-        if errors:
-            points = ", ".join(map(percent, errors))
-            error = f"standard error {points} points"
-        lines.append(f"  {who}; {error}")
-    if (prior := accuracy.get("client_prior")) is not None:
+        notes.append(f"{drawn[0]}.")
+    if (prior := result["accuracy"].get("client_prior")) is not None:
         figures = {name: percent(value) for name, value in prior.items()}
         own = "own test rows {own_rows} % without, {own_rows_with_prior} % with it"
         whole = "all test rows {all_rows} and {all_rows_with_prior} %"
-        lines.append(f"  client prior: {own}; {whole}".format(**figures))
-    lines += score_lines(result)
-    if (held := result.get("validation")) is not None:
-        chosen_by = f"{percent(held['mean'])} %"
-        if held["std"] is not None:
-            chosen_by += f" +- {percent(held['std'])}"
-        pooled = ""
-        if result["protocol"] != "global":
-            pooled = f"; over all rows {percent(held['pooled'])} %"
+        notes.append(f"Client prior: {own}; {whole}.".format(**figures))
+    notes += describe_trust(result.get("trust", {}))
+    lines += [f"  {line}" for line in (*notes, cost_words(run))]
+    if verbose:
+        lines += [f"  {line}" for line in detail_lines(result, run.measured)]
+    following = model_lines(run.path, result) or [compare_line(run.path.parent)]
+    return [*lines, f"  Stored in {run.path}", *following]
+
+
+def accuracy_words(run: StoredRun) -> str:
+    """The accuracy of a run with its interval, validation accuracy and zero-shot accuracy, where it has them."""
+    accuracy = run.result["accuracy"]
+    mean = percent(accuracy["mean"])
+    words = f"accuracy {mean} %"
+    if (found := uncertainty(run, "own")) is not None:
+        level = 100 * LEVEL
+        bounds = " to ".join((percent(found.low), percent(found.high)))
+        words += f" ({level:g} % interval {bounds} over {found.over})"
+    if (protocol := run.result["protocol"]) != "global":
+        kind = PROTOCOLS[protocol]
+        words += f", {kind}"
+    if (held := run.result.get("validation")) is not None:
+        chosen_by = percent(held["mean"])
         rows = held["rows"]
-        lines.append(f"  validation accuracy {chosen_by} on {rows:,} validation rows{pooled}")
-    if accuracy["mean"] is None:
-        lines.append(
-            "  no accuracy: a model gives scores that are not finite, or no client has test rows"
-        )
+        words += f"; {chosen_by} % on {rows:,} validation rows"
+    if (zero := accuracy.get("zero_shot")) is not None:
+        untrained = percent(zero)
+        words += f"; zero-shot (no training) {untrained} %"
+    return words
+
+
+def detail_lines(result: Mapping[str, Any], measured: Mapping[str, Any]) -> list[str]:
+    """Figures that ``train -v`` adds to the answer."""
+    share = result["participation"]
+    execution = result["execution"]
+    lines = [f"{share} clients per round, {execution}"]
+    if (deviation := result["accuracy"]["std"]) is not None:
+        spread = percent(deviation)
+        lines.append(f"standard deviation over seeds {spread} points")
+    lines += score_lines(result)
     owned = result["classes_owned"]
-    size = result["parameters"]
     each = owned.get("per_client") or [owned["least"], owned["most"]]
     span = f"{max(each):g}"
     if min(each) < max(each):
         span = f"{min(each):g} to {span}"
+    size = result["parameters"]
     trained = f"{size['trainable']:,} parameters trained"
     if size["fixed"] is not None:
         trained += f" ({size['fixed']:,} fixed)"
     macro_f1 = percent(result["macro_f1"]["mean"])
     classes = result["classes"]
-    lines.append(f"  macro-F1 {macro_f1} %; {span} of {classes} classes per client; {trained}")
-    if len(accuracy["per_domain"]) > 1:
-        domains = [f"{name} {percent(value)}" for name, value in accuracy["per_domain"].items()]
-        lines.append(f"  per domain   {'  '.join(domains)}")
-    differs = fair.get("std_pp")
-    # One model on one set of test rows: clients cannot differ.
-    same_for_all = result["protocol"] == "global" and differs is not None and differs < 1e-9
-    if differs is not None and not same_for_all:
-        parts = [f"mean {percent(fair['mean'])}", f"std {differs:.2f} points"]
-        few = []
-        # Means over tails of the clients need some clients in the tail.
-        for key, (name, least) in TAILS.items():
-            if fair[key] is None:
-                few.append(f"{name} from {least} clients")
-            else:
-                tail = percent(fair[key])
-                parts.append(f"{name} {tail}")
-        lines.append(f"  over clients {', '.join(parts)}")
-        if few:
-            lines.append(f"  not shown, too few clients: {', '.join(few)}")
+    lines.append(f"macro-F1 {macro_f1} %; {span} of {classes} classes per client; {trained}")
+    per_domain = result["accuracy"]["per_domain"]
+    if len(per_domain) > 1:
+        domains = [" ".join((name, percent(value))) for name, value in per_domain.items()]
+        lines.append("per domain   " + "  ".join(domains))
+    lines += _fairness_lines(result)
+    exact = result["traffic"]["exact"]["per_client_round"]
+    paper = result["traffic"]["paper"]["per_client_round"]
     sent = f"{exact['up']:,.0f} scalars per client per round"
-    counted_in_paper = f"{paper['up']:,.0f}"
-    lines.append(f"  sends {sent} (paper counts {counted_in_paper}), receives {exact['down']:,.0f}")
-    lines += [f"  {line}" for line in describe_trust(result.get("trust", {}))]
+    lines.append(f"sends {sent} (paper counts {paper['up']:,.0f}), receives {exact['down']:,.0f}")
+    watched = [
+        f"{key} {value:.4g}"
+        for key, value in result.get("diagnostics", {}).items()
+        if value is not None and key != VALIDATION_ACCURACY
+    ]
     if watched:
-        lines.append(f"  diagnostics {watched}")
-    if timing:
-        lines.append(f"  {timing}")
-    return [*lines, f"  {path}"]
+        lines.append("diagnostics " + ", ".join(watched))
+    seconds = measured.get("seconds", {})
+    if seconds:
+        lines.append(", ".join(f"{key} {value:,.2f} s" for key, value in seconds.items()))
+    return lines
 
 
-def _over_seeds(accuracy: Mapping[str, Any], seeds: int) -> str:
-    """The spread; of a run that does not depend on its seeds that it does not, instead of 0."""
-    if accuracy["std"] is None:
-        return ""
-    if len(set(accuracy.get("per_seed", ()))) == 1:
-        return f" for each of {seeds} seeds"
-    deviation = percent(accuracy["std"])
-    return f" +- {deviation} over {seeds} seeds"
+def _fairness_lines(result: Mapping[str, Any]) -> list[str]:
+    """Spread over clients; [] where one model has the same test rows for all clients."""
+    fair = result["fairness"]
+    differs = fair.get("std_pp")
+    if differs is None or (result["protocol"] == "global" and differs < 1e-9):
+        return []
+    mean = percent(fair["mean"])
+    parts = [f"mean {mean}", f"std {differs:.2f} points"]
+    for key, name in TAILS.items():
+        if fair[key] is not None:
+            tail = percent(fair[key])
+            parts.append(f"{name} {tail}")
+    return ["over clients " + ", ".join(parts)]
 
 
 def score_lines(result: Mapping[str, Any]) -> list[str]:
-    """The two scores that every method has, and the interval over test rows where seeds say nothing of it."""
-    lines = []
+    """The two scores that every method has, unless they equal the accuracy."""
     mean, pooled = (score_of(result, name).mean for name in SCORES)
-    # Both are shown unless they equal the headline, which is shown anyway.
-    if mean is not None and pooled is not None:
-        shown = result["accuracy"]["mean"] or 0.0
-        if not all(math.isclose(score, shown, abs_tol=1e-12) for score in (mean, pooled)):
-            of_clients = percent(mean)
-            lines.append(f"  client mean {of_clients} %, pooled over test rows {percent(pooled)} %")
-    # One model that draws nothing at random has no spread over seeds, but its test rows are a sample.
-    if (found := rows_interval(result)) is not None:
-        rows, low, high = found
-        level = 100 * LEVEL
-        bounds = " to ".join((percent(low), percent(high)))
-        lines.append(f"  {level:g} % interval over the {rows:,} test rows (Wilson) {bounds} %")
-    return lines
+    if mean is None or pooled is None:
+        return []
+    shown = result["accuracy"]["mean"] or 0.0
+    if all(math.isclose(score, shown, abs_tol=1e-12) for score in (mean, pooled)):
+        return []
+    of_clients = percent(mean)
+    of_rows = percent(pooled)
+    return [f"client mean {of_clients} %, pooled over test rows {of_rows} %"]
 
 
 WHAT_PREDICT_TAKES = {TEXTS: "TEXTS.csv", ROWS: "--store STORE", SOUNDS: "SOUNDS"}
@@ -233,9 +239,8 @@ WHAT_PREDICT_TAKES = {TEXTS: "TEXTS.csv", ROWS: "--store STORE", SOUNDS: "SOUNDS
 
 
 def model_lines(path: Path, result: Mapping[str, Any]) -> list[str]:
-    """Commands that use the models of a run; [] for a run without models."""
-    size = bytes_of_models(path)
-    if size is None:
+    """The command that uses the models of a run; [] for a run without models."""
+    if bytes_of_models(path) is None:
         return []
     what = WHAT_PREDICT_TAKES.get(result.get("dataset", {}).get("holds", IMAGES))
     if what is None:
@@ -243,31 +248,41 @@ def model_lines(path: Path, result: Mapping[str, Any]) -> list[str]:
         if reads_embeddings(path):
             what = "--embeddings FILE"
     named = str(path)
-    if path.parent.resolve() == Home.from_environment().runs.resolve():
+    if in_home(path.parent):
         named = path.name[:8]
-    megabytes = f"{size / 1e6:,.2f} MB"
-    predict = f"fedcache predict {shell_word(named)} {what}"
+    predict = f"  Next:  fedcache predict {shell_word(named)} {what}"
     if result["protocol"] == "global":
-        return [f"  model of {megabytes}:  {predict}"]
+        return [predict]
     if is_claimed(result):
         return [
             "  each site keeps its own model, in flower/ of its FEDCACHE_HOME:  fedcache predict FILE "
             "IMAGES"
         ]
     if not is_private(result) and not has_client_models(path):
-        return [f"  no personal model was saved. To save them:  {command_saving(path, 'all')}"]
-    whose = "--client NAME"
+        return [f"  No personal model was saved. To save them:  {command_saving(path, 'all')}"]
     # Clients' own parts of private runs are not saved.
     if is_private(result):
-        whose = "--global"
-    return [f"  models of {megabytes}:  {predict} {whose}"]
+        return [f"{predict} --global"]
+    return [f"{predict} --client NAME"]
+
+
+def in_home(runs: Path) -> bool:
+    """Whether a directory of runs is that of the fedcache home, where the first letters of a name are enough."""
+    return runs.resolve() == Home.from_environment().runs.resolve()
+
+
+def compare_line(runs: Path) -> str:
+    """The command that compares the runs of a directory."""
+    if in_home(runs):
+        return "  Next:  fedcache compare"
+    return f"  Next:  fedcache compare {shell_word(runs)}"
 
 
 FEW_ROWS = 20
 """Test rows below which the accuracy of a held-out value says little."""
 
 
-def held_out_answer(done: Grid, rows: Sequence[HeldOut]) -> CommandResult:
+def held_out_answer(done: Grid, rows: Sequence[HeldOut], *, verbose: bool = False) -> CommandResult:
     """A grid that holds values out in turn: one row per setting, one column per value, and the mean."""
     values = list(rows[0].accuracy)
     # A column for each swept setting, then one for each held-out value.
@@ -292,31 +307,58 @@ def held_out_answer(done: Grid, rows: Sequence[HeldOut]) -> CommandResult:
     if done.by_validation:
         columns = (*columns, "validation")
         cells = [(*line, percent(row.validation)) for line, row in zip(cells, rows, strict=True)]
+    trained_again = _retrained(done)
+    if trained_again:
+        columns = (*columns, RETRAINED)
+        cells = [
+            (*line, trained_again.get(row.words, "")) for line, row in zip(cells, rows, strict=True)
+        ]
     shown = TextTable("accuracy % on each held-out value (rows)", columns, cells, right=columns[1:])
     lines = [points_line(done)]
     if rows[0].mean is not None:
         what = "Best by mean test accuracy (no validation split)"
         if done.by_validation:
             what = "Best by mean validation accuracy"
-        mean = percent(rows[0].mean)
         count = len(values)
         best = rows[0].words
-        lines.append(f"{what} over {count} held-out values: {best}  {mean} %")
+        mean = percent(rows[0].mean)
+        again = ""
+        if trained_again:
+            again = f", trained again on all rows {trained_again[best]} %"
+        lines.append(f"{what} over {count} held-out values: {best}  {mean} %{again}")
         if done.tie:
             lines.append(done.tie)
         lines += weight_lines(counts)
-    tables = [shown]
-    # The best settings, trained again with the validation rows.
-    if again := Grid(done.retrained).held_out():
-        line = (
-            again[0].method,
-            *again[0].sweep.values(),
-            *map(percent, again[0].accuracy.values()),
-        )
-        title = "trained again on all training rows"
-        names = ("method", *again[0].sweep, *again[0].accuracy, "mean")
-        tables.append(TextTable(title, names, [(*line, percent(again[0].mean))], right=names[1:]))
-    return CommandResult(done.to_dict(), [*lines, *lost_lines(done)], done.code, tables)
+    return _grid_result(done, lines, shown, verbose=verbose)
+
+
+def _grid_result(
+    done: Grid, lines: Sequence[str], table: TextTable, *, verbose: bool
+) -> CommandResult:
+    """The answer of a grid: its table, sentences on it, and the next command; with ``verbose`` every retrained run."""
+    last = [*lines]
+    if verbose:
+        for again in done.retrained:
+            last.append(f"Trained again on all training rows: {again.words}")
+            last += answer_lines(again.run, verbose=True)
+    last += lost_lines(done)
+    best = done.best()
+    if done.retrained:
+        best = done.retrained[0]
+    following = model_lines(best.run.path, best.run.result)
+    # One model of several held-out values is not the answer.
+    if done.held_out() or not following:
+        following = [compare_line(best.run.path.parent)]
+    return CommandResult(done.to_dict(), [], done.code, [table], [*last, *following])
+
+
+RETRAINED = "trained again %"
+"""Heading of the accuracy on test rows after training on all training rows, validation rows included."""
+
+
+def _retrained(done: Grid) -> dict[str, str]:
+    """The accuracy of each setting that was trained again in percent, by method and swept values."""
+    return {words: percent(score) for words, score in done.retrained_scores().items()}
 
 
 def weight_lines(counts: Mapping[str, int | None]) -> list[str]:
@@ -373,28 +415,22 @@ def points_line(done: Grid) -> str:
     verb = "were"
     if done.reused == 1:
         verb = "was"
-    sentence = f"{points}, {done.reused} of them {verb} stored already."
-    # Some seeds of these runs were stored, so only the others were trained.
-    grown = [p.run for p in done.points if p.run.reused_seeds and not p.run.reused]
-    counts = {(len(run.reused_seeds), len(run.result["seeds"])) for run in grown}
-    if not counts:
-        return sentence
-    seeds = " or ".join(f"{before} of {now}" for before, now in sorted(counts))
-    points = counted(len(grown), "configuration")
-    return f"{sentence} In {points}, {seeds} seeds were stored already."
+    return f"{points}, {done.reused} of them {verb} stored already."
 
 
-def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
-    """A grid for a person: every point, the chosen one or the highest, and what was lost; of one that holds values out,
-    their table.
+def grid_answer(done: Grid, sweeps: Sequence[str], *, verbose: bool = False) -> CommandResult:
+    """A grid for a person: a table of every configuration, the chosen or best one, and what was lost.
+
+    A grid that holds values out has one row per setting.
     """
     if held_out := done.held_out():
-        return held_out_answer(done, held_out)
+        return held_out_answer(done, held_out, verbose=verbose)
     best = done.best()
-    # Columns that no point fills are left out.
-    tails = [p.run.fairness.get("worst10") is not None for p in done.points]
-    worst = ("worst 10 %",) * any(tails)
+    # Columns that say nothing new are left out.
+    worst = ("worst 10 %",) * any(map(_differing_tail, done.points))
     validation = ("validation %",) * done.by_validation
+    trained_again = _retrained(done)
+    again = (RETRAINED,) * bool(trained_again)
     by = ""
     if done.scored_by != "own":
         by = f" ({done.scored_by})"
@@ -403,6 +439,7 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
         *sweeps,
         *validation,
         f"accuracy %{by}",
+        *again,
         "std",
         *worst,
         "sends per round",
@@ -421,6 +458,7 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
                 *(p.sweep.get(k) for k in sweeps),
                 *(percent(done.figure(p)) for _ in validation),
                 percent(done.score_of(p).mean),
+                *(trained_again.get(p.words, "") for _ in again),
                 percent(done.std_of(p)),
                 *(percent(p.run.fairness.get("worst10")) for _ in worst),
                 f"{sends:,.0f}",
@@ -439,6 +477,8 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
     if done.by_validation:
         chosen_on = percent(done.figure(best))
         figures = f"{chosen_on} %, on test rows {figures}"
+    if trained_again:
+        figures += f", trained again on all rows {trained_again[best.words]} %"
     chosen_by = done.chosen_by[:1].upper() + done.chosen_by[1:]
     lines = [
         points_line(done),
@@ -446,29 +486,24 @@ def grid_answer(done: Grid, sweeps: Sequence[str]) -> CommandResult:
         f"{chosen_by}: {best.method} {values}  {figures}",
     ]
     # What makes the choice less certain: ties, different kinds of models, different seeds.
-    unlike = unlike_tests(p.run.result for p in done.points)
+    results = [p.run.result for p in done.points]
+    unlike = unlike_tests(results)
+    if unlike is None and len(results) > 1:
+        unlike = few_validation_classes(results)
     lines += [sentence for sentence in (done.tie, unlike, _unlike_seeds(done)) if sentence]
     lines += [
         f"{key} has no effect here: configurations that differ only in it give equal results."
         for key in done.unchanging
     ]
-    if not done.retrained:
-        lines += model_lines(best.run.path, best.run.result)
-    # Why the worst tenth is missing, in all rows or in some.
-    few = "worst 10 % needs at least 10 scored clients"
-    if any(tails) and not all(tails):
-        lines.append(f"{few}; rows marked - have fewer.")
-    elif not all(tails):
-        lines.append(f"{few}.")
     lines += [_privacy_line(spent) for spent in done.privacy()]
-    for again in done.retrained:
-        there = ""
-        if again.run.reused:
-            there = " (stored already)"
-        lines.append(f"Trained again on all training rows{there}: {again.words}")
-        lines += result_lines(again.run.result, again.run.measured, str(again.run.path))
-        lines += model_lines(again.run.path, again.run.result)
-    return CommandResult(done.to_dict(), [*lines, *lost_lines(done)], done.code, [shown])
+    return _grid_result(done, lines, shown, verbose=verbose)
+
+
+def _differing_tail(point: Point) -> bool:
+    """Whether the worst tenth of the clients is known and differs from the mean, as it does not for one test set."""
+    tail = point.run.fairness.get("worst10")
+    mean = point.run.result["accuracy"]["mean"]
+    return tail is not None and mean is not None and not math.isclose(tail, mean, abs_tol=1e-9)
 
 
 def _privacy_line(spent: Mapping[str, Any]) -> str:
@@ -509,12 +544,13 @@ def train(
 ) -> CommandResult:
     """Train a federated method on cached features.
 
-    Options that you leave out take the values of the method's paper, and fedcache prints these values. Run the same
-    command again to get the stored result, or to resume an interrupted run.
+    Options that you leave out take the values of the method's paper; -v prints these values. Run the same command
+    again to get the stored result, or to resume an interrupted run.
 
     Example: fedcache train fed3r --scheme dirichlet --clients 100 --alpha 0.1
     """
     check_config(config)
+    observer.verbose = given["verbose"]
     file = read_file(config, observer.note)
     given = {**given, "method": one_of(name, given["method"])}
     resolved = train_config(file, given)
@@ -535,10 +571,8 @@ def train(
     if cluster is not None:
         resolved = cluster.client_by_client(resolved)
     done = train_run(resolved, partition, home, given, observer, cluster)
-    lines = result_lines(done.result, done.measured, str(done.path))
     data = {**done.to_dict(), "model_bytes": bytes_of_models(done.path)}
-    # The directory stays the last line.
-    return CommandResult(data, [*lines[:-1], *model_lines(done.path, done.result), lines[-1]])
+    return CommandResult(data, answer_lines(done, verbose=given["verbose"]))
 
 
 def one_of(name: str | None, option: str | None) -> str | None:
@@ -632,6 +666,7 @@ def grid(
     if ready == "list":
         return list_ready_grids()
     check_config(config)
+    observer.verbose = given["verbose"]
     file = read_file(config, observer.note)
     preset = None
     if ready is not None:
@@ -694,7 +729,7 @@ def grid(
         done = search.train_points(
             request, jobs=jobs, engine=cluster, observer=observer, hooks=hooks, stop=stop
         )
-    return grid_answer(done, list(sweeps))
+    return grid_answer(done, list(sweeps), verbose=given["verbose"])
 
 
 def list_ready_grids() -> CommandResult:

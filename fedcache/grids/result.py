@@ -159,7 +159,8 @@ class Grid:
     points: list[Point]  # with a result
     damaged: list[LostPoint] = field(default_factory=list)  # their stored run is damaged
     failed: list[LostPoint] = field(default_factory=list)  # their training failed
-    # with ``--retrain``: the chosen point, trained again on all training rows; one for each held-out value
+    # with ``--retrain``: the chosen point of each method, trained again on all training rows; one for each held-out
+    # value
     retrained: list[Point] = field(default_factory=list)
     # trials of a search that were stopped early
     pruned: list[PrunedPoint] = field(default_factory=list)
@@ -273,12 +274,25 @@ class Grid:
         return self.score_of(point).mean
 
     def chosen(self) -> list[Point]:
-        """The points to train again: the best one, or those of the best row of held-out values."""
-        rows = self.held_out()
-        if not rows:
-            return [self.best()]
-        best = (rows[0].method, rows[0].sweep)
-        return [p for p in self.points if (p.method, without_hold_out(p.sweep)) == best]
+        """The points to train again: of each method the best one, or those of its best row of held-out values."""
+        found: dict[str, list[Point]] = {}
+        for row in self.held_out():
+            points = [
+                p
+                for p in self.points
+                if (p.method, without_hold_out(p.sweep)) == (row.method, row.sweep)
+            ]
+            found.setdefault(row.method, points)
+        if not found:
+            for point in self.ranked():
+                found.setdefault(point.method, [point])
+        return [point for points in found.values() for point in points]
+
+    def retrained_scores(self) -> dict[str, float | None]:
+        """The test accuracy of each setting that was trained again, mean over held-out values, by ``words``."""
+        again = Grid(self.retrained, score=self.scored_by)
+        held_out = {row.words: row.mean for row in again.held_out()}
+        return held_out or {p.words: self.score_of(p).mean for p in self.retrained}
 
     def _held_out_figure(self, row: HeldOut) -> float | None:
         if self.by_validation:
@@ -435,7 +449,8 @@ class Grid:
         if len(self.points) == 1:
             many = "1 point"
         figures = spread(best.run.result["accuracy"])
-        if len(self.retrained) == 1:
+        if self.retrained and not self.held_out():
+            # The best point is the first that is trained again.
             again = spread(self.retrained[0].run.result["accuracy"])
             figures += f"; trained again on all training rows: {again}"
         found = f"{best.words}, {figures}"

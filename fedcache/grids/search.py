@@ -24,7 +24,15 @@ from fedcache.grids.result import Grid, LostPoint, Point, PrunedPoint, ends_one_
 from fedcache.grids.search_space import MOST_LISTED, PointKey, Range, SearchPlan
 from fedcache.grids.train_grid import GridEngine, GridRun, check_validation, retrain
 from fedcache.process import Stop
-from fedcache.progress import VALIDATION_ACCURACY, EachOnce, Observer, Round, Silent, tell_ended
+from fedcache.progress import (
+    VALIDATION_ACCURACY,
+    Detail,
+    EachOnce,
+    Observer,
+    Round,
+    Silent,
+    tell_ended,
+)
 from fedcache.runs.directory import mark_pruned
 from fedcache.runs.events import OnRound, with_hooks
 from fedcache.runs.loop import train_run
@@ -428,7 +436,7 @@ class SearchRun(GridRun):
         """Train a trial to its end, or until the pruner stops it."""
         number, method, sweep = self._add(trials, trial.params)
         words = self.request.words_of(number)
-        self.observer.note(f"Trial {number + 1} of {self.search.trials}: {words}")
+        self.observer.note(Detail(f"Trial {number + 1} of {self.search.trials}: {words}"))
         watch = Watched(self.observer, trial, EitherStop(self.stop))
         try:
             run = self._train(number, watch, watch.halt)
@@ -482,7 +490,7 @@ class SearchRun(GridRun):
         self.done.pruned.append(point)
         self._recorded(number, run=last.path.name, pruned=last.round)
         words = self.request.words_of(number)
-        self.observer.note(f"{point.sentence}: {words}")
+        self.observer.note(Detail(f"{point.sentence}: {words}"))
 
 
 class EitherStop(Stop):

@@ -29,7 +29,7 @@ from fedcache.grids.request import (
 )  # exported: the first call of a grid
 from fedcache.grids.result import Grid, LostPoint, Point, Spending, ends_one_point, point_words
 from fedcache.process import Stop
-from fedcache.progress import EachOnce, Observer, Silent
+from fedcache.progress import Detail, EachOnce, Observer, Silent
 from fedcache.runs.directory import DamagedRunError
 from fedcache.runs.events import GridPosition, OnRound, replay_stored, with_hooks
 from fedcache.runs.features import RunInputs
@@ -48,6 +48,9 @@ from fedcache.runs.run_models import KeptModels, forecast_programs, forecast_run
 from fedcache.runs.score import choice_value, has_validation
 from fedcache.runs.spec import check_config
 from fedcache.store.files import sha256_hex
+
+# ``grid --retrain``: the point of each method chosen by validation is trained again on all training rows (FedPCL,
+# appendix A.1.4).
 
 
 def check_validation(
@@ -79,7 +82,7 @@ def retrain(grid: GridRun, done: Grid) -> list[Point]:
     for point in done.chosen():
         # ``grid`` knows points by their number in the request.
         number = request.points.index((point.method, point.sweep))
-        grid.observer.note(f"Training {point.words} again, on all training rows.")
+        grid.observer.note(Detail(f"Training {point.words} again, on all training rows."))
         run = train_run(
             grid.prepare(number, whole=True),
             request.config_of(number),
@@ -260,7 +263,7 @@ class GridRun:
         first_number = len(self.ended) + 1
         total = len(request.points)
         self.observer.note(
-            f"Configurations {first_number} to {first_number + others} of {total}: {words}"
+            Detail(f"Configurations {first_number} to {first_number + others} of {total}: {words}")
         )
         try:
             first = self.prepare(group[0])
@@ -276,7 +279,7 @@ class GridRun:
             sharing = self._sharing(first, configs)
         # Points that share work are trained together; the others one after another.
         if sharing:
-            self.observer.note(f"{sharing} (--exact trains one by one).")
+            self.observer.note(Detail(f"{sharing} (--exact trains one by one)."))
             points = [
                 PreparedPoint(first.with_settings_of(config), config, self.position_of(n))
                 for n, config in zip(group, configs, strict=True)
@@ -352,7 +355,7 @@ class GridRun:
                 what = "validation"
             count = f"{len(self.ended)} of {self.total} configurations"
             self.observer.note(
-                f"Highest {what} accuracy so far, {count}: {words}  {100 * mean:.2f} %"
+                Detail(f"Highest {what} accuracy so far, {count}: {words}  {100 * mean:.2f} %")
             )
 
     def spent_without_result(self) -> list[Spending]:

@@ -4,6 +4,7 @@ only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -65,6 +66,39 @@ def unlike_tests(results: Iterable[Mapping[str, Any]]) -> str | None:
     )
 
 
+def few_validation_classes(results: Iterable[Mapping[str, Any]]) -> str | None:
+    """Why validation may rank settings of personal models in another order than test rows do; None where it may not.
+
+    Validation rows are rows of the client, but its model is tested on all classes.
+    """
+    for result in results:
+        part = result.get("partition", {})
+        args = part.get("args", {})
+        held = result.get("validation")
+        own_tests = "by" in args or args.get("test_protocol", "balanced") != "balanced"
+        if result.get("protocol") != "personalised" or held is None or own_tests:
+            continue
+        # A client has no more classes among its validation rows than rows.
+        most = min(held["rows"] / part["clients"], typical_classes(result) or math.inf)
+        if most < result["classes"]:
+            return (
+                f"The validation rows of a typical client hold at most {most:.3g} of {result['classes']} classes, "
+                "but personal models are tested on all classes. Validation may therefore rank settings, such as "
+                "learning rates, in another order than the test rows: compare both columns."
+            )
+    return None
+
+
+def typical_classes(result: Mapping[str, Any]) -> float | None:
+    """Number of classes among the training rows of a typical client; None for a result without it."""
+    owned = result.get("classes_owned", {})
+    each = owned.get("per_client")
+    if each:
+        return float(np.median(each))
+    mean: float | None = owned.get("mean")
+    return mean
+
+
 def _below_zero_shot(result: Mapping[str, Any]) -> list[str]:
     """A caution where class texts alone, without any training, are more accurate; [] otherwise."""
     untrained = result["accuracy"].get("zero_shot")
@@ -83,14 +117,9 @@ def _unseen_classes(result: Mapping[str, Any]) -> list[str]:
     otherwise.
     """
     args = result["partition"].get("args", {})
-    owned = result.get("classes_owned", {})
     if result.get("protocol") != "personalised" or args.get("test_protocol") != "balanced":
         return []
-    each = owned.get("per_client")
-    if each:
-        typical = float(np.median(each))
-    else:
-        typical = owned.get("mean")
+    typical = typical_classes(result)
     if typical is None or typical > result["classes"] / 2:
         return []
     return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ from fedcache.report.statistics import TESTS
 from fedcache.runs.run import Run
 
 PAIRS = ("best", "all")
+ENOUGH = 6
+"""Blocks from which on Wilcoxon's test can reach p < 0.05: its lowest p is 2^(1 - blocks)."""
 LOWEST = 0.5
 HIGHEST = 0.999
 
@@ -114,15 +117,18 @@ class Comparisons:
 def compare_entries(
     found: Gathered,
     *,
-    over: str = "seeds",
+    over: str | None = None,
     metric: str = "accuracy",
     test: str | None = None,
     against: str | Run | None = None,
     pairs: str = "best",
     level: float = 0.95,
 ) -> Comparisons:
-    """``compare`` of runs that are found already."""
+    """``compare`` of runs that are found already; None as ``over`` takes ``what_varies``."""
     check(over=over, metric=metric, test=test, against=against, pairs=pairs, level=level)
+    chosen = over is None
+    if over is None:
+        over = what_varies(found, metric)
     if over == "settings":
         found = measured_alone(found)
     found = merge_seeds(found)
@@ -152,7 +158,13 @@ def compare_entries(
 
     if over == "settings":
         what = scored_by(entries, metric, over)
-        return Comparisons((one(across(entries, what), what),), (), tuple(found.left_out))
+        why: tuple[str, ...] = ()
+        if chosen:
+            why = (
+                "The tests pair settings, because there are enough of them. One table for each setting:  "
+                "--over seeds",
+            )
+        return Comparisons((one(across(entries, what), what),), why, tuple(found.left_out))
     tables: list[Comparison] = []
     sentences: list[str] = []
     refused: list[FedcacheError] = []
@@ -227,6 +239,23 @@ def compare_entries(
     return Comparisons(tuple(tables), tuple(sentences), tuple(found.left_out))
 
 
+def what_varies(found: Gathered, metric: str) -> str:
+    """The unit of the tests where none is given.
+
+    Settings where enough of them have the same runs for a test to reach significance, else seeds.
+    """
+    entries = measured_alone(found).entries
+    if held_out_groups(entries):
+        return "seeds"
+    if len(by_setting(entries)) >= ENOUGH:
+        merged = merge_seeds(Gathered(entries)).entries
+        # Runs that are no blocks, such as two runs of equal settings, are compared setting by setting.
+        with suppress(UsageError):
+            if len(across(merged, scored_by(merged, metric, "settings")).blocks) >= ENOUGH:
+                return "settings"
+    return "seeds"
+
+
 def alone_lines(group: HeldOutGroup) -> list[str]:
     """The mean of each row of leave-one-out runs that cannot be compared with another."""
     lines = []
@@ -242,10 +271,16 @@ def alone_lines(group: HeldOutGroup) -> list[str]:
 
 
 def check(
-    *, over: str, metric: str, test: str | None, against: str | Run | None, pairs: str, level: float
+    *,
+    over: str | None,
+    metric: str,
+    test: str | None,
+    against: str | Run | None,
+    pairs: str,
+    level: float,
 ) -> None:
     """Refuse wrong and contradicting values before anything is read. Raises UsageError."""
-    check_metric(metric, over)
+    check_metric(metric, over or "seeds")
     if test is not None and test not in TESTS:
         raise unknown("--test", test, TESTS)
     if pairs not in PAIRS:

@@ -449,14 +449,7 @@ def _notes(c: Comparison, *, chose: bool) -> list[str]:
         notes.append(f"Ranks use the {blocks} {c.over} that all runs share.")
     tested = sum(p.p is not None for p in c.pairs)
     if c.too_few:
-        times = ""
-        if tested > 1:
-            times = f", {tested} times that after Holm"
-        least = c.lowest / tested
-        notes.append(
-            f"{count} {c.over} are too few for this test: Wilcoxon's p is never below {least:.3g}{times}, "
-            f"and it would have to be below {alpha:.2g}."
-        )
+        notes.append(too_few_words(c))
     if chose and tested:
         notes.append(
             "The reference was selected as the best on these results, so its p-values are optimistic. To "
@@ -468,6 +461,21 @@ def _notes(c: Comparison, *, chose: bool) -> list[str]:
             "critical difference are not significant."
         )
     return notes
+
+
+def too_few_words(c: Comparison) -> str:
+    """A sentence that the test of a comparison cannot reach significance, whatever the values."""
+    tested = sum(p.p is not None for p in c.pairs)
+    times = ""
+    if tested > 1:
+        times = f" ({c.lowest:.3g} after Holm's correction for {tested} tests)"
+    least = c.lowest / tested
+    count = len(c.blocks)
+    alpha = 1.0 - c.level
+    return (
+        f"{count} {c.over} are too few for this test to reach significance: its smallest possible p is "
+        f"{least:.3g}{times}, and significance needs less than {alpha:.2g}."
+    )
 
 
 def _one_block(c: Comparison) -> str:

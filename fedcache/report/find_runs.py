@@ -17,6 +17,7 @@ from fedcache.config import TrainConfig
 from fedcache.errors import CorruptionError, Exit, FedcacheError, StoreError, UsageError, shell_word
 from fedcache.federate.methods import METHODS
 from fedcache.federate.partition.partition import SCHEMES
+from fedcache.progress import Observer
 from fedcache.runs.directory import (
     OF_TAG,
     PLACES,
@@ -63,6 +64,9 @@ CLAIMED = (
     "measured here."
 )
 """What must be read with such figures."""
+
+MOST_LISTED = 8
+"""Runs that an error lists."""
 
 _IDENTITY = ("preset", "rounds", "participation", "dtype", "execution")
 
@@ -282,9 +286,7 @@ def _newest(entries: Sequence[StoredRun]) -> tuple[list[StoredRun], list[LeftOut
 
     A run by older code stays where it has a seed that the code that ran last has not.
     """
-    keys = [
-        (e.setting, tuple(e.result["features"]), tuple(sorted(facts(e).items()))) for e in entries
-    ]
+    keys = [_identity(e) for e in entries]
     last = {key: e.result.get("code") for key, e in zip(keys, entries, strict=True)}  # oldest first
     seeds: dict[object, set[int]] = {}
     for key, entry in zip(keys, entries, strict=True):
@@ -302,6 +304,11 @@ def _newest(entries: Sequence[StoredRun]) -> tuple[list[StoredRun], list[LeftOut
         for e in entries
         if e.path not in names
     ]
+
+
+def _identity(entry: StoredRun) -> tuple[object, ...]:
+    """A key that is equal for runs that differ only in their seeds and in the code version."""
+    return entry.setting, tuple(entry.result["features"]), tuple(sorted(facts(entry).items()))
 
 
 def every_run(queries: Sequence[str], root: Path) -> list[StoredRun | LeftOut]:
@@ -326,17 +333,40 @@ def names_in(root: Path) -> list[str]:
     ]
 
 
-def find_one(name: str, root: Path) -> Path:
+def find_one(name: str, root: Path, observer: Observer | None = None) -> Path:
     """The directory of the one run that a path or the first letters of a digest name.
+
+    Of several finished runs that differ only in seeds or code version it takes the newest, with a note.
 
     Raises UsageError for none or several; StoreError for a selection (``dataset:NAME``) without a run.
     """
     found = _named(name, root, LISTED)
-    if len(found) != 1:
+    if len(found) == 1:
+        return found[0]
+    opened = [open_run(path) for path in found]
+    runs = [run for run in opened if isinstance(run, StoredRun)]
+    if not runs:
         raise UsageError(
             f"{name} holds {len(found)} runs, expected one.", "Give a run of `fedcache runs list`."
         )
-    return found[0]
+    newest = runs[-1]
+    count = len(runs)
+    if len({_identity(run) for run in runs}) == 1:
+        if observer is not None:
+            observer.note(
+                f"{name} fits {count} runs of the same settings. The newest is used: {newest.digest[:8]}."
+            )
+        return newest.path
+    shown = []
+    latest = runs[-MOST_LISTED:][::-1]
+    names = differing(latest)
+    for run in latest:
+        shown.append(f"  {run.digest[:8]}  {label_of(run, names)} on {setting_name(run)}")
+    listed = "\n".join(shown)
+    raise UsageError(
+        f"{name} fits {count} runs of different settings. The newest are:\n{listed}",
+        f"Give the name of one of them, for example {newest.digest[:8]}.",
+    )
 
 
 def several(runs: object) -> list[RunQuery]:

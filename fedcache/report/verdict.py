@@ -428,10 +428,8 @@ def _undecided(best: StoredRun, rivals: Sequence[StoredRun], score: str) -> list
     return found
 
 
-def cost_of(
-    best: StoredRun, undecided: Sequence[StoredRun], label: dict[str, str], score: str
-) -> str:
-    """What a client of a run sends and how long training took, with what is as good and cheaper."""
+def cost_words(best: StoredRun) -> str:
+    """Bytes that each client of a run sends and receives, and the time of training, as a sentence."""
     if best.pooled_rows:
         return "It is not federated: all rows are in one place, so nothing is sent."
     # A one-shot method sends once; others in every round.
@@ -450,7 +448,17 @@ def cost_of(
     seconds = seconds_of(best)
     if seconds is not None:
         words += f"; training took {_seconds(seconds)} per seed"
-    words += "."
+    return f"{words}."
+
+
+def cost_of(
+    best: StoredRun, undecided: Sequence[StoredRun], label: dict[str, str], score: str
+) -> str:
+    """The cost of the best run as a sentence, and which undecided run sends less."""
+    words = cost_words(best)
+    if best.pooled_rows:
+        return words
+    sent = sent_bytes(best)
     cheaper = [e for e in undecided if sent_bytes(e) < 0.5 * sent]
     if cheaper:
         least = min(cheaper, key=sent_bytes)

@@ -21,7 +21,7 @@ from fedcache.reproduce.metrics import (
 from fedcache.reproduce.registry import Difference, PaperCell, PaperTable, Printed
 from fedcache.reproduce.runner import ReproducedCell, Reproduction
 
-PROXY = "PROXY"
+SUBSTITUTE = "substitute"
 PLAIN = "reproduced"
 
 
@@ -32,7 +32,7 @@ def title(report: Reproduction) -> str:
         where = entry.name
         if report.on:
             where += f" on {report.on}"
-        return f"{PROXY} of {where}: {entry.title}"
+        return f"{where}, substitute data or backbones: {entry.title}"
     words = f"{entry.name}: {entry.title}"
     if report.departures or any(line.departures for line in report.lines):
         words += ", with deviations"
@@ -83,7 +83,7 @@ def rows(report: Reproduction) -> list[tuple[str, ...]]:
         first = PLAIN
         last = show_compared(compare(difference.printed, 0, measured), difference.metric)
         if report.proxy:
-            first = PROXY
+            first = SUBSTITUTE
             last = ("", "")
         printed = show_printed(difference.printed, difference.metric)
         got = show_measured(measured, difference.metric)
@@ -94,10 +94,10 @@ def rows(report: Reproduction) -> list[tuple[str, ...]]:
 
 
 def label(report: Reproduction, line: ReproducedCell) -> str:
-    """The label of a row: PROXY, reproduced, with departures, as an approximation, or not run."""
+    """The label of a row: substitute, reproduced, with departures, as an approximation, or not run."""
     words = []
     if report.proxy:
-        words.append(PROXY)
+        words.append(SUBSTITUTE)
     if line.why_not:
         return " ".join([*words, "not run"])
     if line.fidelity not in ("", "exact"):
@@ -112,7 +112,7 @@ def sentences(report: Reproduction) -> list[str]:
     made = []
     if report.proxy:
         made.append(
-            f"{PROXY}: the paper's protocol on other data or backbones. A difference from a published "
+            "Substitute: the paper's protocol on other data or backbones. A difference from a published "
             "number would say nothing about the paper, so it is not shown. The order of rows can still "
             "be compared."
         )
@@ -356,7 +356,7 @@ class RowRanking:
         if self.tau is not None:
             tau = f" Kendall's tau-b is {self.tau:+.2f}."
         counts = "; ".join(parts)
-        return f"PROXY, order of {where}: {counts}.{tau}{alone}"
+        return f"Substitute, order of {where}: {counts}.{tau}{alone}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

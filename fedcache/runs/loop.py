@@ -37,7 +37,7 @@ from fedcache.federate.partition.client_table import names_of
 from fedcache.models.calibrate import temperature_of
 from fedcache.parsing import seeds_text
 from fedcache.process import Stop
-from fedcache.progress import Observer, Silent
+from fedcache.progress import Detail, Observer, Silent
 from fedcache.runs.directory import DamagedRunError, RunDirectory, measured_of, owning
 from fedcache.runs.evaluate_prior import prior_accuracy
 from fedcache.runs.events import ALONE, GridPosition, OnRound, RunEvents, replay_stored, with_hooks
@@ -330,12 +330,16 @@ def note_paper_choices(inputs: RunInputs, spec: ResolvedRun, observer: Observer)
         )
     if config.rounds is None and not method.one_shot:
         observer.note(
-            f"Rounds: {spec.rounds} (default of {method.name}'s paper; change with --rounds)."
+            Detail(
+                f"Rounds: {spec.rounds} (default of {method.name}'s paper; change with --rounds)."
+            )
         )
     if config.participation is None and not method.central:
         share = spec.participation_text
         observer.note(
-            f"Clients per round: {share} (default of {method.name}'s paper; change with --participation)."
+            Detail(
+                f"Clients per round: {share} (default of {method.name}'s paper; change with --participation)."
+            )
         )
 
 
@@ -475,9 +479,7 @@ class OpenRun:
         self.earlier = tuple(result["seeds"])
         if set(self.spec.seeds) <= set(self.earlier):
             measured = measured_of(self.directory.path, result) or {}
-            self.stored = Run(
-                self.directory.path, result, measured, reused=True, reused_seeds=self.earlier
-            )
+            self.stored = Run(self.directory.path, result, measured, reused=True)
 
     def begin(self, *, fresh: bool) -> None:
         """Make the directory, with the configuration that runs it again and the partitions made for it.
@@ -782,8 +784,7 @@ class OpenRun:
             files=files_of_clients(seeds),
             config=self._config_of(spec),
         )
-        reused = tuple(seed for seed in numbers if seed in self.earlier and not self.fresh)
-        return Run(self.directory.path, whole, figures, reused_seeds=reused)
+        return Run(self.directory.path, whole, figures)
 
 
 # Train: the seeds that are missing, from their checkpoints.

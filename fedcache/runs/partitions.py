@@ -34,7 +34,7 @@ from fedcache.federate.partition.partition import (
     with_column,
 )
 from fedcache.federate.partition.scheme import FEWER
-from fedcache.progress import Observer
+from fedcache.progress import Detail, Observer
 from fedcache.store import export
 from fedcache.store.catalog import ingest_command, is_ingested
 from fedcache.store.chunks import mapped, read_content
@@ -269,12 +269,16 @@ def default_partition(
         if scheme == "feature-shift" and len(domain or store.samples.domains) == 1:
             scheme = "label-shift"
             observer.note(
-                f"Partition: label-shift, because the feature shift of {method.name}'s paper needs more "
-                "than one domain."
+                Detail(
+                    f"Partition: label-shift, because the feature shift of {method.name}'s paper needs more "
+                    "than one domain."
+                )
             )
         else:
             observer.note(
-                f"Partition: {scheme} (default of {method.name}'s paper; change with --scheme)."
+                Detail(
+                    f"Partition: {scheme} (default of {method.name}'s paper; change with --scheme)."
+                )
             )
     if scheme not in parts.SCHEMES:
         raise unknown("partition scheme", scheme, parts.SCHEMES)
@@ -286,7 +290,7 @@ def default_partition(
         clients = method.defaults.clients
         arguments["clients"] = clients
         observer.note(
-            f"Clients: {clients} (default of {method.name}'s paper; change with --clients)."
+            Detail(f"Clients: {clients} (default of {method.name}'s paper; change with --clients).")
         )
     if domain and "domain" in known:
         arguments["domain"] = tuple(domain)
@@ -339,7 +343,7 @@ def partition_seeds(
             arguments = {**arguments, **error.instead}
             made[seed] = make_partition(store, scheme, seed=own, save=False, **arguments)
     first = next(iter(made.values()))
-    observer.note(first.summary() + ".")
+    observer.note(Detail(first.summary() + "."))
     report_notes(first, observer)
     return made, None
 

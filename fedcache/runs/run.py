@@ -149,9 +149,6 @@ class Run:
     result: dict[str, Any]  # what ``result.json`` holds
     measured: dict[str, Any]  # what ``measured.json`` holds; of the run that made the result
     reused: bool = False  # whether the result was there already
-    reused_seeds: tuple[
-        int, ...
-    ] = ()  # seeds that were there already, also where others were added
 
     @property
     def accuracy(self) -> Figures:

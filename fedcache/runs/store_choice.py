@@ -28,7 +28,7 @@ from fedcache.extract.planning.plan import memory_of, plan
 from fedcache.extract.recipe import OF_VIEWS, Recipe
 from fedcache.federate.methods import wants_encoders
 from fedcache.plugins import bare_name
-from fedcache.progress import Observer
+from fedcache.progress import Detail, Observer
 from fedcache.store.catalog import finished_stores, is_ingested
 from fedcache.store.files import digest_of
 from fedcache.store.manifest import TEXT_ORDER, ArrayInfo, match_arrays, names_of
@@ -134,7 +134,9 @@ def arrays_for(
         keys = chosen_arrays(store, names)
         if not names:
             observer.note(
-                f"Backbones: {' + '.join(keys)} (all of the store; change with --backbones)."
+                Detail(
+                    f"Backbones: {' + '.join(keys)} (all of the store; change with --backbones)."
+                )
             )
         return keys
     # Methods with text read one backbone, whose text and image features belong together.
@@ -166,7 +168,9 @@ def arrays_for(
     key = first or with_text[0]
     if not names:
         observer.note(
-            f"Backbone: {key} ({method.name} uses one with text features; change with --backbones)."
+            Detail(
+                f"Backbone: {key} ({method.name} uses one with text features; change with --backbones)."
+            )
         )
     return [key]
 
@@ -259,7 +263,7 @@ def feat_post_for(
         if "feat_post" in hp:
             other = " (--set feat_post=none leaves features as they are)"
         backbones = " + ".join(names)
-        observer.note(f"feat_post: {chosen} (default for features of {backbones}{other}).")
+        observer.note(Detail(f"feat_post: {chosen} (default for features of {backbones}{other})."))
     return chosen
 
 

@@ -102,7 +102,7 @@ def test_a_tie_is_named_and_broken_alike_however_the_sweep_is_written(order):
     done = Grid([validated(lr, 0.6, figures[lr]) for lr in order])
     assert [p.sweep["lr"] for p in done.ranked()] == ["9", "10", "auto", "0.5"]
     made = grid_answer(done, ["lr"])
-    assert made.lines[2] == made.data["best"]["tie"] == done.tie
+    assert made.last[2] == made.data["best"]["tie"] == done.tie
     assert [p.sweep for p in done.chosen()] == [{"lr": "9"}]
     alone = Grid([validated("1", 0.6, 0.7), validated("2", 0.6, 0.4)])
     assert alone.tie is None

@@ -164,7 +164,7 @@ def test_a_wrong_sampler_is_refused(word):
 def test_ridges_and_partitions_of_a_grid_share_the_statistics(store):
     words = "fed3r --clients 3 --dtype float64"
     sweep = "--sweep lam=0.01,0.1,1,10,100 --sweep scheme=iid,shards"
-    done = ok(f"grid {words} {sweep}")
+    done = ok(f"grid {words} {sweep} -v")
     assert done.err.count("Clients' statistics are computed once") == 1, "said once"
     for point in done.data["points"]:
         lam, scheme = point["sweep"]["lam"], point["sweep"]["scheme"]
@@ -186,5 +186,5 @@ def test_ridges_and_partitions_of_a_grid_share_the_statistics(store):
 )
 def test_statistics_are_shared_by_the_points_that_can_use_them(tmp_path, words, shared):
     ingested(tmp_path)
-    done = ok(f"grid {words} --clients 3")
+    done = ok(f"grid {words} --clients 3 -v")
     assert done.err.count("Clients' statistics are computed once") == shared

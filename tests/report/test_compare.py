@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import fedcache, ok
+from heard import Heard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -15,7 +16,7 @@ from scipy import stats
 import fedcache as fc
 from fedcache.errors import FedcacheError
 from fedcache.report.comparison import PairedBlocks, across, compared, complete, within
-from fedcache.report.find_runs import gather
+from fedcache.report.find_runs import find_one, gather
 from fedcache.report.statistics import (
     critical_difference,
     friedman,
@@ -272,6 +273,20 @@ def three(own_home):
 
 def entries(root):
     return gather([], root).entries
+
+
+def test_of_runs_of_equal_settings_the_newest_is_meant_and_others_are_listed(own_home):
+    write("aa", "fedavg", [0.1], seeds=[0])
+    newest = write("bb", "fedavg", [0.2], seeds=[1])
+    heard = Heard()
+    assert find_one("method:fedavg", own_home / "runs", heard) == newest
+    assert heard.notes == [
+        "method:fedavg fits 2 runs of the same settings. The newest is used: bb."
+    ]
+    write("cc", "fedavg", [0.3], partition="p1")
+    with pytest.raises(FedcacheError, match=r"fits 3 runs of different settings") as caught:
+        find_one("method:fedavg", own_home / "runs")
+    assert caught.value.message.splitlines()[1] == "  cc  fedavg on shapes, p1"
 
 
 def test_seeds_are_paired_by_number(own_home):

@@ -72,9 +72,9 @@ PAPER_ROWS = [
     "| reproduced | x, A minus x, B |  | client mean (%) | 10.00 | 11.50 | +1.50 | - |",
 ]
 PROXY_ROWS = [
-    "| PROXY | x | A | client mean (%) | 50.00 (0.20) | 52.50 (0.20) | 1 of 2 | 1 of 2 |",
-    "| PROXY cached_views | x | B | client mean (%) | 40.00 (0.20) | 41.00 | 2 of 2 | 2 of 2 |",
-    "| PROXY not run | x | C |  |  | not run: missing method m |  |  |",
+    "| substitute | x | A | client mean (%) | 50.00 (0.20) | 52.50 (0.20) | 1 of 2 | 1 of 2 |",
+    "| substitute cached_views | x | B | client mean (%) | 40.00 (0.20) | 41.00 | 2 of 2 | 2 of 2 |",
+    "| substitute not run | x | C |  |  | not run: missing method m |  |  |",
 ]
 
 

@@ -185,7 +185,7 @@ def test_features_that_are_all_the_same_are_warned_of(tmp_path):
 )
 def test_what_the_paper_settles_is_said_unless_it_was_asked_for(tmp_path, words, notes, warnings):
     ingested(tmp_path)
-    done = ok(f"train --method {words} {IID}")
+    done = ok(f"train --method {words} {IID} -v")
     assert "dataset extracted last" in done.err
     assert (done.err.count("paper; change with --"), len(done.envelope["warnings"])) == (
         notes,

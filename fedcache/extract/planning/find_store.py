@@ -43,7 +43,7 @@ from fedcache.extract.planning.plan import memory_of
 from fedcache.extract.recipe import slug
 from fedcache.parsing import slug_of
 from fedcache.plugins import bare_name
-from fedcache.progress import Observer, Silent, progress_of
+from fedcache.progress import Detail, Observer, Silent, progress_of
 from fedcache.store.catalog import (
     extracted_later,
     finished_stores,
@@ -142,7 +142,9 @@ def locate_store(
     if (pinned := pinned_store()) is not None:
         if observer is not None:
             (chosen_name,) = pinned.values()
-            observer.note(f"Dataset {chosen_name}: the one that {FILE_NAME} of this folder names.")
+            observer.note(
+                Detail(f"Dataset {chosen_name}: the one that {FILE_NAME} of this folder names.")
+            )
         return locate_store(
             home, path=pinned.get("store"), dataset=pinned.get("dataset"), observer=observer
         )
@@ -154,7 +156,9 @@ def locate_store(
     chosen, spec = last
     if observer is not None:
         observer.note(
-            f"Store: {chosen.name} ({spec}, the dataset extracted last; change with --dataset)."
+            Detail(
+                f"Store: {chosen.name} ({spec}, the dataset extracted last; change with --dataset)."
+            )
         )
         if (later := extracted_later(chosen)) is not None:
             name = later.name

@@ -1,0 +1,122 @@
+"""Short form of comparisons for a terminal: one table, the answer with its certainty, and what is left out."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from fedcache.parsing import counted
+from fedcache.progress import percent
+from fedcache.report.compare import Comparisons
+from fedcache.report.comparison import Comparison, Pair, Treatment, too_few_words
+from fedcache.report.comparison_output import Sheet, sheets, show_p
+from fedcache.tables.words import some_names
+
+MOST_ROWS = 15
+"""Rows of a short table; with wrapped names, notes and the answer it stays below forty lines."""
+MOST_NOTES = 3
+MOST_NAMED = 3
+
+
+def summary(made: Comparisons) -> tuple[str, Sheet, list[str]]:
+    """Title, table and sentences on the runs of one setting, or on several settings with one row for each."""
+    tables = made.tables
+    notes = list(made.sentences)
+    if len(tables) == 1:
+        left_out = ["intervals of the differences"]
+        (only,) = tables
+        title = only.setting
+        sheet = _runs(only)
+        best = best_of(only)
+        mean = percent(best.mean)
+        sure = certainty(only)[1]
+        lines = [f"{best.name}, with {mean} % on the test rows, is {only.chosen_by}. {sure}"]
+        # The answer says it already where a test cannot reach significance.
+        notes = [note for note in (*only.notes, *notes) if note not in lines[0]]
+    else:
+        title = "best run of each setting"
+        rows = [_row(table) for table in tables]
+        sheet = Sheet(("setting", "best", "accuracy %", "how sure"), tuple(rows))
+        wins = Counter(row[1] for row in rows).most_common(MOST_NAMED)
+        count = len(rows)
+        parts = [f"{name} is best in {won} of {count} settings" for name, won in wins]
+        lines = ["; ".join(parts) + "."]
+        left_out = ["the table and notes of each setting"]
+    for what, have, most in (("row", sheet.rows, MOST_ROWS), ("note", notes, MOST_NOTES)):
+        if len(have) > most:
+            left_out.append(counted(len(have) - most, what))
+    if any(table.ranking is not None for table in tables):
+        left_out.append("ranks")
+    lines += notes[:MOST_NOTES]
+    named = ", ".join(left_out)
+    lines.append(f"Left out: {named}. To show everything: --all")
+    return title, Sheet(sheet.columns, sheet.rows[:MOST_ROWS]), lines
+
+
+def best_of(c: Comparison) -> Treatment:
+    """The treatment that validation chose, else the one with the highest mean."""
+    return next((t for t in c.treatments if t.name == c.chosen), c.treatments[0])
+
+
+def certainty(c: Comparison) -> tuple[str, str]:
+    """How sure the first place is: sure | not sure | not known, and a sentence."""
+    alpha = 1.0 - c.level
+    best = best_of(c).name
+    if c.too_few:
+        return "not known", f"How sure: not known. {too_few_words(c)}"
+    tested = {}
+    for pair in c.pairs:
+        p = decisive_p(pair)
+        if best in (pair.one, pair.other) and p is not None:
+            other = pair.one
+            lead = -pair.difference
+            if other == best:
+                other = pair.other
+                lead = pair.difference
+            # A run that is significantly better than the chosen one leaves the choice open, too.
+            if lead <= 0:
+                p = 1.0
+            tested[other] = p
+    if not tested:
+        return "not known", "How sure: not known, because nothing here can be tested."
+    unclear = [name for name, p in tested.items() if p >= alpha]
+    if not unclear:
+        names = some_names([*tested], MOST_NAMED)
+        worst = show_p(max(tested.values()))
+        return (
+            "sure",
+            f"How sure: its lead over {names} is significant (largest p {worst}).",
+        )
+    names = some_names(unclear, MOST_NAMED)
+    count = len(unclear)
+    return (
+        "not sure",
+        f"How sure: not sure. It has no significant lead over {count} of {len(tested)} runs: {names}.",
+    )
+
+
+def decisive_p(pair: Pair) -> float | None:
+    """The corrected p of a pair over blocks, else over test rows; None where neither was tested."""
+    if pair.holm is None and pair.rows is not None:
+        return pair.rows.holm
+    return pair.holm
+
+
+def _runs(c: Comparison) -> Sheet:
+    """The runs of one setting: mean, interval, and difference from the reference with its corrected p."""
+    long = sheets(c)[0]
+    dropped = ("rank", c.over, f"over {c.over}", "p")
+    columns = [
+        (name, [row[place] for row in long.rows])
+        for place, name in enumerate(long.columns)
+        # Of two intervals the first one is of the mean.
+        if name not in dropped
+        and not name.endswith("over rows")
+        and long.columns.index(name) == place
+    ]
+    return Sheet.of(columns)
+
+
+def _row(c: Comparison) -> tuple[str, ...]:
+    """The best run of one of several settings."""
+    best = best_of(c)
+    return c.setting, best.name, percent(best.mean), certainty(c)[0]
