@@ -333,8 +333,8 @@ TABLE = (
         "a_missing_row_is_never_read",
         "padding points at the store's first row",
         "federate/engine/client_data.py",
-        "train[0] if len(train) else 0",
-        "0",
+        "out[len(train) :] = train[0]",
+        "out[len(train) :] = 0",
         "fedncm or solo",
     ),
     B(
@@ -769,8 +769,8 @@ TABLE = (
         "every_stream_of_a_method_is_another_with_another_seed",
         "initial weights ignore the seed",
         LANES,
-        'generator(self.seed, purpose, -1, c if independent else "")',
-        'generator(0, purpose, -1, c if independent else "")',
+        "generator(self.seed, purpose, -1, client)",
+        "generator(0, purpose, -1, client)",
     ),
     B(
         "every_stream_of_a_method_is_another_with_another_seed",

@@ -211,8 +211,9 @@ A limit goes down when code goes, and up only with a feature that users asked fo
 sounds and layers of language models, extraction on several GPUs (30,400 tokens of the package), the prior of clients
 and ridges that methods choose (4,000), the lint of words in tools (1,100), the help on one page, answers to guessed
 command lines, and stores that are named and chosen for a folder (5,000); class texts for photographs, centred
-features, a prior in training, predictions and exports, and one table for several settings (9,100). Two thousand are free, so that a new method
-and its test fit. Folders of the package have no limits of their own, because a concept may move to its own folder.
+features, a prior in training, predictions and exports, and one table for several settings (9,100). Two thousand are
+free, so that a new method and its test fit. Folders of the package have no limits of their own, because a concept may
+move to its own folder.
 """
 
 DENSITY = {

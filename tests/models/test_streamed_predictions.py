@@ -57,7 +57,7 @@ def test_blocks_of_rows_change_no_prediction_and_no_measure(
         table = pa.table({k: v.tolist() for k, v in held.items()})
         parquet.write_table(table, path, row_group_size=64)
     for block in (1 << 14, 17):
-        for module in (sources, predictor, running, evaluate, evaluate_run):
+        for module in (sources, predictor, running, evaluate_run):
             monkeypatch.setattr(module, "BLOCK", block)
         done = fedcache(f"predict --top 2 --json {run} --embeddings {path}")
         assert done.code == Exit.QUARANTINED

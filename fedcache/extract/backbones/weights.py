@@ -314,7 +314,7 @@ def _missing_weights(
         at_home += f" or {backbone.files[0]} next to it"
     message = (
         f"The weights of {backbone.name} are not available locally. Looked at: --weights "
-        f"{backbone.name}=FILE (not given); {at_home}; {third}."
+        f"{shell_word(backbone.name)}=FILE (not given); {at_home}; {third}."
     )
     if backbone.sha256:
         published = "; ".join(f"{name} {_shown(digest)}" for name, digest in backbone.sha256)

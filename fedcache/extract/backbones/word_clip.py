@@ -30,7 +30,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcache.errors import MachineError
+from fedcache.errors import MachineError, shell_word
 from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, ModuleEncoder, Weights
 from fedcache.extract.backbones.packaged import network
 from fedcache.extract.recipe import Recipe
@@ -93,7 +93,7 @@ def pinned(package: str, folder: str, files: Mapping[str, str]) -> list[Path]:
             raise MachineError(
                 f"{path} is missing or not the file that efficientnet-lite0-words was made with (sha256 {digest}...), "
                 "and other words would give other features.",
-                f"Install another version of {package}: pip install {package}",
+                f"Install another version of it: pip install {shell_word(package)}",
             )
         found.append(path)
     return found

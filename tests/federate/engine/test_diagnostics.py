@@ -142,7 +142,7 @@ def image_tower(name):
 
     row = BACKBONES[name]
     with torch.device("meta"):
-        if row.provider in ("timm", "packaged"):
+        if row.provider in ("timm", "packaged", "word_clip"):
             return timm.create_model(row.architecture, pretrained=False, num_classes=0)
         if row.provider == "torchvision":
             return torchvision.models.get_model(name, weights=None).features
