@@ -219,3 +219,13 @@ def counted(n: int, what: str = "value") -> str:
     if n == 1:
         ending = ""
     return f"{n:,} {what}{ending}"
+
+
+def size(scalars: float | None) -> str:
+    """A count with a unit of thousands."""
+    if scalars is None:
+        return "-"
+    for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if scalars >= 0.9995 * factor:  # what three digits round up to it
+            return f"{scalars / factor:.3g} {unit}"
+    return f"{scalars:.3g}"

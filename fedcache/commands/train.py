@@ -49,15 +49,15 @@ from fedcache.grids.sampling import Sampling
 from fedcache.parsing import counted, seeds_text
 from fedcache.process import Stop, keep_freed_memory, stop_on_signals
 from fedcache.progress import VALIDATION_ACCURACY, percent
-from fedcache.report.caution_words import (
+from fedcache.report.find_runs import StoredRun, setting_name
+from fedcache.report.verdict import (
     caution_lines,
+    cost_words,
     describe_trust,
     drawn_clients,
     few_validation_classes,
-    unlike_tests,
+    uncertainty,
 )
-from fedcache.report.find_runs import StoredRun, setting_name
-from fedcache.report.verdict import cost_words, uncertainty
 from fedcache.runs.directory import (
     bytes_of_models,
     check_config,
@@ -68,7 +68,7 @@ from fedcache.runs.directory import (
 from fedcache.runs.events import OnRound
 from fedcache.runs.result_files import is_private
 from fedcache.runs.run import Run, is_claimed
-from fedcache.runs.score import LEVEL, SCORES, check_score, score_of
+from fedcache.runs.score import LEVEL, SCORES, check_score, score_of, unlike_tests
 from fedcache.runs.trackers.choose import tracking
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from fedcache.errors import UsageError, unknown
 from fedcache.parsing import counted
-from fedcache.report.caution_words import unlike_tests
 from fedcache.report.find_runs import (
     CLAIMED,
     StoredRun,
@@ -56,6 +55,7 @@ from fedcache.runs.score import (
     score_for,
     score_of,
     tie_sentence,
+    unlike_tests,
     validation_value,
 )
 

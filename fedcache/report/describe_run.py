@@ -11,7 +11,6 @@ from typing import Any
 
 from fedcache.config import TrainConfig
 from fedcache.errors import Exit, FedcacheError, UsageError, unknown
-from fedcache.report.caution_words import drawn_clients
 from fedcache.report.find_runs import (
     Gathered,
     LeftOut,
@@ -22,6 +21,7 @@ from fedcache.report.find_runs import (
     setting_name,
 )
 from fedcache.report.run_groups import HeldOutGroup, held_out_groups, merge_seeds
+from fedcache.report.verdict import drawn_clients
 from fedcache.runs.directory import PLACES, bytes_of_models, is_running, tags_of, train_table
 from fedcache.runs.identity import usual_preset, usual_run, usual_settings
 from fedcache.runs.score import SCORES, score_of, values_held_out

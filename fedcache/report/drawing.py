@@ -299,16 +299,6 @@ def short(name: object, longest: int = LONGEST) -> str:
     return plain(str(name), longest)
 
 
-def size(scalars: float | None) -> str:
-    """A count with a unit of thousands."""
-    if scalars is None:
-        return "-"
-    for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if scalars >= 0.9995 * factor:  # what three digits round up to it
-            return f"{scalars / factor:.3g} {unit}"
-    return f"{scalars:.3g}"
-
-
 def legend_below(
     axes: Any, marks: Marks | None = None, runs: Sequence[str] = (), **style: Any
 ) -> None:

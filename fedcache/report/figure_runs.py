@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedcache.parsing import size
 from fedcache.progress import percent
 from fedcache.report.comparison import Comparison, Pair, compact
 from fedcache.report.comparison_output import (
@@ -30,7 +31,6 @@ from fedcache.report.drawing import (
     settings_of,
     short,
     shortened,
-    size,
 )
 from fedcache.report.figure_grids import squares, tiles
 from fedcache.report.find_runs import StoredRun

@@ -29,10 +29,10 @@ from fedcache.models.export.program import (
 from fedcache.models.predictor import Predictor
 from fedcache.models.saved_model import ExportOptions, ModelOptions, SavedModel
 from fedcache.progress import Observer
-from fedcache.report.caution_words import describe_trust
 from fedcache.report.methods import Sizes
 from fedcache.report.methods.facts import leaving, rows_in_models
 from fedcache.report.store_card import backbone_lines
+from fedcache.report.verdict import describe_trust
 from fedcache.runs.directory import read_result
 from fedcache.runs.predict_run import open_predictor, weights_of
 from fedcache.runs.result_files import ClientColumns, client_columns

@@ -16,13 +16,12 @@ from fedcache.errors import FedcacheError, MachineError, UsageError
 from fedcache.extract.planning.find_images import ImagePlaces
 from fedcache.extract.recipe import ROWS
 from fedcache.federate.trust.accounting import short_privacy
-from fedcache.parsing import counted
+from fedcache.parsing import counted, size
 from fedcache.progress import Observer, Silent, percent
 from fedcache.report import figure_data, figure_grids, figure_runs
-from fedcache.report.caution_words import caution_lines, drawn_clients
 from fedcache.report.comparison import Comparison, compared, merged_notes, over_held_out, within
 from fedcache.report.comparison_output import caption, differences, sentences
-from fedcache.report.drawing import Plot, need_matplotlib, short, size
+from fedcache.report.drawing import Plot, need_matplotlib, short
 from fedcache.report.figure_grids import hyperparameters
 from fedcache.report.figure_runs import confusion_difference
 from fedcache.report.find_runs import (
@@ -52,7 +51,9 @@ from fedcache.report.statistics import LEAST_BLOCKS
 from fedcache.report.verdict import (
     Estimate,
     Verdict,
+    caution_lines,
     cost_of,
+    drawn_clients,
     mean_uncertainty,
     points_above,
     ranked,

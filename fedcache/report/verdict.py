@@ -1,16 +1,18 @@
-"""Verdict of a setting: the best run, its lead, the certainty and the cost, in sentences."""
+"""Verdict of a setting: the best run, its lead, the certainty and the cost, in sentences; cautions on a result."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
+from fedcache.errors import FedcacheError, shell_word
+from fedcache.parsing import size
 from fedcache.progress import percent
-from fedcache.report.caution_words import unlike_tests
 from fedcache.report.comparison import (
     common_seeds,
     compact,
@@ -18,7 +20,6 @@ from fedcache.report.comparison import (
     row_difference,
     rows_of_run,
 )
-from fedcache.report.drawing import size
 from fedcache.report.find_runs import StoredRun, facts
 from fedcache.report.statistics import (
     LEAST_BLOCKS,
@@ -27,13 +28,19 @@ from fedcache.report.statistics import (
     student_half,
     student_quantile,
 )
+from fedcache.runs.identity import usual_settings
+from fedcache.runs.privacy_ledger import describe_privacy
 from fedcache.runs.score import (
     DIGITS,
     LEVEL,
+    at_chance,
     has_validation,
     order_of_run,
     rows_interval,
     score_of,
+    typical_classes,
+    unlike_tests,
+    unseen_classes,
     validation_value,
 )
 from fedcache.tables.words import some_names
@@ -480,3 +487,152 @@ def _reference(
     if set(features) != set(map(str, best.result["backbones"])):
         words += f", on features of {' + '.join(features)}"
     return f"{words}."
+
+
+HALF_A_POINT = 0.005
+"""Differences from zero-shot below this are not spoken of: they are in the figures in addition to one another."""
+
+
+def caution_lines(result: Mapping[str, Any]) -> list[str]:
+    """Sentences on a ``result.json``; [] where nothing is unusual."""
+    return [*chance_lines(result), *_below_zero_shot(result), *unseen_classes(result)]
+
+
+def drawn_clients(result: Mapping[str, Any]) -> tuple[str, list[float]] | None:
+    """How many clients were drawn and scored (``--eval-clients``), and the standard error of their mean in each seed.
+
+    ``500 of 100,000 clients were drawn and scored, 3 of which took part in some round``, by the first seed. Errors are
+    fractions; a seed with fewer than two scored clients has none. None where all clients were scored.
+    """
+    drawn = result["accuracy"].get("eval_clients", ())
+    if not drawn:
+        return None
+    scored = drawn[0]["scored"]
+    trained = drawn[0].get("trained")
+    clients = result["partition"]["clients"]
+    verb = "were"
+    if scored == 1:
+        verb = "was"
+    who = f"{scored:,} of {clients:,} clients {verb} drawn and scored"
+    if trained == 0:
+        who += "; none of these took part in any round, so the accuracy is that of untrained models"
+    elif trained is not None and trained < scored:
+        who += f"; {trained:,} of these took part in some round"
+    return who, [float(d["standard_error"]) for d in drawn if d["standard_error"] is not None]
+
+
+def few_validation_classes(results: Iterable[Mapping[str, Any]]) -> str | None:
+    """Why validation may rank settings of personal models in another order than test rows do; None where it may not.
+
+    Validation rows are rows of the client, but its model is tested on all classes.
+    """
+    for result in results:
+        part = result.get("partition", {})
+        args = part.get("args", {})
+        held = result.get("validation")
+        own_tests = "by" in args or args.get("test_protocol", "balanced") != "balanced"
+        if result.get("protocol") != "personalised" or held is None or own_tests:
+            continue
+        # A client has no more classes among its validation rows than rows.
+        most = min(held["rows"] / part["clients"], typical_classes(result) or math.inf)
+        if most < result["classes"]:
+            return (
+                f"The validation rows of a typical client hold at most {most:.3g} of {result['classes']} classes, "
+                "but personal models are tested on all classes. Validation may therefore rank settings, such as "
+                "learning rates, in another order than the test rows: compare both columns."
+            )
+    return None
+
+
+def _below_zero_shot(result: Mapping[str, Any]) -> list[str]:
+    """A caution where class texts alone, without any training, are more accurate; [] otherwise."""
+    untrained = result["accuracy"].get("zero_shot")
+    trained = result["accuracy"]["mean"]
+    if untrained is None or trained is None or untrained - trained < HALF_A_POINT:
+        return []
+    cost = 100 * (untrained - trained)
+    return [
+        f"BELOW ZERO-SHOT: the model is {cost:.2f} points below the {percent(untrained)} % that the class "
+        "texts alone reach on these rows. Try fewer rounds or a lower learning rate."
+    ]
+
+
+LARGE_RATE = 0.1
+"""From this learning rate on a larger one is not recommended."""
+
+
+def chance_lines(result: Mapping[str, Any]) -> list[str]:
+    """A caution where the accuracy is no better than a guess, and the next command; [] for a better result."""
+    chance = at_chance(result)
+    if chance is None:
+        return []
+    guess = percent(chance.level)
+    more = percent(chance.least)
+    return [
+        f"NO BETTER THAN CHANCE: guessing gives {guess} % on these {chance.rows:,} test rows of "
+        f"{chance.classes} classes; only more than {more} % would differ from guessing.",
+        f"Next: {next_step(result)}",
+    ]
+
+
+def next_step(result: Mapping[str, Any]) -> str:
+    """The first thing to change in the same command.
+
+    More clients where no client sent anything, tuned values where the method has some, else a larger rate, else the
+    data.
+    """
+    bytes_of = result.get("traffic", {}).get("exact", {})
+    # A method may send nothing by design; one that sends something to clients waits for their answers.
+    waits = bytes_of.get("down_bytes") or result.get("participants")
+    if result.get("protocol") == "global" and waits and not bytes_of.get("up_bytes", 1):
+        return (
+            "no client sent anything in any round; use more clients per round (--participation) or fewer "
+            "unavailable clients (--availability, --client-dropout)"
+        )
+    method = str(result["method"])
+    hp = result["hyperparameters"]
+    tuned = _tuned_values(method)
+    if tuned and any(hp.get(name) != value for name, value in tuned.items()):
+        words = []
+        for name, value in tuned.items():
+            if isinstance(value, float):
+                value = f"{value:g}"
+            words.append(f"{name}={value}")
+        return (
+            f"the same command with --preset tuned  ({' '.join(words)}, chosen on validation rows)"
+        )
+    rate = hp.get("lr")
+    if isinstance(rate, float) and rate < LARGE_RATE:
+        return f"the same command with a larger rate, --set lr={10 * rate:g}"
+    if result["rounds"] > 1:
+        rates = f"fedcache methods info {shell_word(method)}"
+        return f"the same command with --rounds {4 * result['rounds']}, or other rates ({rates})"
+    return "`fedcache inspect`, whether the features tell the classes apart; or other --backbones"
+
+
+def _tuned_values(method: str) -> dict[str, Any]:
+    """The hyperparameters that preset ``tuned`` sets; {} for none, and for a method that is not there any more."""
+    try:
+        usual = usual_settings(method, "paper")
+        tuned = usual_settings(method, "tuned")
+    except FedcacheError:
+        return {}
+    return {name: value for name, value in tuned.items() if value != usual[name]}
+
+
+def describe_trust(section: Mapping[str, Any]) -> list[str]:
+    """The ``trust`` part of a result as lines for a person."""
+    lines = []
+    if section.get("aggregate", "mean") != "mean":
+        lines.append(f"Uploads combined by {section['aggregate']}.")
+    if "attack" in section:
+        liars = sorted({name for names in section["attackers"] for name in names})
+        happened = "no client was malicious"
+        if liars:
+            happened = f"{len(liars)} clients were malicious ({some_names(liars, 5)})"
+        lines.append(f"Attack {section['attack']}: {happened}.")
+    if section.get("rejected"):
+        lines.append(f"{section['rejected']} uploads were rejected over all rounds and seeds.")
+    if cost := section.get("privacy"):
+        lines.append(describe_privacy(cost))
+    return lines

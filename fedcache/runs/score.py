@@ -315,3 +315,47 @@ def _order_of_value(value: object) -> tuple[int, float, str]:
     if isinstance(value, list | tuple):
         return 1, 0.0, ",".join(map(str, value))
     return 1, 0.0, str(value)
+
+
+def unlike_tests(results: Iterable[Mapping[str, Any]]) -> str | None:
+    """Why validation may choose wrongly between models of different kinds; None for runs where it may not."""
+    known = list(results)
+    kinds = {r.get("protocol") for r in known}
+    if (
+        len(kinds) < 2
+        or not all("validation" in r for r in known)
+        or not any(map(unseen_classes, known))
+    ):
+        return None
+    return (
+        "Validation rows have the classes of each client, but the test rows here have all classes. "
+        "Validation may therefore prefer another kind of model (personal or global) than the one that is "
+        "best on the test rows. --option test_protocol=matched makes both alike."
+    )
+
+
+def unseen_classes(result: Mapping[str, Any]) -> list[str]:
+    """A caution where clients' own models are scored on classes that most clients have no training row of; []
+    otherwise.
+    """
+    args = result["partition"].get("args", {})
+    if result.get("protocol") != "personalised" or args.get("test_protocol") != "balanced":
+        return []
+    typical = typical_classes(result)
+    if typical is None or typical > result["classes"] / 2:
+        return []
+    return [
+        f"ON UNSEEN CLASSES: each personal model is tested on all {result['classes']} classes, but a "
+        f"typical client has training rows of {typical:.3g}. To test with each client's own class shares: "
+        "--option test_protocol=matched"
+    ]
+
+
+def typical_classes(result: Mapping[str, Any]) -> float | None:
+    """Number of classes among the training rows of a typical client; None for a result without it."""
+    owned = result.get("classes_owned", {})
+    each = owned.get("per_client")
+    if each:
+        return float(np.median(each))
+    mean: float | None = owned.get("mean")
+    return mean

@@ -38,10 +38,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fedcache.config import Home
 from fedcache.errors import Exit, FedcacheError, MachineError, UsageError, shell_word
 from fedcache.grids.record import FOLDER
+from fedcache.parsing import size
 from fedcache.progress import percent
 from fedcache.report.compare import compare_entries
 from fedcache.report.comparison_output import caption, sentences, sheets
-from fedcache.report.drawing import size
 from fedcache.report.find_runs import gather
 from fedcache.report.page import answer_of_runs, overview_of, write_report
 from fedcache.report.render import Section, html_environment

@@ -8,8 +8,8 @@ from command import fedcache, ok
 
 from fedcache.federate.methods import METHODS
 from fedcache.parsing import without_codes
-from fedcache.report.caution_words import few_validation_classes
 from fedcache.report.methods import facts
+from fedcache.report.verdict import few_validation_classes
 from fedcache.reproduce import registry
 from fedcache.store.store import Store
 

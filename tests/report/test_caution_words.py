@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedcache.report.caution_words import caution_lines, drawn_clients
+from fedcache.report.verdict import caution_lines, drawn_clients
 
 
 def result(zero_shot=None, protocol="global", tests="balanced", **owned):

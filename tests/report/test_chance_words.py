@@ -3,7 +3,7 @@
 import pytest
 
 from fedcache.federate.methods import METHODS
-from fedcache.report.caution_words import chance_lines, next_step
+from fedcache.report.verdict import chance_lines, next_step
 
 
 def result(method="fedavg", accuracy=0.1, rounds=50, **hp):
