@@ -31,7 +31,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import MachineError, shell_word
-from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, ModuleEncoder, Weights
+from fedcache.extract.backbones.backbone import (
+    Backbone,
+    FrozenEncoder,
+    ModuleEncoder,
+    Weights,
+    hold_weights,
+)
 from fedcache.extract.backbones.packaged import network
 from fedcache.extract.recipe import Recipe
 from fedcache.optional import needed_library
@@ -363,6 +369,8 @@ class WordEncoder(ModuleEncoder):
             text=self.tower.features,
             tokenize=self.tower.tokenize,
         )
+        if dtype != "float32":
+            hold_weights(network, self.compute)  # the text tower has no layers of the network
 
 
 def load(

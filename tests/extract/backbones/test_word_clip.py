@@ -144,6 +144,13 @@ def test_image_features_are_those_of_the_network_alone(encoder, tmp_path):
     assert torch.equal(encoder.image(images), alone.image(images))
 
 
+def test_bfloat16_weights_are_cast_once(tmp_path):
+    row = lookup("efficientnet-lite0-words")
+    path, _ = find(row, given={}, home=tmp_path)
+    held = load(row, Weights(path, "", "test"), row.recipe, dtype="bfloat16")
+    assert held.module.conv_head.weight.dtype is torch.bfloat16
+
+
 def test_prompts_without_context_are_the_class_texts(encoder, towers):
     rows, end = towers.text.embed(NAMES)
     expected = text_features(encoder, NAMES, ["{}"])
