@@ -85,7 +85,7 @@ def demo(tmp_path):
 @pytest.fixture
 def grid(tmp_path, own_home):
     """A report of 240 points: one trained run, and 239 results that differ from it in numbers and the accuracy."""
-    images = folder(tmp_path / "shapes", train=12, test=4)
+    images = folder(tmp_path / "shapes")
     ok(f"extract --dataset folder:{images} --backbones random-projection --size 8")
     iid = "--scheme iid --clients 4"
     made = place_of(f"train fedavg {iid} --rounds 2 --set batch=2 --eval-every 1 --seeds 0-2")

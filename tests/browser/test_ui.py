@@ -9,6 +9,7 @@ import pytest
 from axe_check import serious
 from command import ok, start
 from files_now import files_now
+from homes import made_once
 from made_path import place_of
 from pictures import folder
 from test_page import fits
@@ -44,9 +45,7 @@ def trained(place):
     return made
 
 
-@pytest.fixture
-def whole(once):
-    return once(trained)
+whole = made_once(trained)
 
 
 def go(page, to):

@@ -1,11 +1,10 @@
 """``fedcache backbones``: what is listed, imported, verified and refused."""
 
-from pathlib import Path
-
 import pytest
 from checkpoint_files import resnet18_metadataset, save_metadataset
 from command import ok
 from failing_command import must_fail
+from made_path import place_of
 
 from fedcache.extract.backbones.backbone import ModuleEncoder
 from fedcache.store.files import file_sha256
@@ -27,7 +26,7 @@ def test_an_imported_checkpoint_is_ready_verified_and_described(own_home, checkp
     before = ready()
     assert before["random-projection"]
     assert not before[NAME]
-    kept = Path(ok("backbones import", checkpoint, "--as", NAME).data["path"])
+    kept = place_of("backbones import", checkpoint, "--as", NAME)
     assert kept.suffix == ".safetensors"
     assert kept.is_relative_to(own_home)
     assert ready() == {

@@ -1,15 +1,13 @@
 """The command line as a whole: help, envelopes, exit codes, start-up."""
 
 import signal
-import subprocess
-import sys
 import tomllib
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import typer.main
-from command import fedcache, ok
+from command import fedcache, ok, python
 from failing_command import must_fail
 from pictures import folder
 
@@ -81,7 +79,7 @@ def test_a_command_is_quick_because_it_imports_only_what_it_needs(words, heavy):
         f"try: main({list(words)!r})\n"
         f"except SystemExit: print(sorted({heavy!r} & set(sys.modules)), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = python(code)
     assert done.stderr.splitlines()[-1] == "[]", done.stderr
 
 
@@ -169,7 +167,7 @@ sys.meta_path.insert(0, Stopped)
 sys.argv = ["fedcache", "ls"]
 runpy.run_module("fedcache", run_name="__main__", alter_sys=True)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = python(code)
     assert done.returncode == 130, done.stderr
     project = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())
     assert project["project"]["scripts"]["fedcache"] == "fedcache.__main__:main"

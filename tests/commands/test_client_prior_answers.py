@@ -10,6 +10,8 @@ import pytest
 import torch
 from command import fedcache, ok
 from failing_command import must_fail
+from homes import made_once
+from made_path import place_of, results
 from refusal import refused
 
 import fedcache as fc
@@ -29,26 +31,18 @@ def trained(place: Path) -> Path:
     x = (rng.normal(size=(600, 8)) + 1.3 * np.eye(6, 8)[y]).astype(np.float32)
     split = np.arange(600) // 6 % 3 == 0
     np.savez(place / "rows.npz", features=x, labels=y, split=split.astype(int))
-    path = Path(ok(f"ingest {place}/rows.npz --name rows").data["path"])
+    path = place_of(f"ingest {place}/rows.npz --name rows")
     ok(f"train --method fed3r {CLIENTS} --store {path}")
     ok(f"train --method solo --rounds 2 {CLIENTS} --store {path}")
     ok(f"train --method fedpcl --rounds 1 {CLIENTS} --store {path}")
     return path
 
 
-@pytest.fixture
-def store(once):
-    return once(trained)
-
-
-def result_of(method: str) -> dict:
-    found = [json.loads(p.read_text()) for p in Home.from_environment().runs.glob("*/result.json")]
-    (result,) = (r for r in found if r["method"] == method)
-    return result
+store = made_once(trained)
 
 
 def run_of(method: str) -> Path:
-    return Home.from_environment().runs / result_of(method)["digest"][:16]
+    return Home.from_environment().runs / results()[method]["digest"][:16]
 
 
 def prior_of(store: Path, method: str, kind: str, *more: object) -> dict:
@@ -93,7 +87,7 @@ def by_hand(store: Path, kind: str) -> dict[str, int]:
 @pytest.mark.parametrize("kind", ["classes", "counts", "fitted", "em"])
 def test_the_accuracy_with_the_prior_is_that_of_the_scores_and_the_counts(store, kind, monkeypatch):
     found = prior_of(store, "fed3r", kind)
-    stored = result_of("fed3r")
+    stored = results()["fed3r"]
     assert found["kind"] == kind
     assert found["test_protocol"] == "matched"
     assert (found["concentration"] is not None) == (kind == "fitted")
@@ -162,10 +156,10 @@ def test_predictions_and_exports_of_a_client_are_those_that_evaluate_scores(stor
 
 
 def test_train_keeps_accuracy_with_the_prior_apart_and_compare_has_columns_of_its_own(store):
-    plain = result_of("fed3r")
+    plain = results()["fed3r"]
     words = f"train --method fed3r {CLIENTS} --store {store} --client-prior"
     for kind in ("counts", "em"):
-        run = Path(ok(words, kind).data["path"])
+        run = place_of(words, kind)
         kept = json.loads((run / "result.json").read_text())
         found = kept["accuracy"].pop("client_prior")
         assert kept["accuracy"] == plain["accuracy"]
@@ -180,21 +174,21 @@ def test_train_keeps_accuracy_with_the_prior_apart_and_compare_has_columns_of_it
     assert f"{100 * found['all_rows_with_prior']:.2f}" in line
     assert "own rows with prior %" in table
     for method in ("solo", "fedpcl"):
-        must_fail("one global model", words.replace("fed3r", method), "counts", code=Exit.USAGE)
+        must_fail("one global model", words.replace("fed3r", method), "counts")
 
 
 def test_predictions_with_a_prior_need_a_client_and_class_counts(store, tmp_path):
     np.save(tmp_path / "X.npy", np.zeros((2, 8), np.float32))
     words = ("predict", run_of("fed3r"), "--embeddings", tmp_path / "X.npy", "--client-prior")
-    must_fail("needs the client", *words, "counts", code=Exit.USAGE)
-    must_fail("only `fedcache evaluate`", *words, "em", code=Exit.USAGE)
-    must_fail("nobody", *words, "counts", "--client", "nobody", code=Exit.USAGE)
+    must_fail("needs the client", *words, "counts")
+    must_fail("only `fedcache evaluate`", *words, "em")
+    must_fail("nobody", *words, "counts", "--client", "nobody")
 
 
 @pytest.mark.slow
 def test_clients_with_models_of_their_own_are_scored_by_these(store):
     found = prior_of(store, "solo", "classes")
-    stored = result_of("solo")
+    stored = results()["solo"]
     each = [c["right"] / c["rows"] for c in found["clients"].values()]
     assert each == stored["accuracy"]["per_client"]
     name = stored["clients"][2]
@@ -224,35 +218,18 @@ def test_python_and_files_give_what_the_command_gives(store, tmp_path):
     refused(lambda: fc.evaluate(run, store=store, client_prior="count"))
 
 
-def test_rows_are_those_that_are_evaluated(store):
-    must_fail(
-        "No client has a test row",
-        "evaluate",
-        run_of("fed3r"),
-        *("--store", store, "--split", "train", "--client-prior", "counts"),
-        code=Exit.STORE,
-    )
-
-
 def test_what_has_no_client_prior_is_refused_by_name(store, tmp_path):
-    must_fail(
-        "fedpcl predicts by similarity",
-        "evaluate",
-        run_of("fedpcl"),
-        *("--store", store, "--client-prior", "counts"),
-        code=Exit.USAGE,
-    )
     # Rows of other data are no client's.
     some = np.random.default_rng(1).normal(size=(6, 8)).astype(np.float32)
     np.savez(tmp_path / "other.npz", features=some, labels=np.arange(6))
-    other = ok(f"ingest {tmp_path}/other.npz --name other").data["path"]
-    must_fail(
-        "the run's own store",
-        "evaluate",
-        run_of("fed3r"),
-        *("--store", other, "--client-prior", "counts"),
-        code=Exit.USAGE,
-    )
+    other = place_of(f"ingest {tmp_path}/other.npz --name other")
+    for said, method, rows, code in (
+        ("No client has a test row", "fed3r", f"{store} --split train", Exit.STORE),
+        ("fedpcl predicts by similarity", "fedpcl", store, Exit.USAGE),
+        ("the run's own store", "fed3r", other, Exit.USAGE),
+    ):
+        words = f"evaluate {run_of(method)} --client-prior counts --store {rows}"
+        must_fail(said, words, code=code)
 
 
 @pytest.mark.slow
@@ -272,7 +249,7 @@ def test_a_concentration_of_a_private_run_is_refused(store, monkeypatch):
     words = ("evaluate", run_of("fed3r"), "--store", store, "--client-prior")
     assert "concentration k" not in ok(*words, "classes").err
     for kind in ("fitted", "em"):
-        must_fail(f"epsilon does not cover {kind}", *words, kind, code=Exit.USAGE)
+        must_fail(f"epsilon does not cover {kind}", *words, kind)
 
 
 @pytest.mark.slow
@@ -286,5 +263,5 @@ def test_seeds_with_one_partition_are_an_ensemble_and_others_are_refused(store):
     )
     assert one == both, "fedncm is the same for every seed"
     run = ok(f"{words} --repartition").data["path"]
-    must_fail("one seed", "evaluate", run, *prior, "--seed", "all", code=Exit.USAGE)
+    must_fail("one seed", "evaluate", run, *prior, "--seed", "all")
     assert ok("evaluate", run, *prior, "--seed", 1).data["runs"][0]["client_prior"] != one

@@ -1,6 +1,5 @@
 """``fedcache evaluate``: a run's own test rows give the stored figures, and every refusal is one sentence."""
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -9,7 +8,8 @@ import numpy as np
 import pytest
 from command import fedcache, ok
 from failing_command import must_fail
-from made_path import place_of
+from homes import made_once
+from made_path import place_of, results
 from pictures import folder
 
 import fedcache as fc
@@ -30,7 +30,7 @@ METHODS = {
 
 def trained(place):
     """A store of two domains, each a client, and a run of each method."""
-    images = folder(place / "shapes", train=8, test=4, domains=("ink", "chalk"))
+    images = folder(place / "shapes", train=8, domains=("ink", "chalk"))
     words = f"--dataset folder:{images} --backbones glyph-clip,random-projection --workers 0"
     done = ok(f"extract {words}")
     for method, more in METHODS.items():
@@ -39,19 +39,12 @@ def trained(place):
     return Path(done.data["path"])
 
 
-@pytest.fixture
-def store(once):
-    return once(trained)
-
-
-def runs():
-    found = [json.loads(p.read_text()) for p in Home.from_environment().runs.glob("*/result.json")]
-    return {r["method"]: r for r in found}
+store = made_once(trained)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_runs_own_test_rows_give_the_stored_accuracy(store, method):
-    result = runs()[method]
+    result = results()[method]
     words = ("evaluate", result["digest"][:12], "--store", store, "--split", "test")
     if result["protocol"] != "personalised":
         figures = ok(*words).data["runs"][0]["measures"]
@@ -84,7 +77,7 @@ def test_a_new_dataset_is_computed_as_the_features_of_the_run_were(once, tmp_pat
     """In batches of their size, of each backbone: so figures are those of what ``predict`` says of the images."""
 
     def made(place):
-        images = folder(place / "shapes", train=6, test=4)
+        images = folder(place / "shapes", train=6)
         words = f"extract --dataset folder:{images} --workers 0 --backbones"
         ok(f"{words} random-projection")
         return place_of(f"{words} glyph-clip --batch 1")
@@ -125,7 +118,7 @@ def test_a_file_of_embeddings(store, tmp_path):
     file = tmp_path / "e.npz"
     np.savez(file, labels=np.array([s.classes[i] for i in s.label]), split=s.split, **columns)
     found = ok(f"evaluate {run} --embeddings {file} --split test").data["runs"][0]["measures"]
-    assert found["accuracy"] == runs()["fed3r"]["accuracy"]["per_seed"][0]
+    assert found["accuracy"] == results()["fed3r"]["accuracy"]["per_seed"][0]
     assert counted(run, "--embeddings", file) == ["48 of 72"]
     assert counted(run, "--embeddings", file, "--split", "test") == []
 
@@ -153,7 +146,7 @@ def test_a_store_without_the_models_features_is_refused(store, tmp_path):
 
 
 def run_of(method):
-    return Home.from_environment().runs / runs()[method]["digest"][:16]
+    return Home.from_environment().runs / results()[method]["digest"][:16]
 
 
 def counted(*words):
@@ -226,7 +219,7 @@ def test_beside_clients_models_one_for_all_is_measured_as_what_the_client_uses(s
 def test_no_file_of_a_store_or_of_a_run_is_written_over(store, tmp_path):
     """Whether it is named or found by its dataset."""
     run, other = run_of("fed3r"), run_of("fedavg")
-    images = folder(tmp_path / "again", train=8, test=4, domains=("ink", "chalk"))
+    images = folder(tmp_path / "again", train=8, domains=("ink", "chalk"))
     mine = place_of(f"extract -d folder:{images} -b glyph-clip,random-projection")
     for _ in range(2):  # its own evaluations are written again
         ok(f"evaluate {run} --store {store} -o {run}/e.json")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from command import fedcache, ok
+from made_path import place_of
 from pictures import folder
 
 from fedcache.errors import Exit
@@ -21,7 +22,7 @@ def trained(place):
     images = folder(place / "shapes", train=6, test=3)
     ok("extract --dataset", f"folder:{images}", "-b", "random-projection:8", "--workers", 0)
     ok(f"train fed3r {IID}")
-    return Path(ok(f"train fedncm {IID}").data["path"])
+    return place_of(f"train fedncm {IID}")
 
 
 @pytest.fixture

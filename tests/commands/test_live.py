@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from arrays import ingested
 from command import environment, ok, words_of
+from made_path import place_of
+from refusal import refused
 from stops import StopsAfter
 
 from fedcache.commands import output
 from fedcache.config import Home, PartitionConfig, TrainConfig
-from fedcache.errors import FedcacheError
 from fedcache.grids.request import request_grid
 from fedcache.grids.train_grid import grid
 from fedcache.progress import Round, Silent, byte_size
@@ -61,7 +62,7 @@ def test_a_line_says_round_seed_accuracy_exact_bytes_rate_and_time_left(monkeypa
 
 def test_the_view_changes_no_bit_of_a_result(mine, tmp_path, monkeypatch):
     monkeypatch.setattr(output, "LINE_EVERY", 0.0)
-    watched = Path(ok(f"{TRAIN} --rounds 3 --runs {tmp_path}/watched").data["path"])
+    watched = place_of(f"{TRAIN} --rounds 3 --runs {tmp_path}/watched")
     config = TrainConfig(method="fedavg", rounds=3, participation="all", store=str(mine))
     silent = train(
         config,
@@ -108,8 +109,7 @@ def test_every_execution_tells_every_round_once_also_of_a_run_that_is_resumed(mi
         if stop is None:
             grid(request, observer=(told := Told()))
             return told.rounds
-        with pytest.raises(FedcacheError):
-            grid(request, observer=stop, stop=stop.flag)
+        refused(lambda: grid(request, observer=stop, stop=stop.flag))
         return []
 
     whole = rounds_of("whole")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from command import fedcache, ok
 from failing_command import must_fail
+from homes import made_once
 
 import fedcache as fc
 from fedcache.config import Home, TrainConfig
@@ -32,9 +33,7 @@ def made(place):
     return store.path
 
 
-@pytest.fixture
-def store(once):
-    return once(made)
+store = made_once(made)
 
 
 def test_a_partition_by_a_column_is_trained_on(store, tmp_path):

@@ -6,6 +6,7 @@ import pytest
 from arrays import small_store
 from command import fedcache, ok
 from failing_command import must_fail
+from homes import made_once
 from own_package import python
 
 from fedcache import testing
@@ -13,10 +14,7 @@ from fedcache.errors import Exit
 from fedcache.store.store import Store
 from fedcache.testing import LawBroken
 
-
-@pytest.fixture
-def store(once):
-    return once(small_store)
+store = made_once(small_store)
 
 
 @pytest.mark.slow
@@ -97,7 +95,7 @@ def test_a_backbone_of_a_new_package_extracts_and_trains_by_its_name(
     assert "own-lines" in fedcache("backbones list").err
     words = "--dataset digits --backbones own-lines --limit 400"
     done = ok(f"extract {words}").data
-    array = next(iter(Store.open(Path(done["path"])).arrays.values()))
+    array = next(iter(Store.open(done["path"]).arrays.values()))
     assert array.recipe["backbone"] == "module:own_lines.encoder:build"
     assert ok(f"extract {words}").data["decoded"] == 0
     trained = ok(

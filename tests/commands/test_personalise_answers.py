@@ -1,11 +1,11 @@
 """``fedcache personalise``: the model of a new client as a file, and every refusal in one sentence."""
 
-import json
-
 import pytest
 from arrays import small_store
 from command import fedcache, ok, words_of
 from failing_command import must_fail
+from homes import made_once
+from made_path import results
 from pictures import CLASSES, folder
 
 from fedcache.config import Home
@@ -23,7 +23,7 @@ METHODS = {
 
 def trained(place):
     """Runs over two domains, each a client, and the shards of these clients."""
-    images = folder(place / "shapes", train=8, test=4, domains=("ink", "chalk"))
+    images = folder(place / "shapes", train=8, domains=("ink", "chalk"))
     ok("extract --dataset", f"folder:{images}", "--backbones", "glyph-clip", "--workers", 0)
     made = ok("partition --scheme feature-shift").data
     for method, more in METHODS.items():
@@ -33,9 +33,7 @@ def trained(place):
     return out
 
 
-@pytest.fixture
-def sites(once):
-    return once(trained)
+sites = made_once(trained)
 
 
 def shard(sites, client):
@@ -46,17 +44,12 @@ def shard(sites, client):
 
 def run_of(method):
     """The digest of the run of a method, as much of it as names the run."""
-    return result_of(method)["digest"][:12]
-
-
-def result_of(method):
-    found = [json.loads(p.read_text()) for p in Home.from_environment().runs.glob("*/result.json")]
-    return {r["method"]: r for r in found}[method]
+    return results()[method]["digest"][:12]
 
 
 @pytest.mark.slow
 def test_a_client_of_the_run_is_as_right_as_it_was(sites, tmp_path):
-    result = result_of("tip-local")
+    result = results()["tip-local"]
     for name, accuracy in zip(result["clients"], result["accuracy"]["per_client"], strict=True):
         out = tmp_path / f"{name}.safetensors"
         found = ok(

@@ -10,8 +10,10 @@ import pytest
 import torch
 from command import environment, fedcache, ok, words_of
 from failing_command import must_fail
+from made_path import place_of
 from pictures import folder
 from PIL import Image
+from refusal import refused
 
 import fedcache as fc
 from fedcache.commands.predict import Answer, predictions_answer
@@ -33,7 +35,7 @@ def images(tmp_path):
 
 @pytest.fixture
 def store(images):
-    done = ok(
+    return place_of(
         "extract --dataset",
         f"folder:{images}",
         "--backbones",
@@ -41,7 +43,6 @@ def store(images):
         "--workers",
         0,
     )
-    return Path(done.data["path"])
 
 
 def test_a_recipe_that_one_backbone_refuses_is_found_before_a_store_is_made(images, own_home):
@@ -173,9 +174,9 @@ def test_a_store_of_a_stopped_extraction_is_named_with_the_command_to_resume(ima
         workers=0,
     )
     observer = Impatient()
-    with pytest.raises(fc.FedcacheError) as caught:
-        extract(config, Home(own_home), observer=observer, stop=observer.flag)
-    assert caught.value.code == 130
+    refused(
+        lambda: extract(config, Home(own_home), observer=observer, stop=observer.flag), code=130
+    )
     (entry,) = ok("ls").data["entries"]
     for words in (("verify",), ("inspect",), ("train", "--method", "fed3r", "--no-extract")):
         error = must_fail(f"{entry['name']} (unfinished)", *words, code=4)

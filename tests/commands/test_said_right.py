@@ -3,11 +3,11 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from arrays import ingested
 from command import fedcache, ok
+from made_path import place_of
 
 from fedcache.errors import Exit
 
@@ -82,7 +82,7 @@ def test_a_run_of_one_round_is_one_run_however_often_it_is_scored(tmp_path):
 @pytest.mark.slow
 def test_the_shell_completes_values_without_torch(tmp_path, own_home):
     ingested(tmp_path)
-    run = Path(ok(f"train fed3r {IID}").data["path"]).name
+    run = place_of(f"train fed3r {IID}").name
     ok("runs tag base", run)
     ok(f"partition {IID} --name thirds")
     for line, offered in (

@@ -2,33 +2,18 @@
 
 import re
 
-import numpy as np
 import pytest
+from arrays import overlapping
 from command import fedcache, ok
+from homes import made_once
 
 from fedcache.federate.methods import METHODS
 from fedcache.parsing import without_codes
 from fedcache.report.methods import facts
 from fedcache.report.verdict import few_validation_classes
 from fedcache.reproduce import registry
-from fedcache.store.store import Store
 
-ROWS, WIDTH = 240, 8
-
-
-def made(place):
-    """Three classes that overlap, in two domains."""
-    rng = np.random.default_rng(3)
-    label = rng.integers(0, 3, ROWS)
-    x = (rng.normal(size=(3, WIDTH))[label] + 0.9 * rng.normal(size=(ROWS, WIDTH))).astype("f4")
-    splits = np.array(["train", "train", "train", "test"])[np.arange(ROWS) % 4]
-    store = Store.from_arrays({"mine": x}, labels=label, splits=splits, path=place / "points.zarr")
-    return store.path
-
-
-@pytest.fixture
-def store(once):
-    return once(made)
+store = made_once(overlapping)
 
 
 def test_train_prints_what_the_accuracy_the_cost_the_place_and_the_next_command(store, own_home):

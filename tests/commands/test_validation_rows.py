@@ -4,12 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from arrays import overlapping
 from command import ok
 from failing_command import must_fail
+from federation import rows_trained
+from homes import made_once
+from refusal import refused
 
 import fedcache as fc
 from fedcache.config import Home, TrainConfig
-from fedcache.errors import UsageError
 from fedcache.federate.engines.flower.site import SiteRequest
 from fedcache.runs.directory import has_model
 from fedcache.store.store import Store
@@ -20,18 +23,11 @@ QUARTER = "--validation 0.25"
 
 
 def made(place, noise=0.9):
-    """Three classes that overlap; three of five rows train, one tests, one is of split validation."""
-    rng = np.random.default_rng(3)
-    label = rng.integers(0, 3, ROWS)
-    x = (rng.normal(size=(3, WIDTH))[label] + noise * rng.normal(size=(ROWS, WIDTH))).astype("f4")
-    splits = np.array(["train", "train", "train", "test", "validation"])[np.arange(ROWS) % 5]
-    store = Store.from_arrays({"mine": x}, labels=label, splits=splits, path=place / "points.zarr")
-    return store.path
+    """Three of five rows train, one tests, one is of split validation."""
+    return overlapping(place, ["train", "train", "train", "test", "validation"], noise)
 
 
-@pytest.fixture
-def store(once):
-    return once(made)
+store = made_once(made)
 
 
 def test_a_partition_tells_of_its_validation_rows_and_shards_hold_them(store, tmp_path):
@@ -56,8 +52,10 @@ def test_a_partition_tells_of_its_validation_rows_and_shards_hold_them(store, tm
     ).data["stores"]
     splits = [np.bincount(Store.open(path).samples.split, minlength=3).tolist() for path in paths]
     assert splits == [[27, 48, 9]] * 4
-    with pytest.raises(UsageError, match="9 validation rows"):
-        SiteRequest(Store.open(paths[0]), TrainConfig(method="fedncm")).client(None)
+    refused(
+        lambda: SiteRequest(Store.open(paths[0]), TrainConfig(method="fedncm")).client(None),
+        "9 validation rows",
+    )
 
 
 def by_hand(store, parts, rows, kind):
@@ -66,7 +64,7 @@ def by_hand(store, parts, rows, kind):
     (key,) = opened.arrays
     x = opened.reader(key).rows(np.arange(ROWS))[:, 0].astype(np.float64)
     label = opened.samples.label
-    trained = np.concatenate([c.train for c in parts.clients])
+    trained = rows_trained(parts.clients)
     if kind == "fed3r":
         gram = x[trained].T @ x[trained] + 0.01 * np.eye(WIDTH)  # lam of fed3r
         scores = x @ np.linalg.solve(gram, x[trained].T @ np.eye(3)[label[trained]])

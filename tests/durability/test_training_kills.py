@@ -11,6 +11,7 @@ from shlex import split
 import numpy as np
 import pytest
 from command import apart
+from homes import made_once
 from test_kills import killed_after
 from toy_store import content
 
@@ -40,9 +41,7 @@ def home(own_home):
     return own_home
 
 
-@pytest.fixture
-def store(once):
-    return once(small_store)
+store = made_once(small_store)
 
 
 def results_in(runs):

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from pictures import picture
+from refusal import refused
 
-from fedcache.errors import CorruptionError, MachineError, UsageError
+from fedcache.errors import CorruptionError, MachineError
 from fedcache.extract.backbones import Weights, lookup
 from fedcache.extract.batches import (
     BatchRunner,
@@ -71,8 +72,9 @@ def test_each_row_is_decoded_once_for_recipes_with_the_same_input():
 
 
 def test_images_of_two_sizes_are_refused_where_their_size_is_kept():
-    with pytest.raises(UsageError, match="pixels"):
-        decode_batch(Pictures(), [9, 10], UID[9:11], [job("pixels").recipe], True)
+    refused(
+        lambda: decode_batch(Pictures(), [9, 10], UID[9:11], [job("pixels").recipe], True), "pixels"
+    )
 
 
 def test_a_batch_is_the_projection_of_its_pixels_and_bad_rows_are_nan():

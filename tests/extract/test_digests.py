@@ -10,6 +10,8 @@ from damage import flip_bit
 from draws import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from json_values import FINITE
+from made_path import place_of
 from pictures import folder
 
 from fedcache.extract import digests
@@ -17,21 +19,9 @@ from fedcache.extract.backbones import lookup
 from fedcache.extract.digests import DigestMemory, package_state, remembered_of_package
 from fedcache.store.files import canonical_json
 
-facts = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.text(max_size=8)
-    | st.floats(allow_nan=False, allow_infinity=False),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
-
 
 @examples(40, 1000)
-@given(key=st.lists(facts, min_size=1, max_size=3), fact=facts)
+@given(key=st.lists(FINITE, min_size=1, max_size=3), fact=FINITE)
 def test_a_fact_is_recalled_as_it_was(key, fact, tmp_path_factory):
     memory = DigestMemory(tmp_path_factory.mktemp("home") / "digests")
     memory.remember(key, fact)
@@ -77,7 +67,7 @@ def images(tmp_path):
 
 def test_damaged_memories_change_no_store(images, own_home):
     """A changed character of a remembered uid was a changed image and a second store; broken base64 was exit 10."""
-    first = ok(*images, "--backbones", "random-projection")
+    first = place_of(*images, "--backbones", "random-projection")
     whole = {file: file.read_bytes() for file in (own_home / "digests").iterdir()}
     for size, character in ((8, b"A"), (16, b"?"), (24, None)):
         for file, raw in whole.items():
@@ -85,8 +75,8 @@ def test_damaged_memories_change_no_store(images, own_home):
             file.write_bytes(
                 bytes(len(raw)) if character is None else raw[:at] + character + raw[at + 1 :]
             )
-        again = ok(*images, "--backbones", "random-projection,pixels", "--size", size)
-        assert again.data["path"] == first.data["path"]
+        again = place_of(*images, "--backbones", "random-projection,pixels", "--size", size)
+        assert again == first
     assert len(list((own_home / "stores").glob("*.zarr"))) == 1
 
 
@@ -137,7 +127,7 @@ def test_an_older_note_of_the_last_store_is_told(images, own_home):
     old = (own_home / "last.json").read_bytes()
     place = Path(images[2].removeprefix("folder:")) / "train" / "ant"
     shutil.copy(place / "000.png", place / "more.png")
-    grown = Path(ok(*images, "--backbones", "random-projection").data["path"])
+    grown = place_of(*images, "--backbones", "random-projection")
     train = "train --method fed3r --scheme iid --clients 2"
     assert ok(train).envelope["warnings"] == []
     (own_home / "last.json").write_bytes(old)

@@ -12,15 +12,18 @@ import pytest
 import torch
 from command import apart, fedcache, ok, words_of
 from damage import flip_bit
+from failing_command import must_fail
 from filelock import FileLock
 from heard import Heard
+from made_path import place_of
 from pictures import folder
 from PIL import Image
+from refusal import refused
 from toy_store import content
 
 import fedcache as fc
 from fedcache.config import ExtractConfig, Home
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit
 from fedcache.extract import extract_dataset as extraction
 from fedcache.process import Stop
 from fedcache.progress import Silent
@@ -77,7 +80,7 @@ def test_a_finished_extraction_runs_no_forward_pass_and_imports_no_torch(images,
 def test_a_bad_image_keeps_its_row_and_is_named(images):
     (images / "train" / "ant" / "broken.png").write_bytes(b"not a picture")
     done = extract(images)
-    store = Store.open(Path(done.data["path"]))
+    store = Store.open(done.data["path"])
     row = list(store.samples.name).index("train/ant/broken.png")
     assert np.flatnonzero(store.samples.ok == 0).tolist() == [row]
     features = store.reader(done.data["arrays"][0]["key"]).all()
@@ -105,12 +108,11 @@ def test_an_interrupted_extraction_resumes_to_the_same_bytes(images, tmp_path):
     observer = StopAfter(20)
     home = Home(Path(os.environ["FEDCACHE_HOME"]))
     part = tmp_path / "part.zarr"
-    with pytest.raises(FedcacheError) as caught:
-        extraction.extract(config, home, store=part, observer=observer, stop=observer.flag)
-    assert caught.value.code is Exit.INTERRUPTED
-    with pytest.raises(FedcacheError) as refused:
-        Store.open(part).reader(next(iter(Store.open(whole).arrays)))
-    assert refused.value.code is Exit.STORE
+    refused(
+        lambda: extraction.extract(config, home, store=part, observer=observer, stop=observer.flag),
+        code=Exit.INTERRUPTED,
+    )
+    refused(lambda: Store.open(part).reader(next(iter(Store.open(whole).arrays))), code=Exit.STORE)
     done = extraction.extract(config, home, store=part)
     assert done.arrays[0]["kept_chunks"] == 3
     assert done.arrays[0]["forward_batches"] == 6
@@ -206,7 +208,7 @@ def test_only_the_command_line_changes_how_its_process_keeps_memory(images, monk
 def test_what_a_killed_writer_left_is_swept_and_what_a_live_one_holds_stays(tmp_path):
     images = folder(tmp_path / "images", train=4, test=2)
     words = f"extract --dataset folder:{images} --backbones random-projection {SMALL}"
-    store = Path(ok(words).data["path"])
+    store = place_of(words)
 
     def files():
         return {f for f in store.rglob("*") if f.name != "history.jsonl" and f.suffix != ".lock"}
@@ -261,9 +263,11 @@ def test_images_without_classes_have_features_and_it_is_said_that_they_have_no_t
     assert "no text features" in done.err
     told = ok("inspect").data
     assert (told["ok"], told["classes"], told["text"]) == (6, [], [])
-    refused = fedcache("train --method clip-zs --scheme iid --clients 2")
-    assert refused.code == Exit.STORE
-    assert "clip-zs needs text features" in refused.err
+    must_fail(
+        "clip-zs needs text features",
+        "train --method clip-zs --scheme iid --clients 2",
+        code=Exit.STORE,
+    )
 
 
 def test_test_rows_that_hold_what_a_training_row_holds_are_said():

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import fedcache, ok
+from command import ok
+from failing_command import must_fail
 from pictures import folder
 
 from fedcache.errors import Exit
@@ -22,7 +23,7 @@ def images(tmp_path):
 def extracted(images, *words):
     """Key of the array and the store after one extraction."""
     done = ok(f"extract --dataset folder:{images} {WORDS}", *words).data
-    return done["arrays"][0]["key"], Store.open(Path(done["path"]))
+    return done["arrays"][0]["key"], Store.open(done["path"])
 
 
 @pytest.mark.slow
@@ -41,11 +42,10 @@ def test_a_model_trained_on_augmented_rows_predicts_from_plain_images(images, tm
     extracted(images, "--views", 2, "--augment", "domainnet", "--workers", 0)
     key, store = extracted(images, "--views", 2, "--augment", POLICY, "--workers", 0)
     asked = "train --method fedavg --scheme iid --clients 2 --rounds 3 --set batch=4"
-    several = fedcache(
-        f"{asked} --store {store.path} --backbones random-projection --set train_view=aug"
+    must_fail(
+        f"{key} (width 64, 2 views by {POLICY})",
+        f"{asked} --store {store.path} --backbones random-projection --set train_view=aug",
     )
-    assert several.code == Exit.USAGE
-    assert f"{key} (width 64, 2 views by {POLICY})" in " ".join(several.err.split())
     done = ok(f"{asked} --store {store.path} --backbones {key} --set train_view=aug").data
     assert done["fidelity"] == "cached_views"
     run = Path(done["path"])
@@ -54,11 +54,11 @@ def test_a_model_trained_on_augmented_rows_predicts_from_plain_images(images, tm
     extracted(images, "--views", 3, "--augment", "blur", "--workers", 0)
     # what was extracted since is not meant
     assert ok(f"train --config {config}").data["path"] == str(run)
-    none = fedcache(
-        f"{asked} --store {tmp_path / 'plain.zarr'} --backbones {plain} --set train_view=aug"
+    must_fail(
+        "have only 1 view",
+        f"{asked} --store {tmp_path / 'plain.zarr'} --backbones {plain} --set train_view=aug",
+        code=Exit.STORE,
     )
-    assert none.code == Exit.STORE
-    assert "have only 1 view" in none.err
     said = [
         ok(f"predict {run} --store {where}").data["rows"]
         for where in (store.path, tmp_path / "plain.zarr")
@@ -76,6 +76,6 @@ def test_digits_are_not_flipped_and_that_is_said():
     words = f"--limit 8 {WORDS} --workers 0 --views 2 --augment flip=1"
     done = ok(f"extract --dataset digits {words}")
     assert "Views are not flipped" in done.err
-    store = Store.open(Path(done.data["path"]))
+    store = Store.open(done.data["path"])
     x = store.reader(done.data["arrays"][0]["key"]).all()
     assert np.array_equal(x[:, 0], x[:, 1])

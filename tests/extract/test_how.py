@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from command import fedcache
+from failing_command import must_fail
 
 from fedcache.config import ExtractConfig
 from fedcache.errors import Exit
@@ -62,9 +63,7 @@ def test_an_unfinished_array_of_other_code_is_not_resumed(images, tmp_path, monk
 
     with monkeypatch.context() as patch:
         patch.setattr(how, "features_code_digest", lambda provider: "0" * 16)
-        other = fedcache(f"{words} --max-bad 9")
-        assert other.code == Exit.STORE
-        assert "--fresh" in other.err
+        must_fail("--fresh", f"{words} --max-bad 9", code=Exit.STORE)
         assert journals(tmp_path / "s.zarr")[0].chunks.keys() == kept  # nothing was touched
         fresh = fedcache(f"{words} --max-bad 9 --fresh")
     assert fresh.code == Exit.QUARANTINED

@@ -8,6 +8,7 @@ import pytest
 import tiny_hf
 import torch
 from fake_device import SleepingDevice
+from refusal import bad_image
 
 from fedcache.extract.backbones import lookup, text_encoder
 from fedcache.extract.backbones.backbone import Weights
@@ -72,8 +73,7 @@ def test_texts_that_are_none_have_a_reason():
         (b"\xff", "not UTF-8"),
         (b"x" * (1 << 24) + b"y", "the limit is"),
     ):
-        with pytest.raises(BadImage, match=said):
-            text_of(raw)
+        bad_image(text_of, raw, said)
 
 
 def test_a_short_batch_is_filled_up_with_its_last_item_and_copies_are_not_counted():

@@ -25,7 +25,7 @@ def specs(tmp_path):
 
 
 def sites(path):
-    store = Store.open(Path(path))
+    store = Store.open(path)
     return store.group("site").words if "site" in store.groups else ()
 
 
@@ -78,8 +78,8 @@ def test_columns_come_in_the_order_of_a_store_that_grew(tmp_path):
     of, other = ({name: site[i] for i, name in enumerate(every)} for site in (THREE, TWO))
     ok(f"extract {WORDS} --dataset", listed("a.csv", every[5:], of))
     grown = ok(f"extract {WORDS} --dataset", listed("a.csv", every, of)).data["path"]
-    assert Store.open(Path(grown)).samples.name[0] == "n05.png"  # new rows are the last
+    assert Store.open(grown).samples.name[0] == "n05.png"  # new rows are the last
     assert ok(f"extract {WORDS} --dataset", listed("b.csv", every, other)).data["path"] == grown
     ok(f"inspect --dataset folder:{root / 'a.csv'}")
-    store = Store.open(Path(grown))
+    store = Store.open(grown)
     assert store.group("site").values() == [of[name] for name in store.samples.name]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from command import ok
+from made_path import place_of
 from make_images import tree, write_directory
 
 from fedcache.config import Home
@@ -43,11 +44,10 @@ def test_a_renamed_folder_has_the_store_it_had_and_nothing_is_computed(images):
 
 
 def test_a_damaged_store_of_the_same_content_is_passed_over(images):
-    first = Path(ok(f"extract --dataset folder:{images} {WORDS}").data["path"])
+    first = place_of(f"extract --dataset folder:{images} {WORDS}")
     (first / "manifest.json").write_text("{}")
     moved = images.rename(images.with_name("after"))
-    again = ok(f"extract --dataset folder:{moved} {WORDS}")
-    assert again.data["path"] != str(first)
+    assert place_of(f"extract --dataset folder:{moved} {WORDS}") != first
 
 
 def test_a_renamed_folder_with_one_more_image_goes_on_from_the_store_of_the_old_name(images):
@@ -62,7 +62,7 @@ def test_a_renamed_folder_with_one_more_image_goes_on_from_the_store_of_the_old_
 
 def features(path):
     """The rows of a store by their uid, and its names and classes as they are now."""
-    store = Store.open(Path(path))
+    store = Store.open(path)
     (key,) = store.arrays
     s = store.samples
     assert [name.split("/")[0] for name in s.name] == [s.classes[label] for label in s.label]
@@ -79,6 +79,6 @@ def test_images_and_a_class_that_change_names_keep_their_features(images, tmp_pa
     again = ok(f"extract --dataset folder:{images} {WORDS}").data
     expected = {"new": 0, "vanished": 0, "reused_chunks": 1, "forward_passes": 0}
     assert again["growth"] == expected
-    assert Store.open(Path(again["path"])).samples.classes == ("dog", "zebra")
+    assert Store.open(again["path"]).samples.classes == ("dog", "zebra")
     assert features(again["path"]) == was
     assert verify(Path(again["path"])).problems == []

@@ -1,9 +1,8 @@
 """Which prompt template a text result is of: the one extracted last, said and stored with the result."""
 
-from pathlib import Path
-
 import pytest
 from command import ok
+from made_path import place_of
 from pictures import folder
 
 from fedcache.store.store import Store
@@ -16,13 +15,13 @@ ZERO = "train --method clip-zs --scheme iid --clients 2 --backbones glyph-clip"
 @pytest.fixture
 def words(tmp_path):
     """The extract command of three classes with text features."""
-    images = folder(tmp_path / "shapes", train=8, test=4)
+    images = folder(tmp_path / "shapes", train=8)
     return f"extract --dataset folder:{images} --backbones glyph-clip {SMALL}"
 
 
 @pytest.mark.slow
 def test_extracting_a_template_again_makes_it_current_and_computes_nothing(words):
-    path = Path(ok(words).data["path"])
+    path = place_of(words)
     template = Store.open(path).templates("glyph-clip")
     before = ok(ZERO).data
     assert before["text_templates"] == template
@@ -49,7 +48,7 @@ def test_extracting_a_template_again_makes_it_current_and_computes_nothing(words
 @pytest.mark.slow
 def test_what_train_extracts_on_its_own_leaves_the_chosen_template(words, tmp_path):
     ok(words)
-    path = Path(ok(f"{words} --text", OTHER).data["path"])
+    path = place_of(f"{words} --text", OTHER)
     done = ok(
         f"train --method tpfl --dataset folder:{tmp_path / 'shapes'} --scheme iid --clients 2 "
         "--rounds 1 --set epochs=1 --backbones glyph-clip,pixels"

@@ -8,6 +8,7 @@ import pytest
 import torch
 from arrays import ingested
 from command import fedcache, ok
+from homes import made_once
 from made_path import place_of
 from pictures import folder
 from refusal import refused
@@ -27,14 +28,12 @@ SWEEP = "--sweep lr=0.1,0.02 --sweep wd=0,0.01"
 
 def extracted(place):
     """Two domains of three classes, 24 training images of each, with features of one backbone."""
-    images = folder(place / "shapes", train=12, test=4, domains=("ink", "chalk"))
+    images = folder(place / "shapes", domains=("ink", "chalk"))
     words = "--backbones random-projection:128 --batch 4 --chunk-rows 8 --workers 0"
     return place_of(f"extract --dataset folder:{images} {words}")
 
 
-@pytest.fixture
-def store(once):
-    return once(extracted)
+store = made_once(extracted)
 
 
 @pytest.mark.slow

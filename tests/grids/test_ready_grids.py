@@ -92,7 +92,7 @@ def test_what_preset_tuned_holds_is_a_point_of_the_grid_that_chose_it(name):
 
 @pytest.mark.slow
 def test_a_ready_grid_runs_and_what_is_said_takes_its_place(tmp_path):
-    images = f"folder:{folder(tmp_path / 'shapes', train=12, test=4, domains=('ink', 'chalk'))}"
+    images = f"folder:{folder(tmp_path / 'shapes', domains=('ink', 'chalk'))}"
     words = f"grid --ready fst-sampling --backbones glyph-clip --dataset {images}"
     short = "--rounds 1 --seeds 0 --clients 2 --participation all --sweep scheme=iid"
     points = ok(f"{words} {short}").data["points"]

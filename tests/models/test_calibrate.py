@@ -7,7 +7,8 @@ import pytest
 import torch
 from command import fedcache, ok
 from draws import examples
-from federation import TinyClient, fitted, small
+from federation import TinyClient, fitted, rows_trained, small
+from homes import made_once
 from hypothesis import given
 from hypothesis import strategies as st
 from made_path import place_of
@@ -121,7 +122,7 @@ def test_a_second_training_finds_nearly_the_temperature_of_the_test_rows():
     few = [TinyClient(f"client-{i}", part[:100], TEST) for i, part in enumerate(PARTS)]
     spec = TrainingRun(METHODS["fed3r"], digits(), few)
     out = run(spec, METHODS["fed3r"].resolve(settings={"lam": 1e-3}))
-    labels, rows = spec.data.y.numpy(), np.concatenate([client.train for client in few])
+    labels, rows = spec.data.y.numpy(), rows_trained(few)
     best = consistent_temperature(scores_of(spec, out)[0], labels[TEST])
     seen = consistent_temperature(scores_of(spec, out, rows)[0], labels[rows])
     assert temperature_of(spec, out) == pytest.approx(best, rel=0.3)
@@ -211,9 +212,7 @@ def extracted(place):
     return place_of(f"extract --backbones random-projection --workers 0 --dataset folder:{images}")
 
 
-@pytest.fixture
-def store(once):
-    return once(extracted)
+store = made_once(extracted)
 
 
 IID = "--scheme iid --clients 3"

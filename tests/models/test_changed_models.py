@@ -15,6 +15,7 @@ import pytest
 import torch
 from command import ok
 from failing_command import must_fail
+from homes import made_once
 from made_path import place_of
 from pictures import folder
 from refusal import refused
@@ -125,9 +126,7 @@ def scores_of(path, store):
         return int(error.code), error.message
 
 
-@pytest.fixture
-def models(once):
-    return once(trained)
+models = made_once(trained)
 
 
 def shapes_store():

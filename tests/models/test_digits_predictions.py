@@ -14,6 +14,7 @@ import pytest
 from command import ok
 from draws import one_of_each
 from federation import small
+from homes import made_once
 from made_path import place_of
 from opened import open_dataset
 
@@ -73,9 +74,7 @@ def extracted(place):
     return store
 
 
-@pytest.fixture
-def store(once):
-    return once(extracted)
+store = made_once(extracted)
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def home(tmp_path_factory):
     root = tmp_path_factory.mktemp("export")
     patched = pytest.MonkeyPatch()
     patched.setenv("FEDCACHE_HOME", str(root / "home"))
-    folder(root / "shapes", train=8, test=4)
+    folder(root / "shapes", train=8)
     ok(f"extract -d folder:{root}/shapes --backbones glyph-clip,random-projection --workers 0")
     iid = "--clients 2 --scheme iid"
     one = f"train --method fed3r --backbones glyph-clip,random-projection {iid}"

@@ -14,6 +14,7 @@ import pytest
 from command import fedcache, ok
 from damage import flip_bit
 from failing_command import must_fail
+from homes import made_once
 from made_path import place_of
 from pictures import folder
 from pyarrow import parquet
@@ -32,13 +33,11 @@ FEDPCL = f"train --method fedpcl {IID} --rounds 2 --set dim=4"
 
 
 def extracted(place):
-    images = folder(place / "shapes", train=12, test=4)
+    images = folder(place / "shapes")
     return place_of(f"extract --backbones random-projection --workers 0 --dataset folder:{images}")
 
 
-@pytest.fixture
-def store(once):
-    return once(extracted)
+store = made_once(extracted)
 
 
 def test_rows_and_images_give_the_stored_accuracy_to_the_last_digit(store, tmp_path):
@@ -48,7 +47,7 @@ def test_rows_and_images_give_the_stored_accuracy_to_the_last_digit(store, tmp_p
     held = fc.Store.open(store).samples
     labels = dict(zip(held.name, np.array(held.classes)[held.label], strict=True))
     assert np.mean([labels[row["name"]] == row["class"] for row in rows]) == stored
-    root = folder(tmp_path / "shapes", train=12, test=4)  # the same images again
+    root = folder(tmp_path / "shapes")  # the same images again
     tests = [root / held.name[row] for row in np.flatnonzero(held.split == 1)]
     images = ok(f"predict {run.name} --workers 0", *tests).data["rows"]
     assert [row["class"] for row in images] == [row["class"] for row in rows]

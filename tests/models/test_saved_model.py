@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from federation import VARIANTS, cases, fitted, go_tiny, ids, tiny, wide
+from federation import VARIANTS, cases, fitted, go_tiny, ids, rows_tested, tiny, wide
 from methods_tried import tried
 from pairs import parametrize, served
 
@@ -66,7 +66,7 @@ def check_saved(case, data, clients, execution, path):
     if out.protocol == "global":
         assert np.array_equal(predicted(None, e.rows), e.predictions)
         return
-    start, union = 0, np.unique(np.concatenate([c.test for c in clients]))
+    start, union = 0, np.unique(rows_tested(clients))
     for client in clients:
         rows = union if out.protocol == "everywhere" else client.test
         if client.name in model.facts.saved and len(rows):

@@ -5,6 +5,7 @@ import pyarrow as pa
 import pytest
 from command import fedcache, ok
 from draws import examples
+from homes import made_once
 from hypothesis import given
 from hypothesis import strategies as st
 from made_path import place_of
@@ -39,9 +40,7 @@ def trained(place):
     return place_of("train --method fed3r -d e --scheme iid --clients 2")
 
 
-@pytest.fixture
-def run(once):
-    return once(trained)
+run = made_once(trained)
 
 
 @pytest.mark.parametrize("ending", [".npz", ".parquet"])

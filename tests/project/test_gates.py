@@ -1,10 +1,9 @@
 """Gates on the sources: what no module may do, whoever wrote it."""
 
 import socket
-import subprocess
-import sys
 
 import pytest
+from command import python
 
 
 @pytest.mark.slow
@@ -26,7 +25,7 @@ def test_what_recognises_a_finished_extraction_imports_no_torch():
         "    for heavy in ('torch', 'timm', 'open_clip', 'torchvision', 'huggingface_hub', 'sklearn'):\n"
         "        assert heavy not in sys.modules, (module, heavy)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = python(code)
     assert done.returncode == 0, done.stderr
 
 

@@ -7,10 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import fedcache, ok
+from failing_command import must_fail
 from heard import Heard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from refusal import refused
+from results import result_of
 from scipy import stats
 
 import fedcache as fc
@@ -228,37 +231,13 @@ def write(
     name, method, per_seed, *, dataset="shapes", partition="p0", per_client=(0.5, 0.6), **more
 ):
     """A stored result with what ``compare`` reads."""
-    mean = None if None in per_seed else float(np.mean(per_seed))
     path = Path(os.environ["FEDCACHE_HOME"]) / "runs" / name
     path.mkdir(parents=True)
-    result = {
-        "method": method,
-        "backbones": ["random-projection"],
-        "features": ["f" * 64],
-        "hyperparameters": {},
-        "dataset": {"slug": dataset, "digest": f"{dataset}-digest"},
-        "partition": {
-            "scheme": "iid",
-            "name": partition,
-            "args": {},
-            "seed": 0,
-            "digests": [partition] * len(per_seed),
-        },
-        "seeds": list(range(len(per_seed))),
-        "clients": ["north", "south"],
-        "accuracy": {
-            "mean": mean,
-            "per_seed": list(per_seed),
-            "per_client": list(per_client),
-            "client_mean": mean,
-        },
-        "macro_f1": {"mean": mean, "per_seed": list(per_seed)},
-        "fairness": {"worst10": mean, "worst40": mean},
-        "protocol": "global",
-        "fidelity": "exact",
-        "digest": name,
-        **more,
-    }
+    named = {"slug": dataset, "digest": f"{dataset}-digest"}
+    result = result_of(method, per_seed, partition, dataset=named, digest=name)
+    accuracy = result["accuracy"]
+    accuracy |= {"per_client": list(per_client), "client_mean": accuracy["mean"]}
+    result |= more
     write_result(path / "result.json", result)
     return path
 
@@ -284,9 +263,10 @@ def test_of_runs_of_equal_settings_the_newest_is_meant_and_others_are_listed(own
         "method:fedavg fits 2 runs of the same settings. The newest is used: bb."
     ]
     write("cc", "fedavg", [0.3], partition="p1")
-    with pytest.raises(FedcacheError, match=r"fits 3 runs of different settings") as caught:
-        find_one("method:fedavg", own_home / "runs")
-    assert caught.value.message.splitlines()[1] == "  cc  fedavg on shapes, p1"
+    caught = refused(
+        lambda: find_one("method:fedavg", own_home / "runs"), "fits 3 runs of different settings"
+    )
+    assert caught.message.splitlines()[1] == "  cc  fedavg on shapes, p1"
 
 
 def test_seeds_are_paired_by_number(own_home):
@@ -333,7 +313,7 @@ def test_settings_make_blocks_of_equal_runs_without_holes(own_home):
         write(f"a{i}", "fedavg", [0.1 * i, 0.1 * i + 0.2], partition=where)
         write(f"b{i}", "fedprox", [0.5 + 0.1 * i], partition=where)
     # what it alone has in another way is in no name that is left
-    write("c0", "fed3r", [0.9], partition="p0", rounds=7)
+    write("c0", "fed3r", [0.9], rounds=7)
     write("d3", "fedavg", [0.9], dataset="other")
     found = across(entries(own_home / "runs"), "accuracy")
     assert found.names == ("fedavg", "fedprox")
@@ -402,9 +382,7 @@ def test_settings_are_never_averaged_unless_they_are_blocks(three):
 )
 def test_wrong_words(three, words, said):
     write("dd04", "fedprox", FOUR[1][:6], hyperparameters={"lr": 0.5})
-    done = fedcache(f"compare {words}")
-    assert done.code == 2, done.out
-    assert said in done.err
+    must_fail(said, f"compare {words}")
 
 
 # -- python --------------------------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
 """``fedcache figure``: every kind from real runs, fonts inside, widths of columns, and wrong words answered."""
 
 import re
-from pathlib import Path
 
 import pytest
 from command import fedcache, ok
+from made_path import place_of
 from pictures import folder
 
 from fedcache.report.figure_file import LISTED
@@ -15,11 +15,10 @@ def runs(once, own_home):
     """Two methods, one of them over eight points, on a partition whose clients have rows of their own."""
 
     def extracted(place):
-        images = folder(place / "shapes", train=12, test=6)
-        done = ok(
+        images = folder(place / "shapes", test=6)
+        return place_of(
             f"extract --dataset folder:{images} --backbones random-projection --size 8",
         )
-        return Path(done.data["path"])
 
     store = once(extracted)
     ok(

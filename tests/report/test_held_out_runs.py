@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import ok
+from homes import made_once
 from test_merge_seeds import run
 
 import fedcache as fc
@@ -87,9 +88,7 @@ def trained(folder):
     return folder
 
 
-@pytest.fixture
-def home(once):
-    return once(trained)
+home = made_once(trained)
 
 
 @pytest.mark.slow

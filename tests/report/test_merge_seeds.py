@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from federation import trial_of_case
+from results import result_of
 from scipy import stats
 
 from fedcache.federate.methods import METHODS, NAMES
@@ -29,50 +30,35 @@ def run(name, by_seed, method="fedavg", **more):
     """A run of three clients on 100 test rows, whose clients are as far apart as their numbers."""
     seeds, values = list(by_seed), list(by_seed.values())
     mean, right = float(np.mean(values)), round(100 * sum(values))
-    result = {
-        "method": method,
-        "preset": "paper",
-        "backbones": ["b"],
-        "features": ["f"],
-        "seeds": seeds,
-        "rounds": 5,
-        "participation": "all",
-        "protocol": "global",
-        "hyperparameters": {"lr": 0.1},
-        "accuracy": {
-            "mean": mean,
-            "std": float(np.std(values, ddof=1)) if len(values) > 1 else None,
-            "per_seed": values,
-            "per_client": [mean - 0.1, mean, mean + 0.1],
-            "client_mean": mean,
-            "client_mean_per_seed": values,
-            "pooled": mean,
-            "pooled_per_seed": values,
-        },
-        "macro_f1": {"mean": mean, "per_seed": values},
-        "fairness": {"worst10": mean - 0.1},
-        "confusion": [[right, 100 * len(seeds) - right]],
-        "clients": ["zebra", "ant", "10"],
-        "dataset": {"slug": "digits", "digest": "d" * 64, "ok": 200},
-        "partition": {
-            "scheme": "iid",
-            "args": {"clients": 3},
-            "name": "p",
-            "seed": 0,
-            "clients": 3,
-            "digests": ["p"] * len(seeds),
-        },
-        "traffic": {
+    result = result_of(
+        method,
+        values,
+        preset="paper",
+        seeds=seeds,
+        rounds=5,
+        participation="all",
+        hyperparameters={"lr": 0.1},
+        fairness={"worst10": mean - 0.1},
+        confusion=[[right, 100 * len(seeds) - right]],
+        clients=["zebra", "ant", "10"],
+        traffic={
             "exact": {
                 "up_bytes": 600 * len(seeds),
                 "down_bytes": 60 * len(seeds),
                 "per_client_round": {"up": 40, "down": 4},
             },
         },
-        "fidelity": "exact",
-        "code": "c",
-        **more,
+        code="c",
+    )
+    result["accuracy"] |= {
+        "std": float(np.std(values, ddof=1)) if len(values) > 1 else None,
+        "per_client": [mean - 0.1, mean, mean + 0.1],
+        "client_mean": mean,
+        "client_mean_per_seed": values,
+        "pooled": mean,
+        "pooled_per_seed": values,
     }
+    result |= more
     made = StoredRun(Path(f"{name:0<16}"), result, {"seconds": {"train": 2.0 * len(seeds)}})
     made.__dict__["test_rows"] = {seed: rows_of(value) for seed, value in by_seed.items()}
     made.__dict__["rounds"] = [

@@ -4,14 +4,15 @@ import base64
 import io
 import re
 from html import unescape
-from pathlib import Path
 
 import numpy as np
 import pytest
 from command import fedcache, ok
 from draws import examples
+from homes import made_once
 from hypothesis import given
 from hypothesis import strategies as st
+from made_path import place_of
 from pictures import HOSTILE, folder, hostile_folder
 from PIL import Image
 
@@ -27,12 +28,10 @@ PRIVATE = "--dp-clip 1 --dp-noise 1"
 
 def extracted(place):
     images = hostile_folder(place / "shapes", train=8, test=5, classes=6)
-    return Path(ok(f"extract -d folder:{images} -b random-projection --size 8").data["path"])
+    return place_of(f"extract -d folder:{images} -b random-projection --size 8")
 
 
-@pytest.fixture
-def store(once):
-    return once(extracted)
+store = made_once(extracted)
 
 
 def shown(text):
@@ -113,7 +112,7 @@ def test_of_clients_own_models_each_is_asked_about_its_own_rows(store, tmp_path)
 
 @pytest.mark.slow
 def test_a_dataset_that_has_moved_is_named_and_a_changed_image_is_not_shown(tmp_path):
-    images = folder(tmp_path / "own", train=6, test=4, classes=6)
+    images = folder(tmp_path / "own", train=6, classes=6)
     ok(f"extract -d folder:{images} -b random-projection --size 8")
     ok(f"train --method fed3r --preset paper {IID}")
     there = shown(page_of(tmp_path, "--with-images"))

@@ -9,11 +9,12 @@ import shlex
 import shutil
 import sys
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from command import fedcache, ok
 from damage import flip_bit
+from homes import made_once
+from made_path import place_of
 from pictures import hostile_folder
 
 import fedcache as fc
@@ -63,16 +64,13 @@ class Page(HTMLParser):
 
 def extracted(place):
     images = hostile_folder(place / "shapes", train=12, test=4)
-    done = ok(
+    return place_of(
         f"extract --dataset folder:{images} --backbones random-projection,random-projection:16 "
         "--size 8",
     )
-    return Path(done.data["path"])
 
 
-@pytest.fixture
-def store(once):
-    return once(extracted)
+store = made_once(extracted)
 
 
 def made(tmp_path, *words):
@@ -161,7 +159,7 @@ def test_what_cannot_be_shown_is_named_with_what_helps(tmp_path, own_home):
 @pytest.mark.slow
 def test_the_newest_of_runs_that_differ_in_the_code_alone_is_shown(tmp_path, store, own_home):
     words = f"train --method fed3r --store {store.name} --backbones random-projection {IID}"
-    new = Path(ok(words).data["path"])
+    new = place_of(words)
     old = own_home / "runs" / ("0" * 16)
     shutil.copytree(new, old)
     result = read_result(old / "result.json")

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
+from refusal import refused
+from results import result_of
 
-from fedcache.errors import FedcacheError
 from fedcache.report.drawing import Plot
 from fedcache.report.find_runs import (
     StoredRun,
@@ -21,29 +21,8 @@ from fedcache.report.render import _csv
 
 
 def run(method, mean=0.5, *, name="", **changed):
-    made = {
-        "method": method,
-        "backbones": ["b"],
-        "features": ["f"],
-        "hyperparameters": {},
-        "seeds": [0, 1],
-        "dataset": {"slug": "digits", "digest": "d" * 64, "ok": 9},
-        "partition": {
-            "scheme": "iid",
-            "name": "",
-            "args": {"clients": 3},
-            "seed": 0,
-            "digests": ["p" * 64],
-            "digest": "p",
-            "clients": 3,
-        },
-        "accuracy": {"mean": mean, "per_seed": [mean, mean], "per_client": [None]},
-        "fairness": {},
-        "macro_f1": {"mean": None},
-        "traffic": {"exact": {"up_bytes": 6, "down_bytes": 6, "per_client_round": {"up": 1}}},
-        "fidelity": "exact",
-        "clients": ["c0"],
-    }
+    traffic = {"exact": {"up_bytes": 6, "down_bytes": 6, "per_client_round": {"up": 1}}}
+    made = result_of(method, [mean, mean], traffic=traffic, clients=["c0"])
     return StoredRun(Path(name or f"{method:0<12}"), {**made, **changed}, {})
 
 
@@ -204,5 +183,4 @@ def test_a_run_is_named_by_its_folder_its_first_letters_or_its_own_files(tmp_pat
     assert sorted(found(tmp_path)) == sorted(found()) == ["abc1", "abd2"]
     assert found("abc", "abc1") == ["abc1"], "once, however often it is named"
     for wrong in ("x", "ab", tmp_path / "abc1" / "notes.txt", tmp_path / "abc1" / "result.json"):
-        with pytest.raises(FedcacheError):
-            gather([wrong], tmp_path)
+        refused(lambda wrong=wrong: gather([wrong], tmp_path))

@@ -6,6 +6,7 @@ from pathlib import Path
 from string import ascii_lowercase
 
 import pytest
+from results import result_of
 from scipy import stats
 
 from fedcache.report.figure_runs import against_bytes
@@ -24,24 +25,16 @@ def run(name, *per_seed, up=6000, down=600, seconds=3.0, **more):
     seeds = len(per_seed)
     first = ord(name[0]) % seeds
     stored = [*range(first, seeds), *range(first)]
-    result = {
-        "method": name,
-        "backbones": ["b"],
-        "seeds": [SEEDS[i] for i in stored],
-        "rounds": 5,
-        "protocol": "global",
-        "hyperparameters": {},
-        "accuracy": {
-            "mean": sum(per_seed) / seeds,
-            "per_seed": [per_seed[i] for i in stored],
-            "per_client": [None] * 3,
-        },
-        "confusion": [[100 * seeds]],
-        "clients": ["ward 9", "ward 10", "clinic"],
-        "partition": {"clients": 3, "digests": ["p"]},
-        "traffic": {"exact": {"up_bytes": up * seeds, "down_bytes": down * seeds}},
+    result = result_of(
+        name,
+        [per_seed[i] for i in stored],
+        seeds=[SEEDS[i] for i in stored],
+        rounds=5,
+        confusion=[[100 * seeds]],
+        clients=["ward 9", "ward 10", "clinic"],
+        traffic={"exact": {"up_bytes": up * seeds, "down_bytes": down * seeds}},
         **more,
-    }
+    )
     return StoredRun(Path(f"{name:0<16}"), result, {"seconds": {"train": seconds * seeds}})
 
 

@@ -25,7 +25,7 @@ TINY = words_of("--backbones random-projection:16 --seeds 0 --rounds 2")
 @pytest.fixture
 def images(tmp_path):
     """Three domains, two of which are called as in Digit-5."""
-    return f"folder:{folder(tmp_path / 'shapes', train=12, test=4, domains=('mnist', 'MNIST_M', 'chalk'))}"
+    return f"folder:{folder(tmp_path / 'shapes', domains=('mnist', 'MNIST_M', 'chalk'))}"
 
 
 def cells_of(*words):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from command import ok, words_of
+from made_path import place_of
 from paper_trees import write_pairs
 
 from fedcache.config import Home
@@ -59,7 +60,7 @@ def test_table_15_trains_on_noisy_images_and_tests_on_plain_ones(tmp_path):
     assert all(cell["run"] for cell in made)
     images = {c["fidelity"] for c in made if "images" in c["labels"].values()}
     assert images == {"cached_views"}
-    store = Store.open(ok("inspect").data["path"])
+    store = Store.open(place_of("inspect"))
     noises = [f"{kind}-noise=51:{p}" for kind in ("gaussian", "laplace") for p in (0.1, 0.2)]
     assert {a.recipe.get("augment", "") for a in store.arrays.values()} == {"", *noises}
     plain = [store.reader(key).all()[:, 0] for key in store.arrays]

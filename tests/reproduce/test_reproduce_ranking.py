@@ -70,7 +70,7 @@ def test_equal_numbers_share_a_rank_and_say_nothing():
 
 
 def test_rows_that_a_proxy_cannot_tell_apart_are_measured_once(tmp_path, own_home, monkeypatch):
-    images = f"folder:{folder(tmp_path / 'shapes', train=12, test=4, domains=('mnist', 'chalk'))}"
+    images = f"folder:{folder(tmp_path / 'shapes', domains=('mnist', 'chalk'))}"
     twice = entry("fst-fig2")
     cell = twice.cells[0]
     other = replace(cell, labels={"dataset": "CIFAR-100"}, dataset="paper:cifar100")

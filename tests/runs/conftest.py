@@ -1,6 +1,7 @@
 """Homes that several files here begin with: each is made once per worker, and a test works on a copy of it."""
 
 import pytest
+from homes import made_once
 from made_path import place_of
 from pictures import folder
 from private_starts import ingested
@@ -8,13 +9,11 @@ from private_starts import ingested
 
 def extracted(place):
     """A store of 36 training and 12 test images of three classes, with features of one backbone."""
-    images = folder(place / "shapes", train=12, test=4)
+    images = folder(place / "shapes")
     return place_of(f"extract --dataset folder:{images} --backbones random-projection --workers 0")
 
 
-@pytest.fixture
-def shapes(once):
-    return once(extracted)
+shapes = made_once(extracted)
 
 
 @pytest.fixture

@@ -8,12 +8,14 @@ import pytest
 from command import fedcache, ok
 from damage import flip_bit
 from failing_command import must_fail
+from homes import made_once
 from made_path import place_of
 from pyarrow import parquet
+from refusal import refused
 
 import fedcache as fc
 from fedcache.config import Home
-from fedcache.errors import CorruptionError, Exit, MachineError
+from fedcache.errors import CorruptionError, Exit
 from fedcache.runs import run_models
 from fedcache.runs.directory import read_result, rounds_of
 from fedcache.runs.result_files import CLIENTS_IN_RESULT, check_recordable, client_columns
@@ -31,17 +33,18 @@ def ingested(_place):
     return fc.Store.from_arrays({"x": x}, labels=y, splits=split, name="many").path
 
 
-@pytest.fixture
-def store(once):
-    return once(ingested)
+store = made_once(ingested)
 
 
 def test_many_clients_without_pyarrow_are_refused_before_they_are_trained(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     check_recordable(CLIENTS_IN_RESULT)
-    with pytest.raises(MachineError, match="pyarrow") as refused:
-        check_recordable(CLIENTS_IN_RESULT + 1)
-    assert "pip install 'fedcache[tables]'" in str(refused.value)
+    refused(
+        lambda: check_recordable(CLIENTS_IN_RESULT + 1),
+        "pyarrow",
+        "pip install 'fedcache[tables]'",
+        code=Exit.ENVIRONMENT,
+    )
 
 
 @pytest.mark.slow
@@ -78,8 +81,7 @@ def test_many_clients_have_a_column_of_validation_accuracy(store):
 @pytest.mark.slow
 def test_a_result_of_many_clients_has_their_columns_in_a_file(store, tmp_path):
     words = f"--eval-clients 300 --seeds 0,1 {WORDS} --set bn=false"
-    done = ok(f"train --method fedrep {words}")
-    path = Path(done.data["path"])
+    path = place_of(f"train --method fedrep {words}")
     result = read_result(path / "result.json")
     assert result["clients"] is None
     assert "per_client" not in result["accuracy"]

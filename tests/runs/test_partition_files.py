@@ -6,9 +6,11 @@ import pytest
 from arrays import small_store
 from command import fedcache, ok
 from damage import flip_bit
+from made_path import place_of
+from refusal import refused
 
 import fedcache as fc
-from fedcache.errors import CorruptionError, Exit, UsageError
+from fedcache.errors import CorruptionError, Exit
 from fedcache.report.find_runs import gather
 from fedcache.report.run_origin import store_of_run
 from fedcache.runs.directory import file_digest, read_result, write_result
@@ -100,7 +102,7 @@ def test_a_partition_is_shared_as_a_file_of_either_form(store, tmp_path, name):
 @pytest.mark.slow
 def test_a_run_of_an_earlier_release_keeps_its_partition_as_json(store):
     words = f"train --method fed3r --store {store.path} --scheme iid --clients 3"
-    path = Path(ok(words).data["path"])
+    path = place_of(words)
     # The directory as an earlier release left it: the partition as JSON, named by configuration and result.
     new, old = path / "partition-0.partition", path / "partition-0.json"
     made = fc.Partition.load(new)
@@ -139,12 +141,15 @@ def test_verify_computes_the_digest_that_reading_a_store_believes(store):
 def test_a_damaged_partition_is_made_again_by_the_command_that_its_error_names(store, at, scheme):
     made = make_partition(store, "dirichlet", name="p", **DIRICHLET, seed=7)
     damage(store, at)
-    with pytest.raises(CorruptionError) as caught:
-        load_partition(store, "p")
-    assert f"fedcache partition {scheme} --name p" in caught.value.hint
-    with pytest.raises(UsageError, match="damaged") as refused:
-        make_partition(store, "dirichlet", name="p", **DIRICHLET, seed=8)
-    assert refused.value.hint.endswith("--replace")
+    refused(
+        lambda: load_partition(store, "p"),
+        f"fedcache partition {scheme} --name p",
+        code=Exit.CORRUPT,
+    )
+    error = refused(
+        lambda: make_partition(store, "dirichlet", name="p", **DIRICHLET, seed=8), "damaged"
+    )
+    assert error.hint.endswith("--replace")
     make_partition(store, "dirichlet", name="p", **DIRICHLET, seed=7)
     assert load_partition(store, "p").digest == made.digest
     damage(store, at)

@@ -16,10 +16,11 @@ from heard import Heard
 from made_path import place_of
 from private_starts import CONFIG as STARTED
 from private_starts import held_owner, home, ingested, started, until_all_wait
+from refusal import refused
 from safetensors import safe_open
 
 from fedcache.config import Home
-from fedcache.errors import CorruptionError, Exit, FedcacheError
+from fedcache.errors import CorruptionError, Exit
 from fedcache.process import Stop
 from fedcache.runs import directory
 from fedcache.runs.directory import measured_of, rounds_of
@@ -240,9 +241,10 @@ def stopped_after(rounds, heard=None):
         if told.round == rounds:
             stop.ask()
 
-    with pytest.raises(FedcacheError) as stopped:
-        train(CONFIG, Home(home()), hooks=[hook], stop=stop, observer=heard)
-    assert stopped.value.code is Exit.INTERRUPTED
+    refused(
+        lambda: train(CONFIG, Home(home()), hooks=[hook], stop=stop, observer=heard),
+        code=Exit.INTERRUPTED,
+    )
     (path,) = (home() / "runs").iterdir()
     return path
 

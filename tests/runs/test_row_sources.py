@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 from heard import Heard
+from refusal import refused
 
 import fedcache as fc
 from fedcache.config import Home, PartitionConfig, TrainConfig
-from fedcache.errors import FedcacheError, StoreError, UsageError
+from fedcache.errors import FedcacheError, StoreError
 from fedcache.process import Stop
 from fedcache.runs.loop import prepare_run, row_source
 from fedcache.runs.row_sources import InputCache, Preparation
@@ -127,8 +128,9 @@ def test_client_stores_bring_the_rows_to_choose_by(tmp_path):
     ],
 )
 def test_what_client_stores_cannot_serve_is_refused(tmp_path, method, config):
-    with pytest.raises(UsageError, match="--clients-from"):
-        of_shards(sites(store(), tmp_path / "sites"), method, **config)
+    refused(
+        lambda: of_shards(sites(store(), tmp_path / "sites"), method, **config), "--clients-from"
+    )
 
 
 def test_a_folder_without_client_stores_is_refused(tmp_path):

@@ -18,7 +18,7 @@ FED3R = f"train --method fed3r {IID}"
 
 @pytest.fixture
 def images(tmp_path):
-    return folder(tmp_path / "shapes with a space", train=12, test=4)
+    return folder(tmp_path / "shapes with a space")
 
 
 def extract(images, words):

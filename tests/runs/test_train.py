@@ -9,6 +9,7 @@ from command import ok
 from draws import one_of_each
 from failing_command import must_fail
 from federation import small
+from homes import made_once
 from made_path import place_of
 from pictures import folder
 from stops import StopsAfter
@@ -27,15 +28,13 @@ IID = "--scheme iid --clients 3"
 
 def extracted(place):
     """Two domains of three classes, with features of two backbones, text features of one, and its images."""
-    images = folder(place / "shapes", train=12, test=4, domains=("ink", "chalk"))
+    images = folder(place / "shapes", domains=("ink", "chalk"))
     recipe = "random-projection:size=16,pixels:size=32,pixels:resize=squash"
     words = f"--backbones random-projection,glyph-clip,pixels --recipe {recipe} {SMALL}"
     return place_of(f"extract --dataset folder:{images} {words}")
 
 
-@pytest.fixture
-def store(once):
-    return once(extracted)
+store = made_once(extracted)
 
 
 def on_its_way(name):

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import fedcache, ok
+from homes import made_once
 from made_path import place_of
 from pictures import folder
 
@@ -18,13 +19,11 @@ ONE = "--set epochs=1"  # each step runs a tower
 
 def extracted(place):
     """Three classes with features and text features of glyph-clip, and no images yet."""
-    images = folder(place / "shapes", train=8, test=4)
+    images = folder(place / "shapes", train=8)
     return place_of(f"extract --dataset folder:{images} --backbones glyph-clip {SMALL}")
 
 
-@pytest.fixture
-def store(once):
-    return once(extracted)
+store = made_once(extracted)
 
 
 def refused(line):

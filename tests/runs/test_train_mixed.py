@@ -14,7 +14,7 @@ IID = "--scheme iid --clients 3 --rounds 2 --participation all"
 
 
 def extracted(place):
-    images = folder(place / "shapes", train=8, test=4)
+    images = folder(place / "shapes", train=8)
     words = f"--backbones {A},{B},pixels --recipe pixels:size=8 --workers 0"
     return place_of(f"extract --dataset folder:{images} {words}")
 

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from refusal import refused
 from toy_store import KEYS, create, fill, samples, whole, writer
 
 from fedcache.config import Home
-from fedcache.errors import FedcacheError
+from fedcache.errors import Exit
 from fedcache.extract.planning.find_store import need_store, resolve_path
 from fedcache.store import catalog
 from fedcache.store.lock import hold_lock
@@ -132,6 +133,9 @@ def test_a_name_is_looked_for_here_then_in_the_home_then_among_ingested_ones(
     # A command that needs a store does not take a folder for one.
     assert need_store(home, path=Path("m_i")).path == mine
     (tmp_path / "test").mkdir()
-    with pytest.raises(FedcacheError, match="test") as caught:
-        need_store(home, path=Path("test"))
-    assert "fedcache extract --dataset folder:test" in caught.value.hint
+    refused(
+        lambda: need_store(home, path=Path("test")),
+        "test",
+        "fedcache extract --dataset folder:test",
+        code=Exit.STORE,
+    )

@@ -2,12 +2,12 @@
 
 import shlex
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 from command import fedcache, ok, words_of
 from federation import small
+from made_path import place_of
 from toy_store import create
 
 from fedcache.federate.methods import METHODS
@@ -56,7 +56,7 @@ def test_without_a_split_a_fifth_of_each_class_is_held_out_and_the_printed_comma
     said = fedcache(f"ingest {file} --name mine")
     assert said.out.count(HELD_OUT) == 1
     assert run_line(said.out.splitlines()[-1], "--rounds", 2).data["dataset"]["slug"] == "mine"
-    store = Store.open(ok("inspect --dataset mine").data["path"])
+    store = Store.open(place_of("inspect --dataset mine"))
     s = store.samples
     assert (store.dataset["held_out"], s.classes) == (HELD_OUT, ("cat", "dog", "eel"))
     assert np.bincount(s.label[s.split == 1]).tolist() == [4, 4, 4]
@@ -101,7 +101,7 @@ def test_methods_without_labels_train_on_text_features_and_invent_no_score(tmp_p
 
 
 def test_the_same_file_again_is_there_already_and_another_is_refused(labelled, tmp_path):
-    first = Path(ok(f"ingest {labelled} --name mine").data["path"])
+    first = place_of(f"ingest {labelled} --name mine")
 
     def files():
         return {f: f.stat().st_mtime_ns for f in first.rglob("*") if f.is_file()}
@@ -131,7 +131,7 @@ def test_a_store_of_one_s_own_is_replaced_in_place_and_one_of_images_never(label
 
 
 def test_a_store_that_lost_its_manifest_is_damage_and_other_places_are_not(labelled, tmp_path):
-    made = Path(ok(f"ingest {labelled} --name mine").data["path"])
+    made = place_of(f"ingest {labelled} --name mine")
     (made / "manifest.json").unlink()
     for command in ("inspect", "verify", "repair"):
         assert f"mv {made} {made}.damaged" in failed(fedcache(f"{command} {made} --json"), 5)
@@ -147,7 +147,7 @@ def test_a_store_that_lost_its_manifest_is_damage_and_other_places_are_not(label
 def test_names_that_ls_prints_are_stores_and_datasets_of_every_command(
     labelled, tmp_path, monkeypatch
 ):
-    made = Path(ok(f"ingest {labelled} --name mine").data["path"])
+    made = place_of(f"ingest {labelled} --name mine")
     # the one last used
     ok("ingest", npz(tmp_path / "o.npz", X=-FEATURES, y=LABELS), "--name", "other")
     monkeypatch.chdir(tmp_path)
@@ -165,7 +165,7 @@ def test_names_that_ls_prints_are_stores_and_datasets_of_every_command(
 
 
 def test_an_interrupted_ingest_goes_on(labelled):
-    made = Path(ok(f"ingest {labelled} --name mine").data["path"])
+    made = place_of(f"ingest {labelled} --name mine")
     chunk = next(made.glob("features/*/c/0/0/0"))
     chunk.write_bytes(chunk.read_bytes()[:-1])
     ok("repair mine")

@@ -1,7 +1,6 @@
 """What the columns of a file of embeddings mean: groups, labels, splits and names as tables really have them."""
 
 import datetime
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +9,7 @@ import pytest
 from command import fedcache, ok
 from hypothesis import given
 from hypothesis import strategies as st
+from made_path import place_of
 from refusal import refused
 
 from fedcache.store.store import Store
@@ -100,7 +100,7 @@ def test_the_same_rows_with_other_groups_keep_their_features(tmp_path):
         return fedcache(f"ingest {tmp_path}/e.npz --name mine").err
 
     ingest(ward=2, site=6)
-    path = Path(ok("inspect mine").data["path"])
+    path = place_of("inspect mine")
 
     def features():
         return {f: f.stat().st_mtime_ns for f in path.glob("features/**/*") if f.is_file()}

@@ -15,7 +15,7 @@ from web_server import web_server
 
 import fedcache as fc
 from fedcache.config import Home
-from fedcache.errors import CorruptionError, Exit, FedcacheError, StoreError, UsageError
+from fedcache.errors import CorruptionError, Exit, StoreError
 from fedcache.progress import Silent
 from fedcache.runs.garbage import find_garbage
 from fedcache.store import byte_source, publish
@@ -40,8 +40,12 @@ def toy(place, monkeypatch):
 @pytest.fixture
 def published(toy, place):
     """A folder served as ``ADDRESS/toy``."""
-    publish.publish(toy, str(place / "web" / "toy"), "# Toy\n", Silent())
+    publication(toy, place / "web" / "toy")
     return place / "web" / "toy"
+
+
+def publication(store, place, **words):
+    return publish.publish(store, str(place), "# Toy\n", Silent(), **words)
 
 
 @pytest.fixture
@@ -121,15 +125,18 @@ def test_an_address_without_a_server_or_a_store_is_one_sentence(toy, server):
     (server.folder / "manifest.json").write_text("<html></html>")
     with pytest.raises(CorruptionError, match="does not match the digest"):
         Store.open(server.address)
-    with pytest.raises(FedcacheError, match="did not return manifest") as caught:
-        Store.open("http://127.0.0.1:1/toy")
-    assert caught.value.code == Exit.ENVIRONMENT
+    refused(
+        lambda: Store.open("http://127.0.0.1:1/toy"),
+        "did not return manifest",
+        code=Exit.ENVIRONMENT,
+    )
 
 
 def test_offline_nothing_is_read_from_an_address(server, monkeypatch):
     monkeypatch.setenv("FEDCACHE_OFFLINE", "1")
-    with pytest.raises(FedcacheError, match="downloads are disabled"):
-        Store.open(f"{server.address}/toy")
+    refused(
+        lambda: Store.open(f"{server.address}/toy"), "downloads are disabled", code=Exit.ENVIRONMENT
+    )
     assert server.asked == []
 
 
@@ -175,8 +182,7 @@ def test_the_room_of_mirrors_is_bounded(toy, server, monkeypatch, own_home):
             assert sum(f.stat().st_size for f in held if f.is_file()) <= 90
     assert not Mirror(store.path, store.place, store.manifest).bring_all(KEYS[0])
     monkeypatch.setenv("FEDCACHE_REMOTE_CACHE", "much")
-    with pytest.raises(UsageError, match="FEDCACHE_REMOTE_CACHE"):
-        Store.open(store.path).reader(KEYS[0]).chunk(0)
+    refused(lambda: Store.open(store.path).reader(KEYS[0]).chunk(0), "FEDCACHE_REMOTE_CACHE")
 
 
 def test_nothing_is_added_to_a_published_store(published):
@@ -198,7 +204,7 @@ def test_nothing_is_added_to_a_published_store(published):
 
 def test_publishing_again_writes_no_shard_again(toy, published):
     shards = {f: f.stat().st_mtime_ns for f in published.rglob("features/*/c/*/0/0")}
-    again = publish.publish(toy, str(published), "# Toy\n", Silent())
+    again = publication(toy, published)
     assert {f: f.stat().st_mtime_ns for f in shards} == shards
     files = [f for f in published.rglob("*") if f.is_file()]
     assert again.files == again.written + len(shards) + 1 == len(files)
@@ -206,7 +212,7 @@ def test_publishing_again_writes_no_shard_again(toy, published):
 
 
 def test_a_publication_of_a_publication_is_equal(server, place, published):
-    publish.publish(Store.open(f"{server.address}/toy"), str(place / "b"), "# Toy\n", Silent())
+    publication(Store.open(f"{server.address}/toy"), place / "b")
     assert contents(place / "b") == contents(published)
 
 
@@ -222,7 +228,7 @@ def test_publishing_again_replaces_a_damaged_file(toy, published, name, place_of
     raw = bytearray(before[name])
     raw[place_of_byte % len(raw)] ^= 1
     (published / name).write_bytes(raw)
-    publish.publish(toy, str(published), "# Toy\n", Silent())
+    publication(toy, published)
     assert contents(published) == before
 
 
@@ -230,7 +236,7 @@ def test_a_changed_store_takes_the_place_of_its_publication(toy, published):
     before = Store.open(published)
     assert_equal(toy, before)
     put_groups(toy, {"who": Group.of(["me", "you"] * 7)})
-    publish.publish(toy, str(published), "# Toy\n", Silent())
+    publication(toy, published)
     now = Store.open(published)
     assert now.path != before.path
     assert_equal(toy, now)
@@ -253,11 +259,11 @@ def test_a_place_with_something_else_is_left_alone(toy, place, published):
         (mine, published, "a publication of another dataset"),
     ):
         with pytest.raises(StoreError, match=said):
-            publish.publish(store, str(target), "", Silent())
+            publication(store, target)
     assert [p.name for p in other.iterdir()] == ["thesis.txt"]
     (other / "thesis.txt").rename(other / publish.MARK)
     with pytest.raises(StoreError):
-        publish.publish(toy, str(other), "", Silent())
+        publication(toy, other)
 
 
 @pytest.mark.slow
@@ -276,14 +282,14 @@ def test_a_killed_publication_is_no_store_and_is_completed(toy, place, published
 
         monkeypatch.setattr(FolderSource, "put", put)
         with pytest.raises(KeyboardInterrupt):
-            publish.publish(toy, str(target), "# Toy\n", Silent())
+            publication(toy, target)
         monkeypatch.setattr(FolderSource, "put", real)
         with pytest.raises(StoreError):
             Store.open(target)
         if left < len(all_files) - 2:  # where the manifest alone is missing, all arrays are there
             with pytest.raises(FileNotFoundError):
                 zarr.open_group(str(target), mode="r")
-        publish.publish(toy, str(target), "# Toy\n", Silent())
+        publication(toy, target)
         assert contents(target) == all_files
 
 
@@ -293,7 +299,7 @@ def contents(folder):
 
 def test_names_become_numbers(toy, place):
     target = place / "anonymous"
-    publish.publish(toy, str(target), "", Silent(), anonymous_names=True)
+    publication(toy, target, anonymous_names=True)
     found = Store.open(target)
     assert list(found.samples.name) == [f"{row:02}" for row in range(14)]
     assert [e["name"] for e in found.quarantined()] == ["01", "09", "13"]
@@ -302,11 +308,11 @@ def test_names_become_numbers(toy, place):
         assert found.reader(key).all().tobytes() == toy.reader(key).all().tobytes()
     assert verify(found.path).ok
     before = contents(target)
-    refused(lambda: publish.publish(toy, str(target), "", Silent()), "--anonymous-names")
+    refused(lambda: publication(toy, target), "--anonymous-names")
     assert contents(target) == before
     # A publication that was killed before its manifest leaves the mark, which is enough.
     (target / "manifest.json").unlink()
-    refused(lambda: publish.publish(toy, str(target), "", Silent()), "--anonymous-names")
+    refused(lambda: publication(toy, target), "--anonymous-names")
 
 
 @pytest.mark.slow
@@ -331,14 +337,13 @@ def test_python_trains_on_a_published_store(toy, server):
     labels = np.arange(60) % 3
     x = np.eye(3, dtype=np.float32)[labels]
     made = Store.from_arrays({"mine": x}, labels=labels)
-    publish.publish(made, str(server.folder / "mine"), "", Silent())
+    publication(made, server.folder / "mine")
     address = f"{server.address}/mine"
     parts = fc.partition(address, "iid", clients=3)
     here = fc.train("fedncm", made, fc.partition(made, "iid", clients=3), fresh=True)
     for store in (Store.open(address), address):
         assert fc.train("fedncm", store, parts).result["accuracy"] == here.result["accuracy"]
-    with pytest.raises(UsageError, match="local path"):
-        fc.extract("digits", ["glyph-clip"], store=address)
+    refused(lambda: fc.extract("digits", ["glyph-clip"], store=address), "local path")
 
 
 @pytest.mark.slow
@@ -383,8 +388,7 @@ def test_a_forked_process_fetches_nothing(toy, server, monkeypatch):
     read = [rows[number][0].numpy() for number in range(len(rows))]
     assert np.array_equal(read, toy.Xy(KEYS[0], split=None)[0])
     assert len(server.asked) == asked
-    with pytest.raises(FedcacheError, match="forked process"):
-        store.reader(KEYS[1]).chunk(0)
+    refused(lambda: store.reader(KEYS[1]).chunk(0), "forked process", code=Exit.ENVIRONMENT)
 
 
 class Absent:
@@ -401,7 +405,7 @@ def test_without_the_extra_the_command_that_installs_it_is_named(toy, place, mon
     monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
     for act in (
         lambda: Store.open("s3://bucket/digits"),
-        lambda: publish.publish(toy, str(place / "x"), "", Silent()),
+        lambda: publication(toy, place / "x"),
     ):
         refused(act, "pip install 'fedcache[remote]'", code=Exit.ENVIRONMENT)
 

@@ -1,26 +1,22 @@
 """Runs on a published store: the same results to the bit from a folder, a web server and a bucket."""
 
 import os
-import random
-import signal
 import subprocess
 import sys
-import time
 import urllib.request
-from pathlib import Path
 
 import numpy as np
 import pytest
-import zarr
 from command import fedcache, ok
-from files_now import files_now
+from failing_command import must_fail
+from homes import made_once
+from made_path import place_of
 from web_server import web_server
 
 from fedcache.errors import Exit, StoreError
 from fedcache.progress import Silent
 from fedcache.store import byte_source, publish
 from fedcache.store.store import Store
-from fedcache.store.verify import verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -50,13 +46,10 @@ def bucket(monkeypatch):
 
 def some_digits(_folder):
     """The store of some digits, by an encoder with text features."""
-    made = ok("extract --dataset digits --backbones glyph-clip --limit 400 --workers 0")
-    return Path(made.data["path"])
+    return place_of("extract --dataset digits --backbones glyph-clip --limit 400 --workers 0")
 
 
-@pytest.fixture
-def digits(once):
-    return once(some_digits)
+digits = made_once(some_digits)
 
 
 def results(store, runs):
@@ -92,8 +85,7 @@ def test_three_methods_give_equal_results_wherever_the_store_is(
 
 
 def test_a_bucket_refuses_in_one_sentence(bucket, digits):
-    done = fedcache("inspect", f"{bucket}/nothing")
-    assert (done.code, "is not a store" in done.err) == (Exit.STORE, True)
+    must_fail("is not a store", "inspect", f"{bucket}/nothing", code=Exit.STORE)
     missing = fedcache("publish", digits, f"{bucket}-missing/x")
     assert (missing.code, "the bucket does not exist" in missing.err) == (Exit.STORE, True)
     assert missing.err.count("\n") == 2
@@ -101,39 +93,6 @@ def test_a_bucket_refuses_in_one_sentence(bucket, digits):
     publish.publish(other, f"{bucket}/x", "", Silent())
     with pytest.raises(StoreError, match="a publication of another dataset"):
         publish.publish(Store.open(digits), f"{bucket}/x", "", Silent())
-
-
-def test_a_killed_publish_leaves_no_store_and_is_completed(digits, tmp_path):
-    """SIGKILL after a random number of files; the same command then completes the same bytes."""
-    code = (
-        "import sys\nfrom fedcache.store import publish\npublish.SHARD_BYTES = 1 << 14\n"
-        "from fedcache.cli import main\nmain(sys.argv[1:])\n"
-    )
-    command = [sys.executable, "-c", code, "publish", str(digits)]
-    subprocess.run([*command, str(tmp_path / "whole")], check=True, capture_output=True)
-    whole = contents(tmp_path / "whole")
-    draw = random.Random(0)
-    kills = 0
-    for number in range(8):
-        target = tmp_path / f"killed-{number}"
-        wanted = draw.randrange(1, len(whole) - 4)
-        run = subprocess.Popen(
-            [*command, str(target)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        while run.poll() is None and len(files_now(target)) < wanted:
-            time.sleep(0.001)
-        run.send_signal(signal.SIGKILL)
-        if run.wait() == -signal.SIGKILL:
-            kills += 1
-        if (target / "manifest.json").exists():
-            assert verify(Store.open(target).path).ok
-        elif target.exists():
-            with pytest.raises(StoreError):
-                Store.open(target)
-    assert kills
-    subprocess.run([*command, str(target)], check=True, capture_output=True)
-    assert contents(target) == whole
-    assert zarr.open_group(str(target), mode="r")["samples/label"].shape == (400,)
 
 
 READ = """
@@ -162,10 +121,6 @@ def test_two_processes_share_the_room_of_mirrors(tmp_path, monkeypatch):
         command = [sys.executable, "-c", READ, f"{server.address}/mine", str(store.path)]
         readers = [subprocess.Popen(command) for _ in range(2)]
         assert [reader.wait() for reader in readers] == [0, 0]
-
-
-def contents(folder):
-    return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
 
 
 @pytest.fixture

@@ -9,8 +9,10 @@ import torch
 from draws import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from json_values import FINITE
+from refusal import refused
 
-from fedcache.errors import CorruptionError
+from fedcache.errors import CorruptionError, Exit
 from fedcache.store.files import read_sealed, write_sealed
 
 WHAT = {"kind": "test", "run": "ab", "seed": 3}
@@ -25,22 +27,11 @@ DTYPES = (
     torch.bool,
 )
 shapes = st.lists(st.integers(0, 3), max_size=3)
-values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.text(max_size=8)
-    | st.floats(allow_nan=False, allow_infinity=False),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
 
 
 @examples(40, 1000)
 @given(
-    content=values,
+    content=FINITE,
     kinds=st.none() | st.lists(st.tuples(shapes, st.sampled_from(DTYPES)), max_size=3),
 )
 def test_what_is_sealed_is_given_back(content, kinds, tmp_path_factory):
@@ -85,9 +76,8 @@ def test_what_is_no_sealed_file_is_refused_in_words(tmp_path, name):
         raw[::-1],
     ):
         path.write_bytes(bad)
-        with pytest.raises(CorruptionError) as caught:
-            read_sealed(path, WHAT)
-        assert caught.value.message.startswith(str(path))
+        caught = refused(lambda: read_sealed(path, WHAT), code=Exit.CORRUPT)
+        assert caught.message.startswith(str(path))
     for make in (path.mkdir, lambda: os.mkfifo(path)):  # nobody waits for a writer of a pipe
         path.rmdir() if path.is_dir() else path.unlink()
         make()

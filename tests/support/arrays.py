@@ -37,3 +37,16 @@ def small_store(place):
     return fc.Store.from_arrays(
         {"mine": x}, labels=label, classes=list(CLASSES), path=place / "s.zarr"
     ).path
+
+
+def overlapping(place, splits=("train", "train", "train", "test"), noise=0.9):
+    """A store of 240 rows of 8 features and 3 classes that overlap; the rows are of these splits in turn."""
+    import fedcache as fc
+
+    rng = np.random.default_rng(3)
+    label = rng.integers(0, 3, 240)
+    x = (rng.normal(size=(3, 8))[label] + noise * rng.normal(size=(240, 8))).astype("f4")
+    words = np.resize(splits, 240)
+    return fc.Store.from_arrays(
+        {"mine": x}, labels=label, splits=words, path=place / "points.zarr"
+    ).path

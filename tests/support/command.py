@@ -73,6 +73,11 @@ def apart(line, *words, home):
     return Done(done.returncode, done.stdout, done.stderr)
 
 
+def python(code):
+    """Run lines of Python in a process of their own, to its end."""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
 def start(line, *words, home, capture=False):
     """``fedcache LINE WORDS`` in a process group of its own, left running; output is dropped unless captured."""
     sink = subprocess.PIPE if capture else subprocess.DEVNULL

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 from setting_lines import cases_of, chosen
 
@@ -34,6 +35,16 @@ def federation(seed=0, *, sizes=SIZES, classes=C, width=D, per_client=3, tests=6
         tests=tests,
         **kwargs,
     )
+
+
+def rows_trained(clients):
+    """The training rows of all clients, one client after another."""
+    return np.concatenate([c.train for c in clients])
+
+
+def rows_tested(clients):
+    """The test rows of all clients, one client after another."""
+    return np.concatenate([c.test for c in clients])
 
 
 SMALL = {

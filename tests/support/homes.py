@@ -1,6 +1,18 @@
-"""The type of the fixture ``once``, which gives each test a copy of a home that is made one time."""
+"""Homes that are made one time, and of which each test has a copy: the type of the fixture ``once``, and fixtures."""
 
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 Once = Callable[[Callable[[Path], Path]], Path]
+
+
+def made_once(make):
+    """The fixture that is a copy of what ``make`` makes one time."""
+
+    @pytest.fixture
+    def copied(once):
+        return once(make)
+
+    return copied

@@ -1,10 +1,19 @@
-"""A command line that makes something, and where that lies."""
+"""A command line that makes something, where that lies, and the results of the home."""
 
+import json
 from pathlib import Path
 
 from command import ok
+
+from fedcache.config import Home
 
 
 def place_of(*words):
     """``fedcache WORDS --json``, which must succeed: the path in its answer."""
     return Path(ok(*words).data["path"])
+
+
+def results():
+    """The stored result of each method that was trained in the home."""
+    found = [json.loads(p.read_text()) for p in Home.from_environment().runs.glob("*/result.json")]
+    return {result["method"]: result for result in found}

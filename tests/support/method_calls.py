@@ -1,8 +1,7 @@
 """Calls of single functions of a method, and what facts about methods share: contexts, batches, sizes of the papers."""
 
-import numpy as np
 import torch
-from federation import Rows, federation
+from federation import Rows, federation, rows_tested, rows_trained
 from setting_lines import chosen
 
 from fedcache.federate.engine.context import ClientRng, Ctx, RunConstants, generator
@@ -48,8 +47,8 @@ def single(data, clients):
     return [
         Rows(
             "only",
-            np.concatenate([c.train for c in clients]),
-            np.concatenate([c.test for c in clients]),
+            rows_trained(clients),
+            rows_tested(clients),
         )
     ]
 

@@ -19,13 +19,15 @@ import pytest
 import torch
 from command import fedcache, ok
 from command_lines import COMMANDS
+from failing_command import must_fail
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
+from made_path import place_of
 from make_images import encoded
 from opened import open_dataset
 from refusal import refused
 
-from fedcache.errors import Exit, FedcacheError, UsageError
+from fedcache.errors import Exit
 from fedcache.extract.datasets.columns import in_a_spec
 from fedcache.extract.digests import DigestMemory
 from fedcache.extract.planning.ingest import open_any
@@ -219,6 +221,16 @@ def column(*values):
     return [values[row % len(values)] for row in range(ROWS)]
 
 
+def repeated(columns):
+    """Columns with these values again and again."""
+    return {name: column(*values) for name, values in columns.items()}
+
+
+def labelled(columns):
+    """The same, and labels."""
+    return {"label": TWO, **repeated(columns)}
+
+
 def through(door, folder, columns, choice=None):
     kind, make = DOORS[door]
     inside = folder / door.replace(" ", "-")
@@ -372,9 +384,7 @@ def test_the_user_says_which_labels_mean_none(tmp_path, values, no_label, classe
     ],
 )
 def test_the_words_for_yes_and_no_are_read_alike(tmp_path, columns, splits):
-    read = all_doors(
-        tmp_path, {"label": TWO, **{name: column(*values) for name, values in columns.items()}}
-    )
+    read = all_doors(tmp_path, labelled(columns))
     assert (read.splits, read.groups) == (None if splits is None else column(*splits), {})
 
 
@@ -405,7 +415,7 @@ def test_the_words_for_yes_and_no_are_read_alike(tmp_path, columns, splits):
 def test_a_column_named_like_a_split_that_says_none_stops_every_door(tmp_path, columns, said):
     no_door(
         tmp_path,
-        {"label": TWO, **{name: column(*values) for name, values in columns.items()}},
+        labelled(columns),
         *said,
     )
 
@@ -421,7 +431,7 @@ def test_a_column_named_like_a_split_that_says_none_stops_every_door(tmp_path, c
     ],
 )
 def test_a_column_named_like_a_split_is_a_group_if_the_user_says_so(tmp_path, columns, choice):
-    table = {name: column(*values) for name, values in columns.items()}
+    table = repeated(columns)
     read = all_doors(tmp_path, {"label": TWO, **table}, choice)
     groups = {name: [str(value) for value in values] for name, values in table.items()}
     assert (read.splits, read.groups) == (None, groups)
@@ -477,7 +487,7 @@ def test_any_column_of_few_values_may_be_the_labels(tmp_path, name):
 def test_of_two_columns_that_may_be_the_labels_the_same_is_taken(
     tmp_path, columns, classes, groups
 ):
-    read = all_doors(tmp_path, {name: column(*values) for name, values in columns.items()})
+    read = all_doors(tmp_path, repeated(columns))
     assert (read.classes, list(read.groups)) == (classes, groups)
 
 
@@ -789,7 +799,7 @@ def test_a_column_goes_with_the_array_of_its_split_unless_there_are_two(tmp_path
 def test_features_of_two_splits_are_those_of_the_file(tmp_path):
     columns = {"y_train": TWO[:16], "y_test": TWO[16:]}
     write_npz(tmp_path / "e.npz", {"X_train": FEATURES[:16], "X_test": FEATURES[16:]}, columns)
-    store = Store.open(ok(f"ingest {tmp_path}/e.npz --name two").data["path"])
+    store = Store.open(place_of(f"ingest {tmp_path}/e.npz --name two"))
     assert np.array_equal(store.reader(*store.arrays).all()[:, 0], np.roll(FEATURES, 8, axis=0))
     assert store.samples.split.tolist() == [1] * 8 + [0] * 16
 
@@ -876,7 +886,7 @@ def test_a_column_of_test_rows_beside_the_splits_is_named_and_no_group(tmp_path)
 
 def samples_of(*words):
     """The samples of the store that a command makes."""
-    return Store.open(ok(*words).data["path"]).samples
+    return Store.open(place_of(*words)).samples
 
 
 def extraction(spec):
@@ -906,9 +916,7 @@ def test_labels_of_another_name_are_asked_for_before_anything_is_written(tmp_pat
         extraction(f"arrays:{tmp_path / 'i.npz'}"),
     )
     for words in doors:
-        said = fedcache(*words)
-        assert said.code == Exit.USAGE
-        assert "--label-key diagnosis" in said.err
+        must_fail("--label-key diagnosis", *words)
     assert not ok("ls").data["entries"]
     for words in doors:
         assert samples_of(*words, "--label-key", "diagnosis").classes == (
@@ -947,11 +955,9 @@ def options_of(command):
     ],
 )
 def test_every_option_of_a_refusal_is_one_of_the_command_that_reads_the_table(tmp_path, columns):
-    table = {"label": TWO, **{name: column(*values) for name, values in columns.items()}}
+    table = labelled(columns)
     for door, (kind, _) in DOORS.items():
-        with pytest.raises(FedcacheError) as caught:
-            through(door, tmp_path, table)
-        said = str(caught.value)
+        said = str(refused(lambda door=door: through(door, tmp_path, table)))
         named = set(re.findall(r"--[a-z][a-z-]+", said))
         assert named, said
         assert named <= options_of("extract" if kind else "ingest"), f"{door}: {said}"
@@ -1182,7 +1188,7 @@ def test_each_of_several_datasets_names_its_own_labels(tmp_path):
     assert said.code == Exit.USAGE
     assert "two/my grade has 2 values" in said.err
     (suggested,) = re.findall(r"--dataset (.+)", said.err)
-    store = Store.open(ok(*extraction(*shlex.split(suggested))).data["path"])
+    store = Store.open(place_of(*extraction(*shlex.split(suggested))))
     assert (store.samples.classes, store.samples.domains) == (("a", "b"), ("one", "two"))
 
 
@@ -1215,6 +1221,5 @@ def test_a_dict_beside_the_rows_of_an_npz_is_not_used_and_the_rows_are(tmp_path,
 
 
 def test_a_list_of_columns_with_a_line_break_outside_of_quotes_is_refused():
-    with pytest.raises(UsageError):
-        listed("site\nward")
+    refused(lambda: listed("site\nward"))
     assert listed('"site\nward",clinic') == ["site\nward", "clinic"]

@@ -9,6 +9,7 @@ from urllib.parse import quote, unquote, unquote_plus
 
 import pytest
 from command import ok
+from homes import made_once
 from made_path import place_of
 from pictures import folder
 from ui_client import Client
@@ -25,7 +26,7 @@ IID = "--scheme iid --clients 4"
 
 def trained(place):
     """A home with one store, two finished runs of one setting, and a grid of two points."""
-    images = folder(place / "shapes", train=12, test=4)
+    images = folder(place / "shapes")
     ok(f"extract --dataset folder:{images} --backbones random-projection --size 8 --workers 0")
     words = f"{IID} --rounds 3 --eval-every 1 --set batch=4 --seeds 0,1"
     made = place_of(f"train --method fedavg {words}")
@@ -34,9 +35,7 @@ def trained(place):
     return made
 
 
-@pytest.fixture
-def run(once):
-    return once(trained)
+run = made_once(trained)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 from checkpoint_files import resnet18_metadataset, save_metadataset
 from refusal import refused
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit
 from fedcache.extract.backbones import (
     BACKBONES,
     import_weights,
@@ -154,14 +154,15 @@ def test_ready_lists_what_locate_finds(find, own_home):
 def test_without_a_network_a_pull_ends_in_exit_6(name, find, own_home, no_network, monkeypatch):
     # the hub's client waits between its tries
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    with pytest.raises(FedcacheError, match="could not be downloaded") as caught:
-        pull(lookup(name), home=own_home, memory=DigestMemory(own_home / "digests"))
-    assert caught.value.code is Exit.ENVIRONMENT
-    assert f"fedcache backbones import FILE --as {name}" in caught.value.hint
+    refused(
+        lambda: pull(lookup(name), home=own_home, memory=DigestMemory(own_home / "digests")),
+        "could not be downloaded",
+        f"fedcache backbones import FILE --as {name}",
+        code=Exit.ENVIRONMENT,
+    )
     assert no_network  # it did try
     no_network.clear()
-    with pytest.raises(FedcacheError):  # and left nothing that counts as weights
-        find(name)
+    refused(lambda: find(name), code=Exit.ENVIRONMENT)
 
 
 def test_a_given_file_must_exist(find, tmp_path):
@@ -173,8 +174,9 @@ def test_a_given_file_must_exist(find, tmp_path):
 def test_a_seed_can_be_given_where_weights_are_drawn(find):
     assert find("cnn2").sha256 == "seed:0"
     assert find("cnn2", given={"cnn2": Path("seed:3")}).sha256 == "seed:3"
-    with pytest.raises(FedcacheError, match="no such file"):
-        find(RESNET, given={RESNET: Path("seed:3")})
+    refused(
+        lambda: find(RESNET, given={RESNET: Path("seed:3")}), "no such file", code=Exit.ENVIRONMENT
+    )
     refused(lambda: find("pixels", given={"pixels": Path("x.pt")}), "pixels")
 
 
@@ -197,14 +199,13 @@ def test_an_imported_file_that_was_changed_is_not_loaded(find, own_home, tmp_pat
         file.write(bytes([raw[len(raw) // 2] ^ 1]))
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert find(RESNET) == before
-    with pytest.raises(
-        FedcacheError, match="differs from the file whose sha256 is cached"
-    ) as caught:
-        load(row, before, row.recipe)
-    assert caught.value.code is Exit.CORRUPT
+    refused(
+        lambda: load(row, before, row.recipe),
+        "differs from the file whose sha256 is cached",
+        code=Exit.CORRUPT,
+    )
     os.utime(path)  # now it is read anew, and the seal is not what it was
-    with pytest.raises(FedcacheError, match="contains other tensors than were written"):
-        load(row, find(RESNET), row.recipe)
+    refused(lambda: load(row, find(RESNET), row.recipe), "contains other tensors than were written")
     path.write_bytes(raw)
     load(row, find(RESNET), row.recipe)
 
@@ -213,10 +214,13 @@ def test_an_imported_file_that_was_changed_is_not_loaded(find, own_home, tmp_pat
 def test_an_import_that_does_not_fit_leaves_nothing(own_home, tmp_path):
     state = resnet18_metadataset()
     del state["layer3.0.bn2.bias"]
-    with pytest.raises(FedcacheError, match=r"1 missing: layer3\.0\.bn2\.bias"):
-        import_weights(save_metadataset(tmp_path / "a.pth.tar", state), RESNET, own_home)
+    refused(
+        lambda: import_weights(save_metadataset(tmp_path / "a.pth.tar", state), RESNET, own_home),
+        "1 missing: layer3.0.bn2.bias",
+    )
     assert not (own_home / "weights").exists()
-    with pytest.raises(FedcacheError, match="has no weights"):
-        import_weights(tmp_path / "a.pth.tar", "pixels", own_home)
-    with pytest.raises(FedcacheError, match="draws its weights from a seed"):
-        import_weights(tmp_path / "a.pth.tar", "random-projection", own_home)
+    refused(lambda: import_weights(tmp_path / "a.pth.tar", "pixels", own_home), "has no weights")
+    refused(
+        lambda: import_weights(tmp_path / "a.pth.tar", "random-projection", own_home),
+        "draws its weights from a seed",
+    )

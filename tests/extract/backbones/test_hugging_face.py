@@ -10,6 +10,7 @@ import tiny_hf
 import torch
 import transformers
 from command import fedcache, ok
+from made_path import place_of
 from pictures import folder
 from refusal import refused
 from tolerance import SUMS, close
@@ -110,10 +111,10 @@ def test_features_that_depend_on_the_batch_are_refused(saved, monkeypatch):
         return out
 
     monkeypatch.setattr(transformers.ViTModel, "forward", centred)
-    with pytest.raises(
-        UsageError, match="hf:vit gives for an item depend on the other items of its batch"
-    ):
-        lookup(f"hf:{saved['vit']}")
+    refused(
+        lambda: lookup(f"hf:{saved['vit']}"),
+        "hf:vit gives for an item depend on the other items of its batch",
+    )
 
 
 def test_a_text_tower_gives_unit_rows_of_its_own(saved):
@@ -144,8 +145,7 @@ def test_texts_are_the_mean_of_their_tokens_without_padding(saved):
         assert close(row, states.mean(1)[0], SUMS)
     assert encoder.encode_texts([]).shape == (0, 16)
     for wrong in ("a cat", [1]):
-        with pytest.raises(UsageError, match="list of strings"):
-            encoder.encode_texts(wrong)  # type: ignore[arg-type]
+        refused(lambda wrong=wrong: encoder.encode_texts(wrong), "list of strings")  # type: ignore[arg-type]
 
 
 def test_sentence_transformers_files_say_how_to_pool(saved, tmp_path):
@@ -181,7 +181,7 @@ def test_one_folder_has_one_name_however_it_is_spelled(saved, tmp_path, own_home
     words = f"extract --dataset folder:{images} --backbones"
     made = ok(f"{words} hf:models/vit").data
     (first,) = made["arrays"]
-    assert {"transformers", "torch"} <= set(Store.open(Path(made["path"])).arrays[first["key"]].how)
+    assert {"transformers", "torch"} <= set(Store.open(made["path"]).arrays[first["key"]].how)
     spelled = {
         f"hf:{path}": Path("/"),
         f"hf:{path}/": tmp_path,
@@ -199,7 +199,7 @@ def test_one_folder_has_one_name_however_it_is_spelled(saved, tmp_path, own_home
     assert ok(*predict).data["rows"]
     edited("0.25", "0.3")(path / "preprocessor_config.json")
     assert fedcache(*predict).code == Exit.ENVIRONMENT
-    assert len(Store.open(Path(ok(f"{words} hf:{path}").data["path"])).arrays) == 2
+    assert len(Store.open(place_of(f"{words} hf:{path}")).arrays) == 2
     # A name that means another folder from here is not taken, whatever it meant elsewhere.
     other = tmp_path / "elsewhere" / "models" / "vit"
     shutil.copytree(tiny_hf.folder(tmp_path / "other", "vit", seed=1), other)

@@ -8,10 +8,11 @@ import pytest
 import tiny_hf
 import torch
 import transformers
-from command import fedcache
+from failing_command import must_fail
+from refusal import refused
 from tolerance import close
 
-from fedcache.errors import Exit, UsageError
+from fedcache.errors import UsageError
 from fedcache.extract.backbones import load, lookup, lookup_recorded
 from fedcache.extract.backbones.backbone import Weights
 from fedcache.extract.backbones.own import content_sha256
@@ -102,8 +103,10 @@ def test_max_tokens_cuts_and_counts(model):
     expected = states(model, "a do").mean(0)
     assert close(features[1], expected, 16)
     for wrong in ("0", "81", "x", "-1"):
-        with pytest.raises(UsageError, match="reads 1 to 80 tokens"):
-            lookup(f"hf:{model}", options={"max_tokens": wrong})
+        refused(
+            lambda wrong=wrong: lookup(f"hf:{model}", options={"max_tokens": wrong}),
+            "reads 1 to 80 tokens",
+        )
 
 
 def test_prompts_come_from_the_models_file_or_as_a_text(model, tmp_path):
@@ -119,12 +122,13 @@ def test_prompts_come_from_the_models_file_or_as_a_text(model, tmp_path):
     plain = lookup(f"hf:{folder}").recipe
     assert lookup(f"hf:{folder}", options={"prompt": "document"}).recipe == plain
     assert "prompt" not in plain.to_dict()
-    with pytest.raises(UsageError, match="Unknown prompt of hf:prompted 'quary'"):
-        lookup(f"hf:{folder}", options={"prompt": "quary"})
+    refused(
+        lambda: lookup(f"hf:{folder}", options={"prompt": "quary"}),
+        "Unknown prompt of hf:prompted 'quary'",
+    )
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text('{"include_prompt": false}')
-    with pytest.raises(UsageError, match="include_prompt"):
-        lookup(f"hf:{folder}", options={"prompt": "query"})
+    refused(lambda: lookup(f"hf:{folder}", options={"prompt": "query"}), "include_prompt")
 
 
 def test_a_stored_recipe_finds_its_row_again(model, tmp_path):
@@ -145,12 +149,12 @@ def test_recipes_of_texts_without_choices_keep_their_digest():
 def test_keys_that_texts_do_not_have_are_refused_with_those_they_have(model, tmp_path):
     (tmp_path / "t.csv").write_text("text,label\n" + "".join(f"{t},{t[0]}\n" for t in TEXTS))
     words = f"extract --dataset texts:{tmp_path / 't.csv'} --backbones hf:{model} --recipe"
-    done = fedcache(f"{words} pool=last")
-    assert (done.code, "max_tokens, output, pooling, prompt" in done.err) == (Exit.USAGE, True)
-    done = fedcache(f"{words} pooling=lst")
-    assert (done.code, "Did you mean 'last'?" in done.err) == (Exit.USAGE, True)
-    done = fedcache("extract --dataset digits --backbones pixels --recipe pooling=last")
-    assert (done.code, "Unknown recipe key 'pooling'" in done.err) == (Exit.USAGE, True)
+    must_fail("max_tokens, output, pooling, prompt", f"{words} pool=last")
+    must_fail("Did you mean 'last'?", f"{words} pooling=lst")
+    must_fail(
+        "Unknown recipe key 'pooling'",
+        "extract --dataset digits --backbones pixels --recipe pooling=last",
+    )
 
 
 def log_normal_lengths(count):

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +9,12 @@ import tiny_hf
 import torch
 import transformers
 from command import fedcache, ok
+from failing_command import must_fail
 from pictures import folder
+from refusal import refused
 from tolerance import SUMS, close
 
-from fedcache.errors import Exit, UsageError
+from fedcache.errors import Exit
 from fedcache.extract.backbones import load, lookup
 from fedcache.extract.backbones.backbone import Weights
 from fedcache.extract.backbones.own import content_sha256
@@ -77,7 +78,7 @@ def extracted(path, model, *words):
     done = ok(
         f"extract --dataset texts:{path} --backbones hf:{model} --recipe dtype=float32", *words
     )
-    return Store.open(Path(done.data["path"])), done.data["arrays"][0]["key"]
+    return Store.open(done.data["path"]), done.data["arrays"][0]["key"]
 
 
 @pytest.mark.slow
@@ -160,8 +161,9 @@ def test_a_row_is_of_its_folder_and_refuses_what_is_of_images(model, tmp_path):
     row = lookup(f"hf:{model}")
     assert (row.reads, row.width, row.text_width, row.provider) == ("texts", 16, 16, "text_encoder")
     encoder = load(row, Weights(model, content_sha256(model), ""), row.recipe)
-    with pytest.raises(UsageError, match="hf:tiny reads texts"):
-        encoder.image(torch.zeros(1, 8, 8, 3, dtype=torch.uint8))
+    refused(
+        lambda: encoder.image(torch.zeros(1, 8, 8, 3, dtype=torch.uint8)), "hf:tiny reads texts"
+    )
     assert ok(f"backbones verify hf:{model}").data["width"] == 16
     words = f"extract --dataset texts:{csv(tmp_path / 't.csv')} --backbones hf:{model}"
     for option in (
@@ -185,9 +187,10 @@ def test_a_backbone_and_a_dataset_of_different_kinds_are_refused_with_the_comman
         (texts, f"module:{encoders}:spectrum"),
         ("rows:w.npy", f"module:{encoders}:bag"),
     ):
-        done = fedcache(f"extract --dataset {dataset} --backbones {name}")
-        assert done.code == Exit.USAGE
-        assert f"fedcache extract --dataset {dataset} --backbones" in done.err
+        must_fail(
+            f"fedcache extract --dataset {dataset} --backbones",
+            f"extract --dataset {dataset} --backbones {name}",
+        )
     assert not list((tmp_path / "home").glob("stores/*"))
 
 
@@ -199,7 +202,7 @@ def test_modules_are_given_texts_and_rows_as_they_are(encoders, tmp_path):
     numbers = np.arange(30, dtype=np.int16).reshape(5, 2, 3) - 7
     np.savez(tmp_path / "w.npz", rows=numbers, label=np.arange(5) % 2)
     done = ok(f"extract --dataset rows:w.npz --backbones module:{encoders}:loud --batch 2")
-    store = Store.open(Path(done.data["path"]))
+    store = Store.open(done.data["path"])
     (key,) = store.arrays
     assert rows_of(store, key).tolist() == [[n.max(), n.min()] for n in numbers]
     assert done.data["holds"] == "rows"
@@ -208,9 +211,10 @@ def test_modules_are_given_texts_and_rows_as_they_are(encoders, tmp_path):
 def test_rows_of_another_shape_are_refused_before_a_chunk_is_written(encoders, tmp_path):
     np.savez(tmp_path / "w.npz", rows=np.zeros((5, 65), np.float32), label=np.arange(5) % 2)
     name = f"module:{encoders}:spectrum"
-    done = fedcache(f"extract --dataset rows:w.npz --backbones {name}")
-    assert done.code == Exit.USAGE
-    assert "example = torch.zeros((65,), dtype=torch.float32)" in done.err
+    must_fail(
+        "example = torch.zeros((65,), dtype=torch.float32)",
+        f"extract --dataset rows:w.npz --backbones {name}",
+    )
     assert not list((tmp_path / "home").glob("stores/*"))
 
 
@@ -220,8 +224,7 @@ def test_files_of_sentence_transformers_that_are_damaged_are_one_sentence(model,
     (path / "1_Pooling" / "config.json").write_text(
         json.dumps({"pooling_mode_weightedmean_tokens": True})
     )
-    with pytest.raises(UsageError, match="unknown way"):
-        lookup(f"hf:{path}")
+    refused(lambda: lookup(f"hf:{path}"), "unknown way")
     (path / "tokenizer.json").write_text("{}")
     (path / "1_Pooling" / "config.json").write_text("{}")
     done = fedcache(f"backbones verify hf:{path}")

@@ -1,7 +1,6 @@
 """Encoders of sounds: features are those of transformers for each sound alone."""
 
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ import tiny_sounds
 import torch
 import transformers
 from command import fedcache, ok
+from failing_command import must_fail
 from tiny_sounds import RATE, tone
 from tolerance import SUMS, close
 
@@ -52,7 +52,7 @@ def test_stored_features_are_those_of_each_sound_alone(models, kind, tmp_path):
             f"extract --dataset sound:{folder} --backbones hf:{models[kind]} {words}"
             f" --recipe dtype=float32 --store {tmp_path}/{len(rows)}.zarr"
         )
-        store = Store.open(Path(done.data["path"]))
+        store = Store.open(done.data["path"])
         (key,) = store.arrays
         rows.append(store.reader(key).all()[:, 0])
     waves = [soundfile.read(folder / name, dtype="float32")[0] for name in store.samples.name]
@@ -124,7 +124,8 @@ def test_a_damaged_feature_extractor_is_one_sentence(models, tmp_path):
     folder = shutil.copytree(models["wav2vec2"], tmp_path / "m")
     told = '{"sampling_rate": 16000, "feature_extractor_type": "NoSuchExtractor"}'
     (folder / "preprocessor_config.json").write_text(told)
-    done = fedcache(f"backbones verify hf:{folder}")
-    assert done.code == Exit.ENVIRONMENT
-    assert "Traceback" not in done.err
-    assert "The feature extractor of hf:m cannot be read" in done.err
+    must_fail(
+        "The feature extractor of hf:m cannot be read",
+        f"backbones verify hf:{folder}",
+        code=Exit.ENVIRONMENT,
+    )

@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 import torch
 from command import fedcache, ok
+from failing_command import must_fail
+from made_path import place_of
+from refusal import refused
 from tiny_tflite import SCALE, classifier
 from tolerance import close
 
-from fedcache.errors import Exit, FedcacheError, MachineError, UsageError
+from fedcache.errors import Exit, FedcacheError, MachineError
 from fedcache.extract.backbones import BACKBONES, Weights, load, lookup
 from fedcache.extract.backbones.tflite_file import (
     Graph,
@@ -65,8 +68,7 @@ def test_quantised_inputs_get_the_pixels_and_outputs_are_multiplied_out(tmp_path
     expected = [(value - 128) * SCALE for value in (200, 100, 0)]
     two = torch.cat([coloured(200, 100, 0), coloured(0, 200, 100)])
     assert run(row, two).tolist() == [expected, [expected[2], expected[0], expected[1]]]
-    with pytest.raises(UsageError, match="takes unnormalised pixels"):
-        run(row, two, norm="half")
+    refused(lambda: run(row, two, norm="half"), "takes unnormalised pixels")
 
 
 def test_the_layer_before_the_classifier_is_found_by_structure():
@@ -88,16 +90,14 @@ def test_the_layer_before_the_classifier_is_found_by_structure():
         with pytest.raises(FedcacheError, match=f"Unknown output of m.*{asked}"):
             chosen_tensor(graph, "m", asked)
     alone = Graph(names, frozenset({1}), frozenset({1}), layers[:1], (0,), (2,))
-    with pytest.raises(UsageError, match="classifier"):
-        alone.penultimate("m")
+    refused(lambda: alone.penultimate("m"), "classifier")
     several = Graph(names, frozenset(), frozenset(), layers, (0,), (5, 8))
-    with pytest.raises(UsageError, match="2 outputs"):
-        chosen_tensor(several, "m", None)
+    refused(lambda: chosen_tensor(several, "m", None), "2 outputs")
 
 
 def test_import_keeps_the_file_itself(tmp_path, own_home):
     path = classifier(tmp_path / "mine.tflite")
-    kept = Path(ok(f"backbones import {path} --as tflite:mine.tflite").data["path"])
+    kept = place_of(f"backbones import {path} --as tflite:mine.tflite")
     assert kept == own_home / "weights" / "mine.tflite"
     assert kept.read_bytes() == path.read_bytes()
     path.unlink()
@@ -139,9 +139,7 @@ def test_the_named_files_are_pinned_and_missing_ones_say_how_to_bring_them(own_h
             True,
             64,
         )
-        missing = fedcache(f"extract --dataset digits --backbones {name}")
-        assert missing.code == Exit.ENVIRONMENT
-        assert file in missing.err
+        must_fail(file, f"extract --dataset digits --backbones {name}", code=Exit.ENVIRONMENT)
 
 
 def test_another_file_is_never_a_named_backbone(tmp_path, own_home):

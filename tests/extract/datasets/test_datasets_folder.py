@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from make_images import encoded, pixels, png, tree, write_directory, write_tar, write_zip
 from no_dataset import no_dataset
 from opened import digests, open_dataset, peek
-from refusal import refused
+from refusal import bad_image, refused
 
-from fedcache.errors import Exit, FedcacheError, UsageError
+from fedcache.errors import Exit
 from fedcache.extract.datasets import archives
 from fedcache.extract.datasets import tree as file_tree
 from fedcache.extract.datasets.folder import enter_top_folder, infer
-from fedcache.extract.image_files import MAX_BYTES, BadImage
+from fedcache.extract.image_files import MAX_BYTES
 from fedcache.extract.images import decode
 from fedcache.tables.foreign_files import BEGIN, MARK
 from fedcache.tables.splits import SPLIT_WORDS
@@ -223,8 +223,7 @@ def test_a_file_that_cannot_be_read_keeps_its_row(tmp_path):
     for name, why in (("broken", "no such file"), ("huge", "67,108,865 bytes"), ("loop", "cannot")):
         path = f"train/cat/{name}.png"
         row = data.names.index(path)
-        with pytest.raises(BadImage, match=why):
-            data.source.read(row)
+        bad_image(data.source.read, row, why)
         said = hashlib.sha256(b"unreadable\0" + path.encode()).digest()
         assert data.uid[row].tobytes() == said[:16]
     assert "3 cannot be read" in data.reading
@@ -272,8 +271,7 @@ def test_a_file_that_becomes_a_link_out_is_not_read(tmp_path):
     (tmp_path / "secret").write_bytes(b"of this machine")
     (tmp_path / "images" / data.names[0]).unlink()
     (tmp_path / "images" / data.names[0]).symlink_to(tmp_path / "secret")
-    with pytest.raises(BadImage, match="link to a file outside the dataset's folder"):
-        data.source.read(0)
+    bad_image(data.source.read, 0, "link to a file outside the dataset's folder")
 
 
 def test_a_folder_that_is_a_link_itself_is_what_the_user_named(tmp_path):
@@ -309,8 +307,9 @@ def test_named_pipes_neither_hang_nor_count_as_images(tmp_path):
         "path,label\nimages/train/cat/pipe.png,a\nimages/train/cat/0.png,b\n"
     )
     listed = open_dataset(f"folder:{tmp_path / 'list.csv'}")
-    with pytest.raises(BadImage, match="not a regular file"):
-        listed.source.read(listed.names.index("images/train/cat/pipe.png"))
+    bad_image(
+        listed.source.read, listed.names.index("images/train/cat/pipe.png"), "not a regular file"
+    )
 
 
 ODD = [
@@ -413,8 +412,7 @@ def csv_of(tmp_path, text, **options):
 
 def test_a_missing_image_of_a_csv_keeps_its_row(tmp_path):
     data = csv_of(tmp_path, "path,label\nimg/0.png,a\nimg/99.png,b\n")
-    with pytest.raises(BadImage, match="no such file"):
-        data.source.read(1)
+    bad_image(data.source.read, 1, "no such file")
     spec = f"folder:{tmp_path / 'set' / 'list.csv'}"
     assert peek(spec) == (data.slug, data.digest)
     (tmp_path / "set/img/99.png").write_bytes(png(99))
@@ -653,9 +651,7 @@ def test_classes_are_folders_where_the_tables_have_none(tmp_path):
 def test_folders_that_are_all_named_like_splits_are_never_classes(names, upper, depth):
     spelt = [name.upper() if upper else name for name in sorted(names)]
     files = [f"{'/'.join([name] * depth)}/{i}.png" for name in spelt for i in range(3)]
-    with pytest.raises(FedcacheError, match="named like splits") as refused:
-        infer(files, None, where="pets")
-    assert "metadata.csv" in refused.value.hint
+    refused(lambda: infer(files, None, where="pets"), "named like splits", "metadata.csv")
 
 
 def test_a_split_beside_other_names_is_no_class_either():
@@ -663,8 +659,7 @@ def test_a_split_beside_other_names_is_no_class_either():
         files = [f"{name}/{i}.png" for name in names for i in range(3)]
         return infer(files, layout, where="pets").classes
 
-    with pytest.raises(FedcacheError, match="named like splits"):
-        inferred("train", "test", "unlabeled")
+    refused(lambda: inferred("train", "test", "unlabeled"), "named like splits")
     assert set(inferred("bus", "car", "train")) == {"bus", "car", "train"}
     assert set(inferred("train", "test", layout="class")) == {"train", "test"}
 
@@ -680,9 +675,8 @@ def test_images_in_other_formats_are_refused_with_lines_that_convert_them(tmp_pa
         f"{word}/{i}{dot}": encoded(pixels(i), kind) for word in ("cat", "dog") for i in range(3)
     }
     write_directory(root, files)
-    with pytest.raises(UsageError) as refused:
-        open_dataset(f"folder:{root}")
-    lines = refused.value.hint.splitlines()
+    error = refused(lambda: open_dataset(f"folder:{root}"))
+    lines = error.hint.splitlines()
     assert lines[0] == BEGIN
     assert lines[-1] == f"Then:  fedcache datasets info folder:{root}"
     script = "\n".join(line.removeprefix(MARK) for line in lines if line.startswith(MARK))

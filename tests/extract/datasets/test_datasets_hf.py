@@ -14,7 +14,7 @@ from command import fedcache
 from make_images import encoded, pixels
 from no_dataset import no_dataset
 from opened import open_dataset, peek
-from refusal import refused
+from refusal import bad_image, refused
 
 from fedcache.errors import Exit, FedcacheError
 from fedcache.extract.datasets.listing import pull
@@ -167,8 +167,7 @@ def test_rows_without_bytes_and_damaged_pages_are_bad_images(tmp_path):
         write(tmp_path / "a.parquet", table(range(20)).set_column(0, "image", pa.array(lost))),
     )
     assert "1 cannot be read and will be skipped and listed" in data.reading
-    with pytest.raises(BadImage, match="only a path"):
-        data.source.read(3)
+    bad_image(data.source.read, 3, "only a path")
     path = tmp_path / "b.parquet"
     pq.write_table(
         table(range(20)), path, row_group_size=5, compression="none", write_page_checksum=True
@@ -220,8 +219,7 @@ def test_offsets_that_lead_out_of_the_file_are_refused(tmp_path):
     for name, column in (("whole", images), ("led", wrong)):
         save(tmp_path / name, pa.table({"image": column, "label": [0, 1, 2, 0]}))
     assert len(opened(tmp_path / "whole")) == 4
-    with pytest.raises(FedcacheError, match="slot 2"):
-        opened(tmp_path / "led")
+    refused(lambda: opened(tmp_path / "led"), "slot 2")
 
 
 def test_what_is_not_there_says_what_brings_it(tmp_path):

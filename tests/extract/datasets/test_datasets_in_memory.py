@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from command import fedcache
+from failing_command import must_fail
 from make_images import encoded, pixels
 from PIL import Image
 from refusal import refused
@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
 
 import fedcache as fc
-from fedcache.errors import Exit
 from fedcache.extract.datasets import in_memory
 from fedcache.extract.datasets.dataset import Context
 from fedcache.extract.digests import DigestMemory
@@ -133,11 +132,7 @@ def test_a_list_is_extracted_once_and_resumed_by_content():
     )
     assert again.path == store.path
     assert (store.path / "history.jsonl").read_bytes() == before  # nothing was computed
-    done = fedcache("extract --backbones pixels --size 8")
-    assert (done.code, "images that were passed by a Python program" in done.err) == (
-        Exit.USAGE,
-        True,
-    )
+    must_fail("images that were passed by a Python program", "extract --backbones pixels --size 8")
     assert len(fc.extract(items, "random-projection", **how, limit=5).samples.name) == 5
 
 

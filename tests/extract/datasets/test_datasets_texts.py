@@ -14,10 +14,10 @@ import pyarrow.parquet
 import pytest
 from no_dataset import no_dataset
 from opened import open_dataset
+from refusal import bad_image
 
 from fedcache.errors import FedcacheError, MachineError
 from fedcache.extract.datasets import texts
-from fedcache.extract.image_files import BadImage
 
 CSV = """text,label,split,site,length
 A fine day.,weather,train,north,0.5
@@ -48,8 +48,7 @@ def test_a_csv_of_texts_is_read(table):
     assert data.source.read(1) == b"Rain, and\nmore rain"
     assert data.uid[2].tobytes() == hashlib.sha256(b"Eggs and ham").digest()[:16]
     assert data.uid[3].tobytes() == hashlib.sha256(b"unreadable\x003").digest()[:16]
-    with pytest.raises(BadImage, match="the text is empty"):
-        data.source.read(3)
+    bad_image(data.source.read, 3, "the text is empty")
     assert data.source.read(5) == "Ünïcode soup".encode()
     for told in (
         "5 train, 1 test",

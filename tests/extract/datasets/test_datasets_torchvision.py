@@ -11,9 +11,10 @@ import pytest
 from make_images import png, write_directory
 from no_dataset import no_dataset
 from opened import open_dataset, peek
+from refusal import bad_image, refused
 from test_datasets_idx import write
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit
 from fedcache.extract.datasets import torchvision as readers
 from fedcache.extract.image_files import BadImage
 
@@ -80,8 +81,7 @@ def test_dtd_keeps_its_validation_set_and_a_lost_image_keeps_its_row(tmp_path):
     data = open_dataset("torchvision:DTD", roots={"DTD": tmp_path})
     assert data.classes == ("banded", "dotted")
     assert data.split.tolist() == [1, 1, 0, 0, 2, 2]  # names: test/, train/, validation/
-    with pytest.raises(BadImage):
-        data.source.read(2)
+    bad_image(data.source.read, 2)
     assert data.source.read(4) == png(1)
     assert "1 cannot be read" in data.reading
 
@@ -141,18 +141,22 @@ def test_of_one_part_that_is_there_a_fifth_is_the_test_set(tmp_path, mnist, left
     assert all(np.array_equal(source.read(i), images[i]) for i in range(len(images)))
     assert {0, 1} == set(data.split.tolist())
     next(raw.glob("*images*")).unlink()  # half a part is no part that is missing
-    with pytest.raises(FedcacheError, match="MNIST"):
-        open_dataset("torchvision:MNIST", data=tmp_path / "data")
+    refused(
+        lambda: open_dataset("torchvision:MNIST", data=tmp_path / "data"),
+        "MNIST",
+        code=Exit.ENVIRONMENT,
+    )
 
 
 @pytest.mark.parametrize("name", ["MNIST", "ImageNet", "SVHN"])
 def test_missing_files_say_how_to_get_them(tmp_path, name):
-    with pytest.raises(FedcacheError) as caught:
-        open_dataset(f"torchvision:{name}", data=tmp_path)
-    assert caught.value.code == Exit.ENVIRONMENT
-    assert str(tmp_path / name) in caught.value.message
-    assert f"--data {name}=" in caught.value.hint
-    assert ("datasets pull" in caught.value.hint) == readers.TABLE[name].pulls
+    caught = refused(
+        lambda: open_dataset(f"torchvision:{name}", data=tmp_path),
+        str(tmp_path / name),
+        f"--data {name}=",
+        code=Exit.ENVIRONMENT,
+    )
+    assert ("datasets pull" in caught.hint) == readers.TABLE[name].pulls
     assert list(tmp_path.glob(f"{name}*")) == []  # torchvision makes folders where it looks
 
 

@@ -5,7 +5,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import C, D, difference, federation, gap, go, go_all, run, small
+from federation import (
+    C,
+    D,
+    difference,
+    federation,
+    gap,
+    go,
+    go_all,
+    rows_tested,
+    rows_trained,
+    run,
+    small,
+)
 from refusal import refused
 
 from fedcache.errors import Exit
@@ -68,7 +80,7 @@ def test_everywhere_scores_each_model_on_all_test_rows():
     data, clients = federation()
     method = replace(METHODS["solo"], protocol=everywhere)
     out = go_all(method, rounds=2)
-    union = np.concatenate([c.test for c in clients])
+    union = rows_tested(clients)
     assert len(out.evaluation.rows) == len(clients) * len(union)
     guess = out.evaluation.predictions.reshape(len(clients), -1)
     right = guess == data.y.numpy()[np.sort(union)]
@@ -113,8 +125,8 @@ def test_what_evaluation_trains_reads_labels_of_all_training_rows_and_changes_no
     a = go_all("fst-cbdg", rounds=2)
     b = go_all(probed, rounds=2, eval_every=1)
     assert gap(a.server, b.server) == gap(a.states, b.states) == 0.0
-    rows = np.concatenate([c.train for c in clients])
-    test = np.sort(np.concatenate([c.test for c in clients]))
+    rows = rows_trained(clients)
+    test = np.sort(rows_tested(clients))
     means = torch.stack([data.x[rows, 0][data.y[rows] == c].mean(0) for c in range(C)])
     assert np.array_equal(b.evaluation.predictions, (data.x[test, 0] @ means.mT).argmax(-1).numpy())
     assert torch.equal(b.predict(data.x[test]), torch.from_numpy(b.evaluation.predictions))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from draws import one_of_each
-from federation import cases, difference, federation, go, go_all, go_tiny, tiny, wide
+from federation import cases, difference, federation, go, go_all, go_tiny, rows_tested, tiny, wide
 from methods_tried import tried
 from pairs import parametrize, served
 from setting_lines import set_to
@@ -25,7 +25,7 @@ def tables(clients):
     """Every client tested on its first test row and with the second to choose by; without that; and the other way."""
     first = [Client(c.name, c.train, c.test[:1]) for c in clients]
     second = [Client(c.name, c.train, c.test[1:]) for c in clients]
-    common, others = (np.unique(np.concatenate([c.test for c in part])) for part in (first, second))
+    common, others = (np.unique(rows_tested(part)) for part in (first, second))
     plain = ClientTable.of(first, common)
     validation = Validation.of_clients(RowLists.of([c.test for c in second]))
     return replace(plain, validation=validation), plain, ClientTable.of(second, others)
@@ -54,7 +54,7 @@ def test_validation_is_the_test_of_a_run_with_the_rows_exchanged_and_the_run_sta
 def test_rows_that_all_clients_share_are_scored_as_shared_test_rows_are(method):
     data, clients = federation()
     table = tables(clients)[1]
-    left = np.setdiff1d(np.concatenate([c.test for c in clients]), table.common)
+    left = np.setdiff1d(rows_tested(clients), table.common)
     made = go(method, {}, data, replace(table, validation=Validation(left, None)))
     other = go(
         method, {}, data, ClientTable.of([Client(c.name, c.train, left) for c in clients], left)

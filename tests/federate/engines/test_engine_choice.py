@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from command import fedcache, words_of
+from failing_command import must_fail
 from pictures import folder
 from refusal import refused
 from toy_store import content, samples
@@ -36,10 +37,8 @@ def installed(monkeypatch):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_wrong_engines_are_refused_before_any_work(command, monkeypatch, installed):
-    wrong = fedcache(f"{command} --engine rey --json")
-    assert (wrong.code, "Did you mean 'ray'?" in wrong.err) == (Exit.USAGE, True)
-    alone = fedcache(f"{command} --ray-address 10.0.0.1:6379 --json")
-    assert (alone.code, "--engine ray" in alone.err) == (Exit.USAGE, True)
+    must_fail("Did you mean 'ray'?", f"{command} --engine rey")
+    must_fail("--engine ray", f"{command} --ray-address 10.0.0.1:6379")
     for word in ("10.0.0.1", "ray://10.0.0.1:10001", "h:0"):
         bad = fedcache(f"{command} --engine ray --json --ray-address {word}")
         assert bad.code == Exit.USAGE, word

@@ -13,6 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 from command import fedcache
+from failing_command import must_fail
 from fake_grid import FakeGrid, grid_of, planned, together
 from hypothesis import given
 from hypothesis import strategies as st
@@ -331,12 +332,13 @@ def test_stores_of_their_own_are_sites_under_the_names_they_are_given(tmp_path):
     )
     (run,) = together(planned("fedncm"), grid, tmp_path)
     assert (run.result["clients"], run.result["dataset"]["rows"]) == (["a", "b", "c"], 3 * ROWS)
-    with pytest.raises(FedcacheError):  # its client has no name
-        together(
+    refused(
+        lambda: together(
             planned("fedncm", sites=1),
             FakeGrid({0: ShardSite(stores[0].path, tmp_path / "x")}),
             tmp_path,
         )
+    )
 
 
 @pytest.mark.parametrize(
@@ -390,9 +392,7 @@ def test_the_command_line_says_what_is_missing(tmp_path, sites, monkeypatch):
         ("flower site --superlink 127.0.0.1:8000 --insecure --shard", shard),
         ("flower server --insecure",),
     ):
-        done = fedcache(*words)
-        assert done.code == 6, words
-        assert "fedcache[flower]" in done.err
+        must_fail("fedcache[flower]", *words, code=6)
 
 
 def test_a_refusal_says_which_file_and_not_where_it_lies(grid, sites, tmp_path):

@@ -13,7 +13,7 @@ from refusal import refused
 from small_sites import Heard, mean_accuracy, missed_by
 from test_flower_parts import OVER_SITES, alone, changed, late, shards  # noqa: F401
 
-from fedcache.errors import Exit, FedcacheError
+from fedcache.errors import Exit
 from fedcache.federate.engine.method import UploadTensor
 from fedcache.federate.engines.flower.masking import MODULUS, Masking, levels_for
 from fedcache.federate.methods import METHODS
@@ -72,8 +72,11 @@ def test_a_number_beyond_the_bound_is_not_sent_and_the_bound_that_works_is_named
         "--secure-bound 4",
         code=Exit.FEDERATED,
     )
-    with pytest.raises(FedcacheError, match="at most"):
-        masking.vector({"gram": torch.tensor([0.0, float("nan")])}, {}, 10.0)
+    refused(
+        lambda: masking.vector({"gram": torch.tensor([0.0, float("nan")])}, {}, 10.0),
+        "at most",
+        code=Exit.FEDERATED,
+    )
 
 
 def test_a_site_that_is_lost_is_left_out_of_the_sum_aloud(grid, tmp_path):

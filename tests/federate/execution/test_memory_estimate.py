@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 from federation import federation
+from refusal import refused
 
-from fedcache.errors import Exit, FedcacheError, MachineError
+from fedcache.errors import Exit, FedcacheError
 from fedcache.federate.engine import run as engine
 from fedcache.federate.engine.run import TrainingRun, choose, plan
 from fedcache.federate.execution import gram
@@ -52,9 +53,12 @@ def test_clients_that_keep_more_than_memory_are_told_how_many_of_them_fit():
     load = Load(1, 10, participants=1000, state_bytes=1 << 20, points=2, rounds=100)
 
     def hint(free):
-        with pytest.raises(MachineError, match="2,030 MiB") as error:
-            refuse_too_much(found, load, ExecutionPlan("gram", 4), free << 20, loaded=True)
-        return error.value.hint
+        error = refused(
+            lambda: refuse_too_much(found, load, ExecutionPlan("gram", 4), free << 20, loaded=True),
+            "2,030 MiB",
+            code=Exit.ENVIRONMENT,
+        )
+        return error.hint
 
     assert "--participation 9 --rounds 100" in hint(2029)  # 999 clients
     assert "--participation 1 --rounds 50" in hint(130)
@@ -67,10 +71,12 @@ def test_clients_that_keep_more_than_the_disk_has_are_refused_with_the_number_th
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=400 << 20))
     place, batched = tmp_path / "runs" / "run", ExecutionPlan("batched", 4)
     load = Load(1, 100, participants=1000, state_bytes=1 << 20, rounds=10)
-    with pytest.raises(MachineError) as error:
-        refuse_too_little_room(load, batched, place)
-    assert "400 MiB" in error.value.message
-    assert "--participation 40 --rounds 10" in error.value.hint
+    refused(
+        lambda: refuse_too_little_room(load, batched, place),
+        "400 MiB",
+        "--participation 40 --rounds 10",
+        code=Exit.ENVIRONMENT,
+    )
     for fits in (replace(load, participants=400), replace(load, participants=256)):
         refuse_too_little_room(fits, batched, place)
     refuse_too_little_room(load, ExecutionPlan("gram", 4), place)  # in memory
@@ -96,10 +102,8 @@ def test_a_server_that_keeps_too_much_of_every_client_is_refused_before_it_is_ma
     monkeypatch.setattr(engine, "free_memory", lambda *_: 4 * each)
     spec = TrainingRun(replace(method, init=init), data, clients, dtype=torch.float64)
     hp = method.resolve("paper", {"dim": 8})
-    with pytest.raises(MachineError, match="fedpcl") as error:
-        plan(spec, hp)
+    refused(lambda: plan(spec, hp), "fedpcl", "At most 4 clients", code=Exit.ENVIRONMENT)
     assert asked == [1, 2]
-    assert "At most 4 clients" in error.value.hint
     monkeypatch.setattr(engine, "free_memory", lambda *_: 9 * each)
     plan(spec, hp)
 

@@ -1,9 +1,8 @@
 """The logit scale: one factor of all logits, of students, teachers and first soft labels alike (D-83)."""
 
-import numpy as np
 import pytest
 import torch
-from federation import federation, gap, go
+from federation import federation, gap, go, rows_trained
 from float64 import normal
 from method_calls import lanes
 from setting_lines import set_to
@@ -40,7 +39,7 @@ def test_central_by_sgd_and_by_lbfgs_are_scaled_too():
     assert gap(s * W, V) < 1e-5
     assert gap(s * b - (s * b).mean(), c - c.mean()) < 1e-5
     out = go("central", {"l2": 0.02, "logit_scale": s})
-    rows = np.concatenate([c.train for c in clients])
+    rows = rows_trained(clients)
     W, b = lbfgs(data.x[rows, 0].double(), data.y[rows], 6, 0.02, 500, s)
     assert gap(out.server["W"], W) < 1e-6
 

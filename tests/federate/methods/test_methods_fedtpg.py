@@ -103,7 +103,7 @@ def test_the_first_numbers_are_drawn_as_torch_draws_them():
 
 
 def test_the_trained_network_is_torchs_sgd_on_the_clients_own_names():
-    data, clients = federation(sizes=(40,), per_client=3)
+    data, clients = federation(sizes=(40,))
     data = fitted(METHODS["fedtpg"], data)
     settings = set_to("n_ctx=2 batch=64 lr=0.05 sched_unit=none")
     out = go_all("fedtpg", settings, data, clients, rounds=3)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import difference, federation, gap, small
+from federation import difference, federation, gap, rows_trained, small
 from federation import go as go_on
 from refusal import refused
 from setting_lines import chosen, set_to
@@ -170,7 +170,7 @@ def test_an_encoder_reads_either_images_or_features(name, encoder, wrong, right)
 
 def test_non_fl_is_the_same_for_every_partition():
     data, clients = federation(views=4)
-    rows = np.concatenate([c.train for c in clients])
+    rows = rows_trained(clients)
     other = [replace(clients[0], train=rows[::2]), replace(clients[1], train=rows[1::2])]
     other = [replace(o, test=c.test) for o, c in zip(other, clients, strict=False)]
     a, b = (go("non-fl", {}, data, who, participation=None) for who in (clients, other))

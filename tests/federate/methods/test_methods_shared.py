@@ -6,7 +6,17 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from federation import Rows, difference, federation, fitted, gap, go_all, go_points, spread
+from federation import (
+    Rows,
+    difference,
+    federation,
+    fitted,
+    gap,
+    go_all,
+    go_points,
+    rows_trained,
+    spread,
+)
 from methods_tried import tried
 from refusal import refused
 from setting_lines import cases_of
@@ -99,7 +109,7 @@ def test_shared_clients_fit_once():
     ridges = [{"lam": 0.1 * g} for g in range(1, 6)]
     go_points(counted, ridges, data, clients, cache=shared)
     assert len(calls) == 7
-    rows = np.random.default_rng(0).permutation(np.concatenate([c.train for c in clients]))
+    rows = np.random.default_rng(0).permutation(rows_trained(clients))
     dealt = [
         Rows(f"other-{i}", part, clients[0].test) for i, part in enumerate(np.array_split(rows, 3))
     ]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import federation, gap, go, go_all
+from federation import federation, gap, go, go_all, rows_trained
 from float64 import far, normal
 from method_calls import lanes
 from setting_lines import set_to
@@ -161,7 +161,7 @@ def leaning(seed):
 def test_centred_zero_shot_is_the_nearest_text_of_rows_less_their_mean():
     """``feat_post=center`` needs one sum of each client, and a common lean of all images does no harm any more."""
     data, clients = leaning(0)
-    train = np.concatenate([c.train for c in clients])
+    train = rows_trained(clients)
     x = torch.nn.functional.normalize(data.x[:, 0].double(), dim=-1)
     sums = sum(x[c.train].sum(0) for c in clients)
     expected = ((x - sums / len(train)) @ data.text.T).argmax(-1)
@@ -204,7 +204,7 @@ def test_self_training_is_watched():
     seen = out.records[-1].diagnostics
     # a fixed point: the soft labels stay those of eq 2
     q = torch.softmax(data.x[:, 0] @ data.text.T, -1)
-    rows = np.concatenate([c.train for c in clients])
+    rows = rows_trained(clients)
     assert seen["pseudo_accuracy"] == pytest.approx(
         float((q.argmax(-1) == data.y)[rows].double().mean())
     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import Rows, federation, fitted, gap, go_all
+from federation import Rows, federation, fitted, gap, go_all, rows_trained
 from float64 import doubles, far, normal
 from method_calls import lanes
 from torch.nn.functional import normalize
@@ -43,7 +43,7 @@ def discriminants(x, y, weight, classes=C, prior="counts"):
 
 
 def rows_of(*clients):
-    index = np.concatenate([c.train for c in clients])
+    index = rows_trained(clients)
     return DATA.x[index, 0].numpy(), DATA.y[index].numpy()
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from federation import federation, fitted, gap, go, go_all, run, small
+from federation import federation, fitted, gap, go, go_all, rows_trained, run, small
 from float64 import normal
 from method_calls import lanes, model_of, single
 from methods_tried import tried
@@ -254,7 +254,7 @@ def test_the_lbfgs_probe_is_scikit_learns():
     from sklearn.linear_model import LogisticRegression
 
     data, clients = federation()
-    rows = np.concatenate([c.train for c in clients])
+    rows = rows_trained(clients)
     x, y = data.x[rows, 0], data.y[rows]
     l2 = 1e-2
     W, b = lbfgs(x, y, data.classes, l2, 500)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import federation, fitted, go_all, go_tiny, small, tiny
+from federation import federation, fitted, go_all, go_tiny, rows_tested, small, tiny
 from methods_tried import tried
 from setting_lines import cases_of
 
@@ -46,7 +46,7 @@ def test_it_is_clip_zs_on_the_same_rows(name):
     if out.protocol == "personalised":
         want = np.mean([right[c.test].double().mean() for c in clients])
     else:
-        want = right[np.unique(np.concatenate([c.test for c in clients]))].double().mean()
+        want = right[np.unique(rows_tested(clients))].double().mean()
     assert out.zero_shot == pytest.approx(float(want))
     assert 0.0 < out.zero_shot < 1.0
 
@@ -58,7 +58,7 @@ def test_prompts_stand_beside_the_template_as_it_is(name):
     settings = {k: 1 if k == "epochs" else v for k, v in small(name).items()}
     out = go_all(name, settings, data, clients, rounds=1)
     text = data.towers.text.encode(*data.towers.text.embed([f"it is {n}!" for n in data.names]))
-    rows = np.unique(np.concatenate([c.test for c in clients]))
+    rows = np.unique(rows_tested(clients))
     x = data.x[rows, 0]
     if METHODS[name].needs >= {"image tower"}:
         x = data.towers.image.encode(data.towers.image.normalise(x.view(-1, *data.image, 3)))

@@ -10,8 +10,9 @@ from draws import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from partition_rows import even_columns
+from refusal import refused
 
-from fedcache.errors import CorruptionError, UsageError
+from fedcache.errors import CorruptionError
 from fedcache.federate.partition.client_table import Client, MatchedLists, RowLists
 from fedcache.federate.partition.partition import Partition, load, make
 from fedcache.federate.partition.scheme import MatchedTests
@@ -188,8 +189,7 @@ def test_the_file_is_the_documented_one():
 
 def test_names_too_long_for_a_file_are_refused_before_it_is_written(monkeypatch, tmp_path):
     monkeypatch.setattr("fedcache.store.chunks.LARGEST_HEAD", 100)
-    with pytest.raises(UsageError):
-        SHARED.save(tmp_path / "p.partition")
+    refused(lambda: SHARED.save(tmp_path / "p.partition"))
     assert not list(tmp_path.iterdir())
 
 
@@ -241,9 +241,11 @@ def test_matched_tests_cost_classes_and_not_rows():
 def test_more_matched_tests_than_a_digest_can_list_are_refused_with_a_number_that_fits(monkeypatch):
     monkeypatch.setattr("fedcache.federate.partition.partition.MOST_TESTED", 100)
     columns = even_columns(30, 9, 3)  # 27 test rows: 3 clients have 81 at most
-    with pytest.raises(UsageError, match="3 clients") as error:
-        make("dirichlet", columns, clients=20, alpha=5.0, test_protocol="matched")
-    assert make("dirichlet", columns, **error.value.instead, alpha=5.0, test_protocol="matched")
+    error = refused(
+        lambda: make("dirichlet", columns, clients=20, alpha=5.0, test_protocol="matched"),
+        "3 clients",
+    )
+    assert make("dirichlet", columns, **error.instead, alpha=5.0, test_protocol="matched")
 
 
 def test_the_same_test_rows_of_every_client_are_held_once():

@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from federation import rows_trained
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from partition_rows import any_columns, attempt, columns_from, even_columns, some_arguments
@@ -21,7 +22,7 @@ LEAVE_NONE = ("shards", "lda", "iid", "dirichlet")
 
 
 def trained(partition):
-    return np.concatenate([client.train for client in partition.clients])
+    return rows_trained(partition.clients)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)

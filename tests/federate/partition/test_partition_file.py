@@ -8,6 +8,7 @@ import pytest
 from draws import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from json_values import json_values
 from partition_rows import DATASET, even_columns
 from refusal import refused
 
@@ -176,15 +177,6 @@ def test_a_flipped_bit_never_gives_another_partition(place, bit, tmp_path):
         load(tmp_path / "p.json")
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
-    ),
-    max_leaves=8,
-)
-
-
 @pytest.mark.slow
 @examples(200, 400)
 @given(data=st.data())
@@ -192,7 +184,7 @@ def test_a_replaced_value_is_a_fedcache_error_or_a_partition(data):
     """Any value anywhere in a signed payload: refused as corruption, or a partition that says the same again."""
     payload = copy.deepcopy(SOUND.to_payload())
     where = data.draw(st.sampled_from([*payload, "client", "client train"]))
-    value = data.draw(JSON)
+    value = data.draw(json_values())
     if where == "client":
         payload["clients"][0] = value
     elif where == "client train":

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from federation import rows_tested
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from partition_rows import columns_from, even_columns
@@ -217,9 +218,7 @@ def test_an_absent_split_is_named(splits, scheme, split):
 def test_label_shift_needs_no_test_split():
     columns = columns_from([0, 1] * 40, [0] * 80, [0] * 80, [1] * 80, 2, 1)
     partition = make("label-shift", columns, clients=2, ratio=2, alpha=5)
-    assert partition.test.tolist() == sorted(
-        np.concatenate([c.test for c in partition.clients]).tolist()
-    )
+    assert partition.test.tolist() == sorted(rows_tested(partition.clients).tolist())
     assert "no test split" in partition.notes[-1]
 
 

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 from draws import examples
-from federation import difference, federation, go
+from federation import difference, federation, go, rows_tested
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -172,7 +172,7 @@ def same_runs(data, clients, table):
 def test_a_run_on_a_table_is_the_run_on_its_clients(protocol):
     """Also where no client is tested on the common rows, or some are: those that nobody is tested on are not scored."""
     data, clients = federation()
-    common = np.unique(np.concatenate([c.test for c in clients]))
+    common = np.unique(rows_tested(clients))
     on_common = {"balanced": clients, "matched": [], "mixed": clients[1::2]}[protocol]
     names = {c.name for c in on_common}
     own = [Client(c.name, c.train, common if c.name in names else c.test[:3]) for c in clients]
@@ -185,7 +185,7 @@ def test_a_run_on_a_table_is_the_run_on_its_clients(protocol):
 
 def test_a_run_on_matched_tests_by_rule_is_the_run_on_their_lists():
     data, clients = federation()
-    common, y = np.unique(np.concatenate([c.test for c in clients])), data.y.numpy()
+    common, y = np.unique(rows_tested(clients)), data.y.numpy()
     train = RowLists.of([c.train for c in clients])
     lists = MatchedLists.of(MatchedTests(common, y, np.random.default_rng(0)), train, y)
     table = ClientTable.dealt([c.name for c in clients], train, common, lists)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from federation import rows_trained
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from partition_rows import any_columns, attempt, columns_from, even_columns, some_arguments
@@ -123,7 +124,7 @@ def test_nobody_trains_on_validation_rows_and_given_back_the_partition_is_that_w
         assume(scheme.name != "natural")  # as many of its partitions are tried as of the others
         return
     rows = made.validation
-    trained = np.concatenate([c.train for c in made.clients])
+    trained = rows_trained(made.clients)
     tested = np.concatenate([made.test, *(c.test for c in made.clients)])
     assert len(rows)
     assert not np.intersect1d(rows, trained).size

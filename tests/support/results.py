@@ -1,0 +1,31 @@
+"""Results as ``result.json`` holds them, with what reports read of each."""
+
+import numpy as np
+
+
+def result_of(method, per_seed, partition="p", **more):
+    """The result of two clients, with these accuracies of seeds 0, 1, ..., on a partition of this name and digest."""
+    mean = None if None in per_seed else float(np.mean(per_seed))
+    return {
+        "method": method,
+        "backbones": ["b"],
+        "features": ["f"],
+        "hyperparameters": {},
+        "dataset": {"slug": "digits", "digest": "d" * 64, "ok": 200},
+        "partition": {
+            "scheme": "iid",
+            "name": partition,
+            "args": {"clients": 3},
+            "seed": 0,
+            "clients": 3,
+            "digests": [partition] * len(per_seed),
+        },
+        "seeds": list(range(len(per_seed))),
+        "clients": ["north", "south"],
+        "accuracy": {"mean": mean, "per_seed": list(per_seed), "per_client": [None, None]},
+        "macro_f1": {"mean": mean, "per_seed": list(per_seed)},
+        "fairness": {"worst10": mean, "worst40": mean},
+        "protocol": "global",
+        "fidelity": "exact",
+        **more,
+    }
