@@ -90,7 +90,10 @@ def test_the_shell_completes_values_without_torch(tmp_path, own_home):
         ("fedcache train --tra", ["--track"]),
         ("fedcache train fed3", ["fed3r", "fed3r-prior"]),
         ("fedcache grid --method fedavg,fedn", [f"fedavg,fed{n}" for n in ("ncm", "nova", "ntd")]),
-        ("fedcache train -b efficientnet-lite", [f"efficientnet-lite{n}" for n in range(3)]),
+        (
+            "fedcache train -b efficientnet-lite",
+            [*(f"efficientnet-lite{n}" for n in range(3)), "efficientnet-lite0-words"],
+        ),
         ("fedcache train -d min", ["mine"]),
         ("fedcache train --partition th", ["thirds"]),
         ("fedcache train --scheme fe", ["feature-shift", "feature-label-shift", "few-shot"]),
