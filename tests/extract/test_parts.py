@@ -264,7 +264,7 @@ def test_the_python_api_joins_stores_and_paths(images, tmp_path):
     assert made[0].arrays == {}
     store = fc.join([made[0], made[1].path], store=tmp_path / "out.zarr")
     assert store.rows_ok == 48
-    refused(lambda: fc.join([made[0]]), "1 of 2 parts are missing: 2")
+    refused(lambda: fc.join([made[0]]), "1 of 2 parts are missing: 2", code=Exit.STORE)
     refused(lambda: fc.join([]), "No part was given")
 
 

@@ -71,7 +71,7 @@ def test_a_run_ends_with_the_same_bits_wherever_its_clients_are(home, monkeypatc
     assert "Seed 0: resuming after round 3." in goes_on.notes
     assert not list((home.root / "stopped").rglob("states-*")), "dropped with the checkpoint"
 
-    refused(lambda: train(home, "damaged", StopsAfter(3)))
+    refused(lambda: train(home, "damaged", StopsAfter(3)), code=Exit.INTERRUPTED)
     (table,) = (home.root / "damaged").rglob("states-0.table")
     assert table.read_bytes() == raw
     table.write_bytes(raw[:-1])

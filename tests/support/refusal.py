@@ -10,7 +10,7 @@ def refused(call, *words, code=Exit.USAGE):
     """``call`` raises a FedcacheError of this code with a hint, and message and hint hold all the words; the error."""
     with pytest.raises(FedcacheError) as caught:
         call()
-    assert caught.value.code == code
+    assert caught.value.code == code, caught.value.code
     assert caught.value.hint
     for word in words:
         assert word in str(caught.value), str(caught.value)

@@ -12,6 +12,7 @@ from tolerance import close
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+from fedcache.errors import Exit
 from fedcache.extract.backbones import BACKBONES, Weights, load, locate, lookup
 from fedcache.extract.backbones.backbone import text_features
 from fedcache.extract.backbones.packaged import network
@@ -197,9 +198,10 @@ def test_an_incomplete_npz_is_named(tmp_path):
     refused(
         lambda: native("vit-tiny", path),
         "16 tensors of vit-tiny are missing, such as Transformer/encoderblock_11",
+        code=Exit.ENVIRONMENT,
     )
     path = augreg_npz(tmp_path / "b.npz", width=96)
-    refused(lambda: native("vit-tiny", path), "of another shape")
+    refused(lambda: native("vit-tiny", path), "of another shape", code=Exit.ENVIRONMENT)
 
 
 @pytest.mark.slow

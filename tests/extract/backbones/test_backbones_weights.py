@@ -205,7 +205,11 @@ def test_an_imported_file_that_was_changed_is_not_loaded(find, own_home, tmp_pat
         code=Exit.CORRUPT,
     )
     os.utime(path)  # now it is read anew, and the seal is not what it was
-    refused(lambda: load(row, find(RESNET), row.recipe), "contains other tensors than were written")
+    refused(
+        lambda: load(row, find(RESNET), row.recipe),
+        "contains other tensors than were written",
+        code=Exit.CORRUPT,
+    )
     path.write_bytes(raw)
     load(row, find(RESNET), row.recipe)
 
@@ -217,6 +221,7 @@ def test_an_import_that_does_not_fit_leaves_nothing(own_home, tmp_path):
     refused(
         lambda: import_weights(save_metadataset(tmp_path / "a.pth.tar", state), RESNET, own_home),
         "1 missing: layer3.0.bn2.bias",
+        code=Exit.ENVIRONMENT,
     )
     assert not (own_home / "weights").exists()
     refused(lambda: import_weights(tmp_path / "a.pth.tar", "pixels", own_home), "has no weights")

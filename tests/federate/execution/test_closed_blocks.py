@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from refusal import refused
 from setting_lines import cases_of
 
+from fedcache.errors import Exit
 from fedcache.federate.engine.client_data import cut_out, stack_clients
 from fedcache.federate.engine.run_state import RunState
 from fedcache.federate.execution import executor
@@ -99,7 +100,9 @@ def test_uploads_that_are_more_than_a_sum_come_one_by_one(case, trust):
 def test_the_client_with_a_bad_row_is_found_by_its_name(value):
     data, clients = crowd()
     data.x[clients[777].train[0]] = value
-    caught = refused(lambda: go_all("fedncm", {}, data, clients, rounds=1), "client-777")
+    caught = refused(
+        lambda: go_all("fedncm", {}, data, clients, rounds=1), "client-777", code=Exit.FEDERATED
+    )
     assert "client-776" not in caught.message
 
 
