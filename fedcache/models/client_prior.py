@@ -154,7 +154,7 @@ def fit_concentration(counts: Counts, shares: Floats) -> float:
 
 
 def estimate_log_prior(probabilities: Floats, shares: Floats) -> Floats:
-    """[C]: log of the class shares of unlabelled rows, divided by those that the model has learned.
+    """[C]: log(class shares of unlabelled rows / class shares of the training rows).
 
     The maximum of the likelihood by expectation maximisation (Saerens, Latinne and Decaestecker, "Adjusting the outputs
     of a classifier to new a priori probabilities", 2002): q_c <- mean_i of p_ic q_c / pi_c, normalised for each row.

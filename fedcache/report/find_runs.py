@@ -640,10 +640,10 @@ def setting_names(groups: Sequence[Sequence[StoredRun]]) -> list[str]:
         known.append({name: value_words(value) for name, value in each.items()})
         dataset, partition, *_ = map(str, group[0].setting)
         digests.append(f"dataset {dataset[:8]}, partition {partition[:8]}")
-    return told_apart([setting_name(g[0]) for g in groups], known, digests)
+    return distinguished([setting_name(g[0]) for g in groups], known, digests)
 
 
-def told_apart(
+def distinguished(
     names: Sequence[str], known: Sequence[Mapping[str, str]], digests: Sequence[str]
 ) -> list[str]:
     """Equal names with the facts that differ between them, and with digests where no fact tells them apart.
@@ -736,4 +736,4 @@ def _within(entries: Sequence[StoredRun]) -> list[str]:
     for entry in entries:
         table = train_table(entry.path)
         known.append({k: value_words(v) for k, v in table.items() if k not in (*PLACES, "set")})
-    return told_apart(made, known, [e.digest[:8] for e in entries])
+    return distinguished(made, known, [e.digest[:8] for e in entries])

@@ -156,10 +156,10 @@ class PriorTests:
                 "fedcache runs list",
             )
         folder, result = found
-        own = store_behind(folder, result)
         if source is None:
-            source = own
+            source = store_behind(folder, result)
         if not isinstance(source, Store) or source.dataset["digest"] != result["dataset"]["digest"]:
+            own = store_behind(folder, result)
             hint = "fedcache ls"
             if own is not None:
                 hint = f"--store {shell_word(own.path)}"
@@ -167,7 +167,13 @@ class PriorTests:
                 "A client prior needs the run's own store, which alone has the clients' rows.", hint
             )
         store = source
-        if first.deployed[0].method.by_similarity(facts.hp):
+        method = first.deployed[0].method
+        if "labels" not in method.reads(facts.hp):
+            raise UsageError(
+                f"{facts.method} trains without labels, but a client prior needs class counts.",
+                LEAVE_OUT,
+            )
+        if method.by_similarity(facts.hp):
             raise UsageError(
                 f"{facts.method} predicts by similarity to prototypes, but a client prior needs class "
                 "scores.",
@@ -287,10 +293,11 @@ PRIOR_FIGURES = ("own_rows", "own_rows_with_prior", "all_rows", "all_rows_with_p
 
 def prior_accuracy(
     spec: TrainingRun, out: TrainingOutput, partition: Partition, kind: str, temperature: float
-) -> tuple[dict[str, float], str | None]:
+) -> tuple[dict[str, float] | None, str | None]:
     """Accuracy of one model without and with the prior of each client, and the caution about it.
 
-    Means over clients that are tested, as fractions: on the client's own test rows, and on all global test rows.
+    Means over clients that are tested, as fractions: on the client's own test rows, and on all global test rows. None
+    without a labelled test row.
     """
     model = out.deployed(None)
     assert model is not None
@@ -298,6 +305,8 @@ def prior_accuracy(
     table = partition.table
     priors = ClientPriors.of(kind, class_counts(table.train, label, spec.data.classes))
     rows = partition.test[label[partition.test] >= 0]
+    if not len(rows):
+        return None, priors.caution()
     scores = torch.from_numpy(scores_of_rows(model, spec, rows))
     plain = scores.argmax(-1).numpy() == label[rows]
     found = []

@@ -350,11 +350,12 @@ def resolve_run(
     trust = policy_from_config(config, method)
     if config.client_prior != "none" and (
         method.protocol(settings) != "global"
+        or "labels" not in method.reads(settings)
         or method.by_similarity(settings)
         or trust.privacy is not None
     ):
         raise UsageError(
-            "--client-prior needs a method with one global model and class scores, and a run without privacy.",
+            "--client-prior needs a method with labels, one global model and class scores, and a run without privacy.",
             "Leave --client-prior out.",
         )
     if method.one_shot:

@@ -173,8 +173,6 @@ def test_train_keeps_accuracy_with_the_prior_apart_and_compare_has_columns_of_it
     (line,) = (line for line in table.splitlines() if "=em |" in line and "pp" not in line)
     assert f"{100 * found['all_rows_with_prior']:.2f}" in line
     assert "own rows with prior %" in table
-    for method in ("solo", "fedpcl"):
-        must_fail("one global model", words.replace("fed3r", method), "counts")
 
 
 def test_predictions_with_a_prior_need_a_client_and_class_counts(store, tmp_path):
@@ -265,3 +263,16 @@ def test_seeds_with_one_partition_are_an_ensemble_and_others_are_refused(store):
     run = ok(f"{words} --repartition").data["path"]
     must_fail("one seed", "evaluate", run, *prior, "--seed", "all")
     assert ok("evaluate", run, *prior, "--seed", 1).data["runs"][0]["client_prior"] != one
+
+
+def test_unlabelled_test_rows_give_no_figures_of_a_prior(own_home, tmp_path):
+    y = np.tile(np.arange(3), 20)
+    test = np.arange(60) % 4 == 0
+    rows = {"features": np.eye(3, 8, dtype=np.float32)[y], "split": test.astype(int)}
+    np.savez(tmp_path / "rows.npz", labels=np.where(test, -1, y), **rows)
+    path = place_of(f"ingest {tmp_path}/rows.npz --name rows --no-label=-1")
+    for kind in ("counts", "em"):
+        words = (
+            f"train --method fed3r --scheme iid --clients 3 --store {path} --client-prior {kind}"
+        )
+        assert "client_prior" not in ok(words).data["accuracy"]

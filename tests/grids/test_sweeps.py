@@ -41,7 +41,7 @@ def test_a_swept_backbone_is_a_known_name_or_an_array_with_its_digest():
         refused(lambda wrong=wrong: combinations(["fedavg"], {"backbones": [wrong]}), "backbone")
 
 
-def test_a_name_that_scheme_and_method_have_is_told_apart():
+def test_a_name_that_scheme_and_method_have_is_distinguished():
     refused(lambda: combinations(["fedavg", "perfedavg"], {"alpha": ["0.1"]}), "perfedavg")
     assert split_key("alpha") == split_key("partition.alpha") == ("partition", "alpha")
     assert split_key("set.alpha") == ("set", "alpha")

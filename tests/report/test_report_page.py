@@ -81,7 +81,7 @@ def test_labels_are_the_shortest_that_tell_runs_apart():
     assert label_of(entries[3], ["method", "set.none"]) == "b"
 
 
-def test_equal_names_are_told_apart_by_what_differs(tmp_path):
+def test_equal_names_are_distinguished_by_what_differs(tmp_path):
     def saved(rows, seed, digest):
         part = {**run("a").result["partition"], "name": "mine", "seed": seed, "digests": [digest]}
         return [run("a", partition=part, dataset={"slug": "d", "digest": digest, "ok": rows})]
@@ -135,7 +135,7 @@ def test_several_settings_are_one_table_with_the_best_run_of_each():
     assert overview_of(sections[:1]) is None
 
 
-def test_settings_that_are_called_alike_are_told_apart_by_their_digests():
+def test_settings_that_are_called_alike_are_distinguished_by_their_digests():
     def dealt(digest, *more, name="mine", scheme="iid"):
         part = {
             "scheme": scheme,

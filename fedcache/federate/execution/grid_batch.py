@@ -100,7 +100,7 @@ class GridCache:
                 self._pooled.popitem(last=False)
         self._pooled.move_to_end(key)
         pooled, sent = self._pooled[key]
-        if len(sent) != len(ids):  # kept from other clients, all of which send equally much
+        if len(sent) != len(ids):  # kept from other clients, which all send the same amount
             sent = [sent[0]] * len(ids)
         return pooled, sent
 

@@ -141,7 +141,7 @@ METHOD = replace(
             \end{aligned}
         """,
         terms="""
-            $P$: the projection of the features; $Q$: the classifier on top of it, of which $Q_0$ are the first weights;
+            $P$: the projection of the features; $Q$: the classifier on top of it, and $Q_0$ its first weights;
             $F_i$: the mean loss of client $i$ on its training rows; $n_i$, $N$: rows of client $i$ and of all clients.
         """,
         when="""

@@ -12,14 +12,17 @@ W = [T_1 .. T_C]', b = 0 (eq 1), q_j = softmax(I_j.T) (eq 2). Every step, in alg
     L_tSamp = sum of -log f(z_ki)_k over all rows           (eq 6)
     step on L_iST + lambda L_tSamp                          (eq 8)
 The server takes the uniform mean (D-53). No code was released. Readings where the paper is silent or at odds with
-itself: f and q_j have one logit scale s, f(z) = softmax(s (W z + b)), q_j = softmax(s I_j.T), which the paper prints
-nothing of (s = 1; CLIP's is 100; D-83, ``logit_scale``); eq 6 as printed, a sum over hundreds of rows next to the mean
-of eq 3, under ``preset=paper``, and without a preset one mean over the real and synthetic rows of a step, as algorithm
-1 reads (D-51, D-84, ``tsamp_reduce=joint``; ``mean`` is a mean of each). On photographs ``joint`` is the one that does
-not fall far below zero-shot in any partition: docs/readings.md. sigma = 1/sqrt(D), noise of about unit norm
-(D-52); m_k counted over the client once per epoch, its rows shuffled and assigned to the steps (D-56). Algorithm 1 to
-the letter is ``tsamp_scope=iteration``: m_k of all the client's rows after every update of q, and all n_k rows drawn
-again in every step, up to C max m of them (D-84); ``batch`` counts the batch alone.
+itself:
+- f and q_j have one logit scale s: f(z) = softmax(s (W z + b)), q_j = softmax(s I_j.T). The paper prints no s, which is
+  s = 1 (D-83, ``logit_scale``); CLIP's is 100.
+- Eq 6 is a sum over hundreds of rows, added to the mean of eq 3. ``preset=paper`` takes this sum. The default is one
+  mean over the real and synthetic rows of a step, as algorithm 1 reads (D-51, D-84, ``tsamp_reduce=joint``).
+  ``tsamp_reduce=mean`` takes a mean of each. On photographs the sum falls up to 6.9 points below zero-shot, and neither
+  mean does (docs/readings.md).
+- sigma = 1/sqrt(D): noise of about unit norm (D-52).
+- m_k is counted over the client once per epoch, and its rows are shuffled and assigned to the steps (D-56). Algorithm 1
+  to the letter is ``tsamp_scope=iteration``: m_k of all the client's rows after every update of q, and all n_k rows
+  drawn again in every step, up to C max m of them (D-84). ``tsamp_scope=batch`` counts the batch alone.
 ``synth=strata`` draws ``strata`` rows of every class and weighs them by n_k: not eq 5, and labelled approx.
 
 Limits: ``ist_only`` without decay never moves (f - q = beta (f - q_old) = 0 from text weights): it is clip-zs; beta = 1

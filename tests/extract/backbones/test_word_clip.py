@@ -171,7 +171,8 @@ def test_order_and_number_of_context_vectors_change_nothing(towers):
     assert float((features[0] - without).abs().max()) > 1e-3
 
 
-def test_a_gradient_reaches_the_context(towers):
+def test_a_gradient_reaches_the_context(encoder, towers):
+    encoder.text(NAMES)  # in inference mode, whose tensors no backward pass takes
     rows, end = towers.text.embed(NAMES)
     context = torch.zeros(4, 256, requires_grad=True)
     index, ends = slots(end, 4, towers.text.context, "end")
