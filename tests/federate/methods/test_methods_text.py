@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy
 import torch
 from federation import federation, gap, go, go_all, rows_trained
 from float64 import far, normal
@@ -170,6 +171,48 @@ def test_centred_zero_shot_is_the_nearest_text_of_rows_less_their_mean():
     assert torch.equal(out.predict(rows.double()), expected)
     plain = go_all("clip-zs", None, data, clients).records[-1].accuracy
     assert out.records[-1].accuracy > plain + 0.1
+
+
+@pytest.mark.parametrize("ridge", [0.0, 0.5])
+def test_soft_means_are_cosines_of_whitened_rows_and_class_means(ridge):
+    data, clients = leaning(1)
+    out = go_all("soft-means", {"scale": 5.0, "ridge": ridge}, data, clients)
+    x = data.x[rows_trained(clients), 0].numpy()
+    q = scipy.special.softmax(5.0 * x @ data.text.numpy().T, axis=1)
+    apart = x - x.mean(0)
+    sigma = apart.T @ apart / len(x)
+    whiten = np.linalg.cholesky(sigma + ridge * np.trace(sigma) / 64 * np.eye(64))
+    mean = np.linalg.solve(whiten, (q.T @ apart / q.sum(0)[:, None]).T).T
+    rows = np.linalg.solve(whiten, apart.T).T
+    scores = data.x[rows_trained(clients), 0] @ out.server["W"].mT + out.server["b"]
+    cosines = 1 - scipy.spatial.distance.cdist(rows, mean, "cosine")
+    assert far(scores, np.linalg.norm(rows, axis=1, keepdims=True) * cosines) < 1e-9
+
+
+def test_soft_means_without_own_means_cannot_tell_domains_from_classes():
+    data, clients = leaning(0)
+    shift = 2 * torch.nn.functional.normalize(normal(8, 64), dim=-1)
+    x = data.x.clone()
+    for client, moved in zip(clients, shift, strict=True):
+        # Each client also has test rows of its domain.
+        x[client.train] += moved
+    moved = replace(data, x=x)
+    clients = [TinyClient(c.name, c.train[:80], c.train[80:]) for c in clients]
+    found = [go_all("soft-means", {"own_mean": own}, moved, clients) for own in (False, True)]
+    assert found[1].accuracy > found[0].accuracy + 0.1
+    one = go_all("soft-means", {"own_mean": True}, data, clients[:1])
+    rows = torch.nn.functional.normalize(data.x - data.x[clients[0].train].mean(0), dim=-1)
+    same = go_all("soft-means", None, replace(data, x=rows), clients[:1])
+    assert gap(one.server["W"], same.server["W"]) < 1e-12
+
+
+def test_soft_means_gain_where_unlabelled_rows_show_the_classes():
+    for seed in range(3):
+        data, clients = leaning(seed)
+        soft = go_all("soft-means", None, data, clients)
+        assert soft.traffic.totals()["up"] > 0
+        centred = go_all("clip-zs", "feat_post=center", data, clients).records[-1].accuracy
+        assert soft.records[-1].accuracy > centred
 
 
 def test_the_default_takes_one_mean_and_the_paper_its_sum():

@@ -1,0 +1,197 @@
+"""Soft means: class means of unlabelled rows, weighted by their zero-shot probabilities; one round, no training.
+
+Each client predicts its unlabelled images with the class texts, and adds up its features, weighted by the predicted
+probabilities. The server divides the sums to get a mean feature for each class. A row gets the class whose mean is most
+similar, after all directions have been scaled to a similar variance.
+
+Ours. It is one step of expectation and maximisation for Gaussian classes with one covariance, from class texts, without
+class frequencies. With the features z of all clients, their number N and mean m, their covariance Sigma, and class
+texts T,
+    q = softmax(s z T'),    mu_c = sum q_c z / sum q_c - m,
+    W_c = P mu_c / sqrt(mu_c' P mu_c),    P = (Sigma + ridge tr(Sigma) / D I)^-1,    b_c = -m' W_c.
+W_c z + b_c is, up to a factor that is the same for all classes, the cosine of z - m and mu_c after both are multiplied
+by P^(1/2).
+
+A second step confirms itself: accuracy falls with each. So one round is the method, and its statistics add up: the
+partition does not matter. Class frequencies never enter, and so a class that no client has is still predicted.
+
+With ``own_mean=true``, each client first subtracts the mean of its own rows and makes them unit length again. It costs
+no traffic and is for clients of one domain each. The partition then matters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from fedcache.federate.engine.method import Protocol
+from fedcache.federate.methods import fedncm
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    Hp,
+    HParam,
+    MethodPage,
+    Statistic,
+    Tree,
+    Uploads,
+    UploadTensor,
+    affine,
+    model,
+)
+from fedcache.federate.methods.common.model import FEAT_POST, declare
+from fedcache.heads.linear import head_around
+from fedcache.heads.ridge import gram, nearest_gram, pack, solve, unpack
+
+
+def own_mean(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
+    """The mean of the client's rows [1, D], with ``own_mean``."""
+    if not ctx.hp["own_mean"]:
+        return {}
+
+    def sums(block: ClientData) -> Tree:
+        x, mask = block.full()
+        weight = mask.double().unsqueeze(-1)
+        return {
+            "sum": (x.double() * weight).sum(-2, keepdim=True),
+            "rows": weight.sum(-2, keepdim=True),
+        }
+
+    total = fedncm.add_up(data, ctx, ctx.env.width, sums)
+    return {"mean": (total["sum"] / total["rows"].clamp(min=1.0)).to(ctx.env.dtype)}
+
+
+def centred(x: Tensor, own: Tree) -> Tensor:
+    """Rows [.., R, D] less the client's own mean, of unit length; as they are without one."""
+    if not own:
+        return x
+    return normalize(x - own["mean"], dim=-1)
+
+
+def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
+    """G, packed, and for each class the sum of its probabilities and of rows times them."""
+    own = own_mean(down, state, data, ctx)
+
+    def sums(block: ClientData) -> Tree:
+        x, mask = block.full()
+        x = centred(x, own)
+        # Probabilities of the classes [.., R, C]; padding has none.
+        q = (float(ctx.number("scale")) * affine(x, ctx.text)).double().softmax(-1)
+        q = q * mask.double().unsqueeze(-1)
+        z = x.double() * mask.double().unsqueeze(-1)
+        return {"gram": gram(z), "soft_sum": q.mT @ z, "soft_count": q.sum(-2)}
+
+    return {}, fedncm.add_up(data, ctx, ctx.env.width, sums)
+
+
+def uploads(_server: Tree, ctx: Ctx) -> Uploads:
+    """G_i, packed [D (D + 1) / 2], sums of each class [C, D], and of its probabilities [C]."""
+    C = ctx.env.classes
+    D = ctx.env.width
+    return {
+        "gram": UploadTensor((D * (D + 1) // 2,), torch.float64, statistic=Statistic("gram")),
+        "soft_sum": UploadTensor((C, D), torch.float64),
+        "soft_count": UploadTensor((C,), torch.float64),
+    }
+
+
+def protocol(hp: Hp) -> Protocol:
+    """A client's own mean makes a model of its own."""
+    if hp["own_mean"]:
+        return "personalised"
+    return "global"
+
+
+def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
+    """The head W, b."""
+    # With noise, the probabilities of a class may sum to less than zero; such a class has no mean.
+    count = up["soft_count"].clamp(min=0.0).unsqueeze(-1)
+    mean = torch.where(count > 0, up["soft_sum"] / count, 0.0)
+    rows = count.sum()
+    center = (count * mean).sum(0) / rows
+    mu = torch.where(count > 0, mean - center, 0.0)
+    D = len(center)
+    # Noise may also leave negative eigenvalues in the covariance.
+    sigma = unpack(nearest_gram(up["gram"] / rows - pack(torch.outer(center, center))), D)
+    unit = float(sigma.trace()) / D
+    W = solve(sigma, mu.mT, float(ctx.number("ridge")) * unit, switch="ridge", unit=unit).mT
+    square = (W * mu).sum(-1, keepdim=True)
+    W = torch.where(square > 0, W / square.sqrt(), 0.0)
+    return head_around(center, W, torch.zeros_like(W[:, 0]), ctx.env.dtype)
+
+
+def predict(down: Tree, own: Tree, _data: ClientData, x: Tensor, _ctx: Ctx) -> Tensor:
+    """Scores [.., N, C]."""
+    return affine(centred(x, own), down["W"], down["b"])
+
+
+METHOD = replace(
+    fedncm.METHOD,
+    name="soft-means",
+    paper="ours; one step of EM from class texts",
+    summary="Class means of unlabelled rows, weighted by zero-shot probabilities; one round, no labels.",
+    hparams=(
+        *declare(FEAT_POST, feat_post="center"),
+        HParam(
+            "own_mean",
+            False,
+            "bool",
+            "each client subtracts the mean of its own rows; for clients of one domain each",
+        ),
+        HParam("scale", 30.0, "float", "factor s of the zero-shot scores", low=1e-6),
+        HParam(
+            "ridge",
+            1.0,
+            "float",
+            "added to the diagonal of the covariance, times its mean variance",
+            low=0.0,
+            fit=False,
+        ),
+    ),
+    fit=fit,
+    uploads=uploads,
+    aggregate=aggregate,
+    additive=lambda hp: not hp["own_mean"],
+    personal_part=own_mean,
+    predict=predict,
+    protocol=protocol,
+    zero_shot=model.by_text,
+    needs=frozenset({"text"}),
+    paper_count=lambda D, C, _clients, _hp: (D * (D + 1) // 2 + C * (D + 1), C * (2 * D + 1)),
+    depends_on_origin="logits are cosines with class texts",
+    upload_descriptions={
+        "soft_sum": (
+            "sum of the features, weighted by the predicted probabilities of each class",
+            "the mean image of each class, as the class texts see it",
+        ),
+        "soft_count": (
+            "sum of the predicted probabilities of each class",
+            "about how many of its rows are of each class",
+        ),
+    },
+    page=MethodPage(
+        family="With class texts",
+        formula=r"""
+            \begin{aligned}
+            q &= \mathrm{softmax}(s\, z T^\top), \qquad \mu_c = \frac{\sum q_c\, z}{\sum q_c} - m \\
+            W_c &= \frac{P \mu_c}{\sqrt{\mu_c^\top P \mu_c}}, \qquad b_c = -m^\top W_c,
+                \qquad P = \Big(\Sigma + \rho\, \frac{\mathrm{tr}\, \Sigma}{D}\, I\Big)^{-1}
+            \end{aligned}
+        """,
+        terms=r"""
+            $z$: the features of all clients, with mean $m$, covariance $\Sigma$ and $D$ numbers each; $T$: the unit
+            features of the class texts; $q_c$: the zero-shot probability of class $c$; $s$: the scale of the logits;
+            $\rho$: `ridge`.
+        """,
+        when="""
+            Use it if there are class texts and many images, but no labels. It trains nothing, takes one round, and does
+            not depend on the partition. If each client has images of one domain, set `own_mean=true`. It assumes that
+            all classes are about equally frequent, and harms where they are not: see D-51 in the
+            [interpretations](../readings.md).
+        """,
+        cite=("dempster1977em",),
+    ),
+)
