@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from command import python
 from pictures import folder
 from refusal import refused
 
@@ -104,10 +105,7 @@ def test_functions_stay_functions_whatever_was_imported_before_and_after(first):
         "from fedcache.extract import recipe\nfrom fedcache.progress import percent\n"
         "assert inspect.isfunction(fc.extract) and inspect.isfunction(fc.report)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, first], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    python(code, first)
 
 
 def test_options_are_told_as_keywords_and_commands_as_they_are():

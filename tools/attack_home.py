@@ -874,6 +874,10 @@ def run(
                 raise SystemExit(
                     f"These files of a home are of no kind that this tool knows: {', '.join(names)}"
                 )
+            if kinds := KINDS.keys() - {kind_of(name) for name in story.files()}:
+                raise SystemExit(
+                    f"The story makes no file of these kinds, so none is attacked: {', '.join(kinds)}"
+                )
             return attack(story, count, seed, only, by)
     finally:
         os.chdir(before)

@@ -1,7 +1,5 @@
 """How many cases are tried: a few for every change (``make durability``), all of them in ``make nightly``."""
 
-import os
-
 import numpy as np
 import pytest
 from command import ok
@@ -21,8 +19,9 @@ def cases(record_property):
 
 
 @pytest.fixture
-def home():
-    return os.environ["FEDCACHE_HOME"]
+def home(own_home):
+    """A home of this test alone, as its processes are killed."""
+    return own_home
 
 
 @pytest.fixture

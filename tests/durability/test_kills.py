@@ -14,9 +14,10 @@ from pathlib import Path
 from shlex import split
 
 import pytest
-from command import apart, environment, start
+from command import environment
 from draws import one_of_each
 from files_now import files_now
+from forked import apart, start
 from pictures import folder
 from toy_store import content
 
@@ -44,11 +45,6 @@ def done(store):
     return sum(1 for f in found if not f.name.endswith(".partial"))
 
 
-def kill(run):
-    os.killpg(run.pid, signal.SIGKILL)
-    run.wait()
-
-
 def whole_store(words, folder, home, code=0):
     """The files of a store that is extracted without an interruption, and the seconds that it takes."""
     whole = folder / "whole.zarr"
@@ -71,7 +67,7 @@ def killed_after(seconds, words, home):
     time.sleep(seconds)
     if run.poll() is not None:
         return False
-    kill(run)
+    run.kill()
     return True
 
 
@@ -94,7 +90,7 @@ def kill_and_resume(words, home, folder, times, code=0):
                 time.sleep(0.01)
             if run.poll() is not None:
                 break
-            kill(run)
+            run.kill()
             killed += 1
         assert resumed(words, part, home, code) == expected
     assert killed
@@ -123,11 +119,11 @@ def test_signals_leave_exit_130_and_the_command_that_goes_on(tmp_path, words, ho
     draw = random.Random(1)
     for i in range(cases(1, 10)):
         part = tmp_path / f"part-{i}.zarr"
-        run = start(*words, "--store", part, home=home, capture=True)
+        run = start(*words, "--store", part, home=home)
         share = draw.uniform(0.05, 0.7)
         while run.poll() is None and done(part) < share * CHUNKS:
             time.sleep(0.002)
-        run.send_signal(number)
+        os.kill(run.pid, number)
         out, err = run.communicate(timeout=60)
         assert run.returncode == 130, err + out
         assert "same command" in err
@@ -233,7 +229,7 @@ def test_four_writers_of_one_store_lose_nothing(tmp_path, words, home, cases):
     expected, _ = whole_store(words, tmp_path, home)
     for i in range(cases(1, 10)):
         part = tmp_path / f"part-{i}.zarr"
-        runs = [start(*words, "--store", part, home=home, capture=True) for _ in range(4)]
+        runs = [start(*words, "--store", part, home=home) for _ in range(4)]
         ends = [(run.communicate(timeout=280)[1], run.returncode) for run in runs]
         assert {code for _, code in ends} <= {0, 4}, ends  # done, or told who writes
         assert any(code == 0 for _, code in ends)

@@ -1,13 +1,11 @@
 """kill -9 of parts of an extraction and of their join: nothing half-written is read, and the end is the same bytes."""
 
-import os
 import random
 import time
-from pathlib import Path
 
-from command import apart, start
+from forked import apart, start
 from pictures import folder
-from test_kills import done, extraction, kill
+from test_kills import done, extraction
 from toy_store import content
 
 from fedcache.store.store import Store
@@ -21,17 +19,16 @@ def kill_when(words, home, place, chunks):
     run = start(*words, home=home)
     while run.poll() is None:
         if done(place) >= chunks:
-            kill(run)
+            run.kill()
             return True
         time.sleep(0.002)
     return False
 
 
-def test_killed_parts_and_joins_end_as_the_store_of_one_process(tmp_path, cases):
+def test_killed_parts_and_joins_end_as_the_store_of_one_process(tmp_path, home, cases):
     images = folder(tmp_path / "many", train=96, test=32)
     (images / "train" / "ant" / "007.png").write_bytes(b"no picture")
     words = extraction(f"folder:{images}", "random-projection,pixels", "--size 16 --workers 0")
-    home = Path(os.environ["FEDCACHE_HOME"])
     whole = tmp_path / "whole.zarr"
     assert apart(*words, "--store", whole, home=home).code == 3
     expected = content(whole)

@@ -1,16 +1,15 @@
 """kill -9 while models are saved: a run has no result, or a result with whole models; the end is the same bits."""
 
 import json
-import os
 import random
 import shutil
-import signal
 import time
 from pathlib import Path
 from shlex import split
 
-from command import apart, ok, start
+from command import ok
 from files_now import files_now
+from forked import apart, start
 
 from fedcache.runs.run_models import load_seed
 
@@ -31,9 +30,8 @@ def models_in(runs):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_training_killed_while_it_saves_has_no_result_or_whole_models(tmp_path, cases, rows):
+def test_training_killed_while_it_saves_has_no_result_or_whole_models(tmp_path, home, cases, rows):
     """Models of 8 MB a seed; a kill comes as soon as so many files are there or begun, or a little later."""
-    home = Path(os.environ["FEDCACHE_HOME"])
     words = (*TRAIN, "--store", rows(64))
     assert apart(*words, "--runs", tmp_path / "whole", home=home).code == 0
     expected = models_in(tmp_path / "whole")
@@ -47,9 +45,8 @@ def test_training_killed_while_it_saves_has_no_result_or_whole_models(tmp_path, 
                 time.sleep(0.001)
             time.sleep(0.1 * later**2)
             if run.poll() is None:
-                os.killpg(run.pid, signal.SIGKILL)
+                run.kill()
                 killed += 1
-            run.wait()
             for result in runs.glob("*/result.json"):
                 for seed in json.loads(result.read_text())["seeds"]:
                     assert load_seed(result.parent, seed).clients  # whole, and of this result

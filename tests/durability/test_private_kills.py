@@ -1,17 +1,12 @@
 """kill -9 of private training: no round that was told is made again, and what was spent is written down."""
 
 import json
-import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
-from command import environment
+from forked import script
 
 from fedcache.runs.privacy_ledger import read_releases
 
@@ -26,13 +21,12 @@ fc.train("fedavg", sys.argv[2], fc.partition(sys.argv[2], "iid", clients=8), see
 """
 
 
-def test_killed_private_training_makes_no_told_round_twice(tmp_path, cases, rows):
+def test_killed_private_training_makes_no_told_round_twice(tmp_path, home, cases, rows):
     pytest.importorskip("dp_accounting")
     store = rows(8)
-    home = Path(os.environ["FEDCACHE_HOME"])
     draw, killed, number, wanted = random.Random(3), 0, 0, cases(4, 40)
-    script, said = tmp_path / "tell.py", tmp_path / "said.txt"
-    script.write_text(TELL)
+    tells = tmp_path / "tell.py"
+    tells.write_text(TELL)
     while killed < wanted:
         number += 1
         told, ledger = tmp_path / f"told-{number}.jsonl", home / "privacy.jsonl"
@@ -42,14 +36,7 @@ def test_killed_private_training_makes_no_told_round_twice(tmp_path, cases, rows
         starts = 0
         while True:
             starts += 1
-            with said.open("wb") as sink:
-                run = subprocess.Popen(
-                    [sys.executable, script, told, store],
-                    env=environment(home),
-                    stdout=sink,
-                    stderr=sink,
-                    start_new_session=True,
-                )
+            run = script(tells, told, store, home=home)
             seen = told.stat().st_size if told.exists() else 0
             while (
                 starts <= 3
@@ -59,10 +46,9 @@ def test_killed_private_training_makes_no_told_round_twice(tmp_path, cases, rows
                 time.sleep(0.005)  # until it tells a round, which may be an old one
             time.sleep(draw.uniform(0.0, 0.6) if starts <= 3 else 0.0)
             if starts > 3 or run.poll() is not None:
-                assert run.wait(timeout=280) == 0, said.read_text()
+                assert run.wait(timeout=280) == 0, run.communicate()
                 break
-            os.killpg(run.pid, signal.SIGKILL)
-            run.wait()
+            run.kill()
             killed += 1
         heard = {}
         for line in told.read_bytes().splitlines():

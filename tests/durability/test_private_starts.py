@@ -1,11 +1,10 @@
 """Many starts of one private run at once, some killed: one result, one entry of each seed in the ledger, no damage."""
 
-import subprocess
-import sys
 from shlex import split
 
 import pytest
-from command import environment, ok
+from command import ok
+from forked import start
 from private_starts import CONFIG, held_owner, home, ingested, started, until_all_wait
 
 from fedcache.config import Home
@@ -26,7 +25,6 @@ def test_a_killed_owner_of_a_private_run_is_succeeded_by_one_that_waits(tmp_path
     owner.kill()
     (tmp_path / "go").touch()
     all_give_one_result(others)
-    owner.communicate()
 
 
 def test_a_private_grid_whose_points_are_trained_elsewhere_returns_their_results(tmp_path):
@@ -34,16 +32,7 @@ def test_a_private_grid_whose_points_are_trained_elsewhere_returns_their_results
         "grid --method fedavg --sweep lr=0.1,0.01 --rounds 3 --participation 0.5 "
         "--dp-clip 1 --dp-noise 2 --dp-allow evaluation"
     )
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-m", "fedcache", *words, "--json"],
-            env=environment(home()),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
+    both = [start(*words, "--json", home=home()) for _ in range(2)]
     told = [one.communicate(timeout=600) for one in both]
     assert [one.returncode for one in both] == [0, 0], told
     done = ok(*words).data

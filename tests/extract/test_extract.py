@@ -2,15 +2,13 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from command import apart, fedcache, ok, words_of
+from command import apart, fedcache, ok, python, words_of
 from damage import flip_bit
 from failing_command import must_fail
 from filelock import FileLock
@@ -71,10 +69,7 @@ def test_a_finished_extraction_runs_no_forward_pass_and_imports_no_torch(images,
         "import sys; from fedcache.cli import main\ntry: main(sys.argv[1:])\n"
         "except SystemExit as e: assert not e.code\nassert 'torch' not in sys.modules and 'timm' not in sys.modules"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    python(code, *words)
 
 
 def test_a_bad_image_keeps_its_row_and_is_named(images):

@@ -1,11 +1,8 @@
 """Products by oneDNN and softmax along the quick axis: the same numbers as torch's plain operations."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
+from command import python
 from float64 import normal
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,8 +56,7 @@ def test_a_processor_without_avx512_uses_torchs_own_product():
         "assert torch.equal(linear.times_transposed(a, b), torch.full((64, 128), 256.0))\n"
         "assert torch.equal(gram_single(a), gram(a.double()))"
     )
-    env = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}
-    subprocess.run([sys.executable, "-c", code], check=True, env=env, timeout=120)
+    python(code, ATEN_CPU_CAPABILITY="avx2")
 
 
 @pytest.mark.slow

@@ -73,9 +73,17 @@ def apart(line, *words, home):
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-def python(code):
-    """Run lines of Python in a process of their own, to its end."""
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+def python(code, *words, **more):
+    """What lines of Python print in a process of their own, which must succeed, with ``more`` in its environment."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, words)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **more},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def start(line, *words, home, capture=False):

@@ -1,13 +1,12 @@
 """A private run in processes of their own, which say when they wait and can be held in a round."""
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
-from command import environment, ok
+from command import ok
+from forked import script
 
 from fedcache.config import TrainConfig
 
@@ -60,13 +59,10 @@ def home():
 
 def started(folder, pause=""):
     """The run in a process of its own; it stops inside the hook of round ``pause`` until ``go`` exists."""
-    return subprocess.Popen(
-        [sys.executable, "-c", TRAINED, pause, folder],
-        env=environment(home()),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    program = folder / "train.py"
+    if not program.exists():
+        program.write_text(TRAINED)
+    return script(program, pause, folder, home=home())
 
 
 def until(reached):

@@ -1,14 +1,12 @@
 """``fedcache ui``: the real command is started, asked and ended; what is missing is a sentence."""
 
 import signal
-import subprocess
 import sys
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import pytest
-from command import fedcache
+from command import fedcache, python
 from failing_command import must_fail
 from ui_client import served
 
@@ -59,7 +57,7 @@ def test_the_browser_is_led_to_the_address_by_a_file_that_others_cannot_read(tmp
 def test_the_overview_of_a_home_needs_no_torch_and_other_commands_nothing_of_the_page(tmp_path):
     overview = f"""
 import sys
-sys.path[:0] = ['tests/support']
+sys.path[:0] = {sys.path!r}
 from pathlib import Path
 from ui_client import Client
 client = Client(Path({str(tmp_path)!r}))
@@ -73,7 +71,7 @@ import fedcache, fedcache.cli, fedcache.grids.record
 assert not [m for m in sys.modules if m.startswith(('fedcache.ui', 'starlette', 'uvicorn'))]
 """
     for code in (overview, others):
-        subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=True)
+        python(code)
 
 
 def test_without_the_extra_the_command_that_installs_it_is_named(monkeypatch):

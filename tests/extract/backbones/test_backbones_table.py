@@ -2,11 +2,10 @@
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command import python
 from refusal import refused
 
 from fedcache.errors import FedcacheError
@@ -143,8 +142,7 @@ def test_a_derived_row_is_remembered_and_needs_no_library(tmp_path):
         f"row = lookup({name!r}, home=Path({str(tmp_path)!r}));"
         "print(row.recipe.digest, row.width, 'timm' in sys.modules, 'torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [row.recipe.digest, "512", "False", "False"]
+    assert python(code).split() == [row.recipe.digest, "512", "False", "False"]
 
 
 def test_a_row_remembered_by_another_version_of_the_preprocessing_is_derived_again(tmp_path):

@@ -2,11 +2,10 @@
 
 import importlib.util
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from command import python
 from no_dataset import no_dataset
 from opened import open_dataset, peek
 
@@ -121,13 +120,7 @@ def test_another_process_makes_the_same_bundle_and_peek_makes_none(bundle, memor
         "drawn = ({'mlxtend', 'matplotlib', 'sklearn', 'torch'} | others) & set(sys.modules);"
         "print(found[1], drawn or 'nothing', open_dataset('digits', context).digest)"
     )
-    out = subprocess.run(
-        [sys.executable, "-c", program, str(memory.root)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert out.stdout.split() == [bundle.digest, "nothing", bundle.digest]
+    assert python(program, memory.root).split() == [bundle.digest, "nothing", bundle.digest]
 
 
 def test_a_wrong_option_is_refused(memory):

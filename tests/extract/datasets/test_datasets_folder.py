@@ -4,14 +4,13 @@ import hashlib
 import json
 import os
 import pickle
-import subprocess
-import sys
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command import python
 from hypothesis import given
 from hypothesis import strategies as st
 from make_images import encoded, pixels, png, tree, write_directory, write_tar, write_zip
@@ -680,5 +679,5 @@ def test_images_in_other_formats_are_refused_with_lines_that_convert_them(tmp_pa
     assert lines[0] == BEGIN
     assert lines[-1] == f"Then:  fedcache datasets info folder:{root}"
     script = "\n".join(line.removeprefix(MARK) for line in lines if line.startswith(MARK))
-    subprocess.run([sys.executable, "-c", script], check=True)
+    python(script)
     assert open_dataset(f"folder:{root}").classes == ("cat", "dog")
