@@ -171,10 +171,13 @@ def test_every_execution_that_a_method_names_has_a_case():
             )
 
 
-@pytest.mark.parametrize("name", sorted(LABEL_FREE))
+WITHOUT_LABELS = sorted(name for name, method in METHODS.items() if "labels" not in method.needs)
+
+
+@pytest.mark.parametrize("name", WITHOUT_LABELS)
 def test_methods_without_labels_never_read_one(name):
     method = METHODS[name]
-    assert {n for n, m in METHODS.items() if "labels" not in m.needs} == LABEL_FREE
+    assert set(WITHOUT_LABELS) >= LABEL_FREE
     data, clients = tiny()
     handed = []
 
