@@ -487,7 +487,9 @@ PROMISES = (
         ),
     ),
     Promise(
-        "R3", "Fed3R on any partition equals the central ridge", (f"{FEDERATED} -k central_ridge",)
+        "R3",
+        "Fed3R on any partition equals the central ridge",
+        ("tests/federate/methods/test_methods_closed.py -k centralised_ridge",),
     ),
     Promise(
         "R4",

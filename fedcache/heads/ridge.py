@@ -397,6 +397,18 @@ def chosen_numbers(server: Tree, switch: str) -> dict[str, float]:
     return {name: float(server[name]) for name in names}
 
 
+def mean_eigenvalue(values: Tensor) -> float:
+    """Mean of the eigenvalues [D] without the largest, more than zero."""
+    values = values.clamp(min=0.0)
+    mean = float(values.sum() - values.max()) / len(values)
+    return max(mean, torch.finfo(values.dtype).tiny)
+
+
+def ridges_of(values: Tensor) -> Tensor:
+    """The ridges that are compared for a matrix with these eigenvalues [D]."""
+    return mean_eigenvalue(values) * torch.from_numpy(RIDGES).to(values)
+
+
 def best_ridge(known: Tree, squares: float, rows: float) -> RidgeChoice:
     """The ridge with the lowest generalised cross-validation n RSS / (n - df)^2 (Golub, Heath and Wahba, 1979).
 
@@ -410,8 +422,8 @@ def best_ridge(known: Tree, squares: float, rows: float) -> RidgeChoice:
     """
     values = known["values"].clamp(min=0.0)
     tiny = torch.finfo(values.dtype).tiny
-    mean = max(float(values.sum() - values.max()) / len(values), tiny)
-    ridges = mean * torch.from_numpy(RIDGES).to(values)
+    mean = mean_eigenvalue(values)
+    ridges = ridges_of(values)
     shifted = values + ridges.unsqueeze(-1)  # [ridges, D]
     explained = known["target"].square().sum(-1)
     residual = squares - (explained * (2.0 * shifted - values) / shifted**2).sum(-1)

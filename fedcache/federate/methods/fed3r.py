@@ -23,6 +23,11 @@ which does depend on the partition.
 By default ``lam=auto`` (ours): the server takes the lam with the lowest generalised cross-validation, which
 ``heads.ridge.best_ridge`` computes from the sums. So lam does not depend on the partition. The paper's 0.01
 (``preset=paper``) is below every eigenvalue of A on the features of many deep networks, where it does nothing.
+``lam_by=clients`` takes the lam whose model without client i has the lowest squared error on the rows of client i,
+summed over the clients. That follows from their sums, with the model W_i of all others,
+    sum_i tr(W_i' A_i W_i) - 2 tr(W_i' B_i) + n_i.
+It is for few clients that differ, such as domains: the server keeps the sums of each client, and decomposes a matrix
+for each.
 
 ``rff_dim`` > 0 works on random Fourier features made from the shared seed. Their bandwidth has to follow the scale of
 the features: ``rff_sigma=auto`` is the mean length of all clients' training rows, 1 for unit features (D-87). It costs
@@ -45,6 +50,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from fedcache.errors import FederatedRunError
 from fedcache.federate.engine.context import RunConstants, generator
 from fedcache.federate.engine.method import StatisticKind
 from fedcache.federate.methods import fedncm
@@ -73,6 +79,7 @@ from fedcache.heads.ridge import (
     fourier_features,
     gram,
     gram_single,
+    ridges_of,
     solve,
     solve_spectrum,
     spectrum,
@@ -223,6 +230,9 @@ def system(sums: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
 
 def prepare(sums: Tree, ctx: Ctx) -> Tree:
     """The eigenvalues of A, where every diagonal entry gets the same ridge and one model is made of them."""
+    if ctx.hp["lam_by"] == "clients":
+        best = best_for_clients(sums, ctx)
+        sums = {name: t.sum(0) for name, t in sums.items()} | {"best": best}
     given = ctx.hp["lam"] is not None
     if given and (has_free_bias(ctx.hp) or personal(ctx.hp)):
         return sums
@@ -242,8 +252,39 @@ def automatic(known: Tree, ctx: Ctx) -> RidgeChoice:
     # Noise may leave fewer rows than none.
     rows = max(float(count.sum()), 1.0)
     if has_free_bias(ctx.hp):
-        return best_around_mean(known, count)
-    return best_ridge(known, rows, rows)
+        choice = best_around_mean(known, count)
+    else:
+        choice = best_ridge(known, rows, rows)
+    if "best" in known:
+        return replace(choice, ridge=float(known["best"]), limited=False)
+    return choice
+
+
+def best_for_clients(up: Tree, ctx: Ctx) -> Tensor:
+    """The lam with the lowest squared error on clients that are left out, of the sums of each client [M, ...].
+
+    Raises:
+        FedcacheError: exit 7 for one client.
+    """
+    if len(up["gram"]) < 2:
+        raise FederatedRunError(
+            "lam_by=clients leaves out one client at a time, and there is one client.",
+            "Use --set lam_by=rows",
+        )
+    total = {name: t.sum(0) for name, t in up.items()}
+    ridges = ridges_of(eigenvalues(total, ctx)["values"])
+    errors = torch.zeros_like(ridges)
+    for i in range(len(up["gram"])):
+        own = {name: t[i] for name, t in up.items()}
+        others = {name: t - own[name] for name, t in total.items()}
+        others |= eigenvalues(others, ctx)
+        A, B = system(own, ctx)
+        for k, ridge in enumerate(ridges.tolist()):
+            W, b = weights(others, ctx, ridge)
+            if ctx.hp["bias"]:
+                W = torch.cat([W, b.unsqueeze(-2)], -2)
+            errors[k] += (W * (A @ W - 2.0 * B)).sum()
+    return ridges[errors.argmin()]
 
 
 def best_around_mean(known: Tree, count: Tensor) -> RidgeChoice:
@@ -255,16 +296,20 @@ def best_around_mean(known: Tree, count: Tensor) -> RidgeChoice:
 
 def head(sums: Tree, ctx: Ctx, lam: float) -> Tree:
     """W = (A + lam I)^-1 B of summed statistics, as a linear head W [.., C, D], b [.., C]."""
-    if has_free_bias(ctx.hp):
-        weights, b = around_mean(sums, lam)
-    else:
-        weights, b = through_zero(sums, ctx, lam)
+    W, b = weights(sums, ctx, lam)
     if ctx.hp["w_normalize"]:
         # The norm is that of the weights alone, and divides the bias too (D-85).
-        norm = weights.norm(dim=-2).clamp(min=1e-12)
-        weights = weights / norm.unsqueeze(-2)
+        norm = W.norm(dim=-2).clamp(min=1e-12)
+        W = W / norm.unsqueeze(-2)
         b = b / norm
-    return {"W": weights.mT.contiguous().to(ctx.env.dtype), "b": b.to(ctx.env.dtype)}
+    return {"W": W.mT.contiguous().to(ctx.env.dtype), "b": b.to(ctx.env.dtype)}
+
+
+def weights(sums: Tree, ctx: Ctx, lam: float) -> tuple[Tensor, Tensor]:
+    """Weights [.., D, C] and bias [.., C] of summed statistics, before any normalisation."""
+    if has_free_bias(ctx.hp):
+        return around_mean(sums, lam)
+    return through_zero(sums, ctx, lam)
 
 
 def through_zero(sums: Tree, ctx: Ctx, lam: float) -> tuple[Tensor, Tensor]:
@@ -353,7 +398,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
         kept = {"lam": up["gram"].new_tensor(float(ctx.number("lam")))}
     lam = float(kept["lam"])
     if personal(ctx.hp):
-        return {k: up[k] for k in up if k not in SPECTRUM} | kept
+        return {k: up[k] for k in up if k not in (*SPECTRUM, "best")} | kept
     return head(up, ctx, lam) | kept
 
 
@@ -392,10 +437,15 @@ def asks_norms(hp: Hp) -> bool:
 
 
 def settle(hp: Hp, env: RunConstants) -> Hp:
-    """The bandwidth of the run, where it is automatic, and the paper's lam for weighted rows, which are not counted."""
+    """The bandwidth of the run, where it is automatic, and the paper's lam for weighted rows, which are not counted.
+
+    A given lam is not chosen, by whatever rule.
+    """
     settled = dict(hp)
     if hp["lam"] is None and hp["class_weight"] != "none":
         settled["lam"] = PAPER_LAM
+    if settled["lam"] is not None:
+        settled["lam_by"] = "rows"
     if asks_norms(hp):
         settled["rff_sigma"] = max(cast(float, env.row_norm), 1e-6)
     return settled
@@ -439,6 +489,13 @@ METHOD = replace(
             fit=False,
             usual="auto",
             auto="lowest generalised cross-validation; of weighted rows the paper's",
+        ),
+        HParam(
+            "lam_by",
+            "rows",
+            "choice",
+            "error that lam=auto makes small: generalised cross-validation, or on clients that are left out in turn",
+            choices=("rows", "clients"),
         ),
         HParam("bias", False, "bool", "append a column of ones (D-74)", official=True),
         HParam(
@@ -486,6 +543,7 @@ METHOD = replace(
     ),
     fit=fit,
     uploads=uploads,
+    pool=lambda hp: {"": "stack"} if hp["lam_by"] == "clients" else {"": "sum"},
     aggregate=aggregate,
     broadcast=broadcast,
     notice=notice,
@@ -493,7 +551,9 @@ METHOD = replace(
     personal_part=personal_part,
     predict=scores,
     embed=embed,
-    additive=lambda hp: hp["class_weight"] == "none" and not hp["rff_dim"],
+    additive=lambda hp: (
+        hp["class_weight"] == "none" and not hp["rff_dim"] and hp["lam_by"] == "rows"
+    ),
     needs_for=lambda hp: frozenset({"labels", "row norms"} if asks_norms(hp) else {"labels"}),
     settle=settle,
     diagnose=chosen,

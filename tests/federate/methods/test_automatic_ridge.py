@@ -11,9 +11,12 @@ from federation import Rows, go_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pooled_rows import DATA, POOL, X, Y, parts
+from refusal import refused
 from sklearn.datasets import load_digits
+from sklearn.linear_model import Ridge
 from torch.nn.functional import normalize
 
+from fedcache.errors import Exit
 from fedcache.federate.engine.client_data import Data
 from fedcache.federate.methods import METHODS
 from fedcache.heads.ridge import MOST_FREE, RIDGES, best_ridge, spectrum
@@ -49,6 +52,24 @@ def test_auto_is_cross_validation_by_hand_whatever_the_partition(seed, m):
     assert out.records[-1].diagnostics["lam"] == float(out.server["lam"])
     given_lam = go_all("fed3r", {"lam": expected}, DATA, parts(seed, m))
     assert torch.allclose(out.server["W"], given_lam.server["W"], rtol=1e-7, atol=1e-10)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_ridge_of_left_out_clients_is_that_of_models_fitted_without_them(bias):
+    clients = parts(0, 4)
+    out = go_all("fed3r", {**AUTO, "lam_by": "clients", "bias": bias}, DATA, clients)
+    values = np.linalg.eigvalsh(X.T @ X - bias * len(X) * np.outer(X.mean(0), X.mean(0)))
+    errors = {}
+    for ridge in (values.sum() - values.max()) / len(values) * RIDGES:
+        without = Ridge(alpha=ridge, fit_intercept=bias)
+        errors[ridge] = 0.0
+        for client in clients:
+            own = np.isin(POOL, client.train)
+            guess = without.fit(X[~own], Y[~own]).predict(X[own])
+            errors[ridge] += ((guess - Y[own]) ** 2).sum()
+    assert float(out.server["lam"]) == pytest.approx(min(errors, key=errors.get), rel=1e-9)
+    one = {**AUTO, "lam_by": "clients"}
+    refused(lambda: go_all("fed3r", one, DATA, clients[:1]), "lam_by=rows", code=Exit.FEDERATED)
 
 
 def test_around_the_mean_auto_is_that_of_centred_rows():
