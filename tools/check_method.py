@@ -1,9 +1,9 @@
-"""Try one method: its golden figures, its documentation page, and its cases of every test over all methods.
+"""Try one method: golden figures, documentation page, its own tests, its cases of tests over all methods, and style.
 
     make check-method NAME=fedprox
 
 The golden figures of a new method are written, and those of a known one are compared. The page is written to
-docs/methods/NAME.md. Exits 1 if a test fails.
+docs/methods/NAME.md. Exits 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -52,10 +52,21 @@ def main() -> int:
         print(f"golden figures: {golden.TABLE.relative_to(ROOT)}", flush=True)
     file = f"{module_of(name).replace('.', '/')}.py"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "FEDCACHE_CHANGED": file}
-    words = [*quick.files_over_methods(), "-q", "-m", quick.MARKS, "-k", name]
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", *words], cwd=ROOT, env=environment, check=False
-    ).returncode
+    over_methods = [*quick.files_over_methods(), "tests/project/test_pages.py", "-k", name]
+    commands = [
+        ["-m", "pytest", "-q", "-m", quick.MARKS, *over_methods],
+        ["-m", "ruff", "check", "fedcache", "tests"],
+        ["-m", "ruff", "format", "--check", "fedcache", "tests"],
+        ["tools/words.py"],
+    ]
+    own = f"tests/federate/methods/test_methods_{name.replace('-', '_')}.py"
+    if (ROOT / own).is_file():
+        commands.insert(0, ["-m", "pytest", "-q", own])
+    codes = [
+        subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, check=False).returncode
+        for words in commands
+    ]
+    return max(codes)
 
 
 if __name__ == "__main__":
