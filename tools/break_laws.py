@@ -311,7 +311,7 @@ TABLE = (
         METHODS + "fst_cbdg.py",
         'needs=frozenset({"text"})',
         'needs=frozenset({"text", "labels"})',
-        "fst-cbdg",
+        "clip-zs",
     ),
     B(
         "methods_without_labels_never_read_one",
@@ -374,7 +374,7 @@ TABLE = (
         "heads/ridge.py",
         "return (varies | ~varies.any(-1, keepdim=True)).to(size.dtype)",
         "return torch.ones_like(size)",
-        "fedcgs",
+        "fed3r",
     ),
     B(
         "no_row_leaves_a_client",
@@ -738,7 +738,7 @@ TABLE = (
         "return Words(codes, tuple(sorted(names)), declared=True, repeated=repeated)",
     ),
     B(
-        "runs_that_list_the_same_seeds_in_different_orders_are_paired_by_seed",
+        "seeds_are_paired_by_number",
         "compare pairs seeds by position",
         "report/comparison.py",
         'zip(map(int, run.result["seeds"]), values',
