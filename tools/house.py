@@ -204,16 +204,19 @@ def sizes(known: dict[str, Path]) -> dict[str, list[str]]:
     return found
 
 
-TOKENS = {"fedcache": 686_400, "tests": 480_000, "tools": 81_400}
-"""Most code tokens of the package, of the tests, and of tools with benchmarks.
+METHODS = ("federate", "methods")
+"""Folders of the package and the tests with one file for each method, which no limit counts."""
+
+TOKENS = {"fedcache": 633_000, "tests": 436_000, "tools": 81_400}
+"""Most code tokens of the package and of the tests, each without methods, and of tools with benchmarks.
 
 A limit goes down when code goes, and up only with a feature that users asked for: parts and join, published stores,
 sounds and layers of language models, extraction on several GPUs (30,400 tokens of the package), the prior of clients
 and ridges that methods choose (4,000), the lint of words in tools (1,100), the help on one page, answers to guessed
 command lines, and stores that are named and chosen for a folder (5,000); class texts for photographs, centred
-features, a prior in training, predictions and exports, and one table for several settings (9,100). Two thousand are
-free, so that a new method and its test fit. Folders of the package have no limits of their own, because a concept may
-move to its own folder.
+features, a prior in training, predictions and exports, and one table for several settings (9,100). A new method and its
+test need no change here: each is a file of its own. Folders of the package have no limits of their own, because a
+concept may move to its own folder.
 """
 
 DENSITY = {
@@ -329,7 +332,8 @@ def grouped_tokens() -> dict[str, int]:
         group = folder.split("/")[0]
         if group == "benchmarks":
             group = "tools"
-        found[group] += mass(files).tokens
+        limited = [file for file in files if file.parent.parts[-2:] != METHODS]
+        found[group] += mass(limited).tokens
     return found
 
 
@@ -418,7 +422,7 @@ def main() -> None:
     for folder, files in folders().items():
         print(f"{folder}: {mass(files).tokens:,} tokens")
     for group, tokens in grouped_tokens().items():
-        print(f"{group} in all: {tokens:,} tokens, at most {TOKENS[group]:,}")
+        print(f"{group} without methods: {tokens:,} tokens, at most {TOKENS[group]:,}")
     package = mass(known.values())
     print(f"package: {package.tokens:,} tokens in {len(known)} files")
     for what, figure in package.density().items():

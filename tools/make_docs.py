@@ -671,7 +671,7 @@ def _weights(b: Backbone) -> list[str]:
 def _backbone_page(b: Backbone) -> str:
     count = PARAMETERS.get(b.name)
     facts = [
-        ("features", f"{b.width}" if b.width else "the image itself"),
+        ("features", f"{b.width}" if b.width else "none: the images themselves"),
         ("text features", f"{b.text_width}" if b.text_width else "none: there is no text tower"),
         ("parameters of the image tower", f"{count:,}" if count is not None else "not counted"),
         ("architecture", f"`{b.architecture}`" if b.architecture else "its own"),

@@ -17,6 +17,7 @@ from fedcache.extract.datasets.kinds import FILES
 from fedcache.extract.datasets.listing import info, known, pull
 from fedcache.extract.datasets.papers import check, full_spec
 from fedcache.extract.planning.plan import memory_of, roots_of
+from fedcache.plugins import plugins
 from fedcache.progress import progress_of
 
 datasets = typer.Typer(
@@ -77,8 +78,11 @@ def datasets_info(observer: TerminalObserver, name: Name, given: Given) -> Comma
     roots = roots_of(flags_of(ExtractConfig, given).get("data", {}))
     found = info(full_spec(name), roots=roots, data=home.data)
     # A dataset that is a file or a folder of the user is read and counted, not only described.
-    prefixes = tuple(own.partition(":")[0] + ":" for own in FILES)
-    if name.startswith(prefixes):
+    own = {spec.partition(":")[0] for spec in FILES} | {
+        reader.name for reader in plugins("datasets").values()
+    }
+    kind, separator, _ = name.partition(":")
+    if separator and kind in own:
         with progress_of(observer, "reading", holds_of(name)) as progress:
             context = Context(memory_of(home), roots, home.data, given["layout"], progress=progress)
             read = open_dataset(name, context)

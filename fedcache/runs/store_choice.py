@@ -52,8 +52,11 @@ def chosen_arrays(store: Store, names: Sequence[str], *, pixels: bool = False) -
     """
     info = {k: a for k, a in store.arrays.items() if pixels or a.dtype != "uint8"}
     if not info:
+        problem = "has no features yet"
+        if store.arrays:
+            problem = "has the images themselves (pixels) and no features"
         raise StoreError(
-            f"{store.path.name} has no features yet.", more_features(store, "efficientnet-lite0")
+            f"{store.path.name} {problem}.", more_features(store, "efficientnet-lite0")
         )
     if not names:
         by_name: dict[str, list[str]] = {}

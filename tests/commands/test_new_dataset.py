@@ -50,6 +50,7 @@ def test_a_new_reader_keeps_the_laws_and_trains_by_its_name(listed):
     assert [found.classes[label] for label in found.label] == [*LABELS[::-1], "ant"]
     assert found.split.tolist() == [0, 0, 1, 0, 0, 1, 0, 0, 0]
     assert sorted(found.groups) == ["clinic"]
+    assert ok("datasets info", listed).data["classes"] == list(found.classes)
     words = f"extract --dataset {listed} --backbones random-projection:8 --max-bad 50% --json"
     first = fedcache(words)
     assert (first.code, first.data["decoded"]) == (Exit.QUARANTINED, len(LABELS) + 1)
