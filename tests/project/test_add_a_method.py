@@ -50,6 +50,7 @@ def checkout(tmp_path):
             )
         else:
             shutil.copy(source, tmp_path / name)
+    run(["sh", "-c", "git init -q && git add '*.md'"], tmp_path)
     return tmp_path
 
 
