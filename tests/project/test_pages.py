@@ -42,6 +42,8 @@ def test_what_a_page_shows_must_be_printed():
         == "run 9176445d1122 in 0.31 s\n  accuracy 88.57 %\n...\na   12\n"
     )
     assert RUN.matched("?", printed).count("\n") == 5
+    all_right = "accuracy 100.00 %, one model\n"
+    assert RUN.matched(all_right, "accuracy 99.53 % (95 % interval 98.61 to 100.00), one model\n")
     for wrong, why in (
         (shown.replace("88.10", "80.10"), "80.10 %, printed 88.57 %"),
         (shown.replace("a  7", "b  7"), "shows 'b  7'"),

@@ -102,9 +102,10 @@ class TrustPolicy:
             raise self.refused(method, "it is trained in one place, and nothing is sent")
         changed = self.rule.text != "mean" or self.privacy is not None or self.max_share is not None
         if changed and "stack" in set(method.pool(hp).values()) and method.merges != "classes":
-            raise self.refused(
-                method, "its server keeps the upload of each client instead of their mean"
-            )
+            reason = "its server keeps the upload of each client instead of their mean"
+            if "stack" not in method.pool(method.resolve()).values():
+                reason = f"with these hyperparameters, {reason}"
+            raise self.refused(method, reason)
         if self.privacy is not None and self.privacy.noise and has_batchnorm(hp):
             raise UsageError(
                 f"{method.name} does not support --dp-noise with bn=true, because noise makes variances "
