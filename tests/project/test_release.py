@@ -187,8 +187,8 @@ def requirement(line):
 
 
 def test_notes_of_changes_are_list_items_for_the_changelog():
-    for note in (ROOT / "changes").glob("*.*.md"):
-        assert note.name.split(".")[1] in RELEASE.KINDS, note.name
+    for note in (ROOT / "changes").glob("[!R]*"):
+        assert note.name.split(".")[-2] in RELEASE.KINDS, note.name
         lines = note.read_text(encoding="utf-8").splitlines()
         assert lines[0].startswith("- "), f"{note.name} begins with no list item"
         assert all(line.startswith(("- ", "  ")) for line in lines if line), note.name

@@ -12,6 +12,7 @@ import runpy
 import signal
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from command import Done, environment, words_of
@@ -64,8 +65,9 @@ class Forked:
     returncode = property(poll)
 
     def kill(self):
-        """Kill its process group."""
-        os.killpg(self.pid, signal.SIGKILL)
+        """Kill its process group, which may just have ended."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
         self.process.join()
 
     def wait(self, timeout=None):

@@ -132,7 +132,8 @@ def info(
     if theirs is not None:
         return {**theirs, "note": "the reader defines REST"}
     if kind == "paper":
-        return {**entries[name], **papers.info(rest, context)}
+        details = papers.info(rest, context)  # which refuses an unknown name
+        return {**entries[name], **details}
     entry = torchvision.entry_of(rest)
     looked_in = ""
     root = context.root_of("torchvision", rest)

@@ -231,8 +231,9 @@ def system(sums: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
 def prepare(sums: Tree, ctx: Ctx) -> Tree:
     """The eigenvalues of A, where every diagonal entry gets the same ridge and one model is made of them."""
     if ctx.hp["lam_by"] == "clients":
-        best = best_for_clients(sums, ctx)
-        sums = {name: t.sum(0) for name, t in sums.items()} | {"best": best}
+        total = {name: t.sum(0) for name, t in sums.items()}
+        known = {**total, **eigenvalues(total, ctx)}
+        return known | {"best": best_for_clients(sums, known, ctx)}
     given = ctx.hp["lam"] is not None
     if given and (has_free_bias(ctx.hp) or personal(ctx.hp)):
         return sums
@@ -260,8 +261,13 @@ def automatic(known: Tree, ctx: Ctx) -> RidgeChoice:
     return choice
 
 
-def best_for_clients(up: Tree, ctx: Ctx) -> Tensor:
-    """The lam with the lowest squared error on clients that are left out, of the sums of each client [M, ...].
+def best_for_clients(up: Tree, known: Tree, ctx: Ctx) -> Tensor:
+    """The lam with the lowest squared error on clients that are left out.
+
+    Args:
+        up: the sums of each client [M, ...].
+        known: the sums of all clients, with their ``eigenvalues``.
+        ctx: of the server.
 
     Raises:
         FedcacheError: exit 7 for one client.
@@ -271,12 +277,11 @@ def best_for_clients(up: Tree, ctx: Ctx) -> Tensor:
             "lam_by=clients leaves out one client at a time, and there is one client.",
             "Use --set lam_by=rows",
         )
-    total = {name: t.sum(0) for name, t in up.items()}
-    ridges = ridges_of(eigenvalues(total, ctx)["values"])
+    ridges = ridges_of(known["values"])
     errors = torch.zeros_like(ridges)
     for i in range(len(up["gram"])):
         own = {name: t[i] for name, t in up.items()}
-        others = {name: t - own[name] for name, t in total.items()}
+        others = {name: known[name] - t for name, t in own.items()}
         others |= eigenvalues(others, ctx)
         A, B = system(own, ctx)
         for k, ridge in enumerate(ridges.tolist()):

@@ -57,7 +57,8 @@ def test_auto_is_cross_validation_by_hand_whatever_the_partition(seed, m):
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_ridge_of_left_out_clients_is_that_of_models_fitted_without_them(bias):
     clients = parts(0, 4)
-    out = go_all("fed3r", {**AUTO, "lam_by": "clients", "bias": bias}, DATA, clients)
+    by = {**AUTO, "lam_by": "clients", "bias": bias}
+    out = go_all("fed3r", by, DATA, clients)
     values = np.linalg.eigvalsh(X.T @ X - bias * len(X) * np.outer(X.mean(0), X.mean(0)))
     errors = {}
     for ridge in (values.sum() - values.max()) / len(values) * RIDGES:
@@ -68,8 +69,7 @@ def test_the_ridge_of_left_out_clients_is_that_of_models_fitted_without_them(bia
             guess = without.fit(X[~own], Y[~own]).predict(X[own])
             errors[ridge] += ((guess - Y[own]) ** 2).sum()
     assert float(out.server["lam"]) == pytest.approx(min(errors, key=errors.get), rel=1e-9)
-    one = {**AUTO, "lam_by": "clients"}
-    refused(lambda: go_all("fed3r", one, DATA, clients[:1]), "lam_by=rows", code=Exit.FEDERATED)
+    refused(lambda: go_all("fed3r", by, DATA, clients[:1]), "lam_by=rows", code=Exit.FEDERATED)
 
 
 def test_around_the_mean_auto_is_that_of_centred_rows():
