@@ -77,6 +77,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/words.py
+	$(BIN)/python tools/method_catalogue.py --check
 
 types: $(VENV)/.dev
 	$(BIN)/mypy

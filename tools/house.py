@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import graphlib
 import io
 import json
 import os
@@ -154,37 +155,16 @@ def against_layers(found: Sequence[Import]) -> list[str]:
 
 
 def circles(found: Sequence[Import]) -> list[list[str]]:
-    """Groups of modules that reach each other (Tarjan's strongly connected components)."""
+    """One cycle of imports, if there are any: modules of which each imports the one after it."""
     edges: dict[str, set[str]] = defaultdict(set)
     for i in found:
         if i.target != "fedcache":
             edges[i.source].add(i.target)
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    made: list[list[str]] = []
-
-    def visit(name: str) -> None:
-        index[name] = low[name] = len(index)
-        stack.append(name)
-        for other in sorted(edges[name]):
-            if other not in index:
-                visit(other)
-                low[name] = min(low[name], low[other])
-            elif other in stack:
-                low[name] = min(low[name], index[other])
-        if low[name] == index[name]:
-            group = []
-            while not group or group[-1] != name:
-                group.append(stack.pop())
-            if len(group) > 1:
-                made.append(sorted(group))
-
-    sys.setrecursionlimit(10_000)
-    for name in sorted(edges):
-        if name not in index:
-            visit(name)
-    return made
+    try:
+        graphlib.TopologicalSorter(edges).prepare()
+    except graphlib.CycleError as error:
+        return [error.args[1][::-1]]
+    return []
 
 
 def sizes(known: dict[str, Path]) -> dict[str, list[str]]:

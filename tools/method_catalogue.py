@@ -1,5 +1,7 @@
 """Write fedcache/report/methods/catalogue.json; `python tools/make_docs.py` does it along with the pages.
 
+    python tools/method_catalogue.py --check    # whether it was made from the sources as they are
+
 What a client sends is counted in rounds of no training at nine pairs of sizes, through which a polynomial in the
 feature width W and the classes C is laid; it must then foretell the counts at a tenth pair.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from collections.abc import Collection
 from fractions import Fraction
 from typing import Any
@@ -80,4 +83,7 @@ def write(names: Collection[str] = NAMES) -> None:
 
 
 if __name__ == "__main__":
-    write()
+    if "--check" not in sys.argv:
+        write()
+    elif not is_current():
+        raise SystemExit("the list of methods was made from older sources: make pages")

@@ -23,9 +23,8 @@ def house():
 def test_imports_go_down_in_one_direction_and_stand_at_the_top(house):
     found = house.imports(house.modules())
     assert len(found) > 1000
-    up, round_ = house.against_layers(found), house.circles(found)
     inside = [f"{i.source}:{i.line} imports {i.target}" for i in found if i.kind == "function"]
-    assert (up, round_) == ([], [])
+    assert house.against_layers(found) == house.circles(found) == []
     assert len(inside) <= INSIDE_FUNCTIONS, inside
 
 
@@ -92,7 +91,7 @@ def test_faults_are_seen(house, tmp_path):
     assert house.against_layers(found) == [
         "fedcache.store.low:1 imports fedcache.runs.high (module)"
     ]
-    assert house.circles(found) == [["fedcache.runs.high", "fedcache.store.low"]]
+    assert set(house.circles(found)[0]) == {"fedcache.runs.high", "fedcache.store.low"}
     assert [i.target for i in found if i.kind == "function"] == ["fedcache.store.low"]
     faults = house.sizes(known)
     assert {kind: len(which) for kind, which in faults.items()} == {"parameters": 1, "class": 1}
