@@ -204,7 +204,7 @@ PYTHONS ?= python3.11 python3.12 python3.13
 smoke-wheel: wheels
 	$(BIN)/python tools/smoke_wheel.py $(addprefix --python ,$(PYTHONS))
 
-# The same without a download, for every change: packages of this environment, of which only those that the wheel names.
+# The same without a download, for every change: only those packages of this environment that the wheel names.
 smoke-wheel-quick: wheels
 	$(BIN)/python tools/smoke_wheel.py --borrow --methods fed3r,fedavg --rounds 3
 

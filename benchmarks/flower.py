@@ -123,7 +123,7 @@ def rows() -> list[Row]:
     )
     spread = quartiles([t / middle for t in theirs])
     why = (
-        f"{BAR:g} x is {min(theirs) / BAR * 1e3:.1f} ms a round, of which multiplying all rows with the broadcast and "
+        f"{BAR:g} x is {min(theirs) / BAR * 1e3:.1f} ms a round; multiplying all rows with the broadcast and "
         f"with the result takes {products(made) * 1e3:.1f} ms and drawing for 100 clients 1; the target was set where "
         f"Flower took 2.1 to 3.4 s a round, and with rows in its actors' memory it takes {min(theirs):.2f} s"
     )

@@ -88,7 +88,7 @@ def collect(
             ]
             if wrong:
                 raise FamilyError("; ".join(wrong))
-        except Exception as error:  # whatever it is, the other families are still measured
+        except Exception as error:  # the other families are still measured
             found = [
                 {
                     **make_row(line.name, line.target, None, [], False),

@@ -1,7 +1,7 @@
 """A round of 100 clients of a thousand to a million, and Fed3R of ten thousand to ten million rows, with their floors.
 
-Each number of clients runs in a process of its own, so that its memory is its own: 10^6 rows x 256 in float16, of which
-every client has eight. The floors are a clean loop over the 100 clients of a round, and one X'X in float32.
+Each number of clients runs in a process of its own, so that its memory is its own: 10^6 rows x 256 in float16, eight
+for every client. The floors are a clean loop over the 100 clients of a round, and one X'X in float32.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Words(nn.Module):
 
 
 class Spectrum(nn.Module):
-    """How strong each frequency of a wave form is, whatever its phase."""
+    """How strong each frequency of a wave form is; its phase does not count."""
 
     reads = "rows"
     example = torch.zeros(800)  # one row as the dataset holds them: its shape and type

@@ -97,7 +97,7 @@ def test_train_has_an_argument_for_every_option_of_the_command():
 @pytest.mark.parametrize(
     "first", ["fedcache.extract.recipe", "fedcache.api", "fedcache.extract.backbones"]
 )
-def test_functions_stay_functions_whatever_was_imported_before_and_after(first):
+def test_functions_stay_functions_after_every_import(first):
     code = (
         f"import {first}\nimport sys, inspect, fedcache as fc\n"
         "assert not {'torch', 'numpy'} & set(sys.modules) or 'backbones' in sys.argv[1]\n"

@@ -838,7 +838,7 @@ TABLE = (
         "too_large = {}",
     ),
     B(
-        "no_honest_client_is_rejected_whatever_rows_it_has",
+        "no_honest_client_is_rejected_for_its_rows",
         "sums are thought to be exact",
         CHECKS,
         "return ROUNDINGS * (self.eps * (self.rows + width) + self.declared.rounding)",
@@ -1051,7 +1051,7 @@ def laws() -> dict[str, Path]:
 
 
 def general_laws() -> set[str]:
-    """The laws over the table of methods, each of which must have a row."""
+    """The laws over the table of methods; each must have a row."""
     return {law for law, file in laws().items() if file.name == "test_method_laws.py"}
 
 

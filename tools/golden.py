@@ -362,7 +362,7 @@ def of_images(method: Any) -> bool:
 
 
 def live(method: Any) -> bool:
-    """Whether a method runs an encoder, in float32 whatever the run computes in."""
+    """Whether a method runs an encoder, in float32 also where the run computes in another dtype."""
     return bool(method.needs & LIVE)
 
 

@@ -155,7 +155,7 @@ def against_layers(found: Sequence[Import]) -> list[str]:
 
 
 def circles(found: Sequence[Import]) -> list[list[str]]:
-    """One cycle of imports, if there are any: modules of which each imports the one after it."""
+    """One cycle of imports, if there are any: each module imports the one after it."""
     edges: dict[str, set[str]] = defaultdict(set)
     for i in found:
         if i.target != "fedcache":
@@ -211,7 +211,7 @@ COMMENTS = 2.0
 """Comment lines in percent of the package's lines with code or a comment, at least."""
 
 FILES_RUN = {"extract": 45, "train": 70, "second train": 78, "compare": 33, "predict": 48}
-"""Most files of the package of which a command runs functions."""
+"""Most files of the package whose functions a command runs."""
 
 LAYOUT = {
     tokenize.COMMENT,

@@ -48,7 +48,7 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 LAWS = Path(__file__).resolve().parent / "laws_page.md"
 """The page of the laws, with a word where each table goes."""
 MADE = ("methods", "commands", "backbones", "datasets")
-"""Folders of which every page is made here."""
+"""Folders whose pages are all made here."""
 MADE_FILES = ("exit-codes.md", "laws.md")
 """Pages outside these folders."""
 TYPES = {str: "text", int: "integer", float: "number", Path: "path", bool: "flag"}

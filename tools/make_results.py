@@ -303,7 +303,7 @@ OTHERS: dict[str, tuple[str, Settings]] = {
     "FedNTD, tau 1, beta 10": ("fedntd", {"beta": "10"}),
     "centralised, 10 epochs of SGD": ("central", {**SGD, "epochs": "10", "probe": "sgd"}),
 }
-"""Rows of the third table, all of which read labels."""
+"""Rows of the third table; they all read labels."""
 
 FST_READING = [
     "What it shows. No reading carries the paper's claim on this data: at scale 1 FST-CBDG gains up to 0.8 points over "

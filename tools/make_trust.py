@@ -428,7 +428,7 @@ PROMISES = (
         "F6",
         "Every fact and message of a site is checked and, if it is invalid, refused: no site can stop a server",
         (
-            "tests/federate/engines/test_site_claims.py -k 'whatever or outside or refusal or holds or class_text'",
+            "tests/federate/engines/test_site_claims.py -k 'what_a_node or outside or refusal or holds or class_text'",
             "tests/federate/engines/test_flower_parts.py -k 'gate_stands or no_upload_of_one'",
             "tests/federate/engines/test_site_claims.py -k 'differs or silent or waited'",
         ),
@@ -951,8 +951,8 @@ fedcache does not detect a replay, in which a site sends the numbers of an earli
 | `fail` | ends the run, and names client and round | in one process, where such an upload is a bug of a method or a simulated attack; with `--secure`, because nothing can be removed from a sum |
 | `reject` | continues without the upload, and counts it in the records | over sites, so that no site can end a run for the others. The log and `federation.missed` of the result name the site. `--quorum` sets how many valid uploads a round needs |
 
-`--max-update-norm` limits the norm of an update. `--aggregate` selects a robust rule, in which every client has one vote, whatever
-number of rows it claims. `--byzantine` is the share of dishonest clients that the rule expects (0.2). `--attack` makes a share of
+`--max-update-norm` limits the norm of an update. `--aggregate` selects a robust rule, in which every client has one vote; the
+number of rows that it claims does not count. `--byzantine` is the share of dishonest clients that the rule expects (0.2). `--attack` makes a share of
 the clients dishonest, to test a rule.
 
 A mean weighted by rows depends on the numbers that clients report:

@@ -453,7 +453,7 @@ def tests_for(mutant: Mutant, known: Map, readers: Readers) -> list[tuple[str, f
     both = zip_longest(executing, about)
     chosen = list(dict.fromkeys(t for pair in both for t in pair if t is not None))
     pages = [t for f in known.files for t in f.tests if PAGES in t[0]]
-    # the first five run whatever they cost
+    # the first five always run
     return chosen[: 5 - len(pages)] + pages + chosen[5 - len(pages) :]
 
 

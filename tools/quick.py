@@ -30,7 +30,7 @@ FILES = 5
 """Test files for each changed module."""
 
 OF_EVERY_METHOD = ("tests/contract/test_method_laws.py", "tests/contract/test_golden.py")
-"""Tests over all methods, of which a changed method runs its own cases."""
+"""Tests over all methods; a changed method runs its own cases."""
 
 MARKS = "not slow and not durability and not browser and not engines and not gpu"
 

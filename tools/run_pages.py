@@ -2,8 +2,8 @@
 
 A page has a home and a working directory of its own, in a process of its own; the store of digits that README.md made
 is in every home, so that digits are drawn and extracted once. A block of `sh` is run by bash, a block of `python` in
-one namespace for the page. The block of `text` after one of them is what it prints: the same lines in the same order,
-whatever their numbers, except that percentages agree within a point; a line `...` stands for any others. `--write` puts
+one namespace for the page. The block of `text` after one of them is what it prints: the same lines in the same order.
+Their numbers may differ, but percentages agree within a point; a line `...` stands for any others. `--write` puts
 the lines of this run there (all lines where the block holds `?` alone).
 
 Lines of shell that set up the machine (`SETUP`) are left out: the checks have an installation already.

@@ -161,7 +161,7 @@ def main() -> int:
         description=(__doc__ or "").splitlines()[0], allow_abbrev=False
     )
     parser.add_argument(
-        "--all", action="store_true", help="run every suite, whatever differs from main"
+        "--all", action="store_true", help="run every suite, also where nothing differs from main"
     )
     parser.add_argument("--list", action="store_true", help="say what would run, and run nothing")
     asked = parser.parse_args()

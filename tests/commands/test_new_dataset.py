@@ -27,7 +27,7 @@ def reader(installed):
 
 @pytest.fixture
 def listed(tmp_path):
-    """A dataset of eight images, two of which are for testing and one of which is missing."""
+    """A dataset of eight images: two are for testing, and one is missing."""
     rows = []
     for i, label in enumerate(LABELS):
         Image.new("RGB", (16, 16), (30 * i, 200 - 20 * i, 90)).save(tmp_path / f"{7 - i}.png")
@@ -108,7 +108,7 @@ class Wrong:
 
 
 class Pixels:
-    """Four images, some of which cannot be read, or change."""
+    """Four images; some cannot be read, or change."""
 
     def __init__(self, fault):
         self.fault = fault

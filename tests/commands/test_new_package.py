@@ -46,7 +46,7 @@ def test_the_laws_hold_for_a_new_method_and_fail_when_it_ignores_the_rows(instal
 
     code = site / "half_step" / "method.py"
     whole = code.read_text()
-    # Every client one vote, whatever its rows.
+    # Every client has one vote; its number of rows does not count.
     code.write_text(
         whole.replace(
             "    aggregate=aggregate,",

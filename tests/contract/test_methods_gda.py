@@ -32,7 +32,7 @@ def check(out, W, b, close=1e-10):
 @pytest.mark.parametrize(
     "group", [CLIENTS, parts(0, 1), parts(3, 17)], ids=["nine", "one", "seventeen"]
 )
-def test_it_is_the_released_code_whatever_the_partition(group):
+def test_it_is_the_released_code_for_every_partition(group):
     W, b = released(X, Y.argmax(1), 6)
     out = go_all("gda", "alpha=0.3", DATA, group)
     check(out, 100.0 * TEXT + 0.3 * W, 0.3 * b)

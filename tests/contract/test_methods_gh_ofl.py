@@ -64,7 +64,7 @@ HEADS = [
 
 @pytest.mark.parametrize("settings", HEADS, ids=lambda s: "-".join(map(str, s.values())))
 @pytest.mark.parametrize("group", [CLIENTS, parts(2, 13)], ids=["nine", "thirteen"])
-def test_scores_are_the_released_ones_whatever_the_partition(settings, group):
+def test_scores_are_the_released_ones_for_every_partition(settings, group):
     out = go_all("gh-ofl", settings, DATA, group)
     want = released(
         X,

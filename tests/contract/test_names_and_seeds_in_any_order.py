@@ -1,4 +1,4 @@
-"""Class names and seeds keep their meaning in whatever order a file or a run lists them."""
+"""Class names and seeds keep their meaning in every order in which a file or a run lists them."""
 
 import json
 from pathlib import Path

@@ -55,7 +55,7 @@ def test_killed_parts_and_joins_end_as_the_store_of_one_process(tmp_path, home, 
             if not kill_when(join, home, out, done(out) + draw.randint(1, 40)):
                 break
             killed += 1
-            # What a killed join leaves is a store of which every finished array is whole.
+            # What a killed join leaves is a store whose finished arrays are whole.
             if out.exists():
                 store = Store.open(out)
                 for key in store.arrays:

@@ -22,7 +22,7 @@ UID = bytes(range(16))
 
 
 def done(image, text, *shares, mirror=True):
-    """An image after the one step of a policy, with given draws, all of which must be made."""
+    """An image after the one step of a policy, with given draws, which must all be made."""
     (step,), draw = parse_policy(text), Drawn(*shares)
     made = np.array(apply_step(image, step, draw, mirror=mirror))
     assert draw.shares == []

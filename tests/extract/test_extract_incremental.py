@@ -227,7 +227,7 @@ def test_an_unfinished_store_goes_on_without_its_parent(images, tmp_path):
     shutil.rmtree(before.path)
     done = extract(images, backbones="pixels")
     assert store_of(done).path == grown.path
-    assert done.data["decoded"] == 48  # of 49 rows, one of which has vanished
+    assert done.data["decoded"] == 48  # of 49 rows; one has vanished
     assert verify(grown.path).ok
     assert extract(images, "--rehash", backbones="pixels").code == 0
 

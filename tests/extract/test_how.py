@@ -69,7 +69,7 @@ def test_an_unfinished_array_of_other_code_is_not_resumed(images, tmp_path, monk
     assert fresh.code == Exit.QUARANTINED
     (array,) = Store.open(tmp_path / "s.zarr").arrays.values()
     assert array.how["code"] == "0" * 16
-    # A finished array is used whatever computed it: ``how`` is no part of the look-up.
+    # A finished array is used no matter how it was computed: ``how`` is no part of the look-up.
     again = fedcache(f"{words} --max-bad 9")
     assert (again.code, again.data["decoded"]) == (Exit.QUARANTINED, 0)
 

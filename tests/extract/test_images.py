@@ -67,7 +67,7 @@ def test_sixteen_bit_gray_keeps_the_high_byte():
         assert np.asarray(decode(file))[0, :, 0].tolist() == [0, 0, 1, 0x12, 0xFF]
 
 
-def test_transparency_is_over_white_whatever_colour_hides_beneath():
+def test_transparency_is_over_white_for_every_colour_beneath():
     image = Image.new("RGBA", (3, 1), (200, 10, 10, 0))
     image.putpixel((1, 0), (10, 20, 30, 255))
     # 128/255 of black over white: 255 * (1 - 128/255) = 127

@@ -25,7 +25,7 @@ from fedcache.process import Stop
 
 
 class Texts:
-    """Seven texts, of which the third is none and the sixth is no UTF-8."""
+    """Seven texts: the third is missing, and the sixth is no UTF-8."""
 
     def read(self, row):
         if row == 2:

@@ -1,4 +1,4 @@
-"""The loop over batches: it keeps every worker busy, whatever the batch and the chunks, and bounds what a kill costs.
+"""The loop over batches: it keeps every worker busy for every size of batch and chunk, and bounds what a kill costs.
 
 The workers here are threads that wait for each other, so what is counted depends on no clock.
 """

@@ -29,7 +29,7 @@ def test_class_names_are_read_as_words():
 
 
 def test_an_ensemble_is_the_unit_mean_of_unit_features():
-    # unit rows (1, 0) and (0, 1), whatever their lengths; the mean is (.5, .5), of norm 1/sqrt 2 -> (1, 1)/sqrt 2
+    # unit rows (1, 0) and (0, 1), for every length; the mean is (.5, .5), of norm 1/sqrt 2 -> (1, 1)/sqrt 2
     tower = Lines(
         {"a cat": [3.0, 0.0], "the cat": [0.0, 0.2], "a dog": [-2.0, 0.0], "the dog": [-5.0, 0.0]}
     )

@@ -35,7 +35,7 @@ def write(path, texts):
 
 
 def test_rows_without_a_text_are_quarantined_by_name_and_never_zeros(bag, tmp_path):
-    bad = [0, 1, 2, 3, 9]  # of which four are a whole batch, which reaches no model
+    bad = [0, 1, 2, 3, 9]  # four are a whole batch, which reaches no model
     write(tmp_path / "a.csv", ["  " if i in bad else text for i, text in enumerate(sentences(40))])
     words = f"extract --dataset texts:a.csv --backbones {bag} --batch 4 --chunk-rows 8"
     assert fedcache(words).code == Exit.CORRUPT

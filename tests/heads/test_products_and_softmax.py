@@ -66,7 +66,7 @@ def test_a_processor_without_avx512_uses_torchs_own_product():
     classes=st.integers(1, 20),
     order=st.randoms(use_true_random=False),
 )
-def test_softmax_is_torchs_whatever_the_order_of_memory(lead, rows, classes, order):
+def test_softmax_is_torchs_for_every_order_of_memory(lead, rows, classes, order):
     shape = (*lead, rows, classes)
     axes = list(range(len(shape)))
     order.shuffle(axes)

@@ -57,7 +57,7 @@ def test_rows_and_images_give_the_stored_accuracy_to_the_last_digit(store, tmp_p
 def test_images_go_through_each_backbone_in_batches_of_the_size_that_its_features_have(
     once, tmp_path
 ):
-    """Another batch size gives other last bits, of which float16 features show some: here of 20 % of the rows."""
+    """Another batch size gives other last bits; float16 features show some, here in 20 % of the rows."""
 
     def made(place):
         words = f"extract --dataset folder:{folder(place / 'shapes', train=6, test=20)} --workers 0"

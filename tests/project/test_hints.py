@@ -1,4 +1,4 @@
-"""Names of files, of which a shell reads all but the first otherwise where they are not quoted."""
+"""Names of files; a shell reads all but the first in another way where they are not quoted."""
 
 import ast
 import itertools
@@ -226,7 +226,7 @@ def test_a_hint_that_is_right_has_no_fault():
 
 
 NAMES = ("plain", "two words", "it's", "-x", "a;b", "$HOME")
-"""Names of files, of which a shell reads all but the first otherwise where they are not quoted."""
+"""Names of files; a shell reads all but the first in another way where they are not quoted."""
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -33,7 +33,7 @@ FIGURES = Measures(
 
 
 def evaluated(run="r", rows="shapes, split test", **measures):
-    """One model for all, on eight rows of which five are right."""
+    """One model for all, on eight rows; it is right on five."""
     return RunEvaluation(
         run=run,
         digest="d" * 64,

@@ -148,7 +148,7 @@ def test_two_swept_values_are_a_grid_and_the_rest_is_at_its_best(drawn):
 
 
 def features_of(x, label, parts, **more):
-    """A store of one array ``k`` of backbone ``near`` with these rows, of which clients hold train and test rows."""
+    """A store of one array ``k`` of backbone ``near`` with these rows; clients hold train and test rows."""
     columns = SimpleNamespace(classes=("ink", "chalk", "oil"), label=np.array(label))
     clients = [
         Client(f"c{i}", np.array(train), np.array(test)) for i, (train, test) in enumerate(parts)

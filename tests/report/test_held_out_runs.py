@@ -50,7 +50,7 @@ def test_the_group_is_all_values_of_one_column_and_its_mean_is_over_them():
     assert mean_over_values(lacking) is None
 
 
-def test_the_value_stands_in_the_name_of_the_setting_whatever_the_partition_is_called():
+def test_the_value_stands_in_the_name_of_the_setting_for_every_partition_is_called():
     entry = held_out("fedavg", "zebra", 0.5)
     assert setting_name(entry) == "digits, natural-by-site-s0, hold_out=zebra"
     entry.result["partition"]["name"] = "mine"

@@ -152,5 +152,5 @@ def test_the_store_behind_a_run_is_found_in_its_home_among_damaged_and_other_one
         assert found.path == store.path
     place = meant.path.rename(own_home / "stores" / "z.zarr")
     moved = store_behind(run, {"dataset": meant.dataset})
-    assert moved.path == place, "whatever it is called"
+    assert moved.path == place, "its name does not count"
     assert store_behind(run, {"dataset": {"digest": "0" * 64}}) is None

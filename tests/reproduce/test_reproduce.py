@@ -24,7 +24,7 @@ TINY = words_of("--backbones random-projection:16 --seeds 0 --rounds 2")
 
 @pytest.fixture
 def images(tmp_path):
-    """Three domains, two of which are called as in Digit-5."""
+    """Three domains; two have names of Digit-5."""
     return f"folder:{folder(tmp_path / 'shapes', domains=('mnist', 'MNIST_M', 'chalk'))}"
 
 

@@ -64,6 +64,6 @@ def test_table_15_trains_on_noisy_images_and_tests_on_plain_ones(tmp_path):
     noises = [f"{kind}-noise=51:{p}" for kind in ("gaussian", "laplace") for p in (0.1, 0.2)]
     assert {a.recipe.get("augment", "") for a in store.arrays.values()} == {"", *noises}
     plain = [store.reader(key).all()[:, 0] for key in store.arrays]
-    # view 0 is the plain image whatever the policy
+    # view 0 is the plain image for every policy
     assert all(np.array_equal(plain[0], other) for other in plain[1:])
     assert all(cell["reused"] == len(cell["runs"]) == 1 for cell in ok(*words).data["cells"])

@@ -59,7 +59,7 @@ PAPER = Reproduction(TABLE, False, None, ROWS, [])
 
 
 def proxy():
-    """The same rows on digits, of which B is A measured again."""
+    """The same rows on digits; B is A measured again."""
     same = replace(ROWS[1], same_as=("x", "A"))
     return Reproduction(TABLE, True, "digits", [ROWS[0], same, ROWS[2]], ["data: digits"])
 

@@ -182,7 +182,7 @@ def test_the_epsilon_of_a_grid_covers_points_without_a_result():
 def test_the_epsilon_of_a_search_covers_pruned_trials(monkeypatch):
     optuna = pytest.importorskip("optuna")
     asked = []
-    # Noise decides what a pruner does: the second trial is stopped after its first round, whatever it scored.
+    # Noise decides what a pruner does: the second trial is stopped after its first round, with every score.
     monkeypatch.setattr(
         optuna.trial.Trial, "should_prune", lambda trial: asked.append(trial) or len(asked) == 4
     )

@@ -1,4 +1,4 @@
-"""A home on a read-only file system: nobody here writes, whatever locks others have left in it."""
+"""A home on a read-only file system: nothing is written, even if others have left locks in it."""
 
 import errno
 import os

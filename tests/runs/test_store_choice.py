@@ -1,4 +1,4 @@
-"""Which arrays of a store a run trains on, from stores of which only the list of arrays matters."""
+"""Which arrays of a store a run trains on, from stores that are only lists of arrays here."""
 
 from dataclasses import replace
 from pathlib import Path

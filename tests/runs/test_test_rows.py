@@ -30,7 +30,7 @@ def data(labels):
 
 @st.composite
 def scored(draw):
-    """Labels, clients (some of which share the common rows) and the predictions of each client's model."""
+    """Labels, clients (some share the common rows) and the predictions of each client's model."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     labels = rng.integers(-1 if draw(st.booleans()) else 0, 3, ROWS)
     common = np.sort(rng.choice(ROWS, 5, replace=False))

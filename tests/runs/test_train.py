@@ -66,7 +66,7 @@ def test_a_linear_head_starts_from_text_where_there_is_some(store):
 
 
 @pytest.mark.slow
-def test_the_config_of_a_run_means_the_same_run_whatever_is_extracted_later(store, tmp_path):
+def test_the_config_of_a_run_means_the_same_run_after_later_extractions(store, tmp_path):
     first = place_of(f"train --method fed3r {IID}")
     ok(f"extract --backbones random-projection --size 24 {SMALL}")
     other = folder(tmp_path / "other", train=4, test=2)

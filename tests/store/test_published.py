@@ -29,7 +29,7 @@ from fedcache.tables.groups import Group
 
 @pytest.fixture
 def toy(place, monkeypatch):
-    """Two arrays of 4 chunks, of which 3 make a shard; groups, text features and a partition."""
+    """Two arrays of 4 chunks, with 3 chunks in a shard; groups, text features and a partition."""
     monkeypatch.setattr(publish, "SHARD_BYTES", 3 * 28)
     monkeypatch.setattr(byte_source, "WAITS", (0.0,) * 5)
     store = whole(place / "toy.zarr")

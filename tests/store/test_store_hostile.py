@@ -1,4 +1,4 @@
-"""Files of a store that somebody made up: whatever they say, only errors of ours come out."""
+"""Files of a store that somebody made up: every content ends in an error of ours."""
 
 import hashlib
 import json

@@ -20,7 +20,7 @@ from fedcache.store.store import Store
 
 
 def old_prepare(features, post, train):
-    """The definition, over whole arrays: what ``prepare`` must give to the bit whatever it holds at a time."""
+    """The definition, over whole arrays: what ``prepare`` gives to the bit, no matter how much it holds at a time."""
     out = [f.astype(np.float32) for f in features]
     if post in ("l2", "center"):
         out = [f / np.maximum(np.linalg.norm(f, axis=-1, keepdims=True), 1e-12) for f in out]

@@ -1,4 +1,4 @@
-"""Homes that are made one time, and of which each test has a copy: the type of the fixture ``once``, and fixtures."""
+"""Homes that are made one time, with a copy for each test: the type of the fixture ``once``, and fixtures."""
 
 from collections.abc import Callable
 from pathlib import Path

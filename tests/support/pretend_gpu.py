@@ -1,4 +1,4 @@
-"""A GPU that is pretended: tensors that say they are on ``cuda``, and refuse whatever a real GPU would refuse.
+"""A GPU that is pretended: tensors that say they are on ``cuda``, and refuse all that a real GPU would refuse.
 
 Their numbers are computed on the CPU, so a run on the pretended GPU is the run on the CPU, and every operation on
 tensors of two devices is an error, as it is on a real one. No CUDA is needed, and none is touched.

@@ -10,14 +10,14 @@ SUMS = 1024
 def close(got, want, width, dtype=torch.float32):
     """Whether two arrays of one shape agree to the rounding of sums of ``width`` terms.
 
-    The error of a sum of n terms of size one is at most n eps whatever the order of the sum (Higham, Accuracy and
+    The error of a sum of n terms of size one is at most n eps for every order of the sum (Higham, Accuracy and
     Stability, 3.1). The largest value of ``want`` stands for the size of the terms.
 
     Args:
         got: array or tensor.
         want: array or tensor.
         width: terms that are added up into one value, over all layers of a network.
-        dtype: in which the products were computed, whatever the arrays are stored in.
+        dtype: in which the products were computed; the arrays may be stored in another.
     """
     one = _array(got)
     other = _array(want)

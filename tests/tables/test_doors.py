@@ -846,7 +846,7 @@ def test_names_that_say_one_split_of_all_rows_leave_it_to_the_columns(tmp_path, 
         assert read_file(kind, path).splits == TWO
 
 
-def test_the_column_that_the_user_names_says_the_split_whatever_names_say(tmp_path):
+def test_the_column_that_the_user_names_says_the_split_and_names_do_not(tmp_path):
     part = column("train", "test", "test")
     columns = {"label": TWO, "part": part}
     places = [("hf", tmp_path / "h"), ("webdataset", tmp_path / "w")]

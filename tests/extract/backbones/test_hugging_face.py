@@ -200,7 +200,7 @@ def test_one_folder_has_one_name_however_it_is_spelled(saved, tmp_path, own_home
     edited("0.25", "0.3")(path / "preprocessor_config.json")
     assert fedcache(*predict).code == Exit.ENVIRONMENT
     assert len(Store.open(place_of(f"{words} hf:{path}")).arrays) == 2
-    # A name that means another folder from here is not taken, whatever it meant elsewhere.
+    # A name that means another folder from here is not taken, even if it meant the right one elsewhere.
     other = tmp_path / "elsewhere" / "models" / "vit"
     shutil.copytree(tiny_hf.folder(tmp_path / "other", "vit", seed=1), other)
     monkeypatch.chdir(tmp_path / "elsewhere")

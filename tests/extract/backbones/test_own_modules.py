@@ -271,7 +271,7 @@ def test_workers_build_it_and_give_the_same_bytes(nets, tmp_path):
     must_fail("torch.manual_seed(0)", f"{words}:unseeded --workers 1", code=Exit.CORRUPT)
 
 
-def test_one_in_memory_runs_here_whatever_number_of_workers(nets, tmp_path):
+def test_one_in_memory_runs_here_for_every_number_of_workers(nets, tmp_path):
     images = folder(tmp_path / "images", train=6, test=2)
     store = fc.extract(f"folder:{images}", Small(), workers=2, batch=4)
     assert store.rows == 24

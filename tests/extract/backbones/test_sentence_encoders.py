@@ -83,7 +83,7 @@ def extracted(path, model, *words):
 
 @pytest.mark.slow
 def test_stored_features_are_the_mean_of_the_states_of_each_text_alone(model, tmp_path):
-    """Whatever the batch and the order of rows."""
+    """For every batch size and order of rows."""
     expected = np.stack([by_hand(model, text) for text in TEXTS])
     assert expected.std(0).max() > 1e-2
     turned = csv(tmp_path / "turned.csv", TEXTS[::-1], "abababa"[::-1])

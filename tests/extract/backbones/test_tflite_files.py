@@ -143,7 +143,7 @@ def test_the_named_files_are_pinned_and_missing_ones_say_how_to_bring_them(own_h
 
 
 def test_another_file_is_never_a_named_backbone(tmp_path, own_home):
-    """Whatever it is called: its digest is pinned, and another model is one of the user's."""
+    """Its name does not count: its digest is pinned, and another model is one of the user's."""
     path = classifier(tmp_path / "mine.tflite")
     name, (expected,) = "mobilenetv2-birds", dict(BACKBONES["mobilenetv2-birds"].sha256).values()
     kept = own_home / "weights" / f"{name}.tflite"

@@ -128,7 +128,7 @@ def test_every_listed_name_has_info():
     refused(lambda: info("torchvision:MNISTT"), "Did you mean")
 
 
-# The same images have the same features and uids in whatever form they come
+# The same images have the same features and uids in every form
 
 
 PICTURES = np.stack([pixels(i) for i in range(12)])

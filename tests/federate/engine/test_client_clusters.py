@@ -71,7 +71,7 @@ def test_a_round_has_clients_of_so_many_clusters_alone(clients, how, draw):
 
 @examples(30, 300)
 @given(st.permutations(list("abcdefgh")))
-def test_clusters_are_of_names_whatever_the_order_of_clients(names):
+def test_clusters_are_of_names_for_every_order_of_clients(names):
     """And the same for a method that leaves some clients out."""
     by_name = np.argsort(names)
     known, whole, some = (

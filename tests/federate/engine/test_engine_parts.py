@@ -74,7 +74,7 @@ def test_batches_hold_every_row_once(n, batch, drop, bn):
     [(1, [], [1]), (65, [32, 33], [32, 32, 1]), (34, [32, 2], [32, 2])],
 )
 def test_a_batch_of_one_row_joins_the_one_before_where_there_is_batchnorm(n, paper_, plain):
-    # Table 7 of FedPCL has BatchNorm; a linear head has none, whatever the switch says.
+    # Table 7 of FedPCL has BatchNorm; a linear head has none, with and without the switch.
     for words, expected in (({}, paper_), ({"bn": False}, plain), ({"head": "linear"}, plain)):
         assert batch_sizes(n, METHODS["fedavg"].resolve("paper", words)) == expected
     assert batch_sizes(n, METHODS["fedntd"].resolve("paper", {"batch": 32})) == plain

@@ -36,7 +36,7 @@ class LastFirst(Executor):
 
 
 class Summed(Batched):
-    """``batched`` as it pools on a GPU: whatever a chunk uploads by one sum over its clients."""
+    """``batched`` as it pools on a GPU: all uploads of a chunk by one sum over its clients."""
 
     name = "summed"
 

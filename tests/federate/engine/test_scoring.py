@@ -22,7 +22,7 @@ COMMON = np.unique(np.concatenate([c.test for c in federation()[1]]))
 
 
 def shared(clients):
-    """The clients, of which all but the third are tested on the rows of all."""
+    """The clients; all but the third are tested on the rows of all."""
     own = [Client(c.name, c.train, c.test if i == 2 else COMMON) for i, c in enumerate(clients)]
     return ClientTable.of(own, COMMON)
 

@@ -145,7 +145,7 @@ def test_every_chunk_is_verified_before_a_row_is_read(tmp_path, damage):
     ("backbone", "post"),
     [("half", "none"), ("single", "l2"), ("half", "l2_concat"), ("single", "sign")],
 )
-def test_a_command_gives_the_same_result_whatever_memory_it_may_use(
+def test_a_command_gives_the_same_result_with_any_limit_of_memory(
     store, tmp_path, monkeypatch, backbone, post
 ):
     words = (

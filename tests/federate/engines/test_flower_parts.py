@@ -149,7 +149,7 @@ GOOD = pack(SiteMessage({"round": 1}, [{"W": torch.arange(6.0).reshape(2, 3)}]))
 RAW = GOOD.arrays["0"]
 
 
-def test_a_malformed_message_is_refused_whatever_is_wrong():
+def test_a_malformed_message_is_refused_for_every_fault():
     for packed in MALFORMED.values():
         with pytest.raises(MalformedError):
             unpack(packed)

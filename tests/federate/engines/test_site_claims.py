@@ -84,7 +84,7 @@ def node_of(grid, name):
 
 
 def claiming(sites, state, claim, factor=1.0):
-    """Six sites, of which one says other facts, and sends its uploads times a factor."""
+    """Six sites; one says other facts, and multiplies its uploads by a factor."""
     grid = grid_of(sites, state)
 
     def meddle(kind, _number, packed):
@@ -141,7 +141,7 @@ facts = st.fixed_dictionaries({}, optional={f.name: ANY for f in dataclasses.fie
 @pytest.mark.slow
 @examples(200, 2000)
 @given(words=ANY | facts, outline=ANY, number=ANY)
-def test_whatever_a_node_says_is_facts_a_round_or_a_refusal(words, outline, number):
+def test_what_a_node_says_is_facts_a_round_or_a_refusal(words, outline, number):
     for said in (words, {**GOOD.to_words(), **words} if isinstance(words, dict) else words):
         try:
             made = SiteFacts.from_words(said)
@@ -177,7 +177,7 @@ trees = ANY | st.lists(st.dictionaries(st.text(max_size=3), entry | shaped, max_
 @pytest.mark.slow
 @examples(200, 5000)
 @given(words=ANY, trees=trees, zero=raw, zero_rows=raw, one=raw)
-def test_whatever_a_node_sends_is_a_message_or_malformed(words, trees, zero, zero_rows, one):
+def test_what_a_node_sends_is_a_message_or_malformed(words, trees, zero, zero_rows, one):
     told = json.dumps({**(words if isinstance(words, dict) else {"jobs": words}), "trees": trees})
     try:
         message = unpack(PackedMessage(told, {"0": zero, "0/rows": zero_rows, "1": one}))

@@ -40,7 +40,7 @@ def test_the_same_clients_find_their_tensors_as_they_are():
 @pytest.mark.parametrize(
     "then", ["read", "write", "another chunk", "set", "delete", "move", "rest", "held"]
 )
-def test_nothing_of_a_chunk_is_lost_whatever_comes_next(then):
+def test_nothing_of_a_chunk_is_lost_for_every_next_one(then):
     states, held = entered(3, 5, 6, 7), chunk((3, 5), 1.0)
     states.hold(held)
     other = {"W": torch.full((2, 3), 9.0)}

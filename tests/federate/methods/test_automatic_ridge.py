@@ -45,7 +45,7 @@ def by_hand(rows, targets, *, centred=False):
 
 @given(st.integers(0, 99), st.integers(1, 40))
 @settings(max_examples=8)
-def test_auto_is_cross_validation_by_hand_whatever_the_partition(seed, m):
+def test_auto_is_cross_validation_by_hand_for_every_partition(seed, m):
     out = go_all("fed3r", AUTO, DATA, parts(seed, m))
     expected = by_hand(X, Y)
     assert float(out.server["lam"]) == pytest.approx(expected, rel=1e-9)

@@ -19,7 +19,7 @@ from fedcache.federate.methods.fed3r import feature_map
 
 @given(st.integers(0, 99), st.integers(1, 40))
 @settings(max_examples=15)
-def test_fed3r_is_the_centralised_ridge_whatever_the_partition(seed, m):  # T-K2
+def test_fed3r_is_the_centralised_ridge_for_every_partition(seed, m):  # T-K2
     out = go_all("fed3r", "lam=0.1", DATA, parts(seed, m))
     W = np.linalg.solve(X.T @ X + 0.1 * np.eye(X.shape[1]), X.T @ Y)
     assert far(out.server["W"], W.T) < 1e-10 * np.abs(W).max()
@@ -29,7 +29,7 @@ def test_fed3r_is_the_centralised_ridge_whatever_the_partition(seed, m):  # T-K2
 
 @given(st.integers(0, 99), st.integers(1, 40))
 @settings(max_examples=8)
-def test_fedncm_is_the_centralised_class_means_whatever_the_partition(seed, m):  # T-K1
+def test_fedncm_is_the_centralised_class_means_for_every_partition(seed, m):  # T-K1
     mean = (Y.T @ X) / Y.sum(0)[:, None]
     out = go_all("fedncm", {}, DATA, parts(seed, m))
     assert far(out.server["W"], mean / np.linalg.norm(mean, axis=1, keepdims=True)) < 1e-12

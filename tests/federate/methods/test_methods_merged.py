@@ -46,7 +46,7 @@ def test_merging_is_the_released_code(group, clean):
 
 @given(st.integers(0, 99), st.integers(1, 20))
 @settings(max_examples=8)
-def test_it_is_the_least_squares_of_all_rows_whatever_the_partition(seed, m):
+def test_it_is_the_least_squares_of_all_rows_for_every_partition(seed, m):
     out = go_all("afl", {}, DATA, parts(seed, m))
     assert far(out.server["W"], np.linalg.lstsq(X, Y, rcond=None)[0].T) < 1e-10
     assert gap(out.server["W"], go_all("fed3r", "lam=0.0").server["W"]) < 1e-10

@@ -121,7 +121,7 @@ def test_the_prior_is_where_nothing_is_known():  # T-K6
 
 @given(st.integers(0, 99), st.integers(1, 20))
 @settings(max_examples=8)
-def test_the_prior_solves_its_least_squares_whatever_the_partition(seed, m):
+def test_the_prior_solves_its_least_squares_for_every_partition(seed, m):
     # |kappa Y - Z W|^2 + lam |W - W0|^2 as an ordinary least squares of stacked rows.
     out = go_all("fed3r-prior", "lam=4.0 kappa=0.7", DATA, parts(seed, m))
     W0 = DATA.text.numpy().T

@@ -34,7 +34,7 @@ def reference_supcon(z, y, tau):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_supcon_is_its_formula_whatever_the_padding(seed):
+def test_supcon_is_its_formula_for_every_padding(seed):
     y = torch.randint(0, 4, (9,), generator=torch.Generator().manual_seed(seed))
     z, expected = units(9, seed=seed), reference_supcon(units(9, seed=seed), y, 0.3)
     assert float(supervised_contrast(z, y, even(9), 0.3)) == pytest.approx(expected)

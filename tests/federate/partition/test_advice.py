@@ -44,7 +44,7 @@ def run_command(command, columns):
 
 
 def rows_of_values(sizes):
-    """Rows by value of the domain and class, a fifth of which are test rows."""
+    """Rows by value of the domain and class, a fifth are test rows."""
     label = [c for counts in sizes for c, count in enumerate(counts) for _ in range(count)]
     domain = [d for d, counts in enumerate(sizes) for count in counts for _ in range(count)]
     split = [int(i % 5 == 4) for i in range(len(label))]

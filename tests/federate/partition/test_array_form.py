@@ -58,7 +58,7 @@ def test_a_partition_is_read_back_from_both_forms(partition, tmp_path):
         assert again.to_payload() == partition.to_payload()
         assert again.args == partition.args
         assert again.table.tested.tolist() == partition.table.tested.tolist()
-        # one file for one partition, from whatever form; JSON has no rule of matched tests
+        # one file for one partition, from every form; JSON has no rule of matched tests
         assert whole(again) == whole(partition) or partition is MATCHED
 
 

@@ -69,7 +69,7 @@ def test_of_each_class_the_rows_with_the_smallest_uids_are_taken_up_to_the_share
 
 
 def test_a_share_of_a_client_worked_by_hand():
-    # One client: 5 rows of class 0, 3 of class 1, 2 of class 2, which is 10 rows, of which 0.3 are 3.
+    # One client: 5 rows of class 0, 3 of class 1, 2 of class 2, which is 10 rows; a share of 0.3 is 3.
     # Class 0: floor(0.3 * 5) = 1. Up to class 1: floor(0.3 * 8) = 2, one more. Up to class 2: floor(0.3 * 10) = 3.
     label = np.array([0, 0, 0, 0, 0, 1, 1, 1, 2, 2])
     uid = np.zeros((10, 16), np.uint8)

@@ -175,7 +175,7 @@ def test_a_round_in_which_nobody_is_drawn_is_noise_alone(name, monkeypatch):
             moved = server[tensor] - still[tensor]
             assert torch.allclose(moved, torch.full_like(moved, 12.0))
         return
-    # Deviation 3: owners 9, 3, 1.5, 0, -9 and 3.03, of which more than 3 are known; a prototype is 12 of them.
+    # Deviation 3: owners 9, 3, 1.5, 0, -9 and 3.03; those above 3 are known; a prototype is 12 of them.
     assert server["has"].tolist() == [True, False, False, False, False, True]
     assert server["bar"][:, 0].tolist() == pytest.approx([12 / 9, 0.0, 0.0, 0.0, 0.0, 12 / 3.03])
 

@@ -93,7 +93,7 @@ def test_the_geometric_median_leaves_a_row_at_which_it_begins():
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [4, 5, 6, 9])
 def test_no_point_has_a_smaller_sum_of_distances_than_the_geometric_median(n):
-    """Of rows on a grid, many of which are the same and where the iteration begins."""
+    """Of rows on a grid; many are equal, and equal to the point where the iteration begins."""
     for seed in range(DRAWS // 5):
         V = normal(n, 2, seed=seed).round()
         # 200 steps

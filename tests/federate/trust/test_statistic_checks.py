@@ -133,7 +133,7 @@ FEW = ("features", "large")
 
 
 @pytest.mark.parametrize(("name", "settings"), SENDING, ids=str)
-def test_no_honest_client_is_rejected_whatever_rows_it_has(name, settings):
+def test_no_honest_client_is_rejected_for_its_rows(name, settings):
     # Clients of 1 to 64 rows with 3 of 6 classes, so some have one row of a class and none of others.
     which = [own for method, own in SENDING if method == name].index(settings)
     plain, clients = federation(seed=which, dtype=torch.float32)

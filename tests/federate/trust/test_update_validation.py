@@ -165,7 +165,7 @@ def in_lane(up, name, ctx, victim):
 
 
 def without_rows(clients, victim):
-    """The clients, of which one has no training rows."""
+    """The clients; one has no training rows."""
     return [replace(c, train=c.train[:0]) if i == victim else c for i, c in enumerate(clients)]
 
 

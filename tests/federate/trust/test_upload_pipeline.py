@@ -108,7 +108,7 @@ def test_a_step_is_no_difference_from_what_was_sent(name):
 
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fednova", "feddyn", "fedproto", "ifca"])
-def test_no_honest_client_is_rejected_whatever_the_scale_of_its_features(name, scale):
+def test_no_honest_client_is_rejected_for_the_scale_of_its_features(name, scale):
     data, clients = federation()
     data = replace(data, x=data.x.float() * scale)
     trust = parse_policy(on_bad_update="reject")

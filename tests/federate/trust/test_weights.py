@@ -57,7 +57,7 @@ LIAR = 3
 
 
 def federated(claim, **how):
-    """Six equal clients, of which one holds many copies of its rows."""
+    """Six equal clients; one holds many copies of its rows."""
     data, clients = federation(sizes=(30,) * 6, **how)
     client = clients[LIAR]
     return data, [
