@@ -10,6 +10,7 @@ import pytest
 from repository_files import ROOT, content
 
 COPIED = (
+    ".gitignore",
     "fedcache",
     "tests",
     "tools",
