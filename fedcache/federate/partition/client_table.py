@@ -71,7 +71,15 @@ class RowLists(MadeWhenAsked[np.ndarray]):
     @classmethod
     def of_sizes(cls, rows: np.ndarray, sizes: np.ndarray) -> RowLists:
         """Consecutive pieces of ``rows`` of these sizes [M]."""
-        return cls(rows, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
+        ends = np.concatenate([[0], np.cumsum(sizes)])
+        return cls(rows, ends.astype(np.int64))
+
+    @classmethod
+    def by_owner(cls, rows: np.ndarray, owner: np.ndarray, count: int) -> RowLists:
+        """The rows of each of ``count`` owners, in their order in ``rows``; ``owner`` [n] is below ``count``."""
+        sizes = np.bincount(owner, minlength=count)
+        order = np.argsort(owner, kind="stable")
+        return cls.of_sizes(rows[order], sizes)
 
     @cached_property
     def sizes(self) -> np.ndarray:
@@ -99,11 +107,8 @@ class RowLists(MadeWhenAsked[np.ndarray]):
     def take(self, order: np.ndarray) -> RowLists:
         """The lists at these places, in that order."""
         sizes = self.sizes[order]
-        made = RowLists.of_sizes(self.rows[:0], sizes)
-        source = np.repeat(self.ends[:-1][order] - made.ends[:-1], sizes) + np.arange(
-            int(sizes.sum())
-        )
-        return RowLists(self.rows[source], made.ends)
+        places = ranges(self.ends[:-1][order], sizes)
+        return RowLists.of_sizes(self.rows[places], sizes)
 
     def first(self, count: int | None) -> RowLists:
         """The first ``count`` lists, all for None."""
@@ -119,7 +124,8 @@ class RowLists(MadeWhenAsked[np.ndarray]):
     def words(self, start: int, stop: int) -> list[str]:
         """The lists from ``start`` to ``stop``, each as text: its rows with commas between them."""
         text, cuts = in_decimal(self.rows[self.ends[start] : self.ends[stop]])
-        ends = cuts[self.ends[start : stop + 1] - self.ends[start]].tolist()
+        counts = self.ends[start : stop + 1] - self.ends[start]
+        ends = cuts[counts].tolist()
         # Every row has a comma after it, which is cut off after the last one.
         return [text[a : max(a, b - 1)] for a, b in pairwise(ends)]
 
@@ -138,10 +144,9 @@ class RowLists(MadeWhenAsked[np.ndarray]):
         value = right[np.searchsorted(rows, self.rows)]
         known = ~np.isnan(value)
         owner = self.owner[known]
-        return share_of_ones(
-            np.bincount(owner, value[known], minlength=len(self)),
-            np.bincount(owner, minlength=len(self)),
-        )
+        hits = np.bincount(owner, value[known], minlength=len(self))
+        counts = np.bincount(owner, minlength=len(self))
+        return share_of_ones(hits, counts)
 
     def __len__(self) -> int:
         return len(self.ends) - 1
@@ -182,8 +187,20 @@ def in_decimal(numbers: np.ndarray) -> tuple[str, np.ndarray]:
             tenth = left // 10
             text[:, place] = left - tenth * 10 + ord("0")
             left = tenth
-        parts.append(text[np.arange(width + 1) >= (width - digits)[:, None]].tobytes())
+        is_kept = np.arange(width + 1) >= (width - digits)[:, None]
+        parts.append(text[is_kept].tobytes())
     return b"".join(parts).decode("ascii"), np.cumsum(lengths)
+
+
+def ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """int64: for each start as many consecutive integers as its size says, one range after the other.
+
+    >>> ranges(np.array([10, 50]), np.array([2, 3]))
+    array([10, 11, 50, 51, 52])
+    """
+    begins = np.cumsum(sizes) - sizes
+    shift: np.ndarray = np.repeat(starts - begins, sizes)
+    return shift + np.arange(len(shift))
 
 
 def share_of_ones(hits: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -214,9 +231,8 @@ def is_among(values: np.ndarray, others: np.ndarray) -> np.ndarray:
         among[among] = there[values[among] - low]
         return among
     ordered = np.sort(others)
-    found: np.ndarray = (
-        ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
-    )
+    place = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    found: np.ndarray = ordered[place] == values
     return found
 
 
@@ -343,12 +359,12 @@ class ClientTable(Sequence[Client]):
             none = RowLists.of_sizes(common[:0], np.zeros(len(train), np.int64))
             return cls(names, train, common, np.ones(len(train), bool), none, validation)
         if isinstance(tests, MatchedLists):
-            # If the rule chooses from the global rows, a list of their number has all of them.
+            # If the rule chooses from the global rows, a list with as many rows has all of them.
             same = np.array_equal(np.sort(tests.order), common)
-            return cls(names, train, common, same & (tests.sizes == len(common)), tests, validation)
-        shares = np.fromiter(
-            (t is common or np.array_equal(t, common) for t in tests), bool, len(train)
-        )
+            shares = same & (tests.sizes == len(common))
+            return cls(names, train, common, shares, tests, validation)
+        is_common = (rows is common or np.array_equal(rows, common) for rows in tests)
+        shares = np.fromiter(is_common, bool, len(train))
         # Clients that share the global rows have an empty list of their own.
         lists = list(tests)
         for i in np.flatnonzero(shares).tolist():
@@ -402,9 +418,9 @@ class ClientTable(Sequence[Client]):
         held = self.validation
         if held is None or held.own is None:
             return replace(self, validation=None)
-        of = np.concatenate([self.train.owner, held.own.owner])
-        rows = np.concatenate([self.train.rows, held.own.rows])[np.argsort(of, kind="stable")]
-        train = RowLists.of_sizes(rows, self.train.sizes + held.own.sizes).ascending()
+        owner = np.concatenate([self.train.owner, held.own.owner])
+        rows = np.concatenate([self.train.rows, held.own.rows])
+        train = RowLists.by_owner(rows, owner, len(self)).ascending()
         return replace(self, train=train, validation=None)
 
     def __len__(self) -> int:
@@ -451,9 +467,8 @@ def all_train_rows(clients: Sequence[ClientRows]) -> np.ndarray:
     """int64: the training rows of all clients, one client after the other."""
     if isinstance(clients, ClientTable):
         return clients.train.rows
-    return np.concatenate(
-        [np.empty(0, np.int64), *(np.asarray(c.train, np.int64) for c in clients)]
-    )
+    lists = [np.asarray(c.train, np.int64) for c in clients]
+    return np.concatenate([np.empty(0, np.int64), *lists])
 
 
 # Matched test rows: the test rows of each client as a rule, from which a list is made on access.
@@ -498,11 +513,15 @@ class MatchedLists(MadeWhenAsked[np.ndarray]):
         have = np.diff(starts)[of_class]
         ratio = have / counts
         some = classes.sizes > 0
-        least = np.repeat(np.minimum.reduceat(ratio, classes.ends[:-1][some]), classes.sizes[some])
-        scarcest = np.flatnonzero(ratio == least)
-        scarcest = scarcest[np.diff(client[scarcest], prepend=-1) > 0]
-        limit, own = (np.repeat(each[scarcest], classes.sizes[some]) for each in (have, counts))
-        return cls(order, starts, classes, -(-counts * limit // own))
+        sizes = classes.sizes[some]
+        least = np.minimum.reduceat(ratio, classes.ends[:-1][some])
+        scarcest = np.flatnonzero(ratio == np.repeat(least, sizes))
+        is_first = np.diff(client[scarcest], prepend=-1) > 0
+        scarcest = scarcest[is_first]
+        limit = np.repeat(have[scarcest], sizes)
+        own = np.repeat(counts[scarcest], sizes)
+        taken = -(-counts * limit // own)
+        return cls(order, starts, classes, taken)
 
     @classmethod
     def alike(cls, rows: np.ndarray, clients: int) -> MatchedLists:
@@ -513,7 +532,8 @@ class MatchedLists(MadeWhenAsked[np.ndarray]):
     @cached_property
     def sizes(self) -> np.ndarray:
         """int64 [M]."""
-        return np.diff(np.concatenate([[0], np.cumsum(self.taken)])[self.classes.ends])
+        before = np.concatenate([[0], np.cumsum(self.taken)])
+        return np.diff(before[self.classes.ends])
 
     @property
     def distinct(self) -> np.ndarray:
@@ -534,8 +554,7 @@ class MatchedLists(MadeWhenAsked[np.ndarray]):
 
     def _rows(self, classes: np.ndarray, taken: np.ndarray) -> np.ndarray:
         """The first ``taken`` rows of each of ``classes``, one class after the other."""
-        begins = np.cumsum(taken) - taken
-        places = np.repeat(self.starts[classes] - begins, taken) + np.arange(int(taken.sum()))
+        places = ranges(self.starts[classes], taken)
         found: np.ndarray = self.order[places]
         return found
 
@@ -545,17 +564,14 @@ class MatchedLists(MadeWhenAsked[np.ndarray]):
         used = np.isin(self.order, rows)
         value[used] = right[np.searchsorted(rows, self.order[used])]
         known = ~np.isnan(value)
-        # The difference of two cumulative sums is the sum over the taken rows of a class.
-        hits, scored = (
-            np.concatenate([[0.0], np.cumsum(each)])
-            for each in (np.where(known, value, 0.0), known.astype(np.float64))
-        )
         begin = self.starts[self.classes.rows]
+        end = begin + self.taken
         owner = self.classes.owner
-        sums = [
-            np.bincount(owner, each[begin + self.taken] - each[begin], minlength=len(self))
-            for each in (hits, scored)
-        ]
+        sums = []
+        for each in (np.where(known, value, 0.0), known.astype(np.float64)):
+            # The difference of two cumulative sums is the sum over the taken rows of a class.
+            total = np.concatenate([[0.0], np.cumsum(each)])
+            sums.append(np.bincount(owner, total[end] - total[begin], minlength=len(self)))
         return share_of_ones(*sums)
 
     def __len__(self) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.federate.partition.client_table import RowLists
+from fedcache.federate.partition.client_table import RowLists, ranges
 from fedcache.federate.partition.scheme import (
     DOMAIN,
     FEWER,
@@ -70,16 +70,17 @@ def fill_up(dealt: RowLists, least: int, rng: np.random.Generator) -> RowLists:
     if not lack.any():
         return dealt
     kept = lowered(sizes, int(lack.sum()), least)
-    # The rows of every giving list in random order, of which the first ones are moved.
+    # The rows of every list that gives rows, in random order; the first rows of each list are moved.
     owner = dealt.owner
     given = sizes - kept
     theirs = np.flatnonzero(given[owner] > 0)
-    theirs = theirs[np.lexsort((rng.random(len(theirs)), owner[theirs]))]
+    shuffled = np.lexsort((rng.random(len(theirs)), owner[theirs]))
+    theirs = theirs[shuffled]
     lengths = sizes[given > 0]
-    rank = np.arange(len(theirs)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    rank = ranges(np.zeros_like(lengths), lengths)
     moved = theirs[rank < given[owner[theirs]]]
     owner[rng.permutation(moved)] = np.repeat(np.arange(len(dealt)), lack)
-    return RowLists.of_sizes(dealt.rows[np.argsort(owner, kind="stable")], kept + lack)
+    return RowLists.by_owner(dealt.rows, owner, len(dealt))
 
 
 def lowered(sizes: np.ndarray, missing: int, least: int) -> np.ndarray:
@@ -122,6 +123,8 @@ TRIAL_SHARES = 5_000_000
 """Most numbers for each of these candidates."""
 LARGEST_ALPHA = 1_000.0
 """Largest alpha among these candidates."""
+NAMED = 8
+"""Most classes that a note names."""
 HOPELESS = 1.0
 """Expected accepted draws within the cap, below which the search stops."""
 SEEN = 20_000
@@ -208,7 +211,7 @@ class Search:
 def draw(
     rng: np.random.Generator, alpha: float, draws: int, classes: int, clients: int
 ) -> np.ndarray:
-    """Independent Dir(alpha 1_M) shares, [draws, C, M]. One draw after the other, whatever the block size."""
+    """Independent Dir(alpha 1_M) shares, [draws, C, M]. The size of a block does not change the draws."""
     if alpha < STICKS:
         return rng.dirichlet(np.full(clients, alpha), size=(draws, classes))
     gamma = rng.standard_gamma(alpha, size=(draws, classes, clients))
@@ -219,7 +222,7 @@ def draw(
 def draw_by_class(
     rng: np.random.Generator, alpha: float, draws: int, classes: int, clients: int
 ) -> Iterator[np.ndarray]:
-    """The numbers of ``draw`` as the shares [draws, M] of each class; of one draw only a class at a time is held."""
+    """The numbers of ``draw``, class by class: shares [draws, M]. A single draw holds one class in memory at a time."""
     if draws == 1:
         for _ in range(classes):
             yield draw(rng, alpha, 1, 1, clients)[:, 0]
@@ -238,10 +241,12 @@ def search(
     """
     classes = len(rule.quota)
     clients = rule.clients
-    cap = min(draws, max(LEAST_DRAWS, shares // (classes * clients)))
-    done = short = 0
+    numbers = classes * clients  # of one draw
+    cap = min(draws, max(LEAST_DRAWS, shares // numbers))
+    done = 0
+    short = 0
     largest = -1
-    for block in _blocks(cap, max(1, BLOCK // (classes * clients))):
+    for block in _blocks(cap, max(1, BLOCK // numbers)):
         counts = rule.counts(draw_by_class(rng, rule.alpha, block, classes, clients), block)
         size = counts.size
         is_short = size < rule.minimum
@@ -254,7 +259,9 @@ def search(
         done += block
         short += int(is_short.sum())
         largest = max(largest, int(size.min(axis=-1).max()))
-        if done * clients >= SEEN and cap * (1.0 - short / (done * clients)) ** clients < HOPELESS:
+        seen = done * clients
+        expected = cap * (1.0 - short / seen) ** clients
+        if seen >= SEEN and expected < HOPELESS:
             return Search(None, done, largest, hopeless=True)
     return Search(None, done, largest)
 
@@ -291,7 +298,7 @@ def counts_or_error(
     clients = rule.clients
     who = f"Scheme {scheme.name} with alpha {rule.alpha:g} and {clients} clients"
     rows = int(rule.quota.sum())
-    can_fill = any(argument.name == "fill" for argument in scheme.arguments)
+    can_fill = scheme.has("fill")
     # If one draw takes seconds and the scheme can fill clients up, no other arguments are tried.
     tries = not (can_fill and clients * len(rule.quota) > TRIAL_SHARES)
     instead: dict[str, Value] = {}
@@ -348,12 +355,13 @@ def counts_or_error(
 def _as_tried(scheme: Scheme, args: Values, instead: dict[str, Value]) -> dict[str, Value]:
     """``instead`` together with the derived arguments, if these would get other values than in the trial."""
     derived = scheme.rederived({**args, **instead})
-    kept = {
-        a.name: args[a.name]
-        for a in scheme.arguments
-        if a.name in derived and a.default is None and a.kind != "names"
-    }
-    return instead | {name: value for name, value in kept.items() if value != derived[name]}
+    complete = dict(instead)
+    for argument in scheme.arguments:
+        name = argument.name
+        is_derived = argument.default is None and argument.kind != "names"
+        if is_derived and name in derived and args[name] != derived[name]:
+            complete[name] = args[name]
+    return complete
 
 
 def _has_rows(rule: Rule) -> bool:
@@ -393,7 +401,7 @@ def _fewer_clients(
     at_most: int = LARGEST_COUNT,
 ) -> dict[str, Value]:
     """The largest smaller number of clients that works with this seed; empty if none does."""
-    if not any(argument.name == "clients" for argument in scheme.arguments):
+    if not scheme.has("clients"):
         return {}
     most = min(count_of(args, "clients") - 1, at_most)
 
@@ -409,7 +417,9 @@ def _fewer_clients(
 def alphas_above(alpha: float) -> list[float]:
     """Values of two digits above ``alpha`` up to 1,000, about 10 % apart."""
     mantissas = [*range(10, 20), *range(20, 50, 2), *range(50, 100, 5)]
-    values = [float(f"{m}e{e}") for e in range(-9, 3) for m in mantissas]
+    values = []
+    for exponent in range(-9, 3):
+        values += [float(f"{mantissa}e{exponent}") for mantissa in mantissas]
     return [value for value in values if alpha < value <= LARGEST_ALPHA]
 
 
@@ -439,7 +449,8 @@ def deal_by_rule(
 
     Other arguments and errors as ``counts_or_error``.
     """
-    dealt = deal_rows(rows, counts_or_error(scheme, args, streams, rule_of), streams("rows"))
+    counts = counts_or_error(scheme, args, streams, rule_of)
+    dealt = deal_rows(rows, counts, streams("rows"))
     if args.get("fill"):
         return fill_up(dealt, rule_of(args).minimum, streams("fill"))
     return dealt
@@ -454,10 +465,8 @@ def deal_rows(rows: Sequence[np.ndarray], counts: np.ndarray, rng: np.random.Gen
     dealt = RowLists.of_sizes(np.empty(int(sizes.sum()), np.int64), sizes)
     start = dealt.ends[:-1].copy()  # begin of each client's next piece
     for of_class, count in zip(rows, counts, strict=True):
-        shuffled = rng.permutation(of_class)[: int(count.sum())]
-        before = np.cumsum(count) - count
-        # Place of each shuffled row: the begin of its client's piece plus its number in the piece.
-        dealt.rows[np.repeat(start - before, count) + np.arange(len(shuffled))] = shuffled
+        # Each client's next piece holds its rows of this class.
+        dealt.rows[ranges(start, count)] = rng.permutation(of_class)[: int(count.sum())]
         start += count
     return dealt
 
@@ -496,7 +505,8 @@ def deal_feature_label_shift(pool: RowPool, args: Values, streams: Streams) -> D
     """
     domains = _domains(FEATURE_LABEL_SHIFT, pool)
     classes = [pool.by_class(pool.of_domain(pool.train, domain)) for domain in domains]
-    limit = np.array([[len(rows) for rows in of_domain] for of_domain in classes], np.int64).T
+    sizes = [[len(rows) for rows in of_domain] for of_domain in classes]
+    limit = np.array(sizes, np.int64).T
 
     def rule_of(args: Values) -> Rule:
         quota = np.full(len(limit), len(domains) * count_of(args, "shots"), np.int64)
@@ -525,7 +535,9 @@ def deal_label_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     ever happens. Each client shuffles its n_i rows: the first floor(n_i / ratio) are for training, the others for
     testing. A class with fewer rows than q gives all of them; ratio and M are kept, so the training sets shrink.
     """
-    source = {"train": pool.train, "test": pool.test}[str(args["pool"])]
+    source = pool.train
+    if args["pool"] == "test":
+        source = pool.test
     need_rows(source, str(args["pool"]), LABEL_SHIFT.name)
     classes = present(pool, source)
     ratio = number_of(args, "ratio")
@@ -551,7 +563,8 @@ def deal_label_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
         test = [rows[cut:] for rows, cut in zip(shuffled, cuts, strict=True)]
     else:
         rest = np.setdiff1d(pool.test, np.concatenate(held))
-        test = [first_per_class(pool, rest, count_of(args, "tests"))] * len(train)
+        shared = first_per_class(pool, rest, count_of(args, "tests"))
+        test = [shared] * len(train)
     notes = _label_shift_notes(pool, args, quota, train)
     enough = None
     if (quota < _rows_of_class(args)).any():
@@ -640,9 +653,10 @@ def _short(pool: RowPool, rows: np.ndarray, shots: int) -> list[str]:
     return [f"{name} ({len(r)})" for name, r in held if len(r) < shots]
 
 
-def _some(names: Sequence[str], most: int = 8) -> str:
-    text = ", ".join(names[:most])
-    more = len(names) - most
+def _some(names: Sequence[str]) -> str:
+    """The first names, and the number of the others."""
+    text = ", ".join(names[:NAMED])
+    more = len(names) - NAMED
     if more > 0:
         return f"{text} and {more} more"
     return text

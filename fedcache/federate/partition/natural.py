@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedcache.errors import UsageError, shell_word, unknown
-from fedcache.federate.partition.client_table import RowLists, sorted_once
+from fedcache.federate.partition.client_table import NumberedNames, RowLists, sorted_once
 from fedcache.federate.partition.scheme import (
     DOMAIN,
     Argument,
@@ -69,22 +69,27 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
             f"{first} is an argument of a scheme inside every value of {by}, but no scheme was given.",
             f"--by {shell_word(by)} --scheme {schemes}; without {first} every value is one client",
         )
-    # A given ``within`` cannot be told from the default here; ``with_column`` refuses it.
+    # A given ``within`` looks like the default here; ``with_column`` refuses it.
     if args["hold_out"] is not None and args["tests"] != "within":
         raise two_test_sets(args["tests"])
     group = pool.columns.sorted_by(by)
     notes = []
     if args["unlabelled"] == "drop":
-        known = pool.columns.label >= 0
-        lost = int((~known[pool.train]).sum() + (~known[pool.test]).sum())
+        label = pool.columns.label
+        train = pool.train[label[pool.train] >= 0]
+        test = pool.test[label[pool.test] >= 0]
+        lost = len(pool.train) - len(train) + len(pool.test) - len(test)
         if lost:
             notes.append(f"{lost:,} rows without a label are left out")
-        pool = replace(pool, train=pool.train[known[pool.train]], test=pool.test[known[pool.test]])
-    everybody = np.sort(np.concatenate([pool.train, pool.test]))
+        pool = replace(pool, train=train, test=test)
+    all_rows = np.sort(np.concatenate([pool.train, pool.test]))
     rows = pool.train
     tests = pool.test
-    if args["rows"] == "all" or (args["rows"] == "auto" and args["hold_out"] is not None):
-        rows = everybody
+    trains_on_all = args["rows"] == "all"
+    if args["rows"] == "auto":
+        trains_on_all = args["hold_out"] is not None
+    if trains_on_all:
+        rows = all_rows
         tests = pool.test[:0]
     without = int((group.codes[rows] < 0).sum())
     if without:
@@ -92,7 +97,7 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     held = held_out_codes(group, by, args["hold_out"])
     common: np.ndarray | None = None
     if held is not None:
-        common = everybody[np.isin(group.codes[everybody], held)]
+        common = all_rows[np.isin(group.codes[all_rows], held)]
         if not len(common):
             values = args["hold_out"]
             raise UsageError(
@@ -102,7 +107,7 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
         tests = tests[~np.isin(group.codes[tests], held)]
     members = members_of(group, rows, tests)
     if args["tests"] == "held-out-clients":
-        members, common, note = _without_some(members, everybody, group, args, streams)
+        members, common, note = _without_some(members, all_rows, group, args, streams)
         notes.append(note)
     within = args["tests"] == "within" and common is None
     if within:
@@ -144,10 +149,7 @@ def members_of(group: Group, rows: np.ndarray, tests: np.ndarray) -> Members:
 def _by_code(codes: np.ndarray, rows: np.ndarray, count: int) -> RowLists:
     """A list of ``rows`` for each of ``count`` codes, in stored order; rows without a value are in no list."""
     known = rows[codes[rows] >= 0]
-    own = codes[known]
-    return RowLists.of_sizes(
-        known[np.argsort(own, kind="stable")], np.bincount(own, minlength=count)
-    )
+    return RowLists.by_owner(known, codes[known], count)
 
 
 def _taken(members: Members, which: np.ndarray) -> Members:
@@ -156,7 +158,7 @@ def _taken(members: Members, which: np.ndarray) -> Members:
 
 
 def _without_some(
-    members: Members, everybody: np.ndarray, group: Group, args: Values, streams: Streams
+    members: Members, all_rows: np.ndarray, group: Group, args: Values, streams: Streams
 ) -> tuple[Members, np.ndarray, str]:
     """The members without a drawn share of them, all rows of that share as the test set, and a note."""
     count = len(members.words)
@@ -170,7 +172,7 @@ def _without_some(
     drawn = np.sort(streams("held-out clients").permutation(count)[:away])
     gone = {members.words[i] for i in drawn.tolist()}
     codes = np.array([i for i, word in enumerate(group.words) if word in gone])
-    common = everybody[np.isin(group.codes[everybody], codes)]
+    common = all_rows[np.isin(group.codes[all_rows], codes)]
     kept = _taken(members, np.setdiff1d(np.arange(count), drawn))
     note = f"{away:,} of {count:,} clients do not train; all their rows are the test set"
     return kept, common, note
@@ -203,15 +205,12 @@ def _with_own_tests(members: Members, pool: RowPool) -> tuple[Members, list[str]
             one_class, owner[mine], columns.uid[rows], np.ones(len(rows), bool), most=1
         )
         count = len(bare)
-        train = RowLists.of_sizes(
-            members.train.rows[~chosen], np.bincount(owner[~chosen], minlength=count)
-        )
+        sizes = np.bincount(owner[~chosen], minlength=count)
+        train = RowLists.of_sizes(members.train.rows[~chosen], sizes)
         # The held-out rows follow the test rows of their member.
-        given = members.test
-        of = np.concatenate([given.owner, owner[chosen]])
-        order = np.argsort(of, kind="stable")
-        rows = np.concatenate([given.rows, members.train.rows[chosen]])[order]
-        test = RowLists.of_sizes(rows, np.bincount(of, minlength=count))
+        rows = np.concatenate([members.test.rows, members.train.rows[chosen]])
+        of_tests = np.concatenate([members.test.owner, owner[chosen]])
+        test = RowLists.by_owner(rows, of_tests, count)
         members = Members(members.words, train, test)
         drawn = int((test.sizes[bare] > 0).sum())
         if drawn:
@@ -232,7 +231,7 @@ def _with_own_tests(members: Members, pool: RowPool) -> tuple[Members, list[str]
 def _large_enough(
     members: Members, args: Values, streams: Streams, *, within: bool
 ) -> tuple[Members, list[str]]:
-    """Members with at least ``min_rows`` rows, of which ``max_clients`` are drawn, and notes."""
+    """Members with at least ``min_rows`` rows, and notes. If there are more than ``max_clients``, so many are drawn."""
     notes = []
     least = count_of(args, "min_rows")
     sizes = members.train.sizes
@@ -291,12 +290,13 @@ def _divided(
                 "Leave out rows without a label:  --option unlabelled=drop",
             )
         values = scheme.resolve({**given, "domain": None})
-        # Every value has its own random streams, so that one more value changes no other draw.
+        # Every value has its own random streams, so that an additional value changes no other draw.
         sub = replace(pool, train=np.sort(own), dealt=own, notes=[])
         if within:
             sub = replace(sub, test=np.sort(tested))
+        own_streams = Streams(streams.seed, f"{NAME}/{scheme.name}/{word}")
         try:
-            dealt = scheme.deal(sub, values, Streams(streams.seed, f"{NAME}/{scheme.name}/{word}"))
+            dealt = scheme.deal(sub, values, own_streams)
         except InfeasibleError as error:
             # Only arguments of ``OF_INSIDE`` can be set, so advice with ``fill`` cannot be followed.
             instead: dict[str, Value] = {}
@@ -304,9 +304,8 @@ def _divided(
                 instead = {key: v for key, v in error.instead.items() if key in OF_INSIDE}
             raise NATURAL.infeasible(args, f"{word}: {error.message}", instead) from error
         count = len(dealt.train)
-        digits = len(str(count - 1))
-        of = dealt.names or [f"client-{i:0{digits}d}" for i in range(count)]
-        names += [f"{word}/{name}" for name in of]
+        own_names = dealt.names or NumberedNames(count)
+        names += [f"{word}/{name}" for name in own_names]
         train += list(dealt.train)
         if within:
             test += dealt.test or [sub.test] * count

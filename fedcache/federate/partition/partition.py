@@ -192,8 +192,11 @@ class Partition:
 
     def _words(self) -> dict[str, Any]:
         """All fields except clients, test rows and digest, as ``json_file`` describes them."""
+        schema = json_file.SCHEMA
+        if self.validation is not None:
+            schema = json_file.WITH_VALIDATION
         return {
-            "schema": json_file.SCHEMAS[self.validation is not None],
+            "schema": schema,
             "scheme": self.scheme,
             "args": as_lists(self.args),
             "seed": self.seed,
@@ -306,21 +309,23 @@ class Partition:
         train = self.table.train.first(most)
         classes = len(columns.classes)
         label = columns.label[train.rows]
-        place = train.owner.astype(np.int64)[label >= 0] * classes + label[label >= 0]
-        return np.bincount(place, minlength=len(train) * classes).reshape(len(train), classes)
+        known = label >= 0
+        place = train.owner.astype(np.int64)[known] * classes + label[known]
+        counts = np.bincount(place, minlength=len(train) * classes)
+        return counts.reshape(len(train), classes)
 
     def describe(self, columns: Columns, most: int | None = None) -> list[ClientRow]:
         """One line for each of the first ``most`` clients: rows, test rows, classes owned, rows of each class."""
-        t = self.table
+        table = self.table
         counts = self.counts(columns, most)
         described = len(counts)
-        validation = np.zeros(len(t), np.int64)
-        if t.for_validation is not None:
-            validation = t.for_validation.test_sizes
-        sizes = np.stack([t.train_sizes, t.test_sizes, validation], 1)[:described].tolist()
+        validation = np.zeros(len(table), np.int64)
+        if table.for_validation is not None:
+            validation = table.for_validation.test_sizes
+        sizes = np.stack([table.train_sizes, table.test_sizes, validation], 1)
         lines = []
         for name, (train, test, held), own in zip(
-            t.names[:described], sizes, counts.tolist(), strict=True
+            table.names[:described], sizes[:described].tolist(), counts.tolist(), strict=True
         ):
             owned = len(own) - own.count(0)
             lines.append(ClientRow(name, train, test, owned, tuple(own), held))
@@ -341,10 +346,10 @@ class Partition:
         held = self.table.validation
         if held is not None:
             how = self.args.get("validation")
-            of = f"taken from the training rows (share {how})"
+            source = f"taken from the training rows (share {how})"
             if how == OWN_SPLIT:
-                of = "of the dataset's own split"
-            parts.append(f"{len(held.rows)} validation rows {of}")
+                source = "of the dataset's own split"
+            parts.append(f"{len(held.rows)} validation rows {source}")
             if held.own is not None and not held.own.sizes.all():
                 none = int((held.own.sizes == 0).sum())
                 parts[-1] += f", {none} clients have none"
@@ -397,7 +402,8 @@ def _tried(
         except FedcacheError as other:
             return other
         else:
-            if instead == error.instead and (not seed or SEED in error.hint):
+            is_complete = not seed or SEED in error.hint
+            if instead == error.instead and is_complete:
                 return error
             return _advising(message, how, values, instead, seed)
     if how is NATURAL and values["inside"] is not None:
@@ -414,7 +420,7 @@ def _tried(
     domain = values["domain"]
     assert domain is None or isinstance(domain, tuple)
     given: dict[str, Value] = {"domain": domain}
-    if all(a.name != "clients" for a in how.arguments) and len(domain or columns.domains) < 2:
+    if not how.has("clients") and len(domain or columns.domains) < 2:
         simpler = SCHEMES["label-shift"]
         what = "Divide the rows of one domain among several clients instead"
     else:
@@ -422,7 +428,8 @@ def _tried(
         what = "Divide the rows evenly instead"
         given["clients"] = values.get("clients") or len(columns.domains)
     try:
-        command = simpler.command(_followed(simpler, columns, simpler.resolve(given), given, seed))
+        found = _followed(simpler, columns, simpler.resolve(given), given, seed)
+        command = simpler.command(found)
     except FedcacheError as refused:
         if refused.hint:
             return refused
@@ -484,7 +491,7 @@ def _with_remedy(
     if how is NATURAL:
         inner = SCHEMES[str(values["inside"])]
     remedy = "extract more images"
-    if any(a.name == "clients" for a in inner.arguments):
+    if inner.has("clients"):
         remedy += ", or use fewer --clients"
     # Validation rows are taken later, so they change neither the assigned rows nor the notes.
     values = {**values, "validation": None}
@@ -495,12 +502,13 @@ def _with_remedy(
             # A client with a single training row could not give one for validation.
             roomy = tried.table.train_sizes.min() > 1
             if roomy and not any(FEWER in note for note in tried.notes):
-                options = " ".join(
-                    how.argument(name).option(value) for name, value in sorted(found.items())
-                )
+                words = [how.argument(name).option(found[name]) for name in sorted(found)]
+                options = " ".join(words)
                 remedy = f"{options} assigns the requested rows"
-    place = max(i for i, note in enumerate(notes) if FEWER in note)
-    return [*notes[:place], f"{notes[place]}; {remedy}", *notes[place + 1 :]]
+    last = max(i for i, note in enumerate(notes) if FEWER in note)
+    amended = list(notes)
+    amended[last] += f"; {remedy}"
+    return amended
 
 
 def _deal(
@@ -556,9 +564,12 @@ def _deal(
     # Rows that are in use: trained on, or tested on by some client.
     held = trained
     held[clients.tests.distinct] = True
-    held[test] |= bool(clients.shares.any())
+    if clients.shares.any():
+        held[test] = True
+    dropped = int((~held[dealt_from]).sum())
     if values.get("validation") is not None:
         clients = _with_validation(clients, how, values, pool)
+    notes += _leaks(columns, train.rows, clients.tested)
     return Partition(
         scheme=scheme,
         args=dict(values),
@@ -566,9 +577,9 @@ def _deal(
         clients=clients,
         test=test,
         dataset=columns.digest,
-        notes=(*notes, *_leaks(columns, train.rows, clients.tested)),
+        notes=tuple(notes),
         pool=len(dealt_from),
-        dropped=int((~held[dealt_from]).sum()),
+        dropped=dropped,
     )
 
 
@@ -582,14 +593,14 @@ def _tests_of_clients(
     values: Mapping[str, Value],
 ) -> Sequence[np.ndarray] | None:
     """The clients' test rows: those of the scheme, or chosen by ``test_protocol``; None for the global ones."""
-    if dealt.test is not None and any(rows is not dealt.test[0] for rows in dealt.test):
-        return RowLists.of(dealt.test).ascending()
     if dealt.test is not None:
-        chosen = MatchedLists.alike(dealt.test[0], len(train))
+        first = dealt.test[0]
+        if any(rows is not first for rows in dealt.test):
+            return RowLists.of(dealt.test).ascending()
+        chosen = MatchedLists.alike(first, len(train))
     elif values.get("test_protocol") == "matched":
-        chosen = MatchedLists.of(
-            MatchedTests(test, columns.label, streams("test")), train, columns.label
-        )
+        matched = MatchedTests(test, columns.label, streams("test"))
+        chosen = MatchedLists.of(matched, train, columns.label)
     else:
         return None
     total = int(chosen.sizes.sum())
@@ -629,7 +640,8 @@ def _tests_hint(columns: Columns, domain: tuple[str, ...] | None, seed: int) -> 
     how = SCHEMES["label-shift"]
     given: dict[str, Value] = {"domain": domain}
     try:
-        command = how.command(_followed(how, columns, how.resolve(given), given, seed))
+        found = _followed(how, columns, how.resolve(given), given, seed)
+        command = how.command(found)
     except FedcacheError:
         return "Give the dataset a test split."
     return f"Give the dataset a test split, or take test rows from each client:  {command} {SEED} {seed}"
@@ -706,7 +718,8 @@ def with_column(
     given = dict(arguments)
     if given.get("hold_out") is not None and given.get("tests") is not None:
         raise two_test_sets(given["tests"])
-    if scheme == NATURAL.name or all(given.get(key) is None for key in ("by", "hold_out")):
+    by_column = given.get("by") is not None or given.get("hold_out") is not None
+    if scheme == NATURAL.name or not by_column:
         return scheme, given
     if scheme is not None:
         given["inside"] = scheme

@@ -58,8 +58,8 @@ class Argument:
     choices: tuple[str, ...] = ()  # the values of a choice
     tag: str = ""  # letters that name the argument in a partition's default name
     named: bool = False  # the default name shows the argument even at its default value
-    # a partition does not record the argument at its default, so that partitions of releases without it keep their
-    # digests
+    # whether a partition records the argument only if it is not at its default; such an argument was added in a later
+    # release, and partitions of earlier releases keep their digests
     later: bool = False
 
     def option(self, value: Value | None = None) -> str:
@@ -85,7 +85,10 @@ class Argument:
                 return "one or several names"
             case "share":
                 return " or ".join(["a share above 0 and below 1", *self.choices])
-        words = {"int": "an integer", "float": "a number"}[self.kind]
+            case "int":
+                words = "an integer"
+            case _:
+                words = "a number"
         if self.above:
             words += f" above {self.low:,g}"
         elif math.isfinite(self.low):
@@ -167,6 +170,10 @@ class Scheme:
     def __post_init__(self) -> None:
         object.__setattr__(self, "arguments", (*self.arguments, VALIDATION_ARGUMENT))
 
+    def has(self, name: str) -> bool:
+        """Whether the scheme declares an argument of that name."""
+        return any(argument.name == name for argument in self.arguments)
+
     def argument(self, name: str) -> Argument:
         """The declared argument of that name. Raises UsageError, with "did you mean"."""
         known = {argument.name: argument for argument in self.arguments}
@@ -188,14 +195,16 @@ class Scheme:
             argument = self.argument(name)
             if value is not None:
                 values[name] = argument.check(value)
-        later = {argument.name: argument.default for argument in self.arguments if argument.later}
-        return {k: v for k, v in self.derive(values).items() if k not in later or v != later[k]}
+        resolved = dict(self.derive(values))
+        for argument in self.arguments:
+            if argument.later and resolved.get(argument.name) == argument.default:
+                resolved.pop(argument.name, None)
+        return resolved
 
     def rederived(self, args: Values) -> dict[str, Value]:
         """Resolved arguments with all derived defaults derived again."""
-        return self.resolve(
-            {a.name: args.get(a.name) for a in self.arguments if a.default is not None}
-        )
+        given = {a.name: args.get(a.name) for a in self.arguments if a.default is not None}
+        return self.resolve(given)
 
     def default_name(self, args: Values, seed: int) -> str:
         """A file name such as ``dirichlet-a0.1-m100-s0``: values that are not defaults, by tag, and the seed."""
@@ -459,10 +468,10 @@ class Streams:
 
     def __call__(self, purpose: str, *key: int) -> np.random.Generator:
         """The generator of (seed, partition, scheme, purpose, key)."""
-        name = hashlib.sha256(
-            canonical_json([self.seed, "partition", self.scheme, purpose, *key])
-        ).digest()
-        return np.random.Generator(np.random.Philox(key=int.from_bytes(name[:16], "little")))
+        words = canonical_json([self.seed, "partition", self.scheme, purpose, *key])
+        digest = hashlib.sha256(words).digest()
+        number = int.from_bytes(digest[:16], "little")
+        return np.random.Generator(np.random.Philox(key=number))
 
 
 @dataclass(frozen=True, eq=False)
@@ -489,7 +498,7 @@ class RowPool:
 
 
 FEWER = "fewer than"
-"""In every note, and only in those, that says that clients got fewer rows than were requested."""
+"""Marks the notes about clients that got fewer rows than were requested; no other note contains it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -532,28 +541,32 @@ def make_pool(
                 f"--domain {shell_word(name)}",
             )
     codes = tuple(columns.domains.index(name) for name in names)
-    chosen = np.isin(columns.domain, codes) & np.isin(columns.split, (TRAIN, TEST))
+    in_domains = np.isin(columns.domain, codes)
+    chosen = in_domains & np.isin(columns.split, (TRAIN, TEST))
     ok = columns.ok.astype(bool)
     notes = []
     bad = int((chosen & ~ok).sum())
     if bad:
         every = chosen.sum()
         notes.append(f"{bad} of {every} rows are unreadable or removed (ok = 0) and left out")
-    rows = {s: np.flatnonzero(chosen & ok & (columns.split == s)) for s in (TRAIN, TEST)}
+    usable = chosen & ok
+    rows = {code: np.flatnonzero(usable & (columns.split == code)) for code in SPLITS}
     dealt = rows[split]
-    for s, is_needed in ((TRAIN, needs_labels and split == TRAIN), (TEST, True)):
-        known = columns.label[rows[s]] >= 0
-        name = SPLITS[s]
+    for code, name in SPLITS.items():
+        known = columns.label[rows[code]] >= 0
         without = int((~known).sum())
-        if needs_labels and s == split and without and not known.any():
+        assigned_by_label = needs_labels and code == split
+        if assigned_by_label and without and not known.any():
             raise UsageError(
                 f"Scheme {scheme} assigns rows by class, but none of the {without} {name} rows has a "
                 "label.",
                 "To use a scheme without labels: fedcache partition --scheme iid",
             )
-        if is_needed and without and known.any():
+        # Test rows need a label, because others cannot be scored.
+        needs_label = assigned_by_label or code == TEST
+        if needs_label and without and known.any():
             notes.append(f"{without} {name} rows without a label are left out")
-            rows[s] = rows[s][known]
+            rows[code] = rows[code][known]
     return RowPool(columns, codes, rows[TRAIN], rows[TEST], dealt, notes)
 
 
@@ -597,22 +610,26 @@ class MatchedTests:
         """
         owned, counts = np.unique(self._label[train], return_counts=True)
         places = np.searchsorted(self._classes, owned)
-        # For each owned class that has candidates: where they begin, their number, and the training rows.
+        # For each owned class with candidates: the begin of its candidates, their number, and its training rows.
         known = []
         for c, k, n in zip(owned.tolist(), places.tolist(), counts.tolist(), strict=True):
             if k < len(self._classes) and self._classes[k] == c:
                 start = int(self._ends[k])
-                known.append((start, int(self._ends[k + 1]) - start, n))
+                candidates = int(self._ends[k + 1]) - start
+                known.append((start, candidates, n))
         if not known:
             return np.empty(0, np.int64)
-        # Integer division, so that rounding errors cannot cost a class its last row. ``own`` rows of the scarcest
-        # class have ``have`` candidates.
+        # The scarcest class has ``have`` candidates for ``own`` training rows.
         _, have, own = min(known, key=lambda one: one[1] / one[2])
-        return np.concatenate(
-            [self._rows[start : start + -(-n * have // own)] for start, _, n in known]
-        )
+        taken = []
+        for start, _, n in known:
+            # Rounded up in integers, so that rounding errors cannot cost a class its last row.
+            count = -(-n * have // own)
+            taken.append(self._rows[start : start + count])
+        return np.concatenate(taken)
 
 
 def first_per_class(pool: RowPool, rows: np.ndarray, count: int) -> np.ndarray:
     """The first ``count`` rows of each class, in stored order; all rows of a class with fewer."""
-    return np.concatenate([rows[:0], *(r[:count] for r in pool.by_class(rows))])
+    first = [of_class[:count] for of_class in pool.by_class(rows)]
+    return np.concatenate([rows[:0], *first])
