@@ -38,7 +38,8 @@ class MadeWhenAsked(Sequence[T]):
     def __getitem__(self, i: slice) -> list[T]: ...
     def __getitem__(self, i: int | slice) -> T | list[T]:
         if isinstance(i, slice):
-            return [self.at(k) for k in range(*i.indices(len(self)))]
+            places = range(*i.indices(len(self)))
+            return [self.at(place) for place in places]
         if not -len(self) <= i < len(self):
             raise IndexError(i)
         return self.at(i % len(self))
@@ -65,8 +66,8 @@ class RowLists(MadeWhenAsked[np.ndarray]):
         if isinstance(parts, RowLists):
             return parts
         sizes = np.fromiter(map(len, parts), np.int64, len(parts))
-        rows = np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int64, copy=False)
-        return cls.of_sizes(rows, sizes)
+        rows = np.concatenate([np.empty(0, np.int64), *parts])
+        return cls.of_sizes(rows.astype(np.int64, copy=False), sizes)
 
     @classmethod
     def of_sizes(cls, rows: np.ndarray, sizes: np.ndarray) -> RowLists:
@@ -89,19 +90,22 @@ class RowLists(MadeWhenAsked[np.ndarray]):
     @property
     def owner(self) -> np.ndarray:
         """int32 [n]: the number of the list of each row."""
-        return np.repeat(np.arange(len(self), dtype=np.int32), self.sizes)
+        numbers = np.arange(len(self), dtype=np.int32)
+        return np.repeat(numbers, self.sizes)
 
     def ascending(self) -> RowLists:
         """The same lists, each in ascending order."""
         high = int(self.rows.max(initial=0)) + 1
         if high * len(self) >= LARGEST_KEY:
-            return RowLists(self.rows[np.lexsort((self.rows, self.owner))], self.ends)
+            order = np.lexsort((self.rows, self.owner))
+            return RowLists(self.rows[order], self.ends)
         # One number for client and row sorts by client, then by row. Sorting moves no row to another client, so the
         # same numbers are subtracted afterwards.
-        first = np.repeat(np.arange(len(self), dtype=np.int64) * high, self.sizes)
-        key = first + self.rows
+        multiples = np.arange(len(self), dtype=np.int64) * high
+        offset = np.repeat(multiples, self.sizes)
+        key = offset + self.rows
         key.sort()
-        key -= first
+        key -= offset
         return RowLists(key, self.ends)
 
     def take(self, order: np.ndarray) -> RowLists:
@@ -123,11 +127,11 @@ class RowLists(MadeWhenAsked[np.ndarray]):
 
     def words(self, start: int, stop: int) -> list[str]:
         """The lists from ``start`` to ``stop``, each as text: its rows with commas between them."""
-        text, cuts = in_decimal(self.rows[self.ends[start] : self.ends[stop]])
-        counts = self.ends[start : stop + 1] - self.ends[start]
-        ends = cuts[counts].tolist()
+        ends = self.ends[start : stop + 1]
+        text, cuts = in_decimal(self.rows[ends[0] : ends[-1]])
+        borders = cuts[ends - ends[0]].tolist()
         # Every row has a comma after it, which is cut off after the last one.
-        return [text[a : max(a, b - 1)] for a, b in pairwise(ends)]
+        return [text[begin : max(begin, end - 1)] for begin, end in pairwise(borders)]
 
     @property
     def distinct(self) -> np.ndarray:
@@ -330,13 +334,10 @@ class ClientTable(Sequence[Client]):
         """The table of single clients; those tested on the rows of ``common`` share it."""
         if isinstance(clients, ClientTable) and clients.common is common:
             return clients
-        return cls.dealt(
-            NumberedNames.recognise([c.name for c in clients]),
-            RowLists.of([c.train for c in clients]),
-            common,
-            [c.test for c in clients],
-            validation,
-        )
+        names = NumberedNames.recognise([c.name for c in clients])
+        train = RowLists.of([c.train for c in clients])
+        tests = [c.test for c in clients]
+        return cls.dealt(names, train, common, tests, validation)
 
     @classmethod
     def tests_only(cls, clients: Sequence[ClientRows]) -> ClientTable:
@@ -357,7 +358,8 @@ class ClientTable(Sequence[Client]):
         """A table of lists; ``tests`` are the clients' own test rows, None if all share ``common``."""
         if tests is None:
             none = RowLists.of_sizes(common[:0], np.zeros(len(train), np.int64))
-            return cls(names, train, common, np.ones(len(train), bool), none, validation)
+            shares = np.ones(len(train), bool)
+            return cls(names, train, common, shares, none, validation)
         if isinstance(tests, MatchedLists):
             # If the rule chooses from the global rows, a list with as many rows has all of them.
             same = np.array_equal(np.sort(tests.order), common)
@@ -411,7 +413,8 @@ class ClientTable(Sequence[Client]):
             return None
         if held.own is None:
             return ClientTable.dealt(self.names, self.train, held.rows, None)
-        return ClientTable(self.names, self.train, held.rows, np.zeros(len(self), bool), held.own)
+        shares = np.zeros(len(self), bool)
+        return ClientTable(self.names, self.train, held.rows, shares, held.own)
 
     def without_validation(self) -> ClientTable:
         """The same clients with their own validation rows back among the training rows."""
@@ -446,7 +449,8 @@ def train_sizes(clients: Sequence[ClientRows]) -> np.ndarray:
     """int64 [M]: training rows of each client."""
     if isinstance(clients, ClientTable):
         return clients.train_sizes
-    return np.fromiter((len(c.train) for c in clients), np.int64, len(clients))
+    sizes = (len(c.train) for c in clients)
+    return np.fromiter(sizes, np.int64, len(clients))
 
 
 def train_rows_of(clients: Sequence[ClientRows], which: Sequence[int]) -> np.ndarray:
@@ -527,7 +531,9 @@ class MatchedLists(MadeWhenAsked[np.ndarray]):
     def alike(cls, rows: np.ndarray, clients: int) -> MatchedLists:
         """The same ``rows`` for each of M clients, stored as one class."""
         classes = RowLists.of_sizes(np.zeros(clients, np.int64), np.ones(clients, np.int64))
-        return cls(np.sort(rows), np.array([0, len(rows)]), classes, np.full(clients, len(rows)))
+        starts = np.array([0, len(rows)])
+        taken = np.full(clients, len(rows))
+        return cls(np.sort(rows), starts, classes, taken)
 
     @cached_property
     def sizes(self) -> np.ndarray:
@@ -571,7 +577,8 @@ class MatchedLists(MadeWhenAsked[np.ndarray]):
         for each in (np.where(known, value, 0.0), known.astype(np.float64)):
             # The difference of two cumulative sums is the sum over the taken rows of a class.
             total = np.concatenate([[0.0], np.cumsum(each)])
-            sums.append(np.bincount(owner, total[end] - total[begin], minlength=len(self)))
+            of_class = total[end] - total[begin]
+            sums.append(np.bincount(owner, of_class, minlength=len(self)))
         return share_of_ones(*sums)
 
     def __len__(self) -> int:

@@ -79,7 +79,8 @@ def fill_up(dealt: RowLists, least: int, rng: np.random.Generator) -> RowLists:
     lengths = sizes[given > 0]
     rank = ranges(np.zeros_like(lengths), lengths)
     moved = theirs[rank < given[owner[theirs]]]
-    owner[rng.permutation(moved)] = np.repeat(np.arange(len(dealt)), lack)
+    receivers = np.repeat(np.arange(len(dealt)), lack)
+    owner[rng.permutation(moved)] = receivers
     return RowLists.by_owner(dealt.rows, owner, len(dealt))
 
 
@@ -255,7 +256,8 @@ def search(
         accepted = np.flatnonzero(~is_short.any(axis=-1))
         if len(accepted):
             first = int(accepted[0])
-            return Search(counts.rows[first], done + first + 1, int(size[first].min()))
+            smallest = int(size[first].min())
+            return Search(counts.rows[first], done + first + 1, smallest)
         done += block
         short += int(is_short.sum())
         largest = max(largest, int(size.min(axis=-1).max()))
@@ -509,7 +511,8 @@ def deal_feature_label_shift(pool: RowPool, args: Values, streams: Streams) -> D
     limit = np.array(sizes, np.int64).T
 
     def rule_of(args: Values) -> Rule:
-        quota = np.full(len(limit), len(domains) * count_of(args, "shots"), np.int64)
+        rows_of_class = len(domains) * count_of(args, "shots")
+        quota = np.full(len(limit), rows_of_class, np.int64)
         return Rule(quota, len(domains), number_of(args, "alpha"), exact=False, limit=limit)
 
     counts = counts_or_error(FEATURE_LABEL_SHIFT, args, streams, rule_of)
@@ -544,7 +547,8 @@ def deal_label_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
 
     def quota_of(args: Values) -> np.ndarray:
         most = _rows_of_class(args)
-        return np.array([min(most, len(rows)) for rows in classes], np.int64)
+        sizes = [min(most, len(rows)) for rows in classes]
+        return np.array(sizes, np.int64)
 
     def rule_of(args: Values) -> Rule:
         clients = count_of(args, "clients")
@@ -619,11 +623,10 @@ def _domains(scheme: Scheme, pool: RowPool) -> tuple[int, ...]:
         )
         raise InfeasibleError(why, "")
     for split, rows in (("train", pool.train), ("test", pool.test)):
-        empty = [
-            name
-            for name, code in zip(names, pool.domains, strict=True)
-            if not len(pool.of_domain(rows, code))
-        ]
+        empty = []
+        for name, code in zip(names, pool.domains, strict=True):
+            if not len(pool.of_domain(rows, code)):
+                empty.append(name)
         if empty:
             others = tuple(name for name in names if name not in empty)
             instead: Values = {}
@@ -638,9 +641,8 @@ def _domains(scheme: Scheme, pool: RowPool) -> tuple[int, ...]:
 def _balanced_tests(pool: RowPool, args: Values) -> list[np.ndarray]:
     """The first ``tests`` test rows of each class, for every domain."""
     tests = count_of(args, "tests")
-    return [
-        first_per_class(pool, pool.of_domain(pool.test, domain), tests) for domain in pool.domains
-    ]
+    of_domains = [pool.of_domain(pool.test, domain) for domain in pool.domains]
+    return [first_per_class(pool, rows, tests) for rows in of_domains]
 
 
 def _names(pool: RowPool) -> list[str]:

@@ -61,7 +61,8 @@ def of_ids(columns: Columns, ids: Any, *, seed: int = 0, **arguments: object) ->
     def groups(_name: str) -> Group:
         return group
 
-    made = make("natural", replace(columns, groups=groups), seed=seed, by=COLUMN, **arguments)
+    grouped = replace(columns, groups=groups)
+    made = make("natural", grouped, seed=seed, by=COLUMN, **arguments)
     if "-1" not in group.words:
         return made
     rows = int((group.codes == group.words.index("-1")).sum())
@@ -138,7 +139,8 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
     if len(sorted_once(trained)) < len(trained):
         values, counts = np.unique(trained, return_counts=True)
         row = int(values[counts > 1][0])
-        both = " and ".join(repr(name) for name, own in train.items() if row in own)
+        owners = [repr(name) for name, own in train.items() if row in own]
+        both = " and ".join(owners)
         raise UsageError(
             f"Row {row} is given to {both}.",
             "Assign each training row to one client.",
@@ -181,7 +183,8 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
         how = VALIDATION_ARGUMENT.check(validation)
         assert isinstance(how, float | str)
         args["validation"] = how
-        table = with_validation(table, how, columns, range(len(columns.domains)), None, own=False)
+        domains = range(len(columns.domains))
+        table = with_validation(table, how, columns, domains, None, own=False)
     return Partition(
         scheme=NAME,
         args=args,

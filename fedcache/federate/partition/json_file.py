@@ -187,9 +187,9 @@ def _is_value(value: object) -> bool:
 
 
 def _is_args(value: object) -> bool:
-    return isinstance(value, dict) and all(
-        _is_text(k, 64) and _is_value(v) for k, v in value.items()
-    )
+    if not isinstance(value, dict):
+        return False
+    return all(_is_text(k, 64) and _is_value(v) for k, v in value.items())
 
 
 def _is_scheme(value: object) -> bool:
@@ -258,14 +258,12 @@ def arrays_of(table: ClientTable) -> dict[str, np.ndarray]:
     if table.shares.all():
         return arrays
     if isinstance(tests, RowLists):
-        return {
-            **arrays,
-            "own": tests.rows,
-            "own_sizes": tests.sizes,
-            "shares": table.shares.view(np.uint8),
-        }
-    rule = {"order": tests.order, "starts": tests.starts, "taken": tests.taken}
-    return {**arrays, **rule, "classes": tests.classes.rows, "classes_sizes": tests.classes.sizes}
+        arrays |= {"own": tests.rows, "own_sizes": tests.sizes}
+        arrays["shares"] = table.shares.view(np.uint8)
+    else:
+        arrays |= {"order": tests.order, "starts": tests.starts, "taken": tests.taken}
+        arrays |= {"classes": tests.classes.rows, "classes_sizes": tests.classes.sizes}
+    return arrays
 
 
 def clients_of(table: ClientTable) -> dict[str, Any]:

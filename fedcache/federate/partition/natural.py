@@ -143,7 +143,8 @@ def members_of(group: Group, rows: np.ndarray, tests: np.ndarray) -> Members:
     """The rows of each value; values without a training row are left out."""
     train = _by_code(group.codes, rows, len(group.words))
     test = _by_code(group.codes, tests, len(group.words))
-    return _taken(Members(group.words, train, test), np.flatnonzero(train.sizes > 0))
+    members = Members(group.words, train, test)
+    return _taken(members, np.flatnonzero(train.sizes > 0))
 
 
 def _by_code(codes: np.ndarray, rows: np.ndarray, count: int) -> RowLists:
@@ -192,18 +193,16 @@ def _with_own_tests(members: Members, pool: RowPool) -> tuple[Members, list[str]
         mine = np.flatnonzero(bare[owner])
         chosen = np.zeros(len(owner), bool)
         rows = members.train.rows[mine]
-        chosen[mine] = held_out(
-            columns.label[rows], owner[mine], columns.uid[rows], np.ones(len(rows), bool)
-        )
+        usable = np.ones(len(rows), bool)
+        chosen[mine] = held_out(columns.label[rows], owner[mine], columns.uid[rows], usable)
         # With few rows of each class, a fifth can be no row. Then the row with the smallest uid is held out.
         lacking = bare & (members.train.sizes > 1)
         lacking[owner[chosen]] = False
         mine = np.flatnonzero(lacking[owner])
         rows = members.train.rows[mine]
         one_class = np.zeros(len(rows), np.int32)
-        chosen[mine] = held_out(
-            one_class, owner[mine], columns.uid[rows], np.ones(len(rows), bool), most=1
-        )
+        usable = np.ones(len(rows), bool)
+        chosen[mine] = held_out(one_class, owner[mine], columns.uid[rows], usable, most=1)
         count = len(bare)
         sizes = np.bincount(owner[~chosen], minlength=count)
         train = RowLists.of_sizes(members.train.rows[~chosen], sizes)
@@ -248,7 +247,8 @@ def _large_enough(
         why = f"Scheme natural: no client has {least:,} rows or more; the largest has {most:,}."
         raise NATURAL.infeasible(args, why, {"min_rows": most})
     if len(enough) < len(sizes):
-        small = [members.words[i] for i in np.flatnonzero(sizes < least)[:NAMED].tolist()]
+        places = np.flatnonzero(sizes < least)[:NAMED]
+        small = [members.words[i] for i in places.tolist()]
         left_out = len(sizes) - len(enough)
         named = ", ".join(small)
         if left_out > len(small):

@@ -290,7 +290,8 @@ class Partition:
         return f"Partition({self.summary()})"
 
     def _repr_html_(self) -> str:
-        rows = [(c.name, len(c.train), len(c.test)) for c in self.table[:SHOWN]]
+        shown = self.table[:SHOWN]
+        rows = [(client.name, len(client.train), len(client.test)) for client in shown]
         return html_table(self.summary(), ("client", "training rows", "test rows"), rows)
 
     def default_name(self) -> str:
@@ -620,7 +621,8 @@ def _leaks(columns: Columns, trained: np.ndarray, tested: np.ndarray) -> list[st
 
     Digests are compared by their first half, which is fast, and in full if the halves agree.
     """
-    half = np.ascontiguousarray(columns.uid[:, :8]).view(np.uint64)[:, 0]
+    halves = np.ascontiguousarray(columns.uid[:, :8])
+    half = halves.view(np.uint64)[:, 0]
     alike = is_among(half[tested], half[trained])
     if not alike.any():
         return []

@@ -128,9 +128,10 @@ class Argument:
                     names = (value,)
                 if not isinstance(names, Sequence) or not names:
                     return None
-                # Numbers are names too, for example years, but True and False are not.
-                if any(isinstance(n, bool) or not isinstance(n, str | int) for n in names):
-                    return None
+                for name in names:
+                    # Numbers are names too, for example years, but True and False are not.
+                    if isinstance(name, bool) or not isinstance(name, str | int):
+                        return None
                 return tuple(map(str, names))
             case "share":
                 if isinstance(value, str) and value in self.choices:
