@@ -56,10 +56,12 @@ def probe_uploads(method: Method, data: Data, ctx: Ctx, *, labelled: bool) -> Up
     if labelled:
         y = (torch.arange(n) % data.classes).to(ctx.env.device)
     rows = stack_clients(x.to(ctx.env.device), y, [np.arange(n)], 0)
-    alone = replace(ctx, rng=replace(ctx.rng, clients=(PROBE,)), ids=(0,))
+    rng = replace(ctx.rng, clients=(PROBE,))
+    alone = replace(ctx, rng=rng, ids=(0,))
     try:
         down = method.broadcast(method.init(ctx), ctx)
-        _, up = method.fit(down, method.enter(down, rows, alone), rows, alone)
+        state = method.enter(down, rows, alone)
+        _, up = method.fit(down, state, rows, alone)
         return {
             name: replace(UploadTensor.like(t), counts_rows=counts_rows(name))
             for name, t in up.items()
@@ -177,7 +179,10 @@ class UpdateValidation:
             shape = declared
             if coordinates and name in coordinates:
                 shape = torch.Size(coordinates[name])
-            if t.shape[axes:] != shape or (axes and not _leads(t.shape[:axes], lead)):
+            fits = t.shape[axes:] == shape
+            if axes:
+                fits = fits and _leads(t.shape[:axes], lead)
+            if not fits:
                 found = tuple(t.shape[axes:] or t.shape)
                 return f"{name} has shape {found}, expected {tuple(shape)}"
             if t.dtype != dtype:
@@ -290,11 +295,8 @@ def not_finite(
     ``client`` is the number and name of its client, or None for the server's model. In that case each upload was valid,
     so no client is named. Rounds count from 1.
     """
-    rates = ", ".join(
-        h.name + " is " + str(hp[h.name])
-        for h in method.hparams
-        if h.help.startswith("learning rate")
-    )
+    keys = [h.name for h in method.hparams if h.help.startswith("learning rate")]
+    rates = ", ".join(f"{key} is {hp[key]!s}" for key in keys)
     rate = "the learning rate"
     if rates:
         rate += f" ({rates})"
@@ -320,13 +322,11 @@ def _wrong_counts(name: str, counts: Tensor, rows: Sequence[float]) -> list[str]
     flat = counts.double().flatten(1)
     n = torch.tensor(rows, dtype=torch.float64, device=flat.device)
     total = flat.sum(1)
-    whole = (flat - flat.round()).abs() <= SLACK * flat.clamp(min=1.0)
-    sound = (
-        torch.isfinite(flat).all(1)
-        & (flat >= 0).all(1)
-        & whole.all(1)
-        & (total <= n * (1.0 + SLACK) + SLACK)
-    )
+    is_whole = (flat - flat.round()).abs() <= SLACK * flat.clamp(min=1.0)
+    sound = torch.isfinite(flat).all(1)
+    sound &= (flat >= 0).all(1)
+    sound &= is_whole.all(1)
+    sound &= total <= n * (1.0 + SLACK) + SLACK
     found = [""] * len(rows)
     for place in (~sound).nonzero().flatten().tolist():
         found[place] = _count_problem(name, flat[place], rows[place])
