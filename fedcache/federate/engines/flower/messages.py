@@ -89,7 +89,8 @@ def pack(message: SiteMessage) -> PackedMessage:
             if key not in known:
                 at = str(len(known))
                 known[key] = at
-                arrays |= {f"{at}{suffix}": raw for suffix, raw in _rows(values).items()}
+                for suffix, raw in _rows(values).items():
+                    arrays[at + suffix] = raw
             entry[name] = {"at": known[key], "shape": list(values.shape)}
         trees.append(entry)
     return PackedMessage(json.dumps({**message.words, "trees": trees}), arrays)
@@ -141,9 +142,11 @@ def _rows(values: np.ndarray) -> dict[str, RawTensor]:
     if values.ndim < 2 or not values.size:
         return whole
     flat = little.reshape(-1, values.shape[-1])
-    nonzero = np.flatnonzero(flat.view(np.uint8).reshape(len(flat), -1).any(1)).astype("<i4")
+    bits = flat.view(np.uint8).reshape(len(flat), -1)
+    nonzero = np.flatnonzero(bits.any(1)).astype("<i4")
+    saved = (len(flat) - len(nonzero)) * flat[0].nbytes
     # The number of a row that is sent takes 4 bytes.
-    if 4 * len(nonzero) >= (len(flat) - len(nonzero)) * flat[0].nbytes:
+    if 4 * len(nonzero) >= saved:
         return whole
     kept = flat[nonzero]
     return {
@@ -164,7 +167,8 @@ def _array(raw: RawTensor) -> np.ndarray:
     size = len(raw.data)
     if math.prod(raw.shape) * kind.itemsize != size or any(n < 0 for n in raw.shape):
         raise MalformedError(f"a tensor of shape {raw.shape} has {size} bytes")
-    return np.frombuffer(raw.data, kind).astype(np.dtype(raw.dtype)).reshape(raw.shape)
+    values = np.frombuffer(raw.data, kind).astype(np.dtype(raw.dtype))
+    return values.reshape(raw.shape)
 
 
 def _values(raw: RawTensor, rows: RawTensor | None, shape: tuple[int, ...]) -> np.ndarray:
@@ -208,6 +212,10 @@ def refusal_of(answer: SiteMessage) -> FedcacheError | None:
     found = answer.words.get("refused")
     if not isinstance(found, dict):
         return None
-    code = found.get("code")
-    known = next((Exit(c) for c in SITE_EXITS if type(code) is int and code == c), Exit.FEDERATED)
-    return FedcacheError(known, str(found.get("message"))[:2000], str(found.get("hint"))[:2000])
+    sent = found.get("code")
+    code = Exit.FEDERATED
+    if type(sent) is int and sent in SITE_EXITS:
+        code = Exit(sent)
+    message = str(found.get("message"))[:2000]
+    hint = str(found.get("hint"))[:2000]
+    return FedcacheError(code, message, hint)

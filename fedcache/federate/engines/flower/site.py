@@ -112,17 +112,18 @@ class SiteModels:
         text: Tree = {}
         if run.env.text is not None:
             text = {"features/text": run.env.text}
-        rows = ClientTensors()
-        rows.add(number, owned(client_tensors(model, down)))
-        tensors = owned(text | {f"server/{k}": t for k, t in down.items()}) | rows.stacked()
+        own = ClientTensors()
+        own.add(number, owned(client_tensors(model, down)))
+        server = {f"server/{name}": t for name, t in down.items()}
+        tensors = owned(text | server) | own.stacked()
         for folder in (self.state, self.state / FOLDER):
             folder.parent.mkdir(parents=True, exist_ok=True)
             make_private(folder)
         SavedModel(facts, tensors).save(self.path(job))
 
 
-NOBODY = Client("", np.empty(0, np.int64), np.empty(0, np.int64))
-"""Stands for another client, about which a site knows nothing."""
+OTHER = Client("", np.empty(0, np.int64), np.empty(0, np.int64))
+"""Stands for every other client, because a site knows nothing about them."""
 
 
 @dataclass(frozen=True)
@@ -152,11 +153,11 @@ class SiteJob:
 
 
 class _Alone(RunState):
-    """A run at one site: every client except its own is ``NOBODY``."""
+    """A run at one site: every client except its own is ``OTHER``."""
 
     def _eligible(self) -> np.ndarray:
         """The site's own client, also if it has no training rows and is only scored."""
-        known = [client is not NOBODY for client in self.training_clients]
+        known = [client is not OTHER for client in self.training_clients]
         return np.flatnonzero(known)
 
 
@@ -185,13 +186,14 @@ class Site:
             if kind == "score":
                 run.round = job.round
                 run.down = lambda down=down: down  # type: ignore[method-assign, misc]  # the server's tree is not here
-                trees.append({"counts": counts_of(score_job(run), self.data, self.domains)})
+                counts = counts_of(score_job(run), self.data, self.domains)
+                trees.append({"counts": counts})
                 if self.models is not None:
                     self.models.keep(run, job.id, job.seed, job.hp)
                 answers.append({"id": job.id, "round": job.round})
                 continue
             run.round = job.round - 1
-            # Points that differ only in settings of the server share one upload, where the method allows it.
+            # Points that differ only in settings of the server share one upload if the method allows it.
             key: Any = job.id
             if shares_uploads(self.method):
                 read = sorted((h.name, str(job.hp[h.name])) for h in self.method.hparams if h.fit)
@@ -213,11 +215,11 @@ class Site:
 
     def _run(self, job: SiteJob, clients: int, number: int, dtype: torch.dtype) -> RunState:
         """The run of a job, with the state of this client after the last round it took part in."""
-        everybody: list[Client] = [NOBODY] * clients
-        everybody[number] = self.client
+        all_clients: list[Client] = [OTHER] * clients
+        all_clients[number] = self.client
         # The server rejects an upload that is not finite; its message names the round and this client.
         trust = TrustPolicy(on_bad="reject")
-        run = _Alone(self.method, job.hp, self.data, everybody, job.seed, dtype, trust=trust)
+        run = _Alone(self.method, job.hp, self.data, all_clients, job.seed, dtype, trust=trust)
         if job.since:
             held = self.memory.load(job.id, job.since)
             if held:
@@ -234,10 +236,9 @@ def counts_of(evaluation: Evaluation, data: Data, domains: int) -> Tensor:
         domain = data.domain.cpu().numpy()[evaluation.rows]
     known = label >= 0
     guess = np.where(evaluation.predictions < 0, C, evaluation.predictions)[known]
-    flat = (domain[known] * C + label[known]) * (C + 1) + guess
-    return torch.from_numpy(
-        np.bincount(flat, minlength=domains * C * (C + 1)).reshape(domains, C, C + 1)
-    )
+    cell = (domain[known] * C + label[known]) * (C + 1) + guess
+    counts = np.bincount(cell, minlength=domains * C * (C + 1))
+    return torch.from_numpy(counts.reshape(domains, C, C + 1))
 
 
 @dataclass(frozen=True)
@@ -287,7 +288,8 @@ class StoredClientMemory:
             raise FederatedRunError(
                 f"{job!r:.40} is not a valid job name.", "Start the run with fedcache flower."
             )
-        return self.folder / job / digest_of(self.client)[:16] / f"after-{round_}.safetensors"
+        client = digest_of(self.client)[:16]
+        return self.folder / job / client / f"after-{round_}.safetensors"
 
     def _what(self, job: str, round_: int) -> dict[str, Any]:
         return {
@@ -331,10 +333,10 @@ class ShardSite:
             domains = len(request.store.samples.domains)
             digest = str(request.store.dataset["digest"])
             memory = StoredClientMemory(self.state, digest, client.name)
-            models = SiteModels(
-                self.state, request.store, tuple(request.keys), feat_post, client.name
-            )
-            return Site(request.method, data, client, memory, domains, models).answer(kind, message)
+            keys = tuple(request.keys)
+            models = SiteModels(self.state, request.store, keys, feat_post, client.name)
+            site = Site(request.method, data, client, memory, domains, models)
+            return site.answer(kind, message)
         except FedcacheError as error:
             return refused(error)
 
@@ -392,8 +394,9 @@ class SiteRequest:
                 f"{file} has {validation:,} validation rows, which a federation of sites cannot score.",
                 "Make the store from a partition without --validation:  fedcache shard --partition NAME",
             )
-        good = s.ok == 1
-        train, test = (np.flatnonzero(good & (s.split == split)) for split in (0, 1))
+        readable = s.ok == 1
+        train = np.flatnonzero(readable & (s.split == 0))
+        test = np.flatnonzero(readable & (s.split == 1))
         return Client(name or str(shard["client"]), train, test)  # type: ignore[index]
 
     def facts(self, name: str | None) -> SiteFacts:
@@ -414,19 +417,20 @@ class SiteRequest:
             parent = str(shard["parent"])
         s = store.samples
         label = s.label.astype(np.int64)
-        if "labels" in self.method.needs and (label[client.train] < 0).any():
-            method = self.method.name
+        lacks_labels = (label[client.train] < 0).any()
+        if "labels" in self.method.needs and lacks_labels:
             raise UsageError(
-                f"{method} needs labels, but training rows of {store.path.name} have none.",
+                f"{self.method.name} needs labels, but training rows of {store.path.name} have none.",
                 "Add labels to the dataset, then extract or shard again.",
             )
         arrays = [store.arrays[key] for key in keys]
         recipes = [dict(array.recipe) for array in arrays]
-        backbones = [
-            str(recipe.get("backbone", key)) for key, recipe in zip(keys, recipes, strict=True)
-        ]
+        backbones = []
+        for key, recipe in zip(keys, recipes, strict=True):
+            backbones.append(str(recipe.get("backbone", key)))
         requested = "feat_post" in self.config.set
-        tests = b"".join(sorted(bytes(u) for u in s.uid[client.test]))
+        test_uids = sorted(bytes(uid) for uid in s.uid[client.test])
+        tests = b"".join(test_uids)
         return SiteFacts(
             name=client.name,
             number=number,

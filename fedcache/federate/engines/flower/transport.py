@@ -45,10 +45,11 @@ WHY = {
 
 def to_record(packed: PackedMessage) -> RecordDict:
     """A packed message as a record of Flower."""
-    arrays = {k: Array(r.dtype, r.shape, STYPE, r.data) for k, r in packed.arrays.items()}
-    return RecordDict(
-        {"words": ConfigRecord({"json": packed.words}), "arrays": ArrayRecord(arrays)}
-    )
+    arrays = {}
+    for name, raw in packed.arrays.items():
+        arrays[name] = Array(raw.dtype, raw.shape, STYPE, raw.data)
+    words = ConfigRecord({"json": packed.words})
+    return RecordDict({"words": words, "arrays": ArrayRecord(arrays)})
 
 
 def from_record(record: RecordDict) -> PackedMessage:
@@ -73,7 +74,8 @@ class FlowerTransport:
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self.bytes_down = self.bytes_up = 0
+        self.bytes_down = 0
+        self.bytes_up = 0
 
     def nodes(self) -> dict[int, str]:
         """Nodes that are online, each with the fingerprint of its public key."""
@@ -87,7 +89,8 @@ class FlowerTransport:
         for node, content in contents.items():
             packed = pack(content)
             self.bytes_down += packed.bytes
-            requests[node] = Message(to_record(packed), dst_node_id=node, message_type=KINDS[kind])
+            record = to_record(packed)
+            requests[node] = Message(record, dst_node_id=node, message_type=KINDS[kind])
         found: dict[int, SiteMessage | str] = {}
         for node, reply in self.exchange(requests, timeout).items():
             if isinstance(reply, str):
@@ -130,7 +133,6 @@ class FlowerTransport:
                 found[sender] = reply
                 if reply.has_error():
                     error = reply.error
-                    found[sender] = WHY.get(
-                        error.code, f"Flower's error {error.code}: {error.reason}"
-                    )
+                    unknown = f"Flower's error {error.code}: {error.reason}"
+                    found[sender] = WHY.get(error.code, unknown)
         return found
