@@ -51,7 +51,7 @@ class Address:
     host: str  # an address or a name
     port: int
     ca: Path | None = (
-        None  # certificate of the authority that the server is checked with; None without TLS
+        None  # certificate of the authority that signed the server's; None without TLS
     )
 
     def __str__(self) -> str:
@@ -62,8 +62,9 @@ class Address:
     @classmethod
     def parse(cls, text: str, ca: Path | None) -> Address:
         """``HOST:PORT``. Raises UsageError."""
-        host, sign, port = text.rpartition(":")
-        if not sign or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        host, _, port = text.rpartition(":")
+        is_port = port.isdigit() and 0 < int(port) < 65536
+        if not host or not is_port:
             raise UsageError(
                 f"--superlink {text} is not HOST:PORT.", "For example --superlink 192.0.2.10:8000"
             )
@@ -157,7 +158,7 @@ def start_supernode(
     site's own processes.
     """
     check_port("127.0.0.1", port, "--port")
-    words = " ".join(k + "=" + json.dumps(str(v)) for k, v in config.items())
+    settings = [key + "=" + json.dumps(str(value)) for key, value in config.items()]
     command = [
         program("flower-supernode"),
         "--superlink",
@@ -165,7 +166,7 @@ def start_supernode(
         "--port",
         str(port),
         "--node-config",
-        words,
+        " ".join(settings),
     ]
     if address.ca is None:
         command.append("--insecure")
@@ -215,12 +216,9 @@ def register(address: Address, publics: Sequence[Path]) -> None:
             timeout=300,
             check=False,
         )
-    # Flower reports a known key as a failure too, which is none here.
-    failures = "; ".join(
-        line
-        for line in done.stdout.splitlines()
-        if line.startswith("FAILED") and "already" not in line.lower()
-    )
+    failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    # Flower reports a known key as a failure too, but it is no problem here.
+    failures = "; ".join(line for line in failed if "already" not in line.lower())
     if done.returncode or failures:
         why = failures or done.stderr.strip()[-500:]
         raise MachineError(

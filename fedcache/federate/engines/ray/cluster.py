@@ -31,7 +31,7 @@ from fedcache.errors import MachineError, UsageError
 from fedcache.store.lock import try_lock
 
 RETRIES = 3
-"""Repetitions of a call whose worker or node died."""
+"""Repetitions of a call after its worker or node died."""
 
 ANSWER_WITHIN = 3.0
 """Seconds for the address of a cluster to answer; Ray itself tries for two and a half minutes."""
@@ -73,8 +73,10 @@ def check_address(address: str) -> None:
 
     Raises UsageError for a text that is not HOST:PORT; MachineError if no server, or another one, answers there.
     """
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 1 << 16 or "/" in host:
+    host, _, port = address.rpartition(":")
+    is_host = host and "/" not in host
+    is_port = port.isdigit() and 0 < int(port) < 1 << 16
+    if not is_host or not is_port:
         raise UsageError(
             f"--ray-address {address} is not HOST:PORT.",
             "For example --ray-address 10.0.0.1:6379, the address that `ray start --head` prints. Run "
@@ -87,7 +89,8 @@ def check_address(address: str) -> None:
     try:
         with socket.create_connection((host.strip("[]"), int(port)), ANSWER_WITHIN) as line:
             # The start of an HTTP/2 connection with empty settings, which every gRPC server answers.
-            line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+            empty_settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+            line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + empty_settings)
             found = line.recv(9)
     except TimeoutError:
         found = b""
@@ -117,16 +120,16 @@ class Cluster:
         now = time.monotonic()
         if now - self._looked > 1:
             self._looked = now
-            self._nodes = [n["Resources"] for n in self.ray.nodes() if n["Alive"]]
+            self._nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         return self._nodes
 
     def slots(self, cpus: int, gpus: int = 0) -> int:
         """Calls of that size that can run at the same time on the present nodes."""
-        needed = {k: v for k, v in (("CPU", cpus), ("GPU", gpus)) if v}
+        needed = {"CPU": cpus, "GPU": gpus}
         total = 0
         for node in self.nodes():
             # The scarcest resource of a node decides.
-            total += min(int(node.get(k, 0) // v) for k, v in needed.items())
+            total += min(int(node.get(key, 0) // count) for key, count in needed.items() if count)
         return total
 
     def need(self, cpus: int, gpus: int = 0) -> int:
@@ -206,7 +209,10 @@ def _start(ray: Any, address: str | None, folder: Path | None, cpus: int, gpus: 
 
 def first_line(error: BaseException, without: str) -> str:
     """The first line of an error's message, because Ray's messages are long; ``without`` for one without a message."""
-    return (str(error).strip().splitlines() or [without])[0]
+    lines = str(error).strip().splitlines()
+    if lines:
+        return lines[0]
+    return without
 
 
 def counted(number: int, noun: str) -> str:

@@ -73,12 +73,14 @@ def open_pool(
         gpus = _gpus()
     cpus = cores()
     if not gpus:
-        cpus = (workers or max(1, cores() // threads)) * threads
+        workers_here = workers or max(1, cores() // threads)
+        cpus = workers_here * threads
     with open_cluster(address, cpus=cpus, gpus=gpus) as cluster:
         nodes = cluster.nodes()
         if on_gpus:
             # Each worker holds a GPU and decodes images with its share of the node's CPUs.
-            shares = [int(n.get("CPU", 0) // n["GPU"]) for n in nodes if n.get("GPU")]
+            with_gpu = [node for node in nodes if node.get("GPU")]
+            shares = [int(node.get("CPU", 0) // node["GPU"]) for node in with_gpu]
             spec = replace(spec, decoders=max(1, min(shares, default=1)))
         pool = RayWorkerPool(
             cluster, ChunkWorker, compute, spec, cpus=threads, gpus=int(on_gpus), most=workers
@@ -130,8 +132,8 @@ def slices(request: GridRequest) -> list[Slice]:
         return [((number,),) for number in range(len(request.points))]
     found: dict[Any, list[tuple[int, ...]]] = {}
     for group in point_groups(request.points):
-        name = request.points[group[0]][0]
         key: str | int = group[0]
+        name, _ = request.points[group[0]]
         if shares_uploads(find_method(name)):
             key = name
         found.setdefault(key, []).append(tuple(group))
@@ -211,7 +213,8 @@ def _end_point(grid: GridRun, number: int, out: tuple[str, bool] | FedcacheError
     if isinstance(out, FedcacheError):
         grid.end_point(number, out)
     else:
-        run = read_run(Path(out[0]), reused=out[1])
+        path, reused = out
+        run = read_run(Path(path), reused=reused)
         replay_stored(grid.observer, run.path, run.result, grid.position_of(number))
         grid.end_point(number, run)
     grid.observer.advance(1)
@@ -292,7 +295,8 @@ class RayEngine:
         # Features are extracted once, and a wrong option gives one message.
         grid.prepare_first()
         threads = max(1, torch.get_num_threads() // jobs)
-        gpus = _gpus_for(request.config.device, {name for name, _ in request.points})
+        methods = {name for name, _ in request.points}
+        gpus = _gpus_for(request.config.device, methods)
         pieces = slices(request)
         many = len(request.points)
         cpus = max(cores(), threads)
@@ -346,9 +350,8 @@ class RayEngine:
         with ExitStack() as opened:
 
             def open_workers() -> RayWorkerPool:
-                cluster = opened.enter_context(
-                    open_cluster(self.address, cpus=max(cores(), threads), gpus=gpus)
-                )
+                opening = open_cluster(self.address, cpus=max(cores(), threads), gpus=gpus)
+                cluster = opened.enter_context(opening)
                 pool = RayWorkerPool(
                     cluster, set_up_clients, fit_slice, task, cpus=threads, gpus=int(gpus > 0)
                 )
@@ -369,14 +372,10 @@ class RayEngine:
         threads = torch.get_num_threads()
         gpus = _gpus_for("cpu", [str(config.method) for config, _ in todo])
         made: set[Path] = set()
+        task = RunsTask(home, runs, threads)
         with open_cluster(self.address, cpus=max(cores(), threads), gpus=gpus) as cluster:
             pool = RayWorkerPool(
-                cluster,
-                set_up_runs,
-                train_one,
-                RunsTask(home, runs, threads),
-                cpus=threads,
-                gpus=int(gpus > 0),
+                cluster, set_up_runs, train_one, task, cpus=threads, gpus=int(gpus > 0)
             )
             many = len(todo)
             _note_place(observer, pool, f"{many} runs")
