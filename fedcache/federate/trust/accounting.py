@@ -115,9 +115,8 @@ def _epsilons(spent: tuple[tuple[float, float, int], ...], delta: float) -> tupl
             event: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(noise)
             if share < 1.0:
                 event = dp_accounting.PoissonSampledDpEvent(share, event)
-            events.append((event, rounds))
-        for event, rounds in events:
             by_renyi.compose(event, rounds)
+            events.append((event, rounds))
         rdp = float(by_renyi.get_epsilon(delta))
         if rdp > MEANINGLESS:
             return rdp, math.inf

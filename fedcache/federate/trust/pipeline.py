@@ -240,12 +240,9 @@ def parse_policy(
         raise UsageError(
             f"--byzantine {byzantine:g}: expected a share from 0 to below 0.5.", "For example 0.2"
         )
-    if max_update_norm is not None and not max_update_norm > 0:
-        raise UsageError(
-            f"--max-update-norm {max_update_norm:g} is not above 0.", "For example 100"
-        )
-    if max_row_norm is not None and not max_row_norm > 0:
-        raise UsageError(f"--max-row-norm {max_row_norm:g} is not above 0.", "For example 100")
+    for name, norm in (("--max-update-norm", max_update_norm), ("--max-row-norm", max_row_norm)):
+        if norm is not None and not norm > 0:
+            raise UsageError(f"{name} {norm:g} is not above 0.", "For example 100")
     if max_rows_per_client is not None and max_rows_per_client < 1:
         raise UsageError(
             f"--max-rows-per-client {max_rows_per_client} is not above 0.", "For example 10000"

@@ -55,6 +55,14 @@ class _Checked:
             return self.rows
         return float(self.count.sum())
 
+    @property
+    def counts(self) -> list[float]:
+        """Number of rows of each class; the number of all rows without counts in the upload."""
+        if self.count is None:
+            return [self.rows] * len(self.values)
+        counts: list[float] = self.count.tolist()
+        return counts
+
     def tolerance(self, width: int) -> float:
         """Relative error of a sum over the rows and of a product with so many columns."""
         return ROUNDINGS * (self.eps * (self.rows + width) + self.declared.rounding)
@@ -227,12 +235,9 @@ def _class_grams(checked: _Checked) -> str | None:
     """Sum of z z' over the rows of each class."""
     width = checked.packed_width
     moments = _moments_of_classes(checked, width)
+    counts = checked.counts
     for c, packed in enumerate(checked.values):
-        if checked.count is None:
-            count = checked.rows
-        else:
-            count = float(checked.count[c])
-        why = _second_moments(checked, unpack(packed, width), moments[c : c + 1], count)
+        why = _second_moments(checked, unpack(packed, width), moments[c : c + 1], counts[c])
         if why is not None:
             return f"of class {c} {why}"
     return None
@@ -281,12 +286,8 @@ def _squares(checked: _Checked) -> str | None:
 
 def _class_squares(checked: _Checked) -> str | None:
     """Sum of the squared rows of each class."""
-    if checked.count is None:
-        counts = [checked.rows] * len(checked.values)
-    else:
-        counts = checked.count.tolist()
     moments = _moments_of_classes(checked, checked.values.shape[-1])
-    return _squared(checked, checked.values, moments**2, counts)
+    return _squared(checked, checked.values, moments**2, checked.counts)
 
 
 def _squared(checked: _Checked, squares: Tensor, least: Tensor, counts: list[float]) -> str | None:

@@ -122,9 +122,8 @@ class Process:
         return "\n".join(text.splitlines()[-lines:])
 
     def ask_to_stop(self) -> None:
-        """Send SIGTERM; the program then ends its own child processes."""
-        if self.alive:
-            self.popen.terminate()
+        """Send SIGTERM if it runs; the program then ends its own child processes."""
+        self.popen.terminate()
 
     def stop(self) -> None:
         """Stop the program and all of its child processes, by their process numbers."""
@@ -139,8 +138,7 @@ class Process:
         self._kill(descendants(self.popen.pid))
 
     def _kill(self, begun: Mapping[int, str]) -> None:
-        if self.alive:
-            self.popen.kill()
+        self.popen.kill()
         for pid, since in begun.items():
             # The start time tells the process from a later one with the same number.
             if since == _since(pid):
@@ -346,7 +344,6 @@ def make_keys(path: Path, sites: Sequence[str], hosts: Sequence[str]) -> Keys:
             )
     keys = Keys(path.expanduser().resolve())
     for folder in (keys.path, keys.path / "nodes", keys.path / "sites"):
-        folder.parent.mkdir(parents=True, exist_ok=True)
         make_private(folder)
     certificate, private = keys.server
     # A certificate is made for its addresses, so new addresses need a new one.

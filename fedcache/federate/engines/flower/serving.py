@@ -165,10 +165,7 @@ def _stay(process: Process, stop: threading.Event, errors: Mapping[str, Fedcache
 
 def _folder(home: Home, name: str) -> Path:
     """Private folder for the log and the data of a program."""
-    folder = home.root / "flower" / name
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    make_private(folder)
-    return folder
+    return make_private(home.root / "flower" / name)
 
 
 @dataclass

@@ -116,9 +116,8 @@ class SiteModels:
         own.add(number, owned(client_tensors(model, down)))
         server = {f"server/{name}": t for name, t in down.items()}
         tensors = owned(text | server) | own.stacked()
-        for folder in (self.state, self.state / FOLDER):
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            make_private(folder)
+        make_private(self.state)
+        make_private(self.state / FOLDER)
         SavedModel(facts, tensors).save(self.path(job))
 
 
@@ -276,7 +275,6 @@ class StoredClientMemory:
         """
         path = self._path(job, round_)
         for folder in (self.folder, path.parent.parent, path.parent):
-            folder.parent.mkdir(parents=True, exist_ok=True)
             make_private(folder)
         write_sealed(path, self._what(job, round_), {}, owned(tree))
         for old in path.parent.glob("after-*.safetensors"):

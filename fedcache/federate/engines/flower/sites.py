@@ -574,14 +574,15 @@ class Sites:
         for node, answer in self.transport.ask("facts", requests, timeout).items():
             # A slow node, or one whose answer was lost, is asked again up to ``REQUESTS`` times. A node that went away
             # is asked again when it is back; its key makes it the same node.
-            if isinstance(answer, str) and answer != GONE:
-                self._silent[node] += 1
-            if not isinstance(answer, str) or self._silent[node] >= REQUESTS:
-                self._met.add(node)
             if isinstance(answer, str):
+                if answer != GONE:
+                    self._silent[node] += 1
+                if self._silent[node] >= REQUESTS:
+                    self._met.add(node)
                 lacking.append(answer)
                 self.say(f"warning: a node sent no description: {answer}.")
                 continue
+            self._met.add(node)
             refusal = refusal_of(answer)
             if refusal is not None:
                 lacking.append(refusal)
