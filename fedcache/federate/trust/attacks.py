@@ -152,11 +152,11 @@ def parse_attack(text: str) -> Attack:
     example = Attack(name, SHARE, scale).text
     if values:
         share = values[0]
-    if len(values) > 1 and scale is None:
-        raise UsageError(
-            f"--attack {text}: {name} has no scale.", f"For example --attack {example}"
-        )
     if len(values) > 1:
+        if scale is None:
+            raise UsageError(
+                f"--attack {text}: {name} has no scale.", f"For example --attack {example}"
+            )
         scale = values[1]
     in_range = 0.0 <= share < 1.0 and math.isfinite(scale or 0.0)
     if len(values) > 2 or not in_range:

@@ -324,7 +324,8 @@ class UploadPool:
             self._dtypes[name] = t.dtype
             if self.rule(name) == "stack":
                 if name not in self._stacks:
-                    self._stacks[name] = ([], t.new_empty((self._clients, *t.shape)))
+                    empty = t.new_empty((self._clients, *t.shape))
+                    self._stacks[name] = ([], empty)
                 order, stack = self._stacks[name]
                 stack[len(order)] = t
                 order.append(client)
@@ -503,9 +504,8 @@ class UploadPipeline:
                 raise self.validation.refusal(client, name, why)
             for tensor, t in up.items():
                 if t.is_floating_point() and not is_bounded(t):
-                    raise not_finite(
-                        tensor, t, self.round.number, (client, name), self.method, self.round.hp
-                    )
+                    number = self.round.number
+                    raise not_finite(tensor, t, number, (client, name), self.method, self.round.hp)
         self._add(self._pool, up, client, self.weight(client))
 
     def add_weights(self, clients: Sequence[int]) -> None:

@@ -66,7 +66,8 @@ def _one_term(n: int) -> Tensor:
     bits = np.frombuffer(os.urandom(8 * n), np.uint64)
     # 63 bits give a point in the lower half of the distribution, where float64 is finest, and one bit the sign. The
     # tail reaches 9 deviations.
-    lower = ((bits >> np.uint64(1)).astype(np.float64) + 0.5) * 2.0**-64
+    position = (bits >> np.uint64(1)).astype(np.float64)
+    lower = (position + 0.5) * 2.0**-64
     sign = (bits & np.uint64(1)).astype(np.float64) * 2.0 - 1.0
     quantile = torch.special.ndtri(torch.from_numpy(lower))
     drawn: Tensor = quantile * torch.from_numpy(sign)

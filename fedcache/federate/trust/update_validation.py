@@ -170,7 +170,8 @@ class UpdateValidation:
         missing = ", ".join(sorted(self.expected.keys() - up.keys()))
         if missing:
             return f"it lacks {missing}"
-        extra = ", ".join(sorted(map(str, up.keys() - self.expected.keys())))
+        unexpected = map(str, up.keys() - self.expected.keys())
+        extra = ", ".join(sorted(unexpected))
         if extra:
             return f"it contains {extra}, which is not part of the schema"
         axes = len(lead)
@@ -202,7 +203,8 @@ class UpdateValidation:
             t = up[name]
             t = t.reshape(-1, *t.shape[t.dim() - core - 1 :])  # points, clients, classes
             # A tensor that all clients share has one row, which stands for each of them.
-            for of_point in t.expand(t.shape[0], len(rows), *t.shape[2:]):
+            t = t.expand(t.shape[0], len(rows), *t.shape[2:])
+            for of_point in t:
                 for place, why in enumerate(_wrong_counts(name, of_point, rows)):
                     if why:
                         found.setdefault(place, why)
@@ -312,9 +314,9 @@ def not_finite(
 
 def _leads(found: Sequence[int], lead: Sequence[int]) -> bool:
     """Whether each leading axis is as in ``lead`` or 1."""
-    return len(found) == len(lead) and all(
-        n in (1, full) for n, full in zip(found, lead, strict=True)
-    )
+    if len(found) != len(lead):
+        return False
+    return all(n in (1, full) for n, full in zip(found, lead, strict=True))
 
 
 def _wrong_counts(name: str, counts: Tensor, rows: Sequence[float]) -> list[str]:
@@ -343,6 +345,7 @@ def _count_problem(name: str, counts: Tensor, rows: float) -> str:
     total = float(counts.sum())
     if total > rows * (1.0 + SLACK) + SLACK:
         return f"{name} counts {total:g} rows, but the client has {rows:g}"
-    broken = counts[(counts - counts.round()).abs() > SLACK * counts.clamp(min=1.0)]
+    apart = (counts - counts.round()).abs()
+    broken = counts[apart > SLACK * counts.clamp(min=1.0)]
     first = float(broken[0])
     return f"{name} holds {first:g} rows, which is not a whole number"

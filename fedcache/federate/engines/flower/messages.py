@@ -71,7 +71,8 @@ class PackedMessage:
     @property
     def bytes(self) -> int:
         """Its size, without the overhead of the transport."""
-        return len(self.words.encode()) + sum(len(a.data) for a in self.arrays.values())
+        tensors = sum(len(raw.data) for raw in self.arrays.values())
+        return len(self.words.encode()) + tensors
 
 
 def pack(message: SiteMessage) -> PackedMessage:
@@ -83,7 +84,8 @@ def pack(message: SiteMessage) -> PackedMessage:
         entry: dict[str, Any] = {}
         for name, t in tree.items():
             # ``ascontiguousarray`` turns a scalar into a vector of one number, hence the reshape.
-            values = np.ascontiguousarray(t.detach().cpu().numpy()).reshape(tuple(t.shape))
+            values = np.ascontiguousarray(t.detach().cpu().numpy())
+            values = values.reshape(tuple(t.shape))
             outline = f"{values.dtype}{values.shape}"
             key = hashlib.sha256(outline.encode() + values.tobytes()).digest()
             if key not in known:
@@ -165,7 +167,8 @@ def _array(raw: RawTensor) -> np.ndarray:
     """The bytes of a tensor as an array, after a check of their number."""
     kind = _type(raw)
     size = len(raw.data)
-    if math.prod(raw.shape) * kind.itemsize != size or any(n < 0 for n in raw.shape):
+    is_shape = all(n >= 0 for n in raw.shape)
+    if not is_shape or math.prod(raw.shape) * kind.itemsize != size:
         raise MalformedError(f"a tensor of shape {raw.shape} has {size} bytes")
     values = np.frombuffer(raw.data, kind).astype(np.dtype(raw.dtype))
     return values.reshape(raw.shape)

@@ -292,9 +292,12 @@ class Plan:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Plan:
         """The inverse of ``to_config``; "" stands for an option at its default. Raises UsageError."""
-        given = {k.replace("-", "_"): v for k, v in config.items() if v != ""}
-        settings = dict(pair.split("=", 1) for pair in str(given.pop("set", "")).split())
-        swept = dict(pair.split("=", 1) for pair in str(given.pop("sweep", "")).split())
+        given = {}
+        for option, value in config.items():
+            if value != "":
+                given[option.replace("-", "_")] = value
+        settings = _pairs(given.pop("set", ""))
+        swept = _pairs(given.pop("sweep", ""))
         sweep = {key: tuple(values.split(",")) for key, values in swept.items()}
         # Flower turns words like `--run-config seeds=3` into numbers.
         for name in ("participation", "seeds", "like"):
@@ -313,6 +316,11 @@ class Plan:
                 f"The configuration of the app has an invalid value: {error}.",
                 "Make the app again: fedcache flower app",
             ) from error
+
+
+def _pairs(text: Any) -> dict[str, str]:
+    """The names and values of a text such as ``lr=0.1 head=linear``."""
+    return dict(pair.split("=", 1) for pair in str(text).split())
 
 
 @dataclass(frozen=True)

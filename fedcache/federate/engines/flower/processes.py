@@ -45,7 +45,8 @@ def need_flower() -> str:
         found = version("flwr")
     except PackageNotFoundError:
         raise MachineError("Flower is not installed.", INSTALL) from None
-    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
+    parts = found.split(".")[:2]
+    numbers = tuple(int(part) for part in parts if part.isdigit())
     if not LOW <= numbers < HIGH:
         raise MachineError(
             f"Flower {found} is installed, but fedcache needs 1.41.",
@@ -372,7 +373,8 @@ def make_keys(path: Path, sites: Sequence[str], hosts: Sequence[str]) -> Keys:
 def read_keys(path: Path) -> Keys:
     """The keys of a folder, for a server. Raises UsageError for a missing file."""
     keys = Keys(path.expanduser().resolve())
-    missing = ", ".join(p.name for p in (keys.ca, *keys.server) if not p.exists())
+    files = (keys.ca, *keys.server)
+    missing = ", ".join(file.name for file in files if not file.exists())
     if missing:
         raise UsageError(
             f"{path} lacks {missing}.",

@@ -454,8 +454,9 @@ class Server:
         for job in jobs:
             run = job.run
             # Tensors of a setting travel in the trees.
-            hp = {k: v for k, v in run.hp.items() if not isinstance(v, Tensor)}
-            site = SiteJob(job.id, hp, run.seed, run.round + ahead, job.latest.get(client, 0))
+            hp = {name: value for name, value in run.hp.items() if not isinstance(value, Tensor)}
+            since = job.latest.get(client, 0)
+            site = SiteJob(job.id, hp, run.seed, run.round + ahead, since)
             entries.append(site.to_words())
         return {**common, "jobs": entries, "clients": len(self.sites.members), "client": client}
 
@@ -473,7 +474,8 @@ class Server:
             wider.keeps_uploads = run.keeps_uploads
             # A fresh start shows the shapes with one more client; then the state of the run moves over.
             wider.start()
-            if {k: tuple(t.shape) for k, t in wider.server.items()} != job.shapes:
+            shapes = {name: tuple(t.shape) for name, t in wider.server.items()}
+            if shapes != job.shapes:
                 why = "came late, and the method cannot add it"
                 kept = f"{run.method.name} can use only the sites it started with"
                 self.sites.miss(number, name, why, f"site {name!r} came late: {kept}.")
@@ -553,7 +555,8 @@ def _server_model(run: RunState) -> DeployedModel | None:
     method = run.method
     if method.protocol(run.hp) != "global" or method.deploy is not keep_down:
         return None
-    return DeployedModel(method, run.down(), {}, no_training_rows(method.name), run.server_ctx())
+    no_rows = no_training_rows(method.name)
+    return DeployedModel(method, run.down(), {}, no_rows, run.server_ctx())
 
 
 def outcome_of(job: ServerJob, members: Sequence[Member]) -> TrainingOutput:

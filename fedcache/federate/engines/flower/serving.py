@@ -178,15 +178,11 @@ class Loopback:
     link: Process  # of the server
     nodes: dict[str, Process] = field(default_factory=dict)  # name of a site -> its process
 
-    def add(
-        self, shard: Path, home: Home, *, name: str | None = None, called: str | None = None
-    ) -> Process:
+    def add(self, shard: Path, home: Home, *, called: str | None = None) -> Process:
         """Start a site on a shard; ``called`` is the name of its key and of its log."""
-        store = Store.open(shard)
+        state = state_of(home.root, Store.open(shard))
         label = called or shard.stem
-        config = {"shard": str(shard.resolve()), "state": str(state_of(home.root, store))}
-        if name is not None:
-            config["name"] = name
+        config = {"shard": str(shard.resolve()), "state": str(state)}
         key = None
         if self.keys is not None:
             key = self.keys.site(label) / "node.key"

@@ -195,8 +195,8 @@ class Site:
             # Points that differ only in settings of the server share one upload if the method allows it.
             key: Any = job.id
             if shares_uploads(self.method):
-                read = sorted((h.name, str(job.hp[h.name])) for h in self.method.hparams if h.fit)
-                key = (job.seed, *read)
+                names = sorted(h.name for h in self.method.hparams if h.fit)
+                key = (job.seed, *(str(job.hp[name]) for name in names))
             if key not in fitted:
                 fitted[key] = run.fit_one(down, number)
             kept = dict(run.states.get(number) or {})

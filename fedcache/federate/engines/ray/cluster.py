@@ -28,6 +28,7 @@ from typing import Any
 from filelock import FileLock
 
 from fedcache.errors import MachineError, UsageError
+from fedcache.parsing import counted
 from fedcache.store.lock import try_lock
 
 RETRIES = 3
@@ -213,13 +214,6 @@ def first_line(error: BaseException, without: str) -> str:
     if lines:
         return lines[0]
     return without
-
-
-def counted(number: int, noun: str) -> str:
-    """A number with its noun: 1 node, 2 nodes."""
-    if number == 1:
-        return f"1 {noun}"
-    return f"{number} {noun}s"
 
 
 @contextmanager

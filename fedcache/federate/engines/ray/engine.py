@@ -30,13 +30,14 @@ from fedcache.federate.engines.ray.client_slices import (
     over_ray,
     set_up_clients,
 )
-from fedcache.federate.engines.ray.cluster import counted, open_cluster
+from fedcache.federate.engines.ray.cluster import open_cluster
 from fedcache.federate.engines.ray.remote_calls import RayWorkerPool
 from fedcache.federate.execution.memory_estimate import shares_uploads
 from fedcache.federate.methods import find_method, wants_encoders
 from fedcache.grids.points import point_groups
 from fedcache.grids.request import GridRequest
 from fedcache.grids.train_grid import GridRun
+from fedcache.parsing import counted
 from fedcache.process import Stop, keep_freed_memory
 from fedcache.progress import Observer, Silent
 from fedcache.runs.directory import check_files, measured_of, read_result
