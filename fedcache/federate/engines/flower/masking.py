@@ -22,7 +22,7 @@ from torch import Tensor
 from fedcache.errors import FederatedRunError, UsageError
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Method, Pooling, Uploads
-from fedcache.federate.trust.pipeline import TrustPolicy
+from fedcache.federate.trust.pipeline import TrustPolicy, UploadPool
 from fedcache.heads.linear import Tree
 
 LEAST_SITES = 3
@@ -91,11 +91,10 @@ class Masking:
         cls, method: Method, hp: Hp, expected: Uploads, broadcast: Tree, scale: float, bound: float
     ) -> Masking:
         """The masking for the ``expected`` uploads of a method after that broadcast."""
-        # The longest prefix of a tensor's name gives its pooling rule.
-        rules = sorted(method.pool(hp).items(), key=lambda item: -len(item[0]))
+        pool = UploadPool(method.pool(hp), 1)
         made = []
         for name, t in sorted(expected.items()):
-            rule = next(rule for prefix, rule in rules if name.startswith(prefix))
+            rule = pool.rule(name)
             shape = tuple(t.shape)
             counts = t.counts_rows or not t.dtype.is_floating_point
             # Differences from the broadcast are small, so they fit the bound better than the values.

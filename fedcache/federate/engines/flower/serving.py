@@ -6,14 +6,14 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedcache.config import Home
-from fedcache.errors import FedcacheError, MachineError, StoreError, UsageError, shell_word
+from fedcache.errors import MachineError, StoreError, UsageError, shell_word
 from fedcache.federate.engines.flower.network import (
     EVERYWHERE,
     Address,
@@ -85,7 +85,7 @@ def serve(
             names = ", ".join(known.nodes) or "none"
             say(f"Sites that may take part: {names}.")
         say(f"Listening on {where}:{port}{by}. Log: {process.log}.")
-        _stay(process, stop, {})
+        _stay(process, stop)
     finally:
         process.stop()
 
@@ -135,31 +135,30 @@ def attend(
     process = start_supernode(address, config, key, folder, port or free_port())
     client = name or store.dataset["shard"]["client"]
     say(f"Site {client!r} is connected to {address}. Log: {process.log}.")
-    errors: dict[str, FedcacheError] = {}
+    unknown_key = None
     if key is not None:
-        errors[KEY_UNKNOWN] = MachineError(
+        unknown_key = MachineError(
             f"The server at {address} does not know this site's key {key}, or the site was killed less "
             "than a minute ago and is still registered.",
             f"After a kill, run the same command again in a minute. Otherwise {WITH_KEYS}",
         )
     try:
-        _stay(process, stop, errors)
+        _stay(process, stop, unknown_key)
     finally:
         process.stop()
 
 
-def _stay(process: Process, stop: threading.Event, errors: Mapping[str, FedcacheError]) -> None:
+def _stay(process: Process, stop: threading.Event, unknown_key: MachineError | None = None) -> None:
     """Wait until ``stop`` is set.
 
-    If the process ends by itself, raises the error in ``errors`` whose text is in its log, or MachineError.
+    If the process ends by itself, raises MachineError: ``unknown_key`` if its log says that the server does not know
+    its key.
     """
     while not stop.wait(LOOK_EVERY):
         if process.alive:
             continue
-        log = process.tail(60).lower()
-        for text, error in errors.items():
-            if text in log:
-                raise error
+        if unknown_key is not None and KEY_UNKNOWN in process.tail(60).lower():
+            raise unknown_key
         raise failure_of(process, "")
 
 

@@ -71,11 +71,6 @@ class HeldRun:
         return self._job
 
 
-def set_up_clients(task: ClientsTask) -> HeldRun:
-    """Prepare a worker that trains clients of one run."""
-    return HeldRun(task)
-
-
 def fit_slice(
     held: HeldRun,
     seed: int,

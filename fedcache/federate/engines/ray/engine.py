@@ -25,10 +25,10 @@ from fedcache.extract.device import cores
 from fedcache.extract.workers.chunk_tasks import ChunkWorker, TaskSpec, compute
 from fedcache.federate.engines.ray.client_slices import (
     ClientsTask,
+    HeldRun,
     check_execution,
     fit_slice,
     over_ray,
-    set_up_clients,
 )
 from fedcache.federate.engines.ray.cluster import open_cluster
 from fedcache.federate.engines.ray.remote_calls import RayWorkerPool
@@ -354,7 +354,7 @@ class RayEngine:
                 opening = open_cluster(self.address, cpus=max(cores(), threads), gpus=gpus)
                 cluster = opened.enter_context(opening)
                 pool = RayWorkerPool(
-                    cluster, set_up_clients, fit_slice, task, cpus=threads, gpus=int(gpus > 0)
+                    cluster, HeldRun, fit_slice, task, cpus=threads, gpus=int(gpus > 0)
                 )
                 _note_place(observer, pool, "the clients of each round")
                 return pool
