@@ -340,11 +340,11 @@ def counts_or_error(
         what = f"smallest alpha found to work is {instead.get('alpha')}"
         if "clients" in instead:
             what = f"largest number of clients found to work is {instead['clients']}"
-        instead = _as_tried(scheme, args, instead)
+        instead = _with_derived(scheme, args, instead)
         command = scheme.command({**args, **instead})
         hints.append(f"With this seed the {what}:  {command} --partition-seed {streams.seed}")
     if can_fill:
-        filled = _as_tried(scheme, args, filled)
+        filled = _with_derived(scheme, args, filled)
         command = scheme.command({**args, **filled})
         hints.append(
             f"To move rows from the largest clients to clients with too few:  {command} --partition-seed "
@@ -354,7 +354,7 @@ def counts_or_error(
     raise InfeasibleError(message, "\n".join(hints), instead)
 
 
-def _as_tried(scheme: Scheme, args: Values, instead: dict[str, Value]) -> dict[str, Value]:
+def _with_derived(scheme: Scheme, args: Values, instead: dict[str, Value]) -> dict[str, Value]:
     """``instead`` together with the derived arguments, if these would get other values than in the trial."""
     derived = scheme.rederived({**args, **instead})
     complete = dict(instead)
@@ -388,7 +388,7 @@ def _larger_alpha(
     def works(i: int) -> bool:
         return _works(streams, rule_of({**args, "alpha": alphas[i]}))
 
-    place = _first(len(alphas), works)
+    place = _first_that_works(len(alphas), works)
     if place is None:
         return {}
     return {"alpha": alphas[place]}
@@ -410,7 +410,7 @@ def _fewer_clients(
     def works(i: int) -> bool:
         return _works(streams, rule_of({**args, "clients": most - i}))
 
-    place = _first(most, works)
+    place = _first_that_works(most, works)
     if place is None:
         return {}
     return {"clients": most - place}
@@ -425,7 +425,7 @@ def alphas_above(alpha: float) -> list[float]:
     return [value for value in values if alpha < value <= LARGEST_ALPHA]
 
 
-def _first(count: int, works: Callable[[int], bool]) -> int | None:
+def _first_that_works(count: int, works: Callable[[int], bool]) -> int | None:
     """The first place below ``count`` that works, by bisection, as later places are easier; None if none works."""
     if count < 1 or not works(count - 1):
         return None
@@ -490,13 +490,13 @@ def deal_feature_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
             rows = streams("rows", client).permutation(rows)
         train.append(first_per_class(pool, rows, shots))
         domain_name = pool.columns.domains[domain]
-        short += [f"{domain_name}/{name}" for name in _short(pool, rows, shots)]
+        short += [f"{domain_name}/{name}" for name in _scarce_classes(pool, rows, shots)]
         least = min(least, *map(len, pool.by_class(rows)))
-    made = Dealt(train, _balanced_tests(pool, args), _names(pool))
+    made = Dealt(train, _balanced_tests(pool, args), _domain_names(pool))
     if not short:
         return made
     return replace(
-        made, notes=[f"{FEWER} {shots} training rows: {_some(short)}"], enough_shots=least
+        made, notes=[f"{FEWER} {shots} training rows: {_first_names(short)}"], enough_shots=least
     )
 
 
@@ -528,7 +528,7 @@ def deal_feature_label_shift(pool: RowPool, args: Values, streams: Streams) -> D
             candidates = pool.of_domain(pool.test, domain)
             matched = MatchedTests(candidates, pool.columns.label, streams("test"))
             test.append(matched.of(rows))
-    return Dealt(train, test, _names(pool), [])
+    return Dealt(train, test, _domain_names(pool), [])
 
 
 def deal_label_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
@@ -614,7 +614,7 @@ def _enough_shots(args: Values, least: int) -> int:
 
 def _domains(scheme: Scheme, pool: RowPool) -> tuple[int, ...]:
     """The chosen domains. Raises InfeasibleError for less than two, and for one without training or test rows."""
-    names = _names(pool)
+    names = _domain_names(pool)
     if len(names) < 2:
         found = ", ".join(names) or "none"
         why = (
@@ -645,17 +645,17 @@ def _balanced_tests(pool: RowPool, args: Values) -> list[np.ndarray]:
     return [first_per_class(pool, rows, tests) for rows in of_domains]
 
 
-def _names(pool: RowPool) -> list[str]:
+def _domain_names(pool: RowPool) -> list[str]:
     return [pool.columns.domains[domain] for domain in pool.domains]
 
 
-def _short(pool: RowPool, rows: np.ndarray, shots: int) -> list[str]:
+def _scarce_classes(pool: RowPool, rows: np.ndarray, shots: int) -> list[str]:
     """Classes with fewer rows than ``shots``, each with its number of rows."""
     held = zip(pool.columns.classes, pool.by_class(rows), strict=True)
     return [f"{name} ({len(r)})" for name, r in held if len(r) < shots]
 
 
-def _some(names: Sequence[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     """The first names, and the number of the others."""
     text = ", ".join(names[:NAMED])
     more = len(names) - NAMED
@@ -664,7 +664,7 @@ def _some(names: Sequence[str]) -> str:
     return text
 
 
-def _ratio(args: Values) -> Values:
+def _with_ratio(args: Values) -> Values:
     """The ratios of drawn rows to training rows of the released code. They fall with the number of clients."""
     if args["ratio"] is not None:
         return args
@@ -732,7 +732,7 @@ LABEL_SHIFT = Scheme(
         DOMAIN,
     ),
     deal_label_shift,
-    derive=_ratio,
+    derive=_with_ratio,
 )
 FEATURE_LABEL_SHIFT = Scheme(
     "feature-label-shift",

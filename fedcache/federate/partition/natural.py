@@ -107,16 +107,16 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
         tests = tests[~np.isin(group.codes[tests], held)]
     members = members_of(group, rows, tests)
     if args["tests"] == "held-out-clients":
-        members, common, note = _without_some(members, all_rows, group, args, streams)
+        members, common, note = _hold_out_clients(members, all_rows, group, args, streams)
         notes.append(note)
     within = args["tests"] == "within" and common is None
     if within:
         members, more_notes = _with_own_tests(members, pool)
         notes += more_notes
-    members, more_notes = _large_enough(members, args, streams, within=within)
+    members, more_notes = _keep_large(members, args, streams, within=within)
     notes += more_notes
     if args["inside"] is not None:
-        return _divided(members, pool, args, streams, notes, common, within=within)
+        return _assign_inside(members, pool, args, streams, notes, common, within=within)
     made = Dealt(members.train, None, members.words, notes, common=common, pool=rows)
     if within:
         return replace(made, test=members.test, common=sorted_once(members.test.rows))
@@ -141,24 +141,24 @@ def held_out_codes(group: Group, by: str, values: Value) -> np.ndarray | None:
 
 def members_of(group: Group, rows: np.ndarray, tests: np.ndarray) -> Members:
     """The rows of each value; values without a training row are left out."""
-    train = _by_code(group.codes, rows, len(group.words))
-    test = _by_code(group.codes, tests, len(group.words))
+    train = _rows_by_code(group.codes, rows, len(group.words))
+    test = _rows_by_code(group.codes, tests, len(group.words))
     members = Members(group.words, train, test)
-    return _taken(members, np.flatnonzero(train.sizes > 0))
+    return _selected(members, np.flatnonzero(train.sizes > 0))
 
 
-def _by_code(codes: np.ndarray, rows: np.ndarray, count: int) -> RowLists:
+def _rows_by_code(codes: np.ndarray, rows: np.ndarray, count: int) -> RowLists:
     """A list of ``rows`` for each of ``count`` codes, in stored order; rows without a value are in no list."""
     known = rows[codes[rows] >= 0]
     return RowLists.by_owner(known, codes[known], count)
 
 
-def _taken(members: Members, which: np.ndarray) -> Members:
+def _selected(members: Members, which: np.ndarray) -> Members:
     words = tuple(members.words[i] for i in which.tolist())
     return Members(words, members.train.take(which), members.test.take(which))
 
 
-def _without_some(
+def _hold_out_clients(
     members: Members, all_rows: np.ndarray, group: Group, args: Values, streams: Streams
 ) -> tuple[Members, np.ndarray, str]:
     """The members without a drawn share of them, all rows of that share as the test set, and a note."""
@@ -174,7 +174,7 @@ def _without_some(
     gone = {members.words[i] for i in drawn.tolist()}
     codes = np.array([i for i, word in enumerate(group.words) if word in gone])
     common = all_rows[np.isin(group.codes[all_rows], codes)]
-    kept = _taken(members, np.setdiff1d(np.arange(count), drawn))
+    kept = _selected(members, np.setdiff1d(np.arange(count), drawn))
     note = f"{away:,} of {count:,} clients do not train; all their rows are the test set"
     return kept, common, note
 
@@ -223,11 +223,11 @@ def _with_own_tests(members: Members, pool: RowPool) -> tuple[Members, list[str]
         notes.append(
             f"{many} left out, because one row cannot be split into training and test rows"
         )
-        members = _taken(members, np.flatnonzero(~single))
+        members = _selected(members, np.flatnonzero(~single))
     return members, notes
 
 
-def _large_enough(
+def _keep_large(
     members: Members, args: Values, streams: Streams, *, within: bool
 ) -> tuple[Members, list[str]]:
     """Members with at least ``min_rows`` rows, and notes. If there are more than ``max_clients``, so many are drawn."""
@@ -261,11 +261,11 @@ def _large_enough(
         notes.append(f"{most_clients:,} of {len(enough):,} clients are drawn")
         enough = np.sort(streams("clients").permutation(enough)[:most_clients])
     if len(enough) < len(sizes):
-        members = _taken(members, enough)
+        members = _selected(members, enough)
     return members, notes
 
 
-def _divided(
+def _assign_inside(
     members: Members,
     pool: RowPool,
     args: Values,

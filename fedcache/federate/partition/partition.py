@@ -346,9 +346,9 @@ class Partition:
         ]
         held = self.table.validation
         if held is not None:
-            how = self.args.get("validation")
-            source = f"taken from the training rows (share {how})"
-            if how == OWN_SPLIT:
+            requested = self.args.get("validation")
+            source = f"taken from the training rows (share {requested})"
+            if requested == OWN_SPLIT:
                 source = "of the dataset's own split"
             parts.append(f"{len(held.rows)} validation rows {source}")
             if held.own is not None and not held.own.sizes.all():
@@ -376,17 +376,17 @@ def make(scheme: str, columns: Columns, *, seed: int = 0, **args: object) -> Par
     """
     if scheme not in SCHEMES:
         raise unknown("partition scheme", scheme, [*SCHEMES, *plugins("partitions")])
-    how = SCHEMES[scheme]
-    values = how.resolve(args)
+    chosen = SCHEMES[scheme]
+    values = chosen.resolve(args)
     seed = checked_seed(seed)
     try:
-        return _deal(how, columns, values, seed, advise=True)
+        return _deal(chosen, columns, values, seed, advise=True)
     except InfeasibleError as error:
-        raise _tried(error, how, columns, values, seed) from error
+        raise _with_working_advice(error, chosen, columns, values, seed) from error
 
 
-def _tried(
-    error: InfeasibleError, how: Scheme, columns: Columns, values: Mapping[str, Value], seed: int
+def _with_working_advice(
+    error: InfeasibleError, scheme: Scheme, columns: Columns, values: Mapping[str, Value], seed: int
 ) -> FedcacheError:
     """The error with advice that works, or another error if no other arguments help.
 
@@ -396,7 +396,7 @@ def _tried(
     message = error.message
     if error.instead:
         try:
-            instead = _followed(how, columns, values, error.instead, seed)
+            instead = _working_arguments(scheme, columns, values, error.instead, seed)
         except InfeasibleError as refused:
             if refused.message != message:
                 message = f"{message} {refused.message}"
@@ -406,22 +406,21 @@ def _tried(
             is_complete = not seed or SEED in error.hint
             if instead == error.instead and is_complete:
                 return error
-            return _advising(message, how, values, instead, seed)
-    if how is NATURAL and values["inside"] is not None:
+            return _with_command(message, scheme, values, instead, seed)
+    if scheme is NATURAL and values["inside"] is not None:
         message = f"{message} No other number works for every value of {values['by']}."
         whole: dict[str, Value] = dict.fromkeys(("inside", *OF_INSIDE))
         with suppress(FedcacheError):
-            _deal(how, columns, {**values, **whole}, seed)
-            return _advising(
-                f"{message} Without --scheme, each value is one client.", how, values, whole, seed
-            )
+            _deal(scheme, columns, {**values, **whole}, seed)
+            message_of_whole = f"{message} Without --scheme, each value is one client."
+            return _with_command(message_of_whole, scheme, values, whole, seed)
         return InfeasibleError(message, "See how many rows each value has:  fedcache inspect")
     if error.hint and not error.instead:
         return error
     domain = values["domain"]
     assert domain is None or isinstance(domain, tuple)
     given: dict[str, Value] = {"domain": domain}
-    if not how.has("clients") and len(domain or columns.domains) < 2:
+    if not scheme.has("clients") and len(domain or columns.domains) < 2:
         simpler = SCHEMES["label-shift"]
         what = "Divide the rows of one domain among several clients instead"
     else:
@@ -429,7 +428,7 @@ def _tried(
         what = "Divide the rows evenly instead"
         given["clients"] = values.get("clients") or len(columns.domains)
     try:
-        found = _followed(simpler, columns, simpler.resolve(given), given, seed)
+        found = _working_arguments(simpler, columns, simpler.resolve(given), given, seed)
         command = simpler.command(found)
     except FedcacheError as refused:
         if refused.hint:
@@ -438,8 +437,8 @@ def _tried(
     return InfeasibleError(message, f"{what}:  {command} {SEED} {seed}")
 
 
-def _followed(
-    how: Scheme,
+def _working_arguments(
+    scheme: Scheme,
     columns: Columns,
     values: Mapping[str, Value],
     instead: Mapping[str, Value],
@@ -452,7 +451,7 @@ def _followed(
     found = dict(instead)
     for _ in range(MOST_TRIED):
         try:
-            _deal(how, columns, {**values, **found}, seed)
+            _deal(scheme, columns, {**values, **found}, seed)
         except InfeasibleError as refused:
             if refused.instead.items() <= found.items():
                 raise
@@ -462,18 +461,22 @@ def _followed(
     raise InfeasibleError("No other arguments work.", "")
 
 
-def _advising(
-    message: str, how: Scheme, values: Mapping[str, Value], instead: Mapping[str, Value], seed: int
+def _with_command(
+    message: str,
+    scheme: Scheme,
+    values: Mapping[str, Value],
+    instead: Mapping[str, Value],
+    seed: int,
 ) -> InfeasibleError:
     """The error with the command of arguments that work."""
-    command = how.command({**values, **instead})
+    command = scheme.command({**values, **instead})
     return InfeasibleError(message, f"{command} {SEED} {seed}", instead)
 
 
 def _with_remedy(
     notes: Sequence[str],
     enough: int,
-    how: Scheme,
+    scheme: Scheme,
     columns: Columns,
     values: Mapping[str, Value],
     seed: int,
@@ -483,13 +486,13 @@ def _with_remedy(
     Args:
         notes: of the partition.
         enough: the largest ``shots`` for which all classes have enough rows, 0 for none.
-        how: the scheme.
+        scheme: of the partition.
         columns: of the dataset.
         values: arguments of the scheme.
         seed: of the partition.
     """
-    inner = how
-    if how is NATURAL:
+    inner = scheme
+    if scheme is NATURAL:
         inner = SCHEMES[str(values["inside"])]
     remedy = "extract more images"
     if inner.has("clients"):
@@ -498,12 +501,12 @@ def _with_remedy(
     values = {**values, "validation": None}
     if enough:
         with suppress(FedcacheError):
-            found = _followed(how, columns, values, {"shots": enough}, seed)
-            tried = _deal(how, columns, {**values, **found}, seed)
+            found = _working_arguments(scheme, columns, values, {"shots": enough}, seed)
+            tried = _deal(scheme, columns, {**values, **found}, seed)
             # A client with a single training row could not give one for validation.
-            roomy = tried.table.train_sizes.min() > 1
-            if roomy and not any(FEWER in note for note in tried.notes):
-                words = [how.argument(name).option(found[name]) for name in sorted(found)]
+            can_validate = tried.table.train_sizes.min() > 1
+            if can_validate and not any(FEWER in note for note in tried.notes):
+                words = [scheme.argument(name).option(found[name]) for name in sorted(found)]
                 options = " ".join(words)
                 remedy = f"{options} assigns the requested rows"
     last = max(i for i, note in enumerate(notes) if FEWER in note)
@@ -513,21 +516,27 @@ def _with_remedy(
 
 
 def _deal(
-    how: Scheme, columns: Columns, values: Mapping[str, Value], seed: int, *, advise: bool = False
+    scheme: Scheme,
+    columns: Columns,
+    values: Mapping[str, Value],
+    seed: int,
+    *,
+    advise: bool = False,
 ) -> Partition:
     """The partition of resolved arguments. Raises as ``make``; the advice of an InfeasibleError is not tried.
 
     With ``advise`` a note about too few rows has a remedy.
     """
-    scheme = how.name
-    streams = Streams(seed, scheme)
+    streams = Streams(seed, scheme.name)
     domain = values["domain"]
     assert domain is None or isinstance(domain, tuple)
     split = TRAIN
     if values.get("pool") == "test":
         split = TEST
-    pool = make_pool(columns, domain, split=split, needs_labels=how.needs_labels, scheme=scheme)
-    dealt = how.deal(pool, values, streams)
+    pool = make_pool(
+        columns, domain, split=split, needs_labels=scheme.needs_labels, scheme=scheme.name
+    )
+    dealt = scheme.deal(pool, values, streams)
     train = RowLists.of(dealt.train).ascending()
     trained = np.zeros(len(columns.label), bool)
     trained[train.rows] = True
@@ -540,7 +549,7 @@ def _deal(
         dealt_from = pool.dealt
     notes = [*pool.notes, *dealt.notes]
     if advise and dealt.enough_shots is not None:
-        notes = _with_remedy(notes, dealt.enough_shots, how, columns, values, seed)
+        notes = _with_remedy(notes, dealt.enough_shots, scheme, columns, values, seed)
     if not len(test) and dealt.test is not None and any(len(rows) for rows in dealt.test):
         test = sorted_once(np.concatenate(dealt.test))
         notes.append(
@@ -548,18 +557,18 @@ def _deal(
         )
     if not len(test):
         raise UsageError(
-            f"Scheme {scheme} needs test rows with ok = 1, but the chosen domains have none.",
+            f"Scheme {scheme.name} needs test rows with ok = 1, but the chosen domains have none.",
             _tests_hint(columns, domain, seed),
         )
     names = dealt.names or NumberedNames(len(train))
-    tests = _tests_of_clients(how, dealt, test, train, columns, streams, values)
+    tests = _tests_of_clients(scheme, dealt, test, train, columns, streams, values)
     clients = ClientTable.dealt(names, train, test, tests)
-    bare = np.flatnonzero(clients.test_sizes == 0)
-    if len(bare):
-        name = names[int(bare[0])]
+    untested = np.flatnonzero(clients.test_sizes == 0)
+    if len(untested):
+        name = names[int(untested[0])]
         raise UsageError(
-            f"Scheme {scheme}: no test row has a class of client {name!r} ({len(bare)} clients are left without test "
-            "rows).",
+            f"Scheme {scheme.name}: no test row has a class of client {name!r} ({len(untested)} clients "
+            "are left without test rows).",
             "Test every client on balanced rows instead: --option test_protocol=balanced",
         )
     # Rows that are in use: trained on, or tested on by some client.
@@ -569,10 +578,10 @@ def _deal(
         held[test] = True
     dropped = int((~held[dealt_from]).sum())
     if values.get("validation") is not None:
-        clients = _with_validation(clients, how, values, pool)
+        clients = _with_validation(clients, scheme, values, pool)
     notes += _leaks(columns, train.rows, clients.tested)
     return Partition(
-        scheme=scheme,
+        scheme=scheme.name,
         args=dict(values),
         seed=seed,
         clients=clients,
@@ -585,7 +594,7 @@ def _deal(
 
 
 def _tests_of_clients(
-    how: Scheme,
+    scheme: Scheme,
     dealt: Dealt,
     test: np.ndarray,
     train: RowLists,
@@ -609,10 +618,10 @@ def _tests_of_clients(
         fit = MOST_TESTED // len(chosen.order)
         clients = len(train)
         why = (
-            f"Scheme {how.name}: {clients} clients have {total} test rows in all, at most {MOST_TESTED} "
+            f"Scheme {scheme.name}: {clients} clients have {total} test rows in all, at most {MOST_TESTED} "
             f"can be listed for the digest; {fit} clients never have more."
         )
-        raise how.infeasible(values, why, {"clients": fit})
+        raise scheme.infeasible(values, why, {"clients": fit})
     return chosen
 
 
@@ -639,25 +648,25 @@ def _leaks(columns: Columns, trained: np.ndarray, tested: np.ndarray) -> list[st
 
 def _tests_hint(columns: Columns, domain: tuple[str, ...] | None, seed: int) -> str:
     """The hint for a dataset without test rows: arguments of label-shift, which takes them from each client."""
-    how = SCHEMES["label-shift"]
+    scheme = SCHEMES["label-shift"]
     given: dict[str, Value] = {"domain": domain}
     try:
-        found = _followed(how, columns, how.resolve(given), given, seed)
-        command = how.command(found)
+        found = _working_arguments(scheme, columns, scheme.resolve(given), given, seed)
+        command = scheme.command(found)
     except FedcacheError:
         return "Give the dataset a test split."
     return f"Give the dataset a test split, or take test rows from each client:  {command} {SEED} {seed}"
 
 
 def _with_validation(
-    clients: ClientTable, how: Scheme, values: Mapping[str, Value], pool: RowPool
+    clients: ClientTable, scheme: Scheme, values: Mapping[str, Value], pool: RowPool
 ) -> ClientTable:
     """The clients with the requested validation rows."""
     chosen_by = values["validation"]
     columns = pool.columns
     assert isinstance(chosen_by, float | str)
     by = None
-    if how is NATURAL:
+    if scheme is NATURAL:
         by = columns.sorted_by(str(values["by"]))
     own = by is not None and values["inside"] is None and not clients.shares.any()
     return with_validation(clients, chosen_by, columns, pool.domains, by, own=own)

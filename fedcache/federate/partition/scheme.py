@@ -66,7 +66,7 @@ class Argument:
         """The argument on the command line: its own flag, or ``--option name=value``."""
         shown = "VALUE"
         if value is not None:
-            shown = shell_word(_shown(value))
+            shown = shell_word(_as_typed(value))
         if self.name in _FLAGS:
             return f"--{_FLAGS[self.name]} {shown}"
         return f"--option {self.name}={shown}"
@@ -181,7 +181,7 @@ class Scheme:
         if name not in known:
             described = []
             for a in self.arguments:
-                default = _default(a)
+                default = _default_in_words(a)
                 described.append(f"{a.name} ({a.range}, default {default})")
             listing = ", ".join(described)
             raise unknown(
@@ -216,7 +216,7 @@ class Scheme:
             if usual is None:
                 usual = derived.get(a.name)
             if a.named or args.get(a.name, a.default) != usual:
-                parts.append(a.tag + _spelt(args.get(a.name)))
+                parts.append(a.tag + _in_file_name(args.get(a.name)))
         return "-".join([self.name, *parts, f"s{seed}"])
 
     def command(self, args: Values) -> str:
@@ -263,7 +263,7 @@ def option_names(arguments: Iterable[str]) -> list[str]:
     return [flags.get(name, f"--option {name}") for name in arguments]
 
 
-def _shown(value: Value) -> str:
+def _as_typed(value: Value) -> str:
     """A value as a user types it."""
     if isinstance(value, tuple | list):  # names in a result or a file are a list
         return ",".join(value)
@@ -285,20 +285,20 @@ def _share(value: object) -> float | None:
     return None
 
 
-def _default(argument: Argument) -> str:
+def _default_in_words(argument: Argument) -> str:
     """The default in words; the help of the argument explains a derived one."""
     if argument.default is not None:
-        return _shown(argument.default)
+        return _as_typed(argument.default)
     if argument.kind == "names":
         return "all"
     return "derived"
 
 
-def _spelt(value: Value) -> str:
+def _in_file_name(value: Value) -> str:
     """A value as part of a file name."""
     if isinstance(value, bool):
         value = int(value)
-    return re.sub(r"[^A-Za-z0-9._-]", "_", _shown(value))[:60]
+    return re.sub(r"[^A-Za-z0-9._-]", "_", _as_typed(value))[:60]
 
 
 def checked_seed(seed: object) -> int:

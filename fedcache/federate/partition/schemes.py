@@ -89,7 +89,7 @@ def flesd_rule(quota: np.ndarray, args: Values) -> Rule:
     return Rule(quota, clients, number_of(args, "alpha"), exact=False, least_share=0.5 / clients)
 
 
-def _min_size(args: Values) -> Values:
+def _with_min_size(args: Values) -> Values:
     if args["min_size"] is not None:
         return args
     if args["gate"]:
@@ -132,7 +132,7 @@ LDA = Scheme(
         DOMAIN,
     ),
     partial(deal_by_shares, "lda", lda_rule),
-    derive=_min_size,
+    derive=_with_min_size,
 )
 FLESD = Scheme(
     "flesd",

@@ -182,7 +182,7 @@ class UpdateValidation:
                 shape = torch.Size(coordinates[name])
             fits = t.shape[axes:] == shape
             if axes:
-                fits = fits and _leads(t.shape[:axes], lead)
+                fits = fits and _has_lead(t.shape[:axes], lead)
             if not fits:
                 found = tuple(t.shape[axes:] or t.shape)
                 return f"{name} has shape {found}, expected {tuple(shape)}"
@@ -214,7 +214,7 @@ class UpdateValidation:
         """The first tensor of an upload with NaN, infinity or a too large number, in words; None without one."""
         for name, t in up.items():
             if t.is_floating_point() and not is_bounded(t):
-                return f"{name} {_unbounded(t)}"
+                return f"{name} {_describe_unbounded(t)}"
         return None
 
     def refusal(self, client: int, name: str, why: str) -> FedcacheError:
@@ -261,7 +261,7 @@ def is_bounded(t: Tensor) -> bool:
     return bool((t.abs() <= largest(t.dtype)).all())  # NaN is not
 
 
-def _unbounded(t: Tensor) -> str:
+def _describe_unbounded(t: Tensor) -> str:
     """The fault of a tensor that is not bounded, as a predicate: "is nan"."""
     if torch.isnan(t).any():
         return "is nan"
@@ -307,12 +307,12 @@ def not_finite(
         i, client_name = client
         whose = f"for client {i} ({client_name!r})"
     return FederatedRunError(
-        f"{name} {_unbounded(t)} in round {number} {whose}.",
+        f"{name} {_describe_unbounded(t)} in round {number} {whose}.",
         f"Lower {rate}, or check the features with: fedcache verify",
     )
 
 
-def _leads(found: Sequence[int], lead: Sequence[int]) -> bool:
+def _has_lead(found: Sequence[int], lead: Sequence[int]) -> bool:
     """Whether each leading axis is as in ``lead`` or 1."""
     if len(found) != len(lead):
         return False

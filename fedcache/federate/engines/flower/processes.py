@@ -142,7 +142,7 @@ class Process:
         self.popen.kill()
         for pid, since in begun.items():
             # The start time tells the process from a later one with the same number.
-            if since == _since(pid):
+            if since == _start_time(pid):
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
@@ -209,7 +209,7 @@ def descendants(pid: int) -> dict[int, str]:
         begun = children.get(todo.pop(), [])
         found += begun
         todo += begun
-    times = {child: _since(child) for child in found}
+    times = {child: _start_time(child) for child in found}
     return {child: since for child, since in times.items() if since}
 
 
@@ -223,7 +223,7 @@ def _stat(pid: int) -> list[str]:
     return fields.split()
 
 
-def _since(pid: int) -> str:
+def _start_time(pid: int) -> str:
     """The start time of a process, in ticks since boot; "" if it has ended."""
     fields = _stat(pid)
     if len(fields) > 19:

@@ -74,7 +74,7 @@ class MessageExchange(Protocol):
         """The answer of each node, or why there is none, in words."""
 
 
-class _Round(FedAvg):  # type: ignore[misc]  # Flower is an extra that the linters do not have
+class _RoundStrategy(FedAvg):  # type: ignore[misc]  # Flower is an extra that the linters do not have
     """The strategy of one round, in the form that SecAgg+ needs: the nodes to send to, and their answers."""
 
     def __init__(self, nodes: Iterable[int], grid: Grid) -> None:
@@ -96,7 +96,7 @@ class _Round(FedAvg):  # type: ignore[misc]  # Flower is an extra that the linte
         return None, {}
 
 
-class _Polled:
+class _PollingGrid:
     """Grid for SecAgg+ that uses the transport's short polling interval, and keeps errors and bytes by node."""
 
     def __init__(self, transport: MessageExchange, grid: Grid) -> None:
@@ -161,8 +161,8 @@ def secure_sum(
         number: of the round.
         timeout: seconds for each of the four exchanges.
     """
-    polled = _Polled(transport, grid)
-    round_ = _Round(contents, cast(Grid, polled))
+    polled = _PollingGrid(transport, grid)
+    round_ = _RoundStrategy(contents, cast(Grid, polled))
     workflow = SecAggPlusWorkflow(
         1.0,
         least_that_stay(len(contents)),

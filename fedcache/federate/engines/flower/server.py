@@ -132,11 +132,13 @@ def summed_round(
         for place, (g, masking) in enumerate(zip(group, maskings, strict=True)):
             part = answer.total[start : start + masking.size]
             start += masking.size
-            found[g] = _read(jobs[g], answer, part, place, masking, downs[g], clients_of, weights)
+            found[g] = _sums_of_job(
+                jobs[g], answer, part, place, masking, downs[g], clients_of, weights
+            )
     return found
 
 
-def _read(
+def _sums_of_job(
     job: ServerJob,
     answer: SecureSum,
     total: Tensor,
@@ -267,7 +269,7 @@ class Server:
                 about[member.node] = (client, mine)
         for node, answer in self.sites.ask("fit", messages).items():
             client, mine = about[node]
-            sound = _sound(answer)
+            sound = _result_or_reason(answer)
             for place, g in enumerate(mine):
                 if isinstance(sound, str):
                     found[g][client] = f"{NO_ANSWER}{sound}"
@@ -321,7 +323,7 @@ class Server:
         try:
             _check_model_was_usable(job, number, sample, reasons)
             for client, why in sorted(reasons.items()):
-                self._left_out(job, client, number, why)
+                self._note_missing(job, client, number, why)
             if summed is not None and summed.failed:
                 raise FederatedRunError(
                     f"Round {number}: secure aggregation gave no sum: {summed.failed}.",
@@ -374,7 +376,7 @@ class Server:
             "Start or repair the missing sites and run again to resume after the last complete round.",
         )
 
-    def _left_out(self, job: ServerJob, client: int, number: int, why: str) -> None:
+    def _note_missing(self, job: ServerJob, client: int, number: int, why: str) -> None:
         """Note a site without an upload in a round. Raises the refusal of an upload if the policy is ``fail``."""
         name = self.sites.members[client].facts.name
         run = job.run
@@ -415,7 +417,7 @@ class Server:
         for g, job in enumerate(jobs):
             counts: dict[int, Tensor] = {}
             for client, member in enumerate(self.sites.members):
-                read: SiteMessage | Tensor | str = _sound(answers[member.node])
+                read: SiteMessage | Tensor | str = _result_or_reason(answers[member.node])
                 if isinstance(read, SiteMessage):
                     read = checked_counts(read, g, member.facts)
                 if isinstance(read, Tensor):
@@ -525,7 +527,7 @@ def _check_model_was_usable(
     )
 
 
-def _sound(answer: SiteMessage | str) -> SiteMessage | str:
+def _result_or_reason(answer: SiteMessage | str) -> SiteMessage | str:
     """An answer with results, or the reason why there are none: no answer, or a site's refusal."""
     if isinstance(answer, SiteMessage):
         refusal = refusal_of(answer)

@@ -85,7 +85,7 @@ def serve(
             names = ", ".join(known.nodes) or "none"
             say(f"Sites that may take part: {names}.")
         say(f"Listening on {where}:{port}{by}. Log: {process.log}.")
-        _stay(process, stop)
+        _run_until_stop(process, stop)
     finally:
         process.stop()
 
@@ -143,12 +143,14 @@ def attend(
             f"After a kill, run the same command again in a minute. Otherwise {WITH_KEYS}",
         )
     try:
-        _stay(process, stop, unknown_key)
+        _run_until_stop(process, stop, unknown_key)
     finally:
         process.stop()
 
 
-def _stay(process: Process, stop: threading.Event, unknown_key: MachineError | None = None) -> None:
+def _run_until_stop(
+    process: Process, stop: threading.Event, unknown_key: MachineError | None = None
+) -> None:
     """Wait until ``stop`` is set.
 
     If the process ends by itself, raises MachineError: ``unknown_key`` if its log says that the server does not know

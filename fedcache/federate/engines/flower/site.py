@@ -151,7 +151,7 @@ class SiteJob:
         return asdict(self)
 
 
-class _Alone(RunState):
+class _OneClientRun(RunState):
     """A run at one site: every client except its own is ``OTHER``."""
 
     def _eligible(self) -> np.ndarray:
@@ -218,7 +218,9 @@ class Site:
         all_clients[number] = self.client
         # The server rejects an upload that is not finite; its message names the round and this client.
         trust = TrustPolicy(on_bad="reject")
-        run = _Alone(self.method, job.hp, self.data, all_clients, job.seed, dtype, trust=trust)
+        run = _OneClientRun(
+            self.method, job.hp, self.data, all_clients, job.seed, dtype, trust=trust
+        )
         if job.since:
             held = self.memory.load(job.id, job.since)
             if held:
@@ -255,7 +257,7 @@ class StoredClientMemory:
         """
         hint = "Restore its state directory, or start the run again with --fresh."
         try:
-            found = read_sealed(self._path(job, round_), self._what(job, round_))
+            found = read_sealed(self._path(job, round_), self._seal_facts(job, round_))
         except CorruptionError as error:
             raise FederatedRunError(
                 f"The state of site {self.client!r} after round {round_} is damaged, so the site cannot "
@@ -276,7 +278,7 @@ class StoredClientMemory:
         path = self._path(job, round_)
         for folder in (self.folder, path.parent.parent, path.parent):
             make_private(folder)
-        write_sealed(path, self._what(job, round_), {}, owned(tree))
+        write_sealed(path, self._seal_facts(job, round_), {}, owned(tree))
         for old in path.parent.glob("after-*.safetensors"):
             if int(old.stem.removeprefix("after-")) < since:
                 old.unlink(missing_ok=True)
@@ -289,7 +291,7 @@ class StoredClientMemory:
         client = digest_of(self.client)[:16]
         return self.folder / job / client / f"after-{round_}.safetensors"
 
-    def _what(self, job: str, round_: int) -> dict[str, Any]:
+    def _seal_facts(self, job: str, round_: int) -> dict[str, Any]:
         return {
             "kind": "client state",
             "store": self.store,

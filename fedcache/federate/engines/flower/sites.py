@@ -124,7 +124,7 @@ class SiteFacts:
         """The facts in a message. Raises ValueError, naming the fact, for impossible ones."""
         if not isinstance(words, Mapping):
             raise ValueError("they are not a table")
-        values = {f.name: _fact(f.name, words.get(f.name)) for f in fields(cls)}
+        values = {f.name: _checked_fact(f.name, words.get(f.name)) for f in fields(cls)}
         made = cls(**values)
         is_plain = made.name.isprintable() and "/" not in made.name
         if not made.name or not is_plain:
@@ -153,7 +153,7 @@ class SiteFacts:
         return asdict(self)
 
 
-def _fact(name: str, value: Any) -> Any:
+def _checked_fact(name: str, value: Any) -> Any:
     """One fact as its type. Raises ValueError for one outside its limits."""
     if name == "number":
         sound = value is None or _is_whole(value, 0, 2**53)
@@ -481,7 +481,7 @@ class Sites:
             self.say(f"A name belongs to the first key that uses it. {owned} are taken.")
         while True:
             came += self._request_facts(lacking, max(last - time.monotonic(), ANSWER))
-            kept, differing, rejected = self._sorted_out(came)
+            kept, differing, rejected = self._select_members(came)
             decided = bool(self.terms.like) or len(came) > 2 * len(differing)
             late = time.monotonic() >= last
             if (decided and len(kept) >= self.terms.sites) or late:
@@ -490,7 +490,7 @@ class Sites:
         for member, why, hint in (*differing, *rejected):
             self._refuse(0, member.facts.name, why, hint)
         if not decided and differing:
-            raise self._undecided(came, differing)
+            raise self._no_majority(came, differing)
         needed = self.terms.sites
         if late:
             # Nodes that are there and cannot take part count as present, so that one of them cannot block all others.
@@ -501,7 +501,7 @@ class Sites:
             for member, why, hint in rejected:
                 name = member.facts.name
                 lacking.append(FederatedRunError(f"Site {name!r}: {why}.", hint))
-            raise self._too_few(kept, differing, lacking)
+            raise self._too_few_sites(kept, differing, lacking)
         if count < self.terms.sites:
             self.say(
                 f"warning: {count} of {self.terms.sites} sites are connected; late sites can join during "
@@ -514,7 +514,7 @@ class Sites:
         self.say(f"A site may have at most {most}: {limits.why}.")
         return kept
 
-    def _sorted_out(
+    def _select_members(
         self, came: Sequence[Member]
     ) -> tuple[list[Member], list[Refusal], list[Refusal]]:
         """The sites that take part, those that differ from them, and those that are rejected for another reason.
@@ -603,7 +603,7 @@ class Sites:
             self.say(f"Site {facts.name!r}: {rows}.")
         return came
 
-    def _undecided(self, came: Sequence[Member], refused: Sequence[Refusal]) -> FedcacheError:
+    def _no_majority(self, came: Sequence[Member], refused: Sequence[Refusal]) -> FedcacheError:
         """The error for sites without a majority that agrees."""
         others = {member.node for member, *_ in refused}
         agreeing = (m.facts.name for m in in_client_order(came) if m.node not in others)
@@ -616,7 +616,7 @@ class Sites:
             f"{hint} {SITE_THAT_IS_RIGHT}.",
         )
 
-    def _too_few(
+    def _too_few_sites(
         self,
         kept: Sequence[Member],
         refused: Sequence[Refusal],

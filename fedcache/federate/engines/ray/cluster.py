@@ -168,16 +168,16 @@ def open_cluster(address: str | None, *, cpus: int, gpus: int = 0) -> Iterator[C
         home = None
         where = f"the Ray cluster at {address}"
     # Ray prints messages about dead workers to stdout, which belongs to the command.
-    with redirect_stdout(sys.stderr), _surroundings(address) as folder:
-        with _own_signals():
+    with redirect_stdout(sys.stderr), _local_environment(address) as folder:
+        with _keep_signal_handlers():
             import ray  # reads its token at import
         logging.getLogger("ray").setLevel(logging.ERROR)
         try:
-            with _own_signals():
+            with _keep_signal_handlers():
                 _start(ray, address, folder, cpus, gpus)
             yield Cluster(ray, where, home)
         finally:
-            with _own_signals(), suppress(Exception):
+            with _keep_signal_handlers(), suppress(Exception):
                 ray.shutdown()
 
 
@@ -217,7 +217,7 @@ def first_line(error: BaseException, without: str) -> str:
 
 
 @contextmanager
-def _own_signals() -> Iterator[None]:
+def _keep_signal_handlers() -> Iterator[None]:
     """Restore this process's signal handlers, which Ray replaces when it starts."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -231,7 +231,7 @@ def _own_signals() -> Iterator[None]:
 
 
 @contextmanager
-def _surroundings(address: str | None) -> Iterator[Path | None]:
+def _local_environment(address: str | None) -> Iterator[Path | None]:
     """Set the environment of a local cluster, and yield its temporary folder, which is removed at the end.
 
     HOME of its processes is that folder. It holds the cluster's configuration file, without which the head would query
@@ -242,7 +242,7 @@ def _surroundings(address: str | None) -> Iterator[Path | None]:
         yield None
         return
     _remove_dead_clusters()
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=_short()))
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=_temporary_root()))
     lock = FileLock(folder / HELD)
     lock.acquire()
     (folder / "ray_bootstrap_config.yaml").write_text("{}\n")
@@ -261,7 +261,7 @@ def _surroundings(address: str | None) -> Iterator[Path | None]:
             else:
                 os.environ[key] = value
         lock.release()
-        _remove(folder)
+        _remove_folder(folder)
 
 
 @cache
@@ -270,7 +270,7 @@ def _token() -> str:
     return secrets.token_hex(32)
 
 
-def _short() -> str:
+def _temporary_root() -> str:
     """Parent of the temporary folders, with a short path: paths of sockets in them have at most 107 characters."""
     usual = tempfile.gettempdir()
     if len(usual) <= 20:
@@ -278,7 +278,7 @@ def _short() -> str:
     return "/tmp"  # nosec B108
 
 
-def _remove(folder: Path) -> None:
+def _remove_folder(folder: Path) -> None:
     """Remove a folder. Processes that are ending may still write logs into it, so it tries several times."""
     for _ in range(20):
         shutil.rmtree(folder, ignore_errors=True)
@@ -289,7 +289,7 @@ def _remove(folder: Path) -> None:
 
 def _remove_dead_clusters() -> None:
     """Remove the folders of killed drivers, which do not hold their locks any more."""
-    for left in Path(_short()).glob(f"{PREFIX}*/{HELD}"):
+    for left in Path(_temporary_root()).glob(f"{PREFIX}*/{HELD}"):
         with try_lock(left) as free:
             if free:
                 shutil.rmtree(left.parent, ignore_errors=True)

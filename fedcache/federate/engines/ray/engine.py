@@ -179,7 +179,7 @@ def train_slice(grid: GridRun, piece: Slice) -> dict[str, Any]:
     return {"ended": ended, "warnings": texts}
 
 
-def _note_place(observer: Observer, pool: RayWorkerPool, what: str) -> None:
+def _note_workers(observer: Observer, pool: RayWorkerPool, what: str) -> None:
     nodes = counted(len(pool.cluster.nodes()), "node")
     threads = counted(pool.cpus, "thread")
     where = f"{nodes} of {pool.cluster.words}"
@@ -309,7 +309,7 @@ class RayEngine:
                 cluster, set_up_grid, train_slice, task, cpus=threads, gpus=int(gpus > 0)
             )
             sliced = counted(len(pieces), "slice")
-            _note_place(grid.observer, pool, f"{sliced} of {many} configurations")
+            _note_workers(grid.observer, pool, f"{sliced} of {many} configurations")
             warned: set[str] = set()
             grid.observer.start("points", many, "points")
 
@@ -356,7 +356,7 @@ class RayEngine:
                 pool = RayWorkerPool(
                     cluster, HeldRun, fit_slice, task, cpus=threads, gpus=int(gpus > 0)
                 )
-                _note_place(observer, pool, "the clients of each round")
+                _note_workers(observer, pool, "the clients of each round")
                 return pool
 
             over_ray(opened, open_workers)
@@ -379,7 +379,7 @@ class RayEngine:
                 cluster, set_up_runs, train_one, task, cpus=threads, gpus=int(gpus > 0)
             )
             many = len(todo)
-            _note_place(observer, pool, f"{many} runs")
+            _note_workers(observer, pool, f"{many} runs")
             observer.start("runs", many, "runs")
 
             def done() -> str:
