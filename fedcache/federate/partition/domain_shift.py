@@ -178,6 +178,10 @@ class Rule:
         return Counts(counts, size, total)
 
 
+RuleOf = Callable[[Values], Rule]
+"""Makes the rule of some arguments."""
+
+
 @dataclass(frozen=True, eq=False)
 class Counts:
     """B draws of rows for M clients."""
@@ -279,9 +283,7 @@ def _blocks(cap: int, largest: int) -> Iterator[int]:
         size *= 4
 
 
-def counts_or_error(
-    scheme: Scheme, args: Values, streams: Streams, rule_of: Callable[[Values], Rule]
-) -> np.ndarray:
+def counts_or_error(scheme: Scheme, args: Values, streams: Streams, rule_of: RuleOf) -> np.ndarray:
     """The accepted counts, [C, M] int32, or int64 for classes beyond 2**31 rows.
 
     Args:
@@ -379,9 +381,7 @@ def _works(streams: Streams, rule: Rule) -> bool:
     return found.counts is not None
 
 
-def _larger_alpha(
-    args: Values, streams: Streams, rule_of: Callable[[Values], Rule]
-) -> dict[str, Value]:
+def _larger_alpha(args: Values, streams: Streams, rule_of: RuleOf) -> dict[str, Value]:
     """The smallest larger alpha that works with this seed; empty if none does."""
     alphas = alphas_above(number_of(args, "alpha"))
 
@@ -398,7 +398,7 @@ def _fewer_clients(
     scheme: Scheme,
     args: Values,
     streams: Streams,
-    rule_of: Callable[[Values], Rule],
+    rule_of: RuleOf,
     *,
     at_most: int = LARGEST_COUNT,
 ) -> dict[str, Value]:
@@ -444,7 +444,7 @@ def deal_by_rule(
     scheme: Scheme,
     args: Values,
     streams: Streams,
-    rule_of: Callable[[Values], Rule],
+    rule_of: RuleOf,
     rows: Sequence[np.ndarray],
 ) -> RowLists:
     """The ``rows`` of each of C classes in drawn shares, as the rows of each of M clients.

@@ -330,7 +330,7 @@ def decode(content: Content, arrays: Arrays, origin: str) -> dict[str, Any]:
     return {**words_of(content), "clients": table, "test": test}
 
 
-def _matched(arrays: Mapping[str, np.ndarray], count: int, origin: str) -> MatchedLists:
+def _matched(arrays: Arrays, count: int, origin: str) -> MatchedLists:
     """The rule of test rows. Raises CorruptionError for one that does not give every client a set of rows."""
     order = _rows(arrays, "order", origin)
     classes = _lists(arrays, "classes", count, origin)
@@ -357,7 +357,7 @@ def _matched(arrays: Mapping[str, np.ndarray], count: int, origin: str) -> Match
     return MatchedLists(order, starts, classes, taken)
 
 
-def _rows(arrays: Mapping[str, np.ndarray], name: str, origin: str) -> np.ndarray:
+def _rows(arrays: Arrays, name: str, origin: str) -> np.ndarray:
     """int64 copy of an array of rows."""
     rows = arrays[name]
     largest = int(rows.max(initial=0))
@@ -366,7 +366,7 @@ def _rows(arrays: Mapping[str, np.ndarray], name: str, origin: str) -> np.ndarra
     return rows.astype(np.int64)
 
 
-def _lists(arrays: Mapping[str, np.ndarray], name: str, count: int, origin: str) -> RowLists:
+def _lists(arrays: Arrays, name: str, count: int, origin: str) -> RowLists:
     """The rows of an array in lists of the sizes in the array ``NAME_sizes``."""
     rows = _rows(arrays, name, origin)
     sizes = arrays[f"{name}_sizes"]

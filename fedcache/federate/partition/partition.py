@@ -45,6 +45,7 @@ from fedcache.federate.partition.scheme import (
     Scheme,
     Streams,
     Value,
+    Values,
     checked_seed,
     make_pool,
 )
@@ -386,7 +387,7 @@ def make(scheme: str, columns: Columns, *, seed: int = 0, **args: object) -> Par
 
 
 def _with_working_advice(
-    error: InfeasibleError, scheme: Scheme, columns: Columns, values: Mapping[str, Value], seed: int
+    error: InfeasibleError, scheme: Scheme, columns: Columns, values: Values, seed: int
 ) -> FedcacheError:
     """The error with advice that works, or another error if no other arguments help.
 
@@ -440,8 +441,8 @@ def _with_working_advice(
 def _working_arguments(
     scheme: Scheme,
     columns: Columns,
-    values: Mapping[str, Value],
-    instead: Mapping[str, Value],
+    values: Values,
+    instead: Values,
     seed: int,
 ) -> dict[str, Value]:
     """Arguments that work instead of some ``values``, found by following the advice of one error after another.
@@ -464,8 +465,8 @@ def _working_arguments(
 def _with_command(
     message: str,
     scheme: Scheme,
-    values: Mapping[str, Value],
-    instead: Mapping[str, Value],
+    values: Values,
+    instead: Values,
     seed: int,
 ) -> InfeasibleError:
     """The error with the command of arguments that work."""
@@ -478,7 +479,7 @@ def _with_remedy(
     enough: int,
     scheme: Scheme,
     columns: Columns,
-    values: Mapping[str, Value],
+    values: Values,
     seed: int,
 ) -> list[str]:
     """The notes with a remedy in the last one about too few rows: arguments that work, or more rows.
@@ -518,7 +519,7 @@ def _with_remedy(
 def _deal(
     scheme: Scheme,
     columns: Columns,
-    values: Mapping[str, Value],
+    values: Values,
     seed: int,
     *,
     advise: bool = False,
@@ -600,7 +601,7 @@ def _tests_of_clients(
     train: RowLists,
     columns: Columns,
     streams: Streams,
-    values: Mapping[str, Value],
+    values: Values,
 ) -> Sequence[np.ndarray] | None:
     """The clients' test rows: those of the scheme, or chosen by ``test_protocol``; None for the global ones."""
     if dealt.test is not None:
@@ -659,7 +660,7 @@ def _tests_hint(columns: Columns, domain: tuple[str, ...] | None, seed: int) -> 
 
 
 def _with_validation(
-    clients: ClientTable, scheme: Scheme, values: Mapping[str, Value], pool: RowPool
+    clients: ClientTable, scheme: Scheme, values: Values, pool: RowPool
 ) -> ClientTable:
     """The clients with the requested validation rows."""
     chosen_by = values["validation"]
@@ -716,9 +717,7 @@ def _checked(
     return partition
 
 
-def with_column(
-    scheme: str | None, arguments: Mapping[str, Value]
-) -> tuple[str | None, dict[str, Value]]:
+def with_column(scheme: str | None, arguments: Values) -> tuple[str | None, dict[str, Value]]:
     """Scheme and arguments for given ones: ``by`` or ``hold_out`` select ``natural``, with another scheme inside.
 
     >>> with_column("dirichlet", {"by": "hospital", "alpha": 0.3})

@@ -230,7 +230,11 @@ HINTS = {
 }
 
 
-def difference(mine: SiteFacts, theirs: SiteFacts) -> tuple[str, str] | None:
+Problem = tuple[str, str]
+"""Why a site cannot take part, in words, and a hint."""
+
+
+def difference(mine: SiteFacts, theirs: SiteFacts) -> Problem | None:
     """The first fact of ``SAME`` in which two sites differ, in words, and a hint; None without a difference."""
     for fact, words in SAME.items():
         own = getattr(mine, fact)
@@ -308,7 +312,7 @@ def compatible_sites(
     return fit, refused
 
 
-def _of_another_key(member: Member, owners: Mapping[str, str]) -> tuple[str, str] | None:
+def _of_another_key(member: Member, owners: Mapping[str, str]) -> Problem | None:
     """Why a site cannot have its name, in words, and a hint; None if no other key owns it."""
     name = member.facts.name
     if owners.get(name, member.key) == member.key:
@@ -339,7 +343,7 @@ class RowLimits:
         why = f"{FAR_OUT} times the median of three sites or more, {MOST_ROWS:,} at most"
         return cls(min(MOST_ROWS, int(train)), min(MOST_ROWS, int(test)), why)
 
-    def problem(self, facts: SiteFacts) -> tuple[str, str] | None:
+    def problem(self, facts: SiteFacts) -> Problem | None:
         """Which number of a site's rows is too large, in words, and a hint; None if both are accepted."""
         for rows, most, what in (
             (facts.train, self.train, "train on"),
@@ -389,6 +393,13 @@ class SecureSum:
     failed: str  # why there is no sum; "" if there is one
 
 
+Requests = Mapping[int, SiteMessage]
+"""Node -> the message to it."""
+
+Answers = dict[int, SiteMessage | str]
+"""Node -> its answer, or in words why there is none."""
+
+
 class Transport(Protocol):
     """Carrier of messages to nodes and back; ``transport.FlowerTransport`` is Flower's.
 
@@ -403,14 +414,10 @@ class Transport(Protocol):
     def nodes(self) -> Mapping[int, str]:
         """Nodes that can be reached now, each with the fingerprint of its public key."""
 
-    def ask(
-        self, kind: str, messages: Mapping[int, SiteMessage], timeout: float
-    ) -> dict[int, SiteMessage | str]:
+    def ask(self, kind: str, messages: Requests, timeout: float) -> Answers:
         """Send one message to each node; returns the answer of each, or why there is none, in words."""
 
-    def ask_sum(
-        self, messages: Mapping[int, SiteMessage], bound: float, number: int, timeout: float
-    ) -> SecureSum:
+    def ask_sum(self, messages: Requests, bound: float, number: int, timeout: float) -> SecureSum:
         """As ``ask("fit", ..)``, but the server gets only the sum of the vectors in the answers.
 
         ``bound`` limits every number of a vector, ``number`` is the round, ``timeout`` is in seconds per exchange.
@@ -691,7 +698,7 @@ class Sites:
             self._bind(fresh)
         return fresh
 
-    def ask(self, kind: str, messages: Mapping[int, SiteMessage]) -> dict[int, SiteMessage | str]:
+    def ask(self, kind: str, messages: Requests) -> Answers:
         """``Transport.ask`` with the terms' timeout."""
         if messages:
             return self.transport.ask(kind, messages, self.terms.timeout)

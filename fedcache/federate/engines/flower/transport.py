@@ -12,12 +12,11 @@ from fedcache.federate.engines.flower.messages import (
     MalformedError,
     PackedMessage,
     RawTensor,
-    SiteMessage,
     pack,
     unpack,
 )
 from fedcache.federate.engines.flower.secure_aggregation import secure_sum
-from fedcache.federate.engines.flower.sites import GONE, SecureSum
+from fedcache.federate.engines.flower.sites import GONE, Answers, Requests, SecureSum
 from fedcache.store.files import sha256_hex
 
 STYPE = "fedcache.raw"
@@ -81,9 +80,7 @@ class FlowerTransport:
         """Nodes that are online, each with the fingerprint of its public key."""
         return {node.node_id: sha256_hex(node.public_key) for node in self._grid.get_nodes()}
 
-    def ask(
-        self, kind: str, contents: Mapping[int, SiteMessage], timeout: float
-    ) -> dict[int, SiteMessage | str]:
+    def ask(self, kind: str, contents: Requests, timeout: float) -> Answers:
         """Send one message to each node; returns the answer of each, or why there is none."""
         requests = {}
         for node, content in contents.items():
@@ -91,7 +88,7 @@ class FlowerTransport:
             self.bytes_down += packed.bytes
             record = to_record(packed)
             requests[node] = Message(record, dst_node_id=node, message_type=KINDS[kind])
-        found: dict[int, SiteMessage | str] = {}
+        found: Answers = {}
         for node, reply in self.exchange(requests, timeout).items():
             if isinstance(reply, str):
                 found[node] = reply
@@ -104,9 +101,7 @@ class FlowerTransport:
                 found[node] = f"its answer is malformed: {error}"
         return found
 
-    def ask_sum(
-        self, contents: Mapping[int, SiteMessage], bound: float, number: int, timeout: float
-    ) -> SecureSum:
+    def ask_sum(self, contents: Requests, bound: float, number: int, timeout: float) -> SecureSum:
         """As ``ask`` for ``fit``, but the server learns only the sum over the nodes."""
         records = {node: to_record(pack(content)) for node, content in contents.items()}
         return secure_sum(self, self._grid, records, bound=bound, number=number, timeout=timeout)
