@@ -170,9 +170,7 @@ def _class_sums(checked: _Checked) -> str | None:
     if checked.count is None:
         together = float(lengths.sum())
         if together > checked.rows * checked.within:
-            return checked.too_long(
-                "has class sums that are together", together, checked.rows, checked.longest
-            )
+            return checked.too_long("has class sums that are together", together, checked.rows)
         return None
     absent = (checked.count == 0) & (lengths > 0)
     if absent.any():
@@ -183,11 +181,8 @@ def _class_sums(checked: _Checked) -> str | None:
     excess = lengths - checked.count * checked.within
     c = int(excess.argmax())
     if float(excess[c]) > 0.0:
-        return checked.too_long(
-            f"has for class {c} a sum that is",
-            float(lengths[c]),
-            float(checked.count[c]),
-        )
+        what = f"has for class {c} a sum that is"
+        return checked.too_long(what, float(lengths[c]), float(checked.count[c]))
     return None
 
 
@@ -325,9 +320,7 @@ def _ridge_solutions(checked: _Checked) -> str | None:
     longest = float(sums.norm(dim=-1).sum())
     error = rounding * float(checked.values.norm(dim=-1).sum())
     if longest > checked.rows * checked.within + error:
-        return checked.too_long(
-            "belongs to class sums that are together", longest, checked.rows, checked.longest
-        )
+        return checked.too_long("belongs to class sums that are together", longest, checked.rows)
     return None
 
 
