@@ -215,9 +215,9 @@ def share_of_ones(hits: np.ndarray, counts: np.ndarray) -> np.ndarray:
 def sorted_once(values: np.ndarray) -> np.ndarray:
     """Each value once, ascending; ten times as fast as ``np.unique``, which uses a hash table."""
     ordered = np.sort(values)
-    again = np.zeros(len(ordered), bool)
-    again[1:] = ordered[1:] == ordered[:-1]
-    kept: np.ndarray = ordered[~again]
+    is_repeat = np.zeros(len(ordered), bool)
+    is_repeat[1:] = ordered[1:] == ordered[:-1]
+    kept: np.ndarray = ordered[~is_repeat]
     return kept
 
 
@@ -229,11 +229,11 @@ def is_among(values: np.ndarray, others: np.ndarray) -> np.ndarray:
     high = int(others.max())
     # A table with a place for each possible number is ten times as fast as sorting.
     if high - low < DENSE * len(others):
-        there = np.zeros(high - low + 1, bool)
-        there[others - low] = True
-        among = (values >= low) & (values <= high)
-        among[among] = there[values[among] - low]
-        return among
+        is_present = np.zeros(high - low + 1, bool)
+        is_present[others - low] = True
+        is_found = (values >= low) & (values <= high)
+        is_found[is_found] = is_present[values[is_found] - low]
+        return is_found
     ordered = np.sort(others)
     place = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
     found: np.ndarray = ordered[place] == values

@@ -164,18 +164,18 @@ def _hold_out_clients(
     """The members without a drawn share of them, all rows of that share as the test set, and a note."""
     count = len(members.words)
     share = number_of(args, "held_out_share")
-    away = min(count - 1, max(1, round(share * count)))
-    if away < 1:
+    taken = min(count - 1, max(1, round(share * count)))
+    if taken < 1:
         raise UsageError(
             f"Scheme natural: {count} client cannot be divided into training and test clients.",
             "To test every client on its own rows: --tests within",
         )
-    drawn = np.sort(streams("held-out clients").permutation(count)[:away])
-    gone = {members.words[i] for i in drawn.tolist()}
-    codes = np.array([i for i, word in enumerate(group.words) if word in gone])
+    drawn = np.sort(streams("held-out clients").permutation(count)[:taken])
+    held_out_words = {members.words[i] for i in drawn.tolist()}
+    codes = np.array([i for i, word in enumerate(group.words) if word in held_out_words])
     common = all_rows[np.isin(group.codes[all_rows], codes)]
     kept = _selected(members, np.setdiff1d(np.arange(count), drawn))
-    note = f"{away:,} of {count:,} clients do not train; all their rows are the test set"
+    note = f"{taken:,} of {count:,} clients do not train; all their rows are the test set"
     return kept, common, note
 
 
@@ -185,25 +185,25 @@ def _with_own_tests(members: Members, pool: RowPool) -> tuple[Members, list[str]
     For members without test rows, the fifth of each class with the smallest uids is held out. A member with a single
     row is left out, because it has no row for a test.
     """
-    bare = members.test.sizes == 0
+    untested = members.test.sizes == 0
     notes = []
-    if bare.any():
+    if untested.any():
         columns = pool.columns
         owner = members.train.owner
-        mine = np.flatnonzero(bare[owner])
+        places = np.flatnonzero(untested[owner])
         chosen = np.zeros(len(owner), bool)
-        rows = members.train.rows[mine]
+        rows = members.train.rows[places]
         usable = np.ones(len(rows), bool)
-        chosen[mine] = held_out(columns.label[rows], owner[mine], columns.uid[rows], usable)
+        chosen[places] = held_out(columns.label[rows], owner[places], columns.uid[rows], usable)
         # With few rows of each class, a fifth can be no row. Then the row with the smallest uid is held out.
-        lacking = bare & (members.train.sizes > 1)
+        lacking = untested & (members.train.sizes > 1)
         lacking[owner[chosen]] = False
-        mine = np.flatnonzero(lacking[owner])
-        rows = members.train.rows[mine]
+        places = np.flatnonzero(lacking[owner])
+        rows = members.train.rows[places]
         one_class = np.zeros(len(rows), np.int32)
         usable = np.ones(len(rows), bool)
-        chosen[mine] = held_out(one_class, owner[mine], columns.uid[rows], usable, most=1)
-        count = len(bare)
+        chosen[places] = held_out(one_class, owner[places], columns.uid[rows], usable, most=1)
+        count = len(untested)
         sizes = np.bincount(owner[~chosen], minlength=count)
         train = RowLists.of_sizes(members.train.rows[~chosen], sizes)
         # The held-out rows follow the test rows of their member.
@@ -211,15 +211,15 @@ def _with_own_tests(members: Members, pool: RowPool) -> tuple[Members, list[str]
         of_tests = np.concatenate([members.test.owner, owner[chosen]])
         test = RowLists.by_owner(rows, of_tests, count)
         members = Members(members.words, train, test)
-        drawn = int((test.sizes[bare] > 0).sum())
+        drawn = int((test.sizes[untested] > 0).sum())
         if drawn:
             notes.append(
                 f"{drawn:,} of {count:,} clients without rows of the test split: a fifth of each class is held out"
             )
     single = members.test.sizes == 0
-    lost = int(single.sum())
-    if lost:
-        many = f"{lost:,} of {len(single):,} clients"
+    dropped = int(single.sum())
+    if dropped:
+        many = f"{dropped:,} of {len(single):,} clients"
         notes.append(
             f"{many} left out, because one row cannot be split into training and test rows"
         )

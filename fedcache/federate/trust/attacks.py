@@ -124,17 +124,17 @@ def flipped_labels(
         classes: C.
     """
     lists = [rows[client] for client in attackers]
-    theirs = np.unique(np.concatenate([np.empty(0, np.int64), *lists]))
+    attacked = np.unique(np.concatenate([np.empty(0, np.int64), *lists]))
     for client, own in rows.items():
-        if client not in attackers and np.isin(own, theirs).any():
+        if client not in attackers and np.isin(own, attacked).any():
             raise UsageError(
                 "--attack label-flip: attackers and honest clients share training rows, so the labels "
                 "cannot be flipped for only one of them.",
                 "Use a partition without overlap, or another attack.",
             )
     flipped = y.clone()
-    at = torch.from_numpy(theirs).to(y.device)
-    flipped[at] = torch.where(y[at] >= 0, classes - 1 - y[at], y[at])
+    places = torch.from_numpy(attacked).to(y.device)
+    flipped[places] = torch.where(y[places] >= 0, classes - 1 - y[places], y[places])
     return flipped
 
 

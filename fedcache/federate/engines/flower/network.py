@@ -208,7 +208,7 @@ def register(address: Address, publics: Sequence[Path]) -> None:
     if not publics:
         return
     with connection(address) as env:
-        done = subprocess.run(
+        result = subprocess.run(
             ends_with_us([sys.executable, "-c", REGISTER, *map(str, publics)]),
             env=env,
             capture_output=True,
@@ -216,11 +216,11 @@ def register(address: Address, publics: Sequence[Path]) -> None:
             timeout=300,
             check=False,
         )
-    failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    failed = [line for line in result.stdout.splitlines() if line.startswith("FAILED")]
     # Flower reports a known key as a failure too, but it is no problem here.
     failures = "; ".join(line for line in failed if "already" not in line.lower())
-    if done.returncode or failures:
-        why = failures or done.stderr.strip()[-500:]
+    if result.returncode or failures:
+        why = failures or result.stderr.strip()[-500:]
         raise MachineError(
             f"Keys were not registered: {why}",
             "fedcache flower keys --out KEYS --sites NAME   makes valid keys.",

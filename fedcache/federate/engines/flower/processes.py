@@ -128,19 +128,19 @@ class Process:
 
     def stop(self) -> None:
         """Stop the program and all of its child processes, by their process numbers."""
-        begun = descendants(self.popen.pid)
+        children = descendants(self.popen.pid)
         self.ask_to_stop()
         with suppress(subprocess.TimeoutExpired):
             self.popen.wait(GRACE)
-        self._kill(begun)
+        self._kill(children)
 
     def kill(self) -> None:
         """Kill the program and all of its child processes at once."""
         self._kill(descendants(self.popen.pid))
 
-    def _kill(self, begun: Mapping[int, str]) -> None:
+    def _kill(self, children: Mapping[int, str]) -> None:
         self.popen.kill()
-        for pid, since in begun.items():
+        for pid, since in children.items():
             # The start time tells the process from a later one with the same number.
             if since == _start_time(pid):
                 with suppress(ProcessLookupError, PermissionError):
@@ -204,11 +204,11 @@ def descendants(pid: int) -> dict[int, str]:
             parent = int(fields[1])
             children.setdefault(parent, []).append(child)
     found = []
-    todo = [pid]
-    while todo:
-        begun = children.get(todo.pop(), [])
-        found += begun
-        todo += begun
+    waiting = [pid]
+    while waiting:
+        started = children.get(waiting.pop(), [])
+        found += started
+        waiting += started
     times = {child: _start_time(child) for child in found}
     return {child: since for child, since in times.items() if since}
 

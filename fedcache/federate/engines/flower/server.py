@@ -222,27 +222,27 @@ class Server:
         A round of all open jobs is one message to each site. Each job ends with ``evaluation`` or ``failed``.
         ``common`` are words of every message. Raises FederatedRunError if too few sites answer.
         """
-        while going := [job for job in jobs if job.open]:
-            for member in self.sites.newcomers(going[0].run.round + 1):
-                self._join(going, member)
+        while open_jobs := [job for job in jobs if job.open]:
+            for member in self.sites.newcomers(open_jobs[0].run.round + 1):
+                self._join(open_jobs, member)
             began = time.perf_counter()
-            samples = [job.run.sample(job.participation) for job in going]
-            downs = [job.run.down() for job in going]
-            answers = self._round(going, samples, downs, common)
-            seconds = (time.perf_counter() - began) / len(going)
+            samples = [job.run.sample(job.participation) for job in open_jobs]
+            downs = [job.run.down() for job in open_jobs]
+            answers = self._round(open_jobs, samples, downs, common)
+            seconds = (time.perf_counter() - began) / len(open_jobs)
             ended = []
-            due = []  # jobs to score
-            for job, sample, down, answer in zip(going, samples, downs, answers, strict=True):
+            to_score = []
+            for job, sample, down, answer in zip(open_jobs, samples, downs, answers, strict=True):
                 merged = self._merge(job, sample, down, answer)
                 if merged is None:
                     continue
                 ended.append((job, *merged))
                 is_scored = eval_every > 0 and job.run.round % eval_every == 0
                 if is_scored or not job.open:
-                    due.append(job)
-            self._score(due, common)
+                    to_score.append(job)
+            self._score(to_score, common)
             for job, ids, traffic in ended:
-                self._record(job, ids, traffic, seconds, job in due)
+                self._record(job, ids, traffic, seconds, job in to_score)
         # A run that was resumed after its last round is scored again.
         unscored = [job for job in jobs if job.failed is None and job.evaluation is None]
         self._score(unscored, common)
@@ -260,17 +260,17 @@ class Server:
             return summed_round(self.sites, jobs, samples, downs, to_client, self.secure_bound)
         found: list[dict[int, Tree | str]] = [{} for _ in jobs]
         messages = {}
-        about = {}  # node -> its client, and the places in ``jobs`` of that client's jobs
+        asked = {}  # node -> its client, and the places in ``jobs`` of that client's jobs
         for client, member in enumerate(self.sites.members):
-            mine = [g for g, sample in enumerate(samples) if client in sample]
-            if mine:
-                words = self._words([jobs[g] for g in mine], client, common, ahead=1)
-                messages[member.node] = SiteMessage(words, [downs[g] for g in mine])
-                about[member.node] = (client, mine)
+            own_jobs = [g for g, sample in enumerate(samples) if client in sample]
+            if own_jobs:
+                words = self._words([jobs[g] for g in own_jobs], client, common, ahead=1)
+                messages[member.node] = SiteMessage(words, [downs[g] for g in own_jobs])
+                asked[member.node] = (client, own_jobs)
         for node, answer in self.sites.ask("fit", messages).items():
-            client, mine = about[node]
+            client, own_jobs = asked[node]
             sound = _result_or_reason(answer)
-            for place, g in enumerate(mine):
+            for place, g in enumerate(own_jobs):
                 if isinstance(sound, str):
                     found[g][client] = f"{NO_ANSWER}{sound}"
                 else:

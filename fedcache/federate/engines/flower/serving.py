@@ -64,27 +64,27 @@ def serve(
     folder = server_folder(port)
     # Without keys, nothing is encrypted, so the server listens on this machine only.
     if keys is None:
-        known = None
-        where = host or HOST
-        by = ""
+        server_keys = None
+        listen_host = host or HOST
+        encryption = ""
         folder += "-insecure"
-        Address(where, port).need_loopback(
-            f"fedcache flower keys --out KEYS --sites a,b --host {shell_word(where)}, then --keys KEYS"
+        Address(listen_host, port).need_loopback(
+            f"fedcache flower keys --out KEYS --sites a,b --host {shell_word(listen_host)}, then --keys KEYS"
         )
     else:
-        known = read_keys(keys)
-        where = host or EVERYWHERE
-        by = " by TLS"
-    process = start_superlink(Address(where, port), known, _folder(home, folder))
+        server_keys = read_keys(keys)
+        listen_host = host or EVERYWHERE
+        encryption = " by TLS"
+    process = start_superlink(Address(listen_host, port), server_keys, _folder(home, folder))
     try:
-        if known is not None:
-            here = where
-            if where == EVERYWHERE:
-                here = HOST
-            register(Address(here, port, known.ca), list(known.nodes.values()))
-            names = ", ".join(known.nodes) or "none"
+        if server_keys is not None:
+            local_host = listen_host
+            if listen_host == EVERYWHERE:
+                local_host = HOST
+            register(Address(local_host, port, server_keys.ca), list(server_keys.nodes.values()))
+            names = ", ".join(server_keys.nodes) or "none"
             say(f"Sites that may take part: {names}.")
-        say(f"Listening on {where}:{port}{by}. Log: {process.log}.")
+        say(f"Listening on {listen_host}:{port}{encryption}. Log: {process.log}.")
         _run_until_stop(process, stop)
     finally:
         process.stop()
@@ -261,8 +261,8 @@ def up(
     plan = replace(plan, sites=len(stores)).checked()
     if keep is None:
         # In the home, because ``fedcache gc`` lists leftovers of killed and failed runs there.
-        around = _folder(home, "loopback")
-        folder = Path(tempfile.mkdtemp(prefix=f"up.{os.getpid()}-", dir=around))
+        parent = _folder(home, "loopback")
+        folder = Path(tempfile.mkdtemp(prefix=f"up.{os.getpid()}-", dir=parent))
     else:
         folder = keep.expanduser().resolve()
     logs_matter = keep is not None
@@ -270,18 +270,18 @@ def up(
         with ExitStack() as stack:
             loopback = open_loopback(folder, [p.stem for p in stores], tls=tls, port=port)
             stack.callback(loopback.stop)
-            by = ""
+            encryption = ""
             if tls:
-                by = " by TLS"
-            on_words({"note": f"Server at {loopback.address}{by}; logs in {folder}."})
+                encryption = " by TLS"
+            on_words({"note": f"Server at {loopback.address}{encryption}; logs in {folder}."})
             for path in stores:
                 loopback.add(path, home)
-            last = loopback.run(plan, on_words)
-        logs_matter |= "error" in last
+            last_words = loopback.run(plan, on_words)
+        logs_matter |= "error" in last_words
     except Exception:
         logs_matter = True
         raise
     finally:  # also after Ctrl-C
         if not logs_matter:
             shutil.rmtree(folder, ignore_errors=True)
-    return last
+    return last_words

@@ -83,7 +83,7 @@ def check_address(address: str) -> None:
             "For example --ray-address 10.0.0.1:6379, the address that `ray start --head` prints. Run "
             "the command on a node of the cluster.",
         )
-    how = (
+    hint = (
         f"ray start --head --port {port}   on {host} starts a cluster;  ray status --address {address}   "
         "shows its state"
     )
@@ -97,10 +97,10 @@ def check_address(address: str) -> None:
         found = b""
     except OSError as error:
         raise MachineError(
-            f"No Ray cluster answers at {address}: {error.strerror or error}.", how
+            f"No Ray cluster answers at {address}: {error.strerror or error}.", hint
         ) from error
     if len(found) < 4 or found[3] != 4:  # byte 3 is the type of the frame, 4 for settings
-        raise MachineError(f"The server at {address} is not a Ray cluster.", how)
+        raise MachineError(f"The server at {address} is not a Ray cluster.", hint)
 
 
 class Cluster:
