@@ -242,7 +242,7 @@ def _local_environment(address: str | None) -> Iterator[Path | None]:
         yield None
         return
     _remove_dead_clusters()
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=_temporary_root()))
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=_short()))
     lock = FileLock(folder / HELD)
     lock.acquire()
     (folder / "ray_bootstrap_config.yaml").write_text("{}\n")
@@ -270,7 +270,7 @@ def _token() -> str:
     return secrets.token_hex(32)
 
 
-def _temporary_root() -> str:
+def _short() -> str:
     """Parent of the temporary folders, with a short path: paths of sockets in them have at most 107 characters."""
     usual = tempfile.gettempdir()
     if len(usual) <= 20:
@@ -289,7 +289,7 @@ def _remove_folder(folder: Path) -> None:
 
 def _remove_dead_clusters() -> None:
     """Remove the folders of killed drivers, which do not hold their locks any more."""
-    for left in Path(_temporary_root()).glob(f"{PREFIX}*/{HELD}"):
+    for left in Path(_short()).glob(f"{PREFIX}*/{HELD}"):
         with try_lock(left) as free:
             if free:
                 shutil.rmtree(left.parent, ignore_errors=True)
