@@ -203,8 +203,9 @@ def ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     array([10, 11, 50, 51, 52])
     """
     begins = np.cumsum(sizes) - sizes
-    shift: np.ndarray = np.repeat(starts - begins, sizes)
-    return shift + np.arange(len(shift))
+    shift = np.repeat(starts - begins, sizes)
+    numbers: np.ndarray = shift + np.arange(len(shift))
+    return numbers
 
 
 def share_of_ones(hits: np.ndarray, counts: np.ndarray) -> np.ndarray:

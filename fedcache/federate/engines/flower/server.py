@@ -468,7 +468,7 @@ class Server:
         number = jobs[0].run.round + 1
         for job in jobs:
             run = job.run
-            clients = [*run.clients, rows_of(member.facts)]
+            clients: list[Any] = [*run.clients, rows_of(member.facts)]
             dtype = run.env.dtype
             wider = RunState(
                 run.method, run.hp, run.data, clients, run.seed, dtype, trust=run.trust
