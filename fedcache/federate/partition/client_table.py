@@ -84,7 +84,7 @@ class RowLists(MadeWhenAsked[np.ndarray]):
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """int64 [M]."""
+        """int64 [M]: number of rows of each list."""
         return np.diff(self.ends)
 
     @property
@@ -156,7 +156,7 @@ class RowLists(MadeWhenAsked[np.ndarray]):
         return len(self.ends) - 1
 
     def at(self, i: int) -> np.ndarray:
-        """A view."""
+        """List ``i``, as a view."""
         return self.rows[self.ends[i] : self.ends[i + 1]]
 
     def __iter__(self) -> Iterator[np.ndarray]:
@@ -538,7 +538,7 @@ class MatchedLists(MadeWhenAsked[np.ndarray]):
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """int64 [M]."""
+        """int64 [M]: number of rows of each list."""
         before = np.concatenate([[0], np.cumsum(self.taken)])
         return np.diff(before[self.classes.ends])
 
@@ -556,7 +556,7 @@ class MatchedLists(MadeWhenAsked[np.ndarray]):
         return RowLists.of_sizes(rows, self.sizes[start:stop]).ascending()
 
     def words(self, start: int, stop: int) -> list[str]:
-        """As of ``RowLists``."""
+        """The lists as text, as ``RowLists.words``."""
         return self.together(start, stop).words(0, stop - start)
 
     def _rows(self, classes: np.ndarray, taken: np.ndarray) -> np.ndarray:

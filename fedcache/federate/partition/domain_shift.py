@@ -59,7 +59,7 @@ FILL = Argument(
 
 
 def fill_up(dealt: RowLists, least: int, rng: np.random.Generator) -> RowLists:
-    """Move the fewest rows after which every list has ``least`` rows, each row from the list that is longest then.
+    """Move as few rows as possible so that every list has ``least`` rows. Each row comes from the longest list then.
 
     Example: sizes 7, 5, 1, 0 with a least of 2 lack three rows. The longest list gives two rows, until it is as long as
     the next one. Then the first of these two gives one row, which leaves 4, 5, 2, 2. The moved rows are drawn at random
@@ -357,7 +357,7 @@ def counts_or_error(scheme: Scheme, args: Values, streams: Streams, rule_of: Rul
 
 
 def _with_derived(scheme: Scheme, args: Values, instead: dict[str, Value]) -> dict[str, Value]:
-    """``instead`` together with the derived arguments, if these would get other values than in the trial."""
+    """``instead``, and those derived arguments that would otherwise get other values than in the trial."""
     derived = scheme.rederived({**args, **instead})
     complete = dict(instead)
     for argument in scheme.arguments:

@@ -53,7 +53,7 @@ def corrupt(origin: str, problem: str) -> FedcacheError:
 
 
 def read_json(raw: memoryview, origin: str) -> object:
-    """The JSON value in a file's bytes. Raises CorruptionError, when there are too many or they are not JSON."""
+    """The JSON value in a file's bytes. Raises CorruptionError for too many bytes, and for other text than JSON."""
     size = len(raw)
     if size > LARGEST_FILE:
         raise corrupt(
@@ -120,6 +120,7 @@ def read_payload(payload: object, origin: str) -> tuple[Content, Arrays]:
 
 
 def _row_list(value: object, where: str, origin: str) -> np.ndarray:
+    """A JSON list of rows as int64. Raises CorruptionError, naming ``where`` it is in the file."""
     if not isinstance(value, list):
         raise corrupt(origin, f"{where} should be a list of rows")
     for row in value:  # type() and not isinstance(): True is an int to Python
@@ -471,7 +472,7 @@ def _clients_json(table: ClientTable) -> Iterator[bytes]:
 
 
 def not_rows(clients: Sequence[ClientRows], test: np.ndarray) -> str | None:
-    """The first array that is no list of rows, in words; None if all are."""
+    """In words, the first array that is not a list of rows; None if all are lists of rows."""
     if not len(clients):
         return "it has no clients"
     lists = [("the global test rows", test)]

@@ -42,7 +42,7 @@ OF_INSIDE = ("clients", "alpha", "shards", "shots")
 
 
 def two_test_sets(tests: Value) -> UsageError:
-    """The refusal of a held-out domain together with a rule for test rows."""
+    """The error for held-out values together with a rule for test rows."""
     return UsageError(
         f"hold_out and tests {tests} both define the test set.",
         "Leave one of them out.",
@@ -154,6 +154,7 @@ def _rows_by_code(codes: np.ndarray, rows: np.ndarray, count: int) -> RowLists:
 
 
 def _selected(members: Members, which: np.ndarray) -> Members:
+    """The members at these places."""
     words = tuple(members.words[i] for i in which.tolist())
     return Members(words, members.train.take(which), members.test.take(which))
 
@@ -230,7 +231,7 @@ def _with_own_tests(members: Members, pool: RowPool) -> tuple[Members, list[str]
 def _keep_large(
     members: Members, args: Values, streams: Streams, *, within: bool
 ) -> tuple[Members, list[str]]:
-    """Members with at least ``min_rows`` rows, and notes. If there are more than ``max_clients``, so many are drawn."""
+    """Members with at least ``min_rows`` rows, and notes. Of more than ``max_clients`` members, as many are drawn."""
     notes = []
     least = count_of(args, "min_rows")
     sizes = members.train.sizes

@@ -482,7 +482,7 @@ def _with_remedy(
     values: Values,
     seed: int,
 ) -> list[str]:
-    """The notes with a remedy in the last one about too few rows: arguments that work, or more rows.
+    """The notes, with a remedy in the last note about too few rows: arguments that work, or more rows.
 
     Args:
         notes: of the partition.
@@ -627,7 +627,7 @@ def _tests_of_clients(
 
 
 def _leaks(columns: Columns, trained: np.ndarray, tested: np.ndarray) -> list[str]:
-    """A note if an image is both trained and tested on under two names.
+    """A note if an image is in the store twice, once as a training row and once as a test row.
 
     Digests are compared by their first half, which is fast, and in full if the halves agree.
     """
@@ -674,7 +674,7 @@ def _with_validation(
 
 
 def load(path: Path, *, dataset: str | None = None, rows: int | None = None) -> Partition:
-    """As ``Partition.load``."""
+    """Read a partition file, as ``Partition.load``."""
     return Partition.load(path, dataset=dataset, rows=rows)
 
 

@@ -383,7 +383,7 @@ def tests_argument(default: int) -> Argument:
 
 
 def test_protocol_argument(default: str, meaning: str) -> Argument:
-    """``test_protocol``: whose class shares a client is tested on."""
+    """``test_protocol``: the class shares of a client's test rows."""
     return Argument(
         "test_protocol", "choice", default, meaning, choices=("matched", "balanced"), tag="t"
     )
@@ -462,7 +462,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Streams:
-    """Independent generators keyed by purpose, so that drawing more for one purpose moves no other draw."""
+    """Independent generators keyed by purpose, so that more draws for one purpose change no draw for another."""
 
     seed: int
     scheme: str
@@ -599,7 +599,7 @@ class MatchedTests:
 
     @property
     def by_class(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The rows [T] class by class, the begins of K classes and the end of the last one [K + 1], and the classes."""
+        """The rows [T] class by class; where each of K classes begins and the last ends [K + 1]; the classes [K]."""
         return self._rows, self._ends, self._classes
 
     def of(self, train: np.ndarray) -> np.ndarray:

@@ -90,6 +90,7 @@ def flesd_rule(quota: np.ndarray, args: Values) -> Rule:
 
 
 def _with_min_size(args: Values) -> Values:
+    """The arguments with ``min_size``: 10 with the gate, 1 without it."""
     if args["min_size"] is not None:
         return args
     if args["gate"]:

@@ -57,7 +57,7 @@ class _Checked:
 
     @property
     def counts(self) -> list[float]:
-        """Number of rows of each class; the number of all rows without counts in the upload."""
+        """Number of rows of each class; without counts in the upload, the client's number of rows for every class."""
         if self.count is None:
             return [self.rows] * len(self.values)
         counts: list[float] = self.count.tolist()

@@ -58,10 +58,11 @@ def answered(kind: str, message: Message, context: Context) -> Message:
 
 
 def _of_site(kind: str, request: SiteMessage, context: Context) -> SiteMessage:
+    """The answer of the node's site; a store that cannot be opened becomes a refusal."""
     end_with_parent()
     try:
         return site_of(context).answer(kind, request)
-    except FedcacheError as error:  # the store cannot be opened
+    except FedcacheError as error:
         return refused(error)
 
 

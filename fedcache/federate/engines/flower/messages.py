@@ -76,7 +76,7 @@ class PackedMessage:
 
 
 def pack(message: SiteMessage) -> PackedMessage:
-    """A message as bytes."""
+    """A message as text and bytes."""
     arrays: dict[str, RawTensor] = {}
     known: dict[bytes, str] = {}
     trees = []
@@ -158,6 +158,7 @@ def _rows(values: np.ndarray) -> dict[str, RawTensor]:
 
 
 def _type(raw: RawTensor) -> np.dtype[Any]:
+    """The little-endian dtype of a tensor. Raises MalformedError for a type that is not legal."""
     if raw.dtype not in DTYPES:
         raise MalformedError(f"a tensor is of type {raw.dtype!r:.40}")
     return np.dtype(raw.dtype).newbyteorder("<")
@@ -175,7 +176,7 @@ def _array(raw: RawTensor) -> np.ndarray:
 
 
 def _values(raw: RawTensor, rows: RawTensor | None, shape: tuple[int, ...]) -> np.ndarray:
-    """The whole array of ``shape``; without ``rows`` all of its rows were sent."""
+    """The array of ``shape`` from the rows that were sent; ``rows`` are their numbers, None if all rows were sent."""
     values = _array(raw)
     if rows is None:
         if values.shape != shape:

@@ -196,7 +196,7 @@ class Plan:
         return made
 
     def checked(self) -> Plan:
-        """Itself, after all checks. Raises UsageError."""
+        """This plan, after all checks. Raises UsageError."""
         if self.train.method is None:
             raise UsageError("No method was given.", "For example --method fed3r")
         method = find_method(self.train.method)
@@ -270,7 +270,7 @@ class Plan:
             )
 
     def to_config(self) -> dict[str, str | int | float | bool]:
-        """Flat, for ``[tool.flwr.app.config]``; ``flwr run --run-config`` can override it."""
+        """The plan as a flat table for ``[tool.flwr.app.config]``; ``flwr run --run-config`` can override it."""
         table = to_table(self.train)
         values = {name: table.get(name, "") for name in TRAIN}
         settings = [f"{name}={value}" for name, value in self.train.set.items()]

@@ -139,6 +139,7 @@ class Process:
         self._kill(descendants(self.popen.pid))
 
     def _kill(self, children: Mapping[int, str]) -> None:
+        """Kill the program and ``children``: process numbers -> start times."""
         self.popen.kill()
         for pid, since in children.items():
             # The start time tells the process from a later one with the same number.
@@ -265,7 +266,7 @@ def wait_for_port(process: Process, host: str, port: int) -> None:
 
 
 def failure_of(process: Process, what: str) -> MachineError:
-    """The error for a process that ended by itself, or that is alive and failed in words ``what``."""
+    """The error for a process that ended by itself; ``what`` says how a process failed that is still alive."""
     if not process.alive:
         what = f"ended with {process.popen.returncode}"
     message = f"{process.name} {what}:\n{process.tail()}"
@@ -478,6 +479,7 @@ def _builder(subject: Any, issuer: Any, public: Any) -> Any:
 
 
 def _usage(*, sign: bool) -> Any:
+    """Permitted uses of a key: to sign certificates, or else to prove the server's identity."""
     return x509.KeyUsage(
         digital_signature=not sign,
         key_cert_sign=sign,

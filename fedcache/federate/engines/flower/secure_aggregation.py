@@ -216,7 +216,7 @@ def _words(answer: FitRes) -> dict[str, Any]:
 
 
 def least_sites(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """A site's own check before ``secaggplus_mod``: refuse a round whose sum would reveal its upload.
+    """Check of a site before ``secaggplus_mod``: refuse a round whose sum would reveal the site's upload.
 
     Raises ValueError, so that the site sends no answer.
     """

@@ -87,7 +87,7 @@ def summed_round(
     words: Callable[[Sequence[ServerJob], int], Mapping[str, Any]],
     bound: float,
 ) -> list[SummedUploads]:
-    """One round of every job. Jobs with the same clients share one message and one vector.
+    """Run one round of every job. Jobs with the same clients share one message and one vector.
 
     Args:
         sites: the participating sites.
@@ -193,7 +193,7 @@ class Server:
         on_round: OnRound,
         state: Snapshot | None = None,
     ) -> ServerJob:
-        """One point and seed, from the beginning or from a snapshot.
+        """The job of one point and seed, from the beginning or from a snapshot.
 
         ``spec`` is as in ``engine.run``; its data gives widths, views, classes and text, and has no rows.
         """
@@ -217,7 +217,7 @@ class Server:
         return made
 
     def train(self, jobs: Sequence[ServerJob], eval_every: int, common: Mapping[str, Any]) -> None:
-        """All rounds of all jobs from ``start``; every ``eval_every``-th round and the last one are scored.
+        """Train all rounds of the jobs that ``start`` made; every ``eval_every``-th round and the last one are scored.
 
         A round of all open jobs is one message to each site. Each job ends with ``evaluation`` or ``failed``.
         ``common`` are words of every message. Raises FederatedRunError if too few sites answer.
@@ -463,7 +463,7 @@ class Server:
         return {**common, "jobs": entries, "clients": len(self.sites.members), "client": client}
 
     def _join(self, jobs: Sequence[ServerJob], member: Member) -> None:
-        """Add a late site to all jobs, or refuse it where a server's tensors depend on the number of sites."""
+        """Add a late site to all jobs, or refuse it if tensors of the server depend on the number of sites."""
         name = member.facts.name
         number = jobs[0].run.round + 1
         for job in jobs:
@@ -738,7 +738,7 @@ def _begin_points(points: Sequence[OpenRun], observer: Observer, *, fresh: bool)
 
 
 def _start_seed(run: OpenRun, seed: int, server: Server, observer: Observer) -> ServerJob:
-    """A seed, from its checkpoint if there is one. Every round writes one, because a round takes seconds."""
+    """Start a seed, from its checkpoint if it has one. Every round writes a checkpoint, because it takes seconds."""
     state = run.checkpoint(seed)
     if state is not None:
         observer.note(f"Seed {seed}: resuming after round {state.meta['round']}.")

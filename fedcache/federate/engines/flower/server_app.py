@@ -51,7 +51,7 @@ class Logged(Silent):
 
 
 class FailedError(Exception):
-    """Ends the run as failed. Flower sends the last lines of a log if an app raises, and not if it exits."""
+    """Ends the run as failed. Flower sends the last lines of a log only if an app raises, not if it exits."""
 
 
 def main(grid: Grid, context: Context) -> None:

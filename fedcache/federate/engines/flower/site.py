@@ -172,7 +172,7 @@ class Site:
     models: SiteModels | None = None  # None saves no models
 
     def answer(self, kind: str, message: SiteMessage) -> SiteMessage:
-        """``fit`` -> uploads, ``score`` -> counts. Raises FederatedRunError if the client state is lost."""
+        """Answer ``fit`` with uploads, ``score`` with counts. Raises FederatedRunError if the client state is lost."""
         jobs = [SiteJob.from_words(words) for words in message.words["jobs"]]
         clients = int(message.words["clients"])
         number = int(message.words["client"])
@@ -229,7 +229,10 @@ class Site:
 
 
 def counts_of(evaluation: Evaluation, data: Data, domains: int) -> Tensor:
-    """Counts int64 [domains, C, C + 1] of labelled test rows by domain, label and prediction; the last is none."""
+    """Counts int64 [domains, C, C + 1] of labelled test rows by domain, label and prediction.
+
+    Rows without a prediction are counted in the last place.
+    """
     C = data.classes
     label = data.y.cpu().numpy()[evaluation.rows]
     domain = np.zeros(len(label), np.int64)

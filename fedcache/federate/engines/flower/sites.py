@@ -272,7 +272,7 @@ class Member:
 
     @property
     def place(self) -> tuple[bool, int, str]:
-        """Sorts sites in client order: by the numbers of shards, then sites without a number, by name."""
+        """Key for the client order: sites with numbers of shards first, by number; then the others, by name."""
         number = self.facts.number
         return number is None, number or 0, self.facts.name
 
@@ -321,7 +321,7 @@ def _of_another_key(member: Member, owners: Mapping[str, str]) -> Problem | None
 
 
 def in_client_order(members: Sequence[Member]) -> list[Member]:
-    """Client order: the numbers of shards, then names."""
+    """The sites in client order; see ``Member.place``."""
     return sorted(members, key=lambda member: member.place)
 
 
@@ -722,7 +722,7 @@ class SiteRows:
         self._stores = digest_of([[f.name, f.dataset] for f in facts])
 
     def open(self, method: Method, settings: Mapping[str, Value]) -> float:
-        """Nothing is extracted for sites here."""
+        """0 seconds, because the server extracts nothing."""
         return 0.0
 
     def arrays(self, method: Method, settings: Mapping[str, Value]) -> list[str]:
@@ -777,7 +777,7 @@ class SiteRows:
     def overrides(
         self, method: Method, features: RunFeatures, clients: int
     ) -> dict[int, ClientOverrides]:
-        """None: the plan of a federation refuses settings of single clients."""
+        """No overrides, because the plan of a federation refuses settings of single clients."""
         return {}
 
     def dataset(self) -> dict[str, Any]:
@@ -801,7 +801,7 @@ class SiteRows:
         return self.facts[0].backbones
 
     def choices(self, arrays: Sequence[str]) -> dict[str, Any]:
-        """None: the app of a federation repeats it."""
+        """Nothing, because the app of a federation repeats the choices."""
         return {}
 
 

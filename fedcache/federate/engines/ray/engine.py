@@ -123,7 +123,7 @@ class Warnings(Silent):
         self.texts: list[str] = []
 
     def warn(self, text: str) -> None:
-        """Kept."""
+        """Keep a warning."""
         self.texts.append(text)
 
 

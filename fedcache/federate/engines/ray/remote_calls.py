@@ -184,7 +184,7 @@ class GpuActor:
     """Actor: one process that holds a GPU and the models it has loaded there."""
 
     def call(self, *args: Any) -> dict[str, Any]:
-        """``call``."""
+        """``call`` in the process of this actor."""
         return call(*args)
 
 
