@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 import socket
 import ssl
 import subprocess
@@ -25,6 +27,7 @@ from fedcache.federate.engines.flower.processes import (
     ends_with_us,
     environment,
     program,
+    program_path,
     start,
     wait_for_port,
 )
@@ -174,7 +177,32 @@ def start_supernode(
         command += ["--root-certificates", str(address.ca)]
     if key is not None:
         command += ["--auth-supernode-private-key", str(key)]
-    return start(name, command, folder)
+    return start(name, command, folder, with_forks(folder))
+
+
+FORKING = """#!/bin/sh
+exec {python} -c 'import sys
+sys.path[:] = filter(None, sys.path)
+from fedcache.federate.engines.flower.app_forks import main
+main()' "$@"
+"""
+"""Program that a SuperNode starts as its SuperExec. It imports nothing from the working directory, which may hold any
+file."""
+
+
+def with_forks(folder: Path) -> dict[str, str]:
+    """Environment in which a SuperNode finds ``FORKING``; {} on systems where a fork is not safe after imports."""
+    if sys.platform != "linux":
+        return {}
+    programs = folder / "programs"
+    programs.mkdir(parents=True, exist_ok=True)
+    path = programs / "flower-superexec"
+    path.write_text(FORKING.format(python=shlex.quote(sys.executable)))
+    path.chmod(0o700)
+    return {
+        "PATH": os.pathsep.join([str(programs), program_path()]),
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds, instead of one
+    }
 
 
 @contextmanager

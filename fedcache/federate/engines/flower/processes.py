@@ -58,7 +58,7 @@ def need_flower() -> str:
 def program(name: str) -> str:
     """The path of one of Flower's programs, in the folder of this Python or on PATH. Raises MachineError."""
     need_flower()
-    found = shutil.which(name, path=_program_path())
+    found = shutil.which(name, path=program_path())
     if found is None:
         raise MachineError(f"The program {name} of Flower was not found next to Python.", INSTALL)
     return found
@@ -70,12 +70,12 @@ def environment(flwr_home: Path) -> dict[str, str]:
         **os.environ,
         **QUIET,
         "FLWR_HOME": str(flwr_home),
-        "PATH": _program_path(),  # Flower starts its own programs by name
+        "PATH": program_path(),  # Flower starts its own programs by name
         "PYTHONUNBUFFERED": "1",
     }
 
 
-def _program_path() -> str:
+def program_path() -> str:
     """PATH with the folder of this Python in front."""
     programs = str(Path(sys.executable).parent)
     return os.pathsep.join([programs, os.environ.get("PATH", "")])
