@@ -855,7 +855,7 @@ TABLE = (
         "numbers_that_no_rows_can_give_are_named",
         "weights of a mixture sum to anything",
         CHECKS,
-        "if float(apart[c]) > s.eps * (s.t.shape[-1] + 1):",
+        "if float(apart[c]) > checked.eps * (checked.values.shape[-1] + 1):",
         "if False:",
     ),
     B(

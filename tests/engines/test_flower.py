@@ -1,6 +1,6 @@
 """A real federation through Flower on loopback: three sites, TLS, node keys, five methods, and what is refused.
 
-One deployment serves all tests, because Flower starts a process for every message. It runs in a network of its own
+One deployment serves all tests, because a message takes seconds. It runs in a network of its own
 with nothing but loopback where that is allowed, and every Python in it notes the names and addresses it asks for.
 """
 
@@ -160,7 +160,7 @@ def test_no_name_is_looked_up_and_nothing_but_loopback_is_reached(told):
     for program in (
         "flower-superlink",
         "flower-supernode",
-        "flwr-clientapp",
+        "fork",  # the app of a message
         "flwr-serverapp",
         "flwr",
     ):

@@ -1,13 +1,15 @@
 """Keys, ports and addresses: made once, readable by their owner alone, and refused in one sentence when wrong."""
 
+import os
 import socket
 import ssl
+import subprocess
 import threading
 
 import pytest
 
 from fedcache.errors import Exit, FedcacheError
-from fedcache.federate.engines.flower.network import Address
+from fedcache.federate.engines.flower.network import Address, with_forks
 from fedcache.federate.engines.flower.processes import (
     check_port,
     make_keys,
@@ -100,3 +102,10 @@ def test_an_address_that_is_none_is_refused(text):
     with pytest.raises(FedcacheError, match="is not HOST:PORT"):
         Address.parse(text, None)
     assert Address.parse("[::1]:8000", None) == Address("::1", 8000)
+
+
+def test_the_apps_of_a_site_import_nothing_from_the_folder_it_is_started_in(tmp_path):
+    (tmp_path / "json.py").write_text("raise SystemExit(9)")
+    env = os.environ | with_forks(tmp_path / "a site's")
+    shown = subprocess.check_output(["flower-superexec", "--version"], env=env, cwd=tmp_path)
+    assert shown.startswith(b"Flower version")

@@ -38,7 +38,8 @@ class MadeWhenAsked(Sequence[T]):
     def __getitem__(self, i: slice) -> list[T]: ...
     def __getitem__(self, i: int | slice) -> T | list[T]:
         if isinstance(i, slice):
-            return [self.at(k) for k in range(*i.indices(len(self)))]
+            places = range(*i.indices(len(self)))
+            return [self.at(place) for place in places]
         if not -len(self) <= i < len(self):
             raise IndexError(i)
         return self.at(i % len(self))
@@ -65,45 +66,53 @@ class RowLists(MadeWhenAsked[np.ndarray]):
         if isinstance(parts, RowLists):
             return parts
         sizes = np.fromiter(map(len, parts), np.int64, len(parts))
-        rows = np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int64, copy=False)
-        return cls.of_sizes(rows, sizes)
+        rows = np.concatenate([np.empty(0, np.int64), *parts])
+        return cls.of_sizes(rows.astype(np.int64, copy=False), sizes)
 
     @classmethod
     def of_sizes(cls, rows: np.ndarray, sizes: np.ndarray) -> RowLists:
         """Consecutive pieces of ``rows`` of these sizes [M]."""
-        return cls(rows, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
+        ends = np.concatenate([[0], np.cumsum(sizes)])
+        return cls(rows, ends.astype(np.int64))
+
+    @classmethod
+    def by_owner(cls, rows: np.ndarray, owner: np.ndarray, count: int) -> RowLists:
+        """The rows of each of ``count`` owners, in their order in ``rows``; ``owner`` [n] is below ``count``."""
+        sizes = np.bincount(owner, minlength=count)
+        order = np.argsort(owner, kind="stable")
+        return cls.of_sizes(rows[order], sizes)
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """int64 [M]."""
+        """int64 [M]: number of rows of each list."""
         return np.diff(self.ends)
 
     @property
     def owner(self) -> np.ndarray:
         """int32 [n]: the number of the list of each row."""
-        return np.repeat(np.arange(len(self), dtype=np.int32), self.sizes)
+        numbers = np.arange(len(self), dtype=np.int32)
+        return np.repeat(numbers, self.sizes)
 
     def ascending(self) -> RowLists:
         """The same lists, each in ascending order."""
         high = int(self.rows.max(initial=0)) + 1
         if high * len(self) >= LARGEST_KEY:
-            return RowLists(self.rows[np.lexsort((self.rows, self.owner))], self.ends)
+            order = np.lexsort((self.rows, self.owner))
+            return RowLists(self.rows[order], self.ends)
         # One number for client and row sorts by client, then by row. Sorting moves no row to another client, so the
         # same numbers are subtracted afterwards.
-        first = np.repeat(np.arange(len(self), dtype=np.int64) * high, self.sizes)
-        key = first + self.rows
+        multiples = np.arange(len(self), dtype=np.int64) * high
+        offset = np.repeat(multiples, self.sizes)
+        key = offset + self.rows
         key.sort()
-        key -= first
+        key -= offset
         return RowLists(key, self.ends)
 
     def take(self, order: np.ndarray) -> RowLists:
         """The lists at these places, in that order."""
         sizes = self.sizes[order]
-        made = RowLists.of_sizes(self.rows[:0], sizes)
-        source = np.repeat(self.ends[:-1][order] - made.ends[:-1], sizes) + np.arange(
-            int(sizes.sum())
-        )
-        return RowLists(self.rows[source], made.ends)
+        places = ranges(self.ends[:-1][order], sizes)
+        return RowLists.of_sizes(self.rows[places], sizes)
 
     def first(self, count: int | None) -> RowLists:
         """The first ``count`` lists, all for None."""
@@ -118,10 +127,11 @@ class RowLists(MadeWhenAsked[np.ndarray]):
 
     def words(self, start: int, stop: int) -> list[str]:
         """The lists from ``start`` to ``stop``, each as text: its rows with commas between them."""
-        text, cuts = in_decimal(self.rows[self.ends[start] : self.ends[stop]])
-        ends = cuts[self.ends[start : stop + 1] - self.ends[start]].tolist()
+        ends = self.ends[start : stop + 1]
+        text, cuts = in_decimal(self.rows[ends[0] : ends[-1]])
+        borders = cuts[ends - ends[0]].tolist()
         # Every row has a comma after it, which is cut off after the last one.
-        return [text[a : max(a, b - 1)] for a, b in pairwise(ends)]
+        return [text[begin : max(begin, end - 1)] for begin, end in pairwise(borders)]
 
     @property
     def distinct(self) -> np.ndarray:
@@ -138,16 +148,15 @@ class RowLists(MadeWhenAsked[np.ndarray]):
         value = right[np.searchsorted(rows, self.rows)]
         known = ~np.isnan(value)
         owner = self.owner[known]
-        return share_of_ones(
-            np.bincount(owner, value[known], minlength=len(self)),
-            np.bincount(owner, minlength=len(self)),
-        )
+        hits = np.bincount(owner, value[known], minlength=len(self))
+        counts = np.bincount(owner, minlength=len(self))
+        return share_of_ones(hits, counts)
 
     def __len__(self) -> int:
         return len(self.ends) - 1
 
     def at(self, i: int) -> np.ndarray:
-        """A view."""
+        """List ``i``, as a view."""
         return self.rows[self.ends[i] : self.ends[i + 1]]
 
     def __iter__(self) -> Iterator[np.ndarray]:
@@ -182,8 +191,21 @@ def in_decimal(numbers: np.ndarray) -> tuple[str, np.ndarray]:
             tenth = left // 10
             text[:, place] = left - tenth * 10 + ord("0")
             left = tenth
-        parts.append(text[np.arange(width + 1) >= (width - digits)[:, None]].tobytes())
+        is_kept = np.arange(width + 1) >= (width - digits)[:, None]
+        parts.append(text[is_kept].tobytes())
     return b"".join(parts).decode("ascii"), np.cumsum(lengths)
+
+
+def ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """int64: for each start as many consecutive integers as its size says, one range after the other.
+
+    >>> ranges(np.array([10, 50]), np.array([2, 3]))
+    array([10, 11, 50, 51, 52])
+    """
+    begins = np.cumsum(sizes) - sizes
+    shift = np.repeat(starts - begins, sizes)
+    numbers: np.ndarray = shift + np.arange(len(shift))
+    return numbers
 
 
 def share_of_ones(hits: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -194,9 +216,9 @@ def share_of_ones(hits: np.ndarray, counts: np.ndarray) -> np.ndarray:
 def sorted_once(values: np.ndarray) -> np.ndarray:
     """Each value once, ascending; ten times as fast as ``np.unique``, which uses a hash table."""
     ordered = np.sort(values)
-    again = np.zeros(len(ordered), bool)
-    again[1:] = ordered[1:] == ordered[:-1]
-    kept: np.ndarray = ordered[~again]
+    is_repeat = np.zeros(len(ordered), bool)
+    is_repeat[1:] = ordered[1:] == ordered[:-1]
+    kept: np.ndarray = ordered[~is_repeat]
     return kept
 
 
@@ -208,15 +230,14 @@ def is_among(values: np.ndarray, others: np.ndarray) -> np.ndarray:
     high = int(others.max())
     # A table with a place for each possible number is ten times as fast as sorting.
     if high - low < DENSE * len(others):
-        there = np.zeros(high - low + 1, bool)
-        there[others - low] = True
-        among = (values >= low) & (values <= high)
-        among[among] = there[values[among] - low]
-        return among
+        is_present = np.zeros(high - low + 1, bool)
+        is_present[others - low] = True
+        is_found = (values >= low) & (values <= high)
+        is_found[is_found] = is_present[values[is_found] - low]
+        return is_found
     ordered = np.sort(others)
-    found: np.ndarray = (
-        ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
-    )
+    place = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    found: np.ndarray = ordered[place] == values
     return found
 
 
@@ -314,13 +335,10 @@ class ClientTable(Sequence[Client]):
         """The table of single clients; those tested on the rows of ``common`` share it."""
         if isinstance(clients, ClientTable) and clients.common is common:
             return clients
-        return cls.dealt(
-            NumberedNames.recognise([c.name for c in clients]),
-            RowLists.of([c.train for c in clients]),
-            common,
-            [c.test for c in clients],
-            validation,
-        )
+        names = NumberedNames.recognise([c.name for c in clients])
+        train = RowLists.of([c.train for c in clients])
+        tests = [c.test for c in clients]
+        return cls.dealt(names, train, common, tests, validation)
 
     @classmethod
     def tests_only(cls, clients: Sequence[ClientRows]) -> ClientTable:
@@ -341,14 +359,15 @@ class ClientTable(Sequence[Client]):
         """A table of lists; ``tests`` are the clients' own test rows, None if all share ``common``."""
         if tests is None:
             none = RowLists.of_sizes(common[:0], np.zeros(len(train), np.int64))
-            return cls(names, train, common, np.ones(len(train), bool), none, validation)
+            shares = np.ones(len(train), bool)
+            return cls(names, train, common, shares, none, validation)
         if isinstance(tests, MatchedLists):
-            # If the rule chooses from the global rows, a list of their number has all of them.
+            # If the rule chooses from the global rows, a list with as many rows has all of them.
             same = np.array_equal(np.sort(tests.order), common)
-            return cls(names, train, common, same & (tests.sizes == len(common)), tests, validation)
-        shares = np.fromiter(
-            (t is common or np.array_equal(t, common) for t in tests), bool, len(train)
-        )
+            shares = same & (tests.sizes == len(common))
+            return cls(names, train, common, shares, tests, validation)
+        is_common = (rows is common or np.array_equal(rows, common) for rows in tests)
+        shares = np.fromiter(is_common, bool, len(train))
         # Clients that share the global rows have an empty list of their own.
         lists = list(tests)
         for i in np.flatnonzero(shares).tolist():
@@ -395,16 +414,17 @@ class ClientTable(Sequence[Client]):
             return None
         if held.own is None:
             return ClientTable.dealt(self.names, self.train, held.rows, None)
-        return ClientTable(self.names, self.train, held.rows, np.zeros(len(self), bool), held.own)
+        shares = np.zeros(len(self), bool)
+        return ClientTable(self.names, self.train, held.rows, shares, held.own)
 
     def without_validation(self) -> ClientTable:
         """The same clients with their own validation rows back among the training rows."""
         held = self.validation
         if held is None or held.own is None:
             return replace(self, validation=None)
-        of = np.concatenate([self.train.owner, held.own.owner])
-        rows = np.concatenate([self.train.rows, held.own.rows])[np.argsort(of, kind="stable")]
-        train = RowLists.of_sizes(rows, self.train.sizes + held.own.sizes).ascending()
+        owner = np.concatenate([self.train.owner, held.own.owner])
+        rows = np.concatenate([self.train.rows, held.own.rows])
+        train = RowLists.by_owner(rows, owner, len(self)).ascending()
         return replace(self, train=train, validation=None)
 
     def __len__(self) -> int:
@@ -430,7 +450,8 @@ def train_sizes(clients: Sequence[ClientRows]) -> np.ndarray:
     """int64 [M]: training rows of each client."""
     if isinstance(clients, ClientTable):
         return clients.train_sizes
-    return np.fromiter((len(c.train) for c in clients), np.int64, len(clients))
+    sizes = (len(c.train) for c in clients)
+    return np.fromiter(sizes, np.int64, len(clients))
 
 
 def train_rows_of(clients: Sequence[ClientRows], which: Sequence[int]) -> np.ndarray:
@@ -451,9 +472,8 @@ def all_train_rows(clients: Sequence[ClientRows]) -> np.ndarray:
     """int64: the training rows of all clients, one client after the other."""
     if isinstance(clients, ClientTable):
         return clients.train.rows
-    return np.concatenate(
-        [np.empty(0, np.int64), *(np.asarray(c.train, np.int64) for c in clients)]
-    )
+    lists = [np.asarray(c.train, np.int64) for c in clients]
+    return np.concatenate([np.empty(0, np.int64), *lists])
 
 
 # Matched test rows: the test rows of each client as a rule, from which a list is made on access.
@@ -498,22 +518,29 @@ class MatchedLists(MadeWhenAsked[np.ndarray]):
         have = np.diff(starts)[of_class]
         ratio = have / counts
         some = classes.sizes > 0
-        least = np.repeat(np.minimum.reduceat(ratio, classes.ends[:-1][some]), classes.sizes[some])
-        scarcest = np.flatnonzero(ratio == least)
-        scarcest = scarcest[np.diff(client[scarcest], prepend=-1) > 0]
-        limit, own = (np.repeat(each[scarcest], classes.sizes[some]) for each in (have, counts))
-        return cls(order, starts, classes, -(-counts * limit // own))
+        sizes = classes.sizes[some]
+        least = np.minimum.reduceat(ratio, classes.ends[:-1][some])
+        scarcest = np.flatnonzero(ratio == np.repeat(least, sizes))
+        is_first = np.diff(client[scarcest], prepend=-1) > 0
+        scarcest = scarcest[is_first]
+        limit = np.repeat(have[scarcest], sizes)
+        own = np.repeat(counts[scarcest], sizes)
+        taken = -(-counts * limit // own)
+        return cls(order, starts, classes, taken)
 
     @classmethod
     def alike(cls, rows: np.ndarray, clients: int) -> MatchedLists:
         """The same ``rows`` for each of M clients, stored as one class."""
         classes = RowLists.of_sizes(np.zeros(clients, np.int64), np.ones(clients, np.int64))
-        return cls(np.sort(rows), np.array([0, len(rows)]), classes, np.full(clients, len(rows)))
+        starts = np.array([0, len(rows)])
+        taken = np.full(clients, len(rows))
+        return cls(np.sort(rows), starts, classes, taken)
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """int64 [M]."""
-        return np.diff(np.concatenate([[0], np.cumsum(self.taken)])[self.classes.ends])
+        """int64 [M]: number of rows of each list."""
+        before = np.concatenate([[0], np.cumsum(self.taken)])
+        return np.diff(before[self.classes.ends])
 
     @property
     def distinct(self) -> np.ndarray:
@@ -529,13 +556,12 @@ class MatchedLists(MadeWhenAsked[np.ndarray]):
         return RowLists.of_sizes(rows, self.sizes[start:stop]).ascending()
 
     def words(self, start: int, stop: int) -> list[str]:
-        """As of ``RowLists``."""
+        """The lists as text, as ``RowLists.words``."""
         return self.together(start, stop).words(0, stop - start)
 
     def _rows(self, classes: np.ndarray, taken: np.ndarray) -> np.ndarray:
         """The first ``taken`` rows of each of ``classes``, one class after the other."""
-        begins = np.cumsum(taken) - taken
-        places = np.repeat(self.starts[classes] - begins, taken) + np.arange(int(taken.sum()))
+        places = ranges(self.starts[classes], taken)
         found: np.ndarray = self.order[places]
         return found
 
@@ -545,17 +571,15 @@ class MatchedLists(MadeWhenAsked[np.ndarray]):
         used = np.isin(self.order, rows)
         value[used] = right[np.searchsorted(rows, self.order[used])]
         known = ~np.isnan(value)
-        # The difference of two cumulative sums is the sum over the taken rows of a class.
-        hits, scored = (
-            np.concatenate([[0.0], np.cumsum(each)])
-            for each in (np.where(known, value, 0.0), known.astype(np.float64))
-        )
         begin = self.starts[self.classes.rows]
+        end = begin + self.taken
         owner = self.classes.owner
-        sums = [
-            np.bincount(owner, each[begin + self.taken] - each[begin], minlength=len(self))
-            for each in (hits, scored)
-        ]
+        sums = []
+        for each in (np.where(known, value, 0.0), known.astype(np.float64)):
+            # The difference of two cumulative sums is the sum over the taken rows of a class.
+            total = np.concatenate([[0.0], np.cumsum(each)])
+            of_class = total[end] - total[begin]
+            sums.append(np.bincount(owner, of_class, minlength=len(self)))
         return share_of_ones(*sums)
 
     def __len__(self) -> int:

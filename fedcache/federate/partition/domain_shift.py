@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcache.federate.partition.client_table import RowLists
+from fedcache.federate.partition.client_table import RowLists, ranges
 from fedcache.federate.partition.scheme import (
     DOMAIN,
     FEWER,
@@ -59,7 +59,7 @@ FILL = Argument(
 
 
 def fill_up(dealt: RowLists, least: int, rng: np.random.Generator) -> RowLists:
-    """Move the fewest rows after which every list has ``least`` rows, each row from the list that is longest then.
+    """Move as few rows as possible so that every list has ``least`` rows. Each row comes from the longest list then.
 
     Example: sizes 7, 5, 1, 0 with a least of 2 lack three rows. The longest list gives two rows, until it is as long as
     the next one. Then the first of these two gives one row, which leaves 4, 5, 2, 2. The moved rows are drawn at random
@@ -70,16 +70,18 @@ def fill_up(dealt: RowLists, least: int, rng: np.random.Generator) -> RowLists:
     if not lack.any():
         return dealt
     kept = lowered(sizes, int(lack.sum()), least)
-    # The rows of every giving list in random order, of which the first ones are moved.
+    # The rows of every list that gives rows, in random order; the first rows of each list are moved.
     owner = dealt.owner
     given = sizes - kept
     theirs = np.flatnonzero(given[owner] > 0)
-    theirs = theirs[np.lexsort((rng.random(len(theirs)), owner[theirs]))]
+    shuffled = np.lexsort((rng.random(len(theirs)), owner[theirs]))
+    theirs = theirs[shuffled]
     lengths = sizes[given > 0]
-    rank = np.arange(len(theirs)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    rank = ranges(np.zeros_like(lengths), lengths)
     moved = theirs[rank < given[owner[theirs]]]
-    owner[rng.permutation(moved)] = np.repeat(np.arange(len(dealt)), lack)
-    return RowLists.of_sizes(dealt.rows[np.argsort(owner, kind="stable")], kept + lack)
+    receivers = np.repeat(np.arange(len(dealt)), lack)
+    owner[rng.permutation(moved)] = receivers
+    return RowLists.by_owner(dealt.rows, owner, len(dealt))
 
 
 def lowered(sizes: np.ndarray, missing: int, least: int) -> np.ndarray:
@@ -122,6 +124,8 @@ TRIAL_SHARES = 5_000_000
 """Most numbers for each of these candidates."""
 LARGEST_ALPHA = 1_000.0
 """Largest alpha among these candidates."""
+NAMED = 8
+"""Most classes that a note names."""
 HOPELESS = 1.0
 """Expected accepted draws within the cap, below which the search stops."""
 SEEN = 20_000
@@ -174,6 +178,10 @@ class Rule:
         return Counts(counts, size, total)
 
 
+RuleOf = Callable[[Values], Rule]
+"""Makes the rule of some arguments."""
+
+
 @dataclass(frozen=True, eq=False)
 class Counts:
     """B draws of rows for M clients."""
@@ -208,7 +216,7 @@ class Search:
 def draw(
     rng: np.random.Generator, alpha: float, draws: int, classes: int, clients: int
 ) -> np.ndarray:
-    """Independent Dir(alpha 1_M) shares, [draws, C, M]. One draw after the other, whatever the block size."""
+    """Independent Dir(alpha 1_M) shares, [draws, C, M]. The size of a block does not change the draws."""
     if alpha < STICKS:
         return rng.dirichlet(np.full(clients, alpha), size=(draws, classes))
     gamma = rng.standard_gamma(alpha, size=(draws, classes, clients))
@@ -219,7 +227,7 @@ def draw(
 def draw_by_class(
     rng: np.random.Generator, alpha: float, draws: int, classes: int, clients: int
 ) -> Iterator[np.ndarray]:
-    """The numbers of ``draw`` as the shares [draws, M] of each class; of one draw only a class at a time is held."""
+    """The numbers of ``draw``, class by class: shares [draws, M]. A single draw holds one class in memory at a time."""
     if draws == 1:
         for _ in range(classes):
             yield draw(rng, alpha, 1, 1, clients)[:, 0]
@@ -238,10 +246,12 @@ def search(
     """
     classes = len(rule.quota)
     clients = rule.clients
-    cap = min(draws, max(LEAST_DRAWS, shares // (classes * clients)))
-    done = short = 0
+    numbers = classes * clients  # of one draw
+    cap = min(draws, max(LEAST_DRAWS, shares // numbers))
+    done = 0
+    short = 0
     largest = -1
-    for block in _blocks(cap, max(1, BLOCK // (classes * clients))):
+    for block in _blocks(cap, max(1, BLOCK // numbers)):
         counts = rule.counts(draw_by_class(rng, rule.alpha, block, classes, clients), block)
         size = counts.size
         is_short = size < rule.minimum
@@ -250,11 +260,14 @@ def search(
         accepted = np.flatnonzero(~is_short.any(axis=-1))
         if len(accepted):
             first = int(accepted[0])
-            return Search(counts.rows[first], done + first + 1, int(size[first].min()))
+            smallest = int(size[first].min())
+            return Search(counts.rows[first], done + first + 1, smallest)
         done += block
         short += int(is_short.sum())
         largest = max(largest, int(size.min(axis=-1).max()))
-        if done * clients >= SEEN and cap * (1.0 - short / (done * clients)) ** clients < HOPELESS:
+        seen = done * clients
+        expected = cap * (1.0 - short / seen) ** clients
+        if seen >= SEEN and expected < HOPELESS:
             return Search(None, done, largest, hopeless=True)
     return Search(None, done, largest)
 
@@ -270,9 +283,7 @@ def _blocks(cap: int, largest: int) -> Iterator[int]:
         size *= 4
 
 
-def counts_or_error(
-    scheme: Scheme, args: Values, streams: Streams, rule_of: Callable[[Values], Rule]
-) -> np.ndarray:
+def counts_or_error(scheme: Scheme, args: Values, streams: Streams, rule_of: RuleOf) -> np.ndarray:
     """The accepted counts, [C, M] int32, or int64 for classes beyond 2**31 rows.
 
     Args:
@@ -291,7 +302,7 @@ def counts_or_error(
     clients = rule.clients
     who = f"Scheme {scheme.name} with alpha {rule.alpha:g} and {clients} clients"
     rows = int(rule.quota.sum())
-    can_fill = any(argument.name == "fill" for argument in scheme.arguments)
+    can_fill = scheme.has("fill")
     # If one draw takes seconds and the scheme can fill clients up, no other arguments are tried.
     tries = not (can_fill and clients * len(rule.quota) > TRIAL_SHARES)
     instead: dict[str, Value] = {}
@@ -331,11 +342,11 @@ def counts_or_error(
         what = f"smallest alpha found to work is {instead.get('alpha')}"
         if "clients" in instead:
             what = f"largest number of clients found to work is {instead['clients']}"
-        instead = _as_tried(scheme, args, instead)
+        instead = _with_derived(scheme, args, instead)
         command = scheme.command({**args, **instead})
         hints.append(f"With this seed the {what}:  {command} --partition-seed {streams.seed}")
     if can_fill:
-        filled = _as_tried(scheme, args, filled)
+        filled = _with_derived(scheme, args, filled)
         command = scheme.command({**args, **filled})
         hints.append(
             f"To move rows from the largest clients to clients with too few:  {command} --partition-seed "
@@ -345,15 +356,16 @@ def counts_or_error(
     raise InfeasibleError(message, "\n".join(hints), instead)
 
 
-def _as_tried(scheme: Scheme, args: Values, instead: dict[str, Value]) -> dict[str, Value]:
-    """``instead`` together with the derived arguments, if these would get other values than in the trial."""
+def _with_derived(scheme: Scheme, args: Values, instead: dict[str, Value]) -> dict[str, Value]:
+    """``instead``, and those derived arguments that would otherwise get other values than in the trial."""
     derived = scheme.rederived({**args, **instead})
-    kept = {
-        a.name: args[a.name]
-        for a in scheme.arguments
-        if a.name in derived and a.default is None and a.kind != "names"
-    }
-    return instead | {name: value for name, value in kept.items() if value != derived[name]}
+    complete = dict(instead)
+    for argument in scheme.arguments:
+        name = argument.name
+        is_derived = argument.default is None and argument.kind != "names"
+        if is_derived and name in derived and args[name] != derived[name]:
+            complete[name] = args[name]
+    return complete
 
 
 def _has_rows(rule: Rule) -> bool:
@@ -369,16 +381,14 @@ def _works(streams: Streams, rule: Rule) -> bool:
     return found.counts is not None
 
 
-def _larger_alpha(
-    args: Values, streams: Streams, rule_of: Callable[[Values], Rule]
-) -> dict[str, Value]:
+def _larger_alpha(args: Values, streams: Streams, rule_of: RuleOf) -> dict[str, Value]:
     """The smallest larger alpha that works with this seed; empty if none does."""
     alphas = alphas_above(number_of(args, "alpha"))
 
     def works(i: int) -> bool:
         return _works(streams, rule_of({**args, "alpha": alphas[i]}))
 
-    place = _first(len(alphas), works)
+    place = _first_that_works(len(alphas), works)
     if place is None:
         return {}
     return {"alpha": alphas[place]}
@@ -388,19 +398,19 @@ def _fewer_clients(
     scheme: Scheme,
     args: Values,
     streams: Streams,
-    rule_of: Callable[[Values], Rule],
+    rule_of: RuleOf,
     *,
     at_most: int = LARGEST_COUNT,
 ) -> dict[str, Value]:
     """The largest smaller number of clients that works with this seed; empty if none does."""
-    if not any(argument.name == "clients" for argument in scheme.arguments):
+    if not scheme.has("clients"):
         return {}
     most = min(count_of(args, "clients") - 1, at_most)
 
     def works(i: int) -> bool:
         return _works(streams, rule_of({**args, "clients": most - i}))
 
-    place = _first(most, works)
+    place = _first_that_works(most, works)
     if place is None:
         return {}
     return {"clients": most - place}
@@ -409,11 +419,13 @@ def _fewer_clients(
 def alphas_above(alpha: float) -> list[float]:
     """Values of two digits above ``alpha`` up to 1,000, about 10 % apart."""
     mantissas = [*range(10, 20), *range(20, 50, 2), *range(50, 100, 5)]
-    values = [float(f"{m}e{e}") for e in range(-9, 3) for m in mantissas]
+    values = []
+    for exponent in range(-9, 3):
+        values += [float(f"{mantissa}e{exponent}") for mantissa in mantissas]
     return [value for value in values if alpha < value <= LARGEST_ALPHA]
 
 
-def _first(count: int, works: Callable[[int], bool]) -> int | None:
+def _first_that_works(count: int, works: Callable[[int], bool]) -> int | None:
     """The first place below ``count`` that works, by bisection, as later places are easier; None if none works."""
     if count < 1 or not works(count - 1):
         return None
@@ -432,14 +444,15 @@ def deal_by_rule(
     scheme: Scheme,
     args: Values,
     streams: Streams,
-    rule_of: Callable[[Values], Rule],
+    rule_of: RuleOf,
     rows: Sequence[np.ndarray],
 ) -> RowLists:
     """The ``rows`` of each of C classes in drawn shares, as the rows of each of M clients.
 
     Other arguments and errors as ``counts_or_error``.
     """
-    dealt = deal_rows(rows, counts_or_error(scheme, args, streams, rule_of), streams("rows"))
+    counts = counts_or_error(scheme, args, streams, rule_of)
+    dealt = deal_rows(rows, counts, streams("rows"))
     if args.get("fill"):
         return fill_up(dealt, rule_of(args).minimum, streams("fill"))
     return dealt
@@ -454,10 +467,8 @@ def deal_rows(rows: Sequence[np.ndarray], counts: np.ndarray, rng: np.random.Gen
     dealt = RowLists.of_sizes(np.empty(int(sizes.sum()), np.int64), sizes)
     start = dealt.ends[:-1].copy()  # begin of each client's next piece
     for of_class, count in zip(rows, counts, strict=True):
-        shuffled = rng.permutation(of_class)[: int(count.sum())]
-        before = np.cumsum(count) - count
-        # Place of each shuffled row: the begin of its client's piece plus its number in the piece.
-        dealt.rows[np.repeat(start - before, count) + np.arange(len(shuffled))] = shuffled
+        # Each client's next piece holds its rows of this class.
+        dealt.rows[ranges(start, count)] = rng.permutation(of_class)[: int(count.sum())]
         start += count
     return dealt
 
@@ -479,13 +490,13 @@ def deal_feature_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
             rows = streams("rows", client).permutation(rows)
         train.append(first_per_class(pool, rows, shots))
         domain_name = pool.columns.domains[domain]
-        short += [f"{domain_name}/{name}" for name in _short(pool, rows, shots)]
+        short += [f"{domain_name}/{name}" for name in _scarce_classes(pool, rows, shots)]
         least = min(least, *map(len, pool.by_class(rows)))
-    made = Dealt(train, _balanced_tests(pool, args), _names(pool))
+    made = Dealt(train, _balanced_tests(pool, args), _domain_names(pool))
     if not short:
         return made
     return replace(
-        made, notes=[f"{FEWER} {shots} training rows: {_some(short)}"], enough_shots=least
+        made, notes=[f"{FEWER} {shots} training rows: {_first_names(short)}"], enough_shots=least
     )
 
 
@@ -496,10 +507,12 @@ def deal_feature_label_shift(pool: RowPool, args: Values, streams: Streams) -> D
     """
     domains = _domains(FEATURE_LABEL_SHIFT, pool)
     classes = [pool.by_class(pool.of_domain(pool.train, domain)) for domain in domains]
-    limit = np.array([[len(rows) for rows in of_domain] for of_domain in classes], np.int64).T
+    sizes = [[len(rows) for rows in of_domain] for of_domain in classes]
+    limit = np.array(sizes, np.int64).T
 
     def rule_of(args: Values) -> Rule:
-        quota = np.full(len(limit), len(domains) * count_of(args, "shots"), np.int64)
+        rows_of_class = len(domains) * count_of(args, "shots")
+        quota = np.full(len(limit), rows_of_class, np.int64)
         return Rule(quota, len(domains), number_of(args, "alpha"), exact=False, limit=limit)
 
     counts = counts_or_error(FEATURE_LABEL_SHIFT, args, streams, rule_of)
@@ -515,7 +528,7 @@ def deal_feature_label_shift(pool: RowPool, args: Values, streams: Streams) -> D
             candidates = pool.of_domain(pool.test, domain)
             matched = MatchedTests(candidates, pool.columns.label, streams("test"))
             test.append(matched.of(rows))
-    return Dealt(train, test, _names(pool), [])
+    return Dealt(train, test, _domain_names(pool), [])
 
 
 def deal_label_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
@@ -525,14 +538,17 @@ def deal_label_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     ever happens. Each client shuffles its n_i rows: the first floor(n_i / ratio) are for training, the others for
     testing. A class with fewer rows than q gives all of them; ratio and M are kept, so the training sets shrink.
     """
-    source = {"train": pool.train, "test": pool.test}[str(args["pool"])]
+    source = pool.train
+    if args["pool"] == "test":
+        source = pool.test
     need_rows(source, str(args["pool"]), LABEL_SHIFT.name)
     classes = present(pool, source)
     ratio = number_of(args, "ratio")
 
     def quota_of(args: Values) -> np.ndarray:
         most = _rows_of_class(args)
-        return np.array([min(most, len(rows)) for rows in classes], np.int64)
+        sizes = [min(most, len(rows)) for rows in classes]
+        return np.array(sizes, np.int64)
 
     def rule_of(args: Values) -> Rule:
         clients = count_of(args, "clients")
@@ -551,7 +567,8 @@ def deal_label_shift(pool: RowPool, args: Values, streams: Streams) -> Dealt:
         test = [rows[cut:] for rows, cut in zip(shuffled, cuts, strict=True)]
     else:
         rest = np.setdiff1d(pool.test, np.concatenate(held))
-        test = [first_per_class(pool, rest, count_of(args, "tests"))] * len(train)
+        shared = first_per_class(pool, rest, count_of(args, "tests"))
+        test = [shared] * len(train)
     notes = _label_shift_notes(pool, args, quota, train)
     enough = None
     if (quota < _rows_of_class(args)).any():
@@ -597,7 +614,7 @@ def _enough_shots(args: Values, least: int) -> int:
 
 def _domains(scheme: Scheme, pool: RowPool) -> tuple[int, ...]:
     """The chosen domains. Raises InfeasibleError for less than two, and for one without training or test rows."""
-    names = _names(pool)
+    names = _domain_names(pool)
     if len(names) < 2:
         found = ", ".join(names) or "none"
         why = (
@@ -606,11 +623,10 @@ def _domains(scheme: Scheme, pool: RowPool) -> tuple[int, ...]:
         )
         raise InfeasibleError(why, "")
     for split, rows in (("train", pool.train), ("test", pool.test)):
-        empty = [
-            name
-            for name, code in zip(names, pool.domains, strict=True)
-            if not len(pool.of_domain(rows, code))
-        ]
+        empty = []
+        for name, code in zip(names, pool.domains, strict=True):
+            if not len(pool.of_domain(rows, code)):
+                empty.append(name)
         if empty:
             others = tuple(name for name in names if name not in empty)
             instead: Values = {}
@@ -625,30 +641,30 @@ def _domains(scheme: Scheme, pool: RowPool) -> tuple[int, ...]:
 def _balanced_tests(pool: RowPool, args: Values) -> list[np.ndarray]:
     """The first ``tests`` test rows of each class, for every domain."""
     tests = count_of(args, "tests")
-    return [
-        first_per_class(pool, pool.of_domain(pool.test, domain), tests) for domain in pool.domains
-    ]
+    of_domains = [pool.of_domain(pool.test, domain) for domain in pool.domains]
+    return [first_per_class(pool, rows, tests) for rows in of_domains]
 
 
-def _names(pool: RowPool) -> list[str]:
+def _domain_names(pool: RowPool) -> list[str]:
     return [pool.columns.domains[domain] for domain in pool.domains]
 
 
-def _short(pool: RowPool, rows: np.ndarray, shots: int) -> list[str]:
+def _scarce_classes(pool: RowPool, rows: np.ndarray, shots: int) -> list[str]:
     """Classes with fewer rows than ``shots``, each with its number of rows."""
     held = zip(pool.columns.classes, pool.by_class(rows), strict=True)
     return [f"{name} ({len(r)})" for name, r in held if len(r) < shots]
 
 
-def _some(names: Sequence[str], most: int = 8) -> str:
-    text = ", ".join(names[:most])
-    more = len(names) - most
+def _first_names(names: Sequence[str]) -> str:
+    """The first names, and the number of the others."""
+    text = ", ".join(names[:NAMED])
+    more = len(names) - NAMED
     if more > 0:
         return f"{text} and {more} more"
     return text
 
 
-def _ratio(args: Values) -> Values:
+def _with_ratio(args: Values) -> Values:
     """The ratios of drawn rows to training rows of the released code. They fall with the number of clients."""
     if args["ratio"] is not None:
         return args
@@ -716,7 +732,7 @@ LABEL_SHIFT = Scheme(
         DOMAIN,
     ),
     deal_label_shift,
-    derive=_ratio,
+    derive=_with_ratio,
 )
 FEATURE_LABEL_SHIFT = Scheme(
     "feature-label-shift",

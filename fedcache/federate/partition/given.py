@@ -61,7 +61,8 @@ def of_ids(columns: Columns, ids: Any, *, seed: int = 0, **arguments: object) ->
     def groups(_name: str) -> Group:
         return group
 
-    made = make("natural", replace(columns, groups=groups), seed=seed, by=COLUMN, **arguments)
+    grouped = replace(columns, groups=groups)
+    made = make("natural", grouped, seed=seed, by=COLUMN, **arguments)
     if "-1" not in group.words:
         return made
     rows = int((group.codes == group.words.index("-1")).sum())
@@ -78,11 +79,12 @@ def of_splits(
     training rows or without test rows.
     """
     usable = (ids.codes >= 0) & columns.ok.astype(bool)
-    of = [np.flatnonzero(usable & (split == code)) for code in (TRAIN, TEST, VALIDATION)]
-    owned = [_by_client(ids, rows) for rows in of]
-    clients = {}
-    for i, word in enumerate(ids.words):
-        clients[word] = {part: rows[i] for part, rows in zip(PARTS, owned, strict=True)}
+    clients: dict[str, dict[str, np.ndarray]] = {word: {} for word in ids.words}
+    for part, code in zip(PARTS, (TRAIN, TEST, VALIDATION), strict=True):
+        rows = np.flatnonzero(usable & (split == code))
+        lists = RowLists.by_owner(rows, ids.codes[rows], len(ids.words))
+        for word, own in zip(ids.words, lists, strict=True):
+            clients[word][part] = own
     for name, held in clients.items():
         train = len(held["train"])
         test = len(held["test"])
@@ -92,11 +94,6 @@ def of_splits(
                 "Give every client both, or leave out the split, so that each client holds out a fifth.",
             )
     return of_rows(columns, clients, validation)
-
-
-def _by_client(ids: Group, rows: np.ndarray) -> list[np.ndarray]:
-    order = rows[np.argsort(ids.codes[rows], kind="stable")]
-    return np.split(order, np.cumsum(np.bincount(ids.codes[rows], minlength=len(ids.words)))[:-1])
 
 
 def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = None) -> Partition:
@@ -122,15 +119,16 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
     notes = []
     validating = []  # validation rows of each client
     ok = columns.ok.astype(bool)
-    for name, held in clients.items():
-        own, tested, choosing = _parts(str(name), held)
-        train[str(name)] = _rows(str(name), own, rows)
-        tests[str(name)] = None
+    for key, given in clients.items():
+        name = str(key)
+        own, tested, choosing = _parts(name, given)
+        train[name] = _rows(name, own, rows)
+        tests[name] = None
         if tested is not None:
-            tests[str(name)] = _rows(str(name), tested, rows)
+            tests[name] = _rows(name, tested, rows)
         found = NONE
         if choosing is not None and len(choosing):
-            found = _rows(str(name), choosing, rows)
+            found = _rows(name, choosing, rows)
         validating.append(found[ok[found]])
     if validation is not None and any(map(len, validating)):
         raise UsageError(
@@ -141,7 +139,8 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
     if len(sorted_once(trained)) < len(trained):
         values, counts = np.unique(trained, return_counts=True)
         row = int(values[counts > 1][0])
-        both = " and ".join(repr(name) for name, own in train.items() if row in own)
+        owners = [repr(name) for name, own in train.items() if row in own]
+        both = " and ".join(owners)
         raise UsageError(
             f"Row {row} is given to {both}.",
             "Assign each training row to one client.",
@@ -151,14 +150,16 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
         notes.append(
             f"{lost:,} of {len(trained):,} rows are unreadable or removed (ok = 0) and left out"
         )
-    of_test = int((columns.split[trained[ok[trained]]] == TEST).sum())
+    readable = trained[ok[trained]]
+    of_test = int((columns.split[readable] == TEST).sum())
     if of_test:
         rows_are = "rows of the test split are"
         if of_test == 1:
             rows_are = "row of the test split is"
         notes.append(f"{of_test:,} {rows_are} used for training, as given")
-    left = np.flatnonzero(ok & (columns.split == TEST))
-    common = left[~is_among(left, np.concatenate([trained, *validating]))]
+    test_split = np.flatnonzero(ok & (columns.split == TEST))
+    used = np.concatenate([trained, *validating])
+    common = test_split[~is_among(test_split, used)]
     chosen = [t for t in tests.values() if t is not None]
     if len(chosen) == len(tests):
         common = sorted_once(np.concatenate(chosen))
@@ -171,10 +172,9 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
         else:
             tested = tested[ok[tested]]
         made.append(Client(name, own[ok[own]], tested))
-    known = int(ok.sum())
     held = np.zeros(rows, bool)
-    for used in (trained, common, *validating):
-        held[used] = True
+    held[used] = True
+    held[common] = True
     args: dict[str, Value] = {}
     table = ClientTable.of(made, common)
     if any(map(len, validating)):
@@ -183,7 +183,8 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
         how = VALIDATION_ARGUMENT.check(validation)
         assert isinstance(how, float | str)
         args["validation"] = how
-        table = with_validation(table, how, columns, range(len(columns.domains)), None, own=False)
+        domains = range(len(columns.domains))
+        table = with_validation(table, how, columns, domains, None, own=False)
     return Partition(
         scheme=NAME,
         args=args,
@@ -191,7 +192,7 @@ def of_rows(columns: Columns, clients: Mapping[str, Any], validation: object = N
         clients=table,
         test=common,
         dataset=columns.digest,
-        pool=known,
+        pool=int(ok.sum()),
         dropped=int((ok & ~held).sum()),
         notes=tuple(notes),
     )
@@ -207,11 +208,9 @@ def _parts(name: str, held: Any) -> tuple[Any, Any, Any]:
                 'Expected "train", and optionally "test" and "validation".',
             )
         return held["train"], held.get("test"), held.get("validation")
-    if (
-        isinstance(held, tuple)
-        and len(held) == 2
-        and not any(isinstance(part, int | np.integer) for part in held)
-    ):
+    is_pair = isinstance(held, tuple) and len(held) == 2
+    # A pair of numbers is two training rows, not two lists of rows.
+    if is_pair and not any(isinstance(part, int | np.integer) for part in held):
         return (*held, None)
     return held, None, None
 

@@ -10,6 +10,7 @@ to ``test``: in every client, or once in the file if all clients share these row
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -23,7 +24,6 @@ from fedcache.federate.partition.client_table import (
     MatchedLists,
     NumberedNames,
     RowLists,
-    TestLists,
     Validation,
     in_decimal,
     is_among,
@@ -53,7 +53,7 @@ def corrupt(origin: str, problem: str) -> FedcacheError:
 
 
 def read_json(raw: memoryview, origin: str) -> object:
-    """The JSON value in a file's bytes. Raises CorruptionError, when there are too many or they are not JSON."""
+    """The JSON value in a file's bytes. Raises CorruptionError for too many bytes, and for other text than JSON."""
     size = len(raw)
     if size > LARGEST_FILE:
         raise corrupt(
@@ -113,13 +113,14 @@ def read_payload(payload: object, origin: str) -> tuple[Content, Arrays]:
     elif not per_client:
         arrays["validation"] = _row_list(payload["validation"], "validation", origin)
     for name, rows in held.items():
-        lists_of = RowLists.of(rows)
-        arrays[name] = lists_of.rows
-        arrays[f"{name}_sizes"] = lists_of.sizes
+        joined = RowLists.of(rows)
+        arrays[name] = joined.rows
+        arrays[f"{name}_sizes"] = joined.sizes
     return content, arrays
 
 
 def _row_list(value: object, where: str, origin: str) -> np.ndarray:
+    """A JSON list of rows as int64. Raises CorruptionError, naming ``where`` it is in the file."""
     if not isinstance(value, list):
         raise corrupt(origin, f"{where} should be a list of rows")
     for row in value:  # type() and not isinstance(): True is an int to Python
@@ -165,12 +166,10 @@ def words_of(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_text(value: object, longest: int = 255) -> bool:
-    # JSON can spell half a surrogate pair, which no file can be written in.
-    return (
-        isinstance(value, str)
-        and 0 < len(value) <= longest
-        and not any("\ud800" <= c <= "\udfff" for c in value)
-    )
+    # JSON can contain half of a surrogate pair, which cannot be written to a file.
+    if not isinstance(value, str) or not 0 < len(value) <= longest:
+        return False
+    return not any("\ud800" <= c <= "\udfff" for c in value)
 
 
 def _is_count(value: object) -> bool:
@@ -182,19 +181,16 @@ def _is_value(value: object) -> bool:
     if isinstance(value, list):
         return bool(value) and all(_is_text(name) for name in value)
     if isinstance(value, float):
-        return value == value and abs(value) != float("inf")
-    return (
-        value is None
-        or isinstance(value, bool)
-        or _is_text(value)
-        or (type(value) is int and abs(value) < 2**63)
-    )
+        return math.isfinite(value)
+    if value is None or isinstance(value, bool):
+        return True
+    return _is_text(value) or (type(value) is int and abs(value) < 2**63)
 
 
 def _is_args(value: object) -> bool:
-    return isinstance(value, dict) and all(
-        _is_text(k, 64) and _is_value(v) for k, v in value.items()
-    )
+    if not isinstance(value, dict):
+        return False
+    return all(_is_text(k, 64) and _is_value(v) for k, v in value.items())
 
 
 def _is_scheme(value: object) -> bool:
@@ -263,14 +259,12 @@ def arrays_of(table: ClientTable) -> dict[str, np.ndarray]:
     if table.shares.all():
         return arrays
     if isinstance(tests, RowLists):
-        return {
-            **arrays,
-            "own": tests.rows,
-            "own_sizes": tests.sizes,
-            "shares": table.shares.view(np.uint8),
-        }
-    rule = {"order": tests.order, "starts": tests.starts, "taken": tests.taken}
-    return {**arrays, **rule, "classes": tests.classes.rows, "classes_sizes": tests.classes.sizes}
+        arrays |= {"own": tests.rows, "own_sizes": tests.sizes}
+        arrays["shares"] = table.shares.view(np.uint8)
+    else:
+        arrays |= {"order": tests.order, "starts": tests.starts, "taken": tests.taken}
+        arrays |= {"classes": tests.classes.rows, "classes_sizes": tests.classes.sizes}
+    return arrays
 
 
 def clients_of(table: ClientTable) -> dict[str, Any]:
@@ -302,54 +296,56 @@ def decode(content: Content, arrays: Arrays, origin: str) -> dict[str, Any]:
     names = clients["names"]
     if type(count) is not int:
         raise corrupt(origin, "the count of clients should be an integer")
-    if names is not None and not (
-        isinstance(names, list) and len(names) == count and all(map(_is_text, names))
-    ):
+    is_named = isinstance(names, list) and len(names) == count and all(map(_is_text, names))
+    if names is not None and not is_named:
         raise corrupt(origin, f"names should be {count} names of 1 to 255 characters")
-    if (
-        arrays.keys() - _VALIDATION_ARRAYS not in _FORMS
-        or ("validation" in arrays) != (content["schema"] == WITH_VALIDATION)
-        or ("validation_sizes" in arrays and "validation" not in arrays)
-    ):
+    has_validation = "validation" in arrays
+    expects_validation = content["schema"] == WITH_VALIDATION
+    is_complete = has_validation == expects_validation
+    if "validation_sizes" in arrays and not has_validation:
+        is_complete = False
+    if not is_complete or arrays.keys() - _VALIDATION_ARRAYS not in _FORMS:
         found = ", ".join(sorted(arrays))[:80]
         raise corrupt(origin, f"its arrays are {found or 'none'}")
-    called: Sequence[str] = NumberedNames(count)
+    client_names: Sequence[str] = NumberedNames(count)
     if names is not None:
-        called = NumberedNames.recognise(names)
+        client_names = NumberedNames.recognise(names)
     train = _lists(arrays, "train", count, origin)
     test = _rows(arrays, "test", origin)
     validation = None
     if "validation_sizes" in arrays:
         validation = Validation.of_clients(_lists(arrays, "validation", count, origin))
-    elif "validation" in arrays:
+    elif has_validation:
         validation = Validation(_rows(arrays, "validation", origin), None)
     if "own" in arrays:
         own = _lists(arrays, "own", count, origin)
         shares = arrays["shares"].astype(bool)
         if len(shares) != count or own.sizes[shares].any():
             raise corrupt(origin, f"shares should be {count} numbers, 0 for clients with own rows")
-        table = ClientTable(called, train, test, shares, own, validation)
+        table = ClientTable(client_names, train, test, shares, own, validation)
     else:
         rule = None
         if "order" in arrays:
             rule = _matched(arrays, count, origin)
-        table = ClientTable.dealt(called, train, test, rule, validation)
+        table = ClientTable.dealt(client_names, train, test, rule, validation)
     return {**words_of(content), "clients": table, "test": test}
 
 
-def _matched(arrays: Mapping[str, np.ndarray], count: int, origin: str) -> MatchedLists:
+def _matched(arrays: Arrays, count: int, origin: str) -> MatchedLists:
     """The rule of test rows. Raises CorruptionError for one that does not give every client a set of rows."""
     order = _rows(arrays, "order", origin)
     classes = _lists(arrays, "classes", count, origin)
     starts = _rows(arrays, "starts", origin)
     taken = _rows(arrays, "taken", origin)
     sizes = np.diff(starts)
-    if not (len(starts) and starts[0] == 0 and starts[-1] == len(order) and (sizes >= 0).all()):
+    spans_order = len(starts) and starts[0] == 0 and starts[-1] == len(order)
+    if not spans_order or (sizes < 0).any():
         raise corrupt(origin, f"starts should ascend from 0 to {len(order)}")
     falls = np.diff(classes.rows) <= 0
     # Between the lists of two clients the numbers may fall.
     borders = classes.ends[1:-1]
-    falls[borders[(borders > 0) & (borders < len(classes.rows))] - 1] = False
+    borders = borders[(borders > 0) & (borders < len(classes.rows))]
+    falls[borders - 1] = False
     if falls.any() or (classes.rows >= len(sizes)).any():
         raise corrupt(origin, f"classes should ascend for each client and be below {len(sizes)}")
     if len(taken) != len(classes.rows) or (taken > sizes[classes.rows]).any():
@@ -362,29 +358,27 @@ def _matched(arrays: Mapping[str, np.ndarray], count: int, origin: str) -> Match
     return MatchedLists(order, starts, classes, taken)
 
 
-def _rows(arrays: Mapping[str, np.ndarray], name: str, origin: str) -> np.ndarray:
+def _rows(arrays: Arrays, name: str, origin: str) -> np.ndarray:
     """int64 copy of an array of rows."""
     rows = arrays[name]
-    if len(rows) and int(rows.max()) >= LARGEST_ROW:
-        raise _bad_row(origin, name, int(rows.max()))
+    largest = int(rows.max(initial=0))
+    if largest >= LARGEST_ROW:
+        raise _bad_row(origin, name, largest)
     return rows.astype(np.int64)
 
 
-def _lists(arrays: Mapping[str, np.ndarray], name: str, count: int, origin: str) -> RowLists:
+def _lists(arrays: Arrays, name: str, count: int, origin: str) -> RowLists:
     """The rows of an array in lists of the sizes in the array ``NAME_sizes``."""
     rows = _rows(arrays, name, origin)
     sizes = arrays[f"{name}_sizes"]
     # Each size is limited before the sum is taken, so that the sum cannot overflow.
-    if (
-        len(sizes) != count
-        or (sizes > len(rows)).any()
-        or int(sizes.sum(dtype=np.int64)) != len(rows)
-    ):
+    is_limited = len(sizes) == count and not (sizes > len(rows)).any()
+    if not is_limited or int(sizes.sum(dtype=np.int64)) != len(rows):
         raise corrupt(origin, f"{name}_sizes should be {count} numbers with the sum {len(rows)}")
     return RowLists.of_sizes(rows, sizes.astype(np.int64))
 
 
-# The canonical JSON of a partition, in parts of bounded size. The digest is taken of it.
+# The canonical JSON of a partition, in parts of bounded size. The digest is the sha256 of this JSON.
 
 
 PART = 1 << 14
@@ -435,7 +429,8 @@ def _blocks(table: ClientTable) -> Iterator[tuple[int, int]]:
     rows = np.cumsum(sizes)
     start = 0
     while start < len(table):
-        fits = int(np.searchsorted(rows, ROWS + rows[start] - sizes[start], "right"))
+        before = rows[start] - sizes[start]
+        fits = int(np.searchsorted(rows, before + ROWS, "right"))
         stop = min(start + PART, max(start + 1, fits))
         yield start, stop
         start = stop
@@ -477,7 +472,7 @@ def _clients_json(table: ClientTable) -> Iterator[bytes]:
 
 
 def not_rows(clients: Sequence[ClientRows], test: np.ndarray) -> str | None:
-    """The first array that is no list of rows, in words; None if all are."""
+    """In words, the first array that is not a list of rows; None if all are lists of rows."""
     if not len(clients):
         return "it has no clients"
     lists = [("the global test rows", test)]
@@ -541,13 +536,6 @@ def _problem_of_validation(table: ClientTable, held: Validation) -> str | None:
     return None
 
 
-def _held(tests: TestLists) -> np.ndarray:
-    """The array with the rows of all lists."""
-    if isinstance(tests, RowLists):
-        return tests.rows
-    return tests.order
-
-
 def _out_of_order(lists: RowLists) -> int | None:
     """The number of the first list that is not ascending and non-negative; None if all are."""
     wrong = np.diff(lists.rows, prepend=-1) <= 0
@@ -569,14 +557,14 @@ def beyond(table: ClientTable, rows: int) -> str | None:
         if last and last[0] >= rows:
             return f"{name} holds {last[0]}"
     for lists in (table.train, table.tests):
-        held = _held(lists)
-        far = np.flatnonzero(held >= rows)
-        if not len(far):
-            continue
         if isinstance(lists, MatchedLists):
-            row = held[far].max()
-            return f"the test rows of the clients contain {row}"
-        client = table.names[int(np.searchsorted(lists.ends, far[0], "right")) - 1]
-        row = held[far[0]]
-        return f"client {client!r} holds {row}"
+            row = lists.order.max(initial=-1)
+            if row >= rows:
+                return f"the test rows of the clients contain {row}"
+            continue
+        far = np.flatnonzero(lists.rows >= rows)
+        if len(far):
+            place = int(np.searchsorted(lists.ends, far[0], "right")) - 1
+            row = lists.rows[far[0]]
+            return f"client {table.names[place]!r} holds {row}"
     return None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedcache.errors import UsageError, shell_word, unknown
-from fedcache.federate.partition.client_table import RowLists, sorted_once
+from fedcache.federate.partition.client_table import NumberedNames, RowLists, sorted_once
 from fedcache.federate.partition.scheme import (
     DOMAIN,
     Argument,
@@ -42,7 +42,7 @@ OF_INSIDE = ("clients", "alpha", "shards", "shots")
 
 
 def two_test_sets(tests: Value) -> UsageError:
-    """The refusal of a held-out domain together with a rule for test rows."""
+    """The error for held-out values together with a rule for test rows."""
     return UsageError(
         f"hold_out and tests {tests} both define the test set.",
         "Leave one of them out.",
@@ -69,22 +69,27 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
             f"{first} is an argument of a scheme inside every value of {by}, but no scheme was given.",
             f"--by {shell_word(by)} --scheme {schemes}; without {first} every value is one client",
         )
-    # A given ``within`` cannot be told from the default here; ``with_column`` refuses it.
+    # A given ``within`` looks like the default here; ``with_column`` refuses it.
     if args["hold_out"] is not None and args["tests"] != "within":
         raise two_test_sets(args["tests"])
     group = pool.columns.sorted_by(by)
     notes = []
     if args["unlabelled"] == "drop":
-        known = pool.columns.label >= 0
-        lost = int((~known[pool.train]).sum() + (~known[pool.test]).sum())
+        label = pool.columns.label
+        train = pool.train[label[pool.train] >= 0]
+        test = pool.test[label[pool.test] >= 0]
+        lost = len(pool.train) - len(train) + len(pool.test) - len(test)
         if lost:
             notes.append(f"{lost:,} rows without a label are left out")
-        pool = replace(pool, train=pool.train[known[pool.train]], test=pool.test[known[pool.test]])
-    everybody = np.sort(np.concatenate([pool.train, pool.test]))
+        pool = replace(pool, train=train, test=test)
+    all_rows = np.sort(np.concatenate([pool.train, pool.test]))
     rows = pool.train
     tests = pool.test
-    if args["rows"] == "all" or (args["rows"] == "auto" and args["hold_out"] is not None):
-        rows = everybody
+    trains_on_all = args["rows"] == "all"
+    if args["rows"] == "auto":
+        trains_on_all = args["hold_out"] is not None
+    if trains_on_all:
+        rows = all_rows
         tests = pool.test[:0]
     without = int((group.codes[rows] < 0).sum())
     if without:
@@ -92,7 +97,7 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     held = held_out_codes(group, by, args["hold_out"])
     common: np.ndarray | None = None
     if held is not None:
-        common = everybody[np.isin(group.codes[everybody], held)]
+        common = all_rows[np.isin(group.codes[all_rows], held)]
         if not len(common):
             values = args["hold_out"]
             raise UsageError(
@@ -102,16 +107,16 @@ def deal_natural(pool: RowPool, args: Values, streams: Streams) -> Dealt:
         tests = tests[~np.isin(group.codes[tests], held)]
     members = members_of(group, rows, tests)
     if args["tests"] == "held-out-clients":
-        members, common, note = _without_some(members, everybody, group, args, streams)
+        members, common, note = _hold_out_clients(members, all_rows, group, args, streams)
         notes.append(note)
     within = args["tests"] == "within" and common is None
     if within:
         members, more_notes = _with_own_tests(members, pool)
         notes += more_notes
-    members, more_notes = _large_enough(members, args, streams, within=within)
+    members, more_notes = _keep_large(members, args, streams, within=within)
     notes += more_notes
     if args["inside"] is not None:
-        return _divided(members, pool, args, streams, notes, common, within=within)
+        return _assign_inside(members, pool, args, streams, notes, common, within=within)
     made = Dealt(members.train, None, members.words, notes, common=common, pool=rows)
     if within:
         return replace(made, test=members.test, common=sorted_once(members.test.rows))
@@ -136,43 +141,42 @@ def held_out_codes(group: Group, by: str, values: Value) -> np.ndarray | None:
 
 def members_of(group: Group, rows: np.ndarray, tests: np.ndarray) -> Members:
     """The rows of each value; values without a training row are left out."""
-    train = _by_code(group.codes, rows, len(group.words))
-    test = _by_code(group.codes, tests, len(group.words))
-    return _taken(Members(group.words, train, test), np.flatnonzero(train.sizes > 0))
+    train = _rows_by_code(group.codes, rows, len(group.words))
+    test = _rows_by_code(group.codes, tests, len(group.words))
+    members = Members(group.words, train, test)
+    return _selected(members, np.flatnonzero(train.sizes > 0))
 
 
-def _by_code(codes: np.ndarray, rows: np.ndarray, count: int) -> RowLists:
+def _rows_by_code(codes: np.ndarray, rows: np.ndarray, count: int) -> RowLists:
     """A list of ``rows`` for each of ``count`` codes, in stored order; rows without a value are in no list."""
     known = rows[codes[rows] >= 0]
-    own = codes[known]
-    return RowLists.of_sizes(
-        known[np.argsort(own, kind="stable")], np.bincount(own, minlength=count)
-    )
+    return RowLists.by_owner(known, codes[known], count)
 
 
-def _taken(members: Members, which: np.ndarray) -> Members:
+def _selected(members: Members, which: np.ndarray) -> Members:
+    """The members at these places."""
     words = tuple(members.words[i] for i in which.tolist())
     return Members(words, members.train.take(which), members.test.take(which))
 
 
-def _without_some(
-    members: Members, everybody: np.ndarray, group: Group, args: Values, streams: Streams
+def _hold_out_clients(
+    members: Members, all_rows: np.ndarray, group: Group, args: Values, streams: Streams
 ) -> tuple[Members, np.ndarray, str]:
     """The members without a drawn share of them, all rows of that share as the test set, and a note."""
     count = len(members.words)
     share = number_of(args, "held_out_share")
-    away = min(count - 1, max(1, round(share * count)))
-    if away < 1:
+    taken = min(count - 1, max(1, round(share * count)))
+    if taken < 1:
         raise UsageError(
             f"Scheme natural: {count} client cannot be divided into training and test clients.",
             "To test every client on its own rows: --tests within",
         )
-    drawn = np.sort(streams("held-out clients").permutation(count)[:away])
-    gone = {members.words[i] for i in drawn.tolist()}
-    codes = np.array([i for i, word in enumerate(group.words) if word in gone])
-    common = everybody[np.isin(group.codes[everybody], codes)]
-    kept = _taken(members, np.setdiff1d(np.arange(count), drawn))
-    note = f"{away:,} of {count:,} clients do not train; all their rows are the test set"
+    drawn = np.sort(streams("held-out clients").permutation(count)[:taken])
+    held_out_words = {members.words[i] for i in drawn.tolist()}
+    codes = np.array([i for i, word in enumerate(group.words) if word in held_out_words])
+    common = all_rows[np.isin(group.codes[all_rows], codes)]
+    kept = _selected(members, np.setdiff1d(np.arange(count), drawn))
+    note = f"{taken:,} of {count:,} clients do not train; all their rows are the test set"
     return kept, common, note
 
 
@@ -182,57 +186,52 @@ def _with_own_tests(members: Members, pool: RowPool) -> tuple[Members, list[str]
     For members without test rows, the fifth of each class with the smallest uids is held out. A member with a single
     row is left out, because it has no row for a test.
     """
-    bare = members.test.sizes == 0
+    untested = members.test.sizes == 0
     notes = []
-    if bare.any():
+    if untested.any():
         columns = pool.columns
         owner = members.train.owner
-        mine = np.flatnonzero(bare[owner])
+        places = np.flatnonzero(untested[owner])
         chosen = np.zeros(len(owner), bool)
-        rows = members.train.rows[mine]
-        chosen[mine] = held_out(
-            columns.label[rows], owner[mine], columns.uid[rows], np.ones(len(rows), bool)
-        )
+        rows = members.train.rows[places]
+        usable = np.ones(len(rows), bool)
+        chosen[places] = held_out(columns.label[rows], owner[places], columns.uid[rows], usable)
         # With few rows of each class, a fifth can be no row. Then the row with the smallest uid is held out.
-        lacking = bare & (members.train.sizes > 1)
+        lacking = untested & (members.train.sizes > 1)
         lacking[owner[chosen]] = False
-        mine = np.flatnonzero(lacking[owner])
-        rows = members.train.rows[mine]
+        places = np.flatnonzero(lacking[owner])
+        rows = members.train.rows[places]
         one_class = np.zeros(len(rows), np.int32)
-        chosen[mine] = held_out(
-            one_class, owner[mine], columns.uid[rows], np.ones(len(rows), bool), most=1
-        )
-        count = len(bare)
-        train = RowLists.of_sizes(
-            members.train.rows[~chosen], np.bincount(owner[~chosen], minlength=count)
-        )
+        usable = np.ones(len(rows), bool)
+        chosen[places] = held_out(one_class, owner[places], columns.uid[rows], usable, most=1)
+        count = len(untested)
+        sizes = np.bincount(owner[~chosen], minlength=count)
+        train = RowLists.of_sizes(members.train.rows[~chosen], sizes)
         # The held-out rows follow the test rows of their member.
-        given = members.test
-        of = np.concatenate([given.owner, owner[chosen]])
-        order = np.argsort(of, kind="stable")
-        rows = np.concatenate([given.rows, members.train.rows[chosen]])[order]
-        test = RowLists.of_sizes(rows, np.bincount(of, minlength=count))
+        rows = np.concatenate([members.test.rows, members.train.rows[chosen]])
+        of_tests = np.concatenate([members.test.owner, owner[chosen]])
+        test = RowLists.by_owner(rows, of_tests, count)
         members = Members(members.words, train, test)
-        drawn = int((test.sizes[bare] > 0).sum())
+        drawn = int((test.sizes[untested] > 0).sum())
         if drawn:
             notes.append(
                 f"{drawn:,} of {count:,} clients without rows of the test split: a fifth of each class is held out"
             )
     single = members.test.sizes == 0
-    lost = int(single.sum())
-    if lost:
-        many = f"{lost:,} of {len(single):,} clients"
+    dropped = int(single.sum())
+    if dropped:
+        many = f"{dropped:,} of {len(single):,} clients"
         notes.append(
             f"{many} left out, because one row cannot be split into training and test rows"
         )
-        members = _taken(members, np.flatnonzero(~single))
+        members = _selected(members, np.flatnonzero(~single))
     return members, notes
 
 
-def _large_enough(
+def _keep_large(
     members: Members, args: Values, streams: Streams, *, within: bool
 ) -> tuple[Members, list[str]]:
-    """Members with at least ``min_rows`` rows, of which ``max_clients`` are drawn, and notes."""
+    """Members with at least ``min_rows`` rows, and notes. Of more than ``max_clients`` members, as many are drawn."""
     notes = []
     least = count_of(args, "min_rows")
     sizes = members.train.sizes
@@ -249,7 +248,8 @@ def _large_enough(
         why = f"Scheme natural: no client has {least:,} rows or more; the largest has {most:,}."
         raise NATURAL.infeasible(args, why, {"min_rows": most})
     if len(enough) < len(sizes):
-        small = [members.words[i] for i in np.flatnonzero(sizes < least)[:NAMED].tolist()]
+        places = np.flatnonzero(sizes < least)[:NAMED]
+        small = [members.words[i] for i in places.tolist()]
         left_out = len(sizes) - len(enough)
         named = ", ".join(small)
         if left_out > len(small):
@@ -262,11 +262,11 @@ def _large_enough(
         notes.append(f"{most_clients:,} of {len(enough):,} clients are drawn")
         enough = np.sort(streams("clients").permutation(enough)[:most_clients])
     if len(enough) < len(sizes):
-        members = _taken(members, enough)
+        members = _selected(members, enough)
     return members, notes
 
 
-def _divided(
+def _assign_inside(
     members: Members,
     pool: RowPool,
     args: Values,
@@ -291,12 +291,13 @@ def _divided(
                 "Leave out rows without a label:  --option unlabelled=drop",
             )
         values = scheme.resolve({**given, "domain": None})
-        # Every value has its own random streams, so that one more value changes no other draw.
+        # Every value has its own random streams, so that an additional value changes no other draw.
         sub = replace(pool, train=np.sort(own), dealt=own, notes=[])
         if within:
             sub = replace(sub, test=np.sort(tested))
+        own_streams = Streams(streams.seed, f"{NAME}/{scheme.name}/{word}")
         try:
-            dealt = scheme.deal(sub, values, Streams(streams.seed, f"{NAME}/{scheme.name}/{word}"))
+            dealt = scheme.deal(sub, values, own_streams)
         except InfeasibleError as error:
             # Only arguments of ``OF_INSIDE`` can be set, so advice with ``fill`` cannot be followed.
             instead: dict[str, Value] = {}
@@ -304,9 +305,8 @@ def _divided(
                 instead = {key: v for key, v in error.instead.items() if key in OF_INSIDE}
             raise NATURAL.infeasible(args, f"{word}: {error.message}", instead) from error
         count = len(dealt.train)
-        digits = len(str(count - 1))
-        of = dealt.names or [f"client-{i:0{digits}d}" for i in range(count)]
-        names += [f"{word}/{name}" for name in of]
+        own_names = dealt.names or NumberedNames(count)
+        names += [f"{word}/{name}" for name in own_names]
         train += list(dealt.train)
         if within:
             test += dealt.test or [sub.test] * count

@@ -45,6 +45,7 @@ from fedcache.federate.partition.scheme import (
     Scheme,
     Streams,
     Value,
+    Values,
     checked_seed,
     make_pool,
 )
@@ -192,8 +193,11 @@ class Partition:
 
     def _words(self) -> dict[str, Any]:
         """All fields except clients, test rows and digest, as ``json_file`` describes them."""
+        schema = json_file.SCHEMA
+        if self.validation is not None:
+            schema = json_file.WITH_VALIDATION
         return {
-            "schema": json_file.SCHEMAS[self.validation is not None],
+            "schema": schema,
             "scheme": self.scheme,
             "args": as_lists(self.args),
             "seed": self.seed,
@@ -287,7 +291,8 @@ class Partition:
         return f"Partition({self.summary()})"
 
     def _repr_html_(self) -> str:
-        rows = [(c.name, len(c.train), len(c.test)) for c in self.table[:SHOWN]]
+        shown = self.table[:SHOWN]
+        rows = [(client.name, len(client.train), len(client.test)) for client in shown]
         return html_table(self.summary(), ("client", "training rows", "test rows"), rows)
 
     def default_name(self) -> str:
@@ -306,21 +311,23 @@ class Partition:
         train = self.table.train.first(most)
         classes = len(columns.classes)
         label = columns.label[train.rows]
-        place = train.owner.astype(np.int64)[label >= 0] * classes + label[label >= 0]
-        return np.bincount(place, minlength=len(train) * classes).reshape(len(train), classes)
+        known = label >= 0
+        place = train.owner.astype(np.int64)[known] * classes + label[known]
+        counts = np.bincount(place, minlength=len(train) * classes)
+        return counts.reshape(len(train), classes)
 
     def describe(self, columns: Columns, most: int | None = None) -> list[ClientRow]:
         """One line for each of the first ``most`` clients: rows, test rows, classes owned, rows of each class."""
-        t = self.table
+        table = self.table
         counts = self.counts(columns, most)
         described = len(counts)
-        validation = np.zeros(len(t), np.int64)
-        if t.for_validation is not None:
-            validation = t.for_validation.test_sizes
-        sizes = np.stack([t.train_sizes, t.test_sizes, validation], 1)[:described].tolist()
+        validation = np.zeros(len(table), np.int64)
+        if table.for_validation is not None:
+            validation = table.for_validation.test_sizes
+        sizes = np.stack([table.train_sizes, table.test_sizes, validation], 1)
         lines = []
         for name, (train, test, held), own in zip(
-            t.names[:described], sizes, counts.tolist(), strict=True
+            table.names[:described], sizes[:described].tolist(), counts.tolist(), strict=True
         ):
             owned = len(own) - own.count(0)
             lines.append(ClientRow(name, train, test, owned, tuple(own), held))
@@ -340,11 +347,11 @@ class Partition:
         ]
         held = self.table.validation
         if held is not None:
-            how = self.args.get("validation")
-            of = f"taken from the training rows (share {how})"
-            if how == OWN_SPLIT:
-                of = "of the dataset's own split"
-            parts.append(f"{len(held.rows)} validation rows {of}")
+            requested = self.args.get("validation")
+            source = f"taken from the training rows (share {requested})"
+            if requested == OWN_SPLIT:
+                source = "of the dataset's own split"
+            parts.append(f"{len(held.rows)} validation rows {source}")
             if held.own is not None and not held.own.sizes.all():
                 none = int((held.own.sizes == 0).sum())
                 parts[-1] += f", {none} clients have none"
@@ -370,17 +377,17 @@ def make(scheme: str, columns: Columns, *, seed: int = 0, **args: object) -> Par
     """
     if scheme not in SCHEMES:
         raise unknown("partition scheme", scheme, [*SCHEMES, *plugins("partitions")])
-    how = SCHEMES[scheme]
-    values = how.resolve(args)
+    chosen = SCHEMES[scheme]
+    values = chosen.resolve(args)
     seed = checked_seed(seed)
     try:
-        return _deal(how, columns, values, seed, advise=True)
+        return _deal(chosen, columns, values, seed, advise=True)
     except InfeasibleError as error:
-        raise _tried(error, how, columns, values, seed) from error
+        raise _with_working_advice(error, chosen, columns, values, seed) from error
 
 
-def _tried(
-    error: InfeasibleError, how: Scheme, columns: Columns, values: Mapping[str, Value], seed: int
+def _with_working_advice(
+    error: InfeasibleError, scheme: Scheme, columns: Columns, values: Values, seed: int
 ) -> FedcacheError:
     """The error with advice that works, or another error if no other arguments help.
 
@@ -390,31 +397,31 @@ def _tried(
     message = error.message
     if error.instead:
         try:
-            instead = _followed(how, columns, values, error.instead, seed)
+            instead = _working_arguments(scheme, columns, values, error.instead, seed)
         except InfeasibleError as refused:
             if refused.message != message:
                 message = f"{message} {refused.message}"
         except FedcacheError as other:
             return other
         else:
-            if instead == error.instead and (not seed or SEED in error.hint):
+            is_complete = not seed or SEED in error.hint
+            if instead == error.instead and is_complete:
                 return error
-            return _advising(message, how, values, instead, seed)
-    if how is NATURAL and values["inside"] is not None:
+            return _with_command(message, scheme, values, instead, seed)
+    if scheme is NATURAL and values["inside"] is not None:
         message = f"{message} No other number works for every value of {values['by']}."
         whole: dict[str, Value] = dict.fromkeys(("inside", *OF_INSIDE))
         with suppress(FedcacheError):
-            _deal(how, columns, {**values, **whole}, seed)
-            return _advising(
-                f"{message} Without --scheme, each value is one client.", how, values, whole, seed
-            )
+            _deal(scheme, columns, {**values, **whole}, seed)
+            message_of_whole = f"{message} Without --scheme, each value is one client."
+            return _with_command(message_of_whole, scheme, values, whole, seed)
         return InfeasibleError(message, "See how many rows each value has:  fedcache inspect")
     if error.hint and not error.instead:
         return error
     domain = values["domain"]
     assert domain is None or isinstance(domain, tuple)
     given: dict[str, Value] = {"domain": domain}
-    if all(a.name != "clients" for a in how.arguments) and len(domain or columns.domains) < 2:
+    if not scheme.has("clients") and len(domain or columns.domains) < 2:
         simpler = SCHEMES["label-shift"]
         what = "Divide the rows of one domain among several clients instead"
     else:
@@ -422,7 +429,8 @@ def _tried(
         what = "Divide the rows evenly instead"
         given["clients"] = values.get("clients") or len(columns.domains)
     try:
-        command = simpler.command(_followed(simpler, columns, simpler.resolve(given), given, seed))
+        found = _working_arguments(simpler, columns, simpler.resolve(given), given, seed)
+        command = simpler.command(found)
     except FedcacheError as refused:
         if refused.hint:
             return refused
@@ -430,11 +438,11 @@ def _tried(
     return InfeasibleError(message, f"{what}:  {command} {SEED} {seed}")
 
 
-def _followed(
-    how: Scheme,
+def _working_arguments(
+    scheme: Scheme,
     columns: Columns,
-    values: Mapping[str, Value],
-    instead: Mapping[str, Value],
+    values: Values,
+    instead: Values,
     seed: int,
 ) -> dict[str, Value]:
     """Arguments that work instead of some ``values``, found by following the advice of one error after another.
@@ -444,7 +452,7 @@ def _followed(
     found = dict(instead)
     for _ in range(MOST_TRIED):
         try:
-            _deal(how, columns, {**values, **found}, seed)
+            _deal(scheme, columns, {**values, **found}, seed)
         except InfeasibleError as refused:
             if refused.instead.items() <= found.items():
                 raise
@@ -454,71 +462,82 @@ def _followed(
     raise InfeasibleError("No other arguments work.", "")
 
 
-def _advising(
-    message: str, how: Scheme, values: Mapping[str, Value], instead: Mapping[str, Value], seed: int
+def _with_command(
+    message: str,
+    scheme: Scheme,
+    values: Values,
+    instead: Values,
+    seed: int,
 ) -> InfeasibleError:
     """The error with the command of arguments that work."""
-    command = how.command({**values, **instead})
+    command = scheme.command({**values, **instead})
     return InfeasibleError(message, f"{command} {SEED} {seed}", instead)
 
 
 def _with_remedy(
     notes: Sequence[str],
     enough: int,
-    how: Scheme,
+    scheme: Scheme,
     columns: Columns,
-    values: Mapping[str, Value],
+    values: Values,
     seed: int,
 ) -> list[str]:
-    """The notes with a remedy in the last one about too few rows: arguments that work, or more rows.
+    """The notes, with a remedy in the last note about too few rows: arguments that work, or more rows.
 
     Args:
         notes: of the partition.
         enough: the largest ``shots`` for which all classes have enough rows, 0 for none.
-        how: the scheme.
+        scheme: of the partition.
         columns: of the dataset.
         values: arguments of the scheme.
         seed: of the partition.
     """
-    inner = how
-    if how is NATURAL:
+    inner = scheme
+    if scheme is NATURAL:
         inner = SCHEMES[str(values["inside"])]
     remedy = "extract more images"
-    if any(a.name == "clients" for a in inner.arguments):
+    if inner.has("clients"):
         remedy += ", or use fewer --clients"
     # Validation rows are taken later, so they change neither the assigned rows nor the notes.
     values = {**values, "validation": None}
     if enough:
         with suppress(FedcacheError):
-            found = _followed(how, columns, values, {"shots": enough}, seed)
-            tried = _deal(how, columns, {**values, **found}, seed)
+            found = _working_arguments(scheme, columns, values, {"shots": enough}, seed)
+            tried = _deal(scheme, columns, {**values, **found}, seed)
             # A client with a single training row could not give one for validation.
-            roomy = tried.table.train_sizes.min() > 1
-            if roomy and not any(FEWER in note for note in tried.notes):
-                options = " ".join(
-                    how.argument(name).option(value) for name, value in sorted(found.items())
-                )
+            can_validate = tried.table.train_sizes.min() > 1
+            if can_validate and not any(FEWER in note for note in tried.notes):
+                words = [scheme.argument(name).option(found[name]) for name in sorted(found)]
+                options = " ".join(words)
                 remedy = f"{options} assigns the requested rows"
-    place = max(i for i, note in enumerate(notes) if FEWER in note)
-    return [*notes[:place], f"{notes[place]}; {remedy}", *notes[place + 1 :]]
+    last = max(i for i, note in enumerate(notes) if FEWER in note)
+    amended = list(notes)
+    amended[last] += f"; {remedy}"
+    return amended
 
 
 def _deal(
-    how: Scheme, columns: Columns, values: Mapping[str, Value], seed: int, *, advise: bool = False
+    scheme: Scheme,
+    columns: Columns,
+    values: Values,
+    seed: int,
+    *,
+    advise: bool = False,
 ) -> Partition:
     """The partition of resolved arguments. Raises as ``make``; the advice of an InfeasibleError is not tried.
 
     With ``advise`` a note about too few rows has a remedy.
     """
-    scheme = how.name
-    streams = Streams(seed, scheme)
+    streams = Streams(seed, scheme.name)
     domain = values["domain"]
     assert domain is None or isinstance(domain, tuple)
     split = TRAIN
     if values.get("pool") == "test":
         split = TEST
-    pool = make_pool(columns, domain, split=split, needs_labels=how.needs_labels, scheme=scheme)
-    dealt = how.deal(pool, values, streams)
+    pool = make_pool(
+        columns, domain, split=split, needs_labels=scheme.needs_labels, scheme=scheme.name
+    )
+    dealt = scheme.deal(pool, values, streams)
     train = RowLists.of(dealt.train).ascending()
     trained = np.zeros(len(columns.label), bool)
     trained[train.rows] = True
@@ -531,7 +550,7 @@ def _deal(
         dealt_from = pool.dealt
     notes = [*pool.notes, *dealt.notes]
     if advise and dealt.enough_shots is not None:
-        notes = _with_remedy(notes, dealt.enough_shots, how, columns, values, seed)
+        notes = _with_remedy(notes, dealt.enough_shots, scheme, columns, values, seed)
     if not len(test) and dealt.test is not None and any(len(rows) for rows in dealt.test):
         test = sorted_once(np.concatenate(dealt.test))
         notes.append(
@@ -539,57 +558,60 @@ def _deal(
         )
     if not len(test):
         raise UsageError(
-            f"Scheme {scheme} needs test rows with ok = 1, but the chosen domains have none.",
+            f"Scheme {scheme.name} needs test rows with ok = 1, but the chosen domains have none.",
             _tests_hint(columns, domain, seed),
         )
     names = dealt.names or NumberedNames(len(train))
-    tests = _tests_of_clients(how, dealt, test, train, columns, streams, values)
+    tests = _tests_of_clients(scheme, dealt, test, train, columns, streams, values)
     clients = ClientTable.dealt(names, train, test, tests)
-    bare = np.flatnonzero(clients.test_sizes == 0)
-    if len(bare):
-        name = names[int(bare[0])]
+    untested = np.flatnonzero(clients.test_sizes == 0)
+    if len(untested):
+        name = names[int(untested[0])]
         raise UsageError(
-            f"Scheme {scheme}: no test row has a class of client {name!r} ({len(bare)} clients are left without test "
-            "rows).",
+            f"Scheme {scheme.name}: no test row has a class of client {name!r} ({len(untested)} clients "
+            "are left without test rows).",
             "Test every client on balanced rows instead: --option test_protocol=balanced",
         )
     # Rows that are in use: trained on, or tested on by some client.
     held = trained
     held[clients.tests.distinct] = True
-    held[test] |= bool(clients.shares.any())
+    if clients.shares.any():
+        held[test] = True
+    dropped = int((~held[dealt_from]).sum())
     if values.get("validation") is not None:
-        clients = _with_validation(clients, how, values, pool)
+        clients = _with_validation(clients, scheme, values, pool)
+    notes += _leaks(columns, train.rows, clients.tested)
     return Partition(
-        scheme=scheme,
+        scheme=scheme.name,
         args=dict(values),
         seed=seed,
         clients=clients,
         test=test,
         dataset=columns.digest,
-        notes=(*notes, *_leaks(columns, train.rows, clients.tested)),
+        notes=tuple(notes),
         pool=len(dealt_from),
-        dropped=int((~held[dealt_from]).sum()),
+        dropped=dropped,
     )
 
 
 def _tests_of_clients(
-    how: Scheme,
+    scheme: Scheme,
     dealt: Dealt,
     test: np.ndarray,
     train: RowLists,
     columns: Columns,
     streams: Streams,
-    values: Mapping[str, Value],
+    values: Values,
 ) -> Sequence[np.ndarray] | None:
     """The clients' test rows: those of the scheme, or chosen by ``test_protocol``; None for the global ones."""
-    if dealt.test is not None and any(rows is not dealt.test[0] for rows in dealt.test):
-        return RowLists.of(dealt.test).ascending()
     if dealt.test is not None:
-        chosen = MatchedLists.alike(dealt.test[0], len(train))
+        first = dealt.test[0]
+        if any(rows is not first for rows in dealt.test):
+            return RowLists.of(dealt.test).ascending()
+        chosen = MatchedLists.alike(first, len(train))
     elif values.get("test_protocol") == "matched":
-        chosen = MatchedLists.of(
-            MatchedTests(test, columns.label, streams("test")), train, columns.label
-        )
+        matched = MatchedTests(test, columns.label, streams("test"))
+        chosen = MatchedLists.of(matched, train, columns.label)
     else:
         return None
     total = int(chosen.sizes.sum())
@@ -597,19 +619,20 @@ def _tests_of_clients(
         fit = MOST_TESTED // len(chosen.order)
         clients = len(train)
         why = (
-            f"Scheme {how.name}: {clients} clients have {total} test rows in all, at most {MOST_TESTED} "
+            f"Scheme {scheme.name}: {clients} clients have {total} test rows in all, at most {MOST_TESTED} "
             f"can be listed for the digest; {fit} clients never have more."
         )
-        raise how.infeasible(values, why, {"clients": fit})
+        raise scheme.infeasible(values, why, {"clients": fit})
     return chosen
 
 
 def _leaks(columns: Columns, trained: np.ndarray, tested: np.ndarray) -> list[str]:
-    """A note if an image is both trained and tested on under two names.
+    """A note if an image is in the store twice, once as a training row and once as a test row.
 
     Digests are compared by their first half, which is fast, and in full if the halves agree.
     """
-    half = np.ascontiguousarray(columns.uid[:, :8]).view(np.uint64)[:, 0]
+    halves = np.ascontiguousarray(columns.uid[:, :8])
+    half = halves.view(np.uint64)[:, 0]
     alike = is_among(half[tested], half[trained])
     if not alike.any():
         return []
@@ -626,31 +649,32 @@ def _leaks(columns: Columns, trained: np.ndarray, tested: np.ndarray) -> list[st
 
 def _tests_hint(columns: Columns, domain: tuple[str, ...] | None, seed: int) -> str:
     """The hint for a dataset without test rows: arguments of label-shift, which takes them from each client."""
-    how = SCHEMES["label-shift"]
+    scheme = SCHEMES["label-shift"]
     given: dict[str, Value] = {"domain": domain}
     try:
-        command = how.command(_followed(how, columns, how.resolve(given), given, seed))
+        found = _working_arguments(scheme, columns, scheme.resolve(given), given, seed)
+        command = scheme.command(found)
     except FedcacheError:
         return "Give the dataset a test split."
     return f"Give the dataset a test split, or take test rows from each client:  {command} {SEED} {seed}"
 
 
 def _with_validation(
-    clients: ClientTable, how: Scheme, values: Mapping[str, Value], pool: RowPool
+    clients: ClientTable, scheme: Scheme, values: Values, pool: RowPool
 ) -> ClientTable:
     """The clients with the requested validation rows."""
     chosen_by = values["validation"]
     columns = pool.columns
     assert isinstance(chosen_by, float | str)
     by = None
-    if how is NATURAL:
+    if scheme is NATURAL:
         by = columns.sorted_by(str(values["by"]))
     own = by is not None and values["inside"] is None and not clients.shares.any()
     return with_validation(clients, chosen_by, columns, pool.domains, by, own=own)
 
 
 def load(path: Path, *, dataset: str | None = None, rows: int | None = None) -> Partition:
-    """As ``Partition.load``."""
+    """Read a partition file, as ``Partition.load``."""
     return Partition.load(path, dataset=dataset, rows=rows)
 
 
@@ -693,9 +717,7 @@ def _checked(
     return partition
 
 
-def with_column(
-    scheme: str | None, arguments: Mapping[str, Value]
-) -> tuple[str | None, dict[str, Value]]:
+def with_column(scheme: str | None, arguments: Values) -> tuple[str | None, dict[str, Value]]:
     """Scheme and arguments for given ones: ``by`` or ``hold_out`` select ``natural``, with another scheme inside.
 
     >>> with_column("dirichlet", {"by": "hospital", "alpha": 0.3})
@@ -706,7 +728,8 @@ def with_column(
     given = dict(arguments)
     if given.get("hold_out") is not None and given.get("tests") is not None:
         raise two_test_sets(given["tests"])
-    if scheme == NATURAL.name or all(given.get(key) is None for key in ("by", "hold_out")):
+    by_column = given.get("by") is not None or given.get("hold_out") is not None
+    if scheme == NATURAL.name or not by_column:
         return scheme, given
     if scheme is not None:
         given["inside"] = scheme

@@ -58,15 +58,15 @@ class Argument:
     choices: tuple[str, ...] = ()  # the values of a choice
     tag: str = ""  # letters that name the argument in a partition's default name
     named: bool = False  # the default name shows the argument even at its default value
-    # a partition does not record the argument at its default, so that partitions of releases without it keep their
-    # digests
+    # whether a partition records the argument only if it is not at its default; such an argument was added in a later
+    # release, and partitions of earlier releases keep their digests
     later: bool = False
 
     def option(self, value: Value | None = None) -> str:
         """The argument on the command line: its own flag, or ``--option name=value``."""
         shown = "VALUE"
         if value is not None:
-            shown = shell_word(_shown(value))
+            shown = shell_word(_as_typed(value))
         if self.name in _FLAGS:
             return f"--{_FLAGS[self.name]} {shown}"
         return f"--option {self.name}={shown}"
@@ -85,7 +85,10 @@ class Argument:
                 return "one or several names"
             case "share":
                 return " or ".join(["a share above 0 and below 1", *self.choices])
-        words = {"int": "an integer", "float": "a number"}[self.kind]
+            case "int":
+                words = "an integer"
+            case _:
+                words = "a number"
         if self.above:
             words += f" above {self.low:,g}"
         elif math.isfinite(self.low):
@@ -125,9 +128,10 @@ class Argument:
                     names = (value,)
                 if not isinstance(names, Sequence) or not names:
                     return None
-                # Numbers are names too, for example years, but True and False are not.
-                if any(isinstance(n, bool) or not isinstance(n, str | int) for n in names):
-                    return None
+                for name in names:
+                    # Numbers are names too, for example years, but True and False are not.
+                    if isinstance(name, bool) or not isinstance(name, str | int):
+                        return None
                 return tuple(map(str, names))
             case "share":
                 if isinstance(value, str) and value in self.choices:
@@ -167,13 +171,17 @@ class Scheme:
     def __post_init__(self) -> None:
         object.__setattr__(self, "arguments", (*self.arguments, VALIDATION_ARGUMENT))
 
+    def has(self, name: str) -> bool:
+        """Whether the scheme declares an argument of that name."""
+        return any(argument.name == name for argument in self.arguments)
+
     def argument(self, name: str) -> Argument:
         """The declared argument of that name. Raises UsageError, with "did you mean"."""
         known = {argument.name: argument for argument in self.arguments}
         if name not in known:
             described = []
             for a in self.arguments:
-                default = _default(a)
+                default = _default_in_words(a)
                 described.append(f"{a.name} ({a.range}, default {default})")
             listing = ", ".join(described)
             raise unknown(
@@ -188,14 +196,16 @@ class Scheme:
             argument = self.argument(name)
             if value is not None:
                 values[name] = argument.check(value)
-        later = {argument.name: argument.default for argument in self.arguments if argument.later}
-        return {k: v for k, v in self.derive(values).items() if k not in later or v != later[k]}
+        resolved = dict(self.derive(values))
+        for argument in self.arguments:
+            if argument.later and resolved.get(argument.name) == argument.default:
+                resolved.pop(argument.name, None)
+        return resolved
 
     def rederived(self, args: Values) -> dict[str, Value]:
         """Resolved arguments with all derived defaults derived again."""
-        return self.resolve(
-            {a.name: args.get(a.name) for a in self.arguments if a.default is not None}
-        )
+        given = {a.name: args.get(a.name) for a in self.arguments if a.default is not None}
+        return self.resolve(given)
 
     def default_name(self, args: Values, seed: int) -> str:
         """A file name such as ``dirichlet-a0.1-m100-s0``: values that are not defaults, by tag, and the seed."""
@@ -206,7 +216,7 @@ class Scheme:
             if usual is None:
                 usual = derived.get(a.name)
             if a.named or args.get(a.name, a.default) != usual:
-                parts.append(a.tag + _spelt(args.get(a.name)))
+                parts.append(a.tag + _in_file_name(args.get(a.name)))
         return "-".join([self.name, *parts, f"s{seed}"])
 
     def command(self, args: Values) -> str:
@@ -253,7 +263,7 @@ def option_names(arguments: Iterable[str]) -> list[str]:
     return [flags.get(name, f"--option {name}") for name in arguments]
 
 
-def _shown(value: Value) -> str:
+def _as_typed(value: Value) -> str:
     """A value as a user types it."""
     if isinstance(value, tuple | list):  # names in a result or a file are a list
         return ",".join(value)
@@ -275,20 +285,20 @@ def _share(value: object) -> float | None:
     return None
 
 
-def _default(argument: Argument) -> str:
+def _default_in_words(argument: Argument) -> str:
     """The default in words; the help of the argument explains a derived one."""
     if argument.default is not None:
-        return _shown(argument.default)
+        return _as_typed(argument.default)
     if argument.kind == "names":
         return "all"
     return "derived"
 
 
-def _spelt(value: Value) -> str:
+def _in_file_name(value: Value) -> str:
     """A value as part of a file name."""
     if isinstance(value, bool):
         value = int(value)
-    return re.sub(r"[^A-Za-z0-9._-]", "_", _shown(value))[:60]
+    return re.sub(r"[^A-Za-z0-9._-]", "_", _as_typed(value))[:60]
 
 
 def checked_seed(seed: object) -> int:
@@ -373,7 +383,7 @@ def tests_argument(default: int) -> Argument:
 
 
 def test_protocol_argument(default: str, meaning: str) -> Argument:
-    """``test_protocol``: whose class shares a client is tested on."""
+    """``test_protocol``: the class shares of a client's test rows."""
     return Argument(
         "test_protocol", "choice", default, meaning, choices=("matched", "balanced"), tag="t"
     )
@@ -452,17 +462,17 @@ class Columns:
 
 @dataclass(frozen=True)
 class Streams:
-    """Independent generators keyed by purpose, so that drawing more for one purpose moves no other draw."""
+    """Independent generators keyed by purpose, so that more draws for one purpose change no draw for another."""
 
     seed: int
     scheme: str
 
     def __call__(self, purpose: str, *key: int) -> np.random.Generator:
         """The generator of (seed, partition, scheme, purpose, key)."""
-        name = hashlib.sha256(
-            canonical_json([self.seed, "partition", self.scheme, purpose, *key])
-        ).digest()
-        return np.random.Generator(np.random.Philox(key=int.from_bytes(name[:16], "little")))
+        words = canonical_json([self.seed, "partition", self.scheme, purpose, *key])
+        digest = hashlib.sha256(words).digest()
+        number = int.from_bytes(digest[:16], "little")
+        return np.random.Generator(np.random.Philox(key=number))
 
 
 @dataclass(frozen=True, eq=False)
@@ -489,7 +499,7 @@ class RowPool:
 
 
 FEWER = "fewer than"
-"""In every note, and only in those, that says that clients got fewer rows than were requested."""
+"""Marks the notes about clients that got fewer rows than were requested; no other note contains it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -532,28 +542,32 @@ def make_pool(
                 f"--domain {shell_word(name)}",
             )
     codes = tuple(columns.domains.index(name) for name in names)
-    chosen = np.isin(columns.domain, codes) & np.isin(columns.split, (TRAIN, TEST))
+    in_domains = np.isin(columns.domain, codes)
+    chosen = in_domains & np.isin(columns.split, (TRAIN, TEST))
     ok = columns.ok.astype(bool)
     notes = []
     bad = int((chosen & ~ok).sum())
     if bad:
         every = chosen.sum()
         notes.append(f"{bad} of {every} rows are unreadable or removed (ok = 0) and left out")
-    rows = {s: np.flatnonzero(chosen & ok & (columns.split == s)) for s in (TRAIN, TEST)}
+    usable = chosen & ok
+    rows = {code: np.flatnonzero(usable & (columns.split == code)) for code in SPLITS}
     dealt = rows[split]
-    for s, is_needed in ((TRAIN, needs_labels and split == TRAIN), (TEST, True)):
-        known = columns.label[rows[s]] >= 0
-        name = SPLITS[s]
+    for code, name in SPLITS.items():
+        known = columns.label[rows[code]] >= 0
         without = int((~known).sum())
-        if needs_labels and s == split and without and not known.any():
+        assigned_by_label = needs_labels and code == split
+        if assigned_by_label and without and not known.any():
             raise UsageError(
                 f"Scheme {scheme} assigns rows by class, but none of the {without} {name} rows has a "
                 "label.",
                 "To use a scheme without labels: fedcache partition --scheme iid",
             )
-        if is_needed and without and known.any():
+        # Test rows need a label, because others cannot be scored.
+        needs_label = assigned_by_label or code == TEST
+        if needs_label and without and known.any():
             notes.append(f"{without} {name} rows without a label are left out")
-            rows[s] = rows[s][known]
+            rows[code] = rows[code][known]
     return RowPool(columns, codes, rows[TRAIN], rows[TEST], dealt, notes)
 
 
@@ -585,7 +599,7 @@ class MatchedTests:
 
     @property
     def by_class(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The rows [T] class by class, the begins of K classes and the end of the last one [K + 1], and the classes."""
+        """The rows [T] class by class; where each of K classes begins and the last ends [K + 1]; the classes [K]."""
         return self._rows, self._ends, self._classes
 
     def of(self, train: np.ndarray) -> np.ndarray:
@@ -597,22 +611,26 @@ class MatchedTests:
         """
         owned, counts = np.unique(self._label[train], return_counts=True)
         places = np.searchsorted(self._classes, owned)
-        # For each owned class that has candidates: where they begin, their number, and the training rows.
+        # For each owned class with candidates: the begin of its candidates, their number, and its training rows.
         known = []
         for c, k, n in zip(owned.tolist(), places.tolist(), counts.tolist(), strict=True):
             if k < len(self._classes) and self._classes[k] == c:
                 start = int(self._ends[k])
-                known.append((start, int(self._ends[k + 1]) - start, n))
+                candidates = int(self._ends[k + 1]) - start
+                known.append((start, candidates, n))
         if not known:
             return np.empty(0, np.int64)
-        # Integer division, so that rounding errors cannot cost a class its last row. ``own`` rows of the scarcest
-        # class have ``have`` candidates.
+        # The scarcest class has ``have`` candidates for ``own`` training rows.
         _, have, own = min(known, key=lambda one: one[1] / one[2])
-        return np.concatenate(
-            [self._rows[start : start + -(-n * have // own)] for start, _, n in known]
-        )
+        taken = []
+        for start, _, n in known:
+            # Rounded up in integers, so that rounding errors cannot cost a class its last row.
+            count = -(-n * have // own)
+            taken.append(self._rows[start : start + count])
+        return np.concatenate(taken)
 
 
 def first_per_class(pool: RowPool, rows: np.ndarray, count: int) -> np.ndarray:
     """The first ``count`` rows of each class, in stored order; all rows of a class with fewer."""
-    return np.concatenate([rows[:0], *(r[:count] for r in pool.by_class(rows))])
+    first = [of_class[:count] for of_class in pool.by_class(rows)]
+    return np.concatenate([rows[:0], *first])

@@ -59,7 +59,8 @@ def deal_by_shares(
     need_rows(pool.train, "train", scheme)
     classes = present(pool, pool.train)
     quota = np.array([len(rows) for rows in classes], np.int64)
-    return Dealt(deal_by_rule(SCHEMES[scheme], args, streams, partial(rule_of, quota), classes))
+    rule = partial(rule_of, quota)
+    return Dealt(deal_by_rule(SCHEMES[scheme], args, streams, rule, classes))
 
 
 def dirichlet_rule(quota: np.ndarray, args: Values) -> Rule:
@@ -88,7 +89,8 @@ def flesd_rule(quota: np.ndarray, args: Values) -> Rule:
     return Rule(quota, clients, number_of(args, "alpha"), exact=False, least_share=0.5 / clients)
 
 
-def _min_size(args: Values) -> Values:
+def _with_min_size(args: Values) -> Values:
+    """The arguments with ``min_size``: 10 with the gate, 1 without it."""
     if args["min_size"] is not None:
         return args
     if args["gate"]:
@@ -131,7 +133,7 @@ LDA = Scheme(
         DOMAIN,
     ),
     partial(deal_by_shares, "lda", lda_rule),
-    derive=_min_size,
+    derive=_with_min_size,
 )
 FLESD = Scheme(
     "flesd",
@@ -173,7 +175,8 @@ def deal_shards(pool: RowPool, args: Values, streams: Streams) -> Dealt:
     each = count_of(args, "shards")
     # With fewer shards a class would be left out; with more, a shard of the smallest class would be empty.
     fewest = len(sizes)
-    most = int(len(sizes) * sizes.min() + (sizes > sizes.min()).sum())
+    smallest = sizes.min()
+    most = int(len(sizes) * smallest + (sizes > smallest).sum())
     count = clients * each
     if not fewest <= count <= most:
         raise _shards_infeasible(args, sizes, fewest, most)
@@ -186,8 +189,10 @@ def deal_shards(pool: RowPool, args: Values, streams: Streams) -> Dealt:
         for rows, pieces in zip(classes, pieces_of, strict=True)
     ]
     sizes = np.concatenate([lists.sizes for lists in cut])
-    shards = RowLists.of_sizes(np.concatenate([lists.rows for lists in cut]), sizes)
-    return Dealt(shards.take(streams("shards").permutation(len(shards))).joined(each))
+    rows = np.concatenate([lists.rows for lists in cut])
+    order = streams("shards").permutation(len(sizes))
+    shards = RowLists.of_sizes(rows, sizes).take(order)
+    return Dealt(shards.joined(each))
 
 
 def _shards_infeasible(args: Values, sizes: np.ndarray, fewest: int, most: int) -> InfeasibleError:
@@ -280,7 +285,8 @@ def _few_shot_disjoint(classes: list[np.ndarray], args: Values, streams: Streams
     rng = streams("rows")
     drawn = [rng.permutation(rows)[:shots] for rows in classes]
     train = []
-    for of_client in np.split(shuffled, np.cumsum(classes_per_client(count, clients))[:-1]):
+    ends = np.cumsum(classes_per_client(count, clients))
+    for of_client in np.split(shuffled, ends[:-1]):
         train.append(np.concatenate([drawn[c] for c in of_client]))
     return _few_shot(train, classes, shots, 1)
 
@@ -333,15 +339,15 @@ def _few_shot_iid(classes: list[np.ndarray], args: Values, streams: Streams) -> 
         raise _few_shot_infeasible(
             args, f"a class has {smallest} rows, {clients} x {shots} are needed", change
         )
-    return Dealt(deal_rows(classes, np.full((len(classes), clients), shots), streams("rows")))
+    counts = np.full((len(classes), clients), shots)
+    return Dealt(deal_rows(classes, counts, streams("rows")))
 
 
 def _few_shot_dirichlet(classes: list[np.ndarray], args: Values, streams: Streams) -> Dealt:
     def rule_of(args: Values) -> Rule:
         clients = count_of(args, "clients")
-        quota = np.array(
-            [min(clients * count_of(args, "shots"), len(rows)) for rows in classes], np.int64
-        )
+        most = clients * count_of(args, "shots")
+        quota = np.array([min(most, len(rows)) for rows in classes], np.int64)
         return Rule(quota, clients, number_of(args, "alpha"), exact=False)
 
     counts = counts_or_error(FEW_SHOT, args, streams, rule_of)

@@ -12,7 +12,13 @@ from dataclasses import replace
 import numpy as np
 
 from fedcache.errors import UsageError
-from fedcache.federate.partition.client_table import ClientTable, RowLists, Validation, is_among
+from fedcache.federate.partition.client_table import (
+    ClientTable,
+    RowLists,
+    Validation,
+    is_among,
+    ranges,
+)
 from fedcache.federate.partition.scheme import VALIDATION, Columns
 from fedcache.tables.groups import Group
 
@@ -71,13 +77,10 @@ def with_validation(
         )
     if by is None or not own:
         return replace(table, validation=Validation(rows, None))
-    # Each value is one client, which its training rows tell.
+    # Each value is one client: the client whose training rows have the value.
     client_of = np.full(len(by.words), -1)
     client_of[trained] = table.train.owner
-    owner = client_of[by.codes[rows]]
-    by_client = rows[np.argsort(owner, kind="stable")]
-    sizes = np.bincount(owner, minlength=len(table))
-    lists = RowLists.of_sizes(by_client, sizes)
+    lists = RowLists.by_owner(rows, client_of[by.codes[rows]], len(table))
     return replace(table, validation=Validation.of_clients(lists))
 
 
@@ -118,11 +121,12 @@ def hold_out(
     gives_none &= train.sizes > 1
     most = np.zeros(len(train), np.int64)
     np.maximum.at(most, client, sizes)
-    largest = np.flatnonzero(gives_none[client] & (sizes == most[client]))
+    is_largest = sizes == most[client]
+    largest = np.flatnonzero(gives_none[client] & is_largest)
     is_first = np.diff(client[largest], prepend=-1) > 0
     given[largest[is_first]] = 1
     # Each class gives its rows with the smallest uids, which come first in ``order``.
-    place = np.arange(len(order)) - np.repeat(first, sizes)
+    place = ranges(np.zeros_like(sizes), sizes)
     chosen = np.zeros(len(order), bool)
     chosen[order[place < np.repeat(given, sizes)]] = True
     # A row that several clients hold is taken from all of them.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,9 +29,8 @@ class Spent:
     """Rounds of the Gaussian mechanism."""
 
     noise: float  # multiplier z
-    share: (
-        float  # of clients that take part in a round, independently; 1.0 if participants are known
-    )
+    # of clients that take part in a round, independently; 1.0 if participants are known
+    share: float
     rounds: int
 
 
@@ -72,16 +72,20 @@ def epsilons(spent: Iterable[Spent], delta: float) -> dict[str, float | None]:
 
     Raises MachineError when dp-accounting is not installed.
     """
-    rounds: dict[tuple[float, float], int] = {}
+    rounds: Counter[tuple[float, float]] = Counter()
     for one in spent:
-        rounds[one.noise, one.share] = rounds.get((one.noise, one.share), 0) + one.rounds
+        rounds[one.noise, one.share] += one.rounds
+    found: dict[str, float | None] = {"epsilon_pld": None, "epsilon_rdp": None}
     if not all(noise for noise, _ in rounds):
-        return {"epsilon_pld": None, "epsilon_rdp": None}
+        return found
     require_accounting()
-    together = tuple(sorted((noise, share, n) for (noise, share), n in rounds.items()))
-    rdp, pld = _epsilons(together, delta)
-    found = {"epsilon_pld": pld, "epsilon_rdp": rdp}
-    return {name: value if math.isfinite(value) else None for name, value in found.items()}
+    together = sorted((noise, share, count) for (noise, share), count in rounds.items())
+    rdp, pld = _epsilons(tuple(together), delta)
+    if math.isfinite(pld):
+        found["epsilon_pld"] = pld
+    if math.isfinite(rdp):
+        found["epsilon_rdp"] = rdp
+    return found
 
 
 @lru_cache(maxsize=256)
@@ -111,9 +115,8 @@ def _epsilons(spent: tuple[tuple[float, float, int], ...], delta: float) -> tupl
             event: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(noise)
             if share < 1.0:
                 event = dp_accounting.PoissonSampledDpEvent(share, event)
-            events.append((event, rounds))
-        for event, rounds in events:
             by_renyi.compose(event, rounds)
+            events.append((event, rounds))
         rdp = float(by_renyi.get_epsilon(delta))
         if rdp > MEANINGLESS:
             return rdp, math.inf

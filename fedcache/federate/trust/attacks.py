@@ -59,12 +59,12 @@ class Attack:
         order = generator(seed, "attackers").permutation(len(names))
         return frozenset(by_name[i] for i in order[:count])
 
-    def __call__(self, V: Tensor, lying: Tensor, seed: int, now: int) -> Tensor:
+    def __call__(self, V: Tensor, is_attacker: Tensor, seed: int, now: int) -> Tensor:
         """The rows of all clients of a round after the attack.
 
         Args:
             V: [m, d] honest rows of all clients.
-            lying: [m] bool, the attackers.
+            is_attacker: [m] bool.
             seed: of the run.
             now: the round.
 
@@ -72,39 +72,42 @@ class Attack:
             [m, d]; honest rows are those of ``V``.
         """
         # The attackers of label-flip train honestly on wrong labels.
-        if self.name == "label-flip" or not lying.any():
+        if self.name == "label-flip" or not is_attacker.any():
             return V
         honest = V
-        if (~lying).any():
-            honest = V[~lying]
+        if not is_attacker.all():
+            honest = V[~is_attacker]
         mean = honest.mean(0)
-        count = int(lying.sum())
+        count = int(is_attacker.sum())
         scale = float(self.scale or 0.0)
         if self.name == "sign-flip":
-            lies = -scale * V[lying]
+            false_rows = -scale * V[is_attacker]
         elif self.name == "ipm":
-            lies = -scale * mean
+            false_rows = -scale * mean
         elif self.name == "alie":
-            lies = mean - self.deviations(len(V), count) * honest.std(0, correction=0)
+            deviation = honest.std(0, correction=0)
+            false_rows = mean - self.deviations(len(V), count) * deviation
         elif self.name == "mimic":
-            lies = honest[0]
+            false_rows = honest[0]
         elif self.name == "nan":
-            lies = torch.full_like(V[lying], math.nan)
+            false_rows = torch.full_like(V[is_attacker], math.nan)
         else:
             # The norm is divided among the coordinates, so that scale 1 gives rows of usual length.
             norm = honest.norm(dim=1).mean() / math.sqrt(V.shape[1])
             drawn = generator(seed, "attack", now).standard_normal((count, V.shape[1]))
-            lies = scale * norm * torch.from_numpy(drawn).to(V)
+            false_rows = scale * norm * torch.from_numpy(drawn).to(V)
         out = V.clone()
-        out[lying] = lies
+        out[is_attacker] = false_rows
         return out
 
     @staticmethod
     def deviations(m: int, liars: int) -> float:
         """ALIE's z: the distance from the mean beyond which s = m // 2 + 1 - liars honest clients are expected."""
         honest = max(1, m - liars)
-        share = (honest - (m // 2 + 1 - liars)) / honest
-        return NormalDist().inv_cdf(min(max(share, 1e-6), 1 - 1e-6))
+        needed = m // 2 + 1 - liars
+        share = (honest - needed) / honest
+        share = min(max(share, 1e-6), 1 - 1e-6)
+        return NormalDist().inv_cdf(share)
 
 
 def flipped_labels(
@@ -120,16 +123,18 @@ def flipped_labels(
         attackers: numbers of the attackers.
         classes: C.
     """
-    theirs = np.unique(np.concatenate([np.empty(0, np.int64), *(rows[c] for c in attackers)]))
-    if any(np.isin(own, theirs).any() for c, own in rows.items() if c not in attackers):
-        raise UsageError(
-            "--attack label-flip: attackers and honest clients share training rows, so the labels cannot "
-            "be flipped for only one of them.",
-            "Use a partition without overlap, or another attack.",
-        )
+    lists = [rows[client] for client in attackers]
+    attacked = np.unique(np.concatenate([np.empty(0, np.int64), *lists]))
+    for client, own in rows.items():
+        if client not in attackers and np.isin(own, attacked).any():
+            raise UsageError(
+                "--attack label-flip: attackers and honest clients share training rows, so the labels "
+                "cannot be flipped for only one of them.",
+                "Use a partition without overlap, or another attack.",
+            )
     flipped = y.clone()
-    at = torch.from_numpy(theirs).to(y.device)
-    flipped[at] = torch.where(y[at] >= 0, classes - 1 - y[at], y[at])
+    places = torch.from_numpy(attacked).to(y.device)
+    flipped[places] = torch.where(y[places] >= 0, classes - 1 - y[places], y[places])
     return flipped
 
 
@@ -147,13 +152,14 @@ def parse_attack(text: str) -> Attack:
     example = Attack(name, SHARE, scale).text
     if values:
         share = values[0]
-    if len(values) > 1 and scale is None:
-        raise UsageError(
-            f"--attack {text}: {name} has no scale.", f"For example --attack {example}"
-        )
     if len(values) > 1:
+        if scale is None:
+            raise UsageError(
+                f"--attack {text}: {name} has no scale.", f"For example --attack {example}"
+            )
         scale = values[1]
-    if len(values) > 2 or not 0.0 <= share < 1.0 or not math.isfinite(scale or 0.0):
+    in_range = 0.0 <= share < 1.0 and math.isfinite(scale or 0.0)
+    if len(values) > 2 or not in_range:
         raise UsageError(
             f"--attack {text}: expected name:share:scale with a share of clients from 0 to below 1.",
             f"For example --attack {example}",

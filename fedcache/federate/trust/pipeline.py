@@ -101,7 +101,7 @@ class TrustPolicy:
         if method.central:
             raise self.refused(method, "it is trained in one place, and nothing is sent")
         changed = self.rule.text != "mean" or self.privacy is not None or self.max_share is not None
-        if changed and "stack" in set(method.pool(hp).values()) and method.merges != "classes":
+        if changed and "stack" in method.pool(hp).values() and method.merges != "classes":
             reason = "its server keeps the upload of each client instead of their mean"
             if "stack" not in method.pool(method.resolve()).values():
                 reason = f"with these hyperparameters, {reason}"
@@ -165,11 +165,8 @@ class TrustPolicy:
             return
         bare = ", ".join(without_noise(method, declared()))
         if bare:
-            switches = " ".join(
-                f"--set {h.name}={WITHOUT_COUNTS[h.name]}"
-                for h in method.hparams
-                if h.name in WITHOUT_COUNTS
-            )
+            names = [h.name for h in method.hparams if h.name in WITHOUT_COUNTS]
+            switches = " ".join(f"--set {name}={WITHOUT_COUNTS[name]}" for name in names)
             instead = "Another method"
             if switches:
                 instead = f"{switches}, or another method"
@@ -184,7 +181,9 @@ class TrustPolicy:
             return False
         if self.rule is not MEAN or self.privacy is not None:
             return False
-        return method.merges == "classes" or bool({"mean", "sum"} & set(method.pool(hp).values()))
+        if method.merges == "classes":
+            return True
+        return not {"mean", "sum"}.isdisjoint(method.pool(hp).values())
 
     def check_round(self, clients: int) -> None:
         """Refuse a rule that needs more clients in a round, before anything is trained.
@@ -241,12 +240,9 @@ def parse_policy(
         raise UsageError(
             f"--byzantine {byzantine:g}: expected a share from 0 to below 0.5.", "For example 0.2"
         )
-    if max_update_norm is not None and not max_update_norm > 0:
-        raise UsageError(
-            f"--max-update-norm {max_update_norm:g} is not above 0.", "For example 100"
-        )
-    if max_row_norm is not None and not max_row_norm > 0:
-        raise UsageError(f"--max-row-norm {max_row_norm:g} is not above 0.", "For example 100")
+    for name, norm in (("--max-update-norm", max_update_norm), ("--max-row-norm", max_row_norm)):
+        if norm is not None and not norm > 0:
+            raise UsageError(f"{name} {norm:g} is not above 0.", "For example 100")
     if max_rows_per_client is not None and max_rows_per_client < 1:
         raise UsageError(
             f"--max-rows-per-client {max_rows_per_client} is not above 0.", "For example 10000"
@@ -328,7 +324,8 @@ class UploadPool:
             self._dtypes[name] = t.dtype
             if self.rule(name) == "stack":
                 if name not in self._stacks:
-                    self._stacks[name] = ([], t.new_empty((self._clients, *t.shape)))
+                    empty = t.new_empty((self._clients, *t.shape))
+                    self._stacks[name] = ([], empty)
                 order, stack = self._stacks[name]
                 stack[len(order)] = t
                 order.append(client)
@@ -337,7 +334,8 @@ class UploadPool:
 
     def factor(self, name: str, weight: float, scale: float = 1.0) -> float:
         """The factor of a client's tensor in the sum; arguments as ``add``."""
-        return {"mean": weight, "sum": scale}.get(self.rule(name), 1.0)
+        factors = {"mean": weight, "sum": scale}
+        return factors.get(self.rule(name), 1.0)
 
     def weigh(self, weights: Sequence[float]) -> None:
         """Count clients whose uploads arrive only as sums."""
@@ -355,7 +353,8 @@ class UploadPool:
     def _accumulate(self, name: str, t: Tensor, weight: float) -> None:
         total = self._sums.get(name)
         if total is None:
-            total = self._sums[name] = torch.zeros(t.shape, dtype=torch.float64, device=t.device)
+            total = torch.zeros(t.shape, dtype=torch.float64, device=t.device)
+            self._sums[name] = total
         total.add_(t, alpha=weight)
 
     def done(self) -> Tree:
@@ -368,7 +367,8 @@ class UploadPool:
                 out[name] = stack[np.argsort(order, kind="stable")]
         scales = {"mean": self._weight, "uniform": float(self._count), "sum": 1.0}
         for name, total in self._sums.items():
-            out[name] = (total / scales[self.rule(name)]).to(self._dtypes[name])
+            pooled = total / scales[self.rule(name)]
+            out[name] = pooled.to(self._dtypes[name])
         return out
 
 
@@ -428,10 +428,11 @@ class UploadPipeline:
     def factors(self, name: str, clients: Sequence[int]) -> list[float]:
         """The factors of the uploads of some clients in a sum."""
         weights = {client: self.weight(client) for client in clients}
-        return [
-            self._pool.factor(name, weight, self._scale(client, weight))
-            for client, weight in weights.items()
-        ]
+        factors = []
+        for client, weight in weights.items():
+            scale = self._scale(client, weight)
+            factors.append(self._pool.factor(name, weight, scale))
+        return factors
 
     def weight(self, client: int) -> float:
         """The weight of a client in a mean: its number of rows, or less under ``--max-share``."""
@@ -483,8 +484,10 @@ class UploadPipeline:
 
     def _check_counts(self, up: object, clients: Sequence[int]) -> None:
         assert isinstance(up, dict)
-        wrong = self.validation.count_problems(up, [self.round.rows[c] for c in clients])
-        for client, why in sorted((clients[place], why) for place, why in wrong.items()):
+        rows = [self.round.rows[c] for c in clients]
+        wrong = self.validation.count_problems(up, rows)
+        if wrong:
+            client, why = min((clients[place], why) for place, why in wrong.items())
             raise self.validation.refusal(client, self.round.names[client], why)
 
     def add(self, up: Tree, client: int, *, validated: bool = False) -> None:
@@ -501,9 +504,8 @@ class UploadPipeline:
                 raise self.validation.refusal(client, name, why)
             for tensor, t in up.items():
                 if t.is_floating_point() and not is_bounded(t):
-                    raise not_finite(
-                        tensor, t, self.round.number, (client, name), self.method, self.round.hp
-                    )
+                    number = self.round.number
+                    raise not_finite(tensor, t, number, (client, name), self.method, self.round.hp)
         self._add(self._pool, up, client, self.weight(client))
 
     def add_weights(self, clients: Sequence[int]) -> None:
@@ -531,7 +533,8 @@ class UploadPipeline:
         Raises FederatedRunError for another shape or dtype than the declared one.
         """
         expected = self.expected[name]
-        core = tuple(total.shape[total.dim() - len(expected.shape) :])
+        lead = total.dim() - len(expected.shape)
+        core = tuple(total.shape[lead:])
         if core != expected.shape or dtype != expected.dtype:
             found = f"sums of {name} have shape {core} and {dtype}"
             declared = f"{expected.shape} and {expected.dtype}"
@@ -630,8 +633,9 @@ def reduced_weights(rows: Mapping[int, float], share: float | None) -> dict[int,
     """Client -> its capped weight, for the clients of a round that the cap reduces."""
     if share is None:
         return {}
-    weights = capped_weights(list(rows.values()), share)
-    return {c: w for (c, n), w in zip(rows.items(), weights, strict=True) if w != n}
+    capped = capped_weights(list(rows.values()), share)
+    weights = dict(zip(rows, capped, strict=True))
+    return {client: weight for client, weight in weights.items() if weight != rows[client]}
 
 
 def weight_warnings(
@@ -658,7 +662,8 @@ def weight_warnings(
         found = np.zeros(len(rows), bool)
     warnings = []
     places = np.flatnonzero(found)
-    for place in places[np.argsort(-rows[places], kind="stable")][:NAMED].tolist():
+    largest_first = places[np.argsort(-rows[places], kind="stable")]
+    for place in largest_first[:NAMED].tolist():
         c = int(clients[place])
         n = float(rows[place])
         part = n / whole
@@ -803,7 +808,10 @@ class BufferedUploads(UploadPipeline):
         own = up
         # A copy, because an executor may write the next client's upload to the same memory.
         if isinstance(up, dict):
-            own = {k: t.clone() if isinstance(t, Tensor) else t for k, t in up.items()}
+            own = dict(up)
+            for name, t in up.items():
+                if isinstance(t, Tensor):
+                    own[name] = t.clone()
         self._kept.append(_KeptUpload(client, self.round.rows[client], own, validated))
 
     def pooled(self) -> Tree:
@@ -851,7 +859,8 @@ class BufferedUploads(UploadPipeline):
         far = torch.zeros(len(V))
         # Uploads of counts alone have no numbers in V, and no median.
         if V.shape[1]:
-            far = (V - V.median(0).values).norm(dim=1)
+            middle = V.median(0).values
+            far = (V - middle).norm(dim=1)
         order = far.argsort(descending=True, stable=True).tolist()
         return [self._kept[i].client for i in order]
 
@@ -931,7 +940,8 @@ class BufferedUploads(UploadPipeline):
         for name in layout.names:
             if self.expected[name].statistic is not None:
                 continue
-            sizes = [largest_number(layout.change(name, kept.tree[name])) for kept in self._kept]
+            changes = (layout.change(name, kept.tree[name]) for kept in self._kept)
+            sizes = [largest_number(change) for change in changes]
             safe = largest_to_train_from(self.expected[name].dtype)
             for place, size in enumerate(sizes):
                 others = sorted(sizes[:place] + sizes[place + 1 :])
@@ -959,11 +969,11 @@ class BufferedUploads(UploadPipeline):
         attack = self.policy.attack
         if attack is None or not layout.names or not self._kept:
             return
-        lying = torch.tensor([kept.client in self.round.attackers for kept in self._kept])
-        lies = attack(self._rows(layout), lying, self.round.seed, self.round.number - 1)
-        for i in lying.nonzero().flatten().tolist():
+        is_attacker = torch.tensor([kept.client in self.round.attackers for kept in self._kept])
+        V = attack(self._rows(layout), is_attacker, self.round.seed, self.round.number - 1)
+        for i in is_attacker.nonzero().flatten().tolist():
             kept = self._kept[i]
-            tree = layout.tree(lies[i], kept.rows, kept.tree)
+            tree = layout.tree(V[i], kept.rows, kept.tree)
             self._kept[i] = _KeptUpload(kept.client, kept.rows, tree)
 
     def _aggregated(self) -> Tree:
@@ -981,7 +991,8 @@ class BufferedUploads(UploadPipeline):
             return pooled
         # Rejected clients count as attackers that the rule need not expect any more.
         rejected = len(self.rejected)
-        liars = max(0, self.policy.liars_of(len(self._kept) + rejected) - rejected)
+        expected_liars = self.policy.liars_of(len(self._kept) + rejected)
+        liars = max(0, expected_liars - rejected)
         self._check_rule(rule, len(self._kept), liars)
         layout = self._layout(counts=True)
         # Sums are scaled to m clients of median size, because an attacker can claim any number of rows.
@@ -1008,7 +1019,8 @@ class BufferedUploads(UploadPipeline):
             if not self.rejected and not of:
                 raise
             left = f"{m} uploads are left"
-            gone = ", ".join(repr(self.round.names[r.client]) for r in self.rejected[:5])
+            names = [repr(self.round.names[r.client]) for r in self.rejected[:5]]
+            gone = ", ".join(names)
             if gone:
                 left += f" after {len(self.rejected)} were rejected ({gone})"
             raise FederatedRunError(
@@ -1019,7 +1031,8 @@ class BufferedUploads(UploadPipeline):
         """The noisy sum of the clipped rows, divided by the expected number of clients; all weights are equal."""
         privacy = self.policy.privacy
         assert privacy is not None
-        mean = privacy.noisy_sum(self._rows(layout), self.round.noise) / self.round.expected_clients
+        total = privacy.noisy_sum(self._rows(layout), self.round.noise)
+        mean = total / self.round.expected_clients
         return _with_definite_gram(layout.tree(mean, self.round.expected_rows, {}))
 
     def _noise_alone(self) -> Tree:
@@ -1030,8 +1043,9 @@ class BufferedUploads(UploadPipeline):
             proto, count = self._prototype_names()
             C, width = self.expected[proto].shape
             dtype = self.expected[proto].dtype
-            nobody = torch.zeros(1, C, width, dtype=torch.float64)
-            means, owners = self._private_classes(nobody, torch.zeros(1, C, dtype=torch.float64))
+            prototypes = torch.zeros(1, C, width, dtype=torch.float64)
+            owned = torch.zeros(1, C, dtype=torch.float64)
+            means, owners = self._private_classes(prototypes, owned)
             return {proto: means.unsqueeze(0).to(dtype), count: owners.unsqueeze(0).to(dtype)}
         layout = self._layout()
         nothing = torch.zeros(1, layout.size, dtype=torch.float64)
@@ -1080,14 +1094,16 @@ class BufferedUploads(UploadPipeline):
         privacy = self.policy.privacy
         assert privacy is not None
         m, C, width = P.shape
-        V = torch.cat([(P * own.unsqueeze(-1)).reshape(m, -1), own], 1)
+        owned = P * own.unsqueeze(-1)
+        V = torch.cat([owned.reshape(m, -1), own], 1)
         total = privacy.noisy_sum(V, self.round.noise)
         sums = total[: C * width].view(C, width)
         owners = total[C * width :]
         # Noise alone gives about one deviation of owners, and less than half an owner means none.
         known = owners > max(0.5, privacy.deviation)
         means = sums / owners.clamp(min=0.5).unsqueeze(-1)
-        return torch.where(known.unsqueeze(-1), means, 0.0), owners * known
+        means = torch.where(known.unsqueeze(-1), means, 0.0)
+        return means, owners * known
 
 
 def _with_definite_gram(pooled: Tree) -> Tree:
@@ -1100,5 +1116,7 @@ def _with_definite_gram(pooled: Tree) -> Tree:
         return pooled
     between = torch.zeros_like(pooled["gram"])
     if {"class_sum", "count"} <= pooled.keys():
-        between = gram(pooled["class_sum"] / pooled["count"].clamp(min=1.0).sqrt().unsqueeze(-1))
-    return {**pooled, "gram": nearest_gram(pooled["gram"] - between) + between}
+        roots = pooled["count"].clamp(min=1.0).sqrt()
+        between = gram(pooled["class_sum"] / roots.unsqueeze(-1))
+    within = nearest_gram(pooled["gram"] - between)
+    return {**pooled, "gram": within + between}

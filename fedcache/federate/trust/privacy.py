@@ -31,7 +31,7 @@ from fedcache.federate.trust.robust_rules import clip
 
 # Standard normal numbers for privacy: from the operating system, or from a seed for a simulation.
 #
-# Whoever knows the state of a generator can subtract its noise. That state may be a known seed, or
+# Anyone who knows the state of a generator can subtract its noise. That state may be a known seed, or
 # can be computed from the output (the Mersenne twister, PCG, Philox with a 64-bit seed). So real
 # noise is made of ``os.urandom`` alone. Every number takes fresh bytes, and none are kept or shared.
 
@@ -66,9 +66,11 @@ def _one_term(n: int) -> Tensor:
     bits = np.frombuffer(os.urandom(8 * n), np.uint64)
     # 63 bits give a point in the lower half of the distribution, where float64 is finest, and one bit the sign. The
     # tail reaches 9 deviations.
-    lower = ((bits >> np.uint64(1)).astype(np.float64) + 0.5) * 2.0**-64
+    position = (bits >> np.uint64(1)).astype(np.float64)
+    lower = (position + 0.5) * 2.0**-64
     sign = (bits & np.uint64(1)).astype(np.float64) * 2.0 - 1.0
-    drawn: Tensor = torch.special.ndtri(torch.from_numpy(lower)) * torch.from_numpy(sign)
+    quantile = torch.special.ndtri(torch.from_numpy(lower))
+    drawn: Tensor = quantile * torch.from_numpy(sign)
     return drawn
 
 
@@ -80,7 +82,8 @@ def system_uniforms(n: int) -> NDArray[np.float64]:
 
 def simulated_normals(*key: int | str) -> Noise:
     """Repeatable noise for ``key``. It provides no protection, and shows the cost of noise in accuracy."""
-    stream = torch.Generator().manual_seed(key_hash(*key) & (1 << 63) - 1)
+    seed = key_hash(*key) & ((1 << 63) - 1)
+    stream = torch.Generator().manual_seed(seed)
     return lambda n: torch.randn(n, generator=stream, dtype=torch.float64)
 
 
@@ -178,9 +181,11 @@ class Privacy:
         }
         one = Spent(self.noise, counted, rounds)
         made = {**known, **epsilons([one], self.delta), "seeds": seeds}
-        made["composed"] = epsilons([replace(one, rounds=rounds * seeds)], self.delta)
+        all_seeds = replace(one, rounds=rounds * seeds)
+        made["composed"] = epsilons([all_seeds], self.delta)
         if counted < 1.0:
-            made["participants_known"] = epsilons([replace(one, share=1.0)], self.delta)
+            public = replace(one, share=1.0)
+            made["participants_known"] = epsilons([public], self.delta)
         return made
 
 
@@ -233,7 +238,8 @@ class PrivateDraws:
 
         With shared noise, the difference of two results would be free of noise.
         """
-        digest = hashlib.sha256(repr((self._identity, sorted(self._hp.items()))).encode())
+        facts = repr((self._identity, sorted(self._hp.items())))
+        digest = hashlib.sha256(facts.encode())
         for client in self._clients:
             rows = np.asarray(client.train, np.int64)
             digest.update(f"\0{client.name}\0{len(rows)}\0".encode())
@@ -278,8 +284,9 @@ def parse_privacy(
 
 def parse_allowed(text: str | None) -> tuple[str, ...]:
     """The words of ``--dp-allow``, each once and sorted. Raises UsageError for an unknown word."""
-    words = {word.strip() for word in (text or "").split(",")} - {""}
-    for word in sorted(words):
+    words = {word.strip() for word in (text or "").split(",")}
+    allowed = sorted(words - {""})
+    for word in allowed:
         if word not in UNCOVERED:
             raise unknown("--dp-allow", word, UNCOVERED)
-    return tuple(sorted(words))
+    return tuple(allowed)

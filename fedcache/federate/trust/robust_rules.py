@@ -1,4 +1,4 @@
-"""Robust rules: aggregation of m uploads of which f may be manipulated.
+"""Robust rules: aggregation of m uploads, up to f of them manipulated.
 
 A rule takes V [m, d], one row per client, in float64. Rows are updates (an upload minus the broadcast), statistics per
 row of data, or prototypes of one class; see ``pipeline.py``. Every rule except ``mean`` gives each client one vote,
@@ -93,7 +93,8 @@ def nnm(V: Tensor, f: int) -> Tensor:
 def mean_of_nearest(V: Tensor, point: Tensor, count: int) -> Tensor:
     """The mean of the ``count`` rows nearest to a point."""
     far = ((V - point) ** 2).sum(1)
-    return V[far.argsort(stable=True, dim=0)[:count]].mean(0)
+    nearest = far.argsort(stable=True, dim=0)[:count]
+    return V[nearest].mean(0)
 
 
 def clip(V: Tensor, bound: float) -> Tensor:
@@ -114,13 +115,14 @@ class RobustRule:
 
     def check(self, m: int, f: int) -> None:
         """Refuse a rule that needs more than m clients against f attackers. Raises UsageError, with the number."""
-        needed = {
+        least = {
             "median": 2 * f + 1,
             "geomedian": 2 * f + 1,
             "krum": 2 * f + 3,
             "multikrum": 2 * f + 3,
             "trimmed": 2 * self.left_out(m) + 1,
-        }.get(self.last, 0)
+        }
+        needed = least.get(self.last, 0)
         honest = m - f
         if self.last == "multikrum" and self.number is not None and self.number > honest:
             raise UsageError(
@@ -188,7 +190,8 @@ class RobustRule:
             k = 1
             if self.last != "krum":
                 k = min(int(self.number or m - f), m)
-            return V[krum_order(V, f)[:k]].mean(0)
+            most_central = krum_order(V, f)[:k]
+            return V[most_central].mean(0)
         return V.mean(0)
 
 
@@ -203,7 +206,8 @@ def _of_plugin(own: Plugin, V: Tensor, f: int, number: float | None) -> Tensor:
         kind = type(rule).__name__
         raise UsageError(f"{named} is a {kind}.", KINDS["aggregators"])
     known = signature(rule).parameters
-    words = {key: value for key, value in (("f", f), ("number", number)) if key in known}
+    offered = {"f": f, "number": number}
+    words = {key: value for key, value in offered.items() if key in known}
     made = rule(V.clone(), **words)
     if (
         not isinstance(made, Tensor)

@@ -39,7 +39,7 @@ class _Checked:
     """One statistic of an upload, and the facts it is checked against."""
 
     name: str  # of the tensor
-    t: Tensor  # float64
+    values: Tensor  # float64
     declared: Statistic
     eps: float  # relative rounding of its numbers as they were sent
     others: Mapping[StatisticKind, Tensor]  # all statistics of the upload, float64
@@ -55,6 +55,14 @@ class _Checked:
             return self.rows
         return float(self.count.sum())
 
+    @property
+    def counts(self) -> list[float]:
+        """Number of rows of each class; without counts in the upload, the client's number of rows for every class."""
+        if self.count is None:
+            return [self.rows] * len(self.values)
+        counts: list[float] = self.count.tolist()
+        return counts
+
     def tolerance(self, width: int) -> float:
         """Relative error of a sum over the rows and of a product with so many columns."""
         return ROUNDINGS * (self.eps * (self.rows + width) + self.declared.rounding)
@@ -63,6 +71,27 @@ class _Checked:
     def within(self) -> float:
         """The longest row, with its rounding."""
         return self.longest * (1.0 + LENGTH_SLACK)
+
+    @property
+    def packed_width(self) -> int:
+        """D, for values that are packed matrices [D, D]."""
+        return (math.isqrt(8 * self.values.shape[-1] + 1) - 1) // 2
+
+    def too_long(self, what: str, length: float, rows: float) -> str:
+        """In words, that a sum of ``rows`` rows is too long."""
+        most = rows * self.longest
+        bound = (
+            f"{rows:g} rows that are no longer than {self.longest:.3g} sum to at most {most:.3g}"
+        )
+        return f"{what} too long: {length:.3g}, but {bound}"
+
+    def too_large(self, what: str, rows: float) -> str:
+        """In words, that a sum of squares of ``rows`` rows is too large."""
+        most = rows * self.longest * self.longest
+        return (
+            f"is too large: {what}, but {rows:g} rows that are no longer than {self.longest:.3g} give at most "
+            f"{most:.3g}"
+        )
 
 
 Check = Callable[[_Checked], "str | None"]
@@ -85,8 +114,11 @@ def statistic_problem(
     others: dict[StatisticKind, Tensor] = {
         statistic.kind: up[name].double() for name, statistic in declared.items()
     }
-    ridge = max((s.ridge for s in declared.values() if s.kind == "gram"), default=0.0)
-    counts = [up[name].double() for name, t in expected.items() if t.counts_rows]
+    # The ridge of the gram matrix, 0 without one.
+    ridges = [statistic.ridge for statistic in declared.values() if statistic.kind == "gram"]
+    ridge = max(ridges, default=0.0)
+    counts = (up[name].double() for name, t in expected.items() if t.counts_rows)
+    count = next(counts, None)
     for name, statistic in declared.items():
         # A declared bound of the statistic's own rows replaces that of the features.
         bound = math.inf
@@ -101,7 +133,7 @@ def statistic_problem(
             torch.finfo(expected[name].dtype).eps,
             others,
             ridge,
-            next(iter(counts), None),
+            count,
             rows,
             bound,
         )
@@ -111,102 +143,102 @@ def statistic_problem(
     return None
 
 
-def _sum(s: _Checked) -> str | None:
+def _sum(checked: _Checked) -> str | None:
     """Sum of all rows, which equals the sum of the class sums."""
-    length = float(s.t.norm())
-    if length > s.counted * s.within:
-        return _too_long("is", length, s.counted, s.longest)
-    if "class sums" not in s.others:
+    length = float(checked.values.norm())
+    if length > checked.counted * checked.within:
+        return checked.too_long("is", length, checked.counted)
+    if "class sums" not in checked.others:
         return None
-    of_classes = s.others["class sums"]
-    apart = float((s.t - of_classes.sum(0)).norm())
+    of_classes = checked.others["class sums"]
+    difference = checked.values - of_classes.sum(0)
+    apart = float(difference.norm())
     scale = float(of_classes.norm(dim=1).sum())
     # Large rows can cancel in their sum, but their rounding errors do not.
-    if "gram" in s.others:
-        squared = float(unpack(s.others["gram"], s.t.shape[0]).trace())
-        scale += math.sqrt(max(0.0, s.rows * squared))
-    if apart > s.tolerance(len(s.t)) * scale:
+    if "gram" in checked.others:
+        full = unpack(checked.others["gram"], len(checked.values))
+        squared = float(full.trace())
+        scale += math.sqrt(max(0.0, checked.rows * squared))
+    if apart > checked.tolerance(len(checked.values)) * scale:
         return f"differs from the sum of the class sums by {apart:.3g}"
     return None
 
 
-def _class_sums(s: _Checked) -> str | None:
+def _class_sums(checked: _Checked) -> str | None:
     """Sums of the rows of each class."""
-    lengths = s.t.norm(dim=-1)
-    if s.count is None:
+    lengths = checked.values.norm(dim=-1)
+    if checked.count is None:
         together = float(lengths.sum())
-        if together > s.rows * s.within:
-            return _too_long("has class sums that are together", together, s.rows, s.longest)
+        if together > checked.rows * checked.within:
+            return checked.too_long("has class sums that are together", together, checked.rows)
         return None
-    absent = (s.count == 0) & (lengths > 0)
+    absent = (checked.count == 0) & (lengths > 0)
     if absent.any():
         c = int(absent.nonzero()[0])
         return f"is not 0 for class {c}, for which the upload has no rows"
-    if math.isinf(s.within):
+    if math.isinf(checked.within):
         return None
-    excess = lengths - s.count * s.within
+    excess = lengths - checked.count * checked.within
     c = int(excess.argmax())
     if float(excess[c]) > 0.0:
-        return _too_long(
-            f"has for class {c} a sum that is", float(lengths[c]), float(s.count[c]), s.longest
-        )
+        what = f"has for class {c} a sum that is"
+        return checked.too_long(what, float(lengths[c]), float(checked.count[c]))
     return None
 
 
-def _class_means(s: _Checked) -> str | None:
+def _class_means(checked: _Checked) -> str | None:
     """Means of the rows of each class."""
-    length = float(s.t.norm(dim=-1).max())
-    if length > s.within:
-        return f"has a mean of length {length:.3g}, but no row is longer than {s.longest:.3g}"
+    length = float(checked.values.norm(dim=-1).max())
+    if length > checked.within:
+        return f"has a mean of length {length:.3g}, but no row is longer than {checked.longest:.3g}"
     return None
 
 
-def _moments(s: _Checked, width: int) -> Tensor:
+def _moments(checked: _Checked, width: int) -> Tensor:
     """Rows M [k, D] with sum of z z' >= M'M, by the class sums of the upload; [0, D] without class sums."""
-    if s.count is not None:
-        return _moments_of_classes(s, width)
-    sums = s.others.get("class sums", s.t.new_zeros(0, width))
-    return sums.sum(0, keepdim=True)[: len(sums)] / math.sqrt(max(s.rows, 1.0))
+    if checked.count is not None:
+        return _moments_of_classes(checked, width)
+    sums = checked.others.get("class sums", checked.values.new_zeros(0, width))
+    total = sums.sum(0, keepdim=True)[: len(sums)]
+    return total / math.sqrt(max(checked.rows, 1.0))
 
 
-def _moments_of_classes(s: _Checked, width: int) -> Tensor:
+def _moments_of_classes(checked: _Checked, width: int) -> Tensor:
     """Rows m_c [C, D] with the sum of z z' of class c >= m_c m_c'; [0, D] without class sums."""
-    sums = s.others.get("class sums", s.t.new_zeros(0, width))
-    if s.count is None:
-        return sums / math.sqrt(max(s.rows, 1.0))
-    return sums / s.count[: len(sums)].clamp(min=1.0).sqrt().unsqueeze(-1)
+    sums = checked.others.get("class sums", checked.values.new_zeros(0, width))
+    if checked.count is None:
+        return sums / math.sqrt(max(checked.rows, 1.0))
+    roots = checked.count[: len(sums)].clamp(min=1.0).sqrt()
+    return sums / roots.unsqueeze(-1)
 
 
-def _gram(s: _Checked) -> str | None:
+def _gram(checked: _Checked) -> str | None:
     """Sum of z z' over all rows."""
-    width = (math.isqrt(8 * s.t.shape[-1] + 1) - 1) // 2
-    full = unpack(s.t, width)
-    full.diagonal().sub_(s.ridge)
-    why = _second_moments(s, full, _moments(s, width), s.counted)
-    if why is None and s.count is None and "class sums" in s.others:
-        together = float(s.others["class sums"].norm(dim=-1).sum())
-        most = s.rows * float(full.trace()) * (1.0 + s.tolerance(width))
+    width = checked.packed_width
+    full = unpack(checked.values, width)
+    full.diagonal().sub_(checked.ridge)
+    why = _second_moments(checked, full, _moments(checked, width), checked.counted)
+    if why is None and checked.count is None and "class sums" in checked.others:
+        together = float(checked.others["class sums"].norm(dim=-1).sum())
+        most = checked.rows * float(full.trace()) * (1.0 + checked.tolerance(width))
         if together * together > most:
             why = "is smaller than the class sums in the same upload need"
     return why
 
 
-def _class_grams(s: _Checked) -> str | None:
+def _class_grams(checked: _Checked) -> str | None:
     """Sum of z z' over the rows of each class."""
-    width = (math.isqrt(8 * s.t.shape[-1] + 1) - 1) // 2
-    moments = _moments_of_classes(s, width)
-    for c, packed in enumerate(s.t):
-        if s.count is None:
-            count = s.rows
-        else:
-            count = float(s.count[c])
-        why = _second_moments(s, unpack(packed, width), moments[c : c + 1], count)
+    width = checked.packed_width
+    moments = _moments_of_classes(checked, width)
+    counts = checked.counts
+    for c, packed in enumerate(checked.values):
+        why = _second_moments(checked, unpack(packed, width), moments[c : c + 1], counts[c])
         if why is not None:
             return f"of class {c} {why}"
     return None
 
 
-def _second_moments(s: _Checked, full: Tensor, moments: Tensor, rows: float) -> str | None:
+def _second_moments(checked: _Checked, full: Tensor, moments: Tensor, rows: float) -> str | None:
     """Why a matrix [D, D] cannot be the sum of z z' over ``rows`` rows; ``moments`` bound it from below."""
     width = full.shape[-1]
     trace = float(full.trace())
@@ -214,13 +246,13 @@ def _second_moments(s: _Checked, full: Tensor, moments: Tensor, rows: float) -> 
         if not full.any():
             return None
         return "is not 0, but the upload has no rows"
-    size = trace + s.ridge * width  # of the matrix that was rounded
-    tolerance = s.tolerance(width) * max(size, 0.0)
+    size = trace + checked.ridge * width  # of the matrix that was rounded
+    tolerance = checked.tolerance(width) * max(size, 0.0)
     smallest = float(full.diagonal().min())
     if smallest < -tolerance:
         return f"contains {smallest:.3g} where a sum of squares is expected"
-    if trace > rows * s.within * s.within:
-        return _too_large(f"its trace is {trace:.3g}", rows, s.longest)
+    if trace > rows * checked.within * checked.within:
+        return checked.too_large(f"its trace is {trace:.3g}", rows)
     least = float((moments**2).sum())
     if trace + tolerance < least:
         return f"is too small: its trace is {trace:.3g}, and the sums in the same upload need at least {least:.3g}"
@@ -240,23 +272,20 @@ def _second_moments(s: _Checked, full: Tensor, moments: Tensor, rows: float) -> 
     return None
 
 
-def _squares(s: _Checked) -> str | None:
+def _squares(checked: _Checked) -> str | None:
     """Sum of the squared rows."""
-    moments = _moments(s, s.t.shape[-1])
-    return _squared(s, s.t.unsqueeze(0), (moments**2).sum(0, keepdim=True), [s.counted])
+    moments = _moments(checked, checked.values.shape[-1])
+    least = (moments**2).sum(0, keepdim=True)
+    return _squared(checked, checked.values.unsqueeze(0), least, [checked.counted])
 
 
-def _class_squares(s: _Checked) -> str | None:
+def _class_squares(checked: _Checked) -> str | None:
     """Sum of the squared rows of each class."""
-    if s.count is None:
-        counts = [s.rows] * len(s.t)
-    else:
-        counts = s.count.tolist()
-    moments = _moments_of_classes(s, s.t.shape[-1])
-    return _squared(s, s.t, moments**2, counts)
+    moments = _moments_of_classes(checked, checked.values.shape[-1])
+    return _squared(checked, checked.values, moments**2, checked.counts)
 
 
-def _squared(s: _Checked, squares: Tensor, least: Tensor, counts: list[float]) -> str | None:
+def _squared(checked: _Checked, squares: Tensor, least: Tensor, counts: list[float]) -> str | None:
     """Why [k, D] cannot be sums of squares over ``counts`` rows each; ``least`` bounds them from below."""
     smallest = float(squares.min())
     if smallest < 0.0:
@@ -264,50 +293,57 @@ def _squared(s: _Checked, squares: Tensor, least: Tensor, counts: list[float]) -
     for total, rows in zip(squares.sum(-1).tolist(), counts, strict=True):
         if rows == 0.0 and total > 0.0:
             return "is not 0 for classes without rows"
-        if rows > 0.0 and total > rows * s.within * s.within:
-            return _too_large(f"{total:.3g} in sum", rows, s.longest)
-    rounding = 1.0 + s.tolerance(squares.shape[-1])
+        if rows > 0.0 and total > rows * checked.within * checked.within:
+            return checked.too_large(f"{total:.3g} in sum", rows)
+    rounding = 1.0 + checked.tolerance(squares.shape[-1])
     if len(least) and bool((squares * rounding < least).any()):
         return "is smaller than the squares of the sums in the same upload need"
     return None
 
 
-def _ridge_solutions(s: _Checked) -> str | None:
+def _ridge_solutions(checked: _Checked) -> str | None:
     """W_c = C^-1 S_c of the client's own rows, with C from the same upload."""
-    packed = s.others["gram"]
-    width = s.t.shape[-1]
+    packed = checked.others["gram"]
+    width = checked.values.shape[-1]
     system = unpack(packed, width)
-    sums = s.t @ system  # [C, D]
-    energy = float((sums * s.t).sum())
+    sums = checked.values @ system  # [C, D]
+    energy = float((sums * checked.values).sum())
     # The rounding error of a solution grows with the largest entries of its system.
-    rounding = s.tolerance(width) * float(system.diagonal().abs().sum())
-    most = s.rows * (1.0 + s.tolerance(width)) + rounding * float((s.t**2).sum())
+    rounding = checked.tolerance(width) * float(system.diagonal().abs().sum())
+    error = rounding * float((checked.values**2).sum())
+    most = checked.rows * (1.0 + checked.tolerance(width)) + error
     # Written so that numbers that overflow here are refused too.
     if not energy <= most or not math.isfinite(most):
-        return f"fits its rows with {energy:.3g}, but {s.rows:g} rows give at most that number"
+        return (
+            f"fits its rows with {energy:.3g}, but {checked.rows:g} rows give at most that number"
+        )
     longest = float(sums.norm(dim=-1).sum())
-    if longest > s.rows * s.within + rounding * float(s.t.norm(dim=-1).sum()):
-        return _too_long("belongs to class sums that are together", longest, s.rows, s.longest)
+    error = rounding * float(checked.values.norm(dim=-1).sum())
+    if longest > checked.rows * checked.within + error:
+        return checked.too_long("belongs to class sums that are together", longest, checked.rows)
     return None
 
 
-def _mixture_deviations(s: _Checked) -> str | None:
+def _mixture_deviations(checked: _Checked) -> str | None:
     """Standard deviations of Gaussians."""
-    negative = _negative(s.t, "standard deviation")
+    negative = _negative(checked.values, "standard deviation")
     if negative is not None:
         return negative
-    width = s.others["mixture means"].shape[-1]
-    total = (s.t**2).sum(-1) * (width / s.t.shape[-1])  # one deviation stands for every feature
-    return _spread(s, total, width)
+    width = checked.others["mixture means"].shape[-1]
+    # A single deviation stands for every feature.
+    repeats = width / checked.values.shape[-1]
+    total = (checked.values**2).sum(-1) * repeats
+    return _spread(checked, total, width)
 
 
-def _mixture_factors(s: _Checked) -> str | None:
+def _mixture_factors(checked: _Checked) -> str | None:
     """Cholesky factors of covariances, packed row by row."""
-    width = s.others["mixture means"].shape[-1]
-    rows = torch.arange(1, width + 1, device=s.t.device)
-    diagonal = s.t[..., rows * (rows + 1) // 2 - 1]
+    width = checked.others["mixture means"].shape[-1]
+    rows = torch.arange(1, width + 1, device=checked.values.device)
+    places = rows * (rows + 1) // 2 - 1
+    diagonal = checked.values[..., places]
     negative = _negative(diagonal, "number on the diagonal of a Cholesky factor")
-    return negative or _spread(s, (s.t**2).sum(-1), width)
+    return negative or _spread(checked, (checked.values**2).sum(-1), width)
 
 
 def _negative(t: Tensor, what: str) -> str | None:
@@ -318,48 +354,34 @@ def _negative(t: Tensor, what: str) -> str | None:
     return None
 
 
-def _spread(s: _Checked, total: Tensor, width: int) -> str | None:
+def _spread(checked: _Checked, total: Tensor, width: int) -> str | None:
     """In words, that the summed variances of a Gaussian are too large; None if they are not."""
     found = float(total.max())
-    most = s.within * s.within + width * s.declared.ridge * (1.0 + LENGTH_SLACK)
+    most = checked.within * checked.within + width * checked.declared.ridge * (1.0 + LENGTH_SLACK)
     if found > most:
         return (
-            f"has a variance of {found:.3g} over all features, but rows no longer than {s.longest:.3g} have "
+            f"has a variance of {found:.3g} over all features, but rows no longer than {checked.longest:.3g} have "
             "less"
         )
     return None
 
 
-def _mixture_weights(s: _Checked) -> str | None:
+def _mixture_weights(checked: _Checked) -> str | None:
     """Weights of the Gaussians of each class, which sum to 1 if the client has rows of the class."""
-    negative = _negative(s.t, "weight")
+    negative = _negative(checked.values, "weight")
     if negative is not None:
         return negative
-    total = s.t.sum(-1)
+    total = checked.values.sum(-1)
     expected = torch.ones_like(total)
-    if s.count is not None:
-        expected = (s.count > 0).double()
+    if checked.count is not None:
+        expected = (checked.count > 0).double()
     apart = (total - expected).abs()
     c = int(apart.argmax())
     found = float(total[c])
     weight = float(expected[c])
-    if float(apart[c]) > s.eps * (s.t.shape[-1] + 1):
+    if float(apart[c]) > checked.eps * (checked.values.shape[-1] + 1):
         return f"sums to {found:.3g} for class {c}, expected {weight:g}"
     return None
-
-
-def _too_long(what: str, length: float, rows: float, longest: float) -> str:
-    most = rows * longest
-    bound = f"{rows:g} rows that are no longer than {longest:.3g} sum to at most {most:.3g}"
-    return f"{what} too long: {length:.3g}, but {bound}"
-
-
-def _too_large(what: str, rows: float, longest: float) -> str:
-    most = rows * longest * longest
-    return (
-        f"is too large: {what}, but {rows:g} rows that are no longer than {longest:.3g} give at most "
-        f"{most:.3g}"
-    )
 
 
 CHECKS: Mapping[StatisticKind, Check] = {

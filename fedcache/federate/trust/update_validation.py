@@ -56,10 +56,12 @@ def probe_uploads(method: Method, data: Data, ctx: Ctx, *, labelled: bool) -> Up
     if labelled:
         y = (torch.arange(n) % data.classes).to(ctx.env.device)
     rows = stack_clients(x.to(ctx.env.device), y, [np.arange(n)], 0)
-    alone = replace(ctx, rng=replace(ctx.rng, clients=(PROBE,)), ids=(0,))
+    rng = replace(ctx.rng, clients=(PROBE,))
+    alone = replace(ctx, rng=rng, ids=(0,))
     try:
         down = method.broadcast(method.init(ctx), ctx)
-        _, up = method.fit(down, method.enter(down, rows, alone), rows, alone)
+        state = method.enter(down, rows, alone)
+        _, up = method.fit(down, state, rows, alone)
         return {
             name: replace(UploadTensor.like(t), counts_rows=counts_rows(name))
             for name, t in up.items()
@@ -168,7 +170,8 @@ class UpdateValidation:
         missing = ", ".join(sorted(self.expected.keys() - up.keys()))
         if missing:
             return f"it lacks {missing}"
-        extra = ", ".join(sorted(map(str, up.keys() - self.expected.keys())))
+        unexpected = map(str, up.keys() - self.expected.keys())
+        extra = ", ".join(sorted(unexpected))
         if extra:
             return f"it contains {extra}, which is not part of the schema"
         axes = len(lead)
@@ -177,7 +180,10 @@ class UpdateValidation:
             shape = declared
             if coordinates and name in coordinates:
                 shape = torch.Size(coordinates[name])
-            if t.shape[axes:] != shape or (axes and not _leads(t.shape[:axes], lead)):
+            fits = t.shape[axes:] == shape
+            if axes:
+                fits = fits and _has_lead(t.shape[:axes], lead)
+            if not fits:
                 found = tuple(t.shape[axes:] or t.shape)
                 return f"{name} has shape {found}, expected {tuple(shape)}"
             if t.dtype != dtype:
@@ -197,7 +203,8 @@ class UpdateValidation:
             t = up[name]
             t = t.reshape(-1, *t.shape[t.dim() - core - 1 :])  # points, clients, classes
             # A tensor that all clients share has one row, which stands for each of them.
-            for of_point in t.expand(t.shape[0], len(rows), *t.shape[2:]):
+            t = t.expand(t.shape[0], len(rows), *t.shape[2:])
+            for of_point in t:
                 for place, why in enumerate(_wrong_counts(name, of_point, rows)):
                     if why:
                         found.setdefault(place, why)
@@ -207,7 +214,7 @@ class UpdateValidation:
         """The first tensor of an upload with NaN, infinity or a too large number, in words; None without one."""
         for name, t in up.items():
             if t.is_floating_point() and not is_bounded(t):
-                return f"{name} {_unbounded(t)}"
+                return f"{name} {_describe_unbounded(t)}"
         return None
 
     def refusal(self, client: int, name: str, why: str) -> FedcacheError:
@@ -254,7 +261,7 @@ def is_bounded(t: Tensor) -> bool:
     return bool((t.abs() <= largest(t.dtype)).all())  # NaN is not
 
 
-def _unbounded(t: Tensor) -> str:
+def _describe_unbounded(t: Tensor) -> str:
     """The fault of a tensor that is not bounded, as a predicate: "is nan"."""
     if torch.isnan(t).any():
         return "is nan"
@@ -290,11 +297,8 @@ def not_finite(
     ``client`` is the number and name of its client, or None for the server's model. In that case each upload was valid,
     so no client is named. Rounds count from 1.
     """
-    rates = ", ".join(
-        h.name + " is " + str(hp[h.name])
-        for h in method.hparams
-        if h.help.startswith("learning rate")
-    )
+    keys = [h.name for h in method.hparams if h.help.startswith("learning rate")]
+    rates = ", ".join(f"{key} is {hp[key]!s}" for key in keys)
     rate = "the learning rate"
     if rates:
         rate += f" ({rates})"
@@ -303,16 +307,16 @@ def not_finite(
         i, client_name = client
         whose = f"for client {i} ({client_name!r})"
     return FederatedRunError(
-        f"{name} {_unbounded(t)} in round {number} {whose}.",
+        f"{name} {_describe_unbounded(t)} in round {number} {whose}.",
         f"Lower {rate}, or check the features with: fedcache verify",
     )
 
 
-def _leads(found: Sequence[int], lead: Sequence[int]) -> bool:
+def _has_lead(found: Sequence[int], lead: Sequence[int]) -> bool:
     """Whether each leading axis is as in ``lead`` or 1."""
-    return len(found) == len(lead) and all(
-        n in (1, full) for n, full in zip(found, lead, strict=True)
-    )
+    if len(found) != len(lead):
+        return False
+    return all(n in (1, full) for n, full in zip(found, lead, strict=True))
 
 
 def _wrong_counts(name: str, counts: Tensor, rows: Sequence[float]) -> list[str]:
@@ -320,13 +324,11 @@ def _wrong_counts(name: str, counts: Tensor, rows: Sequence[float]) -> list[str]
     flat = counts.double().flatten(1)
     n = torch.tensor(rows, dtype=torch.float64, device=flat.device)
     total = flat.sum(1)
-    whole = (flat - flat.round()).abs() <= SLACK * flat.clamp(min=1.0)
-    sound = (
-        torch.isfinite(flat).all(1)
-        & (flat >= 0).all(1)
-        & whole.all(1)
-        & (total <= n * (1.0 + SLACK) + SLACK)
-    )
+    is_whole = (flat - flat.round()).abs() <= SLACK * flat.clamp(min=1.0)
+    sound = torch.isfinite(flat).all(1)
+    sound &= (flat >= 0).all(1)
+    sound &= is_whole.all(1)
+    sound &= total <= n * (1.0 + SLACK) + SLACK
     found = [""] * len(rows)
     for place in (~sound).nonzero().flatten().tolist():
         found[place] = _count_problem(name, flat[place], rows[place])
@@ -343,6 +345,7 @@ def _count_problem(name: str, counts: Tensor, rows: float) -> str:
     total = float(counts.sum())
     if total > rows * (1.0 + SLACK) + SLACK:
         return f"{name} counts {total:g} rows, but the client has {rows:g}"
-    broken = counts[(counts - counts.round()).abs() > SLACK * counts.clamp(min=1.0)]
+    apart = (counts - counts.round()).abs()
+    broken = counts[apart > SLACK * counts.clamp(min=1.0)]
     first = float(broken[0])
     return f"{name} holds {first:g} rows, which is not a whole number"

@@ -23,7 +23,12 @@ def note(event, arguments):
             file.write(f"{event} {host} by {' '.join(sys.argv)[:120]}\n")
 
 
+def seen(program):
+    with Path(f"{PLACE}.seen").open("a") as file:
+        file.write(f"{program}\n")
+
+
 if PLACE:
-    with Path(f"{PLACE}.seen").open("a") as seen:
-        seen.write(f"{Path(sys.orig_argv[1]).name if len(sys.orig_argv) > 1 else '?'}\n")
+    seen(Path(sys.orig_argv[1]).name if len(sys.orig_argv) > 1 else "?")
+    os.register_at_fork(after_in_child=lambda: seen("fork"))
     sys.addaudithook(note)

@@ -37,15 +37,18 @@ def site_of(context: Context) -> ShardSite:
     if config.get("name"):
         name = str(config["name"])
     if config.get("state"):
-        return ShardSite(path, Path(str(config["state"])), name)
-    return ShardSite(path, state_of(Home.from_environment().root, Store.open(path)), name)
+        state = Path(str(config["state"]))
+    else:
+        state = state_of(Home.from_environment().root, Store.open(path))
+    return ShardSite(path, state, name)
 
 
 def answered(kind: str, message: Message, context: Context) -> Message:
     """The reply to a message."""
     request = unpack(from_record(message.content))
     # A request for secure aggregation that arrives here would be answered without a mask.
-    if kind == "fit" and ("secure" in request.words or context.node_config.get("masked-only")):
+    needs_mask = "secure" in request.words or context.node_config.get("masked-only")
+    if kind == "fit" and needs_mask:
         answer = refused(
             UsageError("This site sends only masked uploads.", "Make the app again with --secure.")
         )
@@ -55,16 +58,19 @@ def answered(kind: str, message: Message, context: Context) -> Message:
 
 
 def _of_site(kind: str, request: SiteMessage, context: Context) -> SiteMessage:
+    """The answer of the node's site; a store that cannot be opened becomes a refusal."""
     end_with_parent()
     try:
         return site_of(context).answer(kind, request)
-    except FedcacheError as error:  # the store cannot be opened
+    except FedcacheError as error:
         return refused(error)
 
 
 def masked(message: Message, context: Context) -> Message:
     """The vector of a site's uploads, which ``secaggplus_mod`` masks."""
-    return vector_answer(message, _of_site("fit", unpack(from_record(message.content)), context))
+    request = unpack(from_record(message.content))
+    answer = _of_site("fit", request, context)
+    return vector_answer(message, answer)
 
 
 for _kind, _type in KINDS.items():

@@ -1,11 +1,11 @@
-"""Masking for secure aggregation: one vector of bounded numbers per site, of which the server sees only the sum.
+"""Masking for secure aggregation: each site sends a vector of bounded numbers, and the server sees only their sum.
 
 Every pooled mean and sum is linear in the uploads, so the server needs only the sum of the vectors:
 
     averaged by rows      v_i = n_i (t_i - broadcast) / n_max       averaged evenly    v_i = t_i - broadcast
     summed                v_i = t_i / n_max                         counts of rows     v_i = C n_ic / n_max
 
-with n_max the largest number of training rows that a site declares, and C the bound within which every number must lie:
+with n_max the largest number of training rows that a site declares, and C the largest absolute value of a number:
 SecAgg+ rounds [-C, C] to a grid of integers, so the sum is exact to 2 C m / levels.
 """
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from fedcache.errors import FederatedRunError, UsageError
 from fedcache.federate.engine.hyperparameters import Hp
 from fedcache.federate.engine.method import Method, Pooling, Uploads
-from fedcache.federate.trust.pipeline import TrustPolicy
+from fedcache.federate.trust.pipeline import TrustPolicy, UploadPool
 from fedcache.heads.linear import Tree
 
 LEAST_SITES = 3
@@ -46,9 +46,8 @@ def levels_for(sites: int) -> int:
 
 def check_secure(method: Method, hp: Hp, trust: TrustPolicy) -> None:
     """Refuse methods and policies that need single uploads. Raises UsageError, with the reason."""
-    kept = ", ".join(
-        sorted(name or "everything" for name, rule in method.pool(hp).items() if rule == "stack")
-    )
+    stacked = [prefix for prefix, rule in method.pool(hp).items() if rule == "stack"]
+    kept = ", ".join(sorted(prefix or "everything" for prefix in stacked))
     if kept:
         raise UsageError(
             f"{method.name} cannot be aggregated securely: its server needs {kept} of each site, but "
@@ -92,11 +91,10 @@ class Masking:
         cls, method: Method, hp: Hp, expected: Uploads, broadcast: Tree, scale: float, bound: float
     ) -> Masking:
         """The masking for the ``expected`` uploads of a method after that broadcast."""
-        # The longest prefix of a tensor's name gives its pooling rule.
-        rules = sorted(method.pool(hp).items(), key=lambda item: -len(item[0]))
+        pool = UploadPool(method.pool(hp), 1)
         made = []
         for name, t in sorted(expected.items()):
-            rule = next(rule for prefix, rule in rules if name.startswith(prefix))
+            rule = pool.rule(name)
             shape = tuple(t.shape)
             counts = t.counts_rows or not t.dtype.is_floating_point
             # Differences from the broadcast are small, so they fit the bound better than the values.
@@ -118,16 +116,20 @@ class Masking:
     @classmethod
     def from_words(cls, words: Mapping[str, Any]) -> Masking:
         """The inverse of ``to_words``."""
-        tensors = tuple(MaskedTensor(**{**t, "shape": tuple(t["shape"])}) for t in words["tensors"])
-        return cls(tensors, float(words["scale"]), float(words["bound"]))
+        tensors = []
+        for t in words["tensors"]:
+            shape = tuple(t["shape"])
+            tensors.append(MaskedTensor(**{**t, "shape": shape}))
+        return cls(tuple(tensors), float(words["scale"]), float(words["bound"]))
 
     def vector(self, up: Tree, broadcast: Tree, rows: float) -> Tensor:
         """The vector [d] float64 of one upload, of a site with ``rows`` training rows.
 
         Raises FederatedRunError for an upload of other names or shapes, or with a number beyond the bound.
         """
-        found = {n: (tuple(t.shape), t.dtype) for n, t in up.items()}
-        if found != {t.name: (t.shape, getattr(torch, t.dtype)) for t in self.tensors}:
+        found = {name: (tuple(t.shape), t.dtype) for name, t in up.items()}
+        expected = {t.name: (t.shape, getattr(torch, t.dtype)) for t in self.tensors}
+        if found != expected:
             raise FederatedRunError(
                 "The server expects other tensors than this site's upload has.",
                 "Install the same version of fedcache on the server and on the site.",
@@ -137,7 +139,8 @@ class Masking:
             value = up[t.name].double()
             if t.moved:
                 value = value - broadcast[t.name].double()
-            parts.append((value * self._factor(t, rows)).flatten())
+            scaled = value * self._factor(t, rows)
+            parts.append(scaled.flatten())
         made = torch.cat(parts)
         largest = 0.0
         if len(made):
@@ -161,7 +164,8 @@ class Masking:
         found = {}
         start = 0
         for t in self.tensors:
-            value = total[start : start + t.size].view(t.shape).double() / self._factor(t, 1.0)
+            part = total[start : start + t.size].view(t.shape)
+            value = part.double() / self._factor(t, 1.0)
             start += t.size
             if t.moved:
                 weight: float = len(rows)

@@ -71,11 +71,12 @@ class PackedMessage:
     @property
     def bytes(self) -> int:
         """Its size, without the overhead of the transport."""
-        return len(self.words.encode()) + sum(len(a.data) for a in self.arrays.values())
+        tensors = sum(len(raw.data) for raw in self.arrays.values())
+        return len(self.words.encode()) + tensors
 
 
 def pack(message: SiteMessage) -> PackedMessage:
-    """A message as bytes."""
+    """A message as text and bytes."""
     arrays: dict[str, RawTensor] = {}
     known: dict[bytes, str] = {}
     trees = []
@@ -83,13 +84,15 @@ def pack(message: SiteMessage) -> PackedMessage:
         entry: dict[str, Any] = {}
         for name, t in tree.items():
             # ``ascontiguousarray`` turns a scalar into a vector of one number, hence the reshape.
-            values = np.ascontiguousarray(t.detach().cpu().numpy()).reshape(tuple(t.shape))
+            values = np.ascontiguousarray(t.detach().cpu().numpy())
+            values = values.reshape(tuple(t.shape))
             outline = f"{values.dtype}{values.shape}"
             key = hashlib.sha256(outline.encode() + values.tobytes()).digest()
             if key not in known:
                 at = str(len(known))
                 known[key] = at
-                arrays |= {f"{at}{suffix}": raw for suffix, raw in _rows(values).items()}
+                for suffix, raw in _rows(values).items():
+                    arrays[at + suffix] = raw
             entry[name] = {"at": known[key], "shape": list(values.shape)}
         trees.append(entry)
     return PackedMessage(json.dumps({**message.words, "trees": trees}), arrays)
@@ -141,9 +144,11 @@ def _rows(values: np.ndarray) -> dict[str, RawTensor]:
     if values.ndim < 2 or not values.size:
         return whole
     flat = little.reshape(-1, values.shape[-1])
-    nonzero = np.flatnonzero(flat.view(np.uint8).reshape(len(flat), -1).any(1)).astype("<i4")
+    bits = flat.view(np.uint8).reshape(len(flat), -1)
+    nonzero = np.flatnonzero(bits.any(1)).astype("<i4")
+    saved = (len(flat) - len(nonzero)) * flat[0].nbytes
     # The number of a row that is sent takes 4 bytes.
-    if 4 * len(nonzero) >= (len(flat) - len(nonzero)) * flat[0].nbytes:
+    if 4 * len(nonzero) >= saved:
         return whole
     kept = flat[nonzero]
     return {
@@ -153,6 +158,7 @@ def _rows(values: np.ndarray) -> dict[str, RawTensor]:
 
 
 def _type(raw: RawTensor) -> np.dtype[Any]:
+    """The little-endian dtype of a tensor. Raises MalformedError for a type that is not legal."""
     if raw.dtype not in DTYPES:
         raise MalformedError(f"a tensor is of type {raw.dtype!r:.40}")
     return np.dtype(raw.dtype).newbyteorder("<")
@@ -162,13 +168,15 @@ def _array(raw: RawTensor) -> np.ndarray:
     """The bytes of a tensor as an array, after a check of their number."""
     kind = _type(raw)
     size = len(raw.data)
-    if math.prod(raw.shape) * kind.itemsize != size or any(n < 0 for n in raw.shape):
+    is_shape = all(n >= 0 for n in raw.shape)
+    if not is_shape or math.prod(raw.shape) * kind.itemsize != size:
         raise MalformedError(f"a tensor of shape {raw.shape} has {size} bytes")
-    return np.frombuffer(raw.data, kind).astype(np.dtype(raw.dtype)).reshape(raw.shape)
+    values = np.frombuffer(raw.data, kind).astype(np.dtype(raw.dtype))
+    return values.reshape(raw.shape)
 
 
 def _values(raw: RawTensor, rows: RawTensor | None, shape: tuple[int, ...]) -> np.ndarray:
-    """The whole array of ``shape``; without ``rows`` all of its rows were sent."""
+    """The array of ``shape`` from the rows that were sent; ``rows`` are their numbers, None if all rows were sent."""
     values = _array(raw)
     if rows is None:
         if values.shape != shape:
@@ -208,6 +216,10 @@ def refusal_of(answer: SiteMessage) -> FedcacheError | None:
     found = answer.words.get("refused")
     if not isinstance(found, dict):
         return None
-    code = found.get("code")
-    known = next((Exit(c) for c in SITE_EXITS if type(code) is int and code == c), Exit.FEDERATED)
-    return FedcacheError(known, str(found.get("message"))[:2000], str(found.get("hint"))[:2000])
+    sent = found.get("code")
+    code = Exit.FEDERATED
+    if type(sent) is int and sent in SITE_EXITS:
+        code = Exit(sent)
+    message = str(found.get("message"))[:2000]
+    hint = str(found.get("hint"))[:2000]
+    return FedcacheError(code, message, hint)

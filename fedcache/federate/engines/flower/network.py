@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 import socket
 import ssl
 import subprocess
@@ -25,6 +27,7 @@ from fedcache.federate.engines.flower.processes import (
     ends_with_us,
     environment,
     program,
+    program_path,
     start,
     wait_for_port,
 )
@@ -51,7 +54,7 @@ class Address:
     host: str  # an address or a name
     port: int
     ca: Path | None = (
-        None  # certificate of the authority that the server is checked with; None without TLS
+        None  # certificate of the authority that signed the server's; None without TLS
     )
 
     def __str__(self) -> str:
@@ -62,8 +65,9 @@ class Address:
     @classmethod
     def parse(cls, text: str, ca: Path | None) -> Address:
         """``HOST:PORT``. Raises UsageError."""
-        host, sign, port = text.rpartition(":")
-        if not sign or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        host, _, port = text.rpartition(":")
+        is_port = port.isdigit() and 0 < int(port) < 65536
+        if not host or not is_port:
             raise UsageError(
                 f"--superlink {text} is not HOST:PORT.", "For example --superlink 192.0.2.10:8000"
             )
@@ -157,7 +161,7 @@ def start_supernode(
     site's own processes.
     """
     check_port("127.0.0.1", port, "--port")
-    words = " ".join(k + "=" + json.dumps(str(v)) for k, v in config.items())
+    settings = [key + "=" + json.dumps(str(value)) for key, value in config.items()]
     command = [
         program("flower-supernode"),
         "--superlink",
@@ -165,7 +169,7 @@ def start_supernode(
         "--port",
         str(port),
         "--node-config",
-        words,
+        " ".join(settings),
     ]
     if address.ca is None:
         command.append("--insecure")
@@ -173,7 +177,32 @@ def start_supernode(
         command += ["--root-certificates", str(address.ca)]
     if key is not None:
         command += ["--auth-supernode-private-key", str(key)]
-    return start(name, command, folder)
+    return start(name, command, folder, with_forks(folder))
+
+
+FORKING = """#!/bin/sh
+exec {python} -c 'import sys
+sys.path[:] = filter(None, sys.path)
+from fedcache.federate.engines.flower.app_forks import main
+main()' "$@"
+"""
+"""Program that a SuperNode starts as its SuperExec. It imports nothing from the working directory, which may hold any
+file."""
+
+
+def with_forks(folder: Path) -> dict[str, str]:
+    """Environment in which a SuperNode finds ``FORKING``; {} on systems where a fork is not safe after imports."""
+    if sys.platform != "linux":
+        return {}
+    programs = folder / "programs"
+    programs.mkdir(parents=True, exist_ok=True)
+    path = programs / "flower-superexec"
+    path.write_text(FORKING.format(python=shlex.quote(sys.executable)))
+    path.chmod(0o700)
+    return {
+        "PATH": os.pathsep.join([str(programs), program_path()]),
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds, instead of one
+    }
 
 
 @contextmanager
@@ -207,7 +236,7 @@ def register(address: Address, publics: Sequence[Path]) -> None:
     if not publics:
         return
     with connection(address) as env:
-        done = subprocess.run(
+        result = subprocess.run(
             ends_with_us([sys.executable, "-c", REGISTER, *map(str, publics)]),
             env=env,
             capture_output=True,
@@ -215,14 +244,11 @@ def register(address: Address, publics: Sequence[Path]) -> None:
             timeout=300,
             check=False,
         )
-    # Flower reports a known key as a failure too, which is none here.
-    failures = "; ".join(
-        line
-        for line in done.stdout.splitlines()
-        if line.startswith("FAILED") and "already" not in line.lower()
-    )
-    if done.returncode or failures:
-        why = failures or done.stderr.strip()[-500:]
+    failed = [line for line in result.stdout.splitlines() if line.startswith("FAILED")]
+    # Flower reports a known key as a failure too, but it is no problem here.
+    failures = "; ".join(line for line in failed if "already" not in line.lower())
+    if result.returncode or failures:
+        why = failures or result.stderr.strip()[-500:]
         raise MachineError(
             f"Keys were not registered: {why}",
             "fedcache flower keys --out KEYS --sites NAME   makes valid keys.",

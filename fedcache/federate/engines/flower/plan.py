@@ -144,9 +144,7 @@ def _option(name: str) -> str:
 class Plan:
     """A run, or a grid of runs that share their messages, and how long the server waits."""
 
-    train: (
-        TrainConfig  # of every point; ``execution`` is ``sequential``, as each site is one client
-    )
+    train: TrainConfig  # of every point; ``execution`` is ``sequential``: each site is one client
     sweep: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # hyperparameter -> values
     sites: int = 2  # number of sites
     start_with: int | None = None  # sites that are enough when ``wait`` is over; None for all
@@ -189,18 +187,21 @@ class Plan:
         made = []
         for values in itertools.product(*self.sweep.values()):
             swept = dict(zip(self.sweep, values, strict=True))
-            named = {split_key(k)[1]: v for k, v in swept.items()}
-            settings = {**self.train.set, **named}
+            settings = dict(self.train.set)
+            for key, value in swept.items():
+                _, name = split_key(key)
+                settings[name] = value
             config = replace(self.train, set=settings, on_bad_update=on_bad or "reject")
             made.append((swept, config))
         return made
 
     def checked(self) -> Plan:
-        """Itself, after all checks. Raises UsageError."""
+        """This plan, after all checks. Raises UsageError."""
         if self.train.method is None:
             raise UsageError("No method was given.", "For example --method fed3r")
         method = find_method(self.train.method)
-        check_suited(method, method.resolve(self.train.preset, self.train.set), self.train)
+        hp = method.resolve(self.train.preset, self.train.set)
+        check_suited(method, hp, self.train)
         check_values(self.train)
         parse_seeds(self.train.seeds)
         parse_participation(self.train.participation)
@@ -213,7 +214,8 @@ class Plan:
                     f"Run it once per value: fedcache flower app {_option(key)} VALUE",
                 )
         for _, config in self.points:
-            check_suited(method, method.resolve(config.preset, config.set), config)
+            hp = method.resolve(config.preset, config.set)
+            check_suited(method, hp, config)
         terms = self.terms
         for name, value in (
             ("--sites", terms.sites),
@@ -239,7 +241,8 @@ class Plan:
         """Refuse a plan that secure aggregation does not support or would not protect. Raises UsageError."""
         for _, config in self.points:
             hp = method.resolve(config.preset, config.set)
-            check_secure(method, hp, policy_from_config(config, method))
+            policy = policy_from_config(config, method)
+            check_secure(method, hp, policy)
         participation = parse_participation(participation_text(self.train, method, self.sites))
         a_round = clients_per_round(participation, self.sites)
         if min(self.sites, a_round) < LEAST_SITES:
@@ -267,11 +270,13 @@ class Plan:
             )
 
     def to_config(self) -> dict[str, str | int | float | bool]:
-        """Flat, for ``[tool.flwr.app.config]``; ``flwr run --run-config`` can override it."""
+        """The plan as a flat table for ``[tool.flwr.app.config]``; ``flwr run --run-config`` can override it."""
         table = to_table(self.train)
         values = {name: table.get(name, "") for name in TRAIN}
-        values["set"] = " ".join(f"{k}={v}" for k, v in self.train.set.items())
-        values["sweep"] = " ".join(k + "=" + ",".join(v) for k, v in self.sweep.items())
+        settings = [f"{name}={value}" for name, value in self.train.set.items()]
+        values["set"] = " ".join(settings)
+        sweeps = [key + "=" + ",".join(swept) for key, swept in self.sweep.items()]
+        values["sweep"] = " ".join(sweeps)
         for f in fields(self):
             if f.name not in ("train", "sweep"):
                 values[f.name] = getattr(self, f.name)
@@ -287,18 +292,22 @@ class Plan:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Plan:
         """The inverse of ``to_config``; "" stands for an option at its default. Raises UsageError."""
-        given = {k.replace("-", "_"): v for k, v in config.items() if v != ""}
-        settings = dict(pair.split("=", 1) for pair in str(given.pop("set", "")).split())
-        swept = dict(pair.split("=", 1) for pair in str(given.pop("sweep", "")).split())
+        given = {}
+        for option, value in config.items():
+            if value != "":
+                given[option.replace("-", "_")] = value
+        settings = _pairs(given.pop("set", ""))
+        swept = _pairs(given.pop("sweep", ""))
         sweep = {key: tuple(values.split(",")) for key, values in swept.items()}
         # Flower turns words like `--run-config seeds=3` into numbers.
         for name in ("participation", "seeds", "like"):
             if name in given:
                 given[name] = str(given[name])
-        names = {f.name for f in fields(cls)}
-        own = {k: v for k, v in given.items() if k in names}
-        train = {k: v for k, v in given.items() if k not in names}
-        section = {**train, "set": settings, "execution": "sequential", "device": "cpu"}
+        own = {}
+        for f in fields(cls):
+            if f.name in given:
+                own[f.name] = given.pop(f.name)
+        section = {**given, "set": settings, "execution": "sequential", "device": "cpu"}
         try:
             made = resolve(TrainConfig, section, {}, "the app's configuration")
             return cls(made, sweep, **own).checked()
@@ -307,6 +316,11 @@ class Plan:
                 f"The configuration of the app has an invalid value: {error}.",
                 "Make the app again: fedcache flower app",
             ) from error
+
+
+def _pairs(text: Any) -> dict[str, str]:
+    """The names and values of a text such as ``lr=0.1 head=linear``."""
+    return dict(pair.split("=", 1) for pair in str(text).split())
 
 
 @dataclass(frozen=True)
@@ -320,7 +334,8 @@ class App:
 def write_app(plan: Plan, path: Path) -> App:
     """Write the app of a plan, also over an older app. Raises UsageError for a path with other files."""
     path = path.expanduser().resolve()
-    if path.exists() and (not path.is_dir() or any(path.iterdir())) and not _ours(path):
+    is_used = path.exists() and (not path.is_dir() or any(path.iterdir()))
+    if is_used and not _is_app(path):
         raise UsageError(
             f"{path} exists, but is not a fedcache app.",
             "Choose another place: fedcache flower app --out DIR",
@@ -379,7 +394,8 @@ def read_app(path: Path) -> App:
     return App(path.resolve(), Plan.from_config(config))
 
 
-def _ours(path: Path) -> bool:
+def _is_app(path: Path) -> bool:
+    """Whether fedcache wrote an app into the directory."""
     try:
         return MARK in (path / "pyproject.toml").read_text()
     except OSError:

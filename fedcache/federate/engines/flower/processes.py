@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import ipaddress
 import os
@@ -46,7 +45,8 @@ def need_flower() -> str:
         found = version("flwr")
     except PackageNotFoundError:
         raise MachineError("Flower is not installed.", INSTALL) from None
-    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
+    parts = found.split(".")[:2]
+    numbers = tuple(int(part) for part in parts if part.isdigit())
     if not LOW <= numbers < HIGH:
         raise MachineError(
             f"Flower {found} is installed, but fedcache needs 1.41.",
@@ -58,8 +58,7 @@ def need_flower() -> str:
 def program(name: str) -> str:
     """The path of one of Flower's programs, in the folder of this Python or on PATH. Raises MachineError."""
     need_flower()
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    found = shutil.which(name, path=path)
+    found = shutil.which(name, path=program_path())
     if found is None:
         raise MachineError(f"The program {name} of Flower was not found next to Python.", INSTALL)
     return found
@@ -67,15 +66,19 @@ def program(name: str) -> str:
 
 def environment(flwr_home: Path) -> dict[str, str]:
     """The environment of every Flower process: no telemetry, no update check, no installation, a folder of its own."""
-    programs = str(Path(sys.executable).parent)
     return {
         **os.environ,
         **QUIET,
         "FLWR_HOME": str(flwr_home),
-        # Flower starts its own programs by name.
-        "PATH": os.pathsep.join([programs, os.environ.get("PATH", "")]),
+        "PATH": program_path(),  # Flower starts its own programs by name
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def program_path() -> str:
+    """PATH with the folder of this Python in front."""
+    programs = str(Path(sys.executable).parent)
+    return os.pathsep.join([programs, os.environ.get("PATH", "")])
 
 
 def end_with_parent(grace: float = GRACE) -> None:
@@ -114,36 +117,36 @@ class Process:
     def tail(self, lines: int = 12) -> str:
         """The last lines of its log."""
         try:
-            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+            text = self.log.read_text(errors="replace")
         except OSError:
             return ""
+        return "\n".join(text.splitlines()[-lines:])
 
     def ask_to_stop(self) -> None:
-        """Send SIGTERM; the program then ends its own child processes."""
-        if self.alive:
-            self.popen.terminate()
+        """Send SIGTERM if it runs; the program then ends its own child processes."""
+        self.popen.terminate()
 
     def stop(self) -> None:
         """Stop the program and all of its child processes, by their process numbers."""
-        begun = descendants(self.popen.pid)
+        children = descendants(self.popen.pid)
         self.ask_to_stop()
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with suppress(subprocess.TimeoutExpired):
             self.popen.wait(GRACE)
-        self._kill(begun)
+        self._kill(children)
 
     def kill(self) -> None:
         """Kill the program and all of its child processes at once."""
         self._kill(descendants(self.popen.pid))
 
-    def _kill(self, begun: Mapping[int, str]) -> None:
-        if self.alive:
-            self.popen.kill()
-        for pid, since in begun.items():
+    def _kill(self, children: Mapping[int, str]) -> None:
+        """Kill the program and ``children``: process numbers -> start times."""
+        self.popen.kill()
+        for pid, since in children.items():
             # The start time tells the process from a later one with the same number.
-            if since == _since(pid):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
+            if since == _start_time(pid):
+                with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with suppress(subprocess.TimeoutExpired):
             self.popen.wait(GRACE)
 
 
@@ -196,28 +199,32 @@ def descendants(pid: int) -> dict[int, str]:
     """Child processes of a process at all levels -> their start times; {} on systems other than Linux."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
-        fields = _stat(int(entry.name))
+        child = int(entry.name)
+        fields = _stat(child)
         if fields:
-            children.setdefault(int(fields[1]), []).append(int(entry.name))
+            parent = int(fields[1])
+            children.setdefault(parent, []).append(child)
     found = []
-    todo = [pid]
-    while todo:
-        begun = children.get(todo.pop(), [])
-        found += begun
-        todo += begun
-    times = {child: _since(child) for child in found}
+    waiting = [pid]
+    while waiting:
+        started = children.get(waiting.pop(), [])
+        found += started
+        waiting += started
+    times = {child: _start_time(child) for child in found}
     return {child: since for child, since in times.items() if since}
 
 
 def _stat(pid: int) -> list[str]:
     """The fields of /proc/PID/stat after the name of the process; [] if it has ended."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return []
+    _, _, fields = text.rpartition(")")
+    return fields.split()
 
 
-def _since(pid: int) -> str:
+def _start_time(pid: int) -> str:
     """The start time of a process, in ticks since boot; "" if it has ended."""
     fields = _stat(pid)
     if len(fields) > 19:
@@ -252,14 +259,14 @@ def wait_for_port(process: Process, host: str, port: int) -> None:
     """Wait until a process listens. Raises MachineError, with the end of its log, if it ends first or is late."""
     last = time.monotonic() + START_WITHIN
     while time.monotonic() < last and process.alive:
-        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1.0):
+        with suppress(OSError), socket.create_connection((host, port), timeout=1.0):
             return
         time.sleep(0.2)
     raise failure_of(process, "did not open its port")
 
 
 def failure_of(process: Process, what: str) -> MachineError:
-    """The error for a process that ended by itself, or that is alive and failed in words ``what``."""
+    """The error for a process that ended by itself; ``what`` says how a process failed that is still alive."""
     if not process.alive:
         what = f"ended with {process.popen.returncode}"
     message = f"{process.name} {what}:\n{process.tail()}"
@@ -316,7 +323,8 @@ class Keys:
     @property
     def nodes(self) -> dict[str, Path]:
         """Site -> its public key."""
-        return {p.stem: p for p in sorted((self.path / "nodes").glob("*.pub"))}
+        files = sorted((self.path / "nodes").glob("*.pub"))
+        return {file.stem: file for file in files}
 
     def site(self, name: str) -> Path:
         """The folder to hand to that site."""
@@ -338,11 +346,11 @@ def make_keys(path: Path, sites: Sequence[str], hosts: Sequence[str]) -> Keys:
             )
     keys = Keys(path.expanduser().resolve())
     for folder in (keys.path, keys.path / "nodes", keys.path / "sites"):
-        folder.parent.mkdir(parents=True, exist_ok=True)
         make_private(folder)
     certificate, private = keys.server
     # A certificate is made for its addresses, so new addresses need a new one.
-    if hosts or not (certificate.exists() and keys.ca.exists()):
+    is_complete = certificate.exists() and keys.ca.exists()
+    if hosts or not is_complete:
         ca_key, ca = _authority(keys)
         key = ec.generate_private_key(ec.SECP384R1())
         _write_private(private, key)
@@ -366,7 +374,8 @@ def make_keys(path: Path, sites: Sequence[str], hosts: Sequence[str]) -> Keys:
 def read_keys(path: Path) -> Keys:
     """The keys of a folder, for a server. Raises UsageError for a missing file."""
     keys = Keys(path.expanduser().resolve())
-    missing = ", ".join(p.name for p in (keys.ca, *keys.server) if not p.exists())
+    files = (keys.ca, *keys.server)
+    missing = ", ".join(file.name for file in files if not file.exists())
     if missing:
         raise UsageError(
             f"{path} lacks {missing}.",
@@ -378,8 +387,9 @@ def read_keys(path: Path) -> Keys:
 def read_site_keys(path: Path) -> tuple[Path, Path]:
     """The files ca.crt and node.key of a site. Raises UsageError for a missing or malformed file."""
     need_flower()
-    ca = path.expanduser().resolve() / "ca.crt"
-    key = path.expanduser().resolve() / "node.key"
+    folder = path.expanduser().resolve()
+    ca = folder / "ca.crt"
+    key = folder / "node.key"
     hint = (
         "Copy KEYS/sites/NAME from the folder of keys; it has ca.crt and node.key (fedcache flower keys "
         "--out KEYS)"
@@ -469,6 +479,7 @@ def _builder(subject: Any, issuer: Any, public: Any) -> Any:
 
 
 def _usage(*, sign: bool) -> Any:
+    """Permitted uses of a key: to sign certificates, or else to prove the server's identity."""
     return x509.KeyUsage(
         digital_signature=not sign,
         key_cert_sign=sign,

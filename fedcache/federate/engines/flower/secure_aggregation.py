@@ -74,15 +74,16 @@ class MessageExchange(Protocol):
         """The answer of each node, or why there is none, in words."""
 
 
-class _Round(FedAvg):  # type: ignore[misc]  # Flower is an extra that the linters do not have
+class _RoundStrategy(FedAvg):  # type: ignore[misc]  # Flower is an extra that the linters do not have
     """The strategy of one round, in the form that SecAgg+ needs: the nodes to send to, and their answers."""
 
     def __init__(self, nodes: Iterable[int], grid: Grid) -> None:
         super().__init__()
         run_id = grid.run.run_id
-        self._requests = [
-            (GridClientProxy(node, grid, run_id), FitIns(Parameters([], ""), {})) for node in nodes
-        ]
+        self._requests = []
+        for node in nodes:
+            proxy = GridClientProxy(node, grid, run_id)
+            self._requests.append((proxy, FitIns(Parameters([], ""), {})))
         self.answers: dict[int, FitRes] = {}
 
     def configure_fit(self, server_round: int, parameters: Parameters, client_manager: Any) -> Any:
@@ -95,7 +96,7 @@ class _Round(FedAvg):  # type: ignore[misc]  # Flower is an extra that the linte
         return None, {}
 
 
-class _Polled:
+class _PollingGrid:
     """Grid for SecAgg+ that uses the transport's short polling interval, and keeps errors and bytes by node."""
 
     def __init__(self, transport: MessageExchange, grid: Grid) -> None:
@@ -126,7 +127,10 @@ class _Polled:
 
 def _size(message: Message) -> int:
     """Bytes of the content of a message, without the overhead of the transport."""
-    return sum(_bytes_of(value) for record in message.content.values() for value in record.values())
+    size = 0
+    for record in message.content.values():
+        size += sum(map(_bytes_of, record.values()))
+    return size
 
 
 def _bytes_of(value: Any) -> int:
@@ -157,8 +161,8 @@ def secure_sum(
         number: of the round.
         timeout: seconds for each of the four exchanges.
     """
-    polled = _Polled(transport, grid)
-    round_ = _Round(contents, cast(Grid, polled))
+    polled = _PollingGrid(transport, grid)
+    round_ = _RoundStrategy(contents, cast(Grid, polled))
     workflow = SecAggPlusWorkflow(
         1.0,
         least_that_stay(len(contents)),
@@ -168,13 +172,10 @@ def secure_sum(
         modulus_range=MODULUS,
         timeout=timeout,
     )
-    state = RecordDict(
-        {
-            MAIN_CONFIGS_RECORD: ConfigRecord({WorkflowKey.CURRENT_ROUND: number}),
-            MAIN_PARAMS_RECORD: ArrayRecord(),
-        }
-    )
-    context = LegacyContext(Context(grid.run.run_id, 0, {}, state, {}), strategy=round_)
+    configs = ConfigRecord({WorkflowKey.CURRENT_ROUND: number})
+    state = RecordDict({MAIN_CONFIGS_RECORD: configs, MAIN_PARAMS_RECORD: ArrayRecord()})
+    app_context = Context(grid.run.run_id, 0, {}, state, {})
+    context = LegacyContext(app_context, strategy=round_)
     progress = WorkflowState()
     stages = (
         workflow.setup_stage,
@@ -197,7 +198,8 @@ def secure_sum(
                 progress.nid_to_fitins[node].update(content)
     # SecAgg+ writes the mean over the received vectors into the answer of each of their nodes.
     words = {node: _words(answer) for node, answer in round_.answers.items()}
-    mean = parameters_to_ndarrays(next(iter(round_.answers.values())).parameters)[0]
+    first = next(iter(round_.answers.values()))
+    mean = parameters_to_ndarrays(first.parameters)[0]
     total = torch.from_numpy(np.asarray(mean, np.float64)) * len(words)
     return SecureSum(words, total, polled.errors, "")
 
@@ -214,18 +216,19 @@ def _words(answer: FitRes) -> dict[str, Any]:
 
 
 def least_sites(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """A site's own check before ``secaggplus_mod``: refuse a round whose sum would reveal its upload.
+    """Check of a site before ``secaggplus_mod``: refuse a round whose sum would reveal the site's upload.
 
     Raises ValueError, so that the site sends no answer.
     """
     configs = message.content.config_records[RECORD_KEY_CONFIGS]
     if configs.get(Key.STAGE) == Stage.SETUP:
-        sites, shares, needed = (
-            configs[key] for key in (Key.SAMPLE_NUMBER, Key.SHARE_NUMBER, Key.THRESHOLD)
-        )
+        sites = configs[Key.SAMPLE_NUMBER]
+        shares = configs[Key.SHARE_NUMBER]
+        needed = configs[Key.THRESHOLD]
         # With half of the shares or less, two disjoint groups of sites could each reveal a secret.
-        hidden = int(needed) >= LEAST_SITES and 2 * int(needed) > int(shares)
-        if not (int(sites) >= LEAST_SITES and int(shares) == int(sites) and hidden):
+        is_secret = int(needed) >= LEAST_SITES and 2 * int(needed) > int(shares)
+        is_complete = int(sites) >= LEAST_SITES and int(shares) == int(sites)
+        if not is_secret or not is_complete:
             raise ValueError(
                 f"{needed} of {shares} shares among {sites} sites do not hide an upload"
             )
@@ -241,10 +244,7 @@ def vector_answer(message: Message, answer: SiteMessage) -> Message:
     if refusal is not None:
         raise ValueError(str(refusal))
     vector = torch.cat([tree["vector"] for tree in answer.trees]).numpy()
-    result = FitRes(
-        Status(Code.OK, ""),
-        ndarrays_to_parameters([vector]),
-        1,
-        {"words": json.dumps(answer.words)},
-    )
+    parameters = ndarrays_to_parameters([vector])
+    words = {"words": json.dumps(answer.words)}
+    result = FitRes(Status(Code.OK, ""), parameters, 1, words)
     return Message(compat.fitres_to_recorddict(result, keep_input=False), reply_to=message)

@@ -87,7 +87,7 @@ def summed_round(
     words: Callable[[Sequence[ServerJob], int], Mapping[str, Any]],
     bound: float,
 ) -> list[SummedUploads]:
-    """One round of every job. Jobs with the same clients share one message and one vector.
+    """Run one round of every job. Jobs with the same clients share one message and one vector.
 
     Args:
         sites: the participating sites.
@@ -112,16 +112,17 @@ def summed_round(
         maskings = []
         for g in group:
             run = jobs[g].run
-            maskings.append(
-                Masking.of(run.method, run.hp, run.expected_uploads(), downs[g], scale, bound)
-            )
-        secure = [m.to_words() for m in maskings]
+            expected = run.expected_uploads()
+            masking = Masking.of(run.method, run.hp, expected, downs[g], scale, bound)
+            maskings.append(masking)
+        secure = [masking.to_words() for masking in maskings]
         messages = {}
         clients_of = {}
         for client in clients:
             node = sites.members[client].node
-            message = words([jobs[g] for g in group], client)
-            message = {**message, "weight": weights[client], "secure": secure}
+            message = dict(words([jobs[g] for g in group], client))
+            message["weight"] = weights[client]
+            message["secure"] = secure
             messages[node] = SiteMessage(message, [downs[g] for g in group])
             clients_of[node] = client
         number = jobs[group[0]].run.round + 1
@@ -131,11 +132,13 @@ def summed_round(
         for place, (g, masking) in enumerate(zip(group, maskings, strict=True)):
             part = answer.total[start : start + masking.size]
             start += masking.size
-            found[g] = _read(jobs[g], answer, part, place, masking, downs[g], clients_of, weights)
+            found[g] = _sums_of_job(
+                jobs[g], answer, part, place, masking, downs[g], clients_of, weights
+            )
     return found
 
 
-def _read(
+def _sums_of_job(
     job: ServerJob,
     answer: SecureSum,
     total: Tensor,
@@ -157,13 +160,18 @@ def _read(
         if not sound and not failed:
             failed = f"client {client} answered another round or job"
     size = len(total)
-    if not failed and (size != masking.size or not bool(torch.isfinite(total).all())):
+    complete = size == masking.size and bool(torch.isfinite(total).all())
+    if not failed and not complete:
         failed = f"only {size} of {masking.size} numbers of the sum are finite"
-    missing = {clients_of[n]: why for n, why in answer.missing.items() if n not in answer.words}
+    missing = {}
+    for node, why in answer.missing.items():
+        if node not in answer.words:
+            missing[clients_of[node]] = why
     if failed:
         return SummedUploads(missing=missing, failed=failed)
     clients = sorted(clients_of[node] for node in answer.words)
-    sums = masking.sums(total, down, [weights[client] for client in clients])
+    rows = [weights[client] for client in clients]
+    sums = masking.sums(total, down, rows)
     return SummedUploads(clients, sums, missing, sent=(masking.size, UPLOAD_BYTES))
 
 
@@ -185,7 +193,7 @@ class Server:
         on_round: OnRound,
         state: Snapshot | None = None,
     ) -> ServerJob:
-        """One point and seed, from the beginning or from a snapshot.
+        """The job of one point and seed, from the beginning or from a snapshot.
 
         ``spec`` is as in ``engine.run``; its data gives widths, views, classes and text, and has no rows.
         """
@@ -209,33 +217,35 @@ class Server:
         return made
 
     def train(self, jobs: Sequence[ServerJob], eval_every: int, common: Mapping[str, Any]) -> None:
-        """All rounds of all jobs from ``start``; every ``eval_every``-th round and the last one are scored.
+        """Train all rounds of the jobs that ``start`` made; every ``eval_every``-th round and the last one are scored.
 
         A round of all open jobs is one message to each site. Each job ends with ``evaluation`` or ``failed``.
         ``common`` are words of every message. Raises FederatedRunError if too few sites answer.
         """
-        while going := [job for job in jobs if job.open]:
-            for member in self.sites.newcomers(going[0].run.round + 1):
-                self._join(going, member)
+        while open_jobs := [job for job in jobs if job.open]:
+            for member in self.sites.newcomers(open_jobs[0].run.round + 1):
+                self._join(open_jobs, member)
             began = time.perf_counter()
-            samples = [job.run.sample(job.participation) for job in going]
-            downs = [job.run.down() for job in going]
-            answers = self._round(going, samples, downs, common)
-            seconds = (time.perf_counter() - began) / len(going)
+            samples = [job.run.sample(job.participation) for job in open_jobs]
+            downs = [job.run.down() for job in open_jobs]
+            answers = self._round(open_jobs, samples, downs, common)
+            seconds = (time.perf_counter() - began) / len(open_jobs)
             ended = []
-            due = []  # jobs to score
-            for job, sample, down, answer in zip(going, samples, downs, answers, strict=True):
+            to_score = []
+            for job, sample, down, answer in zip(open_jobs, samples, downs, answers, strict=True):
                 merged = self._merge(job, sample, down, answer)
                 if merged is None:
                     continue
                 ended.append((job, *merged))
-                if not job.open or (eval_every > 0 and job.run.round % eval_every == 0):
-                    due.append(job)
-            self._score(due, common)
+                is_scored = eval_every > 0 and job.run.round % eval_every == 0
+                if is_scored or not job.open:
+                    to_score.append(job)
+            self._score(to_score, common)
             for job, ids, traffic in ended:
-                self._record(job, ids, traffic, seconds, job in due)
+                self._record(job, ids, traffic, seconds, job in to_score)
         # A run that was resumed after its last round is scored again.
-        self._score([job for job in jobs if job.failed is None and job.evaluation is None], common)
+        unscored = [job for job in jobs if job.failed is None and job.evaluation is None]
+        self._score(unscored, common)
 
     def _round(
         self,
@@ -250,17 +260,17 @@ class Server:
             return summed_round(self.sites, jobs, samples, downs, to_client, self.secure_bound)
         found: list[dict[int, Tree | str]] = [{} for _ in jobs]
         messages = {}
-        about = {}  # node -> its client, and the numbers of that client's jobs
+        asked = {}  # node -> its client, and the places in ``jobs`` of that client's jobs
         for client, member in enumerate(self.sites.members):
-            mine = [g for g, sample in enumerate(samples) if client in sample]
-            if mine:
-                words = self._words([jobs[g] for g in mine], client, common, ahead=1)
-                messages[member.node] = SiteMessage(words, [downs[g] for g in mine])
-                about[member.node] = (client, mine)
+            own_jobs = [g for g, sample in enumerate(samples) if client in sample]
+            if own_jobs:
+                words = self._words([jobs[g] for g in own_jobs], client, common, ahead=1)
+                messages[member.node] = SiteMessage(words, [downs[g] for g in own_jobs])
+                asked[member.node] = (client, own_jobs)
         for node, answer in self.sites.ask("fit", messages).items():
-            client, mine = about[node]
-            sound = _sound(answer)
-            for place, g in enumerate(mine):
+            client, own_jobs = asked[node]
+            sound = _result_or_reason(answer)
+            for place, g in enumerate(own_jobs):
                 if isinstance(sound, str):
                     found[g][client] = f"{NO_ANSWER}{sound}"
                 else:
@@ -291,7 +301,7 @@ class Server:
     ) -> tuple[list[int], Any] | None:
         """Pool the uploads of a round and end it; returns its clients and traffic, or None if the job failed."""
         run = job.run
-        number = job.run.round + 1
+        number = run.round + 1
         summed = None
         ups: dict[int, Tree] = {}
         known: dict[int, str] = {}  # client -> why its upload is missing
@@ -306,13 +316,14 @@ class Server:
                 else:
                     ups[client] = up
             ids = sorted(ups)
-        reasons = {
-            c: known.get(c, f"{NO_ANSWER}no message arrived") for c in sample if c not in ids
-        }
+        reasons = {}
+        for client in sample:
+            if client not in ids:
+                reasons[client] = known.get(client, f"{NO_ANSWER}no message arrived")
         try:
             _check_model_was_usable(job, number, sample, reasons)
             for client, why in sorted(reasons.items()):
-                self._left_out(job, client, number, why)
+                self._note_missing(job, client, number, why)
             if summed is not None and summed.failed:
                 raise FederatedRunError(
                     f"Round {number}: secure aggregation gave no sum: {summed.failed}.",
@@ -365,7 +376,7 @@ class Server:
             "Start or repair the missing sites and run again to resume after the last complete round.",
         )
 
-    def _left_out(self, job: ServerJob, client: int, number: int, why: str) -> None:
+    def _note_missing(self, job: ServerJob, client: int, number: int, why: str) -> None:
         """Note a site without an upload in a round. Raises the refusal of an upload if the policy is ``fail``."""
         name = self.sites.members[client].facts.name
         run = job.run
@@ -406,7 +417,7 @@ class Server:
         for g, job in enumerate(jobs):
             counts: dict[int, Tensor] = {}
             for client, member in enumerate(self.sites.members):
-                read: SiteMessage | Tensor | str = _sound(answers[member.node])
+                read: SiteMessage | Tensor | str = _result_or_reason(answers[member.node])
                 if isinstance(read, SiteMessage):
                     read = checked_counts(read, g, member.facts)
                 if isinstance(read, Tensor):
@@ -426,15 +437,16 @@ class Server:
         if measured:
             diagnostics = run.diagnose()
         if job.leaves_out or not run.trust.plain:
-            diagnostics["rejected"] = float(sum(r.round == run.round for r in run.rejected))
+            rejected = sum(upload.round == run.round for upload in run.rejected)
+            diagnostics["rejected"] = float(rejected)
         accuracy = None
         if measured and job.evaluation is not None:
             accuracy = job.evaluation.accuracy
-        job.records.append(
-            RoundRecord(run.round, tuple(ids), seconds, accuracy, traffic, diagnostics)
-        )
+        record = RoundRecord(run.round, tuple(ids), seconds, accuracy, traffic, diagnostics)
+        job.records.append(record)
         metrics = {"accuracy": accuracy, "seconds": seconds, "clients": len(ids), **diagnostics}
-        job.on_round(run.round, metrics, asdict(traffic), partial(snapshot_of, run, job.records))
+        snapshot = partial(snapshot_of, run, job.records)
+        job.on_round(run.round, metrics, asdict(traffic), snapshot)
 
     def _words(
         self, jobs: Sequence[ServerJob], client: int, common: Mapping[str, Any], ahead: int = 0
@@ -444,30 +456,28 @@ class Server:
         for job in jobs:
             run = job.run
             # Tensors of a setting travel in the trees.
-            hp = {k: v for k, v in run.hp.items() if not isinstance(v, Tensor)}
-            site = SiteJob(job.id, hp, run.seed, run.round + ahead, job.latest.get(client, 0))
+            hp = {name: value for name, value in run.hp.items() if not isinstance(value, Tensor)}
+            since = job.latest.get(client, 0)
+            site = SiteJob(job.id, hp, run.seed, run.round + ahead, since)
             entries.append(site.to_words())
         return {**common, "jobs": entries, "clients": len(self.sites.members), "client": client}
 
     def _join(self, jobs: Sequence[ServerJob], member: Member) -> None:
-        """Add a late site to all jobs, or refuse it where a server's tensors depend on the number of sites."""
+        """Add a late site to all jobs, or refuse it if tensors of the server depend on the number of sites."""
         name = member.facts.name
         number = jobs[0].run.round + 1
         for job in jobs:
             run = job.run
+            clients: list[Any] = [*run.clients, rows_of(member.facts)]
+            dtype = run.env.dtype
             wider = RunState(
-                run.method,
-                run.hp,
-                run.data,
-                [*run.clients, rows_of(member.facts)],
-                run.seed,
-                run.env.dtype,
-                trust=run.trust,
+                run.method, run.hp, run.data, clients, run.seed, dtype, trust=run.trust
             )
             wider.keeps_uploads = run.keeps_uploads
             # A fresh start shows the shapes with one more client; then the state of the run moves over.
             wider.start()
-            if {k: tuple(t.shape) for k, t in wider.server.items()} != job.shapes:
+            shapes = {name: tuple(t.shape) for name, t in wider.server.items()}
+            if shapes != job.shapes:
                 why = "came late, and the method cannot add it"
                 kept = f"{run.method.name} can use only the sites it started with"
                 self.sites.miss(number, name, why, f"site {name!r} came late: {kept}.")
@@ -500,11 +510,10 @@ def _check_model_was_usable(
     the round before were valid.
     """
     before = number - 1
-    turned = [
-        client
-        for client, why in sorted(reasons.items())
-        if not why.startswith(NO_ANSWER) and job.latest.get(client, 0) == before
-    ]
+    turned = []  # clients whose upload was valid in the round before and is invalid now
+    for client, why in sorted(reasons.items()):
+        if not why.startswith(NO_ANSWER) and job.latest.get(client, 0) == before:
+            turned.append(client)
     sampled = len(sample)
     if number == 1 or 2 * len(turned) <= sampled:
         return
@@ -518,7 +527,7 @@ def _check_model_was_usable(
     )
 
 
-def _sound(answer: SiteMessage | str) -> SiteMessage | str:
+def _result_or_reason(answer: SiteMessage | str) -> SiteMessage | str:
     """An answer with results, or the reason why there are none: no answer, or a site's refusal."""
     if isinstance(answer, SiteMessage):
         refusal = refusal_of(answer)
@@ -534,9 +543,11 @@ def checked_counts(answer: SiteMessage, place: int, facts: SiteFacts) -> Tensor 
         counts = answer.trees[place]["counts"]
     except (KeyError, IndexError):
         return "it sent no counts"
-    if tuple(counts.shape) != (len(facts.domains), C, C + 1) or counts.dtype != torch.int64:
-        return f"its counts have shape {tuple(counts.shape)}"
-    if (counts < 0).any() or (counts > facts.test).any() or int(counts.sum()) > facts.test:
+    shape = tuple(counts.shape)
+    if shape != (len(facts.domains), C, C + 1) or counts.dtype != torch.int64:
+        return f"its counts have shape {shape}"
+    out_of_range = (counts < 0) | (counts > facts.test)
+    if out_of_range.any() or int(counts.sum()) > facts.test:
         return f"it reports more than its {facts.test} test rows"
     return counts
 
@@ -546,7 +557,8 @@ def _server_model(run: RunState) -> DeployedModel | None:
     method = run.method
     if method.protocol(run.hp) != "global" or method.deploy is not keep_down:
         return None
-    return DeployedModel(method, run.down(), {}, no_training_rows(method.name), run.server_ctx())
+    no_rows = no_training_rows(method.name)
+    return DeployedModel(method, run.down(), {}, no_rows, run.server_ctx())
 
 
 def outcome_of(job: ServerJob, members: Sequence[Member]) -> TrainingOutput:
@@ -628,12 +640,11 @@ def federate(
     server = Server(sites)
     if plan.secure:
         server.secure_bound = plan.secure_bound
-    jobs = [
-        (run, seed, _start_seed(run, seed, server, observer))
-        for run in waiting
-        for seed in run.spec.seeds
-        if not run.restore_seed(seed)
-    ]
+    jobs: list[tuple[OpenRun, ServerJob]] = []
+    for run in waiting:
+        for seed in run.spec.seeds:
+            if not run.restore_seed(seed):
+                jobs.append((run, _start_seed(run, seed, server, observer)))
     if jobs:
         common = {
             **words,
@@ -642,15 +653,16 @@ def federate(
             "dtype": plan.train.dtype,
         }
         method = points[0].spec.method
-        total = sum(job.rounds for *_, job in jobs)
+        started = [job for _, job in jobs]
+        total = sum(job.rounds for job in started)
         observer.start(f"{method} over {len(facts)} sites", total, "rounds")
         try:
             with owning([run.directory.path for run in waiting], observer, Stop()):
-                server.train([job for *_, job in jobs], plan.train.eval_every, common)
+                server.train(started, plan.train.eval_every, common)
         finally:
             observer.stop()
     errors = []
-    for run, _, job in jobs:
+    for run, job in jobs:
         if job.failed is not None:
             errors.append(job.failed)
             continue
@@ -660,7 +672,9 @@ def federate(
         x = job.dealt.x.new_empty(len(y), 1, 0)
         rows = replace(run.inputs.data, x=x, y=y, domain=job.dealt.domain, text=None)
         scored = run.inputs.with_data(rows)
-        run.end_seed(outcome_of(job, sites.members), sum(r.seconds for r in job.records), scored)
+        outcome = outcome_of(job, sites.members)
+        seconds = sum(record.seconds for record in job.records)
+        run.end_seed(outcome, seconds, scored)
     for run in waiting:
         if len(run.done) == len(run.spec.seeds):
             run.stored = _finish(run, server, time.perf_counter() - began, observer)
@@ -699,10 +713,10 @@ def _open_points(plan: Plan, source: SiteRows, home: Home, observer: Observer) -
         runs = home.runs
         if plan.runs:
             runs = Path(plan.runs)
-        position = GridPosition(" ".join(f"{k}={v}" for k, v in swept.items()))
-        opened.append(
-            open_run(inputs, spec, runs, fresh=plan.fresh, observer=observer, position=position)
-        )
+        words = " ".join(f"{name}={value}" for name, value in swept.items())
+        position = GridPosition(words)
+        run = open_run(inputs, spec, runs, fresh=plan.fresh, observer=observer, position=position)
+        opened.append(run)
     return opened
 
 
@@ -711,10 +725,11 @@ def _begin_points(points: Sequence[OpenRun], observer: Observer, *, fresh: bool)
     begun = []
     for run in points:
         name = run.directory.path.name
-        if run.stored is not None and not run.stored.result.get("federation", {}).get("missed"):
-            observer.note(f"The same run is stored already ({name}); --fresh trains it again.")
-            continue
         if run.stored is not None:
+            federation = run.stored.result.get("federation", {})
+            if not federation.get("missed"):
+                observer.note(f"The same run is stored already ({name}); --fresh trains it again.")
+                continue
             observer.note(f"Sites were missing in the last run of {name}, so it is trained again.")
         run.begin(fresh=fresh or run.stored is not None)
         run.stored = None
@@ -723,7 +738,7 @@ def _begin_points(points: Sequence[OpenRun], observer: Observer, *, fresh: bool)
 
 
 def _start_seed(run: OpenRun, seed: int, server: Server, observer: Observer) -> ServerJob:
-    """A seed, from its checkpoint if there is one. Every round writes one, because a round takes seconds."""
+    """Start a seed, from its checkpoint if it has one. Every round writes a checkpoint, because it takes seconds."""
     state = run.checkpoint(seed)
     if state is not None:
         observer.note(f"Seed {seed}: resuming after round {state.meta['round']}.")
@@ -740,9 +755,8 @@ def _start_seed(run: OpenRun, seed: int, server: Server, observer: Observer) -> 
         run.save_checkpoint(seed, snapshot())
 
     job_id = digest_of([run.identity.digest, seed])[:24]
-    return server.start(
-        training_run(run.inputs, run.spec, seed), run.inputs.settings, job_id, round_ended, state
-    )
+    spec = training_run(run.inputs, run.spec, seed)
+    return server.start(spec, run.inputs.settings, job_id, round_ended, state)
 
 
 def _finish(run: OpenRun, server: Server, seconds: float, observer: Observer) -> Run:

@@ -51,7 +51,7 @@ class Logged(Silent):
 
 
 class FailedError(Exception):
-    """Ends the run as failed. Flower sends the last lines of a log if an app raises, and not if it exits."""
+    """Ends the run as failed. Flower sends the last lines of a log only if an app raises, not if it exits."""
 
 
 def main(grid: Grid, context: Context) -> None:
@@ -67,8 +67,8 @@ def main(grid: Grid, context: Context) -> None:
         raise FailedError(error.message) from None
     done = []
     for (swept, _), run in zip(plan.points, runs, strict=True):
-        words = {"path": str(run.path), "reused": run.reused, "sweep": swept}
-        done.append({**words, "result": _short(run.result)})
+        result = _short(run.result)
+        done.append({"path": str(run.path), "reused": run.reused, "sweep": swept, "result": result})
     log_line(done=done)
 
 
@@ -87,8 +87,9 @@ def _short(result: dict[str, Any]) -> dict[str, Any]:
         "traffic",
         "trust",
     )
-    accuracy = {k: result["accuracy"][k] for k in ("mean", "std", "per_seed")}
-    return {**{k: result[k] for k in kept if k in result}, "accuracy": accuracy}
+    short = {name: result[name] for name in kept if name in result}
+    short["accuracy"] = {name: result["accuracy"][name] for name in ("mean", "std", "per_seed")}
+    return short
 
 
 app.main()(main)

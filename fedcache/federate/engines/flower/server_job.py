@@ -73,11 +73,10 @@ class ServerJob:
         if type(number) is not int or not sound or len(shapes) > MOST_TENSORS:
             raise ValueError("its header is malformed")
         if outline:
-            held = sorted(
-                (name, tuple(shape))
-                for name, shape in outline.items()
-                if not name.startswith("rows/")
-            )
+            held = []
+            for name, shape in sorted(outline.items()):
+                if not name.startswith("rows/"):
+                    held.append((name, tuple(shape)))
             self.outlines[client] = tuple(held)
         return number
 

@@ -6,14 +6,14 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedcache.config import Home
-from fedcache.errors import FedcacheError, MachineError, StoreError, UsageError, shell_word
+from fedcache.errors import MachineError, StoreError, UsageError, shell_word
 from fedcache.federate.engines.flower.network import (
     EVERYWHERE,
     Address,
@@ -64,28 +64,28 @@ def serve(
     folder = server_folder(port)
     # Without keys, nothing is encrypted, so the server listens on this machine only.
     if keys is None:
-        known = None
-        where = host or HOST
-        by = ""
+        server_keys = None
+        listen_host = host or HOST
+        encryption = ""
         folder += "-insecure"
-        Address(where, port).need_loopback(
-            f"fedcache flower keys --out KEYS --sites a,b --host {shell_word(where)}, then --keys KEYS"
+        Address(listen_host, port).need_loopback(
+            f"fedcache flower keys --out KEYS --sites a,b --host {shell_word(listen_host)}, then --keys KEYS"
         )
     else:
-        known = read_keys(keys)
-        where = host or EVERYWHERE
-        by = " by TLS"
-    process = start_superlink(Address(where, port), known, _folder(home, folder))
+        server_keys = read_keys(keys)
+        listen_host = host or EVERYWHERE
+        encryption = " by TLS"
+    process = start_superlink(Address(listen_host, port), server_keys, _folder(home, folder))
     try:
-        if known is not None:
-            here = where
-            if where == EVERYWHERE:
-                here = HOST
-            register(Address(here, port, known.ca), list(known.nodes.values()))
-            names = ", ".join(known.nodes) or "none"
+        if server_keys is not None:
+            local_host = listen_host
+            if listen_host == EVERYWHERE:
+                local_host = HOST
+            register(Address(local_host, port, server_keys.ca), list(server_keys.nodes.values()))
+            names = ", ".join(server_keys.nodes) or "none"
             say(f"Sites that may take part: {names}.")
-        say(f"Listening on {where}:{port}{by}. Log: {process.log}.")
-        _stay(process, stop, {})
+        say(f"Listening on {listen_host}:{port}{encryption}. Log: {process.log}.")
+        _run_until_stop(process, stop)
     finally:
         process.stop()
 
@@ -135,40 +135,38 @@ def attend(
     process = start_supernode(address, config, key, folder, port or free_port())
     client = name or store.dataset["shard"]["client"]
     say(f"Site {client!r} is connected to {address}. Log: {process.log}.")
-    errors: dict[str, FedcacheError] = {}
+    unknown_key = None
     if key is not None:
-        errors[KEY_UNKNOWN] = MachineError(
+        unknown_key = MachineError(
             f"The server at {address} does not know this site's key {key}, or the site was killed less "
             "than a minute ago and is still registered.",
             f"After a kill, run the same command again in a minute. Otherwise {WITH_KEYS}",
         )
     try:
-        _stay(process, stop, errors)
+        _run_until_stop(process, stop, unknown_key)
     finally:
         process.stop()
 
 
-def _stay(process: Process, stop: threading.Event, errors: Mapping[str, FedcacheError]) -> None:
+def _run_until_stop(
+    process: Process, stop: threading.Event, unknown_key: MachineError | None = None
+) -> None:
     """Wait until ``stop`` is set.
 
-    If the process ends by itself, raises the error in ``errors`` whose text is in its log, or MachineError.
+    If the process ends by itself, raises MachineError: ``unknown_key`` if its log says that the server does not know
+    its key.
     """
     while not stop.wait(LOOK_EVERY):
         if process.alive:
             continue
-        log = process.tail(60).lower()
-        for text, error in errors.items():
-            if text in log:
-                raise error
+        if unknown_key is not None and KEY_UNKNOWN in process.tail(60).lower():
+            raise unknown_key
         raise failure_of(process, "")
 
 
 def _folder(home: Home, name: str) -> Path:
     """Private folder for the log and the data of a program."""
-    folder = home.root / "flower" / name
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    make_private(folder)
-    return folder
+    return make_private(home.root / "flower" / name)
 
 
 @dataclass
@@ -181,15 +179,11 @@ class Loopback:
     link: Process  # of the server
     nodes: dict[str, Process] = field(default_factory=dict)  # name of a site -> its process
 
-    def add(
-        self, shard: Path, home: Home, *, name: str | None = None, called: str | None = None
-    ) -> Process:
+    def add(self, shard: Path, home: Home, *, called: str | None = None) -> Process:
         """Start a site on a shard; ``called`` is the name of its key and of its log."""
-        store = Store.open(shard)
+        state = state_of(home.root, Store.open(shard))
         label = called or shard.stem
-        config = {"shard": str(shard.resolve()), "state": str(state_of(home.root, store))}
-        if name is not None:
-            config["name"] = name
+        config = {"shard": str(shard.resolve()), "state": str(state)}
         key = None
         if self.keys is not None:
             key = self.keys.site(label) / "node.key"
@@ -267,8 +261,8 @@ def up(
     plan = replace(plan, sites=len(stores)).checked()
     if keep is None:
         # In the home, because ``fedcache gc`` lists leftovers of killed and failed runs there.
-        around = _folder(home, "loopback")
-        folder = Path(tempfile.mkdtemp(prefix=f"up.{os.getpid()}-", dir=around))
+        parent = _folder(home, "loopback")
+        folder = Path(tempfile.mkdtemp(prefix=f"up.{os.getpid()}-", dir=parent))
     else:
         folder = keep.expanduser().resolve()
     logs_matter = keep is not None
@@ -276,18 +270,18 @@ def up(
         with ExitStack() as stack:
             loopback = open_loopback(folder, [p.stem for p in stores], tls=tls, port=port)
             stack.callback(loopback.stop)
-            by = ""
+            encryption = ""
             if tls:
-                by = " by TLS"
-            on_words({"note": f"Server at {loopback.address}{by}; logs in {folder}."})
+                encryption = " by TLS"
+            on_words({"note": f"Server at {loopback.address}{encryption}; logs in {folder}."})
             for path in stores:
                 loopback.add(path, home)
-            last = loopback.run(plan, on_words)
-        logs_matter |= "error" in last
+            last_words = loopback.run(plan, on_words)
+        logs_matter |= "error" in last_words
     except Exception:
         logs_matter = True
         raise
     finally:  # also after Ctrl-C
         if not logs_matter:
             shutil.rmtree(folder, ignore_errors=True)
-    return last
+    return last_words

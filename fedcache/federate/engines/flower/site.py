@@ -112,17 +112,17 @@ class SiteModels:
         text: Tree = {}
         if run.env.text is not None:
             text = {"features/text": run.env.text}
-        rows = ClientTensors()
-        rows.add(number, owned(client_tensors(model, down)))
-        tensors = owned(text | {f"server/{k}": t for k, t in down.items()}) | rows.stacked()
-        for folder in (self.state, self.state / FOLDER):
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            make_private(folder)
+        own = ClientTensors()
+        own.add(number, owned(client_tensors(model, down)))
+        server = {f"server/{name}": t for name, t in down.items()}
+        tensors = owned(text | server) | own.stacked()
+        make_private(self.state)
+        make_private(self.state / FOLDER)
         SavedModel(facts, tensors).save(self.path(job))
 
 
-NOBODY = Client("", np.empty(0, np.int64), np.empty(0, np.int64))
-"""Stands for another client, about which a site knows nothing."""
+OTHER = Client("", np.empty(0, np.int64), np.empty(0, np.int64))
+"""Stands for every other client, because a site knows nothing about them."""
 
 
 @dataclass(frozen=True)
@@ -151,12 +151,12 @@ class SiteJob:
         return asdict(self)
 
 
-class _Alone(RunState):
-    """A run at one site: every client except its own is ``NOBODY``."""
+class _OneClientRun(RunState):
+    """A run at one site: every client except its own is ``OTHER``."""
 
     def _eligible(self) -> np.ndarray:
         """The site's own client, also if it has no training rows and is only scored."""
-        known = [client is not NOBODY for client in self.training_clients]
+        known = [client is not OTHER for client in self.training_clients]
         return np.flatnonzero(known)
 
 
@@ -172,7 +172,7 @@ class Site:
     models: SiteModels | None = None  # None saves no models
 
     def answer(self, kind: str, message: SiteMessage) -> SiteMessage:
-        """``fit`` -> uploads, ``score`` -> counts. Raises FederatedRunError if the client state is lost."""
+        """Answer ``fit`` with uploads, ``score`` with counts. Raises FederatedRunError if the client state is lost."""
         jobs = [SiteJob.from_words(words) for words in message.words["jobs"]]
         clients = int(message.words["clients"])
         number = int(message.words["client"])
@@ -185,17 +185,18 @@ class Site:
             if kind == "score":
                 run.round = job.round
                 run.down = lambda down=down: down  # type: ignore[method-assign, misc]  # the server's tree is not here
-                trees.append({"counts": counts_of(score_job(run), self.data, self.domains)})
+                counts = counts_of(score_job(run), self.data, self.domains)
+                trees.append({"counts": counts})
                 if self.models is not None:
                     self.models.keep(run, job.id, job.seed, job.hp)
                 answers.append({"id": job.id, "round": job.round})
                 continue
             run.round = job.round - 1
-            # Points that differ only in settings of the server share one upload, where the method allows it.
+            # Points that differ only in settings of the server share one upload if the method allows it.
             key: Any = job.id
             if shares_uploads(self.method):
-                read = sorted((h.name, str(job.hp[h.name])) for h in self.method.hparams if h.fit)
-                key = (job.seed, *read)
+                names = sorted(h.name for h in self.method.hparams if h.fit)
+                key = (job.seed, *(str(job.hp[name]) for name in names))
             if key not in fitted:
                 fitted[key] = run.fit_one(down, number)
             kept = dict(run.states.get(number) or {})
@@ -213,11 +214,13 @@ class Site:
 
     def _run(self, job: SiteJob, clients: int, number: int, dtype: torch.dtype) -> RunState:
         """The run of a job, with the state of this client after the last round it took part in."""
-        everybody: list[Client] = [NOBODY] * clients
-        everybody[number] = self.client
+        all_clients: list[Client] = [OTHER] * clients
+        all_clients[number] = self.client
         # The server rejects an upload that is not finite; its message names the round and this client.
         trust = TrustPolicy(on_bad="reject")
-        run = _Alone(self.method, job.hp, self.data, everybody, job.seed, dtype, trust=trust)
+        run = _OneClientRun(
+            self.method, job.hp, self.data, all_clients, job.seed, dtype, trust=trust
+        )
         if job.since:
             held = self.memory.load(job.id, job.since)
             if held:
@@ -226,7 +229,10 @@ class Site:
 
 
 def counts_of(evaluation: Evaluation, data: Data, domains: int) -> Tensor:
-    """Counts int64 [domains, C, C + 1] of labelled test rows by domain, label and prediction; the last is none."""
+    """Counts int64 [domains, C, C + 1] of labelled test rows by domain, label and prediction.
+
+    Rows without a prediction are counted in the last place.
+    """
     C = data.classes
     label = data.y.cpu().numpy()[evaluation.rows]
     domain = np.zeros(len(label), np.int64)
@@ -234,10 +240,9 @@ def counts_of(evaluation: Evaluation, data: Data, domains: int) -> Tensor:
         domain = data.domain.cpu().numpy()[evaluation.rows]
     known = label >= 0
     guess = np.where(evaluation.predictions < 0, C, evaluation.predictions)[known]
-    flat = (domain[known] * C + label[known]) * (C + 1) + guess
-    return torch.from_numpy(
-        np.bincount(flat, minlength=domains * C * (C + 1)).reshape(domains, C, C + 1)
-    )
+    cell = (domain[known] * C + label[known]) * (C + 1) + guess
+    counts = np.bincount(cell, minlength=domains * C * (C + 1))
+    return torch.from_numpy(counts.reshape(domains, C, C + 1))
 
 
 @dataclass(frozen=True)
@@ -255,7 +260,7 @@ class StoredClientMemory:
         """
         hint = "Restore its state directory, or start the run again with --fresh."
         try:
-            found = read_sealed(self._path(job, round_), self._what(job, round_))
+            found = read_sealed(self._path(job, round_), self._seal_facts(job, round_))
         except CorruptionError as error:
             raise FederatedRunError(
                 f"The state of site {self.client!r} after round {round_} is damaged, so the site cannot "
@@ -275,9 +280,8 @@ class StoredClientMemory:
         """
         path = self._path(job, round_)
         for folder in (self.folder, path.parent.parent, path.parent):
-            folder.parent.mkdir(parents=True, exist_ok=True)
             make_private(folder)
-        write_sealed(path, self._what(job, round_), {}, owned(tree))
+        write_sealed(path, self._seal_facts(job, round_), {}, owned(tree))
         for old in path.parent.glob("after-*.safetensors"):
             if int(old.stem.removeprefix("after-")) < since:
                 old.unlink(missing_ok=True)
@@ -287,9 +291,10 @@ class StoredClientMemory:
             raise FederatedRunError(
                 f"{job!r:.40} is not a valid job name.", "Start the run with fedcache flower."
             )
-        return self.folder / job / digest_of(self.client)[:16] / f"after-{round_}.safetensors"
+        client = digest_of(self.client)[:16]
+        return self.folder / job / client / f"after-{round_}.safetensors"
 
-    def _what(self, job: str, round_: int) -> dict[str, Any]:
+    def _seal_facts(self, job: str, round_: int) -> dict[str, Any]:
         return {
             "kind": "client state",
             "store": self.store,
@@ -331,10 +336,10 @@ class ShardSite:
             domains = len(request.store.samples.domains)
             digest = str(request.store.dataset["digest"])
             memory = StoredClientMemory(self.state, digest, client.name)
-            models = SiteModels(
-                self.state, request.store, tuple(request.keys), feat_post, client.name
-            )
-            return Site(request.method, data, client, memory, domains, models).answer(kind, message)
+            keys = tuple(request.keys)
+            models = SiteModels(self.state, request.store, keys, feat_post, client.name)
+            site = Site(request.method, data, client, memory, domains, models)
+            return site.answer(kind, message)
         except FedcacheError as error:
             return refused(error)
 
@@ -392,8 +397,9 @@ class SiteRequest:
                 f"{file} has {validation:,} validation rows, which a federation of sites cannot score.",
                 "Make the store from a partition without --validation:  fedcache shard --partition NAME",
             )
-        good = s.ok == 1
-        train, test = (np.flatnonzero(good & (s.split == split)) for split in (0, 1))
+        readable = s.ok == 1
+        train = np.flatnonzero(readable & (s.split == 0))
+        test = np.flatnonzero(readable & (s.split == 1))
         return Client(name or str(shard["client"]), train, test)  # type: ignore[index]
 
     def facts(self, name: str | None) -> SiteFacts:
@@ -414,19 +420,20 @@ class SiteRequest:
             parent = str(shard["parent"])
         s = store.samples
         label = s.label.astype(np.int64)
-        if "labels" in self.method.needs and (label[client.train] < 0).any():
-            method = self.method.name
+        lacks_labels = (label[client.train] < 0).any()
+        if "labels" in self.method.needs and lacks_labels:
             raise UsageError(
-                f"{method} needs labels, but training rows of {store.path.name} have none.",
+                f"{self.method.name} needs labels, but training rows of {store.path.name} have none.",
                 "Add labels to the dataset, then extract or shard again.",
             )
         arrays = [store.arrays[key] for key in keys]
         recipes = [dict(array.recipe) for array in arrays]
-        backbones = [
-            str(recipe.get("backbone", key)) for key, recipe in zip(keys, recipes, strict=True)
-        ]
+        backbones = []
+        for key, recipe in zip(keys, recipes, strict=True):
+            backbones.append(str(recipe.get("backbone", key)))
         requested = "feat_post" in self.config.set
-        tests = b"".join(sorted(bytes(u) for u in s.uid[client.test]))
+        test_uids = sorted(bytes(uid) for uid in s.uid[client.test])
+        tests = b"".join(test_uids)
         return SiteFacts(
             name=client.name,
             number=number,

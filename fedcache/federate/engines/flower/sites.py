@@ -124,16 +124,18 @@ class SiteFacts:
         """The facts in a message. Raises ValueError, naming the fact, for impossible ones."""
         if not isinstance(words, Mapping):
             raise ValueError("they are not a table")
-        values = {f.name: _fact(f.name, words.get(f.name)) for f in fields(cls)}
+        values = {f.name: _checked_fact(f.name, words.get(f.name)) for f in fields(cls)}
         made = cls(**values)
-        if not made.name or "/" in made.name or not made.name.isprintable():
+        is_plain = made.name.isprintable() and "/" not in made.name
+        if not made.name or not is_plain:
             raise ValueError(
                 f"name is {made.name!r:.60}, expected printable characters without '/'"
             )
         lengths = {len(made.keys), len(made.backbones), len(made.recipes), len(made.widths)}
         if not made.keys or len(lengths) > 1:
             raise ValueError("it does not have one backbone, recipe and width for each array")
-        if made.recipes != tuple(sha256_hex(text.encode()) for text in made.made_from):
+        digests = tuple(sha256_hex(text.encode()) for text in made.made_from)
+        if made.recipes != digests:
             raise ValueError("the digests of its recipes are wrong")
         train = made.train
         if train + made.test > made.ok or made.ok > made.rows:
@@ -151,7 +153,7 @@ class SiteFacts:
         return asdict(self)
 
 
-def _fact(name: str, value: Any) -> Any:
+def _checked_fact(name: str, value: Any) -> Any:
     """One fact as its type. Raises ValueError for one outside its limits."""
     if name == "number":
         sound = value is None or _is_whole(value, 0, 2**53)
@@ -161,16 +163,15 @@ def _fact(name: str, value: Any) -> Any:
         sound = _is_whole(value, low, high)
         expected = f"a whole number from {low} to {high:,}"
     elif name in TEXTS:
-        sound = isinstance(value, str) and len(value) <= TEXTS[name]
-        expected = f"a text of at most {TEXTS[name]} characters"
+        longest = TEXTS[name]
+        sound = _is_text(value, longest)
+        expected = f"a text of at most {longest} characters"
     elif name == "widths":
         sound = _is_list(value, WIDTHS) and all(_is_whole(n, 1, WIDEST) for n in value)
         expected = f"at most {WIDTHS} numbers from 1 to {WIDEST:,}"
     else:
         most, longest = LISTS[name]
-        sound = _is_list(value, most) and all(
-            isinstance(text, str) and len(text) <= longest for text in value
-        )
+        sound = _is_list(value, most) and all(_is_text(text, longest) for text in value)
         expected = f"at most {most:,} texts of {longest:,} characters"
     if not sound:
         raise ValueError(f"{name} is {value!r:.60}, expected {expected}")
@@ -178,6 +179,10 @@ def _fact(name: str, value: Any) -> Any:
     if isinstance(value, list):
         return tuple(value)
     return value
+
+
+def _is_text(value: Any, longest: int) -> bool:
+    return isinstance(value, str) and len(value) <= longest
 
 
 def _is_list(value: Any, most: int) -> bool:
@@ -199,9 +204,8 @@ class RowCounts:
 
 def rows_of(facts: SiteFacts) -> RowCounts:
     """The client of a site for ``RunState``; the array of its rows takes no memory."""
-    return RowCounts(
-        facts.name, np.broadcast_to(np.int64(0), (facts.train,)), np.empty(0, np.int64)
-    )
+    train = np.broadcast_to(np.int64(0), (facts.train,))
+    return RowCounts(facts.name, train, np.empty(0, np.int64))
 
 
 SAME = {
@@ -226,12 +230,17 @@ HINTS = {
 }
 
 
-def difference(mine: SiteFacts, theirs: SiteFacts) -> tuple[str, str] | None:
+Problem = tuple[str, str]
+"""Why a site cannot take part, in words, and a hint."""
+
+
+def difference(mine: SiteFacts, theirs: SiteFacts) -> Problem | None:
     """The first fact of ``SAME`` in which two sites differ, in words, and a hint; None without a difference."""
     for fact, words in SAME.items():
-        values = getattr(mine, fact), getattr(theirs, fact)
-        if values[0] != values[1]:
-            return words.format(*map(_short, values)), HINTS[fact]
+        own = getattr(mine, fact)
+        other = getattr(theirs, fact)
+        if own != other:
+            return words.format(_short(own), _short(other)), HINTS[fact]
     return None
 
 
@@ -249,8 +258,8 @@ def _short(value: Any) -> str:
 
 
 MOST_ROWS = 10_000_000
-"""Default limit of a site's training rows and of its test rows. The server allocates memory for them, and for so many
-it still fits."""
+"""Default limit of a site's training rows and of its test rows. The server allocates memory for each row; up to this
+number it fits."""
 
 
 @dataclass(frozen=True)
@@ -261,17 +270,29 @@ class Member:
     facts: SiteFacts
     key: str = ""  # fingerprint of the node's public key
 
+    @property
+    def place(self) -> tuple[bool, int, str]:
+        """Key for the client order: sites with numbers of shards first, by number; then the others, by name."""
+        number = self.facts.number
+        return number is None, number or 0, self.facts.name
+
+
+Refusal = tuple[Member, str, str]
+"""A site that does not take part, the reason in words, and a hint."""
+
 
 def compatible_sites(
     members: Sequence[Member], like: str = ""
-) -> tuple[list[Member], list[tuple[Member, str, str]]]:
-    """The largest group of sites with equal facts, in client order, and the others, each with a reason and a hint.
+) -> tuple[list[Member], list[Refusal]]:
+    """The largest group of sites with equal facts, in client order, and the refusals of the others.
 
-    Among groups of one size, the group with the first site is taken. With ``like`` it is the group of the site of that
-    name, whatever its size; until that site is there, both lists are empty.
+    Among groups of one size, the group with the first site is taken. With ``like``, the group of the site with that
+    name is taken, even if it is smaller. Both lists are empty until that site is there.
     """
     ordered = in_client_order(members)
-    kinds = [tuple(getattr(m.facts, fact) for fact in SAME) for m in ordered]
+    kinds = []
+    for member in ordered:
+        kinds.append(tuple(getattr(member.facts, fact) for fact in SAME))
     named = [m for m in ordered if m.facts.name == like]
     if not kinds or (like and not named):
         return [], []
@@ -291,7 +312,7 @@ def compatible_sites(
     return fit, refused
 
 
-def _of_another_key(member: Member, owners: Mapping[str, str]) -> tuple[str, str] | None:
+def _of_another_key(member: Member, owners: Mapping[str, str]) -> Problem | None:
     """Why a site cannot have its name, in words, and a hint; None if no other key owns it."""
     name = member.facts.name
     if owners.get(name, member.key) == member.key:
@@ -300,10 +321,8 @@ def _of_another_key(member: Member, owners: Mapping[str, str]) -> tuple[str, str
 
 
 def in_client_order(members: Sequence[Member]) -> list[Member]:
-    """Client order: the numbers of shards, then names."""
-    return sorted(
-        members, key=lambda m: (m.facts.number is None, m.facts.number or 0, m.facts.name)
-    )
+    """The sites in client order; see ``Member.place``."""
+    return sorted(members, key=lambda member: member.place)
 
 
 @dataclass(frozen=True)
@@ -319,13 +338,12 @@ class RowLimits:
         """``most`` if it is given, else ``FAR_OUT`` times the median of the sites, ``MOST_ROWS`` at most."""
         if most is not None:
             return cls(most, most, "--max-rows-per-client")
-        reported = [m.facts.train for m in members], [m.facts.test for m in members]
-        train, test = (min(MOST_ROWS, int(far_out_limit(rows) or MOST_ROWS)) for rows in reported)
-        return cls(
-            train, test, f"{FAR_OUT} times the median of three sites or more, {MOST_ROWS:,} at most"
-        )
+        train = far_out_limit([m.facts.train for m in members]) or MOST_ROWS
+        test = far_out_limit([m.facts.test for m in members]) or MOST_ROWS
+        why = f"{FAR_OUT} times the median of three sites or more, {MOST_ROWS:,} at most"
+        return cls(min(MOST_ROWS, int(train)), min(MOST_ROWS, int(test)), why)
 
-    def problem(self, facts: SiteFacts) -> tuple[str, str] | None:
+    def problem(self, facts: SiteFacts) -> Problem | None:
         """Which number of a site's rows is too large, in words, and a hint; None if both are accepted."""
         for rows, most, what in (
             (facts.train, self.train, "train on"),
@@ -375,6 +393,13 @@ class SecureSum:
     failed: str  # why there is no sum; "" if there is one
 
 
+Requests = Mapping[int, SiteMessage]
+"""Node -> the message to it."""
+
+Answers = dict[int, SiteMessage | str]
+"""Node -> its answer, or in words why there is none."""
+
+
 class Transport(Protocol):
     """Carrier of messages to nodes and back; ``transport.FlowerTransport`` is Flower's.
 
@@ -389,14 +414,10 @@ class Transport(Protocol):
     def nodes(self) -> Mapping[int, str]:
         """Nodes that can be reached now, each with the fingerprint of its public key."""
 
-    def ask(
-        self, kind: str, messages: Mapping[int, SiteMessage], timeout: float
-    ) -> dict[int, SiteMessage | str]:
+    def ask(self, kind: str, messages: Requests, timeout: float) -> Answers:
         """Send one message to each node; returns the answer of each, or why there is none, in words."""
 
-    def ask_sum(
-        self, messages: Mapping[int, SiteMessage], bound: float, number: int, timeout: float
-    ) -> SecureSum:
+    def ask_sum(self, messages: Requests, bound: float, number: int, timeout: float) -> SecureSum:
         """As ``ask("fit", ..)``, but the server gets only the sum of the vectors in the answers.
 
         ``bound`` limits every number of a vector, ``number`` is the round, ``timeout`` is in seconds per exchange.
@@ -467,7 +488,7 @@ class Sites:
             self.say(f"A name belongs to the first key that uses it. {owned} are taken.")
         while True:
             came += self._request_facts(lacking, max(last - time.monotonic(), ANSWER))
-            kept, differing, rejected = self._sorted_out(came)
+            kept, differing, rejected = self._select_members(came)
             decided = bool(self.terms.like) or len(came) > 2 * len(differing)
             late = time.monotonic() >= last
             if (decided and len(kept) >= self.terms.sites) or late:
@@ -476,7 +497,7 @@ class Sites:
         for member, why, hint in (*differing, *rejected):
             self._refuse(0, member.facts.name, why, hint)
         if not decided and differing:
-            raise self._undecided(came, differing)
+            raise self._no_majority(came, differing)
         needed = self.terms.sites
         if late:
             # Nodes that are there and cannot take part count as present, so that one of them cannot block all others.
@@ -484,11 +505,10 @@ class Sites:
             needed = max(1, self.terms.start_with - (len(here) - len(kept)))
         count = len(kept)
         if count < needed:
-            lacking += [
-                FederatedRunError(f"Site {m.facts.name!r}: {why}.", hint)
-                for m, why, hint in rejected
-            ]
-            raise self._too_few(kept, differing, lacking)
+            for member, why, hint in rejected:
+                name = member.facts.name
+                lacking.append(FederatedRunError(f"Site {name!r}: {why}.", hint))
+            raise self._too_few_sites(kept, differing, lacking)
         if count < self.terms.sites:
             self.say(
                 f"warning: {count} of {self.terms.sites} sites are connected; late sites can join during "
@@ -501,9 +521,9 @@ class Sites:
         self.say(f"A site may have at most {most}: {limits.why}.")
         return kept
 
-    def _sorted_out(
+    def _select_members(
         self, came: Sequence[Member]
-    ) -> tuple[list[Member], list[tuple[Member, str, str]], list[tuple[Member, str, str]]]:
+    ) -> tuple[list[Member], list[Refusal], list[Refusal]]:
         """The sites that take part, those that differ from them, and those that are rejected for another reason.
 
         ``came`` is in the order of arrival.
@@ -525,8 +545,12 @@ class Sites:
         for member in came:
             if member.node in nodes:
                 first.setdefault(member.facts.name, member.node)
-        kept = [m for m in accepted if first[m.facts.name] == m.node]
-        rejected += [(m, NAME_TAKEN, NAME_HINT) for m in accepted if first[m.facts.name] != m.node]
+        kept = []
+        for member in accepted:
+            if first[member.facts.name] == member.node:
+                kept.append(member)
+            else:
+                rejected.append((member, NAME_TAKEN, NAME_HINT))
         return kept, differing, rejected
 
     def _bind(self, members: Sequence[Member]) -> None:
@@ -557,14 +581,15 @@ class Sites:
         for node, answer in self.transport.ask("facts", requests, timeout).items():
             # A slow node, or one whose answer was lost, is asked again up to ``REQUESTS`` times. A node that went away
             # is asked again when it is back; its key makes it the same node.
-            if isinstance(answer, str) and answer != GONE:
-                self._silent[node] += 1
-            if not isinstance(answer, str) or self._silent[node] >= REQUESTS:
-                self._met.add(node)
             if isinstance(answer, str):
+                if answer != GONE:
+                    self._silent[node] += 1
+                if self._silent[node] >= REQUESTS:
+                    self._met.add(node)
                 lacking.append(answer)
                 self.say(f"warning: a node sent no description: {answer}.")
                 continue
+            self._met.add(node)
             refusal = refusal_of(answer)
             if refusal is not None:
                 lacking.append(refusal)
@@ -585,12 +610,11 @@ class Sites:
             self.say(f"Site {facts.name!r}: {rows}.")
         return came
 
-    def _undecided(
-        self, came: Sequence[Member], refused: Sequence[tuple[Member, str, str]]
-    ) -> FedcacheError:
-        """The error for sites of which no majority agrees."""
+    def _no_majority(self, came: Sequence[Member], refused: Sequence[Refusal]) -> FedcacheError:
+        """The error for sites without a majority that agrees."""
         others = {member.node for member, *_ in refused}
-        first = next(m for m in in_client_order(came) if m.node not in others).facts.name
+        agreeing = (m.facts.name for m in in_client_order(came) if m.node not in others)
+        first = next(agreeing)
         member, why, hint = refused[0]
         other = member.facts.name
         return StoreError(
@@ -599,10 +623,10 @@ class Sites:
             f"{hint} {SITE_THAT_IS_RIGHT}.",
         )
 
-    def _too_few(
+    def _too_few_sites(
         self,
         kept: Sequence[Member],
-        refused: Sequence[tuple[Member, str, str]],
+        refused: Sequence[Refusal],
         lacking: Sequence[FedcacheError | str],
     ) -> FedcacheError:
         """The error for too few sites; it shows the first reason, and the log has all of them."""
@@ -674,7 +698,7 @@ class Sites:
             self._bind(fresh)
         return fresh
 
-    def ask(self, kind: str, messages: Mapping[int, SiteMessage]) -> dict[int, SiteMessage | str]:
+    def ask(self, kind: str, messages: Requests) -> Answers:
         """``Transport.ask`` with the terms' timeout."""
         if messages:
             return self.transport.ask(kind, messages, self.terms.timeout)
@@ -698,7 +722,7 @@ class SiteRows:
         self._stores = digest_of([[f.name, f.dataset] for f in facts])
 
     def open(self, method: Method, settings: Mapping[str, Value]) -> float:
-        """Nothing is extracted for sites here."""
+        """0 seconds, because the server extracts nothing."""
         return 0.0
 
     def arrays(self, method: Method, settings: Mapping[str, Value]) -> list[str]:
@@ -753,7 +777,7 @@ class SiteRows:
     def overrides(
         self, method: Method, features: RunFeatures, clients: int
     ) -> dict[int, ClientOverrides]:
-        """None: the plan of a federation refuses settings of single clients."""
+        """No overrides, because the plan of a federation refuses settings of single clients."""
         return {}
 
     def dataset(self) -> dict[str, Any]:
@@ -777,7 +801,7 @@ class SiteRows:
         return self.facts[0].backbones
 
     def choices(self, arrays: Sequence[str]) -> dict[str, Any]:
-        """None: the app of a federation repeats it."""
+        """Nothing, because the app of a federation repeats the choices."""
         return {}
 
 
@@ -813,7 +837,8 @@ def score_counts(
             place = cell // (C + 1)
             predicted_class = cell % (C + 1)
             label.append(place % C)
-            domain.append(np.array([names.index(d) for d in known.domains], np.int64)[place // C])
+            codes = np.array([names.index(name) for name in known.domains], np.int64)
+            domain.append(codes[place // C])
             guess.append(np.where(predicted_class == C, -1, predicted_class))
             first[key] = np.arange(start, start + len(cell))
             start += len(cell)
@@ -829,15 +854,15 @@ def score_counts(
         hot[answer < 0] = torch.nan
         return hot
 
-    if not own:
-        return evaluate_global(scores, data, clients), data
-
     def model(_client: int) -> Scores:
         return scores
 
-    return evaluate_personal(
-        PersonalModels(model), data, clients, headline=run.method.headline
-    ), data
+    if own:
+        models = PersonalModels(model)
+        evaluation = evaluate_personal(models, data, clients, headline=run.method.headline)
+    else:
+        evaluation = evaluate_global(scores, data, clients)
+    return evaluation, data
 
 
 def domain_names(facts: Sequence[SiteFacts]) -> list[str]:

@@ -12,12 +12,11 @@ from fedcache.federate.engines.flower.messages import (
     MalformedError,
     PackedMessage,
     RawTensor,
-    SiteMessage,
     pack,
     unpack,
 )
 from fedcache.federate.engines.flower.secure_aggregation import secure_sum
-from fedcache.federate.engines.flower.sites import GONE, SecureSum
+from fedcache.federate.engines.flower.sites import GONE, Answers, Requests, SecureSum
 from fedcache.store.files import sha256_hex
 
 STYPE = "fedcache.raw"
@@ -45,10 +44,11 @@ WHY = {
 
 def to_record(packed: PackedMessage) -> RecordDict:
     """A packed message as a record of Flower."""
-    arrays = {k: Array(r.dtype, r.shape, STYPE, r.data) for k, r in packed.arrays.items()}
-    return RecordDict(
-        {"words": ConfigRecord({"json": packed.words}), "arrays": ArrayRecord(arrays)}
-    )
+    arrays = {}
+    for name, raw in packed.arrays.items():
+        arrays[name] = Array(raw.dtype, raw.shape, STYPE, raw.data)
+    words = ConfigRecord({"json": packed.words})
+    return RecordDict({"words": words, "arrays": ArrayRecord(arrays)})
 
 
 def from_record(record: RecordDict) -> PackedMessage:
@@ -73,22 +73,22 @@ class FlowerTransport:
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self.bytes_down = self.bytes_up = 0
+        self.bytes_down = 0
+        self.bytes_up = 0
 
     def nodes(self) -> dict[int, str]:
         """Nodes that are online, each with the fingerprint of its public key."""
         return {node.node_id: sha256_hex(node.public_key) for node in self._grid.get_nodes()}
 
-    def ask(
-        self, kind: str, contents: Mapping[int, SiteMessage], timeout: float
-    ) -> dict[int, SiteMessage | str]:
+    def ask(self, kind: str, contents: Requests, timeout: float) -> Answers:
         """Send one message to each node; returns the answer of each, or why there is none."""
         requests = {}
         for node, content in contents.items():
             packed = pack(content)
             self.bytes_down += packed.bytes
-            requests[node] = Message(to_record(packed), dst_node_id=node, message_type=KINDS[kind])
-        found: dict[int, SiteMessage | str] = {}
+            record = to_record(packed)
+            requests[node] = Message(record, dst_node_id=node, message_type=KINDS[kind])
+        found: Answers = {}
         for node, reply in self.exchange(requests, timeout).items():
             if isinstance(reply, str):
                 found[node] = reply
@@ -101,9 +101,7 @@ class FlowerTransport:
                 found[node] = f"its answer is malformed: {error}"
         return found
 
-    def ask_sum(
-        self, contents: Mapping[int, SiteMessage], bound: float, number: int, timeout: float
-    ) -> SecureSum:
+    def ask_sum(self, contents: Requests, bound: float, number: int, timeout: float) -> SecureSum:
         """As ``ask`` for ``fit``, but the server learns only the sum over the nodes."""
         records = {node: to_record(pack(content)) for node, content in contents.items()}
         return secure_sum(self, self._grid, records, bound=bound, number=number, timeout=timeout)
@@ -130,7 +128,6 @@ class FlowerTransport:
                 found[sender] = reply
                 if reply.has_error():
                     error = reply.error
-                    found[sender] = WHY.get(
-                        error.code, f"Flower's error {error.code}: {error.reason}"
-                    )
+                    unknown = f"Flower's error {error.code}: {error.reason}"
+                    found[sender] = WHY.get(error.code, unknown)
         return found

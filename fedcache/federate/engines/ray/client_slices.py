@@ -8,11 +8,11 @@ robust rules, attacks and noise work as usual. Where uploads are additive, a wor
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import torch
@@ -71,11 +71,6 @@ class HeldRun:
         return self._job
 
 
-def set_up_clients(task: ClientsTask) -> HeldRun:
-    """Prepare a worker that trains clients of one run."""
-    return HeldRun(task)
-
-
 def fit_slice(
     held: HeldRun,
     seed: int,
@@ -91,7 +86,8 @@ def fit_slice(
     for client, state in states.items():
         job.states[client] = state
     ups = [fit_group(job, down, group) for group in groups]
-    return {"ups": ups, "states": {client: job.states[client] for client in job.states}}
+    after = {client: job.states[client] for client in job.states}
+    return {"ups": ups, "states": after}
 
 
 class OverRay(Sequential):
@@ -111,9 +107,11 @@ class OverRay(Sequential):
         answers: dict[int, dict[str, Any]] = {}
         for turn, piece in enumerate(pieces):
             while begun < min(len(pieces), turn + AHEAD * pool.slots):
-                clients = (client for group in pieces[begun] for client in group)
-                known = {client: point.states.get(client) for client in clients}
-                states = {client: state for client, state in known.items() if state is not None}
+                states = {}
+                for client in chain.from_iterable(pieces[begun]):
+                    state = point.states.get(client)
+                    if state is not None:
+                        states[client] = state
                 pool.submit(begun, point.seed, point.round, pieces[begun], states, broadcast)
                 begun += 1
             while turn not in answers:
@@ -128,11 +126,8 @@ class OverRay(Sequential):
 def slices(groups: Sequence[Group], at_least: int) -> list[list[Group]]:
     """The groups in order, as at least ``at_least`` pieces if there are so many, of at most ``SLICE_CLIENTS`` each."""
     size = max(1, min(SLICE_CLIENTS, -(-len(groups) // at_least)))
-    waiting = deque(groups)
-    made = []
-    while waiting:
-        made.append([waiting.popleft() for _ in range(min(size, len(waiting)))])
-    return made
+    starts = range(0, len(groups), size)
+    return [list(groups[start : start + size]) for start in starts]
 
 
 def check_execution(config: TrainConfig) -> TrainConfig:
@@ -148,5 +143,6 @@ def check_execution(config: TrainConfig) -> TrainConfig:
 
 def over_ray(opened: ExitStack, open_pool: Callable[[], RayWorkerPool]) -> None:
     """Train the clients of every run of this block on workers; ``open_pool`` is called when they are first needed."""
-    pool = cache(open_pool)
-    opened.enter_context(registered(type("OverRay", (OverRay,), {"pool": staticmethod(pool)})))
+    pool = staticmethod(cache(open_pool))
+    execution = type("OverRay", (OverRay,), {"pool": pool})
+    opened.enter_context(registered(execution))

@@ -28,10 +28,11 @@ from typing import Any
 from filelock import FileLock
 
 from fedcache.errors import MachineError, UsageError
+from fedcache.parsing import counted
 from fedcache.store.lock import try_lock
 
 RETRIES = 3
-"""Repetitions of a call whose worker or node died."""
+"""Repetitions of a call after its worker or node died."""
 
 ANSWER_WITHIN = 3.0
 """Seconds for the address of a cluster to answer; Ray itself tries for two and a half minutes."""
@@ -73,30 +74,33 @@ def check_address(address: str) -> None:
 
     Raises UsageError for a text that is not HOST:PORT; MachineError if no server, or another one, answers there.
     """
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 1 << 16 or "/" in host:
+    host, _, port = address.rpartition(":")
+    is_host = host and "/" not in host
+    is_port = port.isdigit() and 0 < int(port) < 1 << 16
+    if not is_host or not is_port:
         raise UsageError(
             f"--ray-address {address} is not HOST:PORT.",
             "For example --ray-address 10.0.0.1:6379, the address that `ray start --head` prints. Run "
             "the command on a node of the cluster.",
         )
-    how = (
+    hint = (
         f"ray start --head --port {port}   on {host} starts a cluster;  ray status --address {address}   "
         "shows its state"
     )
     try:
         with socket.create_connection((host.strip("[]"), int(port)), ANSWER_WITHIN) as line:
             # The start of an HTTP/2 connection with empty settings, which every gRPC server answers.
-            line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+            empty_settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+            line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + empty_settings)
             found = line.recv(9)
     except TimeoutError:
         found = b""
     except OSError as error:
         raise MachineError(
-            f"No Ray cluster answers at {address}: {error.strerror or error}.", how
+            f"No Ray cluster answers at {address}: {error.strerror or error}.", hint
         ) from error
     if len(found) < 4 or found[3] != 4:  # byte 3 is the type of the frame, 4 for settings
-        raise MachineError(f"The server at {address} is not a Ray cluster.", how)
+        raise MachineError(f"The server at {address} is not a Ray cluster.", hint)
 
 
 class Cluster:
@@ -117,16 +121,16 @@ class Cluster:
         now = time.monotonic()
         if now - self._looked > 1:
             self._looked = now
-            self._nodes = [n["Resources"] for n in self.ray.nodes() if n["Alive"]]
+            self._nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         return self._nodes
 
     def slots(self, cpus: int, gpus: int = 0) -> int:
         """Calls of that size that can run at the same time on the present nodes."""
-        needed = {k: v for k, v in (("CPU", cpus), ("GPU", gpus)) if v}
+        needed = {"CPU": cpus, "GPU": gpus}
         total = 0
         for node in self.nodes():
             # The scarcest resource of a node decides.
-            total += min(int(node.get(k, 0) // v) for k, v in needed.items())
+            total += min(int(node.get(key, 0) // count) for key, count in needed.items() if count)
         return total
 
     def need(self, cpus: int, gpus: int = 0) -> int:
@@ -164,16 +168,16 @@ def open_cluster(address: str | None, *, cpus: int, gpus: int = 0) -> Iterator[C
         home = None
         where = f"the Ray cluster at {address}"
     # Ray prints messages about dead workers to stdout, which belongs to the command.
-    with redirect_stdout(sys.stderr), _surroundings(address) as folder:
-        with _own_signals():
+    with redirect_stdout(sys.stderr), _local_environment(address) as folder:
+        with _keep_signal_handlers():
             import ray  # reads its token at import
         logging.getLogger("ray").setLevel(logging.ERROR)
         try:
-            with _own_signals():
+            with _keep_signal_handlers():
                 _start(ray, address, folder, cpus, gpus)
             yield Cluster(ray, where, home)
         finally:
-            with _own_signals(), suppress(Exception):
+            with _keep_signal_handlers(), suppress(Exception):
                 ray.shutdown()
 
 
@@ -206,18 +210,14 @@ def _start(ray: Any, address: str | None, folder: Path | None, cpus: int, gpus: 
 
 def first_line(error: BaseException, without: str) -> str:
     """The first line of an error's message, because Ray's messages are long; ``without`` for one without a message."""
-    return (str(error).strip().splitlines() or [without])[0]
-
-
-def counted(number: int, noun: str) -> str:
-    """A number with its noun: 1 node, 2 nodes."""
-    if number == 1:
-        return f"1 {noun}"
-    return f"{number} {noun}s"
+    lines = str(error).strip().splitlines()
+    if lines:
+        return lines[0]
+    return without
 
 
 @contextmanager
-def _own_signals() -> Iterator[None]:
+def _keep_signal_handlers() -> Iterator[None]:
     """Restore this process's signal handlers, which Ray replaces when it starts."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -231,7 +231,7 @@ def _own_signals() -> Iterator[None]:
 
 
 @contextmanager
-def _surroundings(address: str | None) -> Iterator[Path | None]:
+def _local_environment(address: str | None) -> Iterator[Path | None]:
     """Set the environment of a local cluster, and yield its temporary folder, which is removed at the end.
 
     HOME of its processes is that folder. It holds the cluster's configuration file, without which the head would query
@@ -261,7 +261,7 @@ def _surroundings(address: str | None) -> Iterator[Path | None]:
             else:
                 os.environ[key] = value
         lock.release()
-        _remove(folder)
+        _remove_folder(folder)
 
 
 @cache
@@ -278,7 +278,7 @@ def _short() -> str:
     return "/tmp"  # nosec B108
 
 
-def _remove(folder: Path) -> None:
+def _remove_folder(folder: Path) -> None:
     """Remove a folder. Processes that are ending may still write logs into it, so it tries several times."""
     for _ in range(20):
         shutil.rmtree(folder, ignore_errors=True)

@@ -25,18 +25,19 @@ from fedcache.extract.device import cores
 from fedcache.extract.workers.chunk_tasks import ChunkWorker, TaskSpec, compute
 from fedcache.federate.engines.ray.client_slices import (
     ClientsTask,
+    HeldRun,
     check_execution,
     fit_slice,
     over_ray,
-    set_up_clients,
 )
-from fedcache.federate.engines.ray.cluster import counted, open_cluster
+from fedcache.federate.engines.ray.cluster import open_cluster
 from fedcache.federate.engines.ray.remote_calls import RayWorkerPool
 from fedcache.federate.execution.memory_estimate import shares_uploads
 from fedcache.federate.methods import find_method, wants_encoders
 from fedcache.grids.points import point_groups
 from fedcache.grids.request import GridRequest
 from fedcache.grids.train_grid import GridRun
+from fedcache.parsing import counted
 from fedcache.process import Stop, keep_freed_memory
 from fedcache.progress import Observer, Silent
 from fedcache.runs.directory import check_files, measured_of, read_result
@@ -73,12 +74,14 @@ def open_pool(
         gpus = _gpus()
     cpus = cores()
     if not gpus:
-        cpus = (workers or max(1, cores() // threads)) * threads
+        workers_here = workers or max(1, cores() // threads)
+        cpus = workers_here * threads
     with open_cluster(address, cpus=cpus, gpus=gpus) as cluster:
         nodes = cluster.nodes()
         if on_gpus:
             # Each worker holds a GPU and decodes images with its share of the node's CPUs.
-            shares = [int(n.get("CPU", 0) // n["GPU"]) for n in nodes if n.get("GPU")]
+            with_gpu = [node for node in nodes if node.get("GPU")]
+            shares = [int(node.get("CPU", 0) // node["GPU"]) for node in with_gpu]
             spec = replace(spec, decoders=max(1, min(shares, default=1)))
         pool = RayWorkerPool(
             cluster, ChunkWorker, compute, spec, cpus=threads, gpus=int(on_gpus), most=workers
@@ -120,7 +123,7 @@ class Warnings(Silent):
         self.texts: list[str] = []
 
     def warn(self, text: str) -> None:
-        """Kept."""
+        """Keep a warning."""
         self.texts.append(text)
 
 
@@ -130,8 +133,8 @@ def slices(request: GridRequest) -> list[Slice]:
         return [((number,),) for number in range(len(request.points))]
     found: dict[Any, list[tuple[int, ...]]] = {}
     for group in point_groups(request.points):
-        name = request.points[group[0]][0]
         key: str | int = group[0]
+        name, _ = request.points[group[0]]
         if shares_uploads(find_method(name)):
             key = name
         found.setdefault(key, []).append(tuple(group))
@@ -176,7 +179,7 @@ def train_slice(grid: GridRun, piece: Slice) -> dict[str, Any]:
     return {"ended": ended, "warnings": texts}
 
 
-def _note_place(observer: Observer, pool: RayWorkerPool, what: str) -> None:
+def _note_workers(observer: Observer, pool: RayWorkerPool, what: str) -> None:
     nodes = counted(len(pool.cluster.nodes()), "node")
     threads = counted(pool.cpus, "thread")
     where = f"{nodes} of {pool.cluster.words}"
@@ -211,7 +214,8 @@ def _end_point(grid: GridRun, number: int, out: tuple[str, bool] | FedcacheError
     if isinstance(out, FedcacheError):
         grid.end_point(number, out)
     else:
-        run = read_run(Path(out[0]), reused=out[1])
+        path, reused = out
+        run = read_run(Path(path), reused=reused)
         replay_stored(grid.observer, run.path, run.result, grid.position_of(number))
         grid.end_point(number, run)
     grid.observer.advance(1)
@@ -292,7 +296,8 @@ class RayEngine:
         # Features are extracted once, and a wrong option gives one message.
         grid.prepare_first()
         threads = max(1, torch.get_num_threads() // jobs)
-        gpus = _gpus_for(request.config.device, {name for name, _ in request.points})
+        methods = {name for name, _ in request.points}
+        gpus = _gpus_for(request.config.device, methods)
         pieces = slices(request)
         many = len(request.points)
         cpus = max(cores(), threads)
@@ -304,7 +309,7 @@ class RayEngine:
                 cluster, set_up_grid, train_slice, task, cpus=threads, gpus=int(gpus > 0)
             )
             sliced = counted(len(pieces), "slice")
-            _note_place(grid.observer, pool, f"{sliced} of {many} configurations")
+            _note_workers(grid.observer, pool, f"{sliced} of {many} configurations")
             warned: set[str] = set()
             grid.observer.start("points", many, "points")
 
@@ -346,13 +351,12 @@ class RayEngine:
         with ExitStack() as opened:
 
             def open_workers() -> RayWorkerPool:
-                cluster = opened.enter_context(
-                    open_cluster(self.address, cpus=max(cores(), threads), gpus=gpus)
-                )
+                opening = open_cluster(self.address, cpus=max(cores(), threads), gpus=gpus)
+                cluster = opened.enter_context(opening)
                 pool = RayWorkerPool(
-                    cluster, set_up_clients, fit_slice, task, cpus=threads, gpus=int(gpus > 0)
+                    cluster, HeldRun, fit_slice, task, cpus=threads, gpus=int(gpus > 0)
                 )
-                _note_place(observer, pool, "the clients of each round")
+                _note_workers(observer, pool, "the clients of each round")
                 return pool
 
             over_ray(opened, open_workers)
@@ -369,17 +373,13 @@ class RayEngine:
         threads = torch.get_num_threads()
         gpus = _gpus_for("cpu", [str(config.method) for config, _ in todo])
         made: set[Path] = set()
+        task = RunsTask(home, runs, threads)
         with open_cluster(self.address, cpus=max(cores(), threads), gpus=gpus) as cluster:
             pool = RayWorkerPool(
-                cluster,
-                set_up_runs,
-                train_one,
-                RunsTask(home, runs, threads),
-                cpus=threads,
-                gpus=int(gpus > 0),
+                cluster, set_up_runs, train_one, task, cpus=threads, gpus=int(gpus > 0)
             )
             many = len(todo)
-            _note_place(observer, pool, f"{many} runs")
+            _note_workers(observer, pool, f"{many} runs")
             observer.start("runs", many, "runs")
 
             def done() -> str:

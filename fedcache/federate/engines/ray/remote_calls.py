@@ -78,20 +78,17 @@ class RayWorkerPool:
         self.most = most or 1 << 20
         ray = cluster.ray
         # Sent with every call. The setup may be large, so it is stored once in the cluster, and workers fetch it.
-        self._head = (
-            make,
-            use,
-            secrets.token_hex(8),
-            worker_environment(cluster.home),
-            [ray.put(setup)],
-        )
+        session = secrets.token_hex(8)
+        environment = worker_environment(cluster.home)
+        self._head = (make, use, session, environment, [ray.put(setup)])
         self._waiting: dict[Any, Any] = {}
         self._actors: list[Any] = []
         if gpus:
             # Actors reserve no CPU, because tasks would wait forever for CPUs that actors hold.
-            kind = ray.remote(
+            remote = ray.remote(
                 num_gpus=1, num_cpus=0, max_restarts=RETRIES, max_task_retries=RETRIES
-            )(GpuActor)
+            )
+            kind = remote(GpuActor)
             count = min(self.most, cluster.need(0, gpus))
             self._actors = [kind.remote() for _ in range(count)]
         else:
@@ -113,14 +110,16 @@ class RayWorkerPool:
     def submit(self, tag: Any, *args: Any) -> None:
         """Start a call; ``wait`` returns its answer with ``tag``."""
         if not self.gpus:
-            self._waiting[self._task.remote(*self._head, *args)] = (tag, 0)
+            ref = self._task.remote(*self._head, *args)
+            self._waiting[ref] = (tag, 0)
             return
         # The actor with the fewest waiting calls gets the call, so that no GPU is idle while another has a queue.
         counts = [0] * len(self._actors)
         for _, actor in self._waiting.values():
             counts[actor] += 1
         least = counts.index(min(counts))
-        self._waiting[self._actors[least].call.remote(*self._head, *args)] = (tag, least)
+        ref = self._actors[least].call.remote(*self._head, *args)
+        self._waiting[ref] = (tag, least)
 
     def wait(self, seconds: float) -> list[tuple[Any, dict[str, Any]]]:
         """(tag, answer) of the calls that have ended, after at most that many seconds.
@@ -185,7 +184,7 @@ class GpuActor:
     """Actor: one process that holds a GPU and the models it has loaded there."""
 
     def call(self, *args: Any) -> dict[str, Any]:
-        """``call``."""
+        """``call`` in the process of this actor."""
         return call(*args)
 
 
