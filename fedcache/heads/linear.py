@@ -197,8 +197,7 @@ def affine(x: Tensor | GramBatch, W: Tensor, b: Tensor | None = None) -> Tensor:
     if points_share_rows:
         # All grid points read the same rows: fold the points into the output columns, one GEMM per client.
         G, M, C, D = W.shape
-        columns = W.permute(1, 3, 0, 2).reshape(M, D, G * C)
-        folded = x[0] @ columns
+        folded = x[0] @ W.permute(1, 3, 0, 2).reshape(M, D, G * C)
         # The clients are counted by ``folded``, because M is 1 for a head that clients share.
         u = folded.view(folded.shape[0], -1, G, C).permute(2, 0, 1, 3)
     elif b is not None and x.dim() == W.dim() == 3 and x.shape[0] == W.shape[0]:
@@ -225,8 +224,7 @@ def affine_gradients(x: Tensor, du: Tensor) -> tuple[Tensor, Tensor]:
     if points_share_rows:
         # As in ``affine``: one GEMM per client for all points.
         G, M, N, C = du.shape
-        columns = du.permute(1, 0, 3, 2).reshape(M, G * C, N)
-        folded = columns @ x[0]
+        folded = du.permute(1, 0, 3, 2).reshape(M, G * C, N) @ x[0]
         dW = folded.view(M, G, C, -1).transpose(0, 1)
     elif du.dim() == 3 and x.dim() == 3:
         dW = each_times_transposed(du.mT, x.mT)

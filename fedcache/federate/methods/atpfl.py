@@ -28,7 +28,15 @@ from torch import Tensor
 
 from fedcache.federate.engine.local_training import Batch, keep_optimiser
 from fedcache.federate.methods import tpfl
-from fedcache.federate.methods.common import ClientData, Ctx, MethodPage, Tree, is_zero, prompts
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    MethodPage,
+    Tree,
+    is_zero,
+    prompts,
+    select,
+)
 from fedcache.federate.methods.common.prompts import AUG
 from fedcache.heads.prompt import l_aug
 
@@ -39,7 +47,8 @@ Fixed = Callable[[Batch], tuple[Tensor, Tensor]]
 
 def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """The client's own prompts of before: those it receives first."""
-    return {**{PREVIOUS + k: t for k, t in down.items()}, **keep_optimiser(down, tuple(down), ctx)}
+    previous = {PREVIOUS + k: t for k, t in down.items()}
+    return {**previous, **keep_optimiser(down, tuple(down), ctx)}
 
 
 def fixed_images(down: Tree, previous: Tree, data: ClientData, ctx: Ctx) -> Fixed:
@@ -56,10 +65,8 @@ def fixed_images(down: Tree, previous: Tree, data: ClientData, ctx: Ctx) -> Fixe
     def again(batch: Batch) -> tuple[Tensor, Tensor]:
         at = batch["at"].tolist()
         with torch.no_grad():
-            g, prev = (
-                prompts.image_features(batch["x"], prompts.paint(p, ctx, at), ctx)
-                for p in (down, previous)
-            )
+            g = prompts.image_features(batch["x"], prompts.paint(down, ctx, at), ctx)
+            prev = prompts.image_features(batch["x"], prompts.paint(previous, ctx, at), ctx)
         return g, prev
 
     return again
@@ -72,21 +79,24 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     gamma = prompts.pull_temperature(ctx)
     previous = {k: state[PREVIOUS + k] for k in down}
     if not is_zero(mu):
-        t_g, t_prev = (prompts.frozen_text(p["ctx"], names, ctx) for p in (down, previous))
+        t_g = prompts.frozen_text(down["ctx"], names, ctx)
+        t_prev = prompts.frozen_text(previous["ctx"], names, ctx)
         images = fixed_images(down, previous, data, ctx)
 
     def loss(p: Tree, batch: Batch, _down: Tree, batch_ctx: Ctx) -> Tensor:
         value, z, t = tpfl.forward(p, batch, names, batch_ctx)
         if is_zero(mu):
             return value  # the same bits as tpfl, at the same price
-        visual = (batch["w"] * l_aug(z, *images(batch), gamma)).sum(-1)
-        return value + mu * (l_aug(t, t_g, t_prev, gamma).mean(-1) + visual)
+        z_g, z_prev = images(batch)
+        visual = (batch["w"] * l_aug(z, z_g, z_prev, gamma)).sum(-1)
+        text = l_aug(t, t_g, t_prev, gamma).mean(-1)
+        return value + mu * (text + visual)
 
     kept = {k: t for k, t in state.items() if not k.startswith(PREVIOUS)}
     p = prompts.train_prompts(loss, {**down, **kept}, data, ctx)
-    return {**{PREVIOUS + k: p[k] for k in down}, **{k: p[k] for k in kept}}, {
-        k: p[k] for k in down
-    }
+    sent = select(p, down)
+    remembered = {PREVIOUS + k: t for k, t in sent.items()}
+    return {**remembered, **select(p, kept)}, sent
 
 
 METHOD = replace(

@@ -64,7 +64,8 @@ def lbfgs(
 
     def objective() -> Tensor:
         solver.zero_grad()
-        value = cross_entropy(scale * affine(x, W, b), y) + 0.5 * l2 * (W**2).sum()
+        loss = cross_entropy(scale * affine(x, W, b), y)
+        value = loss + 0.5 * l2 * (W**2).sum()
         value.backward()  # type: ignore[no-untyped-call]
         return value
 
@@ -73,7 +74,7 @@ def lbfgs(
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
-    """Train on all rows; the only client is every client's rows together."""
+    """Train on all rows; the only client has the rows of all clients."""
     if ctx.hp["probe"] == "sgd":
         return sgd(down, state, data, ctx)
     x = data.full()[0].double().flatten(0, -2)

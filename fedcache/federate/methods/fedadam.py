@@ -38,14 +38,11 @@ SecondMoment = Callable[[Tensor, Tensor, float | Tensor], Tensor]
 def init(ctx: Ctx) -> Tree:
     """Initial weights, m = 0, and v = 0, which stands for tau^2 until the first round has passed."""
     p = model.init(ctx)
-    return {
-        **p,
-        **{
-            f"{moment}/{n}": torch.zeros_like(p[n])
-            for n in model.trained(ctx.hp)
-            for moment in "mv"
-        },
-    }
+    out = dict(p)
+    for n in model.trained(ctx.hp):
+        out[f"m/{n}"] = torch.zeros_like(p[n])
+        out[f"v/{n}"] = torch.zeros_like(p[n])
+    return out
 
 
 def aggregate_by(second_moment: SecondMoment) -> Callable[[Tree, Tree, Ctx], Tree]:
@@ -56,12 +53,18 @@ def aggregate_by(second_moment: SecondMoment) -> Callable[[Tree, Tree, Ctx], Tre
         for n in model.trained(ctx.hp):
             delta = up[n] - server[n]
             beta1, tau, lr_g = (over(ctx.number(name), delta) for name in ("beta1", "tau", "lr_g"))
-            rest = over(1.0 - ctx.number("beta2"), delta) if "beta2" in ctx.hp else 1.0
+            rest: float | Tensor = 1.0
+            if "beta2" in ctx.hp:
+                rest = over(1.0 - ctx.number("beta2"), delta)
             v = server[f"v/{n}"]
-            # tau may be swept, and the points of a grid begin with one server: the first v is put in here.
-            v = second_moment(torch.where(v == 0, torch.ones_like(v) * tau**2, v), delta**2, rest)
+            # The first v is set here and not in ``init``, because the points of a grid begin with one server and may
+            # have different tau.
+            first = torch.ones_like(v) * tau**2
+            v = second_moment(torch.where(v == 0, first, v), delta**2, rest)
             m = beta1 * server[f"m/{n}"] + (1.0 - beta1) * delta
-            out |= {f"m/{n}": m, f"v/{n}": v, n: server[n] + lr_g * m / (v.sqrt() + tau)}
+            out[f"m/{n}"] = m
+            out[f"v/{n}"] = v
+            out[n] = server[n] + lr_g * m / (v.sqrt() + tau)
         return out
 
     return aggregate

@@ -31,6 +31,7 @@ from fedcache.federate.methods.common import (
     MethodPage,
     Tree,
     model,
+    select,
     server_tensors,
 )
 from fedcache.federate.methods.common.model import (
@@ -54,12 +55,12 @@ def own_statistics(hp: Hp) -> tuple[str, ...]:
 
 def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """Nothing, unless statistics or the optimiser stay with the client."""
-    kept = {k: down[k] for k in own_statistics(ctx.hp)}
+    kept = select(down, own_statistics(ctx.hp))
     return {**kept, **keep_optimiser(down, model.trained(ctx.hp), ctx)}
 
 
 def sent_names(hp: Hp) -> tuple[str, ...]:
-    """The model, less what stays."""
+    """Names of the model's tensors, without the statistics that stay with the client."""
     own = own_statistics(hp)
     return tuple(n for n in model.names(hp) if n not in own)
 
@@ -70,7 +71,7 @@ def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> 
 
 
 def embed(down: Tree, state: Tree, x: Tensor, ctx: Ctx) -> Tensor:
-    """What the projection of that model makes of features, [.., N, dim]."""
+    """Projections [.., N, dim] of features by that model."""
     return model.embed(down, kept_statistics(state, ctx), x, ctx)
 
 

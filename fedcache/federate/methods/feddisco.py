@@ -25,7 +25,16 @@ from torch import Tensor
 
 from fedcache.federate.engine.method import Uploads, UploadTensor
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, MethodPage, Tree, model
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    Hp,
+    HParam,
+    MethodPage,
+    Tree,
+    model,
+    over,
+)
 from fedcache.federate.methods.common.model import (
     FEAT_POST,
     MODEL,
@@ -45,7 +54,8 @@ def discrepancy(shares: Tensor, metric: str) -> Tensor:
     """Distance of class shares [.., C] from even ones, of one client: |shares - 1/C| or KL(shares || 1/C)."""
     C = shares.shape[-1]
     if metric == "l2":
-        return torch.sqrt(((shares - 1.0 / C) ** 2).sum(-1))
+        square = ((shares - 1.0 / C) ** 2).sum(-1)
+        return torch.sqrt(square)
     return torch.xlogy(shares, shares * C).sum(-1)
 
 
@@ -55,7 +65,8 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     lead = (*ctx.lead, 1)
     count = class_rows(data, ctx)
     n = count.sum(-1, keepdim=True)
-    gap = discrepancy(count / n.clamp(min=1.0), str(ctx.hp["metric"])).unsqueeze(-1)
+    shares = count / n.clamp(min=1.0)
+    gap = discrepancy(shares, str(ctx.hp["metric"])).unsqueeze(-1)
     return kept, {**up, ROWS: n.expand(lead), GAP: gap.expand(lead)}
 
 
@@ -70,11 +81,12 @@ def uploads(server: Tree, ctx: Ctx) -> Uploads:
 
 
 def over_clients(gap: Tensor, metric: str) -> Tensor:
-    """d_k of a round from the distances [S, ..] of its clients: of ``kl`` their shares of the sum, of ``l2`` as is."""
+    """d_k of a round from the distances [S, ..] of its clients: ``kl`` divides by their sum, ``l2`` keeps them."""
     if metric == "l2":
         return gap
     total = gap.sum(0, keepdim=True)
-    return torch.where(total > 0, gap / torch.where(total > 0, total, 1.0), 0.0)
+    divisor = torch.where(total > 0, total, 1.0)
+    return torch.where(total > 0, gap / divisor, 0.0)
 
 
 def unlimited(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
@@ -87,10 +99,11 @@ def unlimited(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
 def weights(up: Tree, ctx: Ctx) -> Tensor:
     """p_k [S, ..] of the uploads of a round."""
     share, limited = unlimited(up, ctx)
-    # A client may not count negatively; where all would, they are averaged by their rows.
+    # No client may have a negative weight. If all weights are 0, clients are averaged by their rows.
     raw = torch.relu(limited)
     total = raw.sum(0, keepdim=True)
-    return torch.where(total > 0, raw / torch.where(total > 0, total, 1.0), share).squeeze(-1)
+    divisor = torch.where(total > 0, total, 1.0)
+    return torch.where(total > 0, raw / divisor, share).squeeze(-1)
 
 
 def notice(up: Tree, ctx: Ctx) -> str:
@@ -114,8 +127,8 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     out = dict(server)
     for n, stack in up.items():
         if n not in (ROWS, GAP):
-            share = p.reshape(p.shape + (1,) * (stack.dim() - p.dim()))
-            out[n] = (share * stack.double()).sum(0).to(stack.dtype)
+            weighted = over(p, stack) * stack.double()
+            out[n] = weighted.sum(0).to(stack.dtype)
     return out
 
 

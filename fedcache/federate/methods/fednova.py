@@ -29,7 +29,16 @@ from fedcache.federate.engine.context import over
 from fedcache.federate.engine.local_training import batch_sizes, train
 from fedcache.federate.engine.method import Uploads, UploadTensor
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, MethodPage, Tree, model
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    Hp,
+    HParam,
+    MethodPage,
+    Tree,
+    model,
+    select,
+)
 from fedcache.federate.methods.common.model import (
     AGG,
     FEAT_POST,
@@ -52,9 +61,8 @@ SGD = (
 def length(data: ClientData, ctx: Ctx) -> Tensor:
     """a_i of every client, [*lead, 1], with axes of 1 where clients agree."""
     steps = [ctx.count("epochs") * len(batch_sizes(n, ctx.hp)) for n in data.n]
-    tau = torch.tensor(steps, dtype=torch.float64, device=ctx.env.device).reshape(
-        data.rows.shape[:-1]
-    )
+    tau = torch.tensor(steps, dtype=torch.float64, device=ctx.env.device)
+    tau = tau.reshape(data.rows.shape[:-1])
     rho = ctx.number("momentum")
     a = (tau - rho * (1.0 - rho**tau) / (1.0 - rho)) / (1.0 - rho)
     return a.to(ctx.env.dtype).unsqueeze(-1)
@@ -62,26 +70,17 @@ def length(data: ClientData, ctx: Ctx) -> Tensor:
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs, then their mean step and its length."""
-    known = {**down, **state}
     moved = model.trained(ctx.hp)
-    p = train(
-        {k: known[k] for k in model.names(ctx.hp)},
-        moved,
-        ctx.count("epochs"),
-        model.ce_loss,
-        down,
-        data,
-        ctx,
-    )
+    p = select({**down, **state}, model.names(ctx.hp))
+    p = train(p, moved, ctx.count("epochs"), model.ce_loss, down, data, ctx)
     a = length(data, ctx)
     up = {k: p[k] for k in fedavg.sent_names(ctx.hp) if k not in moved}
     for n in moved:
-        # a_i is 0 or at least 1
-        up[n] = (down[n] - p[n]) / torch.as_tensor(over(a.squeeze(-1), p[n])).clamp(min=1.0)
-    return {k: p[k] for k in state}, {
-        **up,
-        LENGTH: a.expand(*p[moved[0]].shape[: len(ctx.lead)], 1),
-    }
+        # a_i is 0 or at least 1, so the minimum only avoids a division by 0.
+        divisor = torch.as_tensor(over(a.squeeze(-1), p[n]))
+        up[n] = (down[n] - p[n]) / divisor.clamp(min=1.0)
+    up[LENGTH] = a.expand(*p[moved[0]].shape[: len(ctx.lead)], 1)
+    return select(p, state), up
 
 
 def uploads(server: Tree, ctx: Ctx) -> Uploads:
@@ -96,9 +95,11 @@ def uploads(server: Tree, ctx: Ctx) -> Uploads:
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """w by the mean step, as long as the mean length."""
-    out = {**server, **{k: t for k, t in up.items() if k != LENGTH}}
+    tensors = {k: t for k, t in up.items() if k != LENGTH}
+    out = {**server, **tensors}
     for n in model.trained(ctx.hp):
-        out[n] = server[n] - over(up[LENGTH].squeeze(-1), up[n]) * up[n]
+        mean_length = over(up[LENGTH].squeeze(-1), up[n])
+        out[n] = server[n] - mean_length * up[n]
     return out
 
 
@@ -120,7 +121,7 @@ METHOD = replace(
         HParam("lr", 0.03, "float", "learning rate", low=0.0, official=0.3),
     ),
     executions=("sequential", "batched"),
-    enter=lambda down, _data, ctx: {k: down[k] for k in fedavg.own_statistics(ctx.hp)},
+    enter=lambda down, _data, ctx: select(down, fedavg.own_statistics(ctx.hp)),
     fit=fit,
     uploads=uploads,
     aggregate=aggregate,

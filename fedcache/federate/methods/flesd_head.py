@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedcache.federate.methods.common import HParam, MethodPage, simclr
+from fedcache.federate.methods.common import HParam, MethodPage
 from fedcache.federate.methods.flesd import METHOD as FLESD
 
 METHOD = replace(
@@ -26,7 +26,6 @@ METHOD = replace(
     needs=frozenset({"views", "public"}),
     executions=("sequential", "batched"),
     mixed=frozenset({"backbones", "hidden"}),
-    fidelity=simclr.fidelity,
     page=MethodPage(
         family="Training the encoder itself",
         formula=r"""

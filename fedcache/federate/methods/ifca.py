@@ -51,11 +51,12 @@ def init(ctx: Ctx) -> Tree:
     """K models, each with weights of its own, that no client has selected yet."""
     head = model.head_of(ctx.hp)
     K = ctx.count("models")
-    # A stream for each model: equal first models would be chosen by the same clients for ever.
-    drawn = [
-        head.init(ctx.rng.uniform(f"init/{k}", independent=False), ctx.env.width, ctx.env.classes)
-        for k in range(K)
-    ]
+    # Each model has its own stream of random numbers: models that start equal would always be chosen by the same
+    # clients.
+    drawn = []
+    for k in range(K):
+        uniform = ctx.rng.uniform(f"init/{k}", independent=False)
+        drawn.append(head.init(uniform, ctx.env.width, ctx.env.classes))
     axis = len(ctx.lead)
     out = {ALL + n: torch.stack([p[n] for p in drawn], axis) for n in model.names(ctx.hp)}
     count = torch.zeros(K, dtype=torch.float64, device=ctx.env.device)
@@ -68,21 +69,22 @@ def one_model(down: Tree, k: int, ctx: Ctx) -> Tree:
 
 
 def losses(down: Tree, data: ClientData, ctx: Ctx) -> Tensor:
-    """Summed cross-entropy of the clients' rows under each model, as it is used, [*lead, K]."""
+    """Summed cross-entropy of the clients' rows under each model in evaluation mode, [*lead, K]."""
 
     def sums(block: ClientData) -> Tree:
         x, mask = block.full()
         y = block.labels(block.positions())
         head = model.head_of(ctx.hp)
-        found = [
-            cross_entropy(logits(head, one_model(down, k, ctx), x)[0], y, mask).double()
-            for k in range(ctx.count("models"))
-        ]
+        found = []
+        for k in range(ctx.count("models")):
+            u, _ = logits(head, one_model(down, k, ctx), x)
+            found.append(cross_entropy(u, y, mask).double())
         return {"loss": torch.stack(found, -1)}
 
-    # Every model is only looked at here; the chosen one is trained afterwards.
+    # The models are only compared here; the chosen one is trained afterwards.
+    width = max(ctx.env.width, ctx.count("dim"))
     with torch.no_grad():
-        return add_up(data, ctx, max(ctx.env.width, ctx.count("dim")), sums)["loss"]
+        return add_up(data, ctx, width, sums)["loss"]
 
 
 def best(down: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tensor]:
@@ -100,7 +102,7 @@ def models_at(down: Tree, at: Tensor, ctx: Ctx) -> Tree:
         t = down[ALL + n]
         lead = torch.broadcast_shapes(at.shape, t.shape[:axis])  # type: ignore[no-untyped-call]
         t = t.expand(*lead, *t.shape[axis:])
-        # gather wants an index of the shape of its result: one model of all its numbers.
+        # ``gather`` needs an index of the shape of its result, which is one model.
         place = at.expand(lead).reshape(*lead, *(1,) * (t.dim() - axis))
         place = place.expand(*lead, 1, *t.shape[axis + 1 :])
         chosen[n] = t.gather(axis, place).squeeze(axis)
@@ -139,7 +141,8 @@ def uploads(server: Tree, ctx: Ctx) -> Uploads:
 
 def sent_numbers(up: Tree, ctx: Ctx) -> int:
     """The numbers of one model, and which it is: all other places are 0."""
-    return sum(t.numel() for name, t in up.items() if name != CHOSEN) // ctx.count("models") + 1
+    of_all_places = sum(t.numel() for name, t in up.items() if name != CHOSEN)
+    return of_all_places // ctx.count("models") + 1
 
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
@@ -150,7 +153,7 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
         old = server[ALL + name]
         total = up[ALL + name]
         w = beside(weight, total)
-        # Divide by 1 where nobody chose the model: 0 / 0 would be NaN before it is left out.
+        # Divide by 1 where no client chose the model, because 0 / 0 is NaN.
         mean = total / torch.where(w > 0, w, 1.0)
         out[ALL + name] = torch.where(w > 0, mean.to(old.dtype), old)
     return out
@@ -162,7 +165,7 @@ def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
 
 
 def used(down: Tree, own: Tree, ctx: Ctx) -> Tree:
-    """The client's model; without one, that which most rows chose."""
+    """The client's model; without one, the model of the clients with most rows."""
     if own:
         return own
     return models_at(down, down[CHOSEN].argmax(-1), ctx)
@@ -174,16 +177,14 @@ def predict(down: Tree, own: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Te
 
 
 def embed(down: Tree, own: Tree, x: Tensor, ctx: Ctx) -> Tensor:
-    """What its projection makes of features, [.., N, dim]."""
+    """Projections [.., N, dim] of features by that model."""
     return model.embed(used(down, own, ctx), {}, x, ctx)
 
 
 def trainable(server: Tree, _state: Tree) -> int:
     """The trained numbers of one of the K models."""
-    return (
-        head_weights({name.removeprefix(ALL): t for name, t in server.items()}, {})
-        // server[CHOSEN].shape[-1]
-    )
+    models = {name.removeprefix(ALL): t for name, t in server.items()}
+    return head_weights(models, {}) // server[CHOSEN].shape[-1]
 
 
 def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import Tensor
-
 from fedcache.federate.engine.local_training import keep_optimiser
 from fedcache.federate.engine.method import everywhere
 from fedcache.federate.methods import tpfl
@@ -25,9 +23,14 @@ def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     return {**p, **keep_optimiser(p, tuple(p), ctx)}
 
 
+def prompts_of(state: Tree) -> Tree:
+    """The client's prompts, without the state of its optimiser."""
+    return {k: t for k, t in state.items() if not k.startswith("opt/")}
+
+
 def fit(_down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
-    """``epochs`` of tpfl's eq 2, from where the client was; nothing is sent."""
-    prompts = {k: t for k, t in state.items() if not k.startswith("opt/")}
+    """``epochs`` of tpfl's eq 2, from the client's last prompts; nothing is sent."""
+    prompts = prompts_of(state)
     kept = {k: t for k, t in state.items() if k not in prompts}
     kept, p = tpfl.fit(prompts, kept, data, ctx)
     return {**p, **kept}, {}
@@ -35,12 +38,7 @@ def fit(_down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
 
 def deploy(_down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """The client's prompts and their class features."""
-    return tpfl.deploy({k: t for k, t in state.items() if not k.startswith("opt/")}, {}, data, ctx)
-
-
-def predict(down: Tree, _state: Tree, data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
-    """Logits [N, C] of images uint8 [N, H W 3]."""
-    return tpfl.predict(down, {}, data, x, ctx)
+    return tpfl.deploy(prompts_of(state), {}, data, ctx)
 
 
 METHOD = replace(
@@ -53,7 +51,6 @@ METHOD = replace(
     fit=fit,
     uploads=sends_nothing,
     deploy=deploy,
-    predict=predict,
     protocol=everywhere,
     paper_count=lambda *_: (0, 0),
     page=MethodPage(

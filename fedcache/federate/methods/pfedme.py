@@ -50,6 +50,7 @@ from fedcache.federate.methods.common import (
     MethodPage,
     Tree,
     model,
+    select,
     server_tensors,
 )
 from fedcache.federate.methods.common.model import (
@@ -68,9 +69,9 @@ NEAR = "near/"
 
 
 def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
-    """theta_i = w; nothing where w is what is deployed."""
+    """theta_i = w; nothing if w is deployed."""
     if ctx.hp["eval"] == "personalised":
-        return {k: down[k] for k in model.names(ctx.hp)}
+        return select(down, model.names(ctx.hp))
     return {}
 
 
@@ -100,15 +101,14 @@ def envelope(loss: Loss, trained: Sequence[str], down: Tree) -> Step:
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs; w_i leaves, theta_i stays."""
     moved = model.trained(ctx.hp)
-    p = own(
-        {**{k: down[k] for k in model.names(ctx.hp)}, **{NEAR + n: down[n] for n in moved}}, ctx
-    )
+    near = {NEAR + n: down[n] for n in moved}
+    p = own({**select(down, model.names(ctx.hp)), **near}, ctx)
+    step = envelope(model.ce_loss, moved, down)
     for epoch in range(ctx.count("epochs")):
-        p = fold_batches(
-            p, minibatches(data, ctx, epoch), envelope(model.ce_loss, moved, down), ctx
-        )
-    up = {n: p[NEAR + n] for n in moved} | {n: p[n] for n in model.head_of(ctx.hp).buffers()}
-    return {k: p[k] for k in state}, up
+        p = fold_batches(p, minibatches(data, ctx, epoch), step, ctx)
+    up = {n: p[NEAR + n] for n in moved}
+    up |= select(p, model.head_of(ctx.hp).buffers())
+    return select(p, state), up
 
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
@@ -117,7 +117,7 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
 
 
 def protocol(hp: Hp) -> Protocol:
-    """What ``eval`` says."""
+    """Personal models or a global one, as ``eval`` says."""
     return cast(Protocol, hp["eval"])
 
 

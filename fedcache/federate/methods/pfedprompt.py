@@ -52,13 +52,13 @@ def attended(x: Tensor, keys: Tensor, values: Tensor, b: float | Tensor) -> Tens
         values: [n, V] their values.
         b: sharpness.
     """
-    blocks = list(
-        zip(torch.split(keys, tip_local.KEYS), torch.split(values, tip_local.KEYS), strict=True)
-    )
-    nearest = torch.stack([(x @ F.mT).amax(-1) for F, _ in blocks]).amax(0)
+    key_blocks = torch.split(keys, tip_local.KEYS)
+    value_blocks = torch.split(values, tip_local.KEYS)
+    # Similarities are taken relative to the largest, so that no exponential overflows.
+    nearest = torch.stack([(x @ F.mT).amax(-1) for F in key_blocks]).amax(0)
     total = x.new_zeros(())
     mass = x.new_zeros(())
-    for F, v in blocks:
+    for F, v in zip(key_blocks, value_blocks, strict=True):
         weight = torch.exp(b * (x @ F.mT - nearest.unsqueeze(-1)))
         total = total + weight @ v
         mass = mass + weight.sum(-1, keepdim=True)
@@ -70,16 +70,15 @@ def predict(down: Tree, own: Tree, data: ClientData, x: Tensor, ctx: Ctx) -> Ten
     a = ctx.number("a")
     if not own or is_zero(a) or not len(own["keys"]):
         return promptfl.predict(down, {}, data, x, ctx)
+    b = ctx.number("b")
     unit = normalize(x, dim=-1)
     if ctx.hp["values"] == "features":
-        return prompts.scale(ctx) * affine(
-            normalize(unit + a * attended(unit, own["keys"], own["keys"], ctx.number("b")), dim=-1),
-            down["T"],
-        )
+        moved = unit + a * attended(unit, own["keys"], own["keys"], b)
+        z = normalize(moved, dim=-1)
+        return prompts.scale(ctx) * affine(z, down["T"])
     onehot = one_hot(own["label"], ctx.env.classes).to(x.dtype)
-    return promptfl.predict(down, {}, data, x, ctx) + a * attended(
-        unit, own["keys"], onehot, ctx.number("b")
-    )
+    votes = attended(unit, own["keys"], onehot, b)
+    return promptfl.predict(down, {}, data, x, ctx) + a * votes
 
 
 METHOD = replace(

@@ -31,7 +31,15 @@ from fedcache.federate.engine.context import Ctx, dot, over
 from fedcache.federate.engine.local_training import batch_sizes, train
 from fedcache.federate.engine.method import Uploads, UploadTensor
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common import ClientData, Hp, HParam, MethodPage, Tree, model
+from fedcache.federate.methods.common import (
+    ClientData,
+    Hp,
+    HParam,
+    MethodPage,
+    Tree,
+    model,
+    select,
+)
 from fedcache.federate.methods.common.model import (
     FEAT_POST,
     MODEL,
@@ -57,13 +65,14 @@ def variates(hp: Hp) -> tuple[str, ...]:
 def init(ctx: Ctx) -> Tree:
     """Initial weights, and c = 0."""
     p = model.init(ctx)
-    return {**p, **{f"c/{n}": torch.zeros_like(p[n]) for n in model.trained(ctx.hp)}}
+    return {**p, **model.zeros_for(p, "c/", ctx)}
 
 
 def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
-    """c_i = 0, and what stays of BatchNorm."""
-    kept = {k: down[k] for k in fedavg.own_statistics(ctx.hp)}
-    return {**kept, **{c: torch.zeros_like(down[c]) for c in variates(ctx.hp)}}
+    """c_i = 0, and the BatchNorm statistics that stay with the client."""
+    kept = select(down, fedavg.own_statistics(ctx.hp))
+    zeros = {c: torch.zeros_like(down[c]) for c in variates(ctx.hp)}
+    return {**kept, **zeros}
 
 
 def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
@@ -83,19 +92,19 @@ def travelled(data: ClientData, ctx: Ctx) -> Tensor:
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Corrected local epochs, then c_i by option II."""
-    known = {**down, **state}
-    p = {k: known[k] for k in model.names(ctx.hp)}
+    p = select({**down, **state}, model.names(ctx.hp))
     # c - c_i is constant during a round, so its product with the weights can stand in the loss.
     p |= {f"shift/{n}": down[f"c/{n}"] - state[f"c/{n}"] for n in model.trained(ctx.hp)}
     p = train(p, model.trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
     far = travelled(data, ctx)
-    kept = {k: p[k] for k in fedavg.own_statistics(ctx.hp)}
-    up = {k: p[k] for k in fedavg.sent_names(ctx.hp)}
+    kept = select(p, fedavg.own_statistics(ctx.hp))
+    up = select(p, fedavg.sent_names(ctx.hp))
     for n in model.trained(ctx.hp):
         old = state[f"c/{n}"]
-        # Option II of the paper: the mean gradient of the way, which is 0 where no step was taken.
+        # Option II of the paper: the mean gradient of all steps. A client without a step keeps its variate.
         length = torch.as_tensor(over(far, p[n]))
-        new = (down[n] - p[n]) / torch.where(length > 0, length, 1.0) - p[f"shift/{n}"]
+        divisor = torch.where(length > 0, length, 1.0)
+        new = (down[n] - p[n]) / divisor - p[f"shift/{n}"]
         kept[f"c/{n}"] = torch.where(length > 0, new, old)
         up[f"c/{n}"] = kept[f"c/{n}"] - old
     return kept, up
