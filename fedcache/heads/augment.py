@@ -44,7 +44,7 @@ _ORDER = slice(_GATE + 5, _GATE + 9)
 _GREYED, _BLURRED, _WIDTH = range(_GATE + 9, _GATE + 12)
 
 DRAWS = _WIDTH + 1
-"""Uniform numbers one view of one image takes; every policy takes as many, so that policies share their draws."""
+"""Uniform numbers that one view of one image uses. Every policy uses as many, so that policies share their draws."""
 
 
 @dataclass(frozen=True)
@@ -166,20 +166,21 @@ def _resized(x: Tensor, top: Tensor, left: Tensor, h: Tensor, w: Tensor) -> Tens
 
 
 def _along(x: Tensor, axis: int, values: Tensor) -> Tensor:
-    """Numbers [B, n] of each image and place of an axis, with the axes of images x."""
+    """Numbers [B, n], one for each image and place along an axis, with the axes of images x."""
     shape = [len(x), 1, 1, 1]
     shape[axis] = values.shape[1]
     return values.reshape(shape)
 
 
 def _take(x: Tensor, axis: int, places: Tensor) -> Tensor:
-    """Each image's own places [B, n] of an axis."""
+    """The pixels at each image's own places [B, n] along an axis."""
     shape = list(x.shape)
     shape[axis] = places.shape[1]
     return x.gather(axis, _along(x, axis, places).expand(shape))
 
 
 def _padded(x: Tensor, u: Tensor) -> Tensor:
+    """A window of each image with a black margin, as large as the image."""
     for axis, draw in ((2, u[:, _Y]), (3, u[:, _X])):
         wide = _with_border(x, axis, MARGIN, "constant")
         # One of 2 MARGIN + 1 windows of the old size along this axis.

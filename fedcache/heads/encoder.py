@@ -98,7 +98,7 @@ class Encoder:
             training: BatchNorm uses and updates batch statistics.
 
         Returns:
-            [.., B, hidden].
+            the representation [.., B, hidden], and the new running statistics by name.
         """
         if self.kind == "mlp":
             return torch.relu(affine(x, p["t.W"], p["t.b"])), {}
@@ -183,7 +183,7 @@ def _resnet(p: Tree, x: Tensor, encoder: Encoder, *, training: bool) -> tuple[Te
         y = conv2d(x, W, stride=stride, padding=W.shape[-1] // 2)
         mean = p[f"{name}.mean"]
         var = p[f"{name}.var"]
-        if training:  # batch_norm updates what it is given
+        if training:  # batch_norm changes these tensors in place
             mean = mean.clone()
             var = var.clone()
             updates.update({f"{name}.mean": mean, f"{name}.var": var})

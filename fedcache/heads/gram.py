@@ -44,7 +44,7 @@ class GramBasis:
     """Products that give the outputs of a chunk of clients.
 
     Attributes:
-        gram: [M, R, n] products of R rows with the client's own, zero past them; K [M, n, n] where it is trained.
+        gram: [M, R, n] products of R rows with the client's own rows, zero beyond them; in training K [M, n, n].
         seen: [M, k, R, U, G or 1] the R rows times B_j'.
         axes: leading axes of the tensors that methods see: 0, 1 (M,) or 2 (G, M).
     """
@@ -79,7 +79,7 @@ class GramBatch:
 
     def __init__(self, basis: GramBasis, positions: Tensor) -> None:
         self.basis = basis
-        self.shape = positions.shape  # of the rows; there is no last axis to read
+        self.shape = positions.shape  # without an axis of features
         M, n = basis.gram.shape[:2]
         self._at = positions.reshape(M, -1)
         self._first = torch.arange(M, device=positions.device).unsqueeze(1)

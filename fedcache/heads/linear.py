@@ -46,7 +46,7 @@ def each_affine_by_onednn(x: Tensor, W: Tensor, b: Tensor) -> Tensor:
     """x_i W_i' + b_i, [M, B, C], of x [M, B, D], W [M, C, D] and b [M, C], for which ``by_onednn`` holds."""
     B = x.shape[1]
     C = W.shape[1]
-    if FEW <= B <= C // 4:  # in four fifths of the time
+    if FEW <= B <= C // 4:  # takes four fifths of the time
         return each_times_transposed(W, x).mT + b.unsqueeze(-2)
     products = [_onednn(rows, own, shift) for rows, own, shift in zip(x, W, b, strict=True)]
     return _stacked(products)
@@ -84,7 +84,7 @@ def onednn_works() -> bool:
     b = torch.arange(12.0).view(4, 3) - 5.0
     c = torch.arange(4.0)
     try:
-        # small integers, which float32 has exactly
+        # small integers, whose products are exact in float32
         return torch.equal(_onednn(a, b, c), torch.addmm(c, a, b.mT))
     except (AttributeError, TypeError, RuntimeError):
         return False
@@ -244,11 +244,6 @@ def init_linear(uniform: Uniform, out: int, fan_in: int, prefix: str = "") -> Tr
 def text_head(text: Tensor) -> Tree:
     """The zero-shot classifier: W = [T_1 .. T_C]', b = 0, for class text features [C, D]."""
     return {"W": text.clone(), "b": text.new_zeros(len(text))}
-
-
-def zero_head(classes: int, width: int, like: Tensor) -> Tree:
-    """W = 0 [C, D] and b = 0 [C] with the dtype and device of ``like``."""
-    return {"W": like.new_zeros(classes, width), "b": like.new_zeros(classes)}
 
 
 def head_around(center: Tensor, W: Tensor, b: Tensor, dtype: torch.dtype) -> Tree:

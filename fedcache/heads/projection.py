@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 from fedcache.heads.linear import Tree, Uniform, affine, init_linear
 
 TRAINED = ("W", "b", "P.W", "P.b", "P.gain", "P.shift", "Q.W", "Q.b")
-"""Names that the trained tensors of any head have."""
+"""Names of the trained tensors of all kinds of heads."""
 
 BN_MOMENTUM = 0.1
 BN_EPS = 1e-5
@@ -32,7 +32,7 @@ class Head:
         bn: BatchNorm after the ReLU of P.
         z_norm: L2-normalise the projection.
         relu_l2: the released classifier's ReLU and L2 on the logits (D-13).
-        scale: factor of the logits, after all else; a tensor has leading axes only.
+        scale: factor of the final logits; a tensor has leading axes only.
     """
 
     kind: str

@@ -13,7 +13,7 @@ from torch.nn.functional import softplus
 
 
 def slots(end: Tensor, n: int, context: int, position: str) -> tuple[Tensor, Tensor]:
-    """Where the tokens of [START, v_1 .. v_n, name, END, padding] come from.
+    """Indices that build [START, v_1 .. v_n, name, END, padding] from the tokens of each name and the vectors.
 
     Args:
         end: int64 [C], position of the end token in each name's own sequence [START, name, END, padding].
@@ -70,7 +70,7 @@ def canvas(v: Tensor, places: Tensor, height: int, width: int) -> Tensor:
 
 
 def l_aug(z: Tensor, z_g: Tensor, z_prev: Tensor, gamma: float | Tensor) -> Tensor:
-    """Nearer to the global model's features than to the client's own of before (ATPFL eq 4), one value per row.
+    """Loss of features that should be nearer to the global model's than to the client's previous ones (ATPFL eq 4).
 
     -log( e^(z.z_g / G) / (e^(z.z_g / G) + e^(z.z_prev / G)) ) = softplus((z.z_prev - z.z_g) / G)
 

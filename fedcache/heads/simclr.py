@@ -74,9 +74,9 @@ def similarity_divergence(
 class Ensemble:
     """Rows of the ensembled similarity matrix M = mean_k exp(M_k / tau), M_k = R_k R_k' (FLESD eqs 4 to 6).
 
-    Rows are exp((M_k - 1) / tau): the diagonal of every M_k is 1, so this is eq 5 up to one constant, which the
-    normalisation of eq 8 removes and float32 does not overflow on. The matrix is built once up to ``EAGER`` rows and
-    row by row beyond, where it would not fit in memory.
+    Its entries are computed as exp((M_k - 1) / tau), which does not overflow in float32, because no entry of M_k is
+    above 1. This is eq 5 up to one constant factor, which the normalisation of eq 8 removes. The matrix is built once
+    for up to ``EAGER`` rows. A larger one might not fit in memory, so its rows are computed when they are needed.
 
     Args:
         R: [K, N, d] unit representations of the public rows by each client.

@@ -1,4 +1,4 @@
-"""ATPFL: TPFL whose clients are drawn to the features of the prompts they received and away from their own of before.
+"""ATPFL: TPFL with a loss that pulls features to those of the received prompts and away from those of previous ones.
 
 Clients learn two prompts, as in ``tpfl``: vectors among the words of the class texts, and a frame or patch on the
 images. An extra loss pulls the features towards those of the received prompts, and away from those of the client's
@@ -11,8 +11,8 @@ z_g comes from the prompts received this round, z_prev from the client's own at 
 received ones in its first); neither takes a gradient. They are constant during the round, so they are computed once
 per class and image; a random patch moves, so its images are encoded again with each batch, at that batch's place.
 
-The paper writes one Gamma in eqs 2 and 4 and prints no value of it: ``gamma_aug=auto`` is that of eq 2, 1/scale (0.01
-with CLIP's), and a number, for example 0.5, takes eq 4's for another (D-82). mu is not printed (D-62: 0.5).
+The paper writes one Gamma in eqs 2 and 4 and prints no value. ``gamma_aug=auto`` is the Gamma of eq 2, 1/scale (0.01
+with CLIP's scale). A number, for example 0.5, is the Gamma of eq 4 alone (D-82). mu is not printed (D-62: 0.5).
 
 Limits: mu = 0 is ``tpfl`` bit for bit; in a client's first round l_aug is log 2 until the first step moves its prompts,
 and its first gradient 0.
@@ -46,13 +46,13 @@ Fixed = Callable[[Batch], tuple[Tensor, Tensor]]
 
 
 def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
-    """The client's own prompts of before: those it receives first."""
+    """The received prompts, as the client's previous ones."""
     previous = {PREVIOUS + k: t for k, t in down.items()}
     return {**previous, **keep_optimiser(down, tuple(down), ctx)}
 
 
 def fixed_images(down: Tree, previous: Tree, data: ClientData, ctx: Ctx) -> Fixed:
-    """z_g and z_prev of a batch's images: looked up, or encoded at the batch's place for a random patch."""
+    """z_g and z_prev of a batch's images. They are computed once, or for each batch if the patch moves."""
     if "v" not in down or ctx.hp["vp_template"] != "random_patch":
         z_g = prompts.encode_rows(data, down, ctx)
         same = "v" not in down or torch.equal(down["v"], previous["v"])

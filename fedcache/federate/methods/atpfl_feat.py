@@ -37,13 +37,13 @@ PREVIOUS = "prev/"
 
 
 def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
-    """The client's own vectors of before: those it receives first."""
+    """The received vectors, as the client's previous ones."""
     previous = {PREVIOUS + k: down[k] for k in NAMES}
     return {**previous, **keep_optimiser(down, NAMES, ctx)}
 
 
 def loss(p: Tree, batch: Batch, down: Tree, ctx: Ctx) -> Tensor:
-    """l_con + mu (mean_c l_aug(t'_c) + mean_i l_aug(z_v,i)); p holds the vectors of before, which nothing moves."""
+    """l_con + mu (mean_c l_aug(t'_c) + mean_i l_aug(z_v,i)); ``p`` also holds the client's previous vectors."""
     value, z, t = tpfl_feat.forward(p, batch, ctx)
     mu = ctx.number("mu_aug")
     gamma = pull_temperature(ctx)
@@ -62,7 +62,7 @@ def loss(p: Tree, batch: Batch, down: Tree, ctx: Ctx) -> Tensor:
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
-    """``epochs`` of it from the received vectors; the client remembers what it sends."""
+    """Local epochs from the received vectors; the client keeps a copy of what it sends."""
     now = scheduled(ctx)
     p = train({**down, **state}, NAMES, ctx.count("epochs"), loss, down, data, now)
     sent = select(p, NAMES)

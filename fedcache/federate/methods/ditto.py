@@ -39,7 +39,7 @@ from fedcache.federate.methods.fedprox import proximal
 from fedcache.heads.projection import logits
 
 OWN = "v/"
-"""Prefix of the personal model's tensors; what the global model leaves with the client has none."""
+"""Prefix of the personal model's tensors; tensors that FedAvg keeps with the client have no prefix."""
 
 
 def personal(state: Tree) -> Tree:

@@ -7,16 +7,16 @@ place, however the rows are partitioned.
 Fani et al., "Accelerating heterogeneous federated learning with closed-form classifiers", ICML 2024. Each client sends
 A_i = Z'Z and B_i = Z'Y; the server solves W = (sum_i A_i + lam I)^-1 sum_i B_i.
 
-Paper: no bias. Released code: a column of ones is appended and regularised like the others, and weights and bias of a
-class are divided by the norm of its weights, in which the bias does not count (D-74, D-85); that can change the argmax:
-``bias``, ``reg_bias``, ``w_normalize``.
+Paper: no bias. Released code: a column of ones is appended and regularised like the others (``bias``, ``reg_bias``).
+The weights and the bias of a class are divided by the norm of its weights without the bias, which can change the
+prediction (``w_normalize``; D-74, D-85).
 
 Only the upper triangle of A_i is computed and sent, D(D+1)/2 numbers. The class counts, C numbers more, say how many
 rows were summed; the bias column costs the feature sums, D more. Statistics are float64 and add up, so the model is the
 centralised ridge (T-K2).
-``precision=float32`` (ours) multiplies blocks of rows in float32 and adds the products in float64: an entry of A is
-then off by at most 6.2e-5 sqrt(a_jj a_kk), and A by 6.2e-5 tr(A) (``gram_single``), a sum in B by 6.2e-5 of the sum of
-what it adds without signs, so the model is the same where lam or the smallest eigenvalue of A is well above that.
+``precision=float32`` (ours) multiplies blocks of rows in float32 and adds the products in float64. An entry of A is
+then off by at most 6.2e-5 sqrt(a_jj a_kk), and A by 6.2e-5 tr(A) (``gram_single``). A sum in B is off by 6.2e-5 of the
+sum of absolute values. So the model is the same if lam or the smallest eigenvalue of A is well above these errors.
 Limits: lam -> infinity gives lam W -> sum B (T-K5); ``class_weight=local`` weighs a row by 1 / (the client's own n_c),
 which does depend on the partition.
 
@@ -32,9 +32,9 @@ for each.
 ``rff_dim`` > 0 works on random Fourier features made from the shared seed. Their bandwidth has to follow the scale of
 the features: ``rff_sigma=auto`` is the mean length of all clients' training rows, 1 for unit features (D-87). It costs
 one exchange more: each client sends the sum of its rows' lengths and their number, and receives the mean.
-That is computed over all clients, also where the round has some of them, and counted in the traffic of the round: one
-scalar up and one down for every client. The log of the round has it as ``rff_sigma``. Sites of a real federation do
-not have that exchange; they are given a number.
+The mean is over all clients, even if only some take part in the round. It counts in the traffic of the round: one
+scalar up and one down for every client. The log of the round has it as ``rff_sigma``. Sites of a real federation do not
+have that exchange, so their users set a number.
 
 ``omega`` > 0 (ours) is a personal model: client i solves (A + omega A_i + lam I)^-1 (B + omega B_i) from the sums that
 come back to it, so its own rows count 1 + omega times. omega = 0 is the global model, omega -> infinity its rows alone.
@@ -132,9 +132,8 @@ def statistics(data: ClientData, ctx: Ctx) -> Tree:
     """A_i, B_i and the class counts of the client (and, with a bias, the sums of the column of ones)."""
     owned = None
     single = ctx.hp["precision"] == "float32"
-    if (
-        ctx.hp["class_weight"] == "local"
-    ):  # n_c of all rows, which then weighs the rows of each block
+    if ctx.hp["class_weight"] == "local":
+        # n_c of all rows of the client, by which the rows of each block are weighed.
         owned = class_rows(data, ctx)
 
     def sums(block: ClientData) -> Tree:
@@ -269,7 +268,7 @@ def automatic(known: Tree, ctx: Ctx) -> RidgeChoice:
 
 
 def best_for_clients(up: Tree, known: Tree, ctx: Ctx) -> Tensor:
-    """The lam with the lowest sum of squared errors on each client of the model of all other clients.
+    """The lam with the lowest squared error on clients that are left out of the model, summed over all clients.
 
     Args:
         up: the sums of each client [M, ...].
@@ -349,8 +348,8 @@ def centred(sums: Tree) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     A = unpack(sums["gram"], B.shape[-2])
     size = A.diagonal(dim1=-2, dim2=-1)
     varies = varying(size / rows.unsqueeze(-1), mean, rows)
-    of_mean = sums["sum"].unsqueeze(-1) * mean.unsqueeze(-2)
-    A = without_constants(A - of_mean, varies)
+    A = A - sums["sum"].unsqueeze(-1) * mean.unsqueeze(-2)
+    A = without_constants(A, varies)
     B = (B - mean.unsqueeze(-1) * count.unsqueeze(-2)) * varies.unsqueeze(-1)
     return A, B, size * varies, mean
 

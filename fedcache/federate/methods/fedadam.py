@@ -1,4 +1,4 @@
-"""FedAdam: FedAvg whose server takes Adam's steps. With it the rule that FedAdagrad and FedYogi share.
+"""FedAdam: FedAvg whose server takes Adam's steps. FedAdagrad and FedYogi use the same code.
 
 Clients train as in FedAvg. The server treats the average change of the weights as a gradient and applies Adam to it.
 Each weight therefore gets a step size of its own.

@@ -7,15 +7,15 @@ McMahan et al., "Communication-efficient learning of deep networks from decentra
 w <- sum_i a_i w_i with a_i = n_i / N over the round's clients.
 
 The model has the layers that FedPCL prints for all its methods (A table 7): FC, ReLU, BatchNorm, FC. A batch of one row
-has no variance: it joins the one before it, and a client of one row rests. The server averages running means and
-variances like weights.
+has no variance, so it joins the batch before it, and a client with one row does not train. The server averages running
+means and variances like weights.
 
 Released FedPCL code, where it differs: no BatchNorm, and projections of unit length (D-02); uniform a_i, and 20 random
 clients a round when there are more than 20 (D-14); the last short batch is left out (D-09); ReLU and L2 follow the
 logits (D-13).
 
-Limits: lr = 0 keeps w; one client is ``solo``; ``bn_mode=local`` keeps BatchNorm's running statistics with the client,
-which is then scored with its own.
+Limits: lr = 0 keeps w; one client is ``solo``. With ``bn_mode=local`` BatchNorm's running statistics stay with the
+client, which is scored with its own.
 """
 
 from __future__ import annotations

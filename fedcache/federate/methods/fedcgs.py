@@ -13,7 +13,7 @@ by rounding, which grows with |mu|^2.
 ``cov=total``, the released code (D-75): Sigma = (G - N mu mu') / (N - 1). Sigma gets ``gamma_shrink`` I (code: none).
 
 Statistics are float64 and add up, so the partition does not matter. With gamma_shrink = 0 neither does an invertible
-affine map of the features (T-K8). C counts the classes that somebody has; the others are never predicted.
+affine map of the features (T-K8). C counts the classes that a client has; the others are never predicted.
 
 A feature that is constant over all rows is left out (ours): its variance is rounding, which grows with its square and
 would decide the shrinkage.

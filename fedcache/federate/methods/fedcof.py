@@ -14,10 +14,11 @@ ridge regression whose Gram matrix is estimated, without the scatter between cla
 estimate: ``owners_min`` and ``owners_mean``, over classes, are K_c in the log of the round. With one row per client
 Sig_c is the sample covariance itself.
 
-The paper takes gamma from 0.1 to 1 for unnormalised features. On unit-length features that is tens of variances and the
-method is FedNCM; ``gamma=auto`` follows the variance of the features, or with ``gamma_auto=backbone`` is what the
-released scripts give the backbone: 0.1 to MobileNets, 1.0 to ViTs and SqueezeNets; others get their program's default,
-1.0 (D-86). Of joined features all backbones have to be MobileNets. The gamma that was taken is in the log of the round.
+The paper takes gamma from 0.1 to 1 for unnormalised features. On features of unit length that is tens of times their
+variance, and the method becomes FedNCM. So ``gamma=auto`` follows the variance of the features. With
+``gamma_auto=backbone`` it is the value of the released scripts for the backbone: 0.1 for MobileNets, 1.0 for ViTs and
+SqueezeNets; others get the default of their program, 1.0 (D-86). Features of several backbones get 0.1 only if all are
+MobileNets. The gamma that was taken is in the log of the round.
 """
 
 from __future__ import annotations

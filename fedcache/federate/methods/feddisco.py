@@ -9,8 +9,9 @@ of the round's rows and d_k the distance between its class shares and even ones,
 As released (MediaBrain-SJTU/FedDisco, ``disco.py``) d_k is KL(shares || even) divided by its sum over the round's
 clients, and a = 0.5 and b = 0.1 belong to that. ``metric=l2`` is the Euclidean distance as it is, which the released
 code offers too: it is near 1 for a client of one class, so the same a and b give most of such clients weight 0.
-A run warns of a round in which a client has weight 0. Where all have, all weigh n_k. d_k tells the server how uneven
-a client's classes are, one number, and travels with n_k in every round. The server holds the round's models at once.
+A run warns of a round in which a client has weight 0. If all clients have weight 0, they are weighted by n_k. d_k, one
+number that shows the server how uneven a client's classes are, travels with n_k in every round. The server holds all
+models of a round at once.
 
 Released FedPCL code has no FedDisco; preset ``official`` is its setting of the other baselines (D-09, D-13).
 Limits: a = 0 with b = 0 is ``fedavg`` (to rounding); a = 0 with b -> infinity weighs all alike.

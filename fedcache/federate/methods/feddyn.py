@@ -1,4 +1,4 @@
-"""FedDyn: each client's loss is changed round by round so that its minimum comes to lie where that of all clients does.
+"""FedDyn: each client's loss is changed in every round so that its minimum moves to the minimum of all clients' loss.
 
 Each client adds two terms to its loss: a linear one, which it updates every round, and a penalty on the distance from
 the global model. These terms make the clients' minima agree with the global minimum. The server corrects the average by
@@ -106,7 +106,9 @@ def clipped_gradients(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> list[Tensor
     g, updates = grads(linear_loss, names, p, batch, down, ctx)
     for name, t in updates.items():
         p[name].copy_(t)
-    parts = {n: gn - over(p["alpha"], p[n]) * down[n] for n, gn in zip(names, g, strict=True)}
+    parts = {}
+    for name, gradient in zip(names, g, strict=True):
+        parts[name] = gradient - over(p["alpha"], p[name]) * down[name]
     square = torch.zeros_like(p["alpha"])
     for part in parts.values():
         square = square + dot(part, part, ctx)

@@ -94,7 +94,7 @@ def uploads(server: Tree, ctx: Ctx) -> Uploads:
 
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
-    """w by the mean step, as long as the mean length."""
+    """w after the mean step, times the mean length."""
     tensors = {k: t for k, t in up.items() if k != LENGTH}
     out = {**server, **tensors}
     for n in model.trained(ctx.hp):

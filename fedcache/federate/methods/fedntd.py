@@ -1,4 +1,4 @@
-"""FedNTD: local training that does not forget what the broadcast model knows of the classes a row is not of.
+"""FedNTD: local training that keeps what the received model knows about the classes that a row does not belong to.
 
 Clients train as in FedAvg with a second loss. It keeps the client's predictions for all wrong classes of a row close to
 those of the received model. This protects what the received model knows about classes that the client does not have.

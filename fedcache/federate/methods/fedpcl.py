@@ -12,8 +12,9 @@ s_c = z.C^(c) / tau and A(y) the available classes except y:
     L_g = -s_y + logsumexp_{c in A(y)} s_c with Cbar                                    (eq 8)
     L_p = (1/m) sum_p [the same with C_p]                                               (eq 9)
     L = L_g + L_p                                                                       (eq 10, mean over the batch)
-Followed: the equations, as means; eq 6 without the 1/|O_j| that only shrinks norms (D-06; ``proto_agg=eq6``); table 7's
-FC, ReLU and BatchNorm, and then unit length, as a denominator without the positive needs it (D-02, D-03).
+fedcache follows the equations, as means; eq 6 is without the 1/|O_j|, which only shrinks norms (D-06;
+``proto_agg=eq6``). The layers are table 7's FC, ReLU and BatchNorm. Projections then get unit length, which a
+denominator without the positive needs (D-02, D-03).
 Released code (``preset=official``): no BatchNorm (D-02), no L_g, L_p summed over clients (D-05), prototypes as anchors
 and the 2B embeddings of two views as candidates (D-04, D-08), plain means (D-06), dropped last batches (D-09), a first
 round of decay alone (D-10), own initial weights (D-11), mse (D-12).
@@ -21,8 +22,8 @@ Stale sets of clients that were not sampled are kept. With one available class t
 Images: the released DomainNet code draws two views of every row by flips and rotations, and its prototype pass reads
 them too (D-08): extract with ``--views 9 --augment domainnet``, train with ``train_view=aug proto_view=aug``. On the
 other data sets its two views are equal. A stored view is drawn for every row in every epoch; tests are plain.
-For the local losses of A's table 5 see ``supcon``. A searches on a fifth of the training rows and trains what it chose
-again on all of them (A.1.4): ``fedcache grid --method fedpcl --sweep tau=0.05,0.1 --validation 0.2 --retrain``.
+For the local losses of A's table 5 see ``supcon``. A selects hyperparameters on a fifth of the training rows and then
+trains again on all of them (A.1.4): ``fedcache grid --method fedpcl --sweep tau=0.05,0.1 --validation 0.2 --retrain``.
 
 Noise (section 5) on what leaves a client or on what it trains on: xt = (1 - p) x + e, elementwise; s = .05 for
 prototypes, .2 for images. The same s is not the same power: Laplace noise of scale s has variance 2 s^2, Gaussian noise

@@ -46,7 +46,7 @@ from fedcache.federate.methods.common import (
     UploadTensor,
     model,
 )
-from fedcache.federate.methods.common.model import FEAT_POST, TRAINING, declare, without
+from fedcache.federate.methods.common.model import FEAT_POST, LINEAR, TRAINING, declare, without
 from fedcache.federate.methods.fedncm import masked, predict
 from fedcache.heads.gaussian_mixture import Gaussians, fit_mixture, of_class, pooled, scale_size
 from fedcache.heads.linear import Tree, head_around, init_linear
@@ -302,7 +302,7 @@ METHOD = Method(
         HParam("reg_covar", 1e-6, "float", "added to the diagonal of every covariance", low=0.0),
         HParam("tol", 1e-12, "float", "gain of the likelihood at which EM stops", low=0.0),
         HParam("max_iter", 1000, "int", "most steps of EM", low=1),
-        HParam("head", "linear", "choice", "the head", choices=("linear",)),
+        LINEAR,
         HParam(
             "center",
             True,

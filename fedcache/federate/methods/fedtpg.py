@@ -62,7 +62,10 @@ WIDER = 4
 
 
 def init_block(uniform: Uniform, E: int, D: int, name: str) -> Tree:
-    """An attention of queries [m, E] over keys [c, D] with its norms, and a feed-forward block, as torch draws them."""
+    """First weights as torch draws them, of an attention with its norms and of a feed-forward block.
+
+    The attention has queries [m, E] and keys [c, D].
+    """
     ones = uniform((1,)).new_ones
     made: Tree = {}
     for part, width in (("query", E), ("key", D), ("wide", E)):
@@ -146,10 +149,7 @@ def context(p: Tree, texts: Tensor, ctx: Ctx) -> Tensor:
 
 def texts_of_names(ctx: Ctx) -> Tensor:
     """Unit features T [C, D] of the class names as they are."""
-    tower = ctx.towers.text
-    with torch.no_grad():
-        tokens, end = tower.embed(list(ctx.env.names))
-        return tower.encode(tokens, end).to(ctx.env.dtype)
+    return prompts.template_features("{}", ctx)
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:

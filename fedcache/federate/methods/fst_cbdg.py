@@ -60,7 +60,14 @@ from fedcache.federate.methods.common import (
     over,
     select,
 )
-from fedcache.federate.methods.common.model import AGG, FEAT_POST, LOGIT_SCALE, TRAINING, declare
+from fedcache.federate.methods.common.model import (
+    AGG,
+    FEAT_POST,
+    LINEAR,
+    LOGIT_SCALE,
+    TRAINING,
+    declare,
+)
 from fedcache.federate.methods.common.synthesis import (
     SYNTHESIS,
     at_once,
@@ -146,7 +153,8 @@ def gradients(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> list[Tensor]:
         du = weighted(gap - change, batch["w"], share, ctx)
         parts.append(affine_gradients(batch["x"], du))
     if not alone:
-        own = batch["k"].expand(f.shape[:-2] + batch["k"].shape[-1:]).unsqueeze(-1)
+        classes = batch["k"]
+        own = classes.expand(f.shape[:-2] + classes.shape[-1:]).unsqueeze(-1)
         f = softmax(classify(p, batch["z"], ctx))
         error = f.scatter_add(-1, own, f.new_full((), -1.0).expand(own.shape))
         du = weighted(error, batch["kw"], synthetic_share, ctx)
@@ -244,7 +252,7 @@ METHOD = Method(
             batch=50,
             drop_last=False,
         ),
-        HParam("head", "linear", "choice", "the head", choices=("linear",)),
+        LINEAR,
         HParam(
             "init", "text", "choice", "initial W: text features, or zero", choices=("text", "zero")
         ),

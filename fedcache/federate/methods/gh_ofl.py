@@ -21,7 +21,7 @@ belongs to no regression, so qda keeps the released 0.05 (``preset=paper``). The
 covariance (OAS), which follows from the same sums, was tried for qda: 5.9 points more on scikit-learn's digits with 100
 rows, 4.7 less on the packaged digits with 500 (glyph-clip).
 
-All statistics add up, so the partition does not matter. C counts the classes that somebody has; others are never
+All statistics add up, so the partition does not matter. C counts the classes that a client has; others are never
 predicted. A feature that is constant over all rows is left out (ours): its variance is rounding. A client sends what
 the head needs, and no more. ``lda`` is ``fedcgs`` with nearly the same ridge. The paper's heads that are trained on
 samples drawn in a Fisher subspace (FisherMix, Proto-Hyper) and its random projections are not here.
@@ -72,7 +72,7 @@ from fedcache.heads.ridge import (
 )
 
 FLOOR = 1e-6
-"""Smallest variance, and what is added to the diagonal of every covariance."""
+"""Smallest variance, and the number that is added to the diagonal of every covariance."""
 
 RELEASED = 0.05
 """``shrink`` of the released code."""
@@ -108,15 +108,14 @@ def class_grams(z: Tensor, y: Tensor, weight: Tensor, classes: int) -> Tensor:
         classes: C.
     """
     grams = []
-    if z.dim() == 2:
-        # Rows of one client can be selected, so every row is multiplied once.
-        for c in range(classes):
-            own = (y == c) & (weight > 0)
-            grams.append(gram(z[own]))
-    else:
-        for c in range(classes):
-            member = weight * (y == c)
-            grams.append(gram(z * member.unsqueeze(-1)))
+    for c in range(classes):
+        member = y == c
+        if z.dim() == 2:
+            # Rows of one client can be selected, so every row is multiplied once.
+            own = z[member & (weight > 0)]
+        else:
+            own = z * (weight * member).unsqueeze(-1)
+        grams.append(gram(own))
     return torch.stack(grams, -2)
 
 
@@ -246,7 +245,7 @@ def notice(up: Tree, ctx: Ctx) -> str:
     )
 
 
-def part(sigma: Tensor, up: Tree, ctx: Ctx) -> tuple[float, Tree]:
+def shrinkage(sigma: Tensor, up: Tree, ctx: Ctx) -> tuple[float, Tree]:
     """``shrink`` for lda, and for an automatic one its numbers, with the mean eigenvalue of a covariance."""
     if ctx.hp["shrink"] is not None:
         return float(ctx.number("shrink")), {}
@@ -287,7 +286,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
         weighted = mean * n.sqrt().unsqueeze(-1)
         sigma = pooled(up, unpack(up["gram"], mean.shape[-1]), weighted.mT @ weighted)
         sigma = without_constants(sigma, varies)
-        a, kept = part(sigma, up, ctx)
+        a, kept = shrinkage(sigma, up, ctx)
         S = shrunk(sigma, a)
         center, deviation = around_mean(up["class_sum"], n)
         deviation = deviation * varies

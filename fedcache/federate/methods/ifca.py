@@ -10,8 +10,8 @@ trains w_j and sends it with j; the server averages the models that were sent fo
 paper: alike, ``agg=uniform``), and keeps a model that no client selected. Client i deploys the model of smallest loss
 on its rows. All models begin with weights of their own, without which no client could tell them apart.
 
-What travels is one model and its number up, K models down. BatchNorm is off: the statistics of a model that no client
-has trained yet fit no rows, so none but the model that was chosen first would ever be chosen.
+Clients send one model and its number, and receive K models. BatchNorm is off: the statistics of a model that no client
+has trained yet fit no rows, so only the model that was chosen first would be chosen again.
 Released FedPCL code has no IFCA; preset ``official`` is its setting of the other baselines (D-09, D-13, D-14).
 Limits: K = 1 is ``fedavg`` (to rounding); a model's average holds no weight of a client that chose another.
 """
@@ -165,7 +165,7 @@ def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
 
 
 def used(down: Tree, own: Tree, ctx: Ctx) -> Tree:
-    """The client's model; without one, the model of the clients with most rows."""
+    """The client's model; without one, the model with the largest sum of client weights."""
     if own:
         return own
     return models_at(down, down[CHOSEN].argmax(-1), ctx)

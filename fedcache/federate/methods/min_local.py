@@ -4,7 +4,7 @@ Every client trains its own SimCLR encoder without labels, and sends nothing. A 
 reported accuracy is that of the worst client.
 
 Each encoder is probed on all labelled rows and scored on all test rows; the number reported is the minimum over
-clients, which is our reading of the name (the paper calls it the local lower bound and says no more).
+clients, which is our interpretation of the name (the paper calls it the local lower bound and says no more).
 """
 
 from __future__ import annotations

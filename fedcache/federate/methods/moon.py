@@ -51,7 +51,7 @@ from fedcache.heads.losses import cross_entropy, model_contrast
 from fedcache.heads.projection import classify, embed
 
 LAST = "last/"
-"""Prefix of the projection the client ended its last round with."""
+"""Prefix of the projection at the end of the client's last round."""
 
 
 def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:

@@ -6,8 +6,8 @@ stored training features: rows that resemble the image vote for their labels. On
 Guo et al., "pFedPrompt: learning personalized prompt for vision-language models in federated learning", WWW 2023. Its
 abstract: users agree in the space of texts, where clients learn a prompt together, and differ in the space of images,
 to which each adapts without parameters. Neither its equations nor code were available; others call the second part an
-attention on the client. The first part is ``promptfl``, switches and all. The second is a reading (D-107): nothing but
-the client's own training rows F_n of unit length, n = 1 .. N_k, is attended to when it predicts,
+attention on the client. The first part is ``promptfl`` with all its switches. The second is our interpretation (D-107):
+a prediction attends to the client's own training rows F_n of unit length, n = 1 .. N_k, and to nothing else,
     w_n = softmax_n(b x.F_n),
     ``values=labels``:    logits = s x.T' + a sum_n w_n onehot(y_n)
     ``values=features``:  logits = s z.T',  z = x + a sum_n w_n F_n, made unit.

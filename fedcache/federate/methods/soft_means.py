@@ -101,7 +101,7 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
 
 
 def protocol(hp: Hp) -> Protocol:
-    """A client's own mean makes a model of its own."""
+    """A personal model, if each client subtracts its own mean."""
     if hp["own_mean"]:
         return "personalised"
     return "global"

@@ -55,7 +55,9 @@ def cached_logits(x: Tensor, keys: Tensor, value: Tensor, ctx: Ctx) -> Tensor:
     unit = normalize(x, dim=-1)
     text = affine(unit, ctx.text)
     logits = over(ctx.number("scale"), text) * text
-    for F, onehot in zip(torch.split(keys, KEYS, -2), torch.split(value, KEYS, -2), strict=True):
+    key_blocks = torch.split(keys, KEYS, -2)
+    value_blocks = torch.split(value, KEYS, -2)
+    for F, onehot in zip(key_blocks, value_blocks, strict=True):
         distance = 1.0 - unit @ F.mT
         weight = torch.exp(-over(ctx.number("b"), distance) * distance)
         logits = logits + over(ctx.number("a"), logits) * (weight @ onehot)

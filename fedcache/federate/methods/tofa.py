@@ -78,15 +78,10 @@ SUMS = ("gram", "class_sum", "count")
 
 def init(ctx: Ctx) -> Tree:
     """The class texts [M, C, D], of unit length."""
-    tower = ctx.towers.text
     # The first text is the backbone's own template, against which the others are weighed.
     templates = (ctx.towers.template, *TEMPLATES[: ctx.count("texts") - 1])
-    with torch.no_grad():
-        made = [
-            tower.encode(*tower.embed([t.replace("{}", n) for n in ctx.env.names]))
-            for t in templates
-        ]
-    return {"texts": torch.stack(made).to(ctx.env.dtype)}
+    made = [prompts.template_features(template, ctx) for template in templates]
+    return {"texts": torch.stack(made)}
 
 
 def confidence(z: Tensor, texts: Tensor, scale: float) -> Tensor:
@@ -144,7 +139,8 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     T = server["texts"][0]
     if len(texts) > 1:
         weight = (up["score"] / float(ctx.number("tau"))).softmax(0)
-        T = normalize((weight.unsqueeze(-1) * texts).sum(0), dim=-1).to(ctx.env.dtype)
+        mean = (weight.unsqueeze(-1) * texts).sum(0)
+        T = normalize(mean, dim=-1).to(ctx.env.dtype)
     return {**server, **select(up, SUMS), "T": T}
 
 
@@ -163,7 +159,7 @@ def posterior(sums: Tree, own: Tree | None, ctx: Ctx) -> Tree:
     count = seen["count"]
     n = count.sum()
     known = count > 0
-    # Class means; the scatter within classes is what remains of the moments without them.
+    # Class means, and the scatter within classes, which is the moments minus those of the means.
     divisor = torch.where(known, count, 1.0).unsqueeze(-1)
     mean = torch.where(known.unsqueeze(-1), seen["class_sum"] / divisor, 0.0)
     rows = mean * count.sqrt().unsqueeze(-1)

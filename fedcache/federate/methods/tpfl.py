@@ -9,8 +9,8 @@ integrating textual and visual prompt"), eqs 2 and 3:
 with v added after CLIP's normalisation, a_i = n_i / N, Adam 1e-3 and a cosine over T_g = 20 rounds. It needs the images
 and a gradient through both frozen towers; ``tpfl-feat`` is the approximation on cached features.
 
-The paper prints "epoch=20" and not of what: it is read as 20 local epochs of a round, and 20 rounds (D-81; ``epochs=1``
-is the other reading, in which prompts hardly move). Not printed: sizes, clients (D-62). Templates of v are those of
+The paper prints "epoch=20" without saying of what. We take 20 local epochs of a round, and 20 rounds (D-81). With the
+other interpretation, ``epochs=1``, prompts hardly move. Not printed: sizes, clients (D-62). Templates of v are those of
 Bahng et al.: a border, a fixed patch, or a patch that moves with every forward pass, at test time too. Their code
 starts from N(0, 1), ``vp_init=randn``.
 

@@ -1,8 +1,9 @@
 """FLESD's server: a student learns the ensembled similarities of public rows (eqs 7 to 10).
 
-The student starts at the broadcast weights w (D-38), and so does the key encoder, which follows it by an exponential
-moving average; its BatchNorm has the student's running statistics, or the batch's own (D-94). Anchors are a FIFO queue
-of keys, or every public row with keys made again in every step, which is the equations without a queue.
+The student starts at the broadcast weights w (D-38). The key encoder starts there too, and follows the student by an
+exponential moving average. Its BatchNorm uses the student's running statistics or those of the batch (D-94). Anchors
+are a FIFO queue of keys. Without a queue, as in the equations, every public row is an anchor, and all keys are computed
+again in every step.
 """
 
 from __future__ import annotations
@@ -212,7 +213,7 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
         key = {n: p[f"key/{n}"] for n in w}
         if queue is None:
             batch = {**batch, "keys": unit(key, public, now), "anchors": every}
-        else:  # pushed before the logits, so each query meets its own key (D-35)
+        else:  # keys are pushed before the logits are computed, so each query meets its own key (D-35)
             with torch.no_grad():
                 seen = batch.get("x2", batch["x"])
                 keys, _ = _embed(key, seen, now, training=by_batch)

@@ -1,8 +1,8 @@
 """The switches of methods that train an encoder on images: which encoder, how views are drawn, in which precision.
 
-Augmentation is a named policy whose numbers can be set one by one. FLESD says only that it differs by data set (5.1),
-and that local training is SimCLR: ``paper`` takes Chen et al.'s for CIFAR at half strength, ``official`` what FLESD
-released for the data set available, selected by the image size (D-91).
+Augmentation is a named policy whose numbers can be set one by one. FLESD says only that augmentation differs by data
+set (5.1) and that local training is SimCLR. Preset ``paper`` takes the policy of Chen et al. for CIFAR at half
+strength. Preset ``official`` takes the policies that FLESD released, selected by the image size (D-91).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from fedcache.federate.engine.client_data import FEAT_POSTS
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam, Value, has_batchnorm
 from fedcache.heads import projection
-from fedcache.heads.linear import Tree, affine, text_head, zero_head
+from fedcache.heads.linear import Tree, affine, text_head
 from fedcache.heads.losses import cross_entropy
 from fedcache.heads.projection import Head, logits
 
@@ -51,7 +51,7 @@ ADAM = (
     ),
     HParam("adam_eps", 1e-8, "float", "what adam adds to its denominator", low=1e-16),
 )
-"""Adam's constants, for methods whose code has others than torch."""
+"""Adam's constants, for methods whose released code does not use torch's defaults."""
 
 PROJECTION = (
     HParam("dim", 256, "int", "width of the projection", low=1),
@@ -91,6 +91,8 @@ LOGIT_HEAD = HParam(
 )
 
 MLP = HParam("head", "mlp", "choice", "P and Q: prototypes need a projection", choices=("mlp",))
+
+LINEAR = HParam("head", "linear", "choice", "the head", choices=("linear",))
 
 LOGIT_SCALE = HParam(
     "logit_scale",
@@ -231,7 +233,7 @@ def begins(ctx: Ctx) -> str:
 
 
 def by_text(ctx: Ctx) -> Callable[[Tensor], Tensor]:
-    """The zero-shot classifier: scores [N, C] of rows x [N, D] are I.T'."""
+    """The zero-shot classifier: scores [N, C] of rows x [N, D] are their products with the class texts."""
     return lambda x: affine(x, ctx.text)
 
 
@@ -252,8 +254,8 @@ def init(ctx: Ctx) -> Tree:
     if how == "text":
         made = text_head(ctx.text)
     else:
-        like = torch.empty(0, dtype=env.dtype, device=env.device)
-        made = zero_head(env.classes, env.width, like)
+        W = torch.zeros(env.classes, env.width, dtype=env.dtype, device=env.device)
+        made = {"W": W, "b": W.new_zeros(env.classes)}
     axes = (1,) * len(ctx.lead)
     return {k: t.reshape(axes + tuple(t.shape)) for k, t in made.items()}
 

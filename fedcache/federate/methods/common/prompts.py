@@ -107,8 +107,9 @@ SCHEDULE = (
     HParam("warm_lr", 1e-5, "float", "lr of those rounds", low=0.0),
 )
 
-# Adam, its rate and "epoch=20" are the paper's, read as local epochs of a round (D-81): with one, a few-shot client
-# takes a single step and prompts hardly move. It prints no decay. Few shots are less than one batch: never drop it.
+# Adam, its rate and "epoch=20" are the paper's. The 20 epochs are read as local epochs of a round (D-81): with one, a
+# few-shot client takes a single step, and prompts hardly move. The paper prints no decay. A few-shot client has less
+# than one batch, so a short batch must not be dropped.
 PROMPT_TRAINING = declare(TRAINING, SCHEDULE, wd=0.0, drop_last=False, epochs=20)
 
 AUG = (
@@ -165,7 +166,7 @@ def pull_temperature(ctx: Ctx) -> float | Tensor:
 
 
 def trained(hp: Hp) -> tuple[str, ...]:
-    """The prompts a gradient moves; without pixels there is no visual one."""
+    """Names of the trained prompts; there is no visual prompt if it covers no pixel."""
     if hp.get("vp_size", 0) == 0:
         return ("ctx",)
     return ("ctx", "v")
@@ -236,7 +237,7 @@ def init_context(ctx: Ctx) -> Tensor:
 def moved(
     server: Tree, states: Mapping[int, Tree], _labels: Mapping[int, Tensor], ctx: Ctx
 ) -> dict[str, float]:
-    """How far prompts are from where they began, as Euclidean norms; the mean over clients where each has its own.
+    """Euclidean distances of the prompts from their first values; means over clients if each has its own prompts.
 
     Returns:
         ``context_moved`` of the context vectors, and ``visual_moved`` of the visual prompt where there is one; {} while
@@ -336,10 +337,9 @@ def class_features(vectors: Tensor, ctx: Ctx) -> Tensor:
     return frozen_text(vectors, names, ctx)
 
 
-def template_features(ctx: Ctx) -> Tensor:
-    """Unit class features [C, D] of the backbone's template as it is, without a gradient."""
+def template_features(template: str, ctx: Ctx) -> Tensor:
+    """Unit class features [C, D] of a template with the class names in place of ``{}``, without a gradient."""
     tower = ctx.towers.text
-    template = ctx.towers.template
     with torch.no_grad():
         tokens, end = tower.embed([template.replace("{}", name) for name in ctx.env.names])
         return tower.encode(tokens, end).to(ctx.env.dtype)
@@ -347,7 +347,7 @@ def template_features(ctx: Ctx) -> Tensor:
 
 def zero_shot(ctx: Ctx) -> Callable[[Tensor], Tensor]:
     """The zero-shot classifier of the template: scores [N, C] of features [N, D], or of images uint8 [N, H W 3]."""
-    T = template_features(ctx)
+    T = template_features(ctx.towers.template, ctx)
     if ctx.env.image is None:
         return lambda x: affine(x, T)
 

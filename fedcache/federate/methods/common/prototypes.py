@@ -74,9 +74,10 @@ def no_prototypes(ctx: Ctx, *lead: int) -> tuple[Tensor, Tensor]:
 
 def own_body(ctx: Ctx) -> Tree:
     """The client's own P by the ``init`` switch, and its optimiser where it is kept."""
-    draw = ctx.rng.uniform("init", independent=ctx.hp["init"] == "independent")
-    p = body(ctx.hp).init(draw, ctx.env.width, ctx.env.classes)
-    return {**p, **keep_optimiser(p, body(ctx.hp).trained(), ctx)}
+    head = body(ctx.hp)
+    uniform = ctx.rng.uniform("init", independent=ctx.hp["init"] == "independent")
+    p = head.init(uniform, ctx.env.width, ctx.env.classes)
+    return {**p, **keep_optimiser(p, head.trained(), ctx)}
 
 
 def train_body(
@@ -88,11 +89,11 @@ def train_body(
     batches: Callable[[int], Iterator[tuple[int, Batch]]],
 ) -> Tree:
     """The client's P after ``epochs`` of ``loss`` on the batches of each epoch."""
-    p = body_of(state, ctx)
-    trained = body(ctx.hp).trained()
+    names = body(ctx.hp).names()
+    p = {k: t for k, t in state.items() if k in names or k.startswith("opt/")}
     return train(
         p,
-        trained,
+        body(ctx.hp).trained(),
         ctx.count("epochs"),
         loss,
         down,
@@ -100,12 +101,6 @@ def train_body(
         ctx,
         batches=lambda _now, epoch: batches(epoch),
     )
-
-
-def body_of(state: Tree, ctx: Ctx) -> Tree:
-    """P in a client's state, with its optimiser."""
-    names = body(ctx.hp).names()
-    return {k: t for k, t in state.items() if k in names or k.startswith("opt/")}
 
 
 def view_batches(data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
@@ -140,7 +135,9 @@ def embeddings(p: Tree, batch: Batch, hp: Hp) -> tuple[Tensor, Tensor, Tensor, T
 
 def prototype_rows(data: ClientData, ctx: Ctx) -> tuple[Tensor, Tensor]:
     """All rows of every client as ``ClientData.full``, each in the view that ``proto_view`` asks for."""
-    if ctx.hp.get("proto_view", "center") == "center":  # models of an earlier release lack it
+    if (
+        ctx.hp.get("proto_view", "center") == "center"
+    ):  # models of an earlier release have no proto_view
         return data.full()
     positions = data.positions()
     (view,) = drawn_views(data, ctx, 0, 1, "views proto")

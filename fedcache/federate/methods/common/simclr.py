@@ -163,7 +163,8 @@ def pairs(data: ClientData, ctx: Ctx) -> Callable[[Tree, int], Iterator[tuple[in
 
     def dropped(_p: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
         rate = ctx.number("dropout")
-        u = ctx.rng.each("dropout", lambda g, i: g.random((data.n[i], 2, data.x.shape[-1])), epoch)
+        width = data.x.shape[-1]
+        u = ctx.rng.each("dropout", lambda g, i: g.random((data.n[i], 2, width)), epoch)
         for k, batch in minibatches(data, ctx, epoch):
             x = batch["x"]
             rows = batch["i"]
@@ -171,8 +172,10 @@ def pairs(data: ClientData, ctx: Ctx) -> Callable[[Tree, int], Iterator[tuple[in
             keep = narrow_clients(u, k, ctx).gather(-3, index)
             # Inverted dropout: what is kept grows by 1 / (1 - rate), so the mean of a feature stays.
             share = over(rate, x)
-            masks = [(keep[..., j, :] >= share).to(x.dtype) / (1.0 - share) for j in (0, 1)]
-            yield k, {**batch, "x": x * masks[0], "x2": x * masks[1]}
+            first, second = (
+                (drawn >= share).to(x.dtype) / (1.0 - share) for drawn in keep.unbind(-2)
+            )
+            yield k, {**batch, "x": x * first, "x2": x * second}
 
     if ctx.env.image:
         return live(data, ctx, views=("x", "x2"))
@@ -189,7 +192,8 @@ def loss(p: Tree, batch: Tree, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
             axis = -2
             if ctx.env.image:
                 axis = 0
-            h, updates = encoder.trunk(p, torch.cat([batch["x"], batch["x2"]], axis), training=True)
+            x = torch.cat([batch["x"], batch["x2"]], axis)
+            h, updates = encoder.trunk(p, x, training=True)
             both = encoder.project(p, h).chunk(2, -2)
         else:
             h1, first = encoder.trunk(p, batch["x"], training=True)
@@ -255,13 +259,15 @@ def represent(p: Tree, x: Tensor, ctx: Ctx, *, project: bool) -> Tensor:
 
 
 def probe(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> Tree:
-    """W ~ N(0, .01^2), b = 0, trained on all labelled rows by SGD; added to what is scored as ``probe.W, probe.b``."""
+    """The model with a linear probe under ``probe.W`` and ``probe.b``.
+
+    It starts from W ~ N(0, .01^2) and b = 0, and is trained by SGD on all labelled rows.
+    """
     p = {**down, **state}
     width = encoder_of(ctx.hp).width
     x = data.full()[0]
-    if not len(
-        x
-    ):  # without labelled rows there is no probe: its scores are NaN, and nothing is scored
+    if not len(x):
+        # Without labelled rows there is no probe. Its scores are NaN, and nothing is scored.
         nan = torch.full((ctx.env.classes,), torch.nan, dtype=ctx.env.dtype, device=ctx.env.device)
         return {**p, "probe.W": nan.unsqueeze(-1).expand(-1, width), "probe.b": nan}
     h = represent(p, x, ctx, project=False)

@@ -117,8 +117,8 @@ def at_once(label: list[np.ndarray], ctx: Ctx, epoch: int, t: int) -> Batch:
 def stratified(label: list[np.ndarray], steps: list[int], ctx: Ctx, epoch: int, t: int) -> Batch:
     """``strata`` rows of every class, which stand for a client's class labels k of all ``steps`` (not in the paper).
 
-    A row of class k weighs n_k / strata: over the draws, a step's gradient has the mean it has when rows are shuffled
-    and assigned, with less variance, because no class is missed; and far fewer rows are drawn.
+    A row of class k weighs n_k / strata. So the expected gradient of a step is the same as with rows that are shuffled
+    and assigned to steps. Its variance is smaller because no class is missing, and far fewer rows are drawn.
 
     Returns:
         as ``synthetic``.
