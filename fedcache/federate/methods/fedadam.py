@@ -39,9 +39,9 @@ def init(ctx: Ctx) -> Tree:
     """Initial weights, m = 0, and v = 0, which stands for tau^2 until the first round has passed."""
     p = model.init(ctx)
     out = dict(p)
-    for n in model.trained(ctx.hp):
-        out[f"m/{n}"] = torch.zeros_like(p[n])
-        out[f"v/{n}"] = torch.zeros_like(p[n])
+    for name in model.trained(ctx.hp):
+        out[f"m/{name}"] = torch.zeros_like(p[name])
+        out[f"v/{name}"] = torch.zeros_like(p[name])
     return out
 
 
@@ -50,21 +50,23 @@ def aggregate_by(second_moment: SecondMoment) -> Callable[[Tree, Tree, Ctx], Tre
 
     def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
         out = {**server, **up}
-        for n in model.trained(ctx.hp):
-            delta = up[n] - server[n]
-            beta1, tau, lr_g = (over(ctx.number(name), delta) for name in ("beta1", "tau", "lr_g"))
+        for name in model.trained(ctx.hp):
+            delta = up[name] - server[name]
+            beta1 = over(ctx.number("beta1"), delta)
+            tau = over(ctx.number("tau"), delta)
+            lr_g = over(ctx.number("lr_g"), delta)
             rest: float | Tensor = 1.0
             if "beta2" in ctx.hp:
                 rest = over(1.0 - ctx.number("beta2"), delta)
-            v = server[f"v/{n}"]
+            v = server[f"v/{name}"]
             # The first v is set here and not in ``init``, because the points of a grid begin with one server and may
             # have different tau.
             first = torch.ones_like(v) * tau**2
             v = second_moment(torch.where(v == 0, first, v), delta**2, rest)
-            m = beta1 * server[f"m/{n}"] + (1.0 - beta1) * delta
-            out[f"m/{n}"] = m
-            out[f"v/{n}"] = v
-            out[n] = server[n] + lr_g * m / (v.sqrt() + tau)
+            m = beta1 * server[f"m/{name}"] + (1.0 - beta1) * delta
+            out[f"m/{name}"] = m
+            out[f"v/{name}"] = v
+            out[name] = server[name] + lr_g * m / (v.sqrt() + tau)
         return out
 
     return aggregate

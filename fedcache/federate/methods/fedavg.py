@@ -62,7 +62,7 @@ def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
 def sent_names(hp: Hp) -> tuple[str, ...]:
     """Names of the model's tensors, without the statistics that stay with the client."""
     own = own_statistics(hp)
-    return tuple(n for n in model.names(hp) if n not in own)
+    return tuple(name for name in model.names(hp) if name not in own)
 
 
 def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:

@@ -38,7 +38,7 @@ CLASSIFIER = ("Q.W", "Q.b")
 
 def trained(hp: Hp) -> tuple[str, ...]:
     """The trunk's tensors that a gradient moves, and the classifier."""
-    return (*(n for n in simclr.trained(hp) if n not in PROJECTION), *CLASSIFIER)
+    return (*(name for name in simclr.trained(hp) if name not in PROJECTION), *CLASSIFIER)
 
 
 def names(hp: Hp) -> tuple[str, ...]:

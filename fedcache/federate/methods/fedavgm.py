@@ -50,15 +50,15 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     lr_g = ctx.number("lr_g")
     full_step = not isinstance(lr_g, Tensor) and lr_g == 1.0
     out = {**server, **up}
-    for n in model.trained(ctx.hp):
-        delta = server[n] - up[n]
+    for name in model.trained(ctx.hp):
+        delta = server[name] - up[name]
         v = delta
         if not is_zero(momentum):
-            v = over(momentum, delta) * server[f"v/{n}"] + delta
-        out[f"v/{n}"] = v
+            v = over(momentum, delta) * server[f"v/{name}"] + delta
+        out[f"v/{name}"] = v
         # A full step without momentum ends at the mean itself, which is taken without a rounding.
         if not (full_step and is_zero(momentum)):
-            out[n] = server[n] - over(lr_g, v) * v
+            out[name] = server[name] - over(lr_g, v) * v
     return out
 
 

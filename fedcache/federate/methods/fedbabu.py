@@ -51,7 +51,7 @@ FROZEN = ("Q.W", "Q.b")
 
 def sent_names(hp: Hp) -> tuple[str, ...]:
     """P, with BatchNorm's statistics."""
-    return tuple(n for n in model.names(hp) if n not in FROZEN)
+    return tuple(name for name in model.names(hp) if name not in FROZEN)
 
 
 def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:

@@ -73,7 +73,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
 
 def uploads(server: Tree, ctx: Ctx) -> Uploads:
     """The model, n_k and d_k."""
-    sent = {n: UploadTensor.like(server[n]) for n in fedavg.sent_names(ctx.hp)}
+    sent = {name: UploadTensor.like(server[name]) for name in fedavg.sent_names(ctx.hp)}
     facts = {
         ROWS: UploadTensor((1,), torch.float64, counts_rows=True),
         GAP: UploadTensor((1,), torch.float64),
@@ -126,10 +126,10 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """The models' average by p_k, summed in float64."""
     p = weights(up, ctx)
     out = dict(server)
-    for n, stack in up.items():
-        if n not in (ROWS, GAP):
+    for name, stack in up.items():
+        if name not in (ROWS, GAP):
             weighted = over(p, stack) * stack.double()
-            out[n] = weighted.sum(0).to(stack.dtype)
+            out[name] = weighted.sum(0).to(stack.dtype)
     return out
 
 

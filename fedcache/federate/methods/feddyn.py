@@ -89,8 +89,8 @@ def alpha_of(data: ClientData, ctx: Ctx) -> float | Tensor:
 def linear_loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     """Cross-entropy - <g_i, u>."""
     value, updates = model.ce_loss(p, batch, down, ctx)
-    for n in model.trained(ctx.hp):
-        value = value - dot(p[f"g/{n}"], p[n], ctx)
+    for name in model.trained(ctx.hp):
+        value = value - dot(p[f"g/{name}"], p[name], ctx)
     return value, updates
 
 
@@ -119,7 +119,7 @@ def clipped_gradients(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> list[Tensor
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs of that loss, then g_i by how far they went."""
     moved = model.trained(ctx.hp)
-    linear_terms = [f"g/{n}" for n in moved]
+    linear_terms = [f"g/{name}" for name in moved]
     p = select({**down, **state}, (*model.names(ctx.hp), *linear_terms))
     alpha = torch.as_tensor(alpha_of(data, ctx), dtype=ctx.env.dtype, device=ctx.env.device)
     alpha = alpha.expand(ctx.lead)
@@ -129,8 +129,8 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
         how = ClosedForm(clipped_gradients)
     p = train(p, moved, ctx.count("epochs"), how, down, data, ctx)
     kept = select(p, fedavg.own_statistics(ctx.hp))
-    for n in moved:
-        kept[f"g/{n}"] = state[f"g/{n}"] - over(alpha, p[n]) * (p[n] - down[n])
+    for name in moved:
+        kept[f"g/{name}"] = state[f"g/{name}"] - over(alpha, p[name]) * (p[name] - down[name])
     return kept, select(p, fedavg.sent_names(ctx.hp))
 
 
@@ -138,11 +138,11 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """h by the share of the clients that took part, then w; BatchNorm's statistics are averaged."""
     share = len(ctx.ids) / ctx.env.clients
     out = {**server, **up}
-    for n in model.trained(ctx.hp):
-        alpha = over(ctx.number("alpha"), up[n])
-        h = server[f"h/{n}"] - share * alpha * (up[n] - server[n])
-        out[f"h/{n}"] = h
-        out[n] = up[n] - h / alpha
+    for name in model.trained(ctx.hp):
+        alpha = over(ctx.number("alpha"), up[name])
+        h = server[f"h/{name}"] - share * alpha * (up[name] - server[name])
+        out[f"h/{name}"] = h
+        out[name] = up[name] - h / alpha
     return out
 
 

@@ -75,10 +75,10 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     p = train(p, moved, ctx.count("epochs"), model.ce_loss, down, data, ctx)
     a = length(data, ctx)
     up = {k: p[k] for k in fedavg.sent_names(ctx.hp) if k not in moved}
-    for n in moved:
+    for name in moved:
         # a_i is 0 or at least 1, so the minimum only avoids a division by 0.
-        divisor = torch.as_tensor(over(a.squeeze(-1), p[n]))
-        up[n] = (down[n] - p[n]) / divisor.clamp(min=1.0)
+        divisor = torch.as_tensor(over(a.squeeze(-1), p[name]))
+        up[name] = (down[name] - p[name]) / divisor.clamp(min=1.0)
     up[LENGTH] = a.expand(*p[moved[0]].shape[: len(ctx.lead)], 1)
     return select(p, state), up
 
@@ -87,8 +87,8 @@ def uploads(server: Tree, ctx: Ctx) -> Uploads:
     """A step for every trained tensor, BatchNorm's statistics, and a_i."""
     moved = model.trained(ctx.hp)
     sent = {
-        n: replace(UploadTensor.like(server[n]), is_step=n in moved)
-        for n in fedavg.sent_names(ctx.hp)
+        name: replace(UploadTensor.like(server[name]), is_step=name in moved)
+        for name in fedavg.sent_names(ctx.hp)
     }
     return {**sent, LENGTH: UploadTensor((1,), ctx.env.dtype)}
 
@@ -97,9 +97,9 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """w after the mean step, times the mean length."""
     tensors = {k: t for k, t in up.items() if k != LENGTH}
     out = {**server, **tensors}
-    for n in model.trained(ctx.hp):
-        mean_length = over(up[LENGTH].squeeze(-1), up[n])
-        out[n] = server[n] - mean_length * up[n]
+    for name in model.trained(ctx.hp):
+        mean_length = over(up[LENGTH].squeeze(-1), up[name])
+        out[name] = server[name] - mean_length * up[name]
     return out
 
 

@@ -60,7 +60,7 @@ OWN = ("Q.W", "Q.b")
 def shared(hp: Hp) -> tuple[str, ...]:
     """Names of P's tensors, without the statistics that stay with the client."""
     kept = (*OWN, *own_statistics(hp))
-    return tuple(n for n in model.names(hp) if n not in kept)
+    return tuple(name for name in model.names(hp) if name not in kept)
 
 
 def init(ctx: Ctx) -> Tree:

@@ -58,14 +58,16 @@ def init(ctx: Ctx) -> Tree:
         uniform = ctx.rng.uniform(f"init/{k}", independent=False)
         drawn.append(head.init(uniform, ctx.env.width, ctx.env.classes))
     axis = len(ctx.lead)
-    out = {ALL + n: torch.stack([p[n] for p in drawn], axis) for n in model.names(ctx.hp)}
+    out = {}
+    for name in model.names(ctx.hp):
+        out[ALL + name] = torch.stack([p[name] for p in drawn], axis)
     count = torch.zeros(K, dtype=torch.float64, device=ctx.env.device)
     return {**out, CHOSEN: count.reshape((1,) * axis + (K,))}
 
 
 def one_model(down: Tree, k: int, ctx: Ctx) -> Tree:
     """Model k under its plain names."""
-    return {n: down[ALL + n].select(len(ctx.lead), k) for n in model.names(ctx.hp)}
+    return {name: down[ALL + name].select(len(ctx.lead), k) for name in model.names(ctx.hp)}
 
 
 def losses(down: Tree, data: ClientData, ctx: Ctx) -> Tensor:
@@ -98,14 +100,14 @@ def models_at(down: Tree, at: Tensor, ctx: Ctx) -> Tree:
     """The model of number ``at`` [*lead] for each place of the leading axes, under its plain names."""
     axis = at.dim()
     chosen = {}
-    for n in model.names(ctx.hp):
-        t = down[ALL + n]
+    for name in model.names(ctx.hp):
+        t = down[ALL + name]
         lead = torch.broadcast_shapes(at.shape, t.shape[:axis])  # type: ignore[no-untyped-call]
         t = t.expand(*lead, *t.shape[axis:])
         # ``gather`` needs an index of the shape of its result, which is one model.
         place = at.expand(lead).reshape(*lead, *(1,) * (t.dim() - axis))
         place = place.expand(*lead, 1, *t.shape[axis + 1 :])
-        chosen[n] = t.gather(axis, place).squeeze(axis)
+        chosen[name] = t.gather(axis, place).squeeze(axis)
     return chosen
 
 
@@ -133,8 +135,8 @@ def beside(weight: Tensor, t: Tensor) -> Tensor:
 def uploads(server: Tree, ctx: Ctx) -> Uploads:
     """A model in one of K places, times the client's weight, and that weight in the same place."""
     sent = {
-        ALL + n: UploadTensor(tuple(server[ALL + n].shape), torch.float64)
-        for n in model.names(ctx.hp)
+        ALL + name: UploadTensor(tuple(server[ALL + name].shape), torch.float64)
+        for name in model.names(ctx.hp)
     }
     return {**sent, CHOSEN: UploadTensor((ctx.count("models"),), torch.float64)}
 

@@ -15,6 +15,7 @@ from fedcache.federate.engine.local_training import keep_optimiser
 from fedcache.federate.engine.method import everywhere
 from fedcache.federate.methods import tpfl
 from fedcache.federate.methods.common import ClientData, Ctx, MethodPage, Tree, sends_nothing
+from fedcache.federate.methods.common.model import without
 
 
 def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
@@ -45,7 +46,7 @@ METHOD = replace(
     tpfl.METHOD,
     name="local-prompt",
     summary="Every client learns a text and a visual prompt alone; scored on all test rows; needs images.",
-    hparams=tuple(h for h in tpfl.METHOD.hparams if h.name != "agg"),
+    hparams=without(tpfl.METHOD.hparams, "agg"),
     init=lambda _ctx: {},
     enter=enter,
     fit=fit,

@@ -54,11 +54,11 @@ def predict(down: Tree, state: Tree, data: ClientData, x: Tensor, ctx: Ctx) -> T
     return scratch.predict(down, state, data, x, ctx)
 
 
-def released(h: HParam) -> HParam:
+def released(param: HParam) -> HParam:
     """The switch, with the released augmentation in preset ``official``."""
-    if h.name == "augment":
-        return replace(h, official="supervised")
-    return h
+    if param.name == "augment":
+        return replace(param, official="supervised")
+    return param
 
 
 SWITCHES = declare(

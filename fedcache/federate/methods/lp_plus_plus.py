@@ -15,7 +15,7 @@ the gradient, and the first values from the rows,
 
 The paper has no clients. Here (ours) each takes these from its own rows, begins with its own first values in the first
 round and with the average afterwards, and makes ``epochs`` such iterations a round; uploads are averaged by n_i / N.
-One client and one round are the paper's method. A class of which it has no rows begins with w_k = 0.
+One client and one round are the paper's method. A class without rows at the client begins with w_k = 0.
 
 Released code, where it differs (``official``): momentum 0.9 on w; a bias, which begins with random numbers there and
 with 0 here; and alpha moves by the sum of all its gradients so far, since nothing sets them to zero
@@ -110,9 +110,9 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
         p = first_values(x, t, Y, ctx)
     # Copies for each client, which the steps below change in place.
     axes = len(ctx.lead)
-    p = {k: p[k].expand(*ctx.lead, *p[k].shape[axes:]).clone() for k in names(ctx.hp)}
+    p = {name: p[name].expand(*ctx.lead, *p[name].shape[axes:]).clone() for name in names(ctx.hp)}
     step_w, step_alpha = step_sizes(x, t, n)
-    velocity = {k: torch.zeros_like(v) for k, v in p.items() if k != "alpha"}
+    velocity = {name: torch.zeros_like(v) for name, v in p.items() if name != "alpha"}
     summed = torch.zeros_like(p["alpha"])
     for iteration in range(1, ctx.count("epochs") + 1):
         ctx.env.watch()
@@ -125,9 +125,9 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
             summed = summed + pull
         else:
             summed = pull
-        for k, v in velocity.items():
-            v.mul_(over(ctx.number("momentum"), v)).add_(moved[k])
-            p[k].sub_(over(step_w, v) * v)
+        for name, v in velocity.items():
+            v.mul_(over(ctx.number("momentum"), v)).add_(moved[name])
+            p[name].sub_(over(step_w, v) * v)
         if iteration % ctx.count("alpha_every") == 0:
             p["alpha"].sub_(over(step_alpha, summed) * summed)
     return {}, p

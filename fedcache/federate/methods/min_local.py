@@ -20,7 +20,7 @@ from fedcache.federate.methods.common import (
     sends_nothing,
     simclr,
 )
-from fedcache.federate.methods.common.model import declare
+from fedcache.federate.methods.common.model import declare, without
 from fedcache.federate.methods.fedavg_simclr import METHOD as FEDAVG_SIMCLR
 
 
@@ -33,7 +33,7 @@ METHOD = replace(
     FEDAVG_SIMCLR,
     name="min-local",
     summary="Every client trains its own SimCLR encoder; the worst one is reported.",
-    hparams=declare((h for h in FEDAVG_SIMCLR.hparams if h.name != "agg"), epochs=200),
+    hparams=declare(without(FEDAVG_SIMCLR.hparams, "agg"), epochs=200),
     defaults=Defaults(rounds=1, participation=None, clients=6, scheme="flesd"),
     init=lambda _ctx: {},
     enter=enter,

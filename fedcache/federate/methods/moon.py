@@ -56,7 +56,7 @@ LAST = "last/"
 
 def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """The received projection as the last one, and what FedAvg keeps."""
-    last = {LAST + n: down[n] for n in model.head_of(ctx.hp).body()}
+    last = {LAST + name: down[name] for name in model.head_of(ctx.hp).body()}
     return {**fedavg.enter(down, data, ctx), **last}
 
 
@@ -70,7 +70,7 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     w = batch["w"]
     z, updates = embed(head, p, x, w)
     received_body = select(down, head.body())
-    last_body = {n: p[LAST + n] for n in head.body()}
+    last_body = {name: p[LAST + name] for name in head.body()}
     with torch.no_grad():
         # All three normalise with the statistics of the batch. Updates of running statistics are not needed here.
         received = embed(head, {**p, **received_body}, x, w)[0]

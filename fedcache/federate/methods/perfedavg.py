@@ -73,7 +73,9 @@ def ahead(loss: Loss, trained: tuple[str, ...]) -> Loss:
         first = {**batch, "x": batch["x1"], "y": batch["y1"], "i": batch["i1"]}
         g, _ = grads(loss, trained, p, first, down, ctx)
         # First order: the gradient of the step is a constant, so there are no second derivatives.
-        step = {n: p[n] - over(alpha, d) * d for n, d in zip(trained, g, strict=True)}
+        step = {}
+        for name, gradient in zip(trained, g, strict=True):
+            step[name] = p[name] - over(alpha, gradient) * gradient
         return loss({**p, **step}, batch, down, ctx)
 
     return one

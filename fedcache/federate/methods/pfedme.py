@@ -86,13 +86,14 @@ def envelope(loss: Loss, trained: Sequence[str], down: Tree) -> Step:
         # The inner problem: theta near w_i that fits this batch, by K steps.
         for _ in range(ctx.count("K")):
             g, updates = grads(loss, trained, p, batch, down, ctx)
-            for n, d in zip(trained, g, strict=True):
-                pull = over(lam, d) * (p[n] - p[NEAR + n])
-                p[n] = p[n] - over(lr, d) * (d + pull + over(decay, d) * p[n])
+            for name, gradient in zip(trained, g, strict=True):
+                pull = over(lam, gradient) * (p[name] - p[NEAR + name])
+                direction = gradient + pull + over(decay, gradient) * p[name]
+                p[name] = p[name] - over(lr, gradient) * direction
             p |= updates
         pace = ctx.number("eta") * lam
-        for n in trained:  # lerp is exact at 0 and 1
-            p[NEAR + n] = torch.lerp(p[NEAR + n], p[n], over(pace, p[n]))
+        for name in trained:  # lerp is exact at 0 and 1
+            p[NEAR + name] = torch.lerp(p[NEAR + name], p[name], over(pace, p[name]))
         return p
 
     return one
@@ -101,12 +102,12 @@ def envelope(loss: Loss, trained: Sequence[str], down: Tree) -> Step:
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs; w_i leaves, theta_i stays."""
     moved = model.trained(ctx.hp)
-    near = {NEAR + n: down[n] for n in moved}
+    near = {NEAR + name: down[name] for name in moved}
     p = own({**select(down, model.names(ctx.hp)), **near}, ctx)
     step = envelope(model.ce_loss, moved, down)
     for epoch in range(ctx.count("epochs")):
         p = fold_batches(p, minibatches(data, ctx, epoch), step, ctx)
-    up = {n: p[NEAR + n] for n in moved}
+    up = {name: p[NEAR + name] for name in moved}
     up |= select(p, model.head_of(ctx.hp).buffers())
     return select(p, state), up
 

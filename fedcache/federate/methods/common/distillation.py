@@ -196,13 +196,13 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
     names = simclr.trained(hp)
     if hp["sim_at"] != "projection":
         # Only trunk outputs are compared, so the projection is not trained.
-        names = tuple(n for n in names if n.startswith("t."))
+        names = tuple(name for name in names if name.startswith("t."))
     one = optimiser_step(_loss(target), names, {})
     by_batch = hp["key_mode"] == "train"
 
     def follow(p: Tree) -> None:
-        for n in names:
-            p[f"key/{n}"].lerp_(p[n], 1.0 - zeta)
+        for name in names:
+            p[f"key/{name}"].lerp_(p[name], 1.0 - zeta)
 
     def step(p: Tree, batch: Batch, now: Ctx) -> Tree:
         filling = False
@@ -210,7 +210,7 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
             filling = queue.at + len(batch["i"]) <= len(queue.places)
         if ema == "before" or (ema == "filled" and not filling):
             follow(p)
-        key = {n: p[f"key/{n}"] for n in w}
+        key = {name: p[f"key/{name}"] for name in w}
         if queue is None:
             batch = {**batch, "keys": unit(key, public, now), "anchors": every}
         else:  # keys are pushed before the logits are computed, so each query meets its own key (D-35)
@@ -227,10 +227,10 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
             updates = one(p, batch, now)
         if ema == "after" and not filling:
             follow(p)
-        key_updates = {f"key/{n}": t.clone() for n, t in updates.items()}
+        key_updates = {f"key/{name}": t.clone() for name, t in updates.items()}
         return {**updates, **key_updates}
 
-    first_key = {f"key/{n}": t for n, t in w.items()}
+    first_key = {f"key/{name}": t for name, t in w.items()}
     carry = own({**w, **first_key, **opt_init(w, names, ctx)}, ctx)
     views = _views(ClientData(ctx.public, None, every, (target.size,)), ctx)
     for epoch in range(ctx.count("esd_epochs")):

@@ -189,15 +189,15 @@ def declare(*groups: HParam | Iterable[HParam], **defaults: Value) -> tuple[HPar
             made.append(group)
         else:
             made.extend(group)
-    for i, h in enumerate(made):
-        if h.name in defaults:
-            made[i] = replace(h, default=defaults[h.name], official=None, tuned=None)
+    for i, param in enumerate(made):
+        if param.name in defaults:
+            made[i] = replace(param, default=defaults[param.name], official=None, tuned=None)
     return tuple(made)
 
 
 def without(group: Iterable[HParam], *names: str) -> tuple[HParam, ...]:
     """A group of declarations without the switches of these names, which a method does not read."""
-    return tuple(h for h in group if h.name not in names)
+    return tuple(param for param in group if param.name not in names)
 
 
 def head_of(hp: Hp, kind: str | None = None) -> Head:
@@ -262,7 +262,7 @@ def init(ctx: Ctx) -> Tree:
 
 def zeros_for(p: Tree, prefix: str, ctx: Ctx) -> Tree:
     """Zeros like each tensor of ``p`` that a gradient moves, under its name with a prefix."""
-    return {prefix + n: torch.zeros_like(p[n]) for n in trained(ctx.hp)}
+    return {prefix + name: torch.zeros_like(p[name]) for name in trained(ctx.hp)}
 
 
 def embed(down: Tree, own: Tree, x: Tensor, ctx: Ctx) -> Tensor:

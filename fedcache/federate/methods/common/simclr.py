@@ -329,8 +329,10 @@ def trainable(server: Tree, state: Tree, parts: tuple[str, ...] = ("t.", "p1", "
     ``parts`` are the beginnings of names that count: of the trunk and of the projection.
     """
     known = {**server, **state}
-    moved = [n for n in known if n.startswith(parts) and not n.endswith((".mean", ".var"))]
-    return sum(known[n].numel() for n in moved)
+    moved = [
+        name for name in known if name.startswith(parts) and not name.endswith((".mean", ".var"))
+    ]
+    return sum(known[name].numel() for name in moved)
 
 
 def parameters(down: Tree, ctx: Ctx) -> int:
