@@ -81,9 +81,9 @@ class GramBatch:
         self.basis = basis
         self.shape = positions.shape  # without an axis of features
         M, n = basis.gram.shape[:2]
-        self._at = positions.reshape(M, -1)
-        self._first = torch.arange(M, device=positions.device).unsqueeze(1)
-        self._rows = (self._first * n + self._at).flatten()
+        self._positions = positions.reshape(M, -1)
+        self._clients = torch.arange(M, device=positions.device).unsqueeze(1)
+        self._rows = (self._clients * n + self._positions).flatten()
 
     def affine(self, W: Tensor) -> Tensor:
         """Outputs [.., B, U] for coordinates [.., k + n, U]."""
@@ -93,7 +93,7 @@ class GramBatch:
     def outputs(self, W: Tensor) -> Tensor:
         """The forward pass."""
         basis = self.basis
-        B = self._at.shape[1]
+        B = self._positions.shape[1]
         full = inner(W, basis.axes)
         seen = basis.seen
         swapped = points_first(full)
@@ -123,7 +123,7 @@ class GramBatch:
         Each row of dL/du is added to the coordinates of the client's row that it belongs to.
         """
         basis = self.basis
-        B = self._at.shape[1]
+        B = self._positions.shape[1]
         d = inner(du, basis.axes)
         swapped = points_first(inner(like, basis.axes))
         if swapped:
@@ -133,7 +133,7 @@ class GramBatch:
         k, n = basis.seen.shape[1:3]
         # The gradient is a linear combination of the batch's rows, so it has no coordinates on the bases.
         out = d.new_zeros(M, k + n, *last)
-        rows = (self._first * (k + n) + k + self._at).flatten()
+        rows = (self._clients * (k + n) + k + self._positions).flatten()
         flat = out.view(M * (k + n), -1)
         flat.index_add_(0, rows, d.reshape(M * B, -1))
         if swapped:

@@ -101,30 +101,30 @@ class Ensemble:
         if R is None:
             parts = M
         self._parts: Sequence[Tensor] = list(cast(Tensor, parts))
-        self._square = R is None
+        self._has_matrices = R is None
         self.size = len(self._parts[0])
         self._tau = tau
-        self._count = kept(self.size, keep, own=own)
-        self._whole: Tensor | None = None
+        self._kept = kept(self.size, keep, own=own)
+        self._matrix: Tensor | None = None
         if self.size <= self.EAGER:
             every = torch.arange(self.size, device=self._parts[0].device)
-            self._whole = self._make(every)
+            self._matrix = self._make(every)
 
     def _make(self, i: Tensor) -> Tensor:
         """``rows``, computed from the clients' representations or similarities."""
         total = torch.zeros(len(i), self.size, dtype=self._parts[0].dtype, device=i.device)
         for part in self._parts:  # one client at a time: memory is that of one [B, N] block
-            if self._square:
+            if self._has_matrices:
                 m = part[i]
             else:
                 m = part[i] @ part.mT
-            total += torch.exp((sparse(m, self._count) - 1.0) / self._tau)
+            total += torch.exp((sparse(m, self._kept) - 1.0) / self._tau)
         return total / len(self._parts)
 
     def rows(self, i: Tensor) -> Tensor:
         """[B, N] rows ``i`` [B] of the matrix, up to one constant factor."""
-        if self._whole is not None:
-            return self._whole[i]
+        if self._matrix is not None:
+            return self._matrix[i]
         return self._make(i)
 
     def targets(self, i: Tensor, anchors: Tensor, *, exclude_self: bool = False) -> Tensor:

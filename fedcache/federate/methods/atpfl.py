@@ -41,7 +41,7 @@ from fedcache.federate.methods.common.prompts import AUG
 from fedcache.heads.prompt import l_aug
 
 PREVIOUS = "prev/"
-Fixed = Callable[[Batch], tuple[Tensor, Tensor]]
+FixedFeatures = Callable[[Batch], tuple[Tensor, Tensor]]
 """A batch's z_g and z_prev [B, D]."""
 
 
@@ -51,7 +51,7 @@ def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     return {**previous, **keep_optimiser(down, tuple(down), ctx)}
 
 
-def fixed_images(down: Tree, previous: Tree, data: ClientData, ctx: Ctx) -> Fixed:
+def fixed_images(down: Tree, previous: Tree, data: ClientData, ctx: Ctx) -> FixedFeatures:
     """z_g and z_prev of a batch's images. They are computed once, or for each batch if the patch moves."""
     if "v" not in down or ctx.hp["vp_template"] != "random_patch":
         z_g = prompts.encode_rows(data, down, ctx)
@@ -62,14 +62,14 @@ def fixed_images(down: Tree, previous: Tree, data: ClientData, ctx: Ctx) -> Fixe
             z_prev = prompts.encode_rows(data, previous, ctx)
         return lambda batch: (z_g[batch["i"]], z_prev[batch["i"]])
 
-    def again(batch: Batch) -> tuple[Tensor, Tensor]:
+    def of_batch(batch: Batch) -> tuple[Tensor, Tensor]:
         at = batch["at"].tolist()
         with torch.no_grad():
             g = prompts.image_features(batch["x"], prompts.paint(down, ctx, at), ctx)
             prev = prompts.image_features(batch["x"], prompts.paint(previous, ctx, at), ctx)
         return g, prev
 
-    return again
+    return of_batch
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:

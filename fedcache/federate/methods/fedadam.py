@@ -86,9 +86,9 @@ def server_optimiser(
     name: str,
     summary: str,
     rule: SecondMoment,
+    *more: HParam,
     rate: float,
     beta1: float,
-    *more: HParam,
     page: MethodPage,
 ) -> Method:
     """The method of that name: FedAvg's clients under a server with that rule for v."""
@@ -126,9 +126,9 @@ METHOD = server_optimiser(
     "fedadam",
     "FedAvg with Adam as the server's optimiser.",
     adam,
-    0.03,
-    0.9,
     BETA2,
+    rate=0.03,
+    beta1=0.9,
     page=MethodPage(
         family="Many rounds, one model",
         formula=r"""

@@ -90,7 +90,7 @@ def over_clients(gap: Tensor, metric: str) -> Tensor:
     return torch.where(total > 0, gap / divisor, 0.0)
 
 
-def unlimited(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
+def raw_weights(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
     """The clients' shares of the round's rows, and n_k - a d_k + b with them; [S, .., 1] each."""
     share = up[ROWS] / up[ROWS].sum(0, keepdim=True)
     gap = over_clients(up[GAP], str(ctx.hp["metric"]))
@@ -99,19 +99,19 @@ def unlimited(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
 
 def weights(up: Tree, ctx: Ctx) -> Tensor:
     """p_k [S, ..] of the uploads of a round."""
-    share, limited = unlimited(up, ctx)
+    share, raw = raw_weights(up, ctx)
     # No client may have a negative weight. If all weights are 0, clients are averaged by their rows.
-    raw = torch.relu(limited)
-    total = raw.sum(0, keepdim=True)
+    positive = torch.relu(raw)
+    total = positive.sum(0, keepdim=True)
     divisor = torch.where(total > 0, total, 1.0)
-    return torch.where(total > 0, raw / divisor, share).squeeze(-1)
+    return torch.where(total > 0, positive / divisor, share).squeeze(-1)
 
 
 def notice(up: Tree, ctx: Ctx) -> str:
-    """A sentence about clients that count for nothing in this round; empty where there are none."""
-    _, limited = unlimited(up, ctx)
-    clients = len(limited)
-    zero = int((limited <= 0).sum())
+    """A sentence about the clients that have weight 0 in this round; empty if there are none."""
+    _, raw = raw_weights(up, ctx)
+    clients = len(raw)
+    zero = int((raw <= 0).sum())
     if zero == 0:
         return ""
     if zero == clients:

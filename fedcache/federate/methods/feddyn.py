@@ -118,8 +118,8 @@ def clipped_gradients(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> list[Tensor
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs of that loss, then g_i by how far they went."""
-    moved = model.trained(ctx.hp)
-    linear_terms = [f"g/{name}" for name in moved]
+    trained = model.trained(ctx.hp)
+    linear_terms = [f"g/{name}" for name in trained]
     p = select({**down, **state}, (*model.names(ctx.hp), *linear_terms))
     alpha = torch.as_tensor(alpha_of(data, ctx), dtype=ctx.env.dtype, device=ctx.env.device)
     alpha = alpha.expand(ctx.lead)
@@ -127,9 +127,9 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     how: Loss | ClosedForm = loss
     if not is_zero(ctx.number("clip")):
         how = ClosedForm(clipped_gradients)
-    p = train(p, moved, ctx.count("epochs"), how, down, data, ctx)
+    p = train(p, trained, ctx.count("epochs"), how, down, data, ctx)
     kept = select(p, fedavg.own_statistics(ctx.hp))
-    for name in moved:
+    for name in trained:
         kept[f"g/{name}"] = state[f"g/{name}"] - over(alpha, p[name]) * (p[name] - down[name])
     return kept, select(p, fedavg.sent_names(ctx.hp))
 

@@ -70,24 +70,24 @@ def length(data: ClientData, ctx: Ctx) -> Tensor:
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs, then their mean step and its length."""
-    moved = model.trained(ctx.hp)
+    trained = model.trained(ctx.hp)
     p = select({**down, **state}, model.names(ctx.hp))
-    p = train(p, moved, ctx.count("epochs"), model.ce_loss, down, data, ctx)
+    p = train(p, trained, ctx.count("epochs"), model.ce_loss, down, data, ctx)
     a = length(data, ctx)
-    up = {k: p[k] for k in fedavg.sent_names(ctx.hp) if k not in moved}
-    for name in moved:
+    up = {k: p[k] for k in fedavg.sent_names(ctx.hp) if k not in trained}
+    for name in trained:
         # a_i is 0 or at least 1, so the minimum only avoids a division by 0.
         divisor = torch.as_tensor(over(a.squeeze(-1), p[name]))
         up[name] = (down[name] - p[name]) / divisor.clamp(min=1.0)
-    up[LENGTH] = a.expand(*p[moved[0]].shape[: len(ctx.lead)], 1)
+    up[LENGTH] = a.expand(*p[trained[0]].shape[: len(ctx.lead)], 1)
     return select(p, state), up
 
 
 def uploads(server: Tree, ctx: Ctx) -> Uploads:
     """A step for every trained tensor, BatchNorm's statistics, and a_i."""
-    moved = model.trained(ctx.hp)
+    trained = model.trained(ctx.hp)
     sent = {
-        name: replace(UploadTensor.like(server[name]), is_step=name in moved)
+        name: replace(UploadTensor.like(server[name]), is_step=name in trained)
         for name in fedavg.sent_names(ctx.hp)
     }
     return {**sent, LENGTH: UploadTensor((1,), ctx.env.dtype)}

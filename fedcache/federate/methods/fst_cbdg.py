@@ -71,7 +71,7 @@ from fedcache.federate.methods.common.model import (
 from fedcache.federate.methods.common.synthesis import (
     SYNTHESIS,
     at_once,
-    dealt,
+    balancing_classes,
     shares,
     synthetic,
     with_rows,
@@ -99,7 +99,8 @@ def schedule(q: Tensor, data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tupl
     """Batches of an epoch; with ``tsamp_scope=client`` each brings its part of the epoch's synthetic rows."""
     batches = minibatches(data, ctx, epoch)
     if not without_synthetic(ctx.hp) and ctx.hp["tsamp_scope"] == "client":
-        yield from with_rows(batches, dealt(q, data.mask(), ctx), data, ctx, epoch)
+        classes = balancing_classes(q, data.mask(), ctx)
+        yield from with_rows(batches, classes, data, ctx, epoch)
         return
     # Each step draws its own rows by its soft labels, if it uses any.
     for t, (k, batch) in enumerate(batches):
@@ -142,7 +143,8 @@ def gradients(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> list[Tensor]:
             counted = (q, batch["all"])
         else:
             counted = (old + change, batch["w"])
-        batch = {**batch, **at_once(dealt(*counted, ctx), ctx, epoch, t)}
+        rows = at_once(balancing_classes(*counted, ctx), ctx, epoch, t)
+        batch = {**batch, **rows}
     # Real rows are compared with the soft labels that have just moved, synthetic ones with their class.
     share: float | Tensor = 1.0
     synthetic_share: float | Tensor = 0.0
@@ -198,14 +200,14 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     if ctx.hp["ablation"] != "tsamp_central":
         return {**server, **up}
     # The server knows no votes, so it draws equally many rows of each class.
-    deal = np.repeat(np.arange(ctx.env.classes), ctx.count("central_rows"))
-    ctx.rng.generator("deal", 0, 0).shuffle(deal)
+    classes = np.repeat(np.arange(ctx.env.classes), ctx.count("central_rows"))
+    ctx.rng.generator("deal", 0, 0).shuffle(classes)
     size = ctx.count("batch")
     head = select(server, NAMES)
 
     def batches(_now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
-        for t, start in enumerate(range(0, len(deal), size)):
-            yield 1, synthetic([deal[start : start + size]], ctx, epoch, t)
+        for t, start in enumerate(range(0, len(classes), size)):
+            yield 1, synthetic([classes[start : start + size]], ctx, epoch, t)
 
     def tsamp(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> Tensor:
         value = cross_entropy(classify(p, batch["z"], ctx), batch["k"], batch["kw"])

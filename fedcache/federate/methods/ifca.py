@@ -123,11 +123,11 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
     for name in model.names(ctx.hp):
         t = p[name].unsqueeze(len(ctx.lead))
         # All other places are 0, so the server's sum over clients adds each model's own clients.
-        up[ALL + name] = t.double() * beside(weight, t)
+        up[ALL + name] = t.double() * to_axes_of(weight, t)
     return {}, up
 
 
-def beside(weight: Tensor, t: Tensor) -> Tensor:
+def to_axes_of(weight: Tensor, t: Tensor) -> Tensor:
     """Weights [*lead, K] with axes of 1 behind, so that they multiply ``t`` [*lead, K or 1, ..]."""
     return weight.reshape(*weight.shape, *(1,) * (t.dim() - weight.dim()))
 
@@ -154,7 +154,7 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     for name in model.names(ctx.hp):
         old = server[ALL + name]
         total = up[ALL + name]
-        w = beside(weight, total)
+        w = to_axes_of(weight, total)
         # Divide by 1 where no client chose the model, because 0 / 0 is NaN.
         mean = total / torch.where(w > 0, w, 1.0)
         out[ALL + name] = torch.where(w > 0, mean.to(old.dtype), old)
@@ -166,7 +166,7 @@ def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
     return best(down, data, ctx)[0]
 
 
-def used(down: Tree, own: Tree, ctx: Ctx) -> Tree:
+def deployed(down: Tree, own: Tree, ctx: Ctx) -> Tree:
     """The client's model; without one, the model with the largest sum of client weights."""
     if own:
         return own
@@ -175,12 +175,12 @@ def used(down: Tree, own: Tree, ctx: Ctx) -> Tree:
 
 def predict(down: Tree, own: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Logits [.., N, C] of that model."""
-    return logits(model.head_of(ctx.hp), used(down, own, ctx), x)[0]
+    return logits(model.head_of(ctx.hp), deployed(down, own, ctx), x)[0]
 
 
 def embed(down: Tree, own: Tree, x: Tensor, ctx: Ctx) -> Tensor:
     """Projections [.., N, dim] of features by that model."""
-    return model.embed(used(down, own, ctx), {}, x, ctx)
+    return model.embed(deployed(down, own, ctx), {}, x, ctx)
 
 
 def trainable(server: Tree, _state: Tree) -> int:

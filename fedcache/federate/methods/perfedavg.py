@@ -93,14 +93,14 @@ def pairs(data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]
 def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs over pairs of batches."""
     sgd = as_sgd(ctx, "beta")
-    moved = model.trained(ctx.hp)
+    trained = model.trained(ctx.hp)
     p = select(down, model.names(ctx.hp))
 
     def batches(_now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
         return pairs(data, sgd, epoch)
 
-    loss = ahead(model.ce_loss, moved)
-    p = train(p, moved, ctx.count("epochs"), loss, down, data, sgd, batches=batches)
+    loss = ahead(model.ce_loss, trained)
+    p = train(p, trained, ctx.count("epochs"), loss, down, data, sgd, batches=batches)
     return {}, select(p, down)
 
 
@@ -109,7 +109,7 @@ def adapt(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
     sgd = as_sgd(ctx, "alpha")
     # A client with fewer rows than a batch adapts on the rows it has.
     sgd = replace(sgd, hp={**sgd.hp, "drop_last": False})
-    moved = model.trained(ctx.hp)
+    trained = model.trained(ctx.hp)
     steps = ctx.count("adapt_steps")
 
     def batches(_now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
@@ -117,7 +117,7 @@ def adapt(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
 
     # Evaluation runs without gradients, and adaptation needs them.
     with torch.enable_grad():
-        return train(down, moved, steps, model.ce_loss, down, data, sgd, batches=batches)
+        return train(down, trained, steps, model.ce_loss, down, data, sgd, batches=batches)
 
 
 def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:

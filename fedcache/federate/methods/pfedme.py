@@ -101,13 +101,13 @@ def envelope(loss: Loss, trained: Sequence[str], down: Tree) -> Step:
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs; w_i leaves, theta_i stays."""
-    moved = model.trained(ctx.hp)
-    near = {NEAR + name: down[name] for name in moved}
+    trained = model.trained(ctx.hp)
+    near = {NEAR + name: down[name] for name in trained}
     p = own({**select(down, model.names(ctx.hp)), **near}, ctx)
-    step = envelope(model.ce_loss, moved, down)
+    step = envelope(model.ce_loss, trained, down)
     for epoch in range(ctx.count("epochs")):
         p = fold_batches(p, minibatches(data, ctx, epoch), step, ctx)
-    up = {name: p[NEAR + name] for name in moved}
+    up = {name: p[NEAR + name] for name in trained}
     up |= select(p, model.head_of(ctx.hp).buffers())
     return select(p, state), up
 

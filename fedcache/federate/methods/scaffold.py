@@ -97,13 +97,13 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     for name in model.trained(ctx.hp):
         p[f"shift/{name}"] = down[f"c/{name}"] - state[f"c/{name}"]
     p = train(p, model.trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
-    far = travelled(data, ctx)
+    distance = travelled(data, ctx)
     kept = select(p, fedavg.own_statistics(ctx.hp))
     up = select(p, fedavg.sent_names(ctx.hp))
     for name in model.trained(ctx.hp):
         old = state[f"c/{name}"]
         # Option II of the paper: the mean gradient of all steps. A client without a step keeps its variate.
-        length = torch.as_tensor(over(far, p[name]))
+        length = torch.as_tensor(over(distance, p[name]))
         divisor = torch.where(length > 0, length, 1.0)
         new = (down[name] - p[name]) / divisor - p[f"shift/{name}"]
         kept[f"c/{name}"] = torch.where(length > 0, new, old)

@@ -190,14 +190,14 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
     # Without a queue every public row is an anchor, and its key is made again in each step.
     queue = None
     if queued(hp, target.size):
-        queue = _filled(w, every, ctx)
+        queue = _filled_queue(w, every, ctx)
     zeta = float(ctx.number("zeta"))
     ema = hp["ema"]
     names = simclr.trained(hp)
     if hp["sim_at"] != "projection":
         # Only trunk outputs are compared, so the projection is not trained.
         names = tuple(name for name in names if name.startswith("t."))
-    one = optimiser_step(_loss(target), names, {})
+    take_step = optimiser_step(_loss(target), names, {})
     by_batch = hp["key_mode"] == "train"
 
     def follow(p: Tree) -> None:
@@ -215,16 +215,16 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
             batch = {**batch, "keys": unit(key, public, now), "anchors": every}
         else:  # keys are pushed before the logits are computed, so each query meets its own key (D-35)
             with torch.no_grad():
-                seen = batch.get("x2", batch["x"])
-                keys, _ = _embed(key, seen, now, training=by_batch)
+                view = batch.get("x2", batch["x"])
+                keys, _ = _embed(key, view, now, training=by_batch)
                 queue.push(keys, batch["i"])
             batch = {**batch, "keys": queue.keys, "anchors": queue.places}
         # While a cold queue fills, its other keys are noise and no anchors (D-34). So no step is taken, but the
         # student's BatchNorm sees the batch.
         if filling:
-            updates = _seen(p, batch, now)
+            updates = _batchnorm_updates(p, batch, now)
         else:
-            updates = one(p, batch, now)
+            updates = take_step(p, batch, now)
         if ema == "after" and not filling:
             follow(p)
         key_updates = {f"key/{name}": t.clone() for name, t in updates.items()}
@@ -258,7 +258,7 @@ def _embed(p: Tree, x: Tensor, ctx: Ctx, *, training: bool) -> tuple[Tensor, Tre
     return normalize(z.to(ctx.env.dtype), dim=-1), updates
 
 
-def _seen(p: Tree, batch: Batch, ctx: Ctx) -> Tree:
+def _batchnorm_updates(p: Tree, batch: Batch, ctx: Ctx) -> Tree:
     """BatchNorm's updates of a batch that takes no step."""
     encoder = simclr.encoder_of(ctx.hp)
     if not encoder.buffers():
@@ -279,7 +279,7 @@ def _loss(target: Ensemble) -> Callable[[Tree, Batch, Tree, Ctx], tuple[Tensor, 
     return loss
 
 
-def _filled(w: Tree, every: Tensor, ctx: Ctx) -> Queue:
+def _filled_queue(w: Tree, every: Tensor, ctx: Ctx) -> Queue:
     """A queue with the keys of K_q random public rows by the first weights."""
     # Random rows, because public rows may be sorted by class.
     order = ctx.rng.each("queue", lambda g, _client: g.permutation(len(every)))

@@ -222,7 +222,7 @@ def trained(hp: Hp) -> tuple[str, ...]:
     return head_of(hp).trained()
 
 
-def begins(ctx: Ctx) -> str:
+def initial_weights(ctx: Ctx) -> str:
     """The initial weights by ``init``: shared, independent, text or zero; never ``auto``."""
     how = str(ctx.hp.get("init", "shared"))
     if how != "auto":
@@ -239,7 +239,7 @@ def by_text(ctx: Ctx) -> Callable[[Tensor], Tensor]:
 
 def zero_shot(ctx: Ctx) -> Callable[[Tensor], Tensor] | None:
     """The zero-shot classifier, if the head starts from it."""
-    if begins(ctx) == "text":
+    if initial_weights(ctx) == "text":
         return by_text(ctx)
     return None
 
@@ -247,7 +247,7 @@ def zero_shot(ctx: Ctx) -> Callable[[Tensor], Tensor] | None:
 def init(ctx: Ctx) -> Tree:
     """Initial weights by the ``head`` and ``init`` switches, leading axes full or 1."""
     env = ctx.env
-    how = begins(ctx)
+    how = initial_weights(ctx)
     if how not in ("text", "zero"):
         uniform = ctx.rng.uniform("init", independent=how == "independent")
         return head_of(ctx.hp).init(uniform, env.width, env.classes)

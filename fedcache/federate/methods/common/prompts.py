@@ -399,12 +399,12 @@ def encode_images(x: Tensor, p: Batch, ctx: Ctx) -> Tensor:
     parts = []
     with torch.no_grad():
         for number, block in enumerate(blocks):
-            painted = paint(p, ctx, _somewhere(ctx, number))
+            painted = paint(p, ctx, _patch_position(ctx, number))
             parts.append(image_features(block, painted, ctx))
     return torch.cat(parts)
 
 
-def _somewhere(ctx: Ctx, *key: int) -> Sequence[int]:
+def _patch_position(ctx: Ctx, *key: int) -> Sequence[int]:
     """(top, left) of the patch in this forward pass: drawn for a random patch, else (0, 0)."""
     if ctx.hp["vp_template"] != "random_patch":
         return (0, 0)
@@ -415,7 +415,7 @@ def _somewhere(ctx: Ctx, *key: int) -> Sequence[int]:
 def _batches(data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
     """Batches with the place of their visual prompt under ``at``."""
     for t, (k, batch) in enumerate(minibatches(data, ctx, epoch)):
-        at = torch.tensor(_somewhere(ctx, epoch, t))
+        at = torch.tensor(_patch_position(ctx, epoch, t))
         yield k, {**batch, "at": at}
 
 

@@ -77,12 +77,12 @@ def synthetic(label: list[np.ndarray], ctx: Ctx, epoch: int, t: int) -> Batch:
     else:
         sigma = ctx.number("sigma")
     # ``index_select`` takes a third of the time of ``text[classes]``.
-    near = ctx.text.index_select(0, classes.flatten()).view(*shape, ctx.env.width)
+    texts = ctx.text.index_select(0, classes.flatten()).view(*shape, ctx.env.width)
     scale = over(sigma, noise)
     if isinstance(scale, float):
-        z = near.add_(noise, alpha=scale)
+        z = texts.add_(noise, alpha=scale)
     else:
-        z = near + scale * noise
+        z = texts + scale * noise
     if ctx.hp["renorm_synth"]:
         z = normalize(z, dim=-1)
     weight = torch.from_numpy(w).to(ctx.env.device, ctx.env.dtype).reshape(shape)
@@ -138,7 +138,7 @@ def stratified(label: list[np.ndarray], steps: list[int], ctx: Ctx, epoch: int, 
     return {**batch, "kw": kw.reshape(batch["kw"].shape)}
 
 
-def dealt(q: Tensor, weight: Tensor, ctx: Ctx) -> list[np.ndarray]:
+def balancing_classes(q: Tensor, weight: Tensor, ctx: Ctx) -> list[np.ndarray]:
     """Classes of the synthetic rows that balance soft labels q [.., R, C]: for each client an array of n_k times k."""
     # A class gets as many rows as it lacks votes compared with the largest class.
     n = deficits(votes(q, weight), ctx.number("gamma"), equal=ctx.hp["sampling"] == "equal")
@@ -148,30 +148,32 @@ def dealt(q: Tensor, weight: Tensor, ctx: Ctx) -> list[np.ndarray]:
 
 def with_rows(
     batches: Iterator[tuple[int, Batch]],
-    deals: list[np.ndarray],
+    classes: list[np.ndarray],
     data: ClientData,
     ctx: Ctx,
     epoch: int,
 ) -> Iterator[tuple[int, Batch]]:
-    """Batches of an epoch, each with its part of the rows ``deals`` asks for: shuffled, assigned to a client's
-    steps."""
+    """Batches of an epoch, each with its part of the synthetic rows.
+
+    ``classes`` are those of each client's rows. They are shuffled in place and divided among its steps.
+    """
     M = len(data.n)
     steps = [len(batch_sizes(n, ctx.hp)) for n in data.n]
     if ctx.hp["synth"] == "strata":
         for t, (k, batch) in enumerate(batches):
-            alive = [i for i in range(len(deals)) if i % M < max(k, 1)]
-            parts = [deals[i] for i in alive]
+            alive = [i for i in range(len(classes)) if i % M < max(k, 1)]
+            parts = [classes[i] for i in alive]
             steps_of_parts = [steps[i % M] for i in alive]
             rows = stratified(parts, steps_of_parts, ctx.narrow(k), epoch, t)
             yield k, {**batch, **rows}
         return
-    for i, deal in enumerate(deals):
-        ctx.rng.generator("deal", i % M, epoch).shuffle(deal)
+    for i, own in enumerate(classes):
+        ctx.rng.generator("deal", i % M, epoch).shuffle(own)
     for t, (k, batch) in enumerate(batches):
         parts = []
-        for i, deal in enumerate(deals):
+        for i, own in enumerate(classes):
             if i % M < max(k, 1):
                 # The part of step t; the parts of a client differ by one row at most.
                 count = steps[i % M]
-                parts.append(deal[t * len(deal) // count : (t + 1) * len(deal) // count])
+                parts.append(own[t * len(own) // count : (t + 1) * len(own) // count])
         yield k, {**batch, **synthetic(parts, ctx.narrow(k), epoch, t)}
