@@ -44,7 +44,7 @@ _ORDER = slice(_GATE + 5, _GATE + 9)
 _GREYED, _BLURRED, _WIDTH = range(_GATE + 9, _GATE + 12)
 
 DRAWS = _WIDTH + 1
-"""Uniform numbers one view of one image takes; every policy takes as many, so that policies share their draws."""
+"""Uniform numbers that one view of one image uses. Every policy uses as many, so that policies share their draws."""
 
 
 @dataclass(frozen=True)
@@ -84,26 +84,31 @@ def augment(images: Tensor, u: Tensor, policy: Policy) -> Tensor:
     """
     x = images
     if policy.crop == "resized":
-        x = _resized(x, *_windows(u, policy.area, x.shape[-2], x.shape[-1]))
+        windows = _windows(u, policy.area, x.shape[-2], x.shape[-1])
+        x = _resized(x, *windows)
     elif policy.crop == "padded":
         x = _padded(x, u)
     if policy.flip:
-        x = torch.where(_each(u[:, _FLIP]) < 0.5, x.flip(-1), x)
+        mirrored = _each(u[:, _FLIP]) < 0.5
+        x = torch.where(mirrored, x.flip(-1), x)
     if policy.jitter or policy.hue:
         x = _jittered(x, u, policy)
     if policy.grey:
-        x = torch.where(_each(u[:, _GREYED]) < policy.grey, _grey(x).expand_as(x), x)
+        greyed = _each(u[:, _GREYED]) < policy.grey
+        x = torch.where(greyed, _grey(x).expand_as(x), x)
     if policy.blur:
-        x = _on_some(u[:, _BLURRED] < policy.blur, x, lambda y, rows: _blurred(y, u[rows, _WIDTH]))
+        blurred = u[:, _BLURRED] < policy.blur
+        x = _on_some(blurred, x, lambda y, rows: _blurred(y, u[rows, _WIDTH]))
     return x
 
 
 def _each(values: Tensor) -> Tensor:
+    """One number of each image [B], shaped to scale images [B, 3, H, W]."""
     return values.view(-1, 1, 1, 1)
 
 
 def _on_some(chosen: Tensor, x: Tensor, change: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """``change(images, rows)`` of the chosen images, the others as they are."""
+    """All images: the chosen ones as ``change(images, rows)`` makes them, the others as they are."""
     rows = chosen.nonzero().squeeze(1)
     if len(rows):
         return x.index_copy(0, rows, change(x[rows], rows))
@@ -122,19 +127,22 @@ def _windows(
     w = torch.sqrt(area * aspect).round()
     h = torch.sqrt(area / aspect).round()
     fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
-    # The first that fits, or the largest centred window of a legal shape.
+    # The first window that fits; where none does, the largest centred window within the limits of the aspect ratio.
     first = fits.int().argmax(-1, keepdim=True)
-    none = ~fits.any(-1)
+    none_fits = ~fits.any(-1)
     widest = float(min(width, round(height * ASPECT[1])))
     tallest = float(min(height, round(width / ASPECT[0])))
-    w = torch.where(none, widest, w.gather(-1, first).squeeze(-1))
-    h = torch.where(none, tallest, h.gather(-1, first).squeeze(-1))
+    w = torch.where(none_fits, widest, w.gather(-1, first).squeeze(-1))
+    h = torch.where(none_fits, tallest, h.gather(-1, first).squeeze(-1))
 
     def start(at: Tensor, size: Tensor, whole: int) -> Tensor:
-        drawn = (at * (whole - size + 1)).floor().clamp(max=whole - size)
-        return torch.where(none, ((whole - size) / 2).round(), drawn).long()
+        room = whole - size
+        drawn = (at * (room + 1)).floor().clamp(max=room)
+        return torch.where(none_fits, (room / 2).round(), drawn).long()
 
-    return start(u[:, _Y], h, height), start(u[:, _X], w, width), h.long(), w.long()
+    top = start(u[:, _Y], h, height)
+    left = start(u[:, _X], w, width)
+    return top, left, h.long(), w.long()
 
 
 def _resized(x: Tensor, top: Tensor, left: Tensor, h: Tensor, w: Tensor) -> Tensor:
@@ -143,7 +151,8 @@ def _resized(x: Tensor, top: Tensor, left: Tensor, h: Tensor, w: Tensor) -> Tens
         out = x.shape[axis]
         # Where the middle of each pixel of the view is in the window, [B, out].
         scale = (size.double() / out).unsqueeze(1)
-        at = ((torch.arange(out, device=x.device) + 0.5) * scale - 0.5).clamp(min=0.0)
+        middle = torch.arange(out, device=x.device) + 0.5
+        at = (middle * scale - 0.5).clamp(min=0.0)
         last = (size - 1).unsqueeze(1)
         low = at.long().minimum(last)
         high = (low + 1).minimum(last)
@@ -157,25 +166,27 @@ def _resized(x: Tensor, top: Tensor, left: Tensor, h: Tensor, w: Tensor) -> Tens
 
 
 def _along(x: Tensor, axis: int, values: Tensor) -> Tensor:
-    """Numbers [B, n] of each image and place of an axis, with the axes of images x."""
+    """Numbers [B, n], one for each image and place along an axis, with the axes of images x."""
     shape = [len(x), 1, 1, 1]
     shape[axis] = values.shape[1]
     return values.reshape(shape)
 
 
 def _take(x: Tensor, axis: int, places: Tensor) -> Tensor:
-    """Each image's own places [B, n] of an axis."""
+    """The pixels at each image's own places [B, n] along an axis."""
     shape = list(x.shape)
     shape[axis] = places.shape[1]
     return x.gather(axis, _along(x, axis, places).expand(shape))
 
 
 def _padded(x: Tensor, u: Tensor) -> Tensor:
+    """A window of each image with a black margin, as large as the image."""
     for axis, draw in ((2, u[:, _Y]), (3, u[:, _X])):
         wide = _with_border(x, axis, MARGIN, "constant")
         # One of 2 MARGIN + 1 windows of the old size along this axis.
         start = (draw * (2 * MARGIN + 1)).long().clamp(max=2 * MARGIN)
-        x = _take(wide, axis, start.unsqueeze(1) + torch.arange(x.shape[axis], device=x.device))
+        offsets = torch.arange(x.shape[axis], device=x.device)
+        x = _take(wide, axis, start.unsqueeze(1) + offsets)
     return x
 
 
@@ -188,7 +199,8 @@ def _with_border(x: Tensor, axis: int, width: int, mode: str) -> Tensor:
 
 
 def _grey(x: Tensor) -> Tensor:
-    return (x * x.new_tensor(GREY).view(1, 3, 1, 1)).sum(1, keepdim=True)
+    weight = x.new_tensor(GREY).view(1, 3, 1, 1)
+    return (x * weight).sum(1, keepdim=True)
 
 
 def _brightened(x: Tensor, factor: Tensor) -> Tensor:
@@ -196,7 +208,8 @@ def _brightened(x: Tensor, factor: Tensor) -> Tensor:
 
 
 def _contrasted(x: Tensor, factor: Tensor) -> Tensor:
-    return torch.lerp(_grey(x).mean((-2, -1), keepdim=True), x, factor).clamp(0.0, 1.0)
+    mean = _grey(x).mean((-2, -1), keepdim=True)
+    return torch.lerp(mean, x, factor).clamp(0.0, 1.0)
 
 
 def _saturated(x: Tensor, factor: Tensor) -> Tensor:
@@ -204,20 +217,19 @@ def _saturated(x: Tensor, factor: Tensor) -> Tensor:
 
 
 def _turned(x: Tensor, turn: Tensor) -> Tensor:
-    """The hue of HSV moved by ``turn`` circles; brightest channel and spread of the channels stay."""
+    """The hue of HSV moved by ``turn`` circles. The brightest value of each pixel and its spread do not change."""
     # Hue in sixths of a circle, by which channel is brightest; ``safe`` spares grey pixels a division by 0.
     high = x.amax(1, keepdim=True)
     spread = high - x.amin(1, keepdim=True)
     safe = torch.where(spread > 0, spread, 1.0)
     r, g, b = x.tensor_split(3, 1)
-    hue = torch.where(
-        high == r,
-        (g - b) / safe,
-        torch.where(high == g, 2.0 + (b - r) / safe, 4.0 + (r - g) / safe),
-    )
+    not_red = torch.where(high == g, 2.0 + (b - r) / safe, 4.0 + (r - g) / safe)
+    hue = torch.where(high == r, (g - b) / safe, not_red)
     # Back to RGB: each channel falls from ``high`` by a trapezoid of its distance to the turned hue.
-    k = (hue + 6.0 * turn + x.new_tensor([5.0, 3.0, 1.0]).view(1, 3, 1, 1)) % 6.0
-    return high - spread * torch.minimum(k, 4.0 - k).clamp(0.0, 1.0)
+    offset = x.new_tensor([5.0, 3.0, 1.0]).view(1, 3, 1, 1)
+    k = (hue + 6.0 * turn + offset) % 6.0
+    fall = torch.minimum(k, 4.0 - k).clamp(0.0, 1.0)
+    return high - spread * fall
 
 
 def _jittered(x: Tensor, u: Tensor, policy: Policy) -> Tensor:
@@ -237,19 +249,20 @@ def _jittered(x: Tensor, u: Tensor, policy: Policy) -> Tensor:
         strength = least + (most - least) * drawn[:, :3]
         turned = policy.hue * (2.0 * drawn[:, 3:] - 1.0)
         factor = torch.cat([strength, turned], 1)
-        # Images are grouped by the step that is theirs at this place of their own order.
-        for turn in range(4):
+        # Each image has its own order of the four steps. At each place of the order, images of equal step are grouped.
+        for place in range(4):
             for k in active:
-                mine = (order[:, turn] == k).nonzero().squeeze(1)
-                if len(mine):
-                    y = y.index_copy(0, mine, steps[k](y[mine], _each(factor[mine, k]).to(y.dtype)))
+                some = (order[:, place] == k).nonzero().squeeze(1)
+                if len(some):
+                    amount = _each(factor[some, k]).to(y.dtype)
+                    y = y.index_copy(0, some, steps[k](y[some], amount))
         return y
 
     return _on_some(u[:, _GATE] < JITTERED, x, all_steps)
 
 
 def _blurred(x: Tensor, u: Tensor) -> Tensor:
-    """A Gaussian of each image's own width, the border repeated."""
+    """Images under a Gaussian blur, each with its own width; pixels beyond the border repeat the border."""
     sigma = (SIGMA[0] + (SIGMA[1] - SIGMA[0]) * u).unsqueeze(1)
     distance = torch.arange(-RADIUS, RADIUS + 1, device=x.device, dtype=u.dtype)
     weight = torch.exp(-0.5 * (distance / sigma) ** 2)

@@ -22,10 +22,12 @@ def votes(q: Tensor, weight: Tensor) -> Tensor:
     row = torch.arange(q.shape[-2], device=q.device)
     k = torch.arange(C, device=q.device)
     # Distance of each class from (row mod C), going round; the closest of the tied classes gets the vote.
-    turn = (k - row.unsqueeze(-1)) % C
-    best = torch.where(q == q.amax(-1, keepdim=True), turn, C).argmin(-1)
+    distance = (k - row.unsqueeze(-1)) % C
+    tied = q == q.amax(-1, keepdim=True)
+    best = torch.where(tied, distance, C).argmin(-1)
     m = torch.zeros(*q.shape[:-2], C, dtype=torch.int64, device=q.device)
-    return m.scatter_add_(-1, best, (weight > 0).expand(best.shape).long())
+    counted = (weight > 0).expand(best.shape)
+    return m.scatter_add_(-1, best, counted.long())
 
 
 def deficits(m: Tensor, gamma: float | Tensor, *, equal: bool = False) -> Tensor:

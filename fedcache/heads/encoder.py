@@ -54,7 +54,7 @@ class Encoder:
 
     @property
     def width(self) -> int:
-        """Numbers in a representation."""
+        """Length of a representation."""
         if self.kind == "mlp":
             return self.hidden
         return 8 * self.channels * RESNETS[self.kind].expansion
@@ -63,16 +63,13 @@ class Encoder:
         """Names of the tensors a gradient moves."""
         if self.kind == "mlp":
             return ("t.W", "t.b", *PROJECTION)
-        return (
-            *(f"{n}.{k}" for n in _convolutions(self) for k in ("W", "gain", "shift")),
-            *PROJECTION,
-        )
+        return _tensors(self, "W", "gain", "shift") + PROJECTION
 
     def buffers(self) -> tuple[str, ...]:
         """Names of BatchNorm's running statistics."""
         if self.kind == "mlp":
             return ()
-        return tuple(f"{n}.{k}" for n in _convolutions(self) for k in ("mean", "var"))
+        return _tensors(self, "mean", "var")
 
     def names(self) -> tuple[str, ...]:
         """All tensors of the model."""
@@ -101,7 +98,7 @@ class Encoder:
             training: BatchNorm uses and updates batch statistics.
 
         Returns:
-            [.., B, hidden].
+            the representation [.., B, hidden], and the new running statistics by name.
         """
         if self.kind == "mlp":
             return torch.relu(affine(x, p["t.W"], p["t.b"])), {}
@@ -109,7 +106,8 @@ class Encoder:
 
     def project(self, p: Tree, h: Tensor) -> Tensor:
         """Unit embeddings [.., B, proj] of representations [.., B, hidden]."""
-        z = affine(torch.relu(affine(h, p["p1.W"], p["p1.b"])), p["p2.W"], p["p2.b"])
+        hidden = torch.relu(affine(h, p["p1.W"], p["p1.b"]))
+        z = affine(hidden, p["p2.W"], p["p2.b"])
         return normalize(z, dim=-1)
 
 
@@ -150,6 +148,14 @@ def _convolutions(encoder: Encoder) -> dict[str, tuple[int, int, int]]:
     return found
 
 
+def _tensors(encoder: Encoder, *parts: str) -> tuple[str, ...]:
+    """Names of these parts of every convolution and its BatchNorm."""
+    names = []
+    for convolution in _convolutions(encoder):
+        names += [f"{convolution}.{part}" for part in parts]
+    return tuple(names)
+
+
 def _init_conv(uniform: Uniform, encoder: Encoder) -> Tree:
     p: Tree = {}
     for name, (out, inside, kernel) in _convolutions(encoder).items():
@@ -169,14 +175,15 @@ def _resnet(p: Tree, x: Tensor, encoder: Encoder, *, training: bool) -> tuple[Te
     def conv(name: str, x: Tensor, stride: int = 1) -> Tensor:
         W = p[f"{name}.W"]
         if W.shape[-1] == 1:
-            # A 1 x 1 kernel reads single pixels, so the ones between strides are left out first: half the time, and
-            # oneDNN's strided 1 x 1 kernel (AVX2, fewer than 8 channels, channels last) writes past its buffers.
+            # A 1 x 1 kernel reads single pixels, so the pixels between strides can be left out first. That takes half
+            # the time, and avoids oneDNN's strided 1 x 1 kernel, which writes past its buffers (AVX2, fewer than 8
+            # channels, channels last).
             x = x[..., ::stride, ::stride]
             stride = 1
         y = conv2d(x, W, stride=stride, padding=W.shape[-1] // 2)
         mean = p[f"{name}.mean"]
         var = p[f"{name}.var"]
-        if training:  # batch_norm updates what it is given
+        if training:  # batch_norm changes these tensors in place
             mean = mean.clone()
             var = var.clone()
             updates.update({f"{name}.mean": mean, f"{name}.var": var})
@@ -186,7 +193,8 @@ def _resnet(p: Tree, x: Tensor, encoder: Encoder, *, training: bool) -> tuple[Te
 
     def block(name: str, x: Tensor, stride: int) -> Tensor:
         if RESNETS[encoder.kind].expansion == 1:
-            return conv(f"{name}.b", torch.relu(conv(f"{name}.a", x, stride)))
+            inside = torch.relu(conv(f"{name}.a", x, stride))
+            return conv(f"{name}.b", inside)
         inside = torch.relu(conv(f"{name}.a", x))
         inside = torch.relu(conv(f"{name}.b", inside, stride))
         return conv(f"{name}.c", inside)

@@ -1,4 +1,4 @@
-"""Gaussian mixtures of features: fitted where the rows are, merged and drawn from where they are not.
+"""Gaussian mixtures of features: clients fit them to their rows, and the server merges them and draws from them.
 
 ``scale`` is a standard deviation (``spherical`` [.., 1], ``diag`` [.., D]), or the lower Cholesky factor of the
 covariance packed row by row (``full`` [.., D(D+1)/2]).
@@ -16,12 +16,13 @@ from fedcache.heads.ridge import factored
 
 
 def scale_size(cov: str, width: int) -> int:
-    """Numbers in one ``scale``."""
-    return {"spherical": 1, "diag": width, "full": width * (width + 1) // 2}[cov]
+    """Length of one ``scale``."""
+    sizes = {"spherical": 1, "diag": width, "full": width * (width + 1) // 2}
+    return sizes[cov]
 
 
 def factor_of(scale: np.ndarray, width: int) -> np.ndarray:
-    """The lower triangular [D, D] of a packed Cholesky factor."""
+    """The lower triangular matrix [D, D] of a packed Cholesky factor."""
     L = np.zeros((width, width))
     L[np.tril_indices(width)] = scale
     return L
@@ -47,13 +48,16 @@ class Gaussians(NamedTuple):
         """One draw [n, D] for each standard normal row of ``noise``; the components are drawn by weight."""
         times = g.multinomial(len(noise), self.weight / self.weight.sum())
         out = np.repeat(self.mean, times, axis=0)
-        for k, (start, n) in enumerate(zip(np.cumsum(times) - times, times, strict=True)):
-            e = noise[start : start + n]
+        start = 0
+        for k, n in enumerate(times):
+            drawn = slice(start, start + n)
+            e = noise[drawn]
             # x = mean + L e has the covariance L L'; other forms scale each coordinate by itself.
             if cov == "full":
-                out[start : start + n] += e @ factor_of(self.scale[k], e.shape[1]).T
+                out[drawn] += e @ factor_of(self.scale[k], e.shape[1]).T
             else:
-                out[start : start + n] += self.scale[k] * e
+                out[drawn] += self.scale[k] * e
+            start += n
         return out
 
 
@@ -70,21 +74,22 @@ def fit_mixture(
     if k == 1:
         mean = z.mean(0)
         D = z.shape[1]
-        apart = z - mean
+        deviation = z - mean
         if cov == "full":
-            scale = pack(apart.T @ apart / len(z) + reg * np.eye(D))
+            covariance = deviation.T @ deviation / len(z)
+            scale = pack(covariance + reg * np.eye(D))
         elif cov == "diag":
-            scale = np.sqrt((apart**2).mean(0) + reg)
+            scale = np.sqrt((deviation**2).mean(0) + reg)
         else:
-            scale = np.sqrt((apart**2).mean(keepdims=True).ravel() + reg)
+            scale = np.sqrt((deviation**2).mean(keepdims=True).ravel() + reg)
         return Gaussians(mean[None], scale[None], np.ones(1))
-    from sklearn.mixture import GaussianMixture  # a second to import, needed by mixtures alone
+    from sklearn.mixture import GaussianMixture  # takes a second to import; only mixtures need it
 
     em = GaussianMixture(
         k, covariance_type=cov, tol=tol, reg_covar=reg, max_iter=steps, random_state=seed
     )
     with warnings.catch_warnings():
-        # EM at its last step, or fewer distinct rows than Gaussians: still a mixture
+        # EM that reached its last step, or fewer distinct rows than Gaussians: the result is still a mixture.
         warnings.simplefilter("ignore")
         em = em.fit(z)
     if cov == "full":
@@ -107,18 +112,18 @@ def of_class(
         c: the class.
     """
     rows = (count[:, c, None] * weight[:, c].astype(np.float64)).ravel()
-    # [M K, ..]: all clients' components of this class, without those that stand for no row.
-    some = rows > 0
-    means = mean[:, c].reshape(-1, mean.shape[-1])[some].astype(np.float64)
-    scales = scale[:, c].reshape(-1, scale.shape[-1])[some].astype(np.float64)
-    return Gaussians(means, scales, rows[some])
+    # [M K, ..]: the Gaussians of this class of all clients, without those that no row is behind.
+    real = rows > 0
+    means = mean[:, c].reshape(-1, mean.shape[-1])[real]
+    scales = scale[:, c].reshape(-1, scale.shape[-1])[real]
+    return Gaussians(means.astype(np.float64), scales.astype(np.float64), rows[real])
 
 
 def pooled(parts: Gaussians, cov: str) -> tuple[np.ndarray, np.ndarray]:
     """Moments of the union of samples from their moments: mean [D] and ``scale`` [S].
 
-    mean = sum_k n_k mu_k / n;  covariance = sum_k n_k (Sigma_k + (mu_k - mean)(mu_k - mean)') / n, of which ``diag``
-    keeps the diagonal and ``spherical`` the mean of the diagonal.
+    mean = sum_k n_k mu_k / n;  covariance = sum_k n_k (Sigma_k + (mu_k - mean)(mu_k - mean)') / n. ``diag`` keeps its
+    diagonal, and ``spherical`` the mean of its diagonal.
 
     Args:
         parts: moments with biased covariances, and as weights the rows n_k behind them, not all 0.
@@ -127,19 +132,21 @@ def pooled(parts: Gaussians, cov: str) -> tuple[np.ndarray, np.ndarray]:
     share = parts.weight / parts.weight.sum()
     mean = share @ parts.mean
     D = parts.mean.shape[1]
-    apart = parts.mean - mean
+    deviation = parts.mean - mean
     if cov == "full":
         # Between the means first, then within each part: sum_k n_k (L_k L_k') / n.
-        total = (share[:, None] * apart).T @ apart
+        total = (share[:, None] * deviation).T @ deviation
         for w, scale in zip(share, parts.scale, strict=True):
             if w > 0:
                 L = factor_of(scale, D)
                 total += w * (L @ L.T)
-        # Rounding may leave a merged covariance of few rows a hair below zero; triangular by QR of a square root.
+        # Rounding may leave eigenvalues just below zero when rows are few, so Cholesky could fail. QR of a square root
+        # gives a triangular factor in any case.
         value, vector = np.linalg.eigh(total)
-        upper: np.ndarray = np.linalg.qr((vector * np.sqrt(value.clip(min=0.0))).T)[1]
+        root = vector * np.sqrt(value.clip(min=0.0))
+        upper: np.ndarray = np.linalg.qr(root.T)[1]
         return mean, upper.T[np.tril_indices(D)]
-    spread = apart**2
+    spread = deviation**2
     if cov == "spherical":
         spread = spread.mean(1, keepdims=True)
     return mean, np.sqrt(share @ (parts.scale**2 + spread))

@@ -23,19 +23,19 @@ import torch
 from torch import Tensor
 
 WIDE = 64
-"""Outputs from which on those of a point are together in memory: sums over them are then sums along rows. Few outputs
-are quicker with the points along rows."""
+"""From this number of outputs on, the outputs of one grid point are adjacent in memory, so that sums over them read
+memory in order. With fewer outputs it is faster to have the points adjacent."""
 
 
 def zeros(like: Tensor, clients: int, rows: int, outputs: int, points: int) -> Tensor:
-    """(M, R, U, G) in the order of memory that suits so many outputs."""
+    """Zeros (M, R, U, G), in the memory order that is faster for this number of outputs (``WIDE``)."""
     if outputs >= WIDE:
         return like.new_zeros(clients, rows, points, outputs).mT
     return like.new_zeros(clients, rows, outputs, points)
 
 
 def points_first(t: Tensor) -> bool:
-    """Whether [.., U, G] has the outputs of a point together in memory."""
+    """Whether the outputs of a grid point are adjacent in the memory of [.., U, G]."""
     return t.stride(-2) < t.stride(-1) and t.shape[-1] > 1
 
 
@@ -44,7 +44,7 @@ class GramBasis:
     """Products that give the outputs of a chunk of clients.
 
     Attributes:
-        gram: [M, R, n] products of R rows with the client's own, zero past them; K [M, n, n] where it is trained.
+        gram: [M, R, n] products of R rows with the client's own rows, zero beyond them; in training K [M, n, n].
         seen: [M, k, R, U, G or 1] the R rows times B_j'.
         axes: leading axes of the tensors that methods see: 0, 1 (M,) or 2 (G, M).
     """
@@ -79,11 +79,11 @@ class GramBatch:
 
     def __init__(self, basis: GramBasis, positions: Tensor) -> None:
         self.basis = basis
-        self.shape = positions.shape  # of the rows; there is no last axis to read
+        self.shape = positions.shape  # without an axis of features
         M, n = basis.gram.shape[:2]
-        self._at = positions.reshape(M, -1)
-        self._first = torch.arange(M, device=positions.device).unsqueeze(1)
-        self._rows = (self._first * n + self._at).flatten()
+        self._positions = positions.reshape(M, -1)
+        self._clients = torch.arange(M, device=positions.device).unsqueeze(1)
+        self._rows = (self._clients * n + self._positions).flatten()
 
     def affine(self, W: Tensor) -> Tensor:
         """Outputs [.., B, U] for coordinates [.., k + n, U]."""
@@ -93,7 +93,7 @@ class GramBatch:
     def outputs(self, W: Tensor) -> Tensor:
         """The forward pass."""
         basis = self.basis
-        B = self._at.shape[1]
+        B = self._positions.shape[1]
         full = inner(W, basis.axes)
         seen = basis.seen
         swapped = points_first(full)
@@ -109,17 +109,21 @@ class GramBatch:
         K = basis.gram.reshape(M * R, n).index_select(0, self._rows).view(M, B, n)
         # u = K A + sum_j c_j (X B_j'), for the rows of the batch: [M, B, U, G] or its last axes swapped.
         u = torch.bmm(K, A.reshape(M, n, -1)).view(M, B, *last)
+        core = seen.shape[3:]
         for j in range(k):
-            rows = seen[:, j].reshape(M * R, *seen.shape[3:]).index_select(0, self._rows)
-            u.addcmul_(rows.view(M, B, *seen.shape[3:]), c[:, j].unsqueeze(1))
+            rows = seen[:, j].reshape(M * R, *core).index_select(0, self._rows)
+            u.addcmul_(rows.view(M, B, *core), c[:, j].unsqueeze(1))
         if swapped:
             u = u.mT
         return outer(u, basis.axes)
 
     def moved(self, du: Tensor, like: Tensor) -> Tensor:
-        """Coordinates of dL/dW for dL/du [.., B, U]: its rows, added where they came from; in memory as ``like``."""
+        """Coordinates of dL/dW from dL/du [.., B, U], in the memory order of ``like``.
+
+        Each row of dL/du is added to the coordinates of the client's row that it belongs to.
+        """
         basis = self.basis
-        B = self._at.shape[1]
+        B = self._positions.shape[1]
         d = inner(du, basis.axes)
         swapped = points_first(inner(like, basis.axes))
         if swapped:
@@ -127,10 +131,11 @@ class GramBatch:
         M = len(d)
         last = d.shape[2:]
         k, n = basis.seen.shape[1:3]
-        # The gradient is a linear combination of the batch's rows: dL/du lands on their coordinates, none on the bases.
+        # The gradient is a linear combination of the batch's rows, so it has no coordinates on the bases.
         out = d.new_zeros(M, k + n, *last)
-        rows = (self._first * (k + n) + k + self._at).flatten()
-        out.view(M * (k + n), -1).index_add_(0, rows, d.reshape(M * B, -1))
+        rows = (self._clients * (k + n) + k + self._positions).flatten()
+        flat = out.view(M * (k + n), -1)
+        flat.index_add_(0, rows, d.reshape(M * B, -1))
         if swapped:
             out = out.mT
         return outer(out, basis.axes)

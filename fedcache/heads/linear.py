@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -18,13 +18,13 @@ from fedcache.heads.gram import GramBatch
 # from some millions of multiplications on: measured on an AMD EPYC with AVX-512; without AVX-512
 # they take the same time, and no processor of another maker was tried. It compiles a kernel for
 # every shape, in up to three times the time of a product of that size, so it serves products of a
-# shape that comes again: steps of local training, and blocks of a fixed number of rows.
+# shape that is used repeatedly: steps of local training, and blocks of a fixed number of rows.
 
 LEAST = 1 << 20
-"""Multiplications from which on oneDNN is used; below, a call of it costs more than it saves."""
+"""Multiplications of a product from which on oneDNN is used. For fewer, calling it costs more than it saves."""
 
 FEW = 16
-"""Rows of a client from which on W x' is quicker than x W', where W has at least four times as many."""
+"""Rows of a client from which on W x' is faster than x W', if W has at least four times as many rows."""
 
 
 def times_transposed(a: Tensor, b: Tensor) -> Tensor:
@@ -37,7 +37,8 @@ def times_transposed(a: Tensor, b: Tensor) -> Tensor:
 def each_times_transposed(a: Tensor, b: Tensor) -> Tensor:
     """a_i b_i', [M, n, m], of M pairs of matrices a [M, n, k] and b [M, m, k]; each as ``times_transposed``."""
     if by_onednn(a, b):
-        return _stacked([_onednn(one, other, None) for one, other in zip(a, b, strict=True)])
+        products = [_onednn(one, other, None) for one, other in zip(a, b, strict=True)]
+        return _stacked(products)
     return torch.bmm(a, b.mT)
 
 
@@ -45,9 +46,10 @@ def each_affine_by_onednn(x: Tensor, W: Tensor, b: Tensor) -> Tensor:
     """x_i W_i' + b_i, [M, B, C], of x [M, B, D], W [M, C, D] and b [M, C], for which ``by_onednn`` holds."""
     B = x.shape[1]
     C = W.shape[1]
-    if FEW <= B <= C // 4:  # in four fifths of the time
+    if FEW <= B <= C // 4:  # takes four fifths of the time
         return each_times_transposed(W, x).mT + b.unsqueeze(-2)
-    return _stacked([_onednn(rows, own, shift) for rows, own, shift in zip(x, W, b, strict=True)])
+    products = [_onednn(rows, own, shift) for rows, own, shift in zip(x, W, b, strict=True)]
+    return _stacked(products)
 
 
 def by_onednn(a: Tensor, b: Tensor) -> bool:
@@ -56,22 +58,22 @@ def by_onednn(a: Tensor, b: Tensor) -> bool:
     a and b are matrices, or M > 0 matrices each.
     """
     *lead, n, k = a.shape
-    return (
-        n * k * b.shape[-2] >= LEAST
-        and len(lead) < 2
-        and 0 not in lead
-        and a.dtype == b.dtype == torch.float32
-        and a.device.type == b.device.type == "cpu"
-        and not torch.compiler.is_compiling()
-        and onednn_works()
-    )
+    if n * k * b.shape[-2] < LEAST:
+        return False
+    if len(lead) > 1 or 0 in lead:
+        return False
+    if not a.dtype == b.dtype == torch.float32:
+        return False
+    on_cpu = a.device.type == b.device.type == "cpu"
+    return on_cpu and not torch.compiler.is_compiling() and onednn_works()
 
 
 @cache
 def onednn_works() -> bool:
-    """Whether the processor has AVX-512, and torch still has oneDNN's product, with the result of its own.
+    """Whether the processor has AVX-512 and torch still has oneDNN's product, with the same result as its own product.
 
-    It is not of torch's public interface, so another release may rename or change it; ``a @ b.mT`` then serves.
+    The product is not in torch's public interface, so another release may rename or change it. Then ``a @ b.mT`` is
+    used.
     """
     if (
         torch.backends.cpu.get_cpu_capability() != "AVX512"
@@ -82,7 +84,7 @@ def onednn_works() -> bool:
     b = torch.arange(12.0).view(4, 3) - 5.0
     c = torch.arange(4.0)
     try:
-        # small integers, which float32 has exactly
+        # small integers, whose products are exact in float32
         return torch.equal(_onednn(a, b, c), torch.addmm(c, a, b.mT))
     except (AttributeError, TypeError, RuntimeError):
         return False
@@ -107,15 +109,22 @@ def _stacked(each: list[Tensor]) -> Tensor:
 
 
 Tree = dict[str, Tensor]
+"""Tensors by name."""
 Uniform = Callable[[tuple[int, ...]], Tensor]
 """Draws numbers in [-1, 1) of the given core shape; the caller decides for which clients."""
+
+
+def select(tree: Tree, names: Iterable[str]) -> Tree:
+    """The tensors of these names, in the order of the names."""
+    return {name: tree[name] for name in names}
+
 
 FEWEST_ROWS = 16
 """Rows of a client in a batch from which on their scores may be computed as W x'."""
 
 
 class _Batched(torch.autograd.Function):
-    """``baddbmm``, or oneDNN's products, whose weight gradient comes out row-major, as fused optimisers need it.
+    """``baddbmm``, or oneDNN's products, with a row-major weight gradient, as fused optimisers need it.
 
     Autograd's own ``bmm`` returns it transposed, and copying it back costs as much as the GEMM for small batches.
     """
@@ -171,13 +180,12 @@ def affine(x: Tensor | GramBatch, W: Tensor, b: Tensor | None = None) -> Tensor:
             return u
         return u + b.unsqueeze(-2)
     if W.dim() == 2:
-        # a step of local training: its shape comes again
+        # A step of local training. Its shape is used again, so compiling a kernel for it pays.
         if b is not None and W.requires_grad and by_onednn(x, W):
             alone: Tensor = _Batched.apply(x[None], W[None], b[None])
             return alone[0]
-        if not _transposed(
-            *W.shape
-        ):  # independent of the number of rows, as an exported program takes any
+        # The choice must not depend on the number of rows, because an exported program takes any number.
+        if not _transposed(*W.shape):
             return torch.nn.functional.linear(x, W, b)
         flat = x.reshape(-1, x.shape[-1])
         if b is None:
@@ -185,13 +193,14 @@ def affine(x: Tensor | GramBatch, W: Tensor, b: Tensor | None = None) -> Tensor:
         else:
             scores = torch.addmm(b.unsqueeze(-1), W, flat.mT)
         return scores.mT.contiguous().view(*x.shape[:-1], len(W))
-    if W.dim() == 4 and x.dim() == 4 and x.shape[0] == 1 and W.shape[0] > 1:
+    points_share_rows = W.dim() == x.dim() == 4 and x.shape[0] == 1 < W.shape[0]
+    if points_share_rows:
         # All grid points read the same rows: fold the points into the output columns, one GEMM per client.
         G, M, C, D = W.shape
         folded = x[0] @ W.permute(1, 3, 0, 2).reshape(M, D, G * C)
-        # M is 1 for a head that clients share
+        # The clients are counted by ``folded``, because M is 1 for a head that clients share.
         u = folded.view(folded.shape[0], -1, G, C).permute(2, 0, 1, 3)
-    elif b is not None and x.dim() == 3 and W.dim() == 3 and x.shape[0] == W.shape[0]:
+    elif b is not None and x.dim() == W.dim() == 3 and x.shape[0] == W.shape[0]:
         out: Tensor = _Batched.apply(x, W, b)
         return out
     else:
@@ -211,8 +220,9 @@ def affine_gradients(x: Tensor, du: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         du' x [.., C, D], and the sum of du over rows [.., C].
     """
-    # as in ``affine``: one GEMM per client for all points
-    if du.dim() == 4 and x.shape[0] == 1 and du.shape[0] > 1:
+    points_share_rows = du.dim() == 4 and x.shape[0] == 1 < du.shape[0]
+    if points_share_rows:
+        # As in ``affine``: one GEMM per client for all points.
         G, M, N, C = du.shape
         folded = du.permute(1, 0, 3, 2).reshape(M, G * C, N) @ x[0]
         dW = folded.view(M, G, C, -1).transpose(0, 1)
@@ -226,27 +236,21 @@ def affine_gradients(x: Tensor, du: Tensor) -> tuple[Tensor, Tensor]:
 def init_linear(uniform: Uniform, out: int, fan_in: int, prefix: str = "") -> Tree:
     """Weight [out, fan_in] and bias [out], both U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
     bound = 1.0 / math.sqrt(fan_in)
-    return {f"{prefix}W": bound * uniform((out, fan_in)), f"{prefix}b": bound * uniform((out,))}
+    W = bound * uniform((out, fan_in))
+    b = bound * uniform((out,))
+    return {f"{prefix}W": W, f"{prefix}b": b}
 
 
 def text_head(text: Tensor) -> Tree:
     """The zero-shot classifier: W = [T_1 .. T_C]', b = 0, for class text features [C, D]."""
-    return {
-        "W": text.clone(),
-        "b": torch.zeros(text.shape[0], dtype=text.dtype, device=text.device),
-    }
-
-
-def zero_head(classes: int, width: int, like: Tensor) -> Tree:
-    """W = 0 [C, D] and b = 0 [C] with the dtype and device of ``like``."""
-    return {"W": like.new_zeros(classes, width), "b": like.new_zeros(classes)}
+    return {"W": text.clone(), "b": text.new_zeros(len(text))}
 
 
 def head_around(center: Tensor, W: Tensor, b: Tensor, dtype: torch.dtype) -> Tree:
-    """Linear head of x, from one of x - center: scores (x - center) W' + b.
+    """The linear head of x that gives the scores (x - center) W' + b.
 
-    The bias is computed in float64 for the weights as they are rounded. So their rounding errors are multiplied by
-    x - center and not by x, which may be thousands of standard deviations from zero.
+    The bias is computed in float64 from the rounded weights. So their rounding errors are multiplied by x - center and
+    not by x, which may be thousands of standard deviations from zero.
 
     Args:
         center: [D] in float64.
@@ -255,4 +259,5 @@ def head_around(center: Tensor, W: Tensor, b: Tensor, dtype: torch.dtype) -> Tre
         dtype: of the head.
     """
     rounded = W.to(dtype)
-    return {"W": rounded.contiguous(), "b": (b - rounded.double() @ center).to(dtype)}
+    shifted = b - rounded.double() @ center
+    return {"W": rounded.contiguous(), "b": shifted.to(dtype)}

@@ -15,10 +15,10 @@ from torch.nn.functional import normalize, softplus
 # for other axes, which works on many rows at once.
 
 REGISTER = 16
-"""Numbers of a vector register; as many classes fill it."""
+"""Numbers that fit in a vector register."""
 
 FEWEST = 1024
-"""Numbers from which on a copy with the classes on another axis pays."""
+"""Number of scores from which on it pays to copy them so that the classes are on another axis."""
 
 Kernel = Callable[[Tensor, int], Tensor]
 
@@ -43,17 +43,22 @@ def _over_classes(kernel: Kernel, u: Tensor) -> Tensor:
         return kernel(u, -1)
     if u.mT.is_contiguous():
         return kernel(u.mT, -2).mT
-    # Scores that are in another order, as those of a grid do: the kernel would first put the classes last.
+    # Scores of a grid have their axes in another order of memory. For the last axis the kernel would copy them first.
     order = sorted(range(u.dim()), key=u.stride, reverse=True)
-    lies = u.permute(order)
-    if not lies.is_contiguous() or order[-1] == u.dim() - 1:
+    in_memory = u.permute(order)
+    if not in_memory.is_contiguous() or order[-1] == u.dim() - 1:
         return kernel(u, -1)
     back = [order.index(axis) for axis in range(u.dim())]
-    return kernel(lies, back[-1]).permute(back)
+    return kernel(in_memory, back[-1]).permute(back)
 
 
 MASKED = -1e30
 """Fills masked logits. Finite: with -inf a row whose candidates are all masked has a NaN gradient."""
+
+
+def mask_logits(u: Tensor, keep: Tensor) -> Tensor:
+    """Logits u where ``keep`` is true, ``MASKED`` elsewhere."""
+    return torch.where(keep, u, u.new_full((), MASKED))
 
 
 def cross_entropy(u: Tensor, y: Tensor, w: Tensor) -> Tensor:
@@ -78,14 +83,16 @@ def proto_contrast(u: Tensor, y: Tensor, candidate: Tensor, include: bool) -> Te
         one value per row, 0 where fewer than two classes have a prototype (there are no negatives). Where y itself
         has none the value is finite and meaningless: leave such rows out.
     """
-    # Classes without a prototype get a logit that no softmax sees.
     own = y.unsqueeze(-1)
-    masked = torch.where(candidate, u, u.new_full((), MASKED))
+    # Classes without a prototype get a logit so low that their softmax is 0.
+    masked = mask_logits(u, candidate)
     if include:  # one kernel; where y is no candidate the value is meaningless either way
         value = -log_softmax(masked).gather(-1, own).squeeze(-1)
     else:
-        value = torch.logsumexp(masked.scatter(-1, own, MASKED), -1) - u.gather(-1, own).squeeze(-1)
-    return value * (candidate.sum(-1) > 1).to(value.dtype)
+        others = torch.logsumexp(masked.scatter(-1, own, MASKED), -1)
+        value = others - u.gather(-1, own).squeeze(-1)
+    has_negatives = candidate.sum(-1) > 1
+    return value * has_negatives.to(value.dtype)
 
 
 def anchor_contrast(sim: Tensor, y: Tensor, real: Tensor, *, skip: bool = False) -> Tensor:
@@ -106,9 +113,9 @@ def anchor_contrast(sim: Tensor, y: Tensor, real: Tensor, *, skip: bool = False)
     # [.., L, L]: pairs of different rows that count, and among them those of one class.
     eye = torch.eye(y.shape[-1], dtype=torch.bool, device=y.device)
     pair = real.unsqueeze(-1) & real.unsqueeze(-2) & ~eye
-    positive = (pair & (y.unsqueeze(-1) == y.unsqueeze(-2))).to(sim.dtype)
-    others = torch.where(pair, sim, sim.new_full((), MASKED))
-    log_p = sim - torch.logsumexp(others, -1, keepdim=True)
+    same_class = y.unsqueeze(-1) == y.unsqueeze(-2)
+    positive = (pair & same_class).to(sim.dtype)
+    log_p = sim - torch.logsumexp(mask_logits(sim, pair), -1, keepdim=True)
     hits = positive.sum(-1)
     # The mean over an anchor's positives; masked entries are zeroed first, as 0 times a huge number is not 0 in a sum.
     of_pairs = torch.where(pair, log_p, torch.zeros_like(sim))
@@ -135,7 +142,9 @@ def supervised_contrast(z: Tensor, y: Tensor, w: Tensor, tau: float | Tensor) ->
         [..].
     """
     lead = z.shape[:-1]
-    return anchor_contrast(z @ z.mT / tau, y.expand(lead), (w > 0).expand(lead), skip=True)
+    sim = z @ z.mT / tau
+    real = (w > 0).expand(lead)
+    return anchor_contrast(sim, y.expand(lead), real, skip=True)
 
 
 def set_contrast(
@@ -158,16 +167,19 @@ def set_contrast(
     B, S = u.shape[-3:-1]
     y = y.expand(u.shape[:-2]).unsqueeze(-1).expand(u.shape[:-1])
     mask = inside.unsqueeze(-3).expand(u.shape)
-    real = (w > 0).unsqueeze(-1) & mask.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    has_class = mask.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    real = (w > 0).unsqueeze(-1) & has_class
     if anchored:
         # [.., S, l, a]: the class of row a
         anchor = y.mT.unsqueeze(-2).expand(*u.shape[:-3], S, B, B)
-        return anchor_contrast(u.movedim(-2, -3).gather(-1, anchor).mT, y.mT, real.mT)
+        sim = u.movedim(-2, -3).gather(-1, anchor).mT
+        return anchor_contrast(sim, y.mT, real.mT)
     per_row = proto_contrast(u, y, inside.unsqueeze(-3), include)
     rows = (w.unsqueeze(-1) * real).to(u.dtype)
-    # Every set is divided by the weight of the rows that some set knows, so sets with few classes weigh less.
+    # Every set is divided by the weight of the rows whose class some set has, so sets with few classes weigh less.
     known = (w.unsqueeze(-1) * real.any(-1, keepdim=True)).sum(-2)
-    return (rows * per_row).sum(-2) / known.clamp(min=torch.finfo(u.dtype).tiny)
+    tiny = torch.finfo(u.dtype).tiny
+    return (rows * per_row).sum(-2) / known.clamp(min=tiny)
 
 
 def not_true_divergence(u: Tensor, g: Tensor, y: Tensor, w: Tensor) -> Tensor:
@@ -186,7 +198,8 @@ def not_true_divergence(u: Tensor, g: Tensor, y: Tensor, w: Tensor) -> Tensor:
     index = y.expand(u.shape[:-1]).unsqueeze(-1)
     log_u = log_softmax(u.scatter(-1, index, MASKED))
     log_g = log_softmax(g.expand(u.shape).scatter(-1, index, MASKED))
-    return (w * (log_g.exp() * (log_g - log_u)).sum(-1)).sum(-1)
+    divergence = (log_g.exp() * (log_g - log_u)).sum(-1)
+    return (w * divergence).sum(-1)
 
 
 def model_contrast(z: Tensor, near: Tensor, far: Tensor, tau: float | Tensor, w: Tensor) -> Tensor:
@@ -205,5 +218,6 @@ def model_contrast(z: Tensor, near: Tensor, far: Tensor, tau: float | Tensor, w:
         [..].
     """
     z = normalize(z, dim=-1)
-    gap = (z * (normalize(far, dim=-1) - normalize(near, dim=-1))).sum(-1)
+    difference = normalize(far, dim=-1) - normalize(near, dim=-1)
+    gap = (z * difference).sum(-1)
     return (w * softplus(gap / tau)).sum(-1)

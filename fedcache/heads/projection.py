@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 from fedcache.heads.linear import Tree, Uniform, affine, init_linear
 
 TRAINED = ("W", "b", "P.W", "P.b", "P.gain", "P.shift", "Q.W", "Q.b")
-"""Names that the trained tensors of any head have."""
+"""Names of the trained tensors of all kinds of heads."""
 
 BN_MOMENTUM = 0.1
 BN_EPS = 1e-5
@@ -32,7 +32,7 @@ class Head:
         bn: BatchNorm after the ReLU of P.
         z_norm: L2-normalise the projection.
         relu_l2: the released classifier's ReLU and L2 on the logits (D-13).
-        scale: factor of the logits, after all else; a tensor has leading axes only.
+        scale: factor of the final logits; a tensor has leading axes only.
     """
 
     kind: str
@@ -82,7 +82,7 @@ class Head:
     def paper_weights(self, width: int, classes: int) -> int:
         """Weights only, no biases and no BatchNorm: the papers' "# comm params" of the whole model."""
         if self.kind == "linear":
-            return classes * width + classes  # no paper prints this one; W and b are sent
+            return classes * width + classes  # no paper prints this count; W and b are sent
         if self.kind == "mlp":
             return width * self.dim + self.dim * classes
         return width * self.dim
@@ -102,7 +102,8 @@ class _Unit(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         (g,) = grads
         z, length = ctx.saved_tensors
-        made: Tensor = torch.addcmul(g, z, (z * g).sum(-1, keepdim=True), value=-1.0).div_(length)
+        along = (z * g).sum(-1, keepdim=True)
+        made: Tensor = torch.addcmul(g, z, along, value=-1.0).div_(length)
         return made
 
 
@@ -130,7 +131,7 @@ def embed(head: Head, p: Tree, x: Tensor, w: Tensor | None = None) -> tuple[Tens
     updates: Tree = {}
     if head.bn:
         if w is None:
-            # A client may send a false variance, so that the average is negative.
+            # A client may send a false variance, and the average may then be negative.
             mean = p["P.mean"].unsqueeze(-2)
             var = p["P.var"].clamp_min(0.0).unsqueeze(-2)
         else:
@@ -140,7 +141,7 @@ def embed(head: Head, p: Tree, x: Tensor, w: Tensor | None = None) -> tuple[Tens
             var = (share * (z - mean) ** 2).sum(-2, keepdim=True)
             rows = 1.0 / w.amax(-1, keepdim=True)  # w is 1/b on real rows
             unbiased = var.squeeze(-2) * (rows / (rows - 1.0))
-            # As torch does: the batch is normalised with the biased variance, the running one takes the unbiased.
+            # As in torch: the batch is normalised with the biased variance, and the running variance uses the unbiased.
             updates["P.mean"] = torch.lerp(p["P.mean"], mean.squeeze(-2), BN_MOMENTUM).detach()
             updates["P.var"] = torch.lerp(p["P.var"], unbiased, BN_MOMENTUM).detach()
         z = (z - mean) / torch.sqrt(var + BN_EPS)

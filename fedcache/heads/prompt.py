@@ -13,7 +13,7 @@ from torch.nn.functional import softplus
 
 
 def slots(end: Tensor, n: int, context: int, position: str) -> tuple[Tensor, Tensor]:
-    """Where the tokens of [START, v_1 .. v_n, name, END, padding] come from.
+    """Indices that build [START, v_1 .. v_n, name, END, padding] from the tokens of each name and the vectors.
 
     Args:
         end: int64 [C], position of the end token in each name's own sequence [START, name, END, padding].
@@ -24,11 +24,12 @@ def slots(end: Tensor, n: int, context: int, position: str) -> tuple[Tensor, Ten
     Returns:
         int64 [C, L] into the name's L tokens followed by the n vectors, and int64 [C]: the new ends.
     """
-    before = {"end": n, "middle": n // 2, "front": 0}[position]
+    vectors_before = {"end": n, "middle": n // 2, "front": 0}
+    before = vectors_before[position]
     # Index t of the new sequence, [C, L]: START, the vectors before the name, the name, the rest.
     t = torch.arange(context, device=end.device)
     name = (end - 1).unsqueeze(-1)
-    # the other vectors, then END and padding
+    # Behind the name: the other vectors, then END and padding.
     rest = torch.where(t <= n + name, context + t - 1 - name, t - n)
     inner = torch.where(t <= before + name, t - before, rest)
     index = torch.where(t <= before, context + t - 1, inner)
@@ -38,7 +39,8 @@ def slots(end: Tensor, n: int, context: int, position: str) -> tuple[Tensor, Ten
 def weave(names: Tensor, vectors: Tensor, index: Tensor) -> Tensor:
     """Prompts [C, L, E] of names [C, L, E] and vectors [n, E], or [C, n, E] for a class's own, by ``slots``."""
     C, _, E = names.shape
-    tokens = torch.cat([names, vectors.expand(C, *vectors.shape[-2:])], 1)
+    vectors = vectors.expand(C, *vectors.shape[-2:])
+    tokens = torch.cat([names, vectors], 1)
     return tokens.gather(1, index.unsqueeze(-1).expand(-1, -1, E))
 
 
@@ -46,23 +48,29 @@ def border(height: int, width: int, p: int) -> Tensor:
     """int64 [6 p (H + W - 2 p)]: places in a flat [3, H, W] within ``p`` pixels of the edge (69,840 for 30 of 224)."""
     inside = torch.zeros(height, width, dtype=torch.bool)
     inside[p : height - p, p : width - p] = True
-    return (~inside).expand(3, -1, -1).flatten().nonzero().squeeze(-1)
+    return _places(~inside)
 
 
 def square(height: int, width: int, p: int, top: int = 0, left: int = 0) -> Tensor:
     """int64 [3 p^2]: places in a flat [3, H, W] of a p x p patch whose first pixel is (top, left)."""
     inside = torch.zeros(height, width, dtype=torch.bool)
     inside[top : top + p, left : left + p] = True
-    return inside.expand(3, -1, -1).flatten().nonzero().squeeze(-1)
+    return _places(inside)
+
+
+def _places(covered: Tensor) -> Tensor:
+    """Places in a flat [3, H, W] of the pixels that a mask [H, W] covers, in all three channels."""
+    return covered.expand(3, -1, -1).flatten().nonzero().squeeze(-1)
 
 
 def canvas(v: Tensor, places: Tensor, height: int, width: int) -> Tensor:
     """[3, H, W] with the prompt ``v`` [P] at its places and 0 elsewhere."""
-    return v.new_zeros(3 * height * width).index_copy(0, places, v).view(3, height, width)
+    flat = v.new_zeros(3 * height * width).index_copy(0, places, v)
+    return flat.view(3, height, width)
 
 
 def l_aug(z: Tensor, z_g: Tensor, z_prev: Tensor, gamma: float | Tensor) -> Tensor:
-    """Nearer to the global model's features than to the client's own of before (ATPFL eq 4), one value per row.
+    """Loss of features that should be nearer to the global model's than to the client's previous ones (ATPFL eq 4).
 
     -log( e^(z.z_g / G) / (e^(z.z_g / G) + e^(z.z_prev / G)) ) = softplus((z.z_prev - z.z_g) / G)
 
@@ -75,4 +83,5 @@ def l_aug(z: Tensor, z_g: Tensor, z_prev: Tensor, gamma: float | Tensor) -> Tens
     Returns:
         [.., N]; log 2 with zero gradient where ``z_g`` is ``z_prev``.
     """
-    return softplus((z * (z_prev - z_g)).sum(-1) / gamma)
+    gap = (z * (z_prev - z_g)).sum(-1)
+    return softplus(gap / gamma)

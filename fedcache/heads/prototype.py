@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from fedcache.heads.losses import MASKED
+from fedcache.heads.losses import mask_logits
 
 
 def class_means(z: Tensor, y: Tensor, mask: Tensor, classes: int) -> tuple[Tensor, Tensor]:
@@ -24,7 +23,8 @@ def class_means(z: Tensor, y: Tensor, mask: Tensor, classes: int) -> tuple[Tenso
     # [.., N, C]: 1 where a row is an example of the class, so one product sums the rows of each class.
     member = one_hot(y, classes).to(z.dtype) * mask.unsqueeze(-1)
     count = member.sum(-2)
-    return (member.mT @ z) / count.clamp(min=1.0).unsqueeze(-1), count
+    total = member.mT @ z
+    return total / count.clamp(min=1.0).unsqueeze(-1), count
 
 
 def merge(sets: Tensor, counts: Tensor, rule: str) -> tuple[Tensor, Tensor]:
@@ -47,17 +47,20 @@ def merge(sets: Tensor, counts: Tensor, rule: str) -> tuple[Tensor, Tensor]:
     total = weight.sum(-2)
     if rule == "eq6":
         total = total * owners.sum(-2)
-    mixed = (weight.unsqueeze(-1) * sets.double()).sum(-3) / total.clamp(min=1.0).unsqueeze(-1)
+    summed = (weight.unsqueeze(-1) * sets.double()).sum(-3)
+    mixed = summed / total.clamp(min=1.0).unsqueeze(-1)
     return mixed.to(sets.dtype), owners.sum(-2) > 0
 
 
 def dots(z: Tensor, sets: Tensor) -> Tensor:
     """z . C of rows z [.., N, P] and all prototypes of S sets [.., S, C, P], by one product; [.., N, S, C]."""
     flat = sets.flatten(-3, -2)
-    # the clients of a point have the same sets
-    if z.dim() == 4 and flat.dim() == 4 and flat.shape[1] == 1:
+    clients_share_sets = z.dim() == flat.dim() == 4 and flat.shape[1] == 1
+    if clients_share_sets:
+        # One product for all clients of a grid point.
         G, M, N, P = z.shape
-        u = (z.reshape(G, M * N, P) @ flat[:, 0].mT).view(G, M, N, -1)
+        rows = z.reshape(G, M * N, P)
+        u = (rows @ flat[:, 0].mT).view(G, M, N, -1)
     else:
         u = z @ flat.mT
     return u.reshape(*u.shape[:-1], *sets.shape[-3:-1])
@@ -80,6 +83,6 @@ def scores(z: Tensor, prototype: Tensor, has: Tensor, rule: str) -> Tensor:
     else:
         s = z @ prototype.mT
         if rule == "mse":
-            # |z - C|^2 = |z|^2 - 2 (z . C - |C|^2 / 2), of which |z|^2 is the same for every class
+            # |z - C|^2 = |z|^2 - 2 (z . C - |C|^2 / 2), and |z|^2 is the same for every class.
             s = s - 0.5 * (prototype**2).sum(-1).unsqueeze(-2)
-    return torch.where(has.unsqueeze(-2), s, s.new_full((), MASKED))
+    return mask_logits(s, has.unsqueeze(-2))

@@ -1,7 +1,8 @@
-"""Linear systems of summed statistics: the packed Gram matrix, and solves that refuse singular systems.
+"""Linear systems of summed statistics: the packed Gram matrix, and solvers that refuse singular systems.
 
-One ridge is solved by Cholesky; many ridges of one system share its eigenvalues (``spectrum``), after which each costs
-one product. Random Fourier features make the ridge of features one with a Gaussian kernel.
+A system with one ridge is solved by Cholesky. For many ridges, the eigenvalues of the system are computed once
+(``spectrum``), and each ridge then costs one product. With random Fourier features, ridge regression approximates that
+with a Gaussian kernel.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from fedcache.heads.linear import Tree, onednn_works, times_transposed
 
 BLOCKS = 8
 NARROWEST = 64
-"""Most blocks of columns of a product, and the fewest columns of one; blocks below the diagonal are skipped."""
+"""Largest number of column blocks of a product, and smallest width of one. Blocks below the diagonal are skipped."""
 
 SINGLE_ROWS = 1024
-"""Rows of a product in float32."""
+"""Rows that one product in float32 adds up."""
 
 SINGLE_ROUNDING = 6.2e-5
 """Error of such products relative to the products of the lengths of their columns (``gram_single``)."""
@@ -38,7 +39,7 @@ SIDE_BY_SIDE = 256 << 20
 """Bytes of such products that a GPU makes at once."""
 
 HALVED = 128
-"""Columns from which on such a product computes one triangle; below, a call for each client costs more."""
+"""Columns from which on such a product computes one triangle. For fewer, one call for each client costs more."""
 
 
 @lru_cache(maxsize=2)
@@ -66,14 +67,14 @@ def gram(z: Tensor) -> Tensor:
 def gram_single(z: Tensor) -> Tensor:
     """``gram`` of rows [.., n, D] rounded to float32, multiplied ``SINGLE_ROWS`` at a time and added in float64.
 
-    With u = 2^-24 and b = ``SINGLE_ROWS`` rows a product, whatever the order of its sum, every entry (j, k) is off by
-    at most b u / (1 - b u) sum_i |z_ij z_ik| <= 6.2e-5 sqrt(a_jj a_kk) (Higham, Accuracy and Stability, 3.5), besides
-    the rounding of the rows, of which float16 and float32 features have none.
+    With u = 2^-24 and b = ``SINGLE_ROWS`` rows in a product, every entry (j, k) is off by at most
+    b u / (1 - b u) sum_i |z_ij z_ik| <= 6.2e-5 sqrt(a_jj a_kk), for any order of the sum (Higham, Accuracy and
+    Stability, 3.5). Rows in float64 are also rounded; float16 and float32 features are not.
     """
     single = z.float()
     if single.device.type == "cpu" and single.shape[-1] >= HALVED and single.shape[-2]:
-        lead, (n, D) = single.shape[:-2], single.shape[-2:]
-        made = single.new_empty((*lead, D * (D + 1) // 2), dtype=torch.float64)
+        n, D = single.shape[-2:]
+        made = single.new_empty((*single.shape[:-2], D * (D + 1) // 2), dtype=torch.float64)
         totals = _by_columns
         if torch.get_num_threads() == 1 and not onednn_works():
             totals = _by_halves
@@ -84,7 +85,7 @@ def gram_single(z: Tensor) -> Tensor:
         return made
     if single.device.type != "cpu" and single.dim() == 2 and len(single) > SINGLE_ROWS:
         return _gram_of_many_blocks(single)
-    # Few rows a product keep its float32 error within the bound; the products are added in float64.
+    # Each product has few rows, so its float32 error stays within the bound. The products are added in float64.
     total = gram(single[..., :SINGLE_ROWS, :]).double()
     for start in range(SINGLE_ROWS, z.shape[-2], SINGLE_ROWS):
         total += gram(single[..., start : start + SINGLE_ROWS, :])
@@ -109,10 +110,11 @@ def _gram_of_many_blocks(single: Tensor) -> Tensor:
 
 
 def _by_columns(each: Tensor) -> Iterator[Tensor]:
-    """Upper triangle of Z'Z [D, D] of every client's float32 rows [M, n, D], by products of columns (oneDNN's if any).
+    """Upper triangle of Z'Z [D, D] of every client's float32 rows [M, n, D], by products of column blocks.
 
-    Those take 0.7 to 0.85 of the time of ssyrk where the process keeps freed memory, as commands do. For them a last
-    block is filled up with rows of zeros, which change nothing, as oneDNN compiles a kernel for every number of rows.
+    oneDNN computes the products where it works. They take 0.7 to 0.85 of the time of ssyrk if the process keeps freed
+    memory, as commands do. oneDNN compiles a kernel for every number of rows, so a short last block is filled up with
+    rows of zeros, which change nothing.
     """
     D = each.shape[2]
     for rows in each:
@@ -133,8 +135,8 @@ def _by_columns(each: Tensor) -> Iterator[Tensor]:
 def _by_halves(each: Tensor) -> Iterator[Tensor]:
     """As ``_by_columns``, by the BLAS routine that computes one triangle (ssyrk), on one thread.
 
-    It takes 0.9 of the time of products of columns. Its library, scipy's, and torch's have threads of their own, which
-    slow each other down: Fed3R of 10^7 x 256 took 44 s on two threads and 26 s on one.
+    It takes 0.9 of the time of products of columns. The BLAS libraries of scipy and torch have threads of their own,
+    which slow each other down: Fed3R of 10^7 x 256 took 44 s on two threads and 26 s on one.
     """
     from scipy.linalg.blas import ssyrk  # a tenth of a second to import
 
@@ -183,15 +185,16 @@ def nearest_gram(packed: Tensor) -> Tensor:
     """The Gram matrix closest to a packed symmetric matrix [D(D+1)/2]: its negative eigenvalues become zero."""
     width = (math.isqrt(8 * packed.shape[-1] + 1) - 1) // 2
     values, vectors = torch.linalg.eigh(unpack(packed, width))
-    return pack((vectors * values.clamp(min=0.0).unsqueeze(-2)) @ vectors.mT)
+    scaled = vectors * values.clamp(min=0.0).unsqueeze(-2)
+    return pack(scaled @ vectors.mT)
 
 
 def factored(system: Tensor, size: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Lower Cholesky factors [.., D, D], and whether each system is regular, [..].
 
-    Pivots do not reveal the rank, and neither does a Cholesky that succeeds: both depend on how the BLAS rounds. A
-    system is regular when its smallest eigenvalue stands out of the rounding errors, after features are scaled to
-    one size.
+    Neither the pivots nor the success of a Cholesky factorisation reveal the rank, because both depend on how the BLAS
+    rounds. A system is regular when its smallest eigenvalue is larger than the rounding errors, after features are
+    scaled to one size.
 
     Args:
         system: [.., D, D] symmetric.
@@ -209,7 +212,7 @@ def factored(system: Tensor, size: Tensor | None = None) -> tuple[Tensor, Tensor
 
 
 def rounding(matrix: Tensor) -> float:
-    """Bound of the eigenvalues that rounding alone leaves of a singular [.., D, D] with features of size one.
+    """Bound of the eigenvalues that rounding errors give to a singular matrix [.., D, D] with features of size one.
 
     They were below 0.6 D eps in all 3,000 singular systems that were tried: D from 3 to 1000, fewer rows than
     features or one feature that is a sum of others, means up to 10,000 standard deviations.
@@ -218,9 +221,9 @@ def rounding(matrix: Tensor) -> float:
 
 
 def varying(size: Tensor, mean: Tensor, rows: Tensor) -> Tensor:
-    """Which features vary, [.., D] of 1.0 and 0.0; all of them where none does.
+    """1.0 for each feature that varies, else 0.0, [.., D]; 1.0 for all features if none varies.
 
-    A feature is constant where its variance does not stand out of the rounding of the sums that it is computed from.
+    A feature counts as constant if its variance is no larger than the rounding errors of the sums it is computed from.
     The variance of a constant was found up to 0.12 n eps of its mean square, in sums of n = 100 to 2,000,000 rows.
 
     Args:
@@ -229,15 +232,16 @@ def varying(size: Tensor, mean: Tensor, rows: Tensor) -> Tensor:
         rows: [..] n, rows behind them.
     """
     # The rounding of a sum over n rows, and of the products of D features, at this mean square.
-    lost = 2.0 * (rows.unsqueeze(-1) + size.shape[-1]) * torch.finfo(size.dtype).eps * size
+    eps = torch.finfo(size.dtype).eps
+    lost = 2.0 * (rows.unsqueeze(-1) + size.shape[-1]) * eps * size
     varies = size - mean**2 > lost
     return (varies | ~varies.any(-1, keepdim=True)).to(size.dtype)
 
 
 def without_constants(covariance: Tensor, varies: Tensor) -> Tensor:
-    """A covariance [.., D, D] in which constant features covary with no other, and have the mean of the variances.
+    """A covariance [.., D, D] in which constant features have no covariance with others, and the mean variance.
 
-    So its mean diagonal is that of the features that vary, and a solution for targets of zero is zero.
+    So its mean diagonal is that of the features that vary, and the solution for targets of zero is zero.
 
     Args:
         covariance: [.., D, D].
@@ -245,8 +249,9 @@ def without_constants(covariance: Tensor, varies: Tensor) -> Tensor:
     """
     # Rows and columns of constant features become zero; their diagonal gets the mean of the other variances.
     made = covariance * varies.unsqueeze(-1) * varies.unsqueeze(-2)
-    usual = made.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True) / varies.sum(-1, keepdim=True)
-    return made + torch.diag_embed((1.0 - varies) * usual)
+    total = made.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True)
+    mean = total / varies.sum(-1, keepdim=True)
+    return made + torch.diag_embed((1.0 - varies) * mean)
 
 
 PROBES = 4
@@ -274,7 +279,8 @@ def _smallest_eigenvalue(factor: Tensor, size: Tensor) -> Tensor:
 
 @lru_cache(maxsize=2)
 def _start(width: int) -> np.ndarray:
-    """Unit vectors [D, PROBES] in no special direction: ones would be orthogonal to x_1 - x_2 of equal features."""
+    """Random unit vectors [D, PROBES]. A vector of ones would be orthogonal to x_1 - x_2, the direction of two equal
+    features."""
     drawn = np.random.default_rng(0).standard_normal((width, PROBES))
     unit: np.ndarray = drawn / np.linalg.norm(drawn, axis=0)
     return unit
@@ -302,7 +308,7 @@ def solve(
     Raises:
         FedcacheError: exit 7 when the system is singular, with a value that works.
     """
-    extra = torch.full((A.shape[-1],), ridge, dtype=A.dtype, device=A.device)
+    extra = A.new_full((A.shape[-1],), ridge)
     factor, regular = factored(A + torch.diag(extra), size)
     if not regular.all():
         variances = A.diagonal(dim1=-2, dim2=-1)
@@ -334,7 +340,7 @@ def spectrum(A: Tensor, B: Tensor, size: Tensor | None = None) -> Tree:
 
 
 SPECTRUM = ("values", "vectors", "target", "largest", "variances")
-"""Names of what ``spectrum`` returns."""
+"""Names of the tensors that ``spectrum`` returns."""
 
 
 def solve_spectrum(known: Tree, ridge: float, *, switch: str = "lam") -> Tensor:
@@ -349,32 +355,36 @@ def solve_spectrum(known: Tree, ridge: float, *, switch: str = "lam") -> Tensor:
         FedcacheError: as ``solve``.
     """
     regular = known["values"] + ridge
-    if not (regular > rounding(known["vectors"]) * (known["largest"] + ridge)).all():
+    least = rounding(known["vectors"]) * (known["largest"] + ridge)
+    if not (regular > least).all():
         raise _singular(known["variances"], known["largest"], ridge, switch, 1.0)
     # (A + ridge I)^-1 B = V (values + ridge)^-1 V'B: one division and one product for each ridge.
     return known["vectors"] @ (known["target"] / regular.unsqueeze(-1))
 
 
 MOST_FREE = 0.5
-"""Degrees of freedom of ``best_ridge``, at most so many for each row.
+"""Largest number of degrees of freedom for each row that ``best_ridge`` allows.
 
-With more, near-copies of rows mislead: their difference is a direction with a tiny eigenvalue, which is fitted exactly,
-and the estimate takes that for a perfect prediction. With 0.9 a trial with 2 % of copies failed so, with 0.8 none."""
+With more, near-copies of rows mislead the estimate. The difference of two copies is a direction with a tiny eigenvalue.
+It is fitted exactly, and the estimate takes that for a perfect prediction. A trial with 2 % of copies failed in this
+way with 0.9, and none did with 0.8."""
 
 RIDGES = 10.0 ** (np.arange(-48, 33) / 8.0)
-"""Ridges that are compared, in mean eigenvalues without the largest, which is that of the mean of the rows."""
+"""Ridges that are compared, as multiples of the mean eigenvalue without the largest.
+
+The largest eigenvalue is left out because it belongs to the mean of the rows."""
 
 
 @dataclass(frozen=True)
 class RidgeChoice:
-    """A ridge that was chosen from sums."""
+    """A ridge that was chosen from summed statistics."""
 
     ridge: float
-    mean: float  # eigenvalue of A without the largest
+    mean: float  # of the eigenvalues of A without the largest
     limited: bool  # whether it is the lowest that ``MOST_FREE`` allows
 
     def numbers(self, switch: str, like: Tensor, unit: float = 1.0) -> Tree:
-        """What a server keeps of the choice, as tensors of the dtype and on the device of ``like``.
+        """The numbers of the choice that a server keeps, as tensors of the dtype and on the device of ``like``.
 
         Args:
             switch: the hyperparameter behind the ridge.
@@ -390,7 +400,7 @@ class RidgeChoice:
 
 
 def chosen_numbers(server: Tree, switch: str) -> dict[str, float]:
-    """``RidgeChoice.numbers`` among the tensors of a server, for its log; none where the ridge was given."""
+    """``RidgeChoice.numbers`` among the tensors of a server, for its log; empty if the user set the ridge."""
     if "mean_eigenvalue" not in server:
         return {}
     names = (switch, f"{switch}_at_its_lowest", "mean_eigenvalue")
@@ -429,10 +439,12 @@ def best_ridge(known: Tree, squares: float, rows: float) -> RidgeChoice:
     residual = squares - (explained * (2.0 * shifted - values) / shifted**2).sum(-1)
     free = (values / shifted).sum(-1)
     error = residual.clamp(min=0.0) / (rows - free).clamp(min=tiny) ** 2
-    # df falls with the ridge, so those that are allowed are the last ones.
-    first = min(int((free > MOST_FREE * rows).sum()), len(ridges) - 1)
+    # df falls as the ridge grows, so the allowed ridges are the last ones.
+    forbidden = int((free > MOST_FREE * rows).sum())
+    first = min(forbidden, len(ridges) - 1)
     best = first + int(error[first:].argmin())
-    return RidgeChoice(float(ridges[best]), mean, best == first > 0)
+    limited = best == first and first > 0
+    return RidgeChoice(float(ridges[best]), mean, limited)
 
 
 POWERS = 20
@@ -440,12 +452,14 @@ POWERS = 20
 
 
 def usual_eigenvalue(A: Tensor) -> float:
-    """Mean of the eigenvalues of A [D, D] but the largest, each weighted by itself, so that zeros do not count."""
+    """Mean of all eigenvalues of A [D, D] but the largest. Each is weighted by itself, so zeros do not count."""
+    tiny = torch.finfo(A.dtype).tiny
     vector = A.sum(-1)
     for _ in range(POWERS):
-        vector = A @ (vector / vector.norm().clamp(min=torch.finfo(A.dtype).tiny))
+        unit = vector / vector.norm().clamp(min=tiny)
+        vector = A @ unit
     largest = float(vector.norm())
-    # sum of squared eigenvalues over their sum, both without the largest one
+    # The sum of squared eigenvalues over their sum, both without the largest.
     squares = float((A**2).sum()) - largest**2
     rest = float(A.trace()) - largest
     if rest > 0.0:
@@ -454,7 +468,7 @@ def usual_eigenvalue(A: Tensor) -> float:
 
 
 DESTROYS = 0.1
-"""Part of the usual variance of a feature from which on a ridge decides the model more than the rows do."""
+"""A ridge above this share of the median feature variance decides the model more than the rows do."""
 
 
 def _singular(
@@ -475,7 +489,8 @@ def _singular(
     if len(positive):
         most = DESTROYS * float(positive.median())
     least = 2.0 * rounding(variances) * float(size.max())
-    # Ten times the least that is regular, and no part of the diagonal, which may hold the square of a mean.
+    # Ten times the smallest ridge that makes the system regular, but not above the limit of the median variance. The
+    # diagonal itself is no guide, because it may hold the square of a mean.
     works = min(10.0 * max(least, ridge), most)
     if max(least, ridge) < most:
         hint = f"Regularise more, for example --set {switch}={works / unit:.1g}"
@@ -503,4 +518,5 @@ def drawn_fourier(
 
 def fourier_features(z: Tensor, om: Tensor, u: Tensor) -> Tensor:
     """sqrt(2 / dim) cos(z Om + u) [.., dim] of z [.., width]: inner products are about exp(-|z - z'|^2 / 2 sigma^2)."""
-    return torch.cos(z @ om.to(z.device) + u.to(z.device)) * math.sqrt(2.0 / len(u))
+    angles = z @ om.to(z.device) + u.to(z.device)
+    return torch.cos(angles) * math.sqrt(2.0 / len(u))

@@ -1,6 +1,6 @@
 """SimCLR's contrast of two views, and FLESD's distillation of similarities.
 
-In the losses ``w`` [.., B] is 1/b on the real rows of a batch and 0 on padding; every one gives one value per client.
+In the losses ``w`` [.., B] is 1/b on the real rows of a batch and 0 on padding; each loss has one value per client.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedcache.heads.losses import MASKED
+from fedcache.heads.losses import mask_logits
 
 
 def nt_xent(z1: Tensor, z2: Tensor, w: Tensor, tau: float | Tensor) -> Tensor:
@@ -31,10 +31,11 @@ def nt_xent(z1: Tensor, z2: Tensor, w: Tensor, tau: float | Tensor) -> Tensor:
     both = torch.cat([w, w], -1)
     s = z @ z.mT / tau
     # [.., 2B, 2B]: every real embedding but the query itself is a candidate; the positive is B places away.
-    other = ~torch.eye(2 * B, dtype=torch.bool, device=z.device) & (both > 0).unsqueeze(-2)
-    total = torch.logsumexp(torch.where(other, s, s.new_full((), MASKED)), -1)
+    itself = torch.eye(2 * B, dtype=torch.bool, device=z.device)
+    other = ~itself & (both > 0).unsqueeze(-2)
+    total = torch.logsumexp(mask_logits(s, other), -1)
     positive = torch.cat([s.diagonal(B, -2, -1), s.diagonal(-B, -2, -1)], -1)
-    # A padded row has no candidate; its weight is 0, and MASKED keeps the product finite.
+    # A padded row may have no candidate. Its weight is 0, and its total is finite because masked logits are.
     return (0.5 * both * (total - positive)).sum(-1)
 
 
@@ -44,8 +45,10 @@ def one_way(z1: Tensor, z2: Tensor, w: Tensor, tau: float | Tensor) -> Tensor:
     Arguments and result as in ``nt_xent``; gradients pass through both views.
     """
     s = z1 @ z2.mT / tau
-    total = torch.logsumexp(torch.where((w > 0).unsqueeze(-2), s, s.new_full((), MASKED)), -1)
-    return (w * (total - s.diagonal(0, -2, -1))).sum(-1)
+    real = (w > 0).unsqueeze(-2)
+    total = torch.logsumexp(mask_logits(s, real), -1)
+    positive = s.diagonal(0, -2, -1)
+    return (w * (total - positive)).sum(-1)
 
 
 def similarity_divergence(
@@ -71,9 +74,9 @@ def similarity_divergence(
 class Ensemble:
     """Rows of the ensembled similarity matrix M = mean_k exp(M_k / tau), M_k = R_k R_k' (FLESD eqs 4 to 6).
 
-    Rows are exp((M_k - 1) / tau): the diagonal of every M_k is 1, so this is eq 5 up to one constant, which the
-    normalisation of eq 8 removes and float32 does not overflow on. The matrix is built once up to ``EAGER`` rows and
-    row by row beyond, where it would not fit in memory.
+    Its entries are computed as exp((M_k - 1) / tau), which does not overflow in float32, because no entry of M_k is
+    above 1. This is eq 5 up to one constant factor, which the normalisation of eq 8 removes. The matrix is built once
+    for up to ``EAGER`` rows. A larger one might not fit in memory, so its rows are computed when they are needed.
 
     Args:
         R: [K, N, d] unit representations of the public rows by each client.
@@ -98,29 +101,30 @@ class Ensemble:
         if R is None:
             parts = M
         self._parts: Sequence[Tensor] = list(cast(Tensor, parts))
-        self._square = R is None
+        self._has_matrices = R is None
         self.size = len(self._parts[0])
         self._tau = tau
-        self._count = kept(self.size, keep, own=own)
-        self._whole: Tensor | None = None
+        self._kept = kept(self.size, keep, own=own)
+        self._matrix: Tensor | None = None
         if self.size <= self.EAGER:
             every = torch.arange(self.size, device=self._parts[0].device)
-            self._whole = self._make(every)
+            self._matrix = self._make(every)
 
     def _make(self, i: Tensor) -> Tensor:
+        """``rows``, computed from the clients' representations or similarities."""
         total = torch.zeros(len(i), self.size, dtype=self._parts[0].dtype, device=i.device)
         for part in self._parts:  # one client at a time: memory is that of one [B, N] block
-            if self._square:
+            if self._has_matrices:
                 m = part[i]
             else:
                 m = part[i] @ part.mT
-            total += torch.exp((sparse(m, self._count) - 1.0) / self._tau)
+            total += torch.exp((sparse(m, self._kept) - 1.0) / self._tau)
         return total / len(self._parts)
 
     def rows(self, i: Tensor) -> Tensor:
         """[B, N] rows ``i`` [B] of the matrix, up to one constant factor."""
-        if self._whole is not None:
-            return self._whole[i]
+        if self._matrix is not None:
+            return self._matrix[i]
         return self._make(i)
 
     def targets(self, i: Tensor, anchors: Tensor, *, exclude_self: bool = False) -> Tensor:
@@ -128,14 +132,15 @@ class Ensemble:
         t = self.rows(i)[:, anchors]
         if exclude_self:
             t = torch.where(i.unsqueeze(-1) == anchors, torch.zeros_like(t), t)
-        return t / t.sum(-1, keepdim=True).clamp(min=torch.finfo(t.dtype).tiny)
+        tiny = torch.finfo(t.dtype).tiny
+        return t / t.sum(-1, keepdim=True).clamp(min=tiny)
 
 
 def kept(rows: int, keep: float, *, own: bool = False) -> int:
     """How many of ``rows`` similarities of a row are kept: the nearest number to the share, and at least one.
 
-    ``own`` counts as released (D-96): the share rounded down, and the row's own similarity, which is always 1 and need
-    not be sent.
+    ``own`` counts as the released code does (D-96): the share rounded down, plus the row's own similarity, which is
+    always 1 and need not be sent.
     """
     if keep >= 1.0:
         return rows

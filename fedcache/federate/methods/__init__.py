@@ -1,7 +1,7 @@
-"""One paper, one file. A method is found because its file lies here.
+"""Methods: one file for each. fedcache finds a method because its file is in this folder.
 
-The file of a method is its name with underscores, and its ``METHOD`` is the method. A file is imported when its method
-is requested, so the names are known without importing torch.
+The name of the file is the name of the method with underscores, and its ``METHOD`` is the method. A file is imported
+when its method is requested, so the names are known without importing torch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def module_of(name: str) -> str:
 class MethodTable(MutableMapping[str, "Method"]):
     """The methods by name: those of this folder, imported when first read, and plug-ins, loaded when requested by name.
 
-    It lists those of this folder alone: which packages are installed is looked at for a name that is none of them.
+    Iteration gives the names of this folder only. Installed packages are searched only for a name that is none of them.
     """
 
     def __init__(self, names: tuple[str, ...]) -> None:
@@ -41,7 +41,8 @@ class MethodTable(MutableMapping[str, "Method"]):
             return plugin_method(name)
         method = self._loaded[name]
         if method is None:
-            self._loaded[name] = method = import_module(module_of(name)).METHOD
+            method = import_module(module_of(name)).METHOD
+            self._loaded[name] = method
         return method
 
     def __setitem__(self, name: str, method: Method) -> None:
@@ -51,7 +52,9 @@ class MethodTable(MutableMapping[str, "Method"]):
         del self._loaded[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._loaded or (isinstance(name, str) and find("methods", name) is not None)
+        if name in self._loaded:
+            return True
+        return isinstance(name, str) and find("methods", name) is not None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._loaded)
@@ -67,7 +70,7 @@ offer("methods", NAMES)
 def plugin_method(name: str) -> Method:
     """The method of a plug-in.
 
-    Raises KeyError for none of that name; UsageError for one that cannot be loaded or is no Method of that name.
+    Raises KeyError if no plug-in has the name, and UsageError if it cannot be loaded or is no Method of that name.
     """
     plugin = find("methods", name)
     if plugin is None:
@@ -88,13 +91,11 @@ def plugin_method(name: str) -> Method:
 def unknown_method(name: str) -> FedcacheError:
     """The error for a name that is no method."""
     known = sorted([*METHODS, *plugins("methods")])
-    return unknown(
-        "method",
-        name,
-        known,
-        hint=f"Known: {', '.join(known)}\nA method of yours is known when it is installed:  pip "
-        "install -e FOLDER",
+    hint = (
+        f"Known: {', '.join(known)}\nA method of yours is known when it is installed:  pip "
+        "install -e FOLDER"
     )
+    return unknown("method", name, known, hint=hint)
 
 
 def find_method(name: str) -> Method:
@@ -105,5 +106,5 @@ def find_method(name: str) -> Method:
 
 
 def wants_encoders(method: Method) -> bool:
-    """Whether a method runs live encoders; it then takes exactly one backbone, with text, as text methods do."""
+    """Whether a method runs live encoders. It then takes exactly one backbone, with class texts."""
     return bool({"text tower", "image tower"} & method.needs)

@@ -11,8 +11,8 @@ sends W_k = C_k^-1 X_k'Y_k and C_k = X_k'X_k + gamma I. The absolute aggregation
 and the server merges one client after another. After K of them W is the ridge solution of all rows with K gamma instead
 of gamma; its removal,
     W <- W + K gamma (C - K gamma I)^-1 W,
-leaves the least squares of all rows, X'X W = X'Y, whatever the partition: ``fed3r`` with lam = 0, which needs no matrix
-of single clients and no merging. What AFL adds is that each client has a model of its own before anything is sent.
+leaves the least squares of all rows, X'X W = X'Y, for every partition: ``fed3r`` with lam = 0, which needs no matrix of
+single clients and no merging. What AFL adds is that each client has a model of its own before anything is sent.
 
 The removal needs X'X to be regular: more rows than features, and no feature that is a sum of others. Where it is not,
 the ridge K gamma stays, and ``cleaned`` is 0 in the log of the round. ``clean=false`` keeps it in any case.
@@ -24,7 +24,6 @@ and its inverse. The server holds all uploads of the round: clients x D (D + 1) 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -50,8 +49,9 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     _, made = fedcgs.fit(down, state, data, ctx)
     D = ctx.env.width
     i = torch.arange(D, device=ctx.env.device)
-    # The ridge belongs on the diagonal, whose entries stand at these places of the packed triangle.
-    made["gram"][..., i * D - i * (i - 1) // 2] += float(ctx.number("gamma"))
+    # The ridge is added to the diagonal, whose entries have these places in the packed triangle.
+    diagonal = i * D - i * (i - 1) // 2
+    made["gram"][..., diagonal] += float(ctx.number("gamma"))
     W = solve(unpack(made["gram"], D), made["class_sum"].mT, 0.0, switch="gamma")
     return {}, {"head": W.mT.contiguous(), "gram": made["gram"]}
 
@@ -73,12 +73,13 @@ def merge(Wu: Tensor, Cu: Tensor, Wv: Tensor, Cv: Tensor) -> tuple[Tensor, Tenso
     Both terms have one form: (I - R_u C_v + R_u C_v S^-1 C_v) W_u = W_u - R_u (t - C_v S^-1 t) with t = C_v W_u and
     S = C_u + C_v.
     """
-    # S is the system of both clients' rows, whose solution is searched.
+    # The system of both clients' rows together.
     S = Cu + Cv
 
     def term(W: Tensor, C: Tensor, other: Tensor) -> Tensor:
         t = other @ W
-        return W - solve(C, t - other @ solve(S, t, 0.0, switch="gamma"), 0.0, switch="gamma")
+        rest = t - other @ solve(S, t, 0.0, switch="gamma")
+        return W - solve(C, rest, 0.0, switch="gamma")
 
     return term(Wu, Cu, Cv) + term(Wv, Cv, Cu), S
 
@@ -101,19 +102,18 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     # The merged C has the ridge of every client once.
     bare = None
     if ctx.hp["clean"]:
-        bare = remove_ridge(W, C, len(up["head"]) * float(ctx.number("gamma")))
+        ridge = len(up["head"]) * float(ctx.number("gamma"))
+        bare = remove_ridge(W, C, ridge)
     if bare is not None:
         W = bare
-    made = {
+    return {
         "W": W.mT.contiguous().to(ctx.env.dtype),
         "b": W.new_zeros(W.shape[1]).to(ctx.env.dtype),
+        "cleaned": torch.tensor(bare is not None, device=C.device),
     }
-    return {**made, "cleaned": torch.tensor(bare is not None, device=C.device)}
 
 
-def cleaned(
-    server: Tree, _states: Mapping[int, Tree], _labels: Mapping[int, Tensor], _ctx: Ctx
-) -> dict[str, float]:
+def cleaned(server: Tree, *_: object) -> dict[str, float]:
     """Whether the ridge was removed."""
     return {"cleaned": float(server["cleaned"])}
 

@@ -1,4 +1,4 @@
-"""ATPFL: TPFL whose clients are drawn to the features of the prompts they received and away from their own of before.
+"""ATPFL: TPFL with a loss that pulls features to those of the received prompts and away from those of previous ones.
 
 Clients learn two prompts, as in ``tpfl``: vectors among the words of the class texts, and a frame or patch on the
 images. An extra loss pulls the features towards those of the received prompts, and away from those of the client's
@@ -11,8 +11,8 @@ z_g comes from the prompts received this round, z_prev from the client's own at 
 received ones in its first); neither takes a gradient. They are constant during the round, so they are computed once
 per class and image; a random patch moves, so its images are encoded again with each batch, at that batch's place.
 
-The paper writes one Gamma in eqs 2 and 4 and prints no value of it: ``gamma_aug=auto`` is that of eq 2, 1/scale (0.01
-with CLIP's), and a number, for example 0.5, takes eq 4's for another (D-82). mu is not printed (D-62: 0.5).
+The paper writes one Gamma in eqs 2 and 4 and prints no value. ``gamma_aug=auto`` is the Gamma of eq 2, 1/scale (0.01
+with CLIP's scale). A number, for example 0.5, is the Gamma of eq 4 alone (D-82). mu is not printed (D-62: 0.5).
 
 Limits: mu = 0 is ``tpfl`` bit for bit; in a client's first round l_aug is log 2 until the first step moves its prompts,
 and its first gradient 0.
@@ -28,22 +28,31 @@ from torch import Tensor
 
 from fedcache.federate.engine.local_training import Batch, keep_optimiser
 from fedcache.federate.methods import tpfl
-from fedcache.federate.methods.common import ClientData, Ctx, MethodPage, Tree, is_zero, prompts
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    MethodPage,
+    Tree,
+    is_zero,
+    prompts,
+    select,
+)
 from fedcache.federate.methods.common.prompts import AUG
 from fedcache.heads.prompt import l_aug
 
 PREVIOUS = "prev/"
-Fixed = Callable[[Batch], tuple[Tensor, Tensor]]
+FixedFeatures = Callable[[Batch], tuple[Tensor, Tensor]]
 """A batch's z_g and z_prev [B, D]."""
 
 
 def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
-    """The client's own prompts of before: those it receives first."""
-    return {**{PREVIOUS + k: t for k, t in down.items()}, **keep_optimiser(down, tuple(down), ctx)}
+    """The received prompts, as the client's previous ones."""
+    previous = {PREVIOUS + k: t for k, t in down.items()}
+    return {**previous, **keep_optimiser(down, tuple(down), ctx)}
 
 
-def fixed_images(down: Tree, previous: Tree, data: ClientData, ctx: Ctx) -> Fixed:
-    """z_g and z_prev of a batch's images: looked up, or encoded at the batch's place for a random patch."""
+def fixed_images(down: Tree, previous: Tree, data: ClientData, ctx: Ctx) -> FixedFeatures:
+    """z_g and z_prev of a batch's images. They are computed once, or for each batch if the patch moves."""
     if "v" not in down or ctx.hp["vp_template"] != "random_patch":
         z_g = prompts.encode_rows(data, down, ctx)
         same = "v" not in down or torch.equal(down["v"], previous["v"])
@@ -53,16 +62,14 @@ def fixed_images(down: Tree, previous: Tree, data: ClientData, ctx: Ctx) -> Fixe
             z_prev = prompts.encode_rows(data, previous, ctx)
         return lambda batch: (z_g[batch["i"]], z_prev[batch["i"]])
 
-    def again(batch: Batch) -> tuple[Tensor, Tensor]:
+    def of_batch(batch: Batch) -> tuple[Tensor, Tensor]:
         at = batch["at"].tolist()
         with torch.no_grad():
-            g, prev = (
-                prompts.image_features(batch["x"], prompts.paint(p, ctx, at), ctx)
-                for p in (down, previous)
-            )
+            g = prompts.image_features(batch["x"], prompts.paint(down, ctx, at), ctx)
+            prev = prompts.image_features(batch["x"], prompts.paint(previous, ctx, at), ctx)
         return g, prev
 
-    return again
+    return of_batch
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
@@ -72,21 +79,24 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     gamma = prompts.pull_temperature(ctx)
     previous = {k: state[PREVIOUS + k] for k in down}
     if not is_zero(mu):
-        t_g, t_prev = (prompts.frozen_text(p["ctx"], names, ctx) for p in (down, previous))
+        t_g = prompts.frozen_text(down["ctx"], names, ctx)
+        t_prev = prompts.frozen_text(previous["ctx"], names, ctx)
         images = fixed_images(down, previous, data, ctx)
 
     def loss(p: Tree, batch: Batch, _down: Tree, batch_ctx: Ctx) -> Tensor:
         value, z, t = tpfl.forward(p, batch, names, batch_ctx)
         if is_zero(mu):
             return value  # the same bits as tpfl, at the same price
-        visual = (batch["w"] * l_aug(z, *images(batch), gamma)).sum(-1)
-        return value + mu * (l_aug(t, t_g, t_prev, gamma).mean(-1) + visual)
+        z_g, z_prev = images(batch)
+        visual = (batch["w"] * l_aug(z, z_g, z_prev, gamma)).sum(-1)
+        text = l_aug(t, t_g, t_prev, gamma).mean(-1)
+        return value + mu * (text + visual)
 
     kept = {k: t for k, t in state.items() if not k.startswith(PREVIOUS)}
     p = prompts.train_prompts(loss, {**down, **kept}, data, ctx)
-    return {**{PREVIOUS + k: p[k] for k in down}, **{k: p[k] for k in kept}}, {
-        k: p[k] for k in down
-    }
+    sent = select(p, down)
+    remembered = {PREVIOUS + k: t for k, t in sent.items()}
+    return {**remembered, **select(p, kept)}, sent
 
 
 METHOD = replace(

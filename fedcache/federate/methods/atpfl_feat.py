@@ -20,7 +20,15 @@ from torch import Tensor
 
 from fedcache.federate.engine.local_training import Batch, keep_optimiser, train
 from fedcache.federate.methods import tpfl_feat
-from fedcache.federate.methods.common import ClientData, Ctx, MethodPage, Tree, is_zero, over
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    MethodPage,
+    Tree,
+    is_zero,
+    over,
+    select,
+)
 from fedcache.federate.methods.common.prompts import AUG, pull_temperature, scheduled
 from fedcache.federate.methods.tpfl_feat import NAMES, images, texts
 from fedcache.heads.prompt import l_aug
@@ -29,12 +37,13 @@ PREVIOUS = "prev/"
 
 
 def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
-    """The client's own vectors of before: those it receives first."""
-    return {**{PREVIOUS + k: down[k] for k in NAMES}, **keep_optimiser(down, NAMES, ctx)}
+    """The received vectors, as the client's previous ones."""
+    previous = {PREVIOUS + k: down[k] for k in NAMES}
+    return {**previous, **keep_optimiser(down, NAMES, ctx)}
 
 
 def loss(p: Tree, batch: Batch, down: Tree, ctx: Ctx) -> Tensor:
-    """l_con + mu (mean_c l_aug(t'_c) + mean_i l_aug(z_v,i)); p holds the vectors of before, which nothing moves."""
+    """l_con + mu (mean_c l_aug(t'_c) + mean_i l_aug(z_v,i)); ``p`` also holds the client's previous vectors."""
     value, z, t = tpfl_feat.forward(p, batch, ctx)
     mu = ctx.number("mu_aug")
     gamma = pull_temperature(ctx)
@@ -42,17 +51,23 @@ def loss(p: Tree, batch: Batch, down: Tree, ctx: Ctx) -> Tensor:
         return value  # the same bits as tpfl-feat, at the same price
     x = batch["x"]
     w = batch["w"]
-    visual = l_aug(z, images(down["u"], x), images(p[PREVIOUS + "u"], x), over(gamma, w))
-    text = l_aug(t, texts(down["rho"], ctx), texts(p[PREVIOUS + "rho"], ctx), over(gamma, w))
+    temperature = over(gamma, w)
+    z_g = images(down["u"], x)
+    z_prev = images(p[PREVIOUS + "u"], x)
+    visual = l_aug(z, z_g, z_prev, temperature)
+    t_g = texts(down["rho"], ctx)
+    t_prev = texts(p[PREVIOUS + "rho"], ctx)
+    text = l_aug(t, t_g, t_prev, temperature)
     return value + mu * (text.mean(-1) + (w * visual).sum(-1))
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
-    """``epochs`` of it from the received vectors; the client remembers what it sends."""
+    """Local epochs from the received vectors; the client keeps a copy of what it sends."""
     now = scheduled(ctx)
     p = train({**down, **state}, NAMES, ctx.count("epochs"), loss, down, data, now)
-    sent = {k: p[k] for k in NAMES}
-    return {**{k: p[k] for k in state}, **{PREVIOUS + k: t for k, t in sent.items()}}, sent
+    sent = select(p, NAMES)
+    previous = {PREVIOUS + k: t for k, t in sent.items()}
+    return {**select(p, state), **previous}, sent
 
 
 METHOD = replace(

@@ -8,7 +8,7 @@ result is deterministic.
 linear probe: mean cross-entropy + (l2/2) |W|^2 by L-BFGS from zero weights to convergence, in float64. It is
 deterministic, and ignores ``init`` and the switches of SGD. ``probe=sgd`` is what E table 1 prints as "FC-central", and
 what its registry entries set: SGD 0.01, momentum 0.9, decay 1e-5, 10 epochs (E prints no batch or epochs, D-52: 50 and
-10); of few rows these are too few steps for an upper bound. ``logit_scale`` s makes the logits s (W x + b), for both
+10). With few rows these are too few steps for an upper bound. ``logit_scale`` s makes the logits s (W x + b), for both
 (D-83).
 """
 
@@ -35,6 +35,7 @@ from fedcache.federate.methods.common import (
 )
 from fedcache.federate.methods.common.model import (
     FEAT_POST,
+    LINEAR,
     LOGIT_SCALE,
     TRAINING,
     declare,
@@ -64,7 +65,8 @@ def lbfgs(
 
     def objective() -> Tensor:
         solver.zero_grad()
-        value = cross_entropy(scale * affine(x, W, b), y) + 0.5 * l2 * (W**2).sum()
+        loss = cross_entropy(scale * affine(x, W, b), y)
+        value = loss + 0.5 * l2 * (W**2).sum()
         value.backward()  # type: ignore[no-untyped-call]
         return value
 
@@ -73,7 +75,7 @@ def lbfgs(
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
-    """Train on all rows; the only client is every client's rows together."""
+    """Train on all rows; the only client has the rows of all clients."""
     if ctx.hp["probe"] == "sgd":
         return sgd(down, state, data, ctx)
     x = data.full()[0].double().flatten(0, -2)
@@ -91,7 +93,7 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
 
 
 def zero_shot(ctx: Ctx) -> Callable[[Tensor], Tensor] | None:
-    """The zero-shot classifier, where SGD begins as it; L-BFGS begins at zero."""
+    """The zero-shot classifier, if SGD starts from it; L-BFGS starts at zero."""
     if ctx.hp["probe"] == "sgd":
         return model.zero_shot(ctx)
     return None
@@ -121,7 +123,7 @@ METHOD = Method(
             epochs=10,
             drop_last=False,
         ),
-        HParam("head", "linear", "choice", "the head", choices=("linear",)),
+        LINEAR,
         HParam("probe", "lbfgs", "choice", "how it is trained", choices=("lbfgs", "sgd")),
         HParam("l2", 1e-4, "float", "penalty of probe=lbfgs", low=0.0),
         HParam("lbfgs_steps", 500, "int", "most iterations of probe=lbfgs", low=1),

@@ -12,7 +12,7 @@ same batches in the same order, so each is, draw for draw, the method it becomes
 per data set; 1 is ours.
 
 Released FedPCL code has no Ditto; preset ``official`` is its setting of FedAvg (D-02, D-09, D-13, D-14).
-Limits: w is ``fedavg`` bit for bit whatever lambda is; lambda = 0 makes v_i ``solo`` bit for bit; lr lambda = 1 keeps
+Limits: w is ``fedavg`` bit for bit for every lambda; lambda = 0 makes v_i ``solo`` bit for bit; lr lambda = 1 keeps
 v_i within lr |gradient| of w.
 """
 
@@ -33,12 +33,13 @@ from fedcache.federate.methods.common import (
     Tree,
     is_zero,
     model,
+    select,
 )
 from fedcache.federate.methods.fedprox import proximal
 from fedcache.heads.projection import logits
 
 OWN = "v/"
-"""Prefix of the personal model's tensors; what the global model leaves with the client has none."""
+"""Prefix of the personal model's tensors; tensors that FedAvg keeps with the client have no prefix."""
 
 
 def personal(state: Tree) -> Tree:
@@ -49,7 +50,8 @@ def personal(state: Tree) -> Tree:
 def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """v_i at the run's first weights, and what FedAvg keeps."""
     v = solo.enter(down, data, ctx)
-    return {**fedavg.enter(down, data, ctx), **{OWN + k: t for k, t in v.items()}}
+    own = {OWN + k: t for k, t in v.items()}
+    return {**fedavg.enter(down, data, ctx), **own}
 
 
 def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
@@ -63,12 +65,14 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """FedAvg's local epochs on w, then those on v_i."""
-    kept, up = fedavg.METHOD.fit(
-        down, {k: t for k, t in state.items() if not k.startswith(OWN)}, data, ctx
-    )
-    epochs = ctx.count("epochs" if ctx.hp["personal_epochs"] is None else "personal_epochs")
+    shared = {k: t for k, t in state.items() if not k.startswith(OWN)}
+    kept, up = fedavg.METHOD.fit(down, shared, data, ctx)
+    epochs = ctx.count("epochs")
+    if ctx.hp["personal_epochs"] is not None:
+        epochs = ctx.count("personal_epochs")
     v = train(personal(state), model.trained(ctx.hp), epochs, loss, down, data, ctx)
-    return {k: v[k.removeprefix(OWN)] if k.startswith(OWN) else kept[k] for k in state}, up
+    own = {OWN + k: t for k, t in v.items()}
+    return select({**kept, **own}, state), up
 
 
 def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:

@@ -7,16 +7,16 @@ place, however the rows are partitioned.
 Fani et al., "Accelerating heterogeneous federated learning with closed-form classifiers", ICML 2024. Each client sends
 A_i = Z'Z and B_i = Z'Y; the server solves W = (sum_i A_i + lam I)^-1 sum_i B_i.
 
-Paper: no bias. Released code: a column of ones is appended and regularised like the others, and weights and bias of a
-class are divided by the norm of its weights, in which the bias does not count (D-74, D-85); that can change the argmax:
-``bias``, ``reg_bias``, ``w_normalize``.
+Paper: no bias. Released code: a column of ones is appended and regularised like the others (``bias``, ``reg_bias``).
+The weights and the bias of a class are divided by the norm of its weights without the bias, which can change the
+prediction (``w_normalize``; D-74, D-85).
 
 Only the upper triangle of A_i is computed and sent, D(D+1)/2 numbers. The class counts, C numbers more, say how many
 rows were summed; the bias column costs the feature sums, D more. Statistics are float64 and add up, so the model is the
 centralised ridge (T-K2).
-``precision=float32`` (ours) multiplies blocks of rows in float32 and adds the products in float64: an entry of A is
-then off by at most 6.2e-5 sqrt(a_jj a_kk), and A by 6.2e-5 tr(A) (``gram_single``), a sum in B by 6.2e-5 of the sum of
-what it adds without signs, so the model is the same where lam or the smallest eigenvalue of A is well above that.
+``precision=float32`` (ours) multiplies blocks of rows in float32 and adds the products in float64. An entry of A is
+then off by at most 6.2e-5 sqrt(a_jj a_kk), and A by 6.2e-5 tr(A) (``gram_single``). A sum in B is off by 6.2e-5 of the
+sum of absolute values. So the model is the same if lam or the smallest eigenvalue of A is well above these errors.
 Limits: lam -> infinity gives lam W -> sum B (T-K5); ``class_weight=local`` weighs a row by 1 / (the client's own n_c),
 which does depend on the partition.
 
@@ -32,9 +32,9 @@ for each.
 ``rff_dim`` > 0 works on random Fourier features made from the shared seed. Their bandwidth has to follow the scale of
 the features: ``rff_sigma=auto`` is the mean length of all clients' training rows, 1 for unit features (D-87). It costs
 one exchange more: each client sends the sum of its rows' lengths and their number, and receives the mean.
-That is computed over all clients, also where the round has some of them, and counted in the traffic of the round: one
-scalar up and one down for every client. The log of the round has it as ``rff_sigma``. Sites of a real federation do
-not have that exchange; they are given a number.
+The mean is over all clients, even if only some take part in the round. It counts in the traffic of the round: one
+scalar up and one down for every client. The log of the round has it as ``rff_sigma``. Sites of a real federation do not
+have that exchange, so their users set a number.
 
 ``omega`` > 0 (ours) is a personal model: client i solves (A + omega A_i + lam I)^-1 (B + omega B_i) from the sums that
 come back to it, so its own rows count 1 + omega times. omega = 0 is the global model, omega -> infinity its rows alone.
@@ -52,7 +52,7 @@ from torch import Tensor
 
 from fedcache.errors import FederatedRunError
 from fedcache.federate.engine.context import RunConstants, generator
-from fedcache.federate.engine.method import StatisticKind
+from fedcache.federate.engine.method import Pooling, Protocol, StatisticKind
 from fedcache.federate.methods import fedncm
 from fedcache.federate.methods.common import (
     ClientData,
@@ -101,13 +101,13 @@ def feature_map(x: Tensor, ctx: Ctx) -> Tensor:
     z = x.double()
     if not dim:
         return z
-    return fourier_features(
-        z, *_drawn(ctx.rng.seed, ctx.env.width, dim, float(ctx.number("rff_sigma")))
-    )
+    sigma = float(ctx.number("rff_sigma"))
+    frequencies, phases = _drawn(ctx.rng.seed, ctx.env.width, dim, sigma)
+    return fourier_features(z, frequencies, phases)
 
 
 def sums_single(z: Tensor, block: ClientData, ctx: Ctx, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """``class_sums`` in float64 of rows z [.., R, D] that are added ``SINGLE_ROWS`` at a time in float32."""
+    """``class_sums`` of rows z [.., R, D]: added ``SINGLE_ROWS`` at a time in float32, and these sums in float64."""
     C = ctx.env.classes
     R = z.shape[-2]
     lead = z.shape[:-2]
@@ -124,14 +124,16 @@ def sums_single(z: Tensor, block: ClientData, ctx: Ctx, weight: Tensor) -> tuple
             total += part.index_add_(0, at[:, 0], own)
         else:
             total += part.scatter_add_(-2, at.expand_as(own), own)
-    return total, weight.new_zeros(*lead, C).scatter_add_(-1, y, weight)
+    count = weight.new_zeros(*lead, C).scatter_add_(-1, y, weight)
+    return total, count
 
 
 def statistics(data: ClientData, ctx: Ctx) -> Tree:
     """A_i, B_i and the class counts of the client (and, with a bias, the sums of the column of ones)."""
     owned = None
     single = ctx.hp["precision"] == "float32"
-    if ctx.hp["class_weight"] == "local":  # n_c of all rows, before a block is weighed by it
+    if ctx.hp["class_weight"] == "local":
+        # n_c of all rows of the client, by which the rows of each block are weighed.
         owned = class_rows(data, ctx)
 
     def sums(block: ClientData) -> Tree:
@@ -143,20 +145,23 @@ def statistics(data: ClientData, ctx: Ctx) -> Tree:
             z = feature_map(x, ctx)
         if single:
             z = z.float()
-        if not bool((weight == 1.0).all()):  # what is padded is no row
+        if not bool((weight == 1.0).all()):  # padding becomes rows of zeros
             z = z * weight.to(z.dtype).unsqueeze(-1)
-        if owned is None:
-            rooted = weighted = z
-        else:
-            weight = weight / owned.clamp(min=1.0).gather(-1, block.labels(block.positions()))
+        rooted = z
+        weighted = z
+        if owned is not None:
+            rows_of_class = owned.clamp(min=1.0).gather(-1, block.labels(block.positions()))
+            weight = weight / rows_of_class
             own = weight.to(z.dtype).unsqueeze(-1)
             rooted = z * own.sqrt()
             weighted = z * own
         if single:
             total, count = sums_single(weighted, block, ctx, weight)
+            matrix = gram_single(rooted)
         else:
             total, count = class_sums(z, block, ctx.env.classes, weight)
-        made = {"gram": gram_single(rooted) if single else gram(rooted), "class_sum": total}
+            matrix = gram(rooted)
+        made = {"gram": matrix, "class_sum": total}
         if sends_counts(ctx.hp):
             made[count_name(ctx.hp)] = count
         if ctx.hp["bias"]:
@@ -167,27 +172,28 @@ def statistics(data: ClientData, ctx: Ctx) -> Tree:
 
 
 def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
-    """The statistics, and nothing kept: a personal model makes them again from the rows, which hold less."""
+    """The statistics. Nothing is kept: a personal model computes them again from the rows, which take less memory."""
     return {}, statistics(data, ctx)
 
 
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     """The triangle of A_i and B_i of D features (or Fourier features), the class counts, and with a bias the sums."""
     C = ctx.env.classes
-    D = ctx.count("rff_dim") or ctx.env.width
+    D = ctx.env.width
     longest = None
     if ctx.count("rff_dim"):
+        D = ctx.count("rff_dim")
         longest = LONGEST_FOURIER
     rounding = 0.0
     if ctx.hp["precision"] == "float32":
         rounding = SINGLE_ROUNDING
 
     def sent(shape: tuple[int, ...], kind: StatisticKind) -> UploadTensor:
-        return UploadTensor(
-            shape, torch.float64, statistic=Statistic(kind, longest=longest, rounding=rounding)
-        )
+        statistic = Statistic(kind, longest=longest, rounding=rounding)
+        return UploadTensor(shape, torch.float64, statistic=statistic)
 
-    sums = {"gram": sent((D * (D + 1) // 2,), "gram"), "class_sum": sent((C, D), "class sums")}
+    triangle = D * (D + 1) // 2
+    sums = {"gram": sent((triangle,), "gram"), "class_sum": sent((C, D), "class sums")}
     if sends_counts(ctx.hp):
         counted = bool(ctx.hp["bias"])
         sums[count_name(ctx.hp)] = UploadTensor((C,), torch.float64, counts_rows=counted)
@@ -197,12 +203,12 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
 
 
 def sends_counts(hp: Hp) -> bool:
-    """Whether the class counts travel. Weighted rows have none, and only a bias needs what they are weighted to."""
+    """Whether the class counts travel. Weighted rows are not counted, and only a bias needs the sums of weights."""
     return hp["class_weight"] == "none" or bool(hp["bias"])
 
 
 def count_name(hp: Hp) -> str:
-    """Name of the class counts. A bias needs them exact; else they are sums of targets, which bear noise."""
+    """Name of the class counts. A bias needs exact counts; else they are sums of targets, which may get noise."""
     if hp["bias"]:
         return "count"
     return "target_sum"
@@ -221,15 +227,15 @@ def system(sums: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
         # A column of ones adds the sum of the rows and their number to A, and the class counts to B.
         ones = sums["sum"].unsqueeze(-1)
         count = sums["count"].unsqueeze(-2)
-        A = torch.cat(
-            [torch.cat([A, ones], -1), torch.cat([ones.mT, count.sum(-1, keepdim=True)], -1)], -2
-        )
+        upper = torch.cat([A, ones], -1)
+        lower = torch.cat([ones.mT, count.sum(-1, keepdim=True)], -1)
+        A = torch.cat([upper, lower], -2)
         B = torch.cat([B, count], -2)
     return A, B
 
 
 def prepare(sums: Tree, ctx: Ctx) -> Tree:
-    """The eigenvalues of A, where every diagonal entry gets the same ridge and one model is made of them."""
+    """The sums with the eigenvalues of A, if every diagonal entry gets the same ridge and there is one model."""
     if ctx.hp["lam_by"] == "clients":
         total = {name: t.sum(0) for name, t in sums.items()}
         known = {**total, **eigenvalues(total, ctx)}
@@ -248,9 +254,9 @@ def eigenvalues(sums: Tree, ctx: Ctx) -> Tree:
 
 
 def automatic(known: Tree, ctx: Ctx) -> RidgeChoice:
-    """The lam of ``auto``, of sums and ``eigenvalues``."""
+    """The lam of ``auto``, from the sums and their ``eigenvalues``."""
     count = known[count_name(ctx.hp)]
-    # Noise may leave fewer rows than none.
+    # Noise may make the number of rows negative.
     rows = max(float(count.sum()), 1.0)
     if has_free_bias(ctx.hp):
         choice = best_around_mean(known, count)
@@ -262,7 +268,7 @@ def automatic(known: Tree, ctx: Ctx) -> RidgeChoice:
 
 
 def best_for_clients(up: Tree, known: Tree, ctx: Ctx) -> Tensor:
-    """The lam with the lowest squared error on clients that are left out.
+    """The lam with the lowest squared error on clients that are left out of the model, summed over all clients.
 
     Args:
         up: the sums of each client [M, ...].
@@ -293,10 +299,12 @@ def best_for_clients(up: Tree, known: Tree, ctx: Ctx) -> Tensor:
 
 
 def best_around_mean(known: Tree, count: Tensor) -> RidgeChoice:
-    """``best_ridge`` of the ``spectrum`` of what ``centred`` returns; ``count`` [C] rows of each class."""
+    """``best_ridge`` of the ``spectrum`` of a ``centred`` system; ``count`` [C] rows of each class."""
     rows = max(float(count.sum()), 1.0)
-    # Around the mean a target of a class of n_c of n rows varies by n_c - n_c^2 / n, and the mean is one parameter.
-    return best_ridge(known, rows - float((count**2).sum()) / rows, rows - 1.0)
+    # Around their mean, the squared targets of a class with n_c of n rows sum to n_c - n_c^2 / n. The mean is one
+    # parameter.
+    squares = rows - float((count**2).sum()) / rows
+    return best_ridge(known, squares, rows - 1.0)
 
 
 def head(sums: Tree, ctx: Ctx, lam: float) -> Tree:
@@ -318,7 +326,7 @@ def weights(sums: Tree, ctx: Ctx, lam: float) -> tuple[Tensor, Tensor]:
 
 
 def through_zero(sums: Tree, ctx: Ctx, lam: float) -> tuple[Tensor, Tensor]:
-    """Weights [.., D, C] and bias [.., C]; a bias is regularised as the weights are, and 0 where there is none."""
+    """Weights [.., D, C] and bias [.., C]. A bias is regularised as the weights are; without one it is 0."""
     if "values" in sums:
         W = solve_spectrum(sums, lam)
     else:
@@ -331,7 +339,7 @@ def through_zero(sums: Tree, ctx: Ctx, lam: float) -> tuple[Tensor, Tensor]:
 def centred(sums: Tree) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """A [.., D, D] and B [.., D, C] around the mean of the rows; size [.., D], as in ``factored``; the mean [.., D].
 
-    Constant features have the weight 0: their entries are those of no feature.
+    The entries of constant features are such that their weight becomes 0.
     """
     B = sums["class_sum"].mT
     count = sums["count"]
@@ -340,15 +348,16 @@ def centred(sums: Tree) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     A = unpack(sums["gram"], B.shape[-2])
     size = A.diagonal(dim1=-2, dim2=-1)
     varies = varying(size / rows.unsqueeze(-1), mean, rows)
-    A = without_constants(A - sums["sum"].unsqueeze(-1) * mean.unsqueeze(-2), varies)
+    A = A - sums["sum"].unsqueeze(-1) * mean.unsqueeze(-2)
+    A = without_constants(A, varies)
     B = (B - mean.unsqueeze(-1) * count.unsqueeze(-2)) * varies.unsqueeze(-1)
     return A, B, size * varies, mean
 
 
 def around_mean(sums: Tree, lam: float) -> tuple[Tensor, Tensor]:
-    """Weights [.., D, C] and a bias [.., C] that is not regularised, which is ridge regression around the mean.
+    """Weights [.., D, C] and a bias [.., C] that is not regularised: ridge regression around the mean.
 
-    A constant feature gets the weight 0, which is the solution.
+    A constant feature gets the weight 0, which is the exact solution.
     """
     A, B, size, mean = centred(sums)
     if "values" in sums:
@@ -357,11 +366,12 @@ def around_mean(sums: Tree, lam: float) -> tuple[Tensor, Tensor]:
         W = solve(A, B, lam, size=size)
     count = sums["count"]
     share = count.unsqueeze(-2) / count.sum(-1)[..., None, None]
-    return W, (share - mean.unsqueeze(-2) @ W).squeeze(-2)
+    bias = share - mean.unsqueeze(-2) @ W
+    return W, bias.squeeze(-2)
 
 
 def notice(sums: Tree, ctx: Ctx) -> str:
-    """Where a given ``lam`` decides the model more than the rows do, or does nothing."""
+    """A sentence for a given ``lam`` that decides the model more than the rows do, or that does nothing; else empty."""
     if ctx.hp["lam"] is None:
         return ""
     lam = float(ctx.number("lam"))
@@ -379,9 +389,11 @@ def notice(sums: Tree, ctx: Ctx) -> str:
     A = system(sums, ctx)[0]
     # A - lam I is positive definite where lam is below all eigenvalues of A.
     identity = torch.eye(len(A), dtype=A.dtype, device=A.device)
-    if int(torch.linalg.cholesky_ex(A - lam * identity)[1]):
+    failed = torch.linalg.cholesky_ex(A - lam * identity)[1]
+    if int(failed):
         return ""
-    auto = automatic({**sums, **eigenvalues(sums, ctx)}, ctx).ridge
+    known = {**sums, **eigenvalues(sums, ctx)}
+    auto = automatic(known, ctx).ridge
     return (
         f"lam={lam:g} is below all eigenvalues of the summed squared features, so it does nothing, and there are fewer "
         f"than {FEW_ROWS} rows for each of {width} features. Use --set lam=auto, which is {auto:.3g}"
@@ -394,17 +406,17 @@ FEW_ROWS = 3
 
 
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
-    """The head and lam; with omega > 0 the sums, of which each client makes its own head, and lam."""
+    """The head and lam; with omega > 0 lam and the sums, from which each client makes its own head."""
     if ctx.hp["lam"] is None:
         if "values" not in up:
             up = prepare(up, ctx)
         kept = automatic(up, ctx).numbers("lam", up["gram"])
     else:
         kept = {"lam": up["gram"].new_tensor(float(ctx.number("lam")))}
-    lam = float(kept["lam"])
     if personal(ctx.hp):
-        return {k: up[k] for k in up if k not in (*SPECTRUM, "best")} | kept
-    return head(up, ctx, lam) | kept
+        sums = {k: t for k, t in up.items() if k not in (*SPECTRUM, "best")}
+        return sums | kept
+    return head(up, ctx, float(kept["lam"])) | kept
 
 
 def broadcast(server: Tree, ctx: Ctx) -> Tree:
@@ -419,14 +431,16 @@ def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
     if not personal(ctx.hp):
         return {}
     omega = float(ctx.number("omega"))
-    # The client's own rows are in the sums already, and count omega times more.
+    # The client's own rows are in the sums already. They are added omega times more.
     own = statistics(data, ctx)
-    return head({k: down[k] + omega * t for k, t in own.items()}, ctx, float(down["lam"]))
+    sums = {k: down[k] + omega * t for k, t in own.items()}
+    return head(sums, ctx, float(down["lam"]))
 
 
 def scores(down: Tree, own: Tree, data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """phi(x) W + b, [.., N, C], of the client's own head where it has one."""
-    return predict({**down, **own}, {}, data, embed(down, own, x, ctx), ctx)
+    z = embed(down, own, x, ctx)
+    return predict({**down, **own}, {}, data, z, ctx)
 
 
 def embed(_down: Tree, _own: Tree, x: Tensor, ctx: Ctx) -> Tensor:
@@ -442,9 +456,9 @@ def asks_norms(hp: Hp) -> bool:
 
 
 def settle(hp: Hp, env: RunConstants) -> Hp:
-    """The bandwidth of the run, where it is automatic, and the paper's lam for weighted rows, which are not counted.
+    """The bandwidth of the run, if it is automatic, and the paper's lam for weighted rows, which are not counted.
 
-    A given lam is not chosen, by whatever rule.
+    If lam is given, ``lam_by`` has no effect and gets its default.
     """
     settled = dict(hp)
     if hp["lam"] is None and hp["class_weight"] != "none":
@@ -475,7 +489,37 @@ def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, i
     """The triangle and the class sums up; a linear head with bias down, or for personal models the sums."""
     D = cast(int, hp["rff_dim"]) or width
     up = D * (D + 1) // 2 + classes * D
-    return up, up if personal(hp) else classes * (D + 1)
+    down = classes * (D + 1)
+    if personal(hp):
+        down = up
+    return up, down
+
+
+def pool(hp: Hp) -> Mapping[str, Pooling]:
+    """The sums are added up; the server keeps those of each client where it leaves out clients."""
+    if hp["lam_by"] == "clients":
+        return {"": "stack"}
+    return {"": "sum"}
+
+
+def is_additive(hp: Hp) -> bool:
+    """Whether the sums of all clients are those of one client with all rows, and serve every seed."""
+    plain_features = hp["class_weight"] == "none" and not hp["rff_dim"]
+    return plain_features and hp["lam_by"] == "rows"
+
+
+def needs(hp: Hp) -> frozenset[str]:
+    """Labels, and the lengths of rows for an automatic bandwidth."""
+    if asks_norms(hp):
+        return frozenset({"labels", "row norms"})
+    return frozenset({"labels"})
+
+
+def protocol(hp: Hp) -> Protocol:
+    """One global model, unless clients weigh their own rows more."""
+    if personal(hp):
+        return "personalised"
+    return "global"
 
 
 METHOD = replace(
@@ -548,7 +592,7 @@ METHOD = replace(
     ),
     fit=fit,
     uploads=uploads,
-    pool=lambda hp: {"": "stack"} if hp["lam_by"] == "clients" else {"": "sum"},
+    pool=pool,
     aggregate=aggregate,
     broadcast=broadcast,
     notice=notice,
@@ -556,13 +600,11 @@ METHOD = replace(
     personal_part=personal_part,
     predict=scores,
     embed=embed,
-    additive=lambda hp: (
-        hp["class_weight"] == "none" and not hp["rff_dim"] and hp["lam_by"] == "rows"
-    ),
-    needs_for=lambda hp: frozenset({"labels", "row norms"} if asks_norms(hp) else {"labels"}),
+    additive=is_additive,
+    needs_for=needs,
     settle=settle,
     diagnose=chosen,
-    protocol=lambda hp: "personalised" if personal(hp) else "global",
+    protocol=protocol,
     paper_count=paper_count,
     page=MethodPage(
         family="One round, closed form",

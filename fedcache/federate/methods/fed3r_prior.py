@@ -8,7 +8,7 @@ Not in any paper. min_W |kappa Y - Z W|^2 + lam |W - W0|^2 with W0 = T', the tex
 W = W0 + (A + lam I)^-1 (kappa B - A W0), from the upload of ``fed3r``: A = sum_i Z_i'Z_i, B = sum_i Z_i'Y_i.
 
 The server alone needs the text features. lam is counted in rows: on unit features a direction that lam rows span is
-half prior, half data. Limits: lam -> infinity is ``clip-zs``; lam -> 0 is least squares whatever the prior (T-K6).
+half prior, half data. Limits: lam -> infinity is ``clip-zs``; lam -> 0 is least squares for every prior (T-K6).
 
 By default ``lam=auto``: the lam with the lowest generalised cross-validation, as in ``fed3r``. W - W0 is the ridge
 regression of kappa Y - Z W0, so the criterion is that of these targets: Z'(kappa Y - Z W0) = kappa B - A W0, and the
@@ -35,6 +35,7 @@ from fedcache.federate.methods.common import (
     Tree,
     Uploads,
     model,
+    select,
 )
 from fedcache.federate.methods.common.model import FEAT_POST, declare
 from fedcache.heads.ridge import best_ridge, chosen_numbers, solve_spectrum, spectrum, unpack
@@ -42,7 +43,7 @@ from fedcache.heads.ridge import best_ridge, chosen_numbers, solve_spectrum, spe
 PAPER_LAM = 1.0
 
 UNIT_ROWS = ("l2", "l2_concat", "center")
-"""``feat_post`` of which each row has the length 1: class texts are those of a single backbone."""
+"""Values of ``feat_post`` that give every row the length 1 (with class texts there is only one backbone)."""
 
 SUMS = ("gram", "class_sum")
 """A_i and B_i among the statistics of ``fedcgs``."""
@@ -51,7 +52,7 @@ SUMS = ("gram", "class_sum")
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """A_i, packed, and B_i of the client."""
     kept, made = fedcgs.fit(down, state, data, ctx)
-    return kept, {name: made[name] for name in SUMS}
+    return kept, select(made, SUMS)
 
 
 def uploads(server: Tree, ctx: Ctx) -> Uploads:
@@ -62,7 +63,8 @@ def uploads(server: Tree, ctx: Ctx) -> Uploads:
 
 def prepare(up: Tree, ctx: Ctx) -> Tree:
     """The eigenvalues of A, which serve every lam and kappa."""
-    return {**up, **spectrum(unpack(up["gram"], ctx.env.width), up["class_sum"].mT)}
+    A = unpack(up["gram"], ctx.env.width)
+    return {**up, **spectrum(A, up["class_sum"].mT)}
 
 
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
@@ -77,7 +79,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     known = {**up, "target": kappa * up["target"] - pull}
     kept: Tree = {}
     if ctx.hp["lam"] is None:
-        # Noise may leave fewer rows than none.
+        # Noise may make the number of rows negative.
         rows = max(float(up["values"].sum()), 1.0)
         crossed = float((rotated * (pull - 2.0 * kappa * up["target"])).sum())
         choice = best_ridge(known, kappa**2 * rows + crossed, rows)
@@ -94,7 +96,7 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
 
 
 def settle(hp: Hp, _env: RunConstants) -> Hp:
-    """The constant in place of an automatic lam, where the rows are not counted."""
+    """The paper's lam instead of an automatic one, if the number of rows cannot be found from the sums."""
     if hp["lam"] is None and hp["feat_post"] not in UNIT_ROWS:
         return {**hp, "lam": PAPER_LAM}
     return hp

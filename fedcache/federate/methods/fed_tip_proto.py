@@ -37,7 +37,8 @@ from fedcache.federate.methods.tip_local import CACHE, cached_logits
 def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Unit class means [.., C, D], and which of them exist and travel."""
     x, mask = data.full()
-    total, count = class_sums(normalize(x.double(), dim=-1), data, ctx.env.classes, mask.double())
+    unit = normalize(x.double(), dim=-1)
+    total, count = class_sums(unit, data, ctx.env.classes, mask.double())
     has = count >= ctx.count("min_rows")
     key = normalize(total, dim=-1) * has.unsqueeze(-1)
     return {}, {"key": key.to(ctx.env.dtype), "has": has}
@@ -54,18 +55,20 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
 
 
 def sent(up: Tree, _ctx: Ctx) -> int:
-    """The keys that exist; which classes they are of goes without a scalar."""
+    """Numbers of the keys that exist. Their classes are not counted."""
     return int(up["has"].sum()) * up["key"].shape[-1]
 
 
 def aggregate(_server: Tree, up: Tree, _ctx: Ctx) -> Tree:
     """All keys in one list ``sets`` [n, D] with their classes [n], client by client."""
-    return {"sets": up["key"][up["has"]], "label": up["has"].nonzero()[:, 1]}
+    has = up["has"]
+    return {"sets": up["key"][has], "label": has.nonzero()[:, 1]}
 
 
 def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """The logits with the clients' class means as the cache."""
-    return cached_logits(x, down["sets"], one_hot(down["label"], ctx.env.classes).to(x.dtype), ctx)
+    value = one_hot(down["label"], ctx.env.classes).to(x.dtype)
+    return cached_logits(x, down["sets"], value, ctx)
 
 
 METHOD = Method(

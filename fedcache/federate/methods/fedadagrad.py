@@ -24,8 +24,8 @@ METHOD = server_optimiser(
     "fedadagrad",
     "FedAvg with Adagrad as the server's optimiser.",
     adagrad,
-    0.01,
-    0.0,
+    rate=0.01,
+    beta1=0.0,
     page=MethodPage(
         family="Many rounds, one model",
         formula=r"""

@@ -1,4 +1,4 @@
-"""FedAdam: FedAvg whose server takes Adam's steps. With it the rule that FedAdagrad and FedYogi share.
+"""FedAdam: FedAvg whose server takes Adam's steps. FedAdagrad and FedYogi use the same code.
 
 Clients train as in FedAvg. The server treats the average change of the weights as a gradient and applies Adam to it.
 Each weight therefore gets a step size of its own.
@@ -38,14 +38,11 @@ SecondMoment = Callable[[Tensor, Tensor, float | Tensor], Tensor]
 def init(ctx: Ctx) -> Tree:
     """Initial weights, m = 0, and v = 0, which stands for tau^2 until the first round has passed."""
     p = model.init(ctx)
-    return {
-        **p,
-        **{
-            f"{moment}/{n}": torch.zeros_like(p[n])
-            for n in model.trained(ctx.hp)
-            for moment in "mv"
-        },
-    }
+    out = dict(p)
+    for name in model.trained(ctx.hp):
+        out[f"m/{name}"] = torch.zeros_like(p[name])
+        out[f"v/{name}"] = torch.zeros_like(p[name])
+    return out
 
 
 def aggregate_by(second_moment: SecondMoment) -> Callable[[Tree, Tree, Ctx], Tree]:
@@ -53,15 +50,23 @@ def aggregate_by(second_moment: SecondMoment) -> Callable[[Tree, Tree, Ctx], Tre
 
     def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
         out = {**server, **up}
-        for n in model.trained(ctx.hp):
-            delta = up[n] - server[n]
-            beta1, tau, lr_g = (over(ctx.number(name), delta) for name in ("beta1", "tau", "lr_g"))
-            rest = over(1.0 - ctx.number("beta2"), delta) if "beta2" in ctx.hp else 1.0
-            v = server[f"v/{n}"]
-            # tau may be swept, and the points of a grid begin with one server: the first v is put in here.
-            v = second_moment(torch.where(v == 0, torch.ones_like(v) * tau**2, v), delta**2, rest)
-            m = beta1 * server[f"m/{n}"] + (1.0 - beta1) * delta
-            out |= {f"m/{n}": m, f"v/{n}": v, n: server[n] + lr_g * m / (v.sqrt() + tau)}
+        for name in model.trained(ctx.hp):
+            delta = up[name] - server[name]
+            beta1 = over(ctx.number("beta1"), delta)
+            tau = over(ctx.number("tau"), delta)
+            lr_g = over(ctx.number("lr_g"), delta)
+            rest: float | Tensor = 1.0
+            if "beta2" in ctx.hp:
+                rest = over(1.0 - ctx.number("beta2"), delta)
+            v = server[f"v/{name}"]
+            # The first v is set here and not in ``init``, because the points of a grid begin with one server and may
+            # have different tau.
+            first = torch.ones_like(v) * tau**2
+            v = second_moment(torch.where(v == 0, first, v), delta**2, rest)
+            m = beta1 * server[f"m/{name}"] + (1.0 - beta1) * delta
+            out[f"m/{name}"] = m
+            out[f"v/{name}"] = v
+            out[name] = server[name] + lr_g * m / (v.sqrt() + tau)
         return out
 
     return aggregate
@@ -81,9 +86,9 @@ def server_optimiser(
     name: str,
     summary: str,
     rule: SecondMoment,
+    *more: HParam,
     rate: float,
     beta1: float,
-    *more: HParam,
     page: MethodPage,
 ) -> Method:
     """The method of that name: FedAvg's clients under a server with that rule for v."""
@@ -121,9 +126,9 @@ METHOD = server_optimiser(
     "fedadam",
     "FedAvg with Adam as the server's optimiser.",
     adam,
-    0.03,
-    0.9,
     BETA2,
+    rate=0.03,
+    beta1=0.9,
     page=MethodPage(
         family="Many rounds, one model",
         formula=r"""

@@ -7,15 +7,15 @@ McMahan et al., "Communication-efficient learning of deep networks from decentra
 w <- sum_i a_i w_i with a_i = n_i / N over the round's clients.
 
 The model has the layers that FedPCL prints for all its methods (A table 7): FC, ReLU, BatchNorm, FC. A batch of one row
-has no variance: it joins the one before it, and a client of one row rests. The server averages running means and
-variances like weights.
+has no variance, so it joins the batch before it, and a client with one row does not train. The server averages running
+means and variances like weights.
 
 Released FedPCL code, where it differs: no BatchNorm, and projections of unit length (D-02); uniform a_i, and 20 random
 clients a round when there are more than 20 (D-14); the last short batch is left out (D-09); ReLU and L2 follow the
 logits (D-13).
 
-Limits: lr = 0 keeps w; one client is ``solo``; ``bn_mode=local`` keeps BatchNorm's running statistics with the client,
-which is then scored with its own.
+Limits: lr = 0 keeps w; one client is ``solo``. With ``bn_mode=local`` BatchNorm's running statistics stay with the
+client, which is scored with its own.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from fedcache.federate.methods.common import (
     MethodPage,
     Tree,
     model,
+    select,
     server_tensors,
 )
 from fedcache.federate.methods.common.model import (
@@ -54,14 +55,14 @@ def own_statistics(hp: Hp) -> tuple[str, ...]:
 
 def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """Nothing, unless statistics or the optimiser stay with the client."""
-    kept = {k: down[k] for k in own_statistics(ctx.hp)}
+    kept = select(down, own_statistics(ctx.hp))
     return {**kept, **keep_optimiser(down, model.trained(ctx.hp), ctx)}
 
 
 def sent_names(hp: Hp) -> tuple[str, ...]:
-    """The model, less what stays."""
+    """Names of the model's tensors, without the statistics that stay with the client."""
     own = own_statistics(hp)
-    return tuple(n for n in model.names(hp) if n not in own)
+    return tuple(name for name in model.names(hp) if name not in own)
 
 
 def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
@@ -70,7 +71,7 @@ def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> 
 
 
 def embed(down: Tree, state: Tree, x: Tensor, ctx: Ctx) -> Tensor:
-    """What the projection of that model makes of features, [.., N, dim]."""
+    """Projections [.., N, dim] of features by that model."""
     return model.embed(down, kept_statistics(state, ctx), x, ctx)
 
 

@@ -28,9 +28,9 @@ from fedcache.federate.methods.common import (
     simclr,
 )
 from fedcache.federate.methods.common.live_images import LIVE, ON_IMAGES, precision
-from fedcache.federate.methods.common.model import AGG, TRAINING, declare
+from fedcache.federate.methods.common.model import AGG, TRAINING, declare, without
 from fedcache.heads.encoder import PROJECTION
-from fedcache.heads.linear import Tree, affine, init_linear
+from fedcache.heads.linear import Tree, affine, init_linear, select
 from fedcache.heads.losses import cross_entropy
 
 CLASSIFIER = ("Q.W", "Q.b")
@@ -38,11 +38,11 @@ CLASSIFIER = ("Q.W", "Q.b")
 
 def trained(hp: Hp) -> tuple[str, ...]:
     """The trunk's tensors that a gradient moves, and the classifier."""
-    return (*(n for n in simclr.trained(hp) if n not in PROJECTION), *CLASSIFIER)
+    return (*(name for name in simclr.trained(hp) if name not in PROJECTION), *CLASSIFIER)
 
 
 def names(hp: Hp) -> tuple[str, ...]:
-    """Those, and BatchNorm's running statistics."""
+    """The trained tensors, and BatchNorm's running statistics."""
     return (*trained(hp), *simclr.encoder_of(hp).buffers())
 
 
@@ -50,15 +50,14 @@ def init(ctx: Ctx) -> Tree:
     """Fresh weights, the same for all clients."""
     uniform = ctx.rng.uniform("init", independent=False)
     encoder = simclr.encoder_of(ctx.hp)
-    p = encoder.init(uniform, ctx.env.width) | init_linear(
-        uniform, ctx.env.classes, encoder.width, "Q."
-    )
-    return {n: p[n] for n in names(ctx.hp)}
+    p = encoder.init(uniform, ctx.env.width)
+    p |= init_linear(uniform, ctx.env.classes, encoder.width, "Q.")
+    return select(p, names(ctx.hp))
 
 
 def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     """Cross-entropy of a batch of images [B, 3, H, W], and BatchNorm's updates."""
-    # Only the trunk's passes are in lower precision; the loss is in the run's type.
+    # Trunk and classifier may run in lower precision; the loss has the run's type.
     with precision(ctx):
         h, updates = simclr.encoder_of(ctx.hp).trunk(p, batch["x"], training=True)
         u = affine(h, p["Q.W"], p["Q.b"])
@@ -67,19 +66,12 @@ def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs; a batch of one row, which has no variance, joins another (``batch_sizes``)."""
-    ctx, known, model = replace(ctx, hp={**ctx.hp, "bn": True}), {**down, **state}, names(ctx.hp)
+    ctx = replace(ctx, hp={**ctx.hp, "bn": True})
     batches = simclr.live(data, ctx, views=("x",))
-    p = train(
-        {n: known[n] for n in model},
-        trained(ctx.hp),
-        ctx.count("epochs"),
-        loss,
-        down,
-        data,
-        ctx,
-        batches=batches,
-    )
-    return {k: p[k] for k in state}, {k: p[k] for k in model}
+    p = select({**down, **state}, names(ctx.hp))
+    epochs = ctx.count("epochs")
+    p = train(p, trained(ctx.hp), epochs, loss, down, data, ctx, batches=batches)
+    return select(p, state), select(p, names(ctx.hp))
 
 
 def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
@@ -103,7 +95,7 @@ METHOD = Method(
     hparams=(
         ON_IMAGES,
         *declare(LIVE, augment="plain"),
-        *declare(h for h in TRAINING if h.name != "reset_opt"),
+        *without(TRAINING, "reset_opt"),
         AGG,
     ),
     defaults=Defaults(rounds=50, participation=None, clients=5, scheme="feature-shift"),

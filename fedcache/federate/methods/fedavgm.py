@@ -16,11 +16,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common import Ctx, HParam, MethodPage, Tree, is_zero, model, over
+from fedcache.federate.methods.common import (
+    Ctx,
+    HParam,
+    MethodPage,
+    Tree,
+    is_zero,
+    model,
+    over,
+    select,
+)
 
 LR_G = HParam("lr_g", 1.0, "float", "the server's learning rate", low=0.0, fit=False)
 
@@ -28,27 +36,29 @@ LR_G = HParam("lr_g", 1.0, "float", "the server's learning rate", low=0.0, fit=F
 def init(ctx: Ctx) -> Tree:
     """Initial weights, and v = 0."""
     p = model.init(ctx)
-    return {**p, **{f"v/{n}": torch.zeros_like(p[n]) for n in model.trained(ctx.hp)}}
+    return {**p, **model.zeros_for(p, "v/", ctx)}
 
 
 def broadcast(server: Tree, ctx: Ctx) -> Tree:
-    """The model; what the server remembers of earlier rounds stays there."""
-    return {n: server[n] for n in model.names(ctx.hp)}
+    """The model, without the tensors that the server keeps for later rounds."""
+    return select(server, model.names(ctx.hp))
 
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """v and w of the next round."""
     momentum = ctx.number("server_momentum")
     lr_g = ctx.number("lr_g")
+    full_step = not isinstance(lr_g, Tensor) and lr_g == 1.0
     out = {**server, **up}
-    for n in model.trained(ctx.hp):
-        delta = server[n] - up[n]
-        out[f"v/{n}"] = v = (
-            delta if is_zero(momentum) else over(momentum, delta) * server[f"v/{n}"] + delta
-        )
-        # else the mean itself, without a rounding
-        if isinstance(lr_g, Tensor) or lr_g != 1.0 or not is_zero(momentum):
-            out[n] = server[n] - over(lr_g, v) * v
+    for name in model.trained(ctx.hp):
+        delta = server[name] - up[name]
+        v = delta
+        if not is_zero(momentum):
+            v = over(momentum, delta) * server[f"v/{name}"] + delta
+        out[f"v/{name}"] = v
+        # A full step without momentum ends at the mean itself, which is taken without a rounding.
+        if not (full_step and is_zero(momentum)):
+            out[name] = server[name] - over(lr_g, v) * v
     return out
 
 

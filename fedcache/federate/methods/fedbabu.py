@@ -30,6 +30,7 @@ from fedcache.federate.methods.common import (
     MethodPage,
     Tree,
     model,
+    select,
     server_tensors,
 )
 from fedcache.federate.methods.common.model import (
@@ -50,15 +51,15 @@ FROZEN = ("Q.W", "Q.b")
 
 def sent_names(hp: Hp) -> tuple[str, ...]:
     """P, with BatchNorm's statistics."""
-    return tuple(n for n in model.names(hp) if n not in FROZEN)
+    return tuple(name for name in model.names(hp) if name not in FROZEN)
 
 
 def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs of P under the first Q."""
     body = model.head_of(ctx.hp).body()
-    p = {k: down[k] for k in model.names(ctx.hp)}
+    p = select(down, model.names(ctx.hp))
     p = train(p, body, ctx.count("epochs"), model.ce_loss, down, data, ctx)
-    return {}, {k: p[k] for k in sent_names(ctx.hp)}
+    return {}, select(p, sent_names(ctx.hp))
 
 
 def tuned_names(hp: Hp) -> tuple[str, ...]:
@@ -71,18 +72,17 @@ def tuned_names(hp: Hp) -> tuple[str, ...]:
 
 
 def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
-    """The global model after ``tune_epochs`` epochs on the client's rows; nothing where it is deployed as it is."""
+    """The tensors that ``tune_epochs`` epochs on the client's rows change; none if the global model is deployed."""
     if not ctx.count("tune_epochs"):
         return {}
-    # A client of less than a batch tunes on what it has.
+    # A client with fewer rows than a batch tunes on the rows it has.
     tuning = replace(ctx, hp={**ctx.hp, "drop_last": False})
     names = tuned_names(ctx.hp)
+    epochs = ctx.count("tune_epochs")
     # Evaluation runs without gradients, and fine-tuning needs them.
     with torch.enable_grad():
-        p = train(
-            down, names, ctx.count("tune_epochs"), model.ce_loss, down, data, tuning, purpose="tune"
-        )
-    return {k: p[k] for k in (*names, *model.head_of(ctx.hp).buffers())}
+        p = train(down, names, epochs, model.ce_loss, down, data, tuning, purpose="tune")
+    return select(p, (*names, *model.head_of(ctx.hp).buffers()))
 
 
 def protocol(hp: Hp) -> Protocol:

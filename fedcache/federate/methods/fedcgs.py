@@ -13,7 +13,7 @@ by rounding, which grows with |mu|^2.
 ``cov=total``, the released code (D-75): Sigma = (G - N mu mu') / (N - 1). Sigma gets ``gamma_shrink`` I (code: none).
 
 Statistics are float64 and add up, so the partition does not matter. With gamma_shrink = 0 neither does an invertible
-affine map of the features (T-K8). C counts the classes that somebody has; the others are never predicted.
+affine map of the features (T-K8). C counts the classes that a client has; the others are never predicted.
 
 A feature that is constant over all rows is left out (ours): its variance is rounding, which grows with its square and
 would decide the shrinkage.
@@ -63,13 +63,13 @@ from fedcache.heads.ridge import (
 
 
 def sums(block: ClientData, ctx: Ctx, view: int = 0) -> Tree:
-    """G, packed, S_c and N_c of a block of rows, each read in one stored view."""
+    """G, packed, S_c and N_c of a block of rows, all read in one stored view."""
     x, mask = block.full(view)
-    if bool((mask == 1.0).all()):
-        z = x.double()
-    else:
-        z = x.double() * mask.double().unsqueeze(-1)
-    total, count = class_sums(z, block, ctx.env.classes, mask.double())
+    weight = mask.double()
+    z = x.double()
+    if not bool((mask == 1.0).all()):
+        z = z * weight.unsqueeze(-1)
+    total, count = class_sums(z, block, ctx.env.classes, weight)
     return {"gram": gram(z), "class_sum": total, "count": count}
 
 
@@ -95,7 +95,7 @@ def means(up: Tree) -> torch.Tensor:
 
 
 def freedom(up: Tree, cov: str) -> float:
-    """Rows less the means that are taken off them, each of which costs one degree of freedom."""
+    """Degrees of freedom: the number of rows minus the number of means that are subtracted from them."""
     lost = 1
     if cov == "within":
         lost = int((up["count"] > 0).sum())
@@ -127,7 +127,7 @@ def covariance(up: Tree, cov: str) -> torch.Tensor:
 
 
 def moments(up: Tree) -> torch.Tensor:
-    """Mean squares of the features, [D]: Sigma is what remains of them without the means."""
+    """Mean squares of the features, [D]; without the squared means they would be the diagonal of ``cov=total``."""
     squares = unpack(up["gram"], up["class_sum"].shape[-1]).diagonal()
     return squares / up["count"].sum()
 
@@ -135,22 +135,25 @@ def moments(up: Tree) -> torch.Tensor:
 def features_that_vary(up: Tree) -> torch.Tensor:
     """1.0 for each feature that varies over all rows, else 0.0, [D]."""
     n = up["count"].sum()
-    return varying(moments(up), up["class_sum"].sum(0) / n, n)
+    mean = up["class_sum"].sum(0) / n
+    return varying(moments(up), mean, n)
 
 
 def automatic(up: Tree) -> RidgeChoice:
     """The ridge of S_t = G - N mu mu' with the lowest generalised cross-validation, among the features that vary."""
     A, B, _, _ = centred({**up, "sum": up["class_sum"].sum(-2)})
     varies = features_that_vary(up) > 0
-    return best_around_mean(spectrum(A[varies][:, varies], B[varies]), up["count"])
+    known = spectrum(A[varies][:, varies], B[varies])
+    return best_around_mean(known, up["count"])
 
 
 def prepare(up: Tree, ctx: Ctx) -> Tree:
     """The eigenvalues of Sigma, which serve every shrinkage."""
     varies = features_that_vary(up)
-    apart = around_mean(up["class_sum"], up["count"])[1] * varies
+    _, deviation = around_mean(up["class_sum"], up["count"])
+    deviation = deviation * varies
     sigma = without_constants(covariance(up, str(ctx.hp["cov"])), varies)
-    return {**up, **spectrum(sigma, apart.mT, moments(up) * varies)}
+    return {**up, **spectrum(sigma, deviation.mT, moments(up) * varies)}
 
 
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
@@ -158,8 +161,8 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     n = up["count"]
     known = "values" in up
     varies = features_that_vary(up)
-    center, apart = around_mean(up["class_sum"], n)
-    apart = apart * varies
+    center, deviation = around_mean(up["class_sum"], n)
+    deviation = deviation * varies
     if known:
         sigma = up["values"].diag()
     else:
@@ -167,15 +170,16 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     name = "gamma_shrink"
     kept: Tree = {}
     if ctx.hp[name] is None:
-        kept = automatic(up).numbers(name, sigma, freedom(up, str(ctx.hp["cov"])))
+        free = freedom(up, str(ctx.hp["cov"]))
+        kept = automatic(up).numbers(name, sigma, free)
         gamma = float(kept[name])
     else:
         gamma = float(ctx.number(name))
     if known:
         W = solve_spectrum(up, gamma, switch=name).mT
     else:
-        W = solve(sigma, apart.mT, gamma, size=moments(up) * varies, switch=name).mT
-    b = (n / n.sum()).log() - 0.5 * (W * apart).sum(-1)
+        W = solve(sigma, deviation.mT, gamma, size=moments(up) * varies, switch=name).mT
+    b = (n / n.sum()).log() - 0.5 * (W * deviation).sum(-1)
     return masked(head_around(center, W, b, ctx.env.dtype), n) | kept
 
 

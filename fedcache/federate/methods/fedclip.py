@@ -12,11 +12,12 @@ text of its own class and to no other's,
 so that rows of one class in a batch are each other's negatives. ``objective=ce`` (ours) is cross-entropy over classes.
 
 The gate, the loss, Adam at 5e-5 and rounds of one epoch are those of the released code (microsoft/PersonalizedFL,
-``fedclip/methods/fed_at_clip.py``). Preset ``official`` has what else it does: equal weights of clients, and Adam with
-beta 0.9 and 0.98, epsilon 1e-6 and weight decay 0.2, fresh in every round; else these are torch's, without decay. The
-commands on its page run 200 rounds, the default here; the program's own default is 300 (``--rounds 300``). It reports
-the round that is best on validation rows, reads features before they are brought to unit length (``feat_post=none``),
-writes class texts as "a picture of a X", and leaves out a batch of one row, whose loss is 0.
+``fedclip/methods/fed_at_clip.py``). Preset ``official`` also has its equal weights of clients and its Adam with beta
+0.9 and 0.98, epsilon 1e-6 and weight decay 0.2, fresh in every round. Without the preset, Adam has torch's constants
+and no decay. The commands on its page run 200 rounds, the default here; the program's own default is 300 (``--rounds
+300``). Its code reports the round that is best on validation rows, reads features before they are brought to unit
+length (``feat_post=none``), writes class texts as "a picture of a X", and leaves out a batch of one row, whose loss is
+0.
 
 Limits: A = B = 0 weighs all numbers alike and is ``clip-zs``, which the first model nearly is.
 """
@@ -25,7 +26,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -54,15 +54,15 @@ from fedcache.federate.methods.common.model import (
     without,
 )
 from fedcache.heads.linear import init_linear
-from fedcache.heads.losses import MASKED, cross_entropy
+from fedcache.heads.losses import cross_entropy, mask_logits
 
 NAMES = ("A.W", "A.b", "B.W", "B.b")
 RELEASED = {"adam_beta1": None, "adam_beta2": 0.98, "adam_eps": 1e-6}
-"""Adam's constants of the released code, where they are not torch's."""
+"""Adam's constants in the released code; None for torch's."""
 
 
 def names(_hp: Hp) -> tuple[str, ...]:
-    """What is trained, sent and averaged."""
+    """Names of the tensors that are trained, sent and averaged."""
     return NAMES
 
 
@@ -75,8 +75,9 @@ def init(ctx: Ctx) -> Tree:
 
 def adapted(p: Tree, x: Tensor) -> Tensor:
     """z [.., N, D], the gated features of unit length, of x [.., N, D]."""
+    hidden = affine(x, p["A.W"], p["A.b"]).tanh()
     # Attention over features: the gate of a row sums to 1.
-    gate = affine(affine(x, p["A.W"], p["A.b"]).tanh(), p["B.W"], p["B.b"]).softmax(-1)
+    gate = affine(hidden, p["B.W"], p["B.b"]).softmax(-1)
     return normalize(gate * x, dim=-1)
 
 
@@ -90,7 +91,7 @@ def pair_contrast(u: Tensor, w: Tensor) -> Tensor:
     real = (w > 0).unsqueeze(-2)
     both = u.new_zeros(w.shape)
     for logits in (u, u.mT):  # images among texts, then texts among images
-        log_p = torch.where(real, logits, logits.new_full((), MASKED)).log_softmax(-1)
+        log_p = mask_logits(logits, real).log_softmax(-1)
         both = both - log_p.diagonal(dim1=-2, dim2=-1)
     return (0.5 * w * both).sum(-1)
 
@@ -104,9 +105,8 @@ def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> Tensor:
     if ctx.hp["objective"] == "ce":
         return cross_entropy(u, y, batch["w"])
     # Column j of the pairs is the column of class y_j.
-    return pair_contrast(
-        u.gather(-1, y.unsqueeze(-2).expand(*u.shape[:-1], y.shape[-1])), batch["w"]
-    )
+    columns = y.unsqueeze(-2).expand(*u.shape[:-1], y.shape[-1])
+    return pair_contrast(u.gather(-1, columns), batch["w"])
 
 
 def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:

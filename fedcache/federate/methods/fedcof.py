@@ -14,15 +14,15 @@ ridge regression whose Gram matrix is estimated, without the scatter between cla
 estimate: ``owners_min`` and ``owners_mean``, over classes, are K_c in the log of the round. With one row per client
 Sig_c is the sample covariance itself.
 
-The paper takes gamma from 0.1 to 1 for unnormalised features. On unit-length features that is tens of variances and the
-method is FedNCM; ``gamma=auto`` follows the variance of the features, or with ``gamma_auto=backbone`` is what the
-released scripts give the backbone: 0.1 to MobileNets, 1.0 to ViTs and SqueezeNets; others get their program's default,
-1.0 (D-86). Of joined features all backbones have to be MobileNets. The gamma that was taken is in the log of the round.
+The paper takes gamma from 0.1 to 1 for unnormalised features. On features of unit length that is tens of times their
+variance, and the method becomes FedNCM. So ``gamma=auto`` follows the variance of the features. With
+``gamma_auto=backbone`` it is the value of the released scripts for the backbone: 0.1 for MobileNets, 1.0 for ViTs and
+SqueezeNets; others get the default of their program, 1.0 (D-86). Features of several backbones get 0.1 only if all are
+MobileNets. The gamma that was taken is in the log of the round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -34,7 +34,7 @@ from fedcache.federate.methods import fedncm
 from fedcache.federate.methods.common import Ctx, Hp, HParam, MethodPage, Tree
 from fedcache.federate.methods.common.model import FEAT_POST
 from fedcache.federate.methods.fedncm import around_mean, send_head
-from fedcache.heads.losses import MASKED
+from fedcache.heads.losses import mask_logits
 from fedcache.heads.ridge import solve
 
 MOBILENET = 0.1
@@ -43,14 +43,14 @@ OTHERS = 1.0
 
 
 def settle(hp: Hp, env: RunConstants) -> Hp:
-    """gamma of the released scripts, where that is requested."""
+    """gamma of the released scripts, if ``gamma_auto=backbone`` asks for it."""
     if hp["gamma"] is not None or hp["gamma_auto"] != "backbone":
         return hp
     names = [name.lower() for name in env.backbones]
-    return {
-        **hp,
-        "gamma": MOBILENET if names and all("mobilenet" in name for name in names) else OTHERS,
-    }
+    gamma = OTHERS
+    if names and all("mobilenet" in name for name in names):
+        gamma = MOBILENET
+    return {**hp, "gamma": gamma}
 
 
 def scatter(sums: Tensor, counts: Tensor) -> Tensor:
@@ -63,28 +63,27 @@ def scatter(sums: Tensor, counts: Tensor) -> Tensor:
     N = counts.sum(0)
     K = (counts > 0).sum(0)
     mean = sums.sum(0) / N.clamp(min=1.0).unsqueeze(-1)
-    # with K_c = 1 the one mean is mu_c: nothing is added
+    # With K_c = 1 the one mean is mu_c, so nothing is added.
     share = (N - 1.0).clamp(min=0.0) / (K - 1.0).clamp(min=1.0)
-    apart = (sums / counts.clamp(min=1.0).unsqueeze(-1) - mean) * (counts * share).sqrt().unsqueeze(
-        -1
-    )
+    weight = (counts * share).sqrt().unsqueeze(-1)
+    deviation = sums / counts.clamp(min=1.0).unsqueeze(-1) - mean
     # The spread of the clients' class means around the mean of the class estimates its covariance.
-    rows = apart.flatten(0, 1)
+    rows = (deviation * weight).flatten(0, 1)
     return rows.mT @ rows
 
 
 def variance(sums: Tensor, counts: Tensor) -> float:
-    """Mean variance of the features: within classes as estimated, plus between them. Their mean adds nothing to it."""
+    """Mean variance of the features around their mean: the estimate within classes, plus that between classes."""
     N = counts.sum(0)
     D = sums.shape[-1]
-    apart = around_mean(sums.sum(0), N)[1]
-    between = (N.unsqueeze(-1) * apart**2).sum()
+    _, deviation = around_mean(sums.sum(0), N)
+    between = (N.unsqueeze(-1) * deviation**2).sum()
     within = scatter(sums, counts).trace()
     return float((within + between) / N.sum()) / D
 
 
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
-    """The ridge head of the estimated Gram matrix, and K_c and gamma, which stay here."""
+    """The ridge head of the estimated Gram matrix, and K_c and gamma, which stay with the server."""
     S = up["sum"].sum(0)
     N = up["count"].sum(0)
     mean = S.sum(0, keepdim=True) / N.sum()
@@ -92,9 +91,10 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     gamma = 1e-2 * variance(up["sum"], up["count"])
     if ctx.hp["gamma"] is not None:
         gamma = float(ctx.number("gamma"))
+    # gamma is added to the covariance of each class, which counts N_c - 1 times.
     times = max(1.0, float((N - 1.0).clamp(min=0.0).sum()))
     W = solve(G, S.mT, times * gamma, switch="gamma", unit=times)
-    b = torch.where(N > 0, torch.zeros_like(N), N.new_full((), MASKED))
+    b = mask_logits(torch.zeros_like(N), N > 0)
     return {
         "W": normalize(W.mT, dim=-1).to(ctx.env.dtype).contiguous(),
         "b": b.to(ctx.env.dtype),
@@ -103,10 +103,8 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     }
 
 
-def estimate(
-    server: Tree, _states: Mapping[int, Tree], _labels: Mapping[int, Tensor], _ctx: Ctx
-) -> dict[str, float]:
-    """gamma, and K_c, smallest and mean over the classes that somebody has."""
+def estimate(server: Tree, *_: object) -> dict[str, float]:
+    """gamma, and the smallest and the mean K_c of the classes that a client has."""
     known = server["owners"][server["owners"] > 0].double()
     return {
         "gamma": float(server["gamma"]),

@@ -9,8 +9,9 @@ of the round's rows and d_k the distance between its class shares and even ones,
 As released (MediaBrain-SJTU/FedDisco, ``disco.py``) d_k is KL(shares || even) divided by its sum over the round's
 clients, and a = 0.5 and b = 0.1 belong to that. ``metric=l2`` is the Euclidean distance as it is, which the released
 code offers too: it is near 1 for a client of one class, so the same a and b give most of such clients weight 0.
-A run warns of a round in which a client has weight 0. Where all have, all weigh n_k. d_k tells the server how uneven
-a client's classes are, one number, and travels with n_k in every round. The server holds the round's models at once.
+A run warns of a round in which a client has weight 0. If all clients have weight 0, they are weighted by n_k. d_k, one
+number that shows the server how uneven a client's classes are, travels with n_k in every round. The server holds all
+models of a round at once.
 
 Released FedPCL code has no FedDisco; preset ``official`` is its setting of the other baselines (D-09, D-13).
 Limits: a = 0 with b = 0 is ``fedavg`` (to rounding); a = 0 with b -> infinity weighs all alike.
@@ -25,7 +26,16 @@ from torch import Tensor
 
 from fedcache.federate.engine.method import Uploads, UploadTensor
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, MethodPage, Tree, model
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    Hp,
+    HParam,
+    MethodPage,
+    Tree,
+    model,
+    over,
+)
 from fedcache.federate.methods.common.model import (
     FEAT_POST,
     MODEL,
@@ -45,7 +55,8 @@ def discrepancy(shares: Tensor, metric: str) -> Tensor:
     """Distance of class shares [.., C] from even ones, of one client: |shares - 1/C| or KL(shares || 1/C)."""
     C = shares.shape[-1]
     if metric == "l2":
-        return torch.sqrt(((shares - 1.0 / C) ** 2).sum(-1))
+        square = ((shares - 1.0 / C) ** 2).sum(-1)
+        return torch.sqrt(square)
     return torch.xlogy(shares, shares * C).sum(-1)
 
 
@@ -55,13 +66,14 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     lead = (*ctx.lead, 1)
     count = class_rows(data, ctx)
     n = count.sum(-1, keepdim=True)
-    gap = discrepancy(count / n.clamp(min=1.0), str(ctx.hp["metric"])).unsqueeze(-1)
+    shares = count / n.clamp(min=1.0)
+    gap = discrepancy(shares, str(ctx.hp["metric"])).unsqueeze(-1)
     return kept, {**up, ROWS: n.expand(lead), GAP: gap.expand(lead)}
 
 
 def uploads(server: Tree, ctx: Ctx) -> Uploads:
     """The model, n_k and d_k."""
-    sent = {n: UploadTensor.like(server[n]) for n in fedavg.sent_names(ctx.hp)}
+    sent = {name: UploadTensor.like(server[name]) for name in fedavg.sent_names(ctx.hp)}
     facts = {
         ROWS: UploadTensor((1,), torch.float64, counts_rows=True),
         GAP: UploadTensor((1,), torch.float64),
@@ -70,14 +82,15 @@ def uploads(server: Tree, ctx: Ctx) -> Uploads:
 
 
 def over_clients(gap: Tensor, metric: str) -> Tensor:
-    """d_k of a round from the distances [S, ..] of its clients: of ``kl`` their shares of the sum, of ``l2`` as is."""
+    """d_k of a round from the distances [S, ..] of its clients: ``kl`` divides by their sum, ``l2`` keeps them."""
     if metric == "l2":
         return gap
     total = gap.sum(0, keepdim=True)
-    return torch.where(total > 0, gap / torch.where(total > 0, total, 1.0), 0.0)
+    divisor = torch.where(total > 0, total, 1.0)
+    return torch.where(total > 0, gap / divisor, 0.0)
 
 
-def unlimited(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
+def raw_weights(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
     """The clients' shares of the round's rows, and n_k - a d_k + b with them; [S, .., 1] each."""
     share = up[ROWS] / up[ROWS].sum(0, keepdim=True)
     gap = over_clients(up[GAP], str(ctx.hp["metric"]))
@@ -86,18 +99,19 @@ def unlimited(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
 
 def weights(up: Tree, ctx: Ctx) -> Tensor:
     """p_k [S, ..] of the uploads of a round."""
-    share, limited = unlimited(up, ctx)
-    # A client may not count negatively; where all would, they are averaged by their rows.
-    raw = torch.relu(limited)
-    total = raw.sum(0, keepdim=True)
-    return torch.where(total > 0, raw / torch.where(total > 0, total, 1.0), share).squeeze(-1)
+    share, raw = raw_weights(up, ctx)
+    # No client may have a negative weight. If all weights are 0, clients are averaged by their rows.
+    positive = torch.relu(raw)
+    total = positive.sum(0, keepdim=True)
+    divisor = torch.where(total > 0, total, 1.0)
+    return torch.where(total > 0, positive / divisor, share).squeeze(-1)
 
 
 def notice(up: Tree, ctx: Ctx) -> str:
-    """A sentence about clients that count for nothing in this round; empty where there are none."""
-    _, limited = unlimited(up, ctx)
-    clients = len(limited)
-    zero = int((limited <= 0).sum())
+    """A sentence about the clients that have weight 0 in this round; empty if there are none."""
+    _, raw = raw_weights(up, ctx)
+    clients = len(raw)
+    zero = int((raw <= 0).sum())
     if zero == 0:
         return ""
     if zero == clients:
@@ -112,10 +126,10 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """The models' average by p_k, summed in float64."""
     p = weights(up, ctx)
     out = dict(server)
-    for n, stack in up.items():
-        if n not in (ROWS, GAP):
-            share = p.reshape(p.shape + (1,) * (stack.dim() - p.dim()))
-            out[n] = (share * stack.double()).sum(0).to(stack.dtype)
+    for name, stack in up.items():
+        if name not in (ROWS, GAP):
+            weighted = over(p, stack) * stack.double()
+            out[name] = weighted.sum(0).to(stack.dtype)
     return out
 
 

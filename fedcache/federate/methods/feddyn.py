@@ -1,4 +1,4 @@
-"""FedDyn: each client's loss is changed round by round so that its minimum comes to lie where that of all clients does.
+"""FedDyn: each client's loss is changed in every round so that its minimum moves to the minimum of all clients' loss.
 
 Each client adds two terms to its loss: a linear one, which it updates every round, and a penalty on the distance from
 the global model. These terms make the clients' minima agree with the global minimum. The server corrects the average by
@@ -35,9 +35,18 @@ import torch
 from torch import Tensor
 
 from fedcache.federate.engine.context import dot, is_zero, over
-from fedcache.federate.engine.local_training import ClosedForm, grads, train
+from fedcache.federate.engine.local_training import ClosedForm, Loss, grads, train
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common import ClientData, Ctx, HParam, MethodPage, Tree, model
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    Hp,
+    HParam,
+    MethodPage,
+    Tree,
+    model,
+    select,
+)
 from fedcache.federate.methods.common.model import (
     FEAT_POST,
     MODEL,
@@ -50,19 +59,19 @@ from fedcache.federate.methods.fedavgm import broadcast
 from fedcache.federate.methods.fedprox import proximal
 
 ROUNDING = 1e-6
-"""What torch adds to a norm before it divides by it."""
+"""The number that torch adds to a norm before it divides by it."""
 
 
 def init(ctx: Ctx) -> Tree:
     """Initial weights, and h = 0."""
     p = model.init(ctx)
-    return {**p, **{f"h/{n}": torch.zeros_like(p[n]) for n in model.trained(ctx.hp)}}
+    return {**p, **model.zeros_for(p, "h/", ctx)}
 
 
 def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
-    """g_i = 0, and what stays of BatchNorm."""
-    kept = {k: down[k] for k in fedavg.own_statistics(ctx.hp)}
-    return {**kept, **{f"g/{n}": torch.zeros_like(down[n]) for n in model.trained(ctx.hp)}}
+    """g_i = 0, and the BatchNorm statistics that stay with the client."""
+    kept = select(down, fedavg.own_statistics(ctx.hp))
+    return {**kept, **model.zeros_for(down, "g/", ctx)}
 
 
 def alpha_of(data: ClientData, ctx: Ctx) -> float | Tensor:
@@ -80,8 +89,8 @@ def alpha_of(data: ClientData, ctx: Ctx) -> float | Tensor:
 def linear_loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     """Cross-entropy - <g_i, u>."""
     value, updates = model.ce_loss(p, batch, down, ctx)
-    for n in model.trained(ctx.hp):
-        value = value - dot(p[f"g/{n}"], p[n], ctx)
+    for name in model.trained(ctx.hp):
+        value = value - dot(p[f"g/{name}"], p[name], ctx)
     return value, updates
 
 
@@ -92,45 +101,56 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
 
 
 def clipped_gradients(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> list[Tensor]:
-    """The gradients of ``loss``, of which the part that is not alpha u is cut to a norm of ``clip``, as released."""
+    """The gradients of ``loss``. As released, the part without alpha u is cut to a norm of ``clip``."""
     names = model.trained(ctx.hp)
     g, updates = grads(linear_loss, names, p, batch, down, ctx)
     for name, t in updates.items():
         p[name].copy_(t)
-    parts = {n: gn - over(p["alpha"], p[n]) * down[n] for n, gn in zip(names, g, strict=True)}
-    norm = sum(
-        (dot(part, part, ctx) for part in parts.values()), torch.zeros_like(p["alpha"])
-    ).sqrt()
-    cut = (ctx.number("clip") / (norm + ROUNDING)).clamp(max=1.0)
+    parts = {}
+    for name, gradient in zip(names, g, strict=True):
+        parts[name] = gradient - over(p["alpha"], p[name]) * down[name]
+    square = torch.zeros_like(p["alpha"])
+    for part in parts.values():
+        square = square + dot(part, part, ctx)
+    cut = (ctx.number("clip") / (square.sqrt() + ROUNDING)).clamp(max=1.0)
     return [over(cut, part) * part + over(p["alpha"], p[n]) * p[n] for n, part in parts.items()]
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs of that loss, then g_i by how far they went."""
-    known = {**down, **state}
-    moved = model.trained(ctx.hp)
-    p = {k: known[k] for k in (*model.names(ctx.hp), *(f"g/{n}" for n in moved))}
-    alpha = torch.as_tensor(alpha_of(data, ctx), dtype=ctx.env.dtype, device=ctx.env.device).expand(
-        ctx.lead
-    )
+    trained = model.trained(ctx.hp)
+    linear_terms = [f"g/{name}" for name in trained]
+    p = select({**down, **state}, (*model.names(ctx.hp), *linear_terms))
+    alpha = torch.as_tensor(alpha_of(data, ctx), dtype=ctx.env.dtype, device=ctx.env.device)
+    alpha = alpha.expand(ctx.lead)
     p["alpha"] = alpha
-    how = loss if is_zero(ctx.number("clip")) else ClosedForm(clipped_gradients)
-    p = train(p, moved, ctx.count("epochs"), how, down, data, ctx)
-    kept = {k: p[k] for k in fedavg.own_statistics(ctx.hp)}
-    for n in moved:
-        kept[f"g/{n}"] = state[f"g/{n}"] - over(alpha, p[n]) * (p[n] - down[n])
-    return kept, {k: p[k] for k in fedavg.sent_names(ctx.hp)}
+    how: Loss | ClosedForm = loss
+    if not is_zero(ctx.number("clip")):
+        how = ClosedForm(clipped_gradients)
+    p = train(p, trained, ctx.count("epochs"), how, down, data, ctx)
+    kept = select(p, fedavg.own_statistics(ctx.hp))
+    for name in trained:
+        kept[f"g/{name}"] = state[f"g/{name}"] - over(alpha, p[name]) * (p[name] - down[name])
+    return kept, select(p, fedavg.sent_names(ctx.hp))
 
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """h by the share of the clients that took part, then w; BatchNorm's statistics are averaged."""
     share = len(ctx.ids) / ctx.env.clients
     out = {**server, **up}
-    for n in model.trained(ctx.hp):
-        alpha = over(ctx.number("alpha"), up[n])
-        out[f"h/{n}"] = h = server[f"h/{n}"] - share * alpha * (up[n] - server[n])
-        out[n] = up[n] - h / alpha
+    for name in model.trained(ctx.hp):
+        alpha = over(ctx.number("alpha"), up[name])
+        h = server[f"h/{name}"] - share * alpha * (up[name] - server[name])
+        out[f"h/{name}"] = h
+        out[name] = up[name] - h / alpha
     return out
+
+
+def needs(hp: Hp) -> frozenset[str]:
+    """Labels, and the mean number of rows if alpha depends on it."""
+    if hp["alpha_by"] == "rows":
+        return frozenset({"labels", "row counts"})
+    return frozenset({"labels"})
 
 
 METHOD = replace(
@@ -169,9 +189,7 @@ METHOD = replace(
     pool=lambda _hp: {"": "uniform"},
     broadcast=broadcast,
     aggregate=aggregate,
-    needs_for=lambda hp: frozenset(
-        {"labels", *(["row counts"] if hp["alpha_by"] == "rows" else [])}
-    ),
+    needs_for=needs,
     uneven_rows="clients are averaged with equal weights",
     page=MethodPage(
         family="Many rounds, one model",

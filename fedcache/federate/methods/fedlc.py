@@ -6,11 +6,11 @@ classes. Rare classes must therefore win by a larger margin in training.
 Zhang et al., "Federated learning with label distribution skew via logits calibration", ICML 2022. With n_c rows of
 class c at the client, its loss is the cross-entropy of
     u_c - tau n_c^(-1/4)
-in place of the logits u_c, so that rare classes must win by a larger margin. The formula is silent on classes of which
-the client has no row; they count as ``absent`` rows. At 1e-8, as in public code, a margin of 100 tau takes such a class
-out of the sum and no row pushes it down: on frozen features and clients of few classes that is far below FedAvg, so the
-default is 1. The global model is used with its own logits. All else is FedAvg; counts stay with the client. The paper
-tunes tau; 1 is ours.
+in place of the logits u_c, so that rare classes must win by a larger margin. The formula does not cover classes without
+any row at the client. They count as ``absent`` rows. Public code has 1e-8: the margin of 100 tau takes such a class out
+of the sum, so no row pushes it down. On frozen features and clients of few classes the result is far below FedAvg, so
+the default is 1. The global model is used with its own logits. All else is FedAvg; counts stay with the client. The
+paper tunes tau; 1 is ours.
 
 Interpretation: the paper prints the sum of the loss over all classes but the row's own, c != y. That loss has no
 minimum, because it falls without end as u_y grows; an implementer reports that training collapses
@@ -41,6 +41,7 @@ from fedcache.federate.methods.common import (
     is_zero,
     model,
     over,
+    select,
 )
 from fedcache.federate.methods.common.model import (
     AGG,
@@ -68,22 +69,24 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
         return cross_entropy(calibrated, batch["y"], batch["w"]), updates
     own = batch["y"].expand(calibrated.shape[:-1]).unsqueeze(-1)
     others = calibrated.scatter(-1, own, MASKED).logsumexp(-1)
-    return (batch["w"] * (others - calibrated.gather(-1, own).squeeze(-1))).sum(-1), updates
+    value = others - calibrated.gather(-1, own).squeeze(-1)
+    return (batch["w"] * value).sum(-1), updates
 
 
 def calibration(count: Tensor, absent: float | Tensor) -> Tensor:
-    """n^(-1/4) of rows by class [.., C], in which no row counts as ``absent`` rows."""
+    """n^(-1/4) for the rows of each class [.., C]; a class without rows counts as ``absent`` rows."""
     floor = over(absent, count) * torch.ones_like(count)
     return torch.where(count > 0, count, floor).pow(-0.25)
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs of that loss."""
-    known = {**down, **state}
-    p = {k: known[k] for k in (*model.names(ctx.hp), *(n for n in state if n.startswith("opt/")))}
-    p["margin"] = calibration(class_rows(data, ctx), ctx.number("absent")).to(ctx.env.dtype)
+    optimiser = [n for n in state if n.startswith("opt/")]
+    p = select({**down, **state}, (*model.names(ctx.hp), *optimiser))
+    margin = calibration(class_rows(data, ctx), ctx.number("absent"))
+    p["margin"] = margin.to(ctx.env.dtype)
     p = train(p, model.trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
-    return {k: p[k] for k in state}, {k: p[k] for k in fedavg.sent_names(ctx.hp)}
+    return select(p, state), select(p, fedavg.sent_names(ctx.hp))
 
 
 METHOD = replace(
@@ -100,7 +103,7 @@ METHOD = replace(
             "absent",
             1.0,
             "float",
-            "rows that a class counts as of which a client has none",
+            "number of rows that a class counts as if the client has no row of it",
             low=1e-12,
         ),
         HParam(

@@ -33,26 +33,26 @@ from fedcache.federate.methods.common import (
 )
 from fedcache.federate.methods.common.model import FEAT_POST
 from fedcache.heads.linear import head_around
-from fedcache.heads.losses import MASKED
+from fedcache.heads.losses import mask_logits
 
 BLOCK_BYTES = 16 << 20
-"""Of a block of rows in float64: what is made of them on the way stays small, however many a client has."""
+"""Bytes of a block of rows in float64. Intermediate results stay small even if a client has many rows."""
 
 GPU_BLOCK_BYTES = 256 << 20
-"""The same on a GPU, which such a block is too small for."""
+"""The same on a GPU, for which ``BLOCK_BYTES`` is too small."""
 
 FEW_ROWS = 1024
-"""Rows from which on they are added to their class one by one: a product with 0 and 1 costs as many as C of them."""
+"""Above this number, rows are added to their class one by one. A product with a 0/1 matrix costs C times as much."""
 
 
 def add_up(data: ClientData, ctx: Ctx, width: int, sums: Callable[[ClientData], Tree]) -> Tree:
-    """What ``sums`` gives for blocks of a client's rows, added up.
+    """The sums over all rows of a client, computed block by block.
 
     Args:
         data: rows.
         ctx: of the run, which may be stopped between blocks.
-        width: numbers of a row that are worked on.
-        sums: of a block -> float64 tensors of its own, [.., ...].
+        width: length of the rows that ``sums`` computes with.
+        sums: the sums of a block, as float64 tensors [.., ...] that may be changed in place.
     """
     total: Tree = {}
     size = GPU_BLOCK_BYTES
@@ -71,7 +71,8 @@ def class_rows(data: ClientData, ctx: Ctx) -> Tensor:
     """Rows of each class that the clients have, float64 [*lead, C]."""
     y = data.labels(data.positions())
     mask = data.mask().double()
-    return mask.new_zeros(*mask.shape[:-1], ctx.env.classes).scatter_add_(-1, y, mask)
+    count = mask.new_zeros(*mask.shape[:-1], ctx.env.classes)
+    return count.scatter_add_(-1, y, mask)
 
 
 def class_sums(z: Tensor, data: ClientData, classes: int, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,7 +85,7 @@ def class_sums(z: Tensor, data: ClientData, classes: int, weight: Tensor) -> tup
         weight: [.., R] weight of each row; 0 on padding.
     """
     y = data.labels(data.positions())
-    # Many rows of one client: adding each to its class costs less than a product with 0 and 1.
+    # Many rows of one client: adding each to its class costs less than a product with a 0/1 matrix.
     if z.dim() == 2 and len(z) > FEW_ROWS and z.device.type == "cpu":
         rows = z
         if not bool((weight == 1.0).all()):
@@ -126,13 +127,14 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
             "b": torch.zeros_like(count).to(ctx.env.dtype),
         }
     else:
-        center, apart = around_mean(up["sum"], count)
-        made = head_around(center, apart, -0.5 * (apart**2).sum(-1), ctx.env.dtype)
+        center, deviation = around_mean(up["sum"], count)
+        b = -0.5 * (deviation**2).sum(-1)
+        made = head_around(center, deviation, b, ctx.env.dtype)
     return masked(made, count)
 
 
 def around_mean(sums: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean of all rows [D], and class means [C, D] without it; zero for a class that no client has.
+    """Mean of all rows [D], and the differences [C, D] of the class means from it; zero for a class without rows.
 
     Args:
         sums: [C, D] of the rows of each class.
@@ -140,18 +142,17 @@ def around_mean(sums: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     """
     center = sums.sum(0) / count.sum()
     mean = sums / count.clamp(min=1.0).unsqueeze(-1)
-    apart = torch.where(count.unsqueeze(-1) > 0, mean - center, 0.0)
-    return center, apart
+    deviation = torch.where(count.unsqueeze(-1) > 0, mean - center, 0.0)
+    return center, deviation
 
 
 def masked(head: Tree, count: Tensor) -> Tree:
     """A linear head that never predicts a class that no client has; ``count`` [C] rows of each class."""
-    b = head["b"]
-    return {**head, "b": torch.where(count > 0, b, b.new_full((), MASKED))}
+    return {**head, "b": mask_logits(head["b"], count > 0)}
 
 
 def send_head(server: Tree, _ctx: Ctx) -> Tree:
-    """The linear head, without what else the server keeps."""
+    """The linear head, without the other tensors that the server keeps."""
     return {k: server[k] for k in ("W", "b") if k in server}
 
 

@@ -29,7 +29,16 @@ from fedcache.federate.engine.context import over
 from fedcache.federate.engine.local_training import batch_sizes, train
 from fedcache.federate.engine.method import Uploads, UploadTensor
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, MethodPage, Tree, model
+from fedcache.federate.methods.common import (
+    ClientData,
+    Ctx,
+    Hp,
+    HParam,
+    MethodPage,
+    Tree,
+    model,
+    select,
+)
 from fedcache.federate.methods.common.model import (
     AGG,
     FEAT_POST,
@@ -52,9 +61,8 @@ SGD = (
 def length(data: ClientData, ctx: Ctx) -> Tensor:
     """a_i of every client, [*lead, 1], with axes of 1 where clients agree."""
     steps = [ctx.count("epochs") * len(batch_sizes(n, ctx.hp)) for n in data.n]
-    tau = torch.tensor(steps, dtype=torch.float64, device=ctx.env.device).reshape(
-        data.rows.shape[:-1]
-    )
+    tau = torch.tensor(steps, dtype=torch.float64, device=ctx.env.device)
+    tau = tau.reshape(data.rows.shape[:-1])
     rho = ctx.number("momentum")
     a = (tau - rho * (1.0 - rho**tau) / (1.0 - rho)) / (1.0 - rho)
     return a.to(ctx.env.dtype).unsqueeze(-1)
@@ -62,43 +70,36 @@ def length(data: ClientData, ctx: Ctx) -> Tensor:
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs, then their mean step and its length."""
-    known = {**down, **state}
-    moved = model.trained(ctx.hp)
-    p = train(
-        {k: known[k] for k in model.names(ctx.hp)},
-        moved,
-        ctx.count("epochs"),
-        model.ce_loss,
-        down,
-        data,
-        ctx,
-    )
+    trained = model.trained(ctx.hp)
+    p = select({**down, **state}, model.names(ctx.hp))
+    p = train(p, trained, ctx.count("epochs"), model.ce_loss, down, data, ctx)
     a = length(data, ctx)
-    up = {k: p[k] for k in fedavg.sent_names(ctx.hp) if k not in moved}
-    for n in moved:
-        # a_i is 0 or at least 1
-        up[n] = (down[n] - p[n]) / torch.as_tensor(over(a.squeeze(-1), p[n])).clamp(min=1.0)
-    return {k: p[k] for k in state}, {
-        **up,
-        LENGTH: a.expand(*p[moved[0]].shape[: len(ctx.lead)], 1),
-    }
+    up = {k: p[k] for k in fedavg.sent_names(ctx.hp) if k not in trained}
+    for name in trained:
+        # a_i is 0 or at least 1, so the minimum only avoids a division by 0.
+        divisor = torch.as_tensor(over(a.squeeze(-1), p[name]))
+        up[name] = (down[name] - p[name]) / divisor.clamp(min=1.0)
+    up[LENGTH] = a.expand(*p[trained[0]].shape[: len(ctx.lead)], 1)
+    return select(p, state), up
 
 
 def uploads(server: Tree, ctx: Ctx) -> Uploads:
     """A step for every trained tensor, BatchNorm's statistics, and a_i."""
-    moved = model.trained(ctx.hp)
+    trained = model.trained(ctx.hp)
     sent = {
-        n: replace(UploadTensor.like(server[n]), is_step=n in moved)
-        for n in fedavg.sent_names(ctx.hp)
+        name: replace(UploadTensor.like(server[name]), is_step=name in trained)
+        for name in fedavg.sent_names(ctx.hp)
     }
     return {**sent, LENGTH: UploadTensor((1,), ctx.env.dtype)}
 
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
-    """w by the mean step, as long as the mean length."""
-    out = {**server, **{k: t for k, t in up.items() if k != LENGTH}}
-    for n in model.trained(ctx.hp):
-        out[n] = server[n] - over(up[LENGTH].squeeze(-1), up[n]) * up[n]
+    """w after the mean step, times the mean length."""
+    tensors = {k: t for k, t in up.items() if k != LENGTH}
+    out = {**server, **tensors}
+    for name in model.trained(ctx.hp):
+        mean_length = over(up[LENGTH].squeeze(-1), up[name])
+        out[name] = server[name] - mean_length * up[name]
     return out
 
 
@@ -120,7 +121,7 @@ METHOD = replace(
         HParam("lr", 0.03, "float", "learning rate", low=0.0, official=0.3),
     ),
     executions=("sequential", "batched"),
-    enter=lambda down, _data, ctx: {k: down[k] for k in fedavg.own_statistics(ctx.hp)},
+    enter=lambda down, _data, ctx: select(down, fedavg.own_statistics(ctx.hp)),
     fit=fit,
     uploads=uploads,
     aggregate=aggregate,

@@ -1,4 +1,4 @@
-"""FedNTD: local training that does not forget what the broadcast model knows of the classes a row is not of.
+"""FedNTD: local training that keeps what the received model knows about the classes that a row does not belong to.
 
 Clients train as in FedAvg with a second loss. It keeps the client's predictions for all wrong classes of a row close to
 those of the received model. This protects what the received model knows about classes that the client does not have.
@@ -9,10 +9,10 @@ baseline of FST-CBDG [E]. With the logits l of the client's model and g of the b
 
 Defaults are [E]'s setting: a linear head from text features, SGD 0.01 with momentum 0.9 and decay 1e-5, one epoch, ten
 rounds of 10 of 100 clients, and tau = beta = 1 of the released configuration. Released code also multiplies the
-learning rate by 0.99 every round, of which [E] says nothing: ``lr_decay``. On unit features without a scale, logits
-span less than 2 and the divergence is next to nothing, so that FedNTD is FedAvg: ``logit_scale`` multiplies l and g
-alike (D-83). With ``bn`` the broadcast model normalises
-with the statistics of the batch, as the client's does, so the two agree at the first step.
+learning rate by 0.99 every round (``lr_decay``); [E] does not mention it. On unit features without a scale, logits span
+less than 2 and the divergence is nearly zero, so FedNTD is nearly FedAvg. ``logit_scale`` multiplies both l and g
+(D-83). With ``bn`` the broadcast model normalises with the statistics of the batch, as the client's does, so the two
+agree at the first step.
 
 The head has no layer to normalise; ``head=mlp`` is a projection of unit length, without BatchNorm unless ``bn``.
 
@@ -72,7 +72,8 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs, with the learning rate of this round."""
     lr = ctx.number("lr") * ctx.number("lr_decay") ** ctx.round
-    return _local(down, state, data, replace(ctx, hp={**ctx.hp, "lr": lr}))
+    now = replace(ctx, hp={**ctx.hp, "lr": lr})
+    return _local(down, state, data, now)
 
 
 _local = local(loss, model.names, model.trained, fedavg.sent_names)

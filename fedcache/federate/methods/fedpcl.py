@@ -12,8 +12,9 @@ s_c = z.C^(c) / tau and A(y) the available classes except y:
     L_g = -s_y + logsumexp_{c in A(y)} s_c with Cbar                                    (eq 8)
     L_p = (1/m) sum_p [the same with C_p]                                               (eq 9)
     L = L_g + L_p                                                                       (eq 10, mean over the batch)
-Followed: the equations, as means; eq 6 without the 1/|O_j| that only shrinks norms (D-06; ``proto_agg=eq6``); table 7's
-FC, ReLU and BatchNorm, and then unit length, as a denominator without the positive needs it (D-02, D-03).
+fedcache follows the equations, as means; eq 6 is without the 1/|O_j|, which only shrinks norms (D-06;
+``proto_agg=eq6``). The layers are table 7's FC, ReLU and BatchNorm. Projections then get unit length, which a
+denominator without the positive needs (D-02, D-03).
 Released code (``preset=official``): no BatchNorm (D-02), no L_g, L_p summed over clients (D-05), prototypes as anchors
 and the 2B embeddings of two views as candidates (D-04, D-08), plain means (D-06), dropped last batches (D-09), a first
 round of decay alone (D-10), own initial weights (D-11), mse (D-12).
@@ -21,8 +22,8 @@ Stale sets of clients that were not sampled are kept. With one available class t
 Images: the released DomainNet code draws two views of every row by flips and rotations, and its prototype pass reads
 them too (D-08): extract with ``--views 9 --augment domainnet``, train with ``train_view=aug proto_view=aug``. On the
 other data sets its two views are equal. A stored view is drawn for every row in every epoch; tests are plain.
-For the local losses of A's table 5 see ``supcon``. A searches on a fifth of the training rows and trains what it chose
-again on all of them (A.1.4): ``fedcache grid --method fedpcl --sweep tau=0.05,0.1 --validation 0.2 --retrain``.
+For the local losses of A's table 5 see ``supcon``. A selects hyperparameters on a fifth of the training rows and then
+trains again on all of them (A.1.4): ``fedcache grid --method fedpcl --sweep tau=0.05,0.1 --validation 0.2 --retrain``.
 
 Noise (section 5) on what leaves a client or on what it trains on: xt = (1 - p) x + e, elementwise; s = .05 for
 prototypes, .2 for images. The same s is not the same power: Laplace noise of scale s has variance 2 s^2, Gaussian noise
@@ -52,6 +53,7 @@ from fedcache.federate.methods.common import (
     MethodPage,
     Tree,
     prototypes,
+    select,
 )
 from fedcache.federate.methods.common.model import (
     FEAT_POST,
@@ -95,7 +97,7 @@ def init(ctx: Ctx) -> Tree:
 
 
 def broadcast(server: Tree, ctx: Ctx) -> Tree:
-    """Cbar [C, P] and the padded sets [m, C, P], with masks of what is available [C] and in each set [m, C]."""
+    """Cbar [C, P] and the padded sets [m, C, P], and which classes they have: ``has`` [C] and ``in`` [m, C]."""
     sets = server["sets"]
     own = server["counts"] > 0
     bar, has = merge(sets, server["counts"], str(ctx.hp["proto_agg"]))
@@ -117,10 +119,21 @@ def candidates(down: Tree, hp: Hp) -> Tree:
     """Every set of prototypes in the loss, [.., S, C, P], its mask [.., S, C] and its weight [.., S]."""
     m = down["sets"].shape[-3]
     lead = down["bar"].shape[:-2]
-    each = down["bar"].new_full((*lead, m), 1.0 / m if hp["lp_reduce"] == "mean" else 1.0)
-    g = down["bar"].unsqueeze(-3), down["has"].unsqueeze(-2), torch.ones_like(each[..., :1])
-    terms = {"g": g, "p": (down["sets"], down["in"], each)}
-    sets, inside, weight = zip(*(terms[name] for name in str(hp["terms"]).split("+")), strict=True)
+    terms = str(hp["terms"])  # g, p or g+p
+    sets = []
+    inside = []
+    weight = []
+    if "g" in terms:
+        sets.append(down["bar"].unsqueeze(-3))
+        inside.append(down["has"].unsqueeze(-2))
+        weight.append(down["bar"].new_ones(*lead, 1))
+    if "p" in terms:
+        share = 1.0
+        if hp["lp_reduce"] == "mean":
+            share = 1.0 / m
+        sets.append(down["sets"])
+        inside.append(down["in"])
+        weight.append(down["bar"].new_full((*lead, m), share))
     return {
         "sets": torch.cat(sets, -3),
         "in": torch.cat(inside, -2),
@@ -134,9 +147,8 @@ def loss(p: Tree, batch: Tree, known: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     u = dots(z, known["sets"])
     u = u / over(ctx.number("tau"), u)
     anchored = ctx.hp["objective"] == "proto_anchor"
-    value = set_contrast(
-        u, y, w, known["in"], anchored=anchored, include=ctx.hp["denominator"] == "include"
-    )
+    include = ctx.hp["denominator"] == "include"
+    value = set_contrast(u, y, w, known["in"], anchored=anchored, include=include)
     return (known["weight"] * value).sum(-1), updates
 
 
@@ -163,10 +175,10 @@ def noisy(
     """Batches of an epoch with noise on their features: one draw for each row, the same in both views of it."""
     noise = draw(data.n, ctx.env.width, ctx, epoch)
     for k, batch in batches:
-        e = narrow_clients(noise, k, ctx).gather(
-            -2, batch["i"].unsqueeze(-1).expand(batch["x"].shape)
-        )
-        yield k, batch | {v: perturb(batch[v], e, ctx) for v in ("x", "x2") if v in batch}
+        rows = batch["i"].unsqueeze(-1).expand(batch["x"].shape)
+        e = narrow_clients(noise, k, ctx).gather(-2, rows)
+        perturbed = {v: perturb(batch[v], e, ctx) for v in ("x", "x2") if v in batch}
+        yield k, {**batch, **perturbed}
 
 
 def noisy_prototypes(proto: Tensor, count: Tensor, ctx: Ctx) -> Tensor:
@@ -196,42 +208,38 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
         up["proto"] = noisy_prototypes(kept["proto"], kept["count"], ctx)
         if ctx.hp["noise_local_infer"]:
             kept = up
-    return {k: kept[k] if k in kept else p[k] for k in state}, up
+    return select({**p, **kept}, state), up
 
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
-    """Store the sets that came; those of absent clients stay."""
+    """Store the uploaded sets; those of absent clients stay."""
     ids = torch.tensor(ctx.ids, device=ctx.env.device)
     sets = server["sets"].index_copy(-3, ids, up["proto"])
-    return {"sets": sets, "counts": server["counts"].index_copy(-2, ids, up["count"])}
+    counts = server["counts"].index_copy(-2, ids, up["count"])
+    return {"sets": sets, "counts": counts}
 
 
 def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Similarity [.., N, C] to the client's own prototypes; the global ones for a client that has none yet."""
     z = prototypes.project(down, state, x, ctx)
-    own = state["count"] > 0
     rule = ctx.hp["infer_proto"]
-    mine = own & (rule != "global")
-    if rule == "local":
-        own = own | ~own.any(-1, keepdim=True) & down["has"]
+    # The classes that the client's own prototypes are used for, and all classes that have a prototype.
+    own = state["count"] > 0
+    has = own | down["has"]
     if rule == "global":
+        own = torch.zeros_like(own)
         has = down["has"]
-    else:
-        if rule == "local":
-            has = own
-        else:
-            has = own | down["has"]
-    return scores(
-        z,
-        torch.where(mine.unsqueeze(-1), state["proto"], down["bar"]),
-        has,
-        str(ctx.hp["infer_score"]),
-    )
+    elif rule == "local":
+        untrained = ~own.any(-1, keepdim=True)
+        has = own | untrained & down["has"]
+    proto = torch.where(own.unsqueeze(-1), state["proto"], down["bar"])
+    return scores(z, proto, has, str(ctx.hp["infer_score"]))
 
 
 def caution(hp: Hp) -> tuple[str, ...]:
-    """A rule that hardly differs from another: what fills in has another length than what a client has (D-12)."""
-    if hp["infer_proto"] != "local_padded" or hp["infer_score"] != "dot" or hp["proto_norm"]:
+    """A warning of a rule that hardly differs from another, because prototypes differ in length (D-12)."""
+    by_dots = hp["infer_score"] == "dot" and not hp["proto_norm"]
+    if hp["infer_proto"] != "local_padded" or not by_dots:
         return ()
     return (
         "infer_proto=local_padded with infer_score=dot predicts nearly the same as local. The global prototypes of "
@@ -241,12 +249,13 @@ def caution(hp: Hp) -> tuple[str, ...]:
 
 
 def received(down: Tree, _ctx: Ctx) -> int:
-    """Prototypes that exist: Cbar and the m sets; classes that no client has are not sent."""
-    return int(down["has"].sum() + down["in"].sum()) * down["bar"].shape[-1]
+    """Numbers of the prototypes that exist in Cbar and the m sets; classes that no client has are not sent."""
+    count = int(down["has"].sum() + down["in"].sum())
+    return count * down["bar"].shape[-1]
 
 
 def fidelity(hp: Hp, views: int) -> str:
-    """Noise on features stands in for noise on images; stored views stand in for live augmentation."""
+    """Noise on features approximates noise on images; stored views replace live augmentation."""
     if hp["noise_on"] == "features":
         return "approx"
     return prototypes.cached_views(hp, views)

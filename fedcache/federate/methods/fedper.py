@@ -16,7 +16,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedcache.federate.engine.local_training import keep_optimiser, local
-from fedcache.federate.engine.method import server_tensors
 from fedcache.federate.methods import fedrep
 from fedcache.federate.methods.common import ClientData, Ctx, MethodPage, Tree, model
 from fedcache.federate.methods.common.model import (
@@ -34,7 +33,7 @@ from fedcache.federate.methods.common.model import (
 
 
 def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
-    """The client's own Q, its optimiser where it is kept, and what stays of BatchNorm."""
+    """The client's own Q, its optimiser if that is kept, and the BatchNorm statistics that stay with the client."""
     kept = fedrep.enter(down, data, ctx)
     return {**kept, **keep_optimiser({**down, **kept}, model.trained(ctx.hp), ctx)}
 
@@ -49,7 +48,6 @@ METHOD = replace(
     ),
     enter=enter,
     fit=local(model.ce_loss, model.names, model.trained, fedrep.shared),
-    uploads=server_tensors(fedrep.shared),
     page=MethodPage(
         family="A model for each client",
         formula=r"""

@@ -15,8 +15,8 @@ of the class over all clients, merged from their moments (T-K11): its own says n
 The paper trains on the drawn rows as they are, and SGD then depends on the mean of the features: on data of standard
 deviation 1 the accuracy fell from 0.91 at a mean of 10 to 0.38 at a mean of 30. ``center`` (ours) trains on the rows
 less the mean of all Gaussians, and moves the bias back. The uploaded means still have 16 bits: 1,000 is rounded to
-halves. Features that 16 bits do not hold end the run: those above 65504, those of which most means would be sent as 0,
-and those whose deviation is less than half the distance of such numbers around their mean.
+halves. Features that 16 bits cannot hold end the run: those above 65504, those whose means would mostly be sent as 0,
+and those whose deviation is less than half the distance of 16-bit numbers around their mean.
 
 Draws are numbered in an order of content, so clients may come in any order. Limit: a Gaussian of scale 0 gives its mean
 (T-K12).
@@ -32,6 +32,7 @@ from torch import Tensor
 
 from fedcache.errors import FederatedRunError
 from fedcache.federate.engine.local_training import train
+from fedcache.federate.engine.method import StatisticKind
 from fedcache.federate.methods.common import (
     ClientData,
     Ctx,
@@ -45,13 +46,13 @@ from fedcache.federate.methods.common import (
     UploadTensor,
     model,
 )
-from fedcache.federate.methods.common.model import FEAT_POST, TRAINING, declare, without
+from fedcache.federate.methods.common.model import FEAT_POST, LINEAR, TRAINING, declare, without
 from fedcache.federate.methods.fedncm import masked, predict
 from fedcache.heads.gaussian_mixture import Gaussians, fit_mixture, of_class, pooled, scale_size
 from fedcache.heads.linear import Tree, head_around, init_linear
 
 SCALE = "Bring the features to mean 0 and variance 1 with --set feat_post=standardize"
-"""What helps features that 16-bit numbers do not hold."""
+"""The remedy for features that 16-bit numbers cannot hold."""
 
 COUNT_LIMIT = 65_535
 """Largest count of two bytes; a larger one takes two scalars."""
@@ -80,14 +81,18 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
             if len(z) > K:
                 k = K
             seed = int(ctx.rng.generator("mixture", i, int(c)).integers(2**31))
-            up["mean"][i, c, :k], up["scale"][i, c, :k], up["weight"][i, c, :k] = _fitted(
-                z, k, cov, ctx, seed
-            )
+            mixture = _fitted(z, k, cov, ctx, seed)
+            up["mean"][i, c, :k] = mixture.mean
+            up["scale"][i, c, :k] = mixture.scale
+            up["weight"][i, c, :k] = mixture.weight
             up["count"][i, c] = len(z)
-    sent = {
-        k: torch.from_numpy(a).reshape(lead + a.shape[1:]).to(data.x.device) for k, a in up.items()
-    }
-    return {}, {k: t.half() if t.is_floating_point() else t for k, t in sent.items()}
+    sent = {}
+    for name, a in up.items():
+        t = torch.from_numpy(a).reshape(lead + a.shape[1:]).to(data.x.device)
+        if t.is_floating_point():
+            t = t.half()
+        sent[name] = t
+    return {}, sent
 
 
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:
@@ -97,7 +102,10 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     D = ctx.env.width
     cov = str(ctx.hp["cov"])
     reg = float(ctx.number("reg_covar"))
-    scale = Statistic("mixture factors" if cov == "full" else "mixture deviations", ridge=reg)
+    kind: StatisticKind = "mixture deviations"
+    if cov == "full":
+        kind = "mixture factors"
+    scale = Statistic(kind, ridge=reg)
     return {
         "mean": UploadTensor((C, K, D), torch.float16, statistic=Statistic("mixture means")),
         "scale": UploadTensor((C, K, scale_size(cov, D)), torch.float16, statistic=scale),
@@ -107,27 +115,30 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
 
 
 def _fitted(z: np.ndarray, k: int, cov: str, ctx: Ctx, seed: int) -> Gaussians:
+    """A mixture of k Gaussians of the rows z [n, D] that 16-bit numbers can hold."""
     reg = float(ctx.number("reg_covar"))
-    # the engine refuses such an upload by the client's name; EM would not know it
+    # The engine refuses an upload with NaN, and its message names the client, which EM does not know.
     if not np.isfinite(z).all():
         nan = np.full((1, 1), np.nan)
         return Gaussians(nan, nan, np.ones(1))
+    tol = float(ctx.number("tol"))
+    steps = ctx.count("max_iter")
     try:
-        made = fit_mixture(
-            z, k, cov, reg=reg, tol=float(ctx.number("tol")), steps=ctx.count("max_iter"), seed=seed
-        )
+        made = fit_mixture(z, k, cov, reg=reg, tol=tol, steps=steps, seed=seed)
     except (ValueError, np.linalg.LinAlgError) as error:
         works = max(1e-6, 10.0 * reg, 1e-4 * float(z.var(0).max()))
         raise FederatedRunError(
             f"A covariance of {len(z)} rows with reg_covar={reg:g} is not positive definite.",
             f"Use --set cov=diag, or regularise more, for example --set reg_covar={works:.1g}",
         ) from error
-    if max(np.abs(made.mean).max(), np.abs(made.scale).max()) > 65_504:
+    largest = max(np.abs(made.mean).max(), np.abs(made.scale).max())
+    if largest > 65_504:
         raise FederatedRunError(
             f"Features reach {np.abs(z).max():.3g}, and FedPFT sends 16-bit numbers, which end at 65504.",
             SCALE,
         )
-    if np.mean((made.mean != 0.0) & (made.mean.astype(np.float16) == 0.0)) > 0.5:
+    becomes_zero = (made.mean != 0.0) & (made.mean.astype(np.float16) == 0.0)
+    if np.mean(becomes_zero) > 0.5:
         raise FederatedRunError(
             f"Features reach {np.abs(z).max():.3g}, and FedPFT sends 16-bit numbers, which begin at 6e-08: most means "
             "would be sent as 0.",
@@ -142,7 +153,8 @@ def sent(up: Tree, ctx: Ctx) -> int:
     K = ctx.count("k_mix")
     gaussians = torch.where(n > K, K, n > 0).sum()
     each = up["mean"].shape[-1] + up["scale"].shape[-1] + 1
-    return int(gaussians) * each + int((n > 0).sum() + (n > COUNT_LIMIT).sum())
+    counts = (n > 0).sum() + (n > COUNT_LIMIT).sum()
+    return int(gaussians) * each + int(counts)
 
 
 def draw(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
@@ -155,21 +167,24 @@ def draw(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
     cov = str(ctx.hp["cov"])
     D = up["mean"].shape[-1]
     count, mean, scale, weight = (up[k].cpu().numpy() for k in ("count", "mean", "scale", "weight"))
-    # An order of content, so that the draws do not depend on the order of clients.
-    order = sorted(
-        range(len(count)), key=lambda i: (count[i].tolist(), mean[i].tobytes(), scale[i].tobytes())
-    )
+
+    def content(i: int) -> tuple[list[int], bytes, bytes]:
+        return count[i].tolist(), mean[i].tobytes(), scale[i].tobytes()
+
+    # Clients are sorted by content, so that the draws do not depend on the order of clients.
+    order = sorted(range(len(count)), key=content)
     count, mean, scale, weight = (a[order] for a in (count, mean, scale, weight))
-    # Of so few rows a client's own covariance says nothing; the class has one over all clients.
+    # With so few rows a client's own covariance means nothing. They get that of the class over all clients.
     few = (count > 0) & (count <= ctx.count("k_mix"))
-    shared = {
-        int(c): pooled(of_class(mean, scale, weight, count, int(c)), cov)[1]
-        for c in np.flatnonzero(few.any(0))
-    }
+    shared = {}
+    for c in np.flatnonzero(few.any(0)):
+        mixture = of_class(mean, scale, weight, count, int(c))
+        shared[int(c)] = pooled(mixture, cov)[1]
     xs = []
     ys = []
     for i, counts in enumerate(count):
-        noise = ctx.rng.normal("synth", [int(counts.sum())], D, i).double().cpu().numpy()
+        rows_of_client = int(counts.sum())
+        noise = ctx.rng.normal("synth", [rows_of_client], D, i).double().cpu().numpy()
         pick = ctx.rng.generator("component", 0, i)
         start = 0
         for c in np.flatnonzero(counts):
@@ -178,9 +193,9 @@ def draw(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
                 scales = shared[int(c)][None]
             else:
                 scales = scale[i, c, has].astype(np.float64)
-            mixture = Gaussians(
-                mean[i, c, has].astype(np.float64), scales, weight[i, c, has].astype(np.float64)
-            )
+            means = mean[i, c, has].astype(np.float64)
+            weights = weight[i, c, has].astype(np.float64)
+            mixture = Gaussians(means, scales, weights)
             rows = mixture.rows(noise[start : start + counts[c]], pick, cov)
             xs.append(torch.from_numpy(rows).to(ctx.env.dtype))
             ys.append(torch.full((len(rows),), int(c)))
@@ -191,16 +206,15 @@ def draw(up: Tree, ctx: Ctx) -> tuple[Tensor, Tensor]:
 def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """W and b after ``epochs`` of SGD on the drawn rows, from the common initial weights.
 
-    Raises FederatedRunError for features whose differences the 16 bits of the means do not hold.
+    Raises FederatedRunError for features whose differences are lost in the 16 bits of the means.
     """
-    # Are the 16-bit means so far apart from each other that they say nothing of the differences?
     center = mean_of(up)
     variance = variances(up, ctx)
-    step = torch.from_numpy(
-        np.spacing(center.abs().cpu().numpy().astype(np.float16)).astype(np.float64)
-    )
-    far = (step.to(variance) / 2.0) ** 2 > variance
-    if far.double().mean() > 0.5:
+    # Around the mean, 16-bit numbers may be so far apart that they hide the differences between rows.
+    spacing = np.spacing(center.abs().cpu().numpy().astype(np.float16))
+    step = torch.from_numpy(spacing.astype(np.float64))
+    hidden = (step.to(variance) / 2.0) ** 2 > variance
+    if hidden.double().mean() > 0.5:
         raise FederatedRunError(
             f"The features have values near {float(center.abs().median()):.3g} with a deviation of "
             f"{float(variance.median().sqrt()):.3g}. FedPFT sends 16-bit numbers, which have a spacing of "
@@ -213,7 +227,8 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     x = (x - center).to(x.dtype)
     rows = torch.arange(len(y), device=y.device)
     data = ClientData(x.unsqueeze(1), y, rows, (len(y),))
-    head = init_linear(ctx.rng.uniform("init", independent=False), ctx.env.classes, ctx.env.width)
+    uniform = ctx.rng.uniform("init", independent=False)
+    head = init_linear(uniform, ctx.env.classes, ctx.env.width)
     p = train(head, ("W", "b"), ctx.count("epochs"), model.ce_loss, {}, data, ctx)
     made = head_around(center, p["W"].double(), p["b"].double(), ctx.env.dtype)
     return masked(made, up["count"].sum(0))
@@ -235,7 +250,7 @@ def diagonal_of_product(factor: Tensor, width: int) -> Tensor:
 
 
 def notice(up: Tree, ctx: Ctx) -> str:
-    """Where ``reg_covar`` is larger than the variance of the features."""
+    """A sentence for a ``reg_covar`` that is larger than the variance of the features; else empty."""
     found = float(variances(up, ctx).mean())
     reg = float(ctx.number("reg_covar"))
     if found >= reg:
@@ -256,7 +271,8 @@ def variances(up: Tree, ctx: Ctx) -> Tensor:
         own = scale**2
     rows = up["count"].double().unsqueeze(-1) * up["weight"].double()
     share = (rows / rows.sum()).unsqueeze(-1)
-    total = (share * (own + (up["mean"].double() - mean_of(up)) ** 2)).sum((0, 1, 2))
+    deviation = up["mean"].double() - mean_of(up)
+    total = (share * (own + deviation**2)).sum((0, 1, 2))
     found: Tensor = (total - float(ctx.number("reg_covar"))).clamp(min=0.0)
     return found
 
@@ -286,7 +302,7 @@ METHOD = Method(
         HParam("reg_covar", 1e-6, "float", "added to the diagonal of every covariance", low=0.0),
         HParam("tol", 1e-12, "float", "gain of the likelihood at which EM stops", low=0.0),
         HParam("max_iter", 1000, "int", "most steps of EM", low=1),
-        HParam("head", "linear", "choice", "the head", choices=("linear",)),
+        LINEAR,
         HParam(
             "center",
             True,

@@ -36,6 +36,7 @@ from fedcache.federate.methods.common import (
     is_zero,
     model,
     prototypes,
+    select,
 )
 from fedcache.federate.methods.common.model import (
     FEAT_POST,
@@ -82,10 +83,10 @@ def proto_dist(z: Tensor, y: Tensor, w: Tensor, bar: Tensor, has: Tensor, kind: 
         one value per client.
     """
     lead = z.shape[:-2]
-    target = bar.expand(*lead, *bar.shape[-2:]).gather(
-        -2, y.expand(z.shape[:-1]).unsqueeze(-1).expand(z.shape)
-    )
-    known = has.expand(*lead, has.shape[-1]).gather(-1, y.expand(z.shape[:-1]))
+    y = y.expand(z.shape[:-1])
+    prototypes_of_client = bar.expand(*lead, *bar.shape[-2:])
+    target = prototypes_of_client.gather(-2, y.unsqueeze(-1).expand(z.shape))
+    known = has.expand(*lead, has.shape[-1]).gather(-1, y)
     distance = ((z - target) ** 2).sum(-1)
     if kind == "mse":
         distance = distance / z.shape[-1]
@@ -100,25 +101,28 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     lam = ctx.number("lambda_proto")
     if is_zero(lam):
         return value, updates
-    pull = proto_dist(z, batch["y"], batch["w"], down["bar"], down["has"], str(ctx.hp["protodist"]))
+    kind = str(ctx.hp["protodist"])
+    pull = proto_dist(z, batch["y"], batch["w"], down["bar"], down["has"], kind)
     return value + lam * pull, updates
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs, then one pass over all rows for the prototypes."""
-    own = {k: t for k, t in state.items() if k in model.names(ctx.hp) or k.startswith("opt/")}
+    names = model.names(ctx.hp)
+    own = {k: t for k, t in state.items() if k in names or k.startswith("opt/")}
     p = train(own, model.trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
     x, mask = prototypes.prototype_rows(data, ctx)
     z = embed(model.head_of(ctx.hp), p, x)[0]
     proto, count = class_means(z, data.labels(data.positions()), mask, ctx.env.classes)
     up = {"proto": proto, "count": count}
-    return {k: up[k] if k in up else p[k] for k in state}, up
+    return select({**p, **up}, state), up
 
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
-    """Merge the prototypes that came; the others stay."""
+    """Merge the uploaded prototypes; those of other classes stay."""
     bar, has = merge(up["proto"], up["count"], str(ctx.hp["proto_agg"]))
-    return {"bar": torch.where(has.unsqueeze(-1), bar, server["bar"]), "has": has | server["has"]}
+    bar = torch.where(has.unsqueeze(-1), bar, server["bar"])
+    return {"bar": bar, "has": has | server["has"]}
 
 
 def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
@@ -131,7 +135,10 @@ def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> 
         return classify(head, state, z)
     if rule == "local":
         return scores(z, state["proto"], own, "mse")
-    return scores(z, down["bar"], down["has"] & own if rule == "global_own" else down["has"], "mse")
+    has = down["has"]
+    if rule == "global_own":
+        has = has & own
+    return scores(z, down["bar"], has, "mse")
 
 
 def paper_count(_width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:

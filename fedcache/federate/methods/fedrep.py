@@ -33,6 +33,7 @@ from fedcache.federate.methods.common import (
     MethodPage,
     Tree,
     model,
+    select,
     server_tensors,
 )
 from fedcache.federate.methods.common.model import (
@@ -57,42 +58,43 @@ OWN = ("Q.W", "Q.b")
 
 
 def shared(hp: Hp) -> tuple[str, ...]:
-    """P, less the statistics that stay with the client."""
+    """Names of P's tensors, without the statistics that stay with the client."""
     kept = (*OWN, *own_statistics(hp))
-    return tuple(n for n in model.names(hp) if n not in kept)
+    return tuple(name for name in model.names(hp) if name not in kept)
 
 
 def init(ctx: Ctx) -> Tree:
     """P; with ``init=independent`` only the classifiers differ between clients."""
     head = model.head_of(ctx.hp)
-    p = head.init(ctx.rng.uniform("init", independent=False), ctx.env.width, ctx.env.classes)
+    uniform = ctx.rng.uniform("init", independent=False)
+    p = head.init(uniform, ctx.env.width, ctx.env.classes)
     return {k: t for k, t in p.items() if k not in OWN}
 
 
 def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """The client's own Q."""
     p = model.init(ctx)
-    return {**{k: p[k] for k in OWN}, **{k: down[k] for k in own_statistics(ctx.hp)}}
+    return {**select(p, OWN), **select(down, own_statistics(ctx.hp))}
 
 
 def head_loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> Tensor:
-    """Cross-entropy of Q on a P that is only looked at."""
+    """Cross-entropy of Q on projections by P in evaluation mode."""
     head = model.head_of(ctx.hp)
-    return cross_entropy(classify(head, p, embed(head, p, batch["x"])[0]), batch["y"], batch["w"])
+    z, _ = embed(head, p, batch["x"])
+    u = classify(head, p, z)
+    return cross_entropy(u, batch["y"], batch["w"])
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """e_h epochs of Q, then e_b epochs of P; P leaves, Q stays."""
-    known = {**down, **state}
     body = model.head_of(ctx.hp).body()
-    p = {k: known[k] for k in model.names(ctx.hp)}
-    # The classifier first, on features that stay as they are.
+    p = select({**down, **state}, model.names(ctx.hp))
+    # The classifier first, on projections that do not change.
     p = train(p, OWN, ctx.count("e_h"), head_loss, down, data, ctx, purpose="head")
-    p = {
-        k: p[k] for k in model.names(ctx.hp)
-    }  # Adam counts the steps of a phase: the second begins without the first's
+    # The second phase starts without the optimiser state of the first, because Adam counts the steps of a phase.
+    p = select(p, model.names(ctx.hp))
     p = train(p, body, ctx.count("e_b"), model.ce_loss, down, data, ctx)
-    return {k: p[k] for k in state}, {k: p[k] for k in shared(ctx.hp)}
+    return select(p, state), select(p, shared(ctx.hp))
 
 
 def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:

@@ -50,6 +50,7 @@ from fedcache.federate.methods.common import (
     Tree,
     affine,
     prompts,
+    select,
 )
 from fedcache.federate.methods.common.model import AGG, FEAT_POST, declare, without
 from fedcache.federate.methods.common.prompts import CONTEXT, PROMPT_TRAINING, SCALE, Names
@@ -57,25 +58,32 @@ from fedcache.heads.linear import Uniform, init_linear
 from fedcache.heads.losses import cross_entropy
 
 WIDER = 4
-"""Hidden numbers of a feed-forward block, per number of its input."""
+"""Width of the hidden layer of a feed-forward block, as a multiple of its input's."""
 
 
 def init_block(uniform: Uniform, E: int, D: int, name: str) -> Tree:
-    """An attention of queries [m, E] over keys [c, D] with its norms, and a feed-forward block, as torch draws them."""
-    one = uniform((1,)).new_ones
+    """First weights as torch draws them, of an attention with its norms and of a feed-forward block.
+
+    The attention has queries [m, E] and keys [c, D].
+    """
+    ones = uniform((1,)).new_ones
     made: Tree = {}
-    for norm, width in (("query", E), ("key", D), ("wide", E)):
-        made |= {f"{name}.{norm}.gain": one(width), f"{name}.{norm}.shift": one(width) * 0.0}
+    for part, width in (("query", E), ("key", D), ("wide", E)):
+        made[f"{name}.{part}.gain"] = ones(width)
+        made[f"{name}.{part}.shift"] = ones(width) * 0.0
     for part, width in (("Q", E), ("K", D), ("V", D)):
-        # Of equal widths torch draws the three as one matrix [3 E, E].
-        bound = math.sqrt(6.0 / (4 * E if E == D else E + width))
-        made |= {f"{name}.{part}.W": bound * uniform((E, width)), f"{name}.{part}.b": one(E) * 0.0}
-    made |= {**init_linear(uniform, E, E, f"{name}.O."), f"{name}.O.b": one(E) * 0.0}
-    return {
-        **made,
-        **init_linear(uniform, 2 * WIDER * E, E, f"{name}.A."),
-        **init_linear(uniform, E, WIDER * E, f"{name}.B."),
-    }
+        fans = E + width
+        if E == D:
+            # torch draws the three maps as one matrix [3 E, E] if their widths are equal.
+            fans = 4 * E
+        bound = math.sqrt(6.0 / fans)
+        made[f"{name}.{part}.W"] = bound * uniform((E, width))
+        made[f"{name}.{part}.b"] = ones(E) * 0.0
+    made |= init_linear(uniform, E, E, f"{name}.O.")
+    made[f"{name}.O.b"] = ones(E) * 0.0
+    made |= init_linear(uniform, 2 * WIDER * E, E, f"{name}.A.")
+    made |= init_linear(uniform, E, WIDER * E, f"{name}.B.")
+    return made
 
 
 def init(ctx: Ctx) -> Tree:
@@ -87,9 +95,8 @@ def init(ctx: Ctx) -> Tree:
     p = {"queries": queries, **init_block(uniform, E, ctx.env.width, "cross")}
     for i in range(ctx.count("depth")):
         block = init_block(uniform, E, E, f"self{i}")
-        p |= {
-            k: t for k, t in block.items() if ".key." not in k
-        }  # queries and keys are the same rows
+        # In self-attention queries and keys are the same rows, so there is no norm of keys.
+        p |= {k: t for k, t in block.items() if ".key." not in k}
     return p
 
 
@@ -98,31 +105,40 @@ def norm(x: Tensor, p: Tree, name: str) -> Tensor:
     return layer_norm(x, x.shape[-1:], p[f"{name}.gain"], p[f"{name}.shift"])
 
 
+def dense(x: Tensor, p: Tree, name: str) -> Tensor:
+    """The linear layer of that name."""
+    return affine(x, p[f"{name}.W"], p[f"{name}.b"])
+
+
 def attention(q: Tensor, kv: Tensor, p: Tree, name: str, heads: int) -> Tensor:
     """MHA(q, kv, kv) [m, E] of queries [m, E] over rows [c, D]."""
-    Q, K, V = (
-        affine(rows, p[f"{name}.{part}.W"], p[f"{name}.{part}.b"])
-        .view(len(rows), heads, -1)
-        .transpose(0, 1)
-        for part, rows in (("Q", q), ("K", kv), ("V", kv))
-    )
+
+    def by_head(rows: Tensor, part: str) -> Tensor:
+        mapped = dense(rows, p, f"{name}.{part}")
+        return mapped.view(len(rows), heads, -1).transpose(0, 1)
+
+    Q = by_head(q, "Q")
+    K = by_head(kv, "K")
+    V = by_head(kv, "V")
     # Scaled dot products of each query with all keys.
     weight = (Q @ K.mT / math.sqrt(Q.shape[-1])).softmax(-1)
-    return affine((weight @ V).transpose(0, 1).flatten(-2), p[f"{name}.O.W"], p[f"{name}.O.b"])
+    joined = (weight @ V).transpose(0, 1).flatten(-2)
+    return dense(joined, p, f"{name}.O")
 
 
 def feed_forward(x: Tensor, p: Tree, name: str) -> Tensor:
     """FF(x), [m, E]."""
-    a, gate = affine(norm(x, p, f"{name}.wide"), p[f"{name}.A.W"], p[f"{name}.A.b"]).chunk(2, -1)
-    return affine(a * gelu(gate), p[f"{name}.B.W"], p[f"{name}.B.b"])
+    hidden = dense(norm(x, p, f"{name}.wide"), p, f"{name}.A")
+    a, gate = hidden.chunk(2, -1)
+    return dense(a * gelu(gate), p, f"{name}.B")
 
 
 def context(p: Tree, texts: Tensor, ctx: Ctx) -> Tensor:
     """The context vectors v [m, E] that the network makes of the texts [c, D] of some classes."""
     heads = ctx.count("heads")
-    x = attention(
-        norm(p["queries"], p, "cross.query"), norm(texts, p, "cross.key"), p, "cross", heads
-    )
+    queries = norm(p["queries"], p, "cross.query")
+    keys = norm(texts, p, "cross.key")
+    x = attention(queries, keys, p, "cross", heads)
     v = x + feed_forward(x, p, "cross")
     for i in range(ctx.count("depth")):
         rows = norm(v, p, f"self{i}.query")
@@ -133,8 +149,7 @@ def context(p: Tree, texts: Tensor, ctx: Ctx) -> Tensor:
 
 def texts_of_names(ctx: Ctx) -> Tensor:
     """Unit features T [C, D] of the class names as they are."""
-    with torch.no_grad():
-        return ctx.towers.text.encode(*ctx.towers.text.embed(list(ctx.env.names))).to(ctx.env.dtype)
+    return prompts.template_features("{}", ctx)
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
@@ -151,21 +166,21 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
         names = Names(names.tokens[known], names.index[known], names.end[known])
 
     def loss(p: Tree, batch: Batch, _down: Tree, batch_ctx: Ctx) -> Tensor:
-        T = prompts.text_features(context(p, texts, batch_ctx), names, batch_ctx)
-        return cross_entropy(
-            prompts.scale(batch_ctx) * affine(batch["x"], T), place[batch["y"]], batch["w"]
-        )
+        vectors = context(p, texts, batch_ctx)
+        T = prompts.text_features(vectors, names, batch_ctx)
+        u = prompts.scale(batch_ctx) * affine(batch["x"], T)
+        return cross_entropy(u, place[batch["y"]], batch["w"])
 
     trained = tuple(down)
     p = train({**down, **state}, trained, ctx.count("epochs"), loss, {}, data, now)
-    return {k: p[k] for k in state}, {k: p[k] for k in trained}
+    return select(p, state), select(p, trained)
 
 
 def deploy(down: Tree, _state: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """The class features of the prompts that the network makes of all names."""
     with torch.no_grad():
         vectors = context(down, texts_of_names(ctx), ctx)
-    return {"T": prompts.frozen_text(vectors, prompts.class_names(ctx, len(vectors)), ctx)}
+    return {"T": prompts.class_features(vectors, ctx)}
 
 
 def moved(
@@ -174,11 +189,9 @@ def moved(
     """How far the context vectors of all names are from the first ones, as a Euclidean norm."""
     with torch.no_grad():
         texts = texts_of_names(ctx)
-        return {
-            "context_moved": prompts.distance(
-                context(server, texts, ctx), context(init(ctx), texts, ctx)
-            )
-        }
+        now = context(server, texts, ctx)
+        first = context(init(ctx), texts, ctx)
+    return {"context_moved": prompts.distance(now, first)}
 
 
 def check(hp: Hp, ctx: Ctx) -> None:

@@ -26,9 +26,9 @@ METHOD = server_optimiser(
     "fedyogi",
     "FedAvg with Yogi as the server's optimiser.",
     yogi,
-    0.03,
-    0.9,
     BETA2,
+    rate=0.03,
+    beta1=0.9,
     page=MethodPage(
         family="Many rounds, one model",
         formula=r"""

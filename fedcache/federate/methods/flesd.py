@@ -36,6 +36,7 @@ from fedcache.federate.methods.common import (
     MethodPage,
     Tree,
     distillation,
+    select,
     simclr,
 )
 from fedcache.federate.methods.common.live_images import ON_IMAGES
@@ -44,15 +45,13 @@ from fedcache.heads.simclr import Ensemble, kept
 
 
 def init(ctx: Ctx) -> Tree:
-    """The first student, and how far its similarities moved last."""
-    return {
-        **simclr.init(ctx),
-        "drift": torch.zeros((), dtype=ctx.env.dtype, device=ctx.env.device),
-    }
+    """The first student, and the last change of its similarities, 0."""
+    drift = torch.zeros((), dtype=ctx.env.dtype, device=ctx.env.device)
+    return {**simclr.init(ctx), "drift": drift}
 
 
 def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
-    """Its losses; an encoder of its own for a client whose trunk does not fit the student's."""
+    """The client's losses, and an encoder of its own if its trunk does not fit the student's."""
     losses = simclr.enter(down, data, ctx)
     # A smaller or larger trunk cannot start at the student's weights, so it is kept by the client.
     if "t.W" not in down or down["t.W"].shape[-2:] == (ctx.count("hidden"), ctx.env.width):
@@ -62,7 +61,7 @@ def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
 
 def broadcast(server: Tree, ctx: Ctx) -> Tree:
     """The student."""
-    return {n: server[n] for n in simclr.names(ctx.hp)}
+    return select(server, simclr.names(ctx.hp))
 
 
 train = simclr.fit_with(simclr.loss, send=True)
@@ -72,20 +71,24 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     """SimCLR from w, then R_k of the public rows [.., Np, d], or M_k [.., Np, Np]."""
     kept, encoder = train(down, state, data, ctx)
     public = ctx.public[:, 0]
-    R = distillation.unit(encoder, public.reshape((1,) * len(ctx.lead) + tuple(public.shape)), ctx)
-    return kept, {"R": R} if ctx.hp["send"] == "reps" else {"M": R @ R.mT}
+    axes = (1,) * len(ctx.lead)
+    R = distillation.unit(encoder, public.reshape(axes + tuple(public.shape)), ctx)
+    if ctx.hp["send"] == "reps":
+        return kept, {"R": R}
+    return kept, {"M": R @ R.mT}
 
 
 def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     """R_k [Np, d] of the public rows, or M_k [Np, Np]."""
-    encoder = simclr.encoder_of(ctx.hp)
     Np = len(ctx.public)
+    if ctx.hp["send"] != "reps":
+        return {"M": UploadTensor((Np, Np), ctx.env.dtype)}
+    encoder = simclr.encoder_of(ctx.hp)
     if ctx.hp["sim_at"] == "projection":
         d = encoder.proj
     else:
         d = encoder.width
-    name, columns = ("R", d) if ctx.hp["send"] == "reps" else ("M", Np)
-    return {name: UploadTensor((Np, columns), ctx.env.dtype)}
+    return {"R": UploadTensor((Np, d), ctx.env.dtype)}
 
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
@@ -95,30 +98,30 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     target = Ensemble(up.get("R"), up.get("M"), float(ctx.number("tau_T")), share, own=own)
     w = broadcast(server, ctx)
     student = distillation.distil(w, target, ctx)
-    # Of the first 1,024 public rows, because the matrix of similarities grows with their square.
+    # The change is measured on 1,024 public rows, because the matrix of similarities grows with their square.
     few = ctx.public[:1024, 0]
-    old, new = (distillation.unit(p, few, ctx) for p in (w, student))
-    return {**student, "drift": (new @ new.mT - old @ old.mT).abs().mean()}
+    old = distillation.unit(w, few, ctx)
+    new = distillation.unit(student, few, ctx)
+    change = new @ new.mT - old @ old.mT
+    return {**student, "drift": change.abs().mean()}
 
 
 def sent(up: Tree, ctx: Ctx) -> int:
-    """Np d numbers, or the upper triangle of M_k; of a sparse row each number and its place."""
+    """Np d numbers, or the upper triangle of M_k; for each number in a sparse row also its place."""
     if "R" in up:
         return up["R"].numel()
     rows = up["M"].shape[-1]
     share = float(ctx.number("sim_topk_percent")) / 100.0
     if share < 1.0:
         own = bool(ctx.hp["sim_topk_own"])
-        # its similarity to itself is 1, as everybody knows
+        # The similarity of a row to itself is always 1, so it is not sent.
         return 2 * rows * (kept(rows, share, own=own) - own)
     return rows * (rows - 1) // 2
 
 
-def diagnose(
-    server: Tree, states: Mapping[int, Tree], labels: object, ctx: Ctx
-) -> dict[str, float]:
+def diagnose(server: Tree, states: Mapping[int, Tree], *_: object) -> dict[str, float]:
     """How far the student's similarities moved in the last distillation, and the clients' training loss."""
-    return {"similarity_drift": float(server["drift"]), **simclr.watch(server, states, labels, ctx)}
+    return {"similarity_drift": float(server["drift"]), **simclr.watch(server, states)}
 
 
 METHOD = Method(

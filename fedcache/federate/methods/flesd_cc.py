@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedcache.federate.methods.common import Defaults, Hp, MethodPage, simclr
-from fedcache.federate.methods.common.model import declare
+from fedcache.federate.methods.common.model import declare, without
 from fedcache.federate.methods.flesd_head import METHOD as HEAD
 
 
@@ -24,7 +24,7 @@ METHOD = replace(
     summary="FLESD with one exchange after 200 local epochs.",
     hparams=(
         simclr.ENCODER,
-        *declare((h for h in HEAD.hparams if h.name != "encoder"), epochs=200),
+        *declare(without(HEAD.hparams, "encoder"), epochs=200),
     ),
     defaults=Defaults(rounds=1, participation=None, clients=6, scheme="flesd"),
     one_shot=True,

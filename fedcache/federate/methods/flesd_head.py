@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedcache.federate.methods.common import HParam, MethodPage, simclr
+from fedcache.federate.methods.common import HParam, MethodPage
+from fedcache.federate.methods.common.model import without
 from fedcache.federate.methods.flesd import METHOD as FLESD
 
 METHOD = replace(
@@ -21,12 +22,11 @@ METHOD = replace(
     summary="FLESD on cached features: a small network instead of a ResNet.",
     hparams=(
         HParam("encoder", "mlp", "choice", "a trunk on cached features", choices=("mlp",)),
-        *(h for h in FLESD.hparams if h.name != "encoder"),
+        *without(FLESD.hparams, "encoder"),
     ),
     needs=frozenset({"views", "public"}),
     executions=("sequential", "batched"),
     mixed=frozenset({"backbones", "hidden"}),
-    fidelity=simclr.fidelity,
     page=MethodPage(
         family="Training the encoder itself",
         formula=r"""

@@ -58,12 +58,20 @@ from fedcache.federate.methods.common import (
     is_zero,
     model,
     over,
+    select,
 )
-from fedcache.federate.methods.common.model import AGG, FEAT_POST, LOGIT_SCALE, TRAINING, declare
+from fedcache.federate.methods.common.model import (
+    AGG,
+    FEAT_POST,
+    LINEAR,
+    LOGIT_SCALE,
+    TRAINING,
+    declare,
+)
 from fedcache.federate.methods.common.synthesis import (
     SYNTHESIS,
     at_once,
-    dealt,
+    balancing_classes,
     shares,
     synthetic,
     with_rows,
@@ -76,7 +84,7 @@ NAMES = ("W", "b")
 
 
 def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
-    """q_j by eq 2, or uniform for the control; kept by the client, never sent."""
+    """q_j by eq 2, or uniform ones for comparison; kept by the client, never sent."""
     x = data.full()[0]
     if ctx.hp["pseudo"] == "uniform":
         q = x.new_full((*x.shape[:-1], ctx.env.classes), 1.0 / ctx.env.classes)
@@ -90,20 +98,21 @@ def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
 def schedule(q: Tensor, data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
     """Batches of an epoch; with ``tsamp_scope=client`` each brings its part of the epoch's synthetic rows."""
     batches = minibatches(data, ctx, epoch)
-    if (
-        ctx.hp["ablation"] == "ist_only"
-        or is_zero(ctx.hp["lambda"])
-        or ctx.hp["tsamp_scope"] != "client"
-    ):
-        for t, (k, batch) in enumerate(batches):
-            # the step itself draws the rows, as its soft labels say; m_k is of all rows of the clients that still step
-            if ctx.hp["tsamp_scope"] == "iteration":
-                whole = {"all": data.narrow(k).mask()}
-            else:
-                whole = {}
-            yield k, {**batch, **whole, "at": torch.tensor([epoch, t])}
+    if not without_synthetic(ctx.hp) and ctx.hp["tsamp_scope"] == "client":
+        classes = balancing_classes(q, data.mask(), ctx)
+        yield from with_rows(batches, classes, data, ctx, epoch)
         return
-    yield from with_rows(batches, dealt(q, data.mask(), ctx), data, ctx, epoch)
+    # Each step draws its own rows by its soft labels, if it uses any.
+    for t, (k, batch) in enumerate(batches):
+        if ctx.hp["tsamp_scope"] == "iteration":
+            # m_k is counted over all rows of the clients that still step.
+            batch = {**batch, "all": data.narrow(k).mask()}
+        yield k, {**batch, "at": torch.tensor([epoch, t])}
+
+
+def without_synthetic(hp: Hp) -> bool:
+    """Whether the loss has no synthetic rows."""
+    return hp["ablation"] == "ist_only" or is_zero(hp["lambda"])
 
 
 def classify(p: Tree, x: Tensor, ctx: Ctx) -> Tensor:
@@ -112,63 +121,71 @@ def classify(p: Tree, x: Tensor, ctx: Ctx) -> Tensor:
 
 
 def gradients(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> list[Tensor]:
-    """dL/dW and dL/db of eq 8, after the soft labels have moved (eq 4), which ``p`` holds.
+    """dL/dW and dL/db of eq 8. First it moves the soft labels in ``p`` (eq 4).
 
     With f = softmax(u), u = s (W I + b), eq 3 has dL/du_j = w_j (f_j - q_j), since q_j sums to 1; eq 6 has the same
     with 1 for the row's own class instead of q. The new q_j is as far from f as q_j was, times beta.
     """
-    # Of the real rows: probabilities f, and the soft labels q of the same rows.
+    # Probabilities f and soft labels q of the real rows.
     f = softmax(classify(p, batch["x"], ctx))
     q = p["rows/q"]
     index = batch["i"].unsqueeze(-1).expand(f.shape)
     old = q.gather(-2, index)
     gap = f - old
     change = (1.0 - over(ctx.number("beta"), f)) * gap
-    # Padding points at the client's first row: increments are added, never written over it.
+    # Padding points at the client's first row. So increments are added (0 for padding) instead of written.
     q.scatter_add_(-2, index, change * (batch["w"] > 0).unsqueeze(-1))
     ablation = ctx.hp["ablation"]
-    alone = ablation == "ist_only" or is_zero(ctx.hp["lambda"])
+    alone = without_synthetic(ctx.hp)
     if not alone and "z" not in batch:
         epoch, t = batch["at"].tolist()
         if "all" in batch:
             counted = (q, batch["all"])
         else:
             counted = (old + change, batch["w"])
-        batch = {**batch, **at_once(dealt(*counted, ctx), ctx, epoch, t)}
+        rows = at_once(balancing_classes(*counted, ctx), ctx, epoch, t)
+        batch = {**batch, **rows}
     # Real rows are compared with the soft labels that have just moved, synthetic ones with their class.
-    share, fake_share = (1.0, 0.0) if alone else shares(batch, ctx)
+    share: float | Tensor = 1.0
+    synthetic_share: float | Tensor = 0.0
+    if not alone:
+        share, synthetic_share = shares(batch, ctx)
     parts = []
     if ablation != "tsamp_only":
-        parts.append(affine_gradients(batch["x"], weighted(gap - change, batch["w"], share, ctx)))
+        du = weighted(gap - change, batch["w"], share, ctx)
+        parts.append(affine_gradients(batch["x"], du))
     if not alone:
-        own = batch["k"].expand(f.shape[:-2] + batch["k"].shape[-1:]).unsqueeze(-1)
+        classes = batch["k"]
+        own = classes.expand(f.shape[:-2] + classes.shape[-1:]).unsqueeze(-1)
         f = softmax(classify(p, batch["z"], ctx))
         error = f.scatter_add(-1, own, f.new_full((), -1.0).expand(own.shape))
-        parts.append(affine_gradients(batch["z"], weighted(error, batch["kw"], fake_share, ctx)))
-    return [sum(each[1:], each[0]) for each in zip(*parts, strict=True)] or [
-        torch.zeros_like(p[n]) for n in NAMES
-    ]
+        du = weighted(error, batch["kw"], synthetic_share, ctx)
+        parts.append(affine_gradients(batch["z"], du))
+    if not parts:
+        return [torch.zeros_like(p[n]) for n in NAMES]
+    return [sum(each[1:], each[0]) for each in zip(*parts, strict=True)]
 
 
 def weighted(error: Tensor, w: Tensor, share: float | Tensor, ctx: Ctx) -> Tensor:
     """The gradient with respect to W I + b [.., B, C] of ``share`` times a weighted mean of cross-entropies."""
     scale = over(ctx.number("logit_scale"), w) * over(share, w)
-    return error * (w if isinstance(scale, float) and scale == 1.0 else scale * w).unsqueeze(-1)
+    if isinstance(scale, Tensor) or scale != 1.0:
+        w = scale * w
+    return error * w.unsqueeze(-1)
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """``epochs`` of eq 8. For ``tsamp_central`` clients do nothing: the server trains on synthetic rows alone."""
     if ctx.hp["ablation"] == "tsamp_central":
         return state, {}
-    p = {**{k: down[k] for k in NAMES}, **state}
+    p = {**select(down, NAMES), **state}
+    epochs = ctx.count("epochs")
 
     def batches(now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
         return schedule(now["rows/q"], data, ctx, epoch)
 
-    p = train(
-        p, NAMES, ctx.count("epochs"), ClosedForm(gradients), down, data, ctx, batches=batches
-    )
-    return {k: p[k] for k in state}, {k: p[k] for k in NAMES}
+    p = train(p, NAMES, epochs, ClosedForm(gradients), down, data, ctx, batches=batches)
+    return select(p, state), select(p, NAMES)
 
 
 def sent_names(hp: Hp) -> tuple[str, ...]:
@@ -182,30 +199,40 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     """The uniform mean; ``tsamp_central`` instead trains the server's head on ``central_rows`` rows per class."""
     if ctx.hp["ablation"] != "tsamp_central":
         return {**server, **up}
-    # The server knows no votes, so it draws as many rows of each class.
-    deal = np.repeat(np.arange(ctx.env.classes), ctx.count("central_rows"))
-    ctx.rng.generator("deal", 0, 0).shuffle(deal)
+    # The server knows no votes, so it draws equally many rows of each class.
+    classes = np.repeat(np.arange(ctx.env.classes), ctx.count("central_rows"))
+    ctx.rng.generator("deal", 0, 0).shuffle(classes)
     size = ctx.count("batch")
-    head = {k: server[k] for k in NAMES}
+    head = select(server, NAMES)
 
     def batches(_now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
-        for t, start in enumerate(range(0, len(deal), size)):
-            yield 1, synthetic([deal[start : start + size]], ctx, epoch, t)
+        for t, start in enumerate(range(0, len(classes), size)):
+            yield 1, synthetic([classes[start : start + size]], ctx, epoch, t)
 
     def tsamp(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> Tensor:
         value = cross_entropy(classify(p, batch["z"], ctx), batch["k"], batch["kw"])
-        # there are no real rows
-        return value / batch["kw"].sum(-1) if ctx.hp["tsamp_reduce"] == "joint" else value
+        if ctx.hp["tsamp_reduce"] == "joint":  # the mean over all rows, which here are synthetic
+            return value / batch["kw"].sum(-1)
+        return value
 
     none = ClientData(ctx.text, None, torch.zeros(0, dtype=torch.int64), (0,))
     done = train(head, NAMES, ctx.count("epochs"), tsamp, {}, none, ctx, batches=batches)
-    return {**server, **{k: done[k] for k in NAMES}}
+    return {**server, **select(done, NAMES)}
 
 
 def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
     """W and b both ways; the server-only ablation sends nothing up. Text features are counted by the engine, once."""
     n = classes * width + classes
-    return (0 if hp["ablation"] == "tsamp_central" else n), n
+    if hp["ablation"] == "tsamp_central":
+        return 0, n
+    return n, n
+
+
+def fidelity(hp: Hp, _views: int) -> str:
+    """Stratified synthetic rows approximate those of eq 5."""
+    if hp["synth"] == "exact":
+        return "exact"
+    return "approx"
 
 
 METHOD = Method(
@@ -227,7 +254,7 @@ METHOD = Method(
             batch=50,
             drop_last=False,
         ),
-        HParam("head", "linear", "choice", "the head", choices=("linear",)),
+        LINEAR,
         HParam(
             "init", "text", "choice", "initial W: text features, or zero", choices=("text", "zero")
         ),
@@ -285,7 +312,7 @@ METHOD = Method(
     predict=central.predict,
     embed=central.METHOD.embed,
     needs=frozenset({"text"}),
-    fidelity=lambda hp, _views: "approx" if hp["synth"] != "exact" else "exact",
+    fidelity=fidelity,
     check=model.check,
     zero_shot=model.by_text,
     diagnose=self_training,

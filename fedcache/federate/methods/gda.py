@@ -34,11 +34,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fedcache.federate.methods import fedcgs, fedncm
-from fedcache.federate.methods.common import ClientData, Ctx, HParam, MethodPage, Tree, model
+from fedcache.federate.methods import fedcgs
+from fedcache.federate.methods.common import ClientData, Ctx, Hp, HParam, MethodPage, Tree, model
 from fedcache.federate.methods.common.model import FEAT_POST, PROTO_VIEW, declare
 from fedcache.federate.methods.fedncm import add_up
-from fedcache.heads.losses import MASKED
+from fedcache.heads.losses import mask_logits
 from fedcache.heads.ridge import solve, unpack
 
 
@@ -47,11 +47,12 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     if ctx.hp["proto_view"] == "center":
         return fedcgs.fit(down, state, data, ctx)
     # View 0 is the plain image; the others are augmentations of it.
-    views = range(1, ctx.env.views)
-    parts = [
-        add_up(data, ctx, ctx.env.width, partial(fedcgs.sums, ctx=ctx, view=view)) for view in views
-    ]
-    return {}, {name: torch.stack([part[name] for part in parts]).mean(0) for name in parts[0]}
+    parts = []
+    for view in range(1, ctx.env.views):
+        sums = partial(fedcgs.sums, ctx=ctx, view=view)
+        parts.append(add_up(data, ctx, ctx.env.width, sums))
+    means = {name: torch.stack([part[name] for part in parts]).mean(0) for name in parts[0]}
+    return {}, means
 
 
 def of_all_views(up: Tree, ctx: Ctx) -> Tree:
@@ -62,21 +63,23 @@ def of_all_views(up: Tree, ctx: Ctx) -> Tree:
 
 
 def discriminants(up: Tree) -> tuple[Tensor, Tensor]:
-    """W [C, D] and b [C] of pooled statistics in float64; ``MASKED`` for a class that no client has."""
+    """W [C, D] and b [C] of pooled statistics in float64; b is masked for a class that no client has."""
     n = up["count"]
     mean = fedcgs.means(up)
     C, D = mean.shape
+    moments = unpack(up["gram"], D)
     # S = G - sum_c N_c mu_c mu_c', as a product of rows sqrt(N_c) mu_c.
     rows = mean * n.sqrt().unsqueeze(-1)
-    scatter = unpack(up["gram"], D) - rows.mT @ rows
+    scatter = moments - rows.mT @ rows
     ridge = float(scatter.trace()) / max(1.0, float(n.sum()) - 1.0)
-    # With one row a class the scatter is rounding alone, and its pseudo-inverse is 0.
-    known = ridge > D * torch.finfo(scatter.dtype).eps * float(unpack(up["gram"], D).trace())
+    # If every class has one row, the scatter is rounding error only. Its pseudo-inverse is 0.
+    rounding = D * torch.finfo(scatter.dtype).eps * float(moments.trace())
     W = torch.zeros_like(mean)
-    if known:
+    if ridge > rounding:
         W = D * solve(scatter, mean.mT, ridge).mT
-    b = -torch.log(n.new_tensor(float(C))) - 0.5 * (W * mean).sum(-1)
-    return W, torch.where(n > 0, b, b.new_full((), MASKED))
+    log_prior = -torch.log(n.new_tensor(float(C)))
+    b = log_prior - 0.5 * (W * mean).sum(-1)
+    return W, mask_logits(b, n > 0)
 
 
 def prepare(up: Tree, ctx: Ctx) -> Tree:
@@ -98,6 +101,13 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
         "W": (scale * ctx.text.double() + alpha * W).to(ctx.env.dtype),
         "b": b.to(ctx.env.dtype),
     }
+
+
+def fidelity(hp: Hp, _views: int) -> str:
+    """Stored augmentations replace the released code's random ones."""
+    if hp["proto_view"] == "aug":
+        return "cached_views"
+    return "exact"
 
 
 METHOD = replace(
@@ -124,8 +134,7 @@ METHOD = replace(
     fit=fit,
     aggregate=aggregate,
     prepare=prepare,
-    fidelity=lambda hp, _views: "cached_views" if hp["proto_view"] == "aug" else "exact",
-    predict=fedncm.predict,
+    fidelity=fidelity,
     zero_shot=model.by_text,
     needs=frozenset({"labels", "text"}),
     text_travels=False,

@@ -21,7 +21,7 @@ belongs to no regression, so qda keeps the released 0.05 (``preset=paper``). The
 covariance (OAS), which follows from the same sums, was tried for qda: 5.9 points more on scikit-learn's digits with 100
 rows, 4.7 less on the packaged digits with 500 (glyph-clip).
 
-All statistics add up, so the partition does not matter. C counts the classes that somebody has; others are never
+All statistics add up, so the partition does not matter. C counts the classes that a client has; others are never
 predicted. A feature that is constant over all rows is left out (ours): its variance is rounding. A client sends what
 the head needs, and no more. ``lda`` is ``fedcgs`` with nearly the same ridge. The paper's heads that are trained on
 samples drawn in a Fisher subspace (FisherMix, Proto-Hyper) and its random projections are not here.
@@ -32,6 +32,7 @@ shrinkage are; it counts absent classes in C, gives them a prior of 1e-12, and c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -58,7 +59,7 @@ from fedcache.federate.methods.common.model import FEAT_POST
 from fedcache.federate.methods.fedcgs import means
 from fedcache.federate.methods.fedncm import add_up, around_mean, class_sums, masked
 from fedcache.heads.linear import head_around
-from fedcache.heads.losses import MASKED
+from fedcache.heads.losses import mask_logits
 from fedcache.heads.ridge import (
     chosen_numbers,
     factored,
@@ -71,7 +72,7 @@ from fedcache.heads.ridge import (
 )
 
 FLOOR = 1e-6
-"""Smallest variance, and what is added to the diagonal of every covariance."""
+"""Smallest variance, and the number that is added to the diagonal of every covariance."""
 
 RELEASED = 0.05
 """``shrink`` of the released code."""
@@ -83,11 +84,11 @@ STATISTICS: Mapping[str, StatisticKind] = {
     "gram": "gram",
     "class_gram": "class grams",
 }
-"""Name of what is sent of squares -> what kind of statistic it is."""
+"""Name of the uploaded squares -> their kind of statistic."""
 
 
 def square_kind(hp: Hp) -> str:
-    """The name of what is sent of squares: class_square | square | gram | class_gram."""
+    """Name of the squares that are uploaded: class_square | square | gram | class_gram."""
     if hp["head"] == "nb":
         if hp["variance"] == "class":
             return "class_square"
@@ -106,9 +107,16 @@ def class_grams(z: Tensor, y: Tensor, weight: Tensor, classes: int) -> Tensor:
         weight: [.., R] 1 on rows, 0 on padding.
         classes: C.
     """
-    if z.dim() == 2:  # every row is multiplied once
-        return torch.stack([gram(z[(y == c) & (weight > 0)]) for c in range(classes)])
-    return torch.stack([gram(z * (weight * (y == c)).unsqueeze(-1)) for c in range(classes)], -2)
+    grams = []
+    for c in range(classes):
+        member = y == c
+        if z.dim() == 2:
+            # Rows of one client can be selected, so every row is multiplied once.
+            own = z[member & (weight > 0)]
+        else:
+            own = z * (weight * member).unsqueeze(-1)
+        grams.append(gram(own))
+    return torch.stack(grams, -2)
 
 
 def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
@@ -127,15 +135,17 @@ def fit(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tr
             made[kind] = class_sums(z**2, block, C, weight)[0]
         elif kind == "square":
             made[kind] = (z**2).sum(-2)
+        elif kind == "gram":
+            made[kind] = gram(z)
         else:
-            made[kind] = gram(z) if kind == "gram" else class_grams(z, y, weight, C)
+            made[kind] = class_grams(z, y, weight, C)
         return made
 
     return {}, add_up(data, ctx, ctx.env.width, sums)
 
 
 def square_shape(hp: Hp, C: int, D: int) -> tuple[int, ...]:
-    """Shape of what is sent of squares, for C classes and D features."""
+    """Shape of the squares that are uploaded, for C classes and D features."""
     triangle = D * (D + 1) // 2
     shapes = {
         "class_square": (C, D),
@@ -151,12 +161,11 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     C = ctx.env.classes
     D = ctx.env.width
     kind = square_kind(ctx.hp)
+    shape = square_shape(ctx.hp, C, D)
     return {
         "class_sum": UploadTensor((C, D), torch.float64, statistic=Statistic("class sums")),
         "count": UploadTensor((C,), torch.float64, counts_rows=True),
-        kind: UploadTensor(
-            square_shape(ctx.hp, C, D), torch.float64, statistic=Statistic(STATISTICS[kind])
-        ),
+        kind: UploadTensor(shape, torch.float64, statistic=Statistic(STATISTICS[kind])),
     }
 
 
@@ -178,8 +187,10 @@ def pooled(up: Tree, squares: Tensor, between: Tensor) -> Tensor:
 def shrunk(S: Tensor, a: float) -> Tensor:
     """(1 - a) S + a tr(S) / D I + FLOOR I of covariances [.., D, D]."""
     D = S.shape[-1]
-    level = a * S.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=0.0) / D + FLOOR
-    return (1.0 - a) * S + level[..., None, None] * torch.eye(D, dtype=S.dtype, device=S.device)
+    trace = S.diagonal(dim1=-2, dim2=-1).sum(-1)
+    level = a * trace.clamp(min=0.0) / D + FLOOR
+    identity = torch.eye(D, dtype=S.dtype, device=S.device)
+    return (1.0 - a) * S + level[..., None, None] * identity
 
 
 def regular_factor(S: Tensor, size: Tensor) -> Tensor:
@@ -202,9 +213,8 @@ def class_covariances(up: Tree, mean: Tensor) -> Tensor:
     n = up["count"]
     D = mean.shape[-1]
     squares = unpack(up["class_gram"], D)
-    outer = (n.sqrt().unsqueeze(-1) * mean).unsqueeze(-1) * (
-        n.sqrt().unsqueeze(-1) * mean
-    ).unsqueeze(-2)
+    rows = n.sqrt().unsqueeze(-1) * mean
+    outer = rows.unsqueeze(-1) * rows.unsqueeze(-2)
     made = (squares - outer) / (n - 1.0).clamp(min=1.0)[:, None, None]
     few = n < 2.0
     if few.any():
@@ -223,11 +233,10 @@ def mean_squares(up: Tree, kind: str) -> Tensor:
 
 
 def notice(up: Tree, ctx: Ctx) -> str:
-    """Where the floor of the variances is larger than they are."""
-    n = up["count"].sum()
-    found = float(
-        (mean_squares(up, square_kind(ctx.hp)) - (up["class_sum"].sum(0) / n) ** 2).mean()
-    )
+    """A sentence for features with a variance below the floor; else empty."""
+    mean = up["class_sum"].sum(0) / up["count"].sum()
+    variance = mean_squares(up, square_kind(ctx.hp)) - mean**2
+    found = float(variance.mean())
     if found >= FLOOR:
         return ""
     return (
@@ -236,11 +245,12 @@ def notice(up: Tree, ctx: Ctx) -> str:
     )
 
 
-def part(sigma: Tensor, up: Tree, ctx: Ctx) -> tuple[float, Tree]:
-    """``shrink`` for lda, and the numbers of an automatic one, where the eigenvalue is one of a covariance."""
+def shrinkage(sigma: Tensor, up: Tree, ctx: Ctx) -> tuple[float, Tree]:
+    """``shrink`` for lda, and for an automatic one its numbers, with the mean eigenvalue of a covariance."""
     if ctx.hp["shrink"] is not None:
         return float(ctx.number("shrink")), {}
-    kept = fedcgs.automatic(up).numbers("shrink", sigma, fedcgs.freedom(up, "within"))
+    free = fedcgs.freedom(up, "within")
+    kept = fedcgs.automatic(up).numbers("shrink", sigma, free)
     # (1 - a) (Sigma + g I) = (1 - a) Sigma + a tr(Sigma) / D I
     g = float(kept["shrink"])
     a = g / (g + float(sigma.trace()) / len(sigma))
@@ -248,18 +258,18 @@ def part(sigma: Tensor, up: Tree, ctx: Ctx) -> tuple[float, Tree]:
 
 
 def settle(hp: Hp, _env: RunConstants) -> Hp:
-    """The released part in place of an automatic one, for all heads but lda."""
+    """The released value instead of an automatic one, for all heads but lda."""
     if hp["shrink"] is None and hp["head"] != "lda":
         return {**hp, "shrink": RELEASED}
     return hp
 
 
 HEAD = ("W", "b", "mean", "root", "inverse")
-"""What is sent of the server's tensors."""
+"""Names of the server's tensors that are broadcast."""
 
 
 def broadcast(server: Tree, _ctx: Ctx) -> Tree:
-    """The head, without what else the server keeps."""
+    """The head, without the other tensors that the server keeps."""
     return {k: t for k, t in server.items() if k in HEAD}
 
 
@@ -276,12 +286,12 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
         weighted = mean * n.sqrt().unsqueeze(-1)
         sigma = pooled(up, unpack(up["gram"], mean.shape[-1]), weighted.mT @ weighted)
         sigma = without_constants(sigma, varies)
-        a, kept = part(sigma, up, ctx)
+        a, kept = shrinkage(sigma, up, ctx)
         S = shrunk(sigma, a)
-        center, apart = around_mean(up["class_sum"], n)
-        apart = apart * varies
-        W = torch.cholesky_solve(apart.mT, regular_factor(S, size * varies)).mT
-        b = prior - 0.5 * (W * apart).sum(-1)
+        center, deviation = around_mean(up["class_sum"], n)
+        deviation = deviation * varies
+        W = torch.cholesky_solve(deviation.mT, regular_factor(S, size * varies)).mT
+        b = prior - 0.5 * (W * deviation).sum(-1)
         return masked(head_around(center, W, b, ctx.env.dtype), n) | kept
     if kind == "class_gram":
         S = shrunk(
@@ -292,16 +302,18 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
         eye = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device) * varies
         # |L^-1 (x - mu)|^2 is the quadratic form, and L^-T is an upper triangle.
         made["root"] = pack(torch.linalg.solve_triangular(factor, eye, upper=False).mT)
-        b = prior - (factor.diagonal(dim1=-2, dim2=-1).log() * varies).sum(-1)
+        half_log_det = (factor.diagonal(dim1=-2, dim2=-1).log() * varies).sum(-1)
+        b = prior - half_log_det
     else:
         if kind == "class_square":
             variance = up[kind] / n.clamp(min=1.0).unsqueeze(-1) - mean**2
         else:
-            variance = pooled(up, up[kind], (n.unsqueeze(-1) * mean**2).sum(0)).unsqueeze(0)
+            between = (n.unsqueeze(-1) * mean**2).sum(0)
+            variance = pooled(up, up[kind], between).unsqueeze(0)
         variance = variance.clamp(min=FLOOR)
         made["inverse"] = varies / variance
         b = prior - 0.5 * (variance.log() * varies).sum(-1)
-    made["b"] = torch.where(n > 0, b, b.new_full((), MASKED))
+    made["b"] = mask_logits(b, n > 0)
     return {k: t.to(ctx.env.dtype) for k, t in made.items()}
 
 
@@ -312,12 +324,15 @@ def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, _ctx: Ctx) -
     mean = down["mean"]
     scores = []
     for c in range(mean.shape[-2]):
-        apart = x - mean[..., c, :].unsqueeze(-2)
+        deviation = x - mean[..., c, :].unsqueeze(-2)
         if "root" in down:
-            square = (apart @ unpack_triangle(down["root"][..., c, :], x.shape[-1])) ** 2
+            root = unpack_triangle(down["root"][..., c, :], x.shape[-1])
+            square = (deviation @ root) ** 2
         else:
-            square = apart**2 * down["inverse"].expand_as(mean)[..., c, :].unsqueeze(-2)
-        scores.append(down["b"][..., c].unsqueeze(-1) - 0.5 * square.sum(-1))
+            inverse = down["inverse"].expand_as(mean)[..., c, :]
+            square = deviation**2 * inverse.unsqueeze(-2)
+        b = down["b"][..., c].unsqueeze(-1)
+        scores.append(b - 0.5 * square.sum(-1))
     return torch.stack(scores, -1)
 
 
@@ -328,13 +343,10 @@ def parameters(server: Tree, _state: Tree) -> int:
 
 def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:
     """Sums and squares up; a linear head, or means, inverses and constants, down."""
-    squares = 1
-    for side in square_shape(hp, classes, width):
-        squares *= side
-    if hp["head"] == "lda":
-        head = classes * (width + 1)
-    else:
-        head = classes * (width + 1) + squares
+    squares = math.prod(square_shape(hp, classes, width))
+    head = classes * (width + 1)
+    if hp["head"] != "lda":
+        head += squares
     return classes * width + squares, head
 
 

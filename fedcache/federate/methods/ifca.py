@@ -10,8 +10,8 @@ trains w_j and sends it with j; the server averages the models that were sent fo
 paper: alike, ``agg=uniform``), and keeps a model that no client selected. Client i deploys the model of smallest loss
 on its rows. All models begin with weights of their own, without which no client could tell them apart.
 
-What travels is one model and its number up, K models down. BatchNorm is off: the statistics of a model that no client
-has trained yet fit no rows, so none but the model that was chosen first would ever be chosen.
+Clients send one model and its number, and receive K models. BatchNorm is off: the statistics of a model that no client
+has trained yet fit no rows, so only the model that was chosen first would be chosen again.
 Released FedPCL code has no IFCA; preset ``official`` is its setting of the other baselines (D-09, D-13, D-14).
 Limits: K = 1 is ``fedavg`` (to rounding); a model's average holds no weight of a client that chose another.
 """
@@ -51,38 +51,42 @@ def init(ctx: Ctx) -> Tree:
     """K models, each with weights of its own, that no client has selected yet."""
     head = model.head_of(ctx.hp)
     K = ctx.count("models")
-    # A stream for each model: equal first models would be chosen by the same clients for ever.
-    drawn = [
-        head.init(ctx.rng.uniform(f"init/{k}", independent=False), ctx.env.width, ctx.env.classes)
-        for k in range(K)
-    ]
+    # Each model has its own stream of random numbers: models that start equal would always be chosen by the same
+    # clients.
+    drawn = []
+    for k in range(K):
+        uniform = ctx.rng.uniform(f"init/{k}", independent=False)
+        drawn.append(head.init(uniform, ctx.env.width, ctx.env.classes))
     axis = len(ctx.lead)
-    out = {ALL + n: torch.stack([p[n] for p in drawn], axis) for n in model.names(ctx.hp)}
+    out = {}
+    for name in model.names(ctx.hp):
+        out[ALL + name] = torch.stack([p[name] for p in drawn], axis)
     count = torch.zeros(K, dtype=torch.float64, device=ctx.env.device)
     return {**out, CHOSEN: count.reshape((1,) * axis + (K,))}
 
 
 def one_model(down: Tree, k: int, ctx: Ctx) -> Tree:
     """Model k under its plain names."""
-    return {n: down[ALL + n].select(len(ctx.lead), k) for n in model.names(ctx.hp)}
+    return {name: down[ALL + name].select(len(ctx.lead), k) for name in model.names(ctx.hp)}
 
 
 def losses(down: Tree, data: ClientData, ctx: Ctx) -> Tensor:
-    """Summed cross-entropy of the clients' rows under each model, as it is used, [*lead, K]."""
+    """Summed cross-entropy of the clients' rows under each model in evaluation mode, [*lead, K]."""
 
     def sums(block: ClientData) -> Tree:
         x, mask = block.full()
         y = block.labels(block.positions())
         head = model.head_of(ctx.hp)
-        found = [
-            cross_entropy(logits(head, one_model(down, k, ctx), x)[0], y, mask).double()
-            for k in range(ctx.count("models"))
-        ]
+        found = []
+        for k in range(ctx.count("models")):
+            u, _ = logits(head, one_model(down, k, ctx), x)
+            found.append(cross_entropy(u, y, mask).double())
         return {"loss": torch.stack(found, -1)}
 
-    # Every model is only looked at here; the chosen one is trained afterwards.
+    # The models are only compared here; the chosen one is trained afterwards.
+    width = max(ctx.env.width, ctx.count("dim"))
     with torch.no_grad():
-        return add_up(data, ctx, max(ctx.env.width, ctx.count("dim")), sums)["loss"]
+        return add_up(data, ctx, width, sums)["loss"]
 
 
 def best(down: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tensor]:
@@ -96,14 +100,14 @@ def models_at(down: Tree, at: Tensor, ctx: Ctx) -> Tree:
     """The model of number ``at`` [*lead] for each place of the leading axes, under its plain names."""
     axis = at.dim()
     chosen = {}
-    for n in model.names(ctx.hp):
-        t = down[ALL + n]
+    for name in model.names(ctx.hp):
+        t = down[ALL + name]
         lead = torch.broadcast_shapes(at.shape, t.shape[:axis])  # type: ignore[no-untyped-call]
         t = t.expand(*lead, *t.shape[axis:])
-        # gather wants an index of the shape of its result: one model of all its numbers.
+        # ``gather`` needs an index of the shape of its result, which is one model.
         place = at.expand(lead).reshape(*lead, *(1,) * (t.dim() - axis))
         place = place.expand(*lead, 1, *t.shape[axis + 1 :])
-        chosen[n] = t.gather(axis, place).squeeze(axis)
+        chosen[name] = t.gather(axis, place).squeeze(axis)
     return chosen
 
 
@@ -119,11 +123,11 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
     for name in model.names(ctx.hp):
         t = p[name].unsqueeze(len(ctx.lead))
         # All other places are 0, so the server's sum over clients adds each model's own clients.
-        up[ALL + name] = t.double() * beside(weight, t)
+        up[ALL + name] = t.double() * to_axes_of(weight, t)
     return {}, up
 
 
-def beside(weight: Tensor, t: Tensor) -> Tensor:
+def to_axes_of(weight: Tensor, t: Tensor) -> Tensor:
     """Weights [*lead, K] with axes of 1 behind, so that they multiply ``t`` [*lead, K or 1, ..]."""
     return weight.reshape(*weight.shape, *(1,) * (t.dim() - weight.dim()))
 
@@ -131,15 +135,16 @@ def beside(weight: Tensor, t: Tensor) -> Tensor:
 def uploads(server: Tree, ctx: Ctx) -> Uploads:
     """A model in one of K places, times the client's weight, and that weight in the same place."""
     sent = {
-        ALL + n: UploadTensor(tuple(server[ALL + n].shape), torch.float64)
-        for n in model.names(ctx.hp)
+        ALL + name: UploadTensor(tuple(server[ALL + name].shape), torch.float64)
+        for name in model.names(ctx.hp)
     }
     return {**sent, CHOSEN: UploadTensor((ctx.count("models"),), torch.float64)}
 
 
 def sent_numbers(up: Tree, ctx: Ctx) -> int:
     """The numbers of one model, and which it is: all other places are 0."""
-    return sum(t.numel() for name, t in up.items() if name != CHOSEN) // ctx.count("models") + 1
+    of_all_places = sum(t.numel() for name, t in up.items() if name != CHOSEN)
+    return of_all_places // ctx.count("models") + 1
 
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
@@ -149,8 +154,8 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     for name in model.names(ctx.hp):
         old = server[ALL + name]
         total = up[ALL + name]
-        w = beside(weight, total)
-        # Divide by 1 where nobody chose the model: 0 / 0 would be NaN before it is left out.
+        w = to_axes_of(weight, total)
+        # Divide by 1 where no client chose the model, because 0 / 0 is NaN.
         mean = total / torch.where(w > 0, w, 1.0)
         out[ALL + name] = torch.where(w > 0, mean.to(old.dtype), old)
     return out
@@ -161,8 +166,8 @@ def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
     return best(down, data, ctx)[0]
 
 
-def used(down: Tree, own: Tree, ctx: Ctx) -> Tree:
-    """The client's model; without one, that which most rows chose."""
+def deployed(down: Tree, own: Tree, ctx: Ctx) -> Tree:
+    """The client's model; without one, the model with the largest sum of client weights."""
     if own:
         return own
     return models_at(down, down[CHOSEN].argmax(-1), ctx)
@@ -170,20 +175,18 @@ def used(down: Tree, own: Tree, ctx: Ctx) -> Tree:
 
 def predict(down: Tree, own: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Logits [.., N, C] of that model."""
-    return logits(model.head_of(ctx.hp), used(down, own, ctx), x)[0]
+    return logits(model.head_of(ctx.hp), deployed(down, own, ctx), x)[0]
 
 
 def embed(down: Tree, own: Tree, x: Tensor, ctx: Ctx) -> Tensor:
-    """What its projection makes of features, [.., N, dim]."""
-    return model.embed(used(down, own, ctx), {}, x, ctx)
+    """Projections [.., N, dim] of features by that model."""
+    return model.embed(deployed(down, own, ctx), {}, x, ctx)
 
 
 def trainable(server: Tree, _state: Tree) -> int:
     """The trained numbers of one of the K models."""
-    return (
-        head_weights({name.removeprefix(ALL): t for name, t in server.items()}, {})
-        // server[CHOSEN].shape[-1]
-    )
+    models = {name.removeprefix(ALL): t for name, t in server.items()}
+    return head_weights(models, {}) // server[CHOSEN].shape[-1]
 
 
 def paper_count(width: int, classes: int, _clients: int, hp: Hp) -> tuple[int, int]:

@@ -25,6 +25,7 @@ from fedcache.federate.methods.common import (
     MethodPage,
     Tree,
     model,
+    select,
     server_tensors,
 )
 from fedcache.federate.methods.common.model import (
@@ -46,8 +47,9 @@ SHARED = ("Q.W", "Q.b")
 def init(ctx: Ctx) -> Tree:
     """Q."""
     head = model.head_of(ctx.hp)
-    p = head.init(ctx.rng.uniform("init", independent=False), ctx.env.width, ctx.env.classes)
-    return {k: p[k] for k in SHARED}
+    uniform = ctx.rng.uniform("init", independent=False)
+    p = head.init(uniform, ctx.env.width, ctx.env.classes)
+    return select(p, SHARED)
 
 
 def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import Tensor
-
 from fedcache.federate.engine.local_training import keep_optimiser
 from fedcache.federate.engine.method import everywhere
 from fedcache.federate.methods import tpfl
 from fedcache.federate.methods.common import ClientData, Ctx, MethodPage, Tree, sends_nothing
+from fedcache.federate.methods.common.model import without
 
 
 def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
@@ -25,9 +24,14 @@ def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     return {**p, **keep_optimiser(p, tuple(p), ctx)}
 
 
+def prompts_of(state: Tree) -> Tree:
+    """The client's prompts, without the state of its optimiser."""
+    return {k: t for k, t in state.items() if not k.startswith("opt/")}
+
+
 def fit(_down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
-    """``epochs`` of tpfl's eq 2, from where the client was; nothing is sent."""
-    prompts = {k: t for k, t in state.items() if not k.startswith("opt/")}
+    """``epochs`` of tpfl's eq 2, from the client's last prompts; nothing is sent."""
+    prompts = prompts_of(state)
     kept = {k: t for k, t in state.items() if k not in prompts}
     kept, p = tpfl.fit(prompts, kept, data, ctx)
     return {**p, **kept}, {}
@@ -35,25 +39,19 @@ def fit(_down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
 
 def deploy(_down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """The client's prompts and their class features."""
-    return tpfl.deploy({k: t for k, t in state.items() if not k.startswith("opt/")}, {}, data, ctx)
-
-
-def predict(down: Tree, _state: Tree, data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
-    """Logits [N, C] of images uint8 [N, H W 3]."""
-    return tpfl.predict(down, {}, data, x, ctx)
+    return tpfl.deploy(prompts_of(state), {}, data, ctx)
 
 
 METHOD = replace(
     tpfl.METHOD,
     name="local-prompt",
     summary="Every client learns a text and a visual prompt alone; scored on all test rows; needs images.",
-    hparams=tuple(h for h in tpfl.METHOD.hparams if h.name != "agg"),
+    hparams=without(tpfl.METHOD.hparams, "agg"),
     init=lambda _ctx: {},
     enter=enter,
     fit=fit,
     uploads=sends_nothing,
     deploy=deploy,
-    predict=predict,
     protocol=everywhere,
     paper_count=lambda *_: (0, 0),
     page=MethodPage(

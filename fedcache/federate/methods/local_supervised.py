@@ -36,12 +36,12 @@ def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
-    """Local epochs from where the client was; nothing is sent."""
+    """Local epochs from the client's last model; nothing is sent."""
     return scratch.fit(down, state, data, ctx)[0], {}
 
 
 def deploy(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> Tree:
-    """The model, with a probe where that scores it."""
+    """The model, with a linear probe if ``score=probe``."""
     if ctx.hp["score"] == "probe":
         return simclr.probe(down, state, data, ctx)
     return {**down, **state}
@@ -49,8 +49,21 @@ def deploy(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> Tree:
 
 def predict(down: Tree, state: Tree, data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Logits [N, C] of the classifier or the probe."""
-    predict = simclr.predict if ctx.hp["score"] == "probe" else scratch.predict
-    return predict(down, state, data, x, ctx)
+    if ctx.hp["score"] == "probe":
+        return simclr.predict(down, state, data, x, ctx)
+    return scratch.predict(down, state, data, x, ctx)
+
+
+def released(param: HParam) -> HParam:
+    """The switch, with the released augmentation in preset ``official``."""
+    if param.name == "augment":
+        return replace(param, official="supervised")
+    return param
+
+
+SWITCHES = declare(
+    without(scratch.METHOD.hparams, "agg"), wd=1e-6, batch=1024, epochs=100, drop_last=False
+)
 
 
 METHOD = replace(
@@ -59,16 +72,7 @@ METHOD = replace(
     paper="reference of FLESD (Shi et al., 2022), figure 2",
     summary="Every client trains its own ResNet with labels; scored by its classifier or a linear probe.",
     hparams=(
-        *(
-            replace(h, official="supervised") if h.name == "augment" else h
-            for h in declare(
-                without(scratch.METHOD.hparams, "agg"),
-                wd=1e-6,
-                batch=1024,
-                epochs=100,
-                drop_last=False,
-            )
-        ),
+        *map(released, SWITCHES),
         HParam(
             "score",
             "classifier",

@@ -15,7 +15,7 @@ the gradient, and the first values from the rows,
 
 The paper has no clients. Here (ours) each takes these from its own rows, begins with its own first values in the first
 round and with the average afterwards, and makes ``epochs`` such iterations a round; uploads are averaged by n_i / N.
-One client and one round are the paper's method. A class of which it has no rows begins with w_k = 0.
+One client and one round are the paper's method. A class without rows at the client begins with w_k = 0.
 
 Released code, where it differs (``official``): momentum 0.9 on w; a bias, which begins with random numbers there and
 with 0 here; and alpha moves by the sum of all its gradients so far, since nothing sets them to zero
@@ -42,6 +42,7 @@ from fedcache.federate.methods.common import (
     affine,
     model,
     over,
+    select,
     server_tensors,
 )
 from fedcache.federate.methods.common.model import AGG, FEAT_POST, declare
@@ -49,7 +50,7 @@ from fedcache.heads.losses import softmax
 
 
 def names(hp: Hp) -> tuple[str, ...]:
-    """What is trained, sent and averaged."""
+    """Names of the tensors that are trained, sent and averaged."""
     if hp["bias"]:
         return ("W", "alpha", "b")
     return ("W", "alpha")
@@ -58,8 +59,9 @@ def names(hp: Hp) -> tuple[str, ...]:
 def init(ctx: Ctx) -> Tree:
     """W [C, D], alpha [C] and b [C] before any row is seen: 0."""
     C = ctx.env.classes
-    made = torch.zeros(ctx.env.classes, ctx.env.width, dtype=ctx.env.dtype, device=ctx.env.device)
-    return {k: made if k == "W" else made.new_zeros(C) for k in names(ctx.hp)}
+    W = torch.zeros(C, ctx.env.width, dtype=ctx.env.dtype, device=ctx.env.device)
+    made = {"W": W, "alpha": W.new_zeros(C), "b": W.new_zeros(C)}
+    return select(made, names(ctx.hp))
 
 
 def first_values(x: Tensor, t: Tensor, Y: Tensor, ctx: Ctx) -> Tree:
@@ -74,52 +76,58 @@ def first_values(x: Tensor, t: Tensor, Y: Tensor, ctx: Ctx) -> Tree:
     # The level is the mean over the client's classes, so that no class has its own first multiplier.
     count = Y.sum(-2)
     mean = (Y * t).sum(-2) / count.clamp(min=1.0)  # of f.t_k over the rows of class k
-    level = mean.sum(-1, keepdim=True) / (count > 0).sum(-1, keepdim=True).clamp(min=1)
+    classes = (count > 0).sum(-1, keepdim=True)
+    level = mean.sum(-1, keepdim=True) / classes.clamp(min=1)
     alpha = over(ctx.number("alpha_init"), level) * level
-    return {"W": Y.mT @ x, "alpha": alpha + torch.zeros_like(count), "b": torch.zeros_like(count)}
+    zeros = torch.zeros_like(count)
+    return {"W": Y.mT @ x, "alpha": alpha + zeros, "b": zeros}
 
 
 def step_sizes(x: Tensor, t: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
     """Steps of w and alpha, [..] each, from rows x [.., R, D] and products t [.., R, C], 0 on padding; n [..] rows."""
-    # both have the eigenvalues that are not 0
+    # Both products have the same eigenvalues except zeros, so the smaller one is taken.
     if x.shape[-2] < x.shape[-1]:
         small = x @ x.mT
     else:
         small = x.mT @ x
     largest = torch.linalg.eigvalsh(small)[..., -1]
     tiny = torch.finfo(x.dtype).tiny
-    return 4.0 * n / largest.clamp(min=tiny), n / (4.0 * (t**2).sum(-2).amax(-1)).clamp(min=tiny)
+    step_w = 4.0 * n / largest.clamp(min=tiny)
+    steepest = 4.0 * (t**2).sum(-2).amax(-1)
+    return step_w, n / steepest.clamp(min=tiny)
 
 
 def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """``epochs`` iterations on all rows of the client."""
     x, mask = data.full()
-    x = x * mask.unsqueeze(-1)  # padding is a row of zeros, and has no weight
+    real = mask.unsqueeze(-1)
+    x = x * real  # padding becomes a row of zeros, and has no weight
     n = mask.sum(-1)
-    Y = one_hot(data.labels(data.positions()), ctx.env.classes).to(x.dtype) * mask.unsqueeze(-1)
+    Y = one_hot(data.labels(data.positions()), ctx.env.classes).to(x.dtype) * real
     t = affine(x, ctx.text)
     p = down
     if ctx.round == 0:
         p = first_values(x, t, Y, ctx)
-    # A copy of each client's own, which the steps below change in place.
-    p = {k: p[k].expand(*ctx.lead, *p[k].shape[len(ctx.lead) :]).clone() for k in names(ctx.hp)}
+    # Copies for each client, which the steps below change in place.
+    axes = len(ctx.lead)
+    p = {name: p[name].expand(*ctx.lead, *p[name].shape[axes:]).clone() for name in names(ctx.hp)}
     step_w, step_alpha = step_sizes(x, t, n)
-    velocity = {k: torch.zeros_like(v) for k, v in p.items() if k != "alpha"}
+    velocity = {name: torch.zeros_like(v) for name, v in p.items() if name != "alpha"}
     summed = torch.zeros_like(p["alpha"])
     for iteration in range(1, ctx.count("epochs") + 1):
         ctx.env.watch()
         u = affine(x, p["W"], p.get("b")) + p["alpha"].unsqueeze(-2) * t
-        # of each row in the mean loss
-        error = (softmax(u) - Y) * (mask / n.unsqueeze(-1)).unsqueeze(-1)
+        weight = mask / n.unsqueeze(-1)  # of each row in the mean loss
+        error = (softmax(u) - Y) * weight.unsqueeze(-1)
         moved = {"W": error.mT @ x, "b": error.sum(-2)}
         pull = (error * t).sum(-2)
         if ctx.hp["alpha_grad"] == "sum":
             summed = summed + pull
         else:
             summed = pull
-        for k, v in velocity.items():
-            v.mul_(over(ctx.number("momentum"), v)).add_(moved[k])
-            p[k].sub_(over(step_w, v) * v)
+        for name, v in velocity.items():
+            v.mul_(over(ctx.number("momentum"), v)).add_(moved[name])
+            p[name].sub_(over(step_w, v) * v)
         if iteration % ctx.count("alpha_every") == 0:
             p["alpha"].sub_(over(step_alpha, summed) * summed)
     return {}, p
@@ -127,7 +135,8 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
 
 def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Logits [.., N, C]."""
-    return affine(x, down["W"] + down["alpha"].unsqueeze(-1) * ctx.text, down.get("b"))
+    W = down["W"] + down["alpha"].unsqueeze(-1) * ctx.text
+    return affine(x, W, down.get("b"))
 
 
 METHOD = Method(

@@ -4,7 +4,7 @@ Every client trains its own SimCLR encoder without labels, and sends nothing. A 
 reported accuracy is that of the worst client.
 
 Each encoder is probed on all labelled rows and scored on all test rows; the number reported is the minimum over
-clients, which is our reading of the name (the paper calls it the local lower bound and says no more).
+clients, which is our interpretation of the name (the paper calls it the local lower bound and says no more).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedcache.federate.methods.common import (
     sends_nothing,
     simclr,
 )
-from fedcache.federate.methods.common.model import declare
+from fedcache.federate.methods.common.model import declare, without
 from fedcache.federate.methods.fedavg_simclr import METHOD as FEDAVG_SIMCLR
 
 
@@ -33,7 +33,7 @@ METHOD = replace(
     FEDAVG_SIMCLR,
     name="min-local",
     summary="Every client trains its own SimCLR encoder; the worst one is reported.",
-    hparams=declare((h for h in FEDAVG_SIMCLR.hparams if h.name != "agg"), epochs=200),
+    hparams=declare(without(FEDAVG_SIMCLR.hparams, "agg"), epochs=200),
     defaults=Defaults(rounds=1, participation=None, clients=6, scheme="flesd"),
     init=lambda _ctx: {},
     enter=enter,

@@ -33,6 +33,7 @@ from fedcache.federate.methods.common import (
     is_zero,
     model,
     over,
+    select,
 )
 from fedcache.federate.methods.common.model import (
     AGG,
@@ -50,15 +51,13 @@ from fedcache.heads.losses import cross_entropy, model_contrast
 from fedcache.heads.projection import classify, embed
 
 LAST = "last/"
-"""Prefix of the projection the client ended its last round with."""
+"""Prefix of the projection at the end of the client's last round."""
 
 
 def enter(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
-    """The received projection for a last one, and what FedAvg keeps."""
-    return {
-        **fedavg.enter(down, data, ctx),
-        **{LAST + n: down[n] for n in model.head_of(ctx.hp).body()},
-    }
+    """The received projection as the last one, and what FedAvg keeps."""
+    last = {LAST + name: down[name] for name in model.head_of(ctx.hp).body()}
+    return {**fedavg.enter(down, data, ctx), **last}
 
 
 def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
@@ -70,19 +69,24 @@ def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     x = batch["x"]
     w = batch["w"]
     z, updates = embed(head, p, x, w)
+    received_body = select(down, head.body())
+    last_body = {name: p[LAST + name] for name in head.body()}
     with torch.no_grad():
-        # Statistics of the batch, not running ones, whose updates nobody wants here.
-        received = embed(head, {**p, **{n: down[n] for n in head.body()}}, x, w)[0]
-        last = embed(head, {**p, **{n: p[LAST + n] for n in head.body()}}, x, w)[0]
+        # All three normalise with the statistics of the batch. Updates of running statistics are not needed here.
+        received = embed(head, {**p, **received_body}, x, w)[0]
+        last = embed(head, {**p, **last_body}, x, w)[0]
     value = cross_entropy(classify(head, p, z), batch["y"], w)
-    return value + mu * model_contrast(z, received, last, over(ctx.number("tau"), w), w), updates
+    contrast = model_contrast(z, received, last, over(ctx.number("tau"), w), w)
+    return value + mu * contrast, updates
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
-    """Local epochs; the projection they end with is the last one."""
-    p = {**{k: down[k] for k in model.names(ctx.hp) if k not in state}, **state}
+    """Local epochs; the resulting projection is the last one of the next round."""
+    received = {k: down[k] for k in model.names(ctx.hp) if k not in state}
+    p = {**received, **state}
     p = train(p, model.trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
-    return {k: p[k.removeprefix(LAST)] for k in state}, {k: p[k] for k in fedavg.sent_names(ctx.hp)}
+    kept = {k: p[k.removeprefix(LAST)] for k in state}
+    return kept, select(p, fedavg.sent_names(ctx.hp))
 
 
 METHOD = replace(

@@ -10,14 +10,14 @@ from dataclasses import replace
 
 from fedcache.federate.engine.method import Defaults
 from fedcache.federate.methods.common import MethodPage
-from fedcache.federate.methods.common.model import declare
+from fedcache.federate.methods.common.model import declare, without
 from fedcache.federate.methods.fedavg_simclr import METHOD as FEDAVG_SIMCLR
 
 METHOD = replace(
     FEDAVG_SIMCLR,
     name="non-fl",
     summary="One SimCLR encoder on all clients' rows; not federated.",
-    hparams=declare((h for h in FEDAVG_SIMCLR.hparams if h.name != "agg"), epochs=200),
+    hparams=declare(without(FEDAVG_SIMCLR.hparams, "agg"), epochs=200),
     defaults=Defaults(rounds=1, participation=None, clients=6, scheme="flesd"),
     one_shot=True,
     central=True,

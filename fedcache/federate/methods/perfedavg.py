@@ -44,6 +44,7 @@ from fedcache.federate.methods.common import (
     is_zero,
     model,
     over,
+    select,
     server_tensors,
 )
 from fedcache.federate.methods.common.model import (
@@ -72,59 +73,55 @@ def ahead(loss: Loss, trained: tuple[str, ...]) -> Loss:
         first = {**batch, "x": batch["x1"], "y": batch["y1"], "i": batch["i1"]}
         g, _ = grads(loss, trained, p, first, down, ctx)
         # First order: the gradient of the step is a constant, so there are no second derivatives.
-        step = {n: p[n] - over(alpha, d) * d for n, d in zip(trained, g, strict=True)}
+        step = {}
+        for name, gradient in zip(trained, g, strict=True):
+            step[name] = p[name] - over(alpha, gradient) * gradient
         return loss({**p, **step}, batch, down, ctx)
 
     return one
 
 
 def pairs(data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
-    """B2 as every method's batches, and B1 of the same sizes from a stream of its own as ``x1``, ``y1``, ``i1``."""
-    both = minibatches(data, ctx, epoch), minibatches(data, ctx, epoch, "inner")
-    for (k, second), (_, first) in zip(*both, strict=True):
-        yield k, {**second, **{f"{name}1": first[name] for name in ("x", "y", "i")}}
+    """The usual batches as B2, and B1 of the same sizes from a stream of its own as ``x1``, ``y1``, ``i1``."""
+    seconds = minibatches(data, ctx, epoch)
+    firsts = minibatches(data, ctx, epoch, "inner")
+    for (k, second), (_, first) in zip(seconds, firsts, strict=True):
+        inner = {f"{name}1": first[name] for name in ("x", "y", "i")}
+        yield k, {**second, **inner}
 
 
 def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs over pairs of batches."""
     sgd = as_sgd(ctx, "beta")
-    moved = model.trained(ctx.hp)
-    p = {k: down[k] for k in model.names(ctx.hp)}
+    trained = model.trained(ctx.hp)
+    p = select(down, model.names(ctx.hp))
 
     def batches(_now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
         return pairs(data, sgd, epoch)
 
-    p = train(
-        p, moved, ctx.count("epochs"), ahead(model.ce_loss, moved), down, data, sgd, batches=batches
-    )
-    return {}, {k: p[k] for k in down}
+    loss = ahead(model.ce_loss, trained)
+    p = train(p, trained, ctx.count("epochs"), loss, down, data, sgd, batches=batches)
+    return {}, select(p, down)
 
 
 def adapt(down: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """theta after ``adapt_steps`` steps, each on one batch of ``data`` from a stream that no training reads."""
     sgd = as_sgd(ctx, "alpha")
-    # a client with less than a batch adapts on what it has
+    # A client with fewer rows than a batch adapts on the rows it has.
     sgd = replace(sgd, hp={**sgd.hp, "drop_last": False})
+    trained = model.trained(ctx.hp)
+    steps = ctx.count("adapt_steps")
 
     def batches(_now: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
         return islice(minibatches(data, sgd, epoch, "adapt", (0,)), 1)
 
     # Evaluation runs without gradients, and adaptation needs them.
     with torch.enable_grad():
-        return train(
-            down,
-            model.trained(ctx.hp),
-            ctx.count("adapt_steps"),
-            model.ce_loss,
-            down,
-            data,
-            sgd,
-            batches=batches,
-        )
+        return train(down, trained, steps, model.ce_loss, down, data, sgd, batches=batches)
 
 
 def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
-    """The adapted model, without what its optimiser kept; nothing where theta is deployed."""
+    """The adapted model, without the state of its optimiser; nothing if theta is deployed."""
     if not ctx.count("adapt_steps"):
         return {}
     adapted = adapt(down, data, ctx)

@@ -50,6 +50,7 @@ from fedcache.federate.methods.common import (
     MethodPage,
     Tree,
     model,
+    select,
     server_tensors,
 )
 from fedcache.federate.methods.common.model import (
@@ -68,9 +69,9 @@ NEAR = "near/"
 
 
 def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
-    """theta_i = w; nothing where w is what is deployed."""
+    """theta_i = w; nothing if w is deployed."""
     if ctx.hp["eval"] == "personalised":
-        return {k: down[k] for k in model.names(ctx.hp)}
+        return select(down, model.names(ctx.hp))
     return {}
 
 
@@ -85,13 +86,14 @@ def envelope(loss: Loss, trained: Sequence[str], down: Tree) -> Step:
         # The inner problem: theta near w_i that fits this batch, by K steps.
         for _ in range(ctx.count("K")):
             g, updates = grads(loss, trained, p, batch, down, ctx)
-            for n, d in zip(trained, g, strict=True):
-                pull = over(lam, d) * (p[n] - p[NEAR + n])
-                p[n] = p[n] - over(lr, d) * (d + pull + over(decay, d) * p[n])
+            for name, gradient in zip(trained, g, strict=True):
+                pull = over(lam, gradient) * (p[name] - p[NEAR + name])
+                direction = gradient + pull + over(decay, gradient) * p[name]
+                p[name] = p[name] - over(lr, gradient) * direction
             p |= updates
         pace = ctx.number("eta") * lam
-        for n in trained:  # lerp is exact at 0 and 1
-            p[NEAR + n] = torch.lerp(p[NEAR + n], p[n], over(pace, p[n]))
+        for name in trained:  # lerp is exact at 0 and 1
+            p[NEAR + name] = torch.lerp(p[NEAR + name], p[name], over(pace, p[name]))
         return p
 
     return one
@@ -99,16 +101,15 @@ def envelope(loss: Loss, trained: Sequence[str], down: Tree) -> Step:
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs; w_i leaves, theta_i stays."""
-    moved = model.trained(ctx.hp)
-    p = own(
-        {**{k: down[k] for k in model.names(ctx.hp)}, **{NEAR + n: down[n] for n in moved}}, ctx
-    )
+    trained = model.trained(ctx.hp)
+    near = {NEAR + name: down[name] for name in trained}
+    p = own({**select(down, model.names(ctx.hp)), **near}, ctx)
+    step = envelope(model.ce_loss, trained, down)
     for epoch in range(ctx.count("epochs")):
-        p = fold_batches(
-            p, minibatches(data, ctx, epoch), envelope(model.ce_loss, moved, down), ctx
-        )
-    up = {n: p[NEAR + n] for n in moved} | {n: p[n] for n in model.head_of(ctx.hp).buffers()}
-    return {k: p[k] for k in state}, up
+        p = fold_batches(p, minibatches(data, ctx, epoch), step, ctx)
+    up = {name: p[NEAR + name] for name in trained}
+    up |= select(p, model.head_of(ctx.hp).buffers())
+    return select(p, state), up
 
 
 def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
@@ -117,7 +118,7 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
 
 
 def protocol(hp: Hp) -> Protocol:
-    """What ``eval`` says."""
+    """Personal models or a global one, as ``eval`` says."""
     return cast(Protocol, hp["eval"])
 
 

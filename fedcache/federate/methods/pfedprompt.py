@@ -6,8 +6,8 @@ stored training features: rows that resemble the image vote for their labels. On
 Guo et al., "pFedPrompt: learning personalized prompt for vision-language models in federated learning", WWW 2023. Its
 abstract: users agree in the space of texts, where clients learn a prompt together, and differ in the space of images,
 to which each adapts without parameters. Neither its equations nor code were available; others call the second part an
-attention on the client. The first part is ``promptfl``, switches and all. The second is a reading (D-107): nothing but
-the client's own training rows F_n of unit length, n = 1 .. N_k, is attended to when it predicts,
+attention on the client. The first part is ``promptfl`` with all its switches. The second is our interpretation (D-107):
+a prediction attends to the client's own training rows F_n of unit length, n = 1 .. N_k, and to nothing else,
     w_n = softmax_n(b x.F_n),
     ``values=labels``:    logits = s x.T' + a sum_n w_n onehot(y_n)
     ``values=features``:  logits = s z.T',  z = x + a sum_n w_n F_n, made unit.
@@ -52,13 +52,13 @@ def attended(x: Tensor, keys: Tensor, values: Tensor, b: float | Tensor) -> Tens
         values: [n, V] their values.
         b: sharpness.
     """
-    blocks = list(
-        zip(torch.split(keys, tip_local.KEYS), torch.split(values, tip_local.KEYS), strict=True)
-    )
-    nearest = torch.stack([(x @ F.mT).amax(-1) for F, _ in blocks]).amax(0)
+    key_blocks = torch.split(keys, tip_local.KEYS)
+    value_blocks = torch.split(values, tip_local.KEYS)
+    # Similarities are taken relative to the largest, so that no exponential overflows.
+    nearest = torch.stack([(x @ F.mT).amax(-1) for F in key_blocks]).amax(0)
     total = x.new_zeros(())
     mass = x.new_zeros(())
-    for F, v in blocks:
+    for F, v in zip(key_blocks, value_blocks, strict=True):
         weight = torch.exp(b * (x @ F.mT - nearest.unsqueeze(-1)))
         total = total + weight @ v
         mass = mass + weight.sum(-1, keepdim=True)
@@ -70,16 +70,15 @@ def predict(down: Tree, own: Tree, data: ClientData, x: Tensor, ctx: Ctx) -> Ten
     a = ctx.number("a")
     if not own or is_zero(a) or not len(own["keys"]):
         return promptfl.predict(down, {}, data, x, ctx)
+    b = ctx.number("b")
     unit = normalize(x, dim=-1)
     if ctx.hp["values"] == "features":
-        return prompts.scale(ctx) * affine(
-            normalize(unit + a * attended(unit, own["keys"], own["keys"], ctx.number("b")), dim=-1),
-            down["T"],
-        )
+        moved = unit + a * attended(unit, own["keys"], own["keys"], b)
+        z = normalize(moved, dim=-1)
+        return prompts.scale(ctx) * affine(z, down["T"])
     onehot = one_hot(own["label"], ctx.env.classes).to(x.dtype)
-    return promptfl.predict(down, {}, data, x, ctx) + a * attended(
-        unit, own["keys"], onehot, ctx.number("b")
-    )
+    votes = attended(unit, own["keys"], onehot, b)
+    return promptfl.predict(down, {}, data, x, ctx) + a * votes
 
 
 METHOD = replace(

@@ -19,13 +19,12 @@ client with every row is CoOp. ``local_prompt`` and ``tpfl`` add prompts on imag
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from torch import Tensor
 
 from fedcache.federate.engine.hyperparameters import HParam, Value
-from fedcache.federate.engine.local_training import Batch, keep_optimiser, minibatches, train
+from fedcache.federate.engine.local_training import Batch, keep_optimiser, train
 from fedcache.federate.engine.method import count_of, whole_server
 from fedcache.federate.methods.common import (
     ClientData,
@@ -36,6 +35,7 @@ from fedcache.federate.methods.common import (
     Tree,
     affine,
     prompts,
+    select,
 )
 from fedcache.federate.methods.common.model import AGG, FEAT_POST, declare
 from fedcache.federate.methods.common.prompts import CONTEXT, PROMPT_TRAINING, SCALE
@@ -52,23 +52,17 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     now = prompts.scheduled(ctx)
 
     def loss(p: Tree, batch: Batch, _down: Tree, batch_ctx: Ctx) -> Tensor:
-        u = prompts.scale(batch_ctx) * affine(
-            batch["x"], prompts.text_features(p["ctx"], names, batch_ctx)
-        )
+        T = prompts.text_features(p["ctx"], names, batch_ctx)
+        u = prompts.scale(batch_ctx) * affine(batch["x"], T)
         return cross_entropy(u, batch["y"], batch["w"])
 
-    def batches(_p: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
-        return minibatches(data, now, epoch)
-
-    p = train({**down, **state}, NAMES, ctx.count("epochs"), loss, {}, data, now, batches=batches)
-    return {k: p[k] for k in state}, {k: p[k] for k in NAMES}
+    p = train({**down, **state}, NAMES, ctx.count("epochs"), loss, {}, data, now)
+    return select(p, state), select(p, NAMES)
 
 
 def deploy(down: Tree, _state: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """The class features of the prompt, made once per scored model and not once per block of rows."""
-    return {
-        "T": prompts.frozen_text(down["ctx"], prompts.class_names(ctx, down["ctx"].shape[-2]), ctx)
-    }
+    return {"T": prompts.class_features(down["ctx"], ctx)}
 
 
 def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:

@@ -31,7 +31,15 @@ from fedcache.federate.engine.context import Ctx, dot, over
 from fedcache.federate.engine.local_training import batch_sizes, train
 from fedcache.federate.engine.method import Uploads, UploadTensor
 from fedcache.federate.methods import fedavg
-from fedcache.federate.methods.common import ClientData, Hp, HParam, MethodPage, Tree, model
+from fedcache.federate.methods.common import (
+    ClientData,
+    Hp,
+    HParam,
+    MethodPage,
+    Tree,
+    model,
+    select,
+)
 from fedcache.federate.methods.common.model import (
     FEAT_POST,
     MODEL,
@@ -51,19 +59,20 @@ PLAIN = (
 
 def variates(hp: Hp) -> tuple[str, ...]:
     """Names of the control variates: one for every tensor a gradient moves."""
-    return tuple(f"c/{n}" for n in model.trained(hp))
+    return tuple(f"c/{name}" for name in model.trained(hp))
 
 
 def init(ctx: Ctx) -> Tree:
     """Initial weights, and c = 0."""
     p = model.init(ctx)
-    return {**p, **{f"c/{n}": torch.zeros_like(p[n]) for n in model.trained(ctx.hp)}}
+    return {**p, **model.zeros_for(p, "c/", ctx)}
 
 
 def enter(down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
-    """c_i = 0, and what stays of BatchNorm."""
-    kept = {k: down[k] for k in fedavg.own_statistics(ctx.hp)}
-    return {**kept, **{c: torch.zeros_like(down[c]) for c in variates(ctx.hp)}}
+    """c_i = 0, and the BatchNorm statistics that stay with the client."""
+    kept = select(down, fedavg.own_statistics(ctx.hp))
+    zeros = {c: torch.zeros_like(down[c]) for c in variates(ctx.hp)}
+    return {**kept, **zeros}
 
 
 def loss(p: Tree, batch: Tree, down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
@@ -83,28 +92,31 @@ def travelled(data: ClientData, ctx: Ctx) -> Tensor:
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Corrected local epochs, then c_i by option II."""
-    known = {**down, **state}
-    p = {k: known[k] for k in model.names(ctx.hp)}
+    p = select({**down, **state}, model.names(ctx.hp))
     # c - c_i is constant during a round, so its product with the weights can stand in the loss.
-    p |= {f"shift/{n}": down[f"c/{n}"] - state[f"c/{n}"] for n in model.trained(ctx.hp)}
+    for name in model.trained(ctx.hp):
+        p[f"shift/{name}"] = down[f"c/{name}"] - state[f"c/{name}"]
     p = train(p, model.trained(ctx.hp), ctx.count("epochs"), loss, down, data, ctx)
-    far = travelled(data, ctx)
-    kept = {k: p[k] for k in fedavg.own_statistics(ctx.hp)}
-    up = {k: p[k] for k in fedavg.sent_names(ctx.hp)}
-    for n in model.trained(ctx.hp):
-        old = state[f"c/{n}"]
-        # Option II of the paper: the mean gradient of the way, which is 0 where no step was taken.
-        length = torch.as_tensor(over(far, p[n]))
-        new = (down[n] - p[n]) / torch.where(length > 0, length, 1.0) - p[f"shift/{n}"]
-        kept[f"c/{n}"] = torch.where(length > 0, new, old)
-        up[f"c/{n}"] = kept[f"c/{n}"] - old
+    distance = travelled(data, ctx)
+    kept = select(p, fedavg.own_statistics(ctx.hp))
+    up = select(p, fedavg.sent_names(ctx.hp))
+    for name in model.trained(ctx.hp):
+        old = state[f"c/{name}"]
+        # Option II of the paper: the mean gradient of all steps. A client without a step keeps its variate.
+        length = torch.as_tensor(over(distance, p[name]))
+        divisor = torch.where(length > 0, length, 1.0)
+        new = (down[name] - p[name]) / divisor - p[f"shift/{name}"]
+        kept[f"c/{name}"] = torch.where(length > 0, new, old)
+        up[f"c/{name}"] = kept[f"c/{name}"] - old
     return kept, up
 
 
 def uploads(server: Tree, ctx: Ctx) -> Uploads:
     """The weights, and by how much c_i has changed."""
-    weights = {n: UploadTensor.like(server[n]) for n in fedavg.sent_names(ctx.hp)}
-    changes = {n: replace(UploadTensor.like(server[n]), is_step=True) for n in variates(ctx.hp)}
+    weights = {name: UploadTensor.like(server[name]) for name in fedavg.sent_names(ctx.hp)}
+    changes = {
+        name: replace(UploadTensor.like(server[name]), is_step=True) for name in variates(ctx.hp)
+    }
     return {**weights, **changes}
 
 
@@ -113,10 +125,10 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     share = len(ctx.ids) / ctx.env.clients
     lr_g = ctx.number("lr_g")
     out = {**server, **up}
-    for n in model.trained(ctx.hp):
-        out[f"c/{n}"] = server[f"c/{n}"] + share * up[f"c/{n}"]
+    for name in model.trained(ctx.hp):
+        out[f"c/{name}"] = server[f"c/{name}"] + share * up[f"c/{name}"]
         if isinstance(lr_g, Tensor) or lr_g != 1.0:  # at 1 the mean itself, without a rounding
-            out[n] = server[n] + over(lr_g, up[n]) * (up[n] - server[n])
+            out[name] = server[name] + over(lr_g, up[name]) * (up[name] - server[name])
     return out
 
 

@@ -61,11 +61,12 @@ def own_mean(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
         }
 
     total = fedncm.add_up(data, ctx, ctx.env.width, sums)
-    return {"mean": (total["sum"] / total["rows"].clamp(min=1.0)).to(ctx.env.dtype)}
+    mean = total["sum"] / total["rows"].clamp(min=1.0)
+    return {"mean": mean.to(ctx.env.dtype)}
 
 
 def centred(x: Tensor, own: Tree) -> Tensor:
-    """Rows [.., R, D] less the client's own mean, of unit length; as they are without one."""
+    """Rows [.., R, D] minus the client's own mean, at unit length; the rows as they are if there is no own mean."""
     if not own:
         return x
     return normalize(x - own["mean"], dim=-1)
@@ -78,10 +79,11 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
     def sums(block: ClientData) -> Tree:
         x, mask = block.full()
         x = centred(x, own)
+        weight = mask.double().unsqueeze(-1)
+        u = float(ctx.number("scale")) * affine(x, ctx.text)
         # Probabilities of the classes [.., R, C]; padding has none.
-        q = (float(ctx.number("scale")) * affine(x, ctx.text)).double().softmax(-1)
-        q = q * mask.double().unsqueeze(-1)
-        z = x.double() * mask.double().unsqueeze(-1)
+        q = u.double().softmax(-1) * weight
+        z = x.double() * weight
         return {"gram": gram(z), "soft_sum": q.mT @ z, "soft_count": q.sum(-2)}
 
     return {}, fedncm.add_up(data, ctx, ctx.env.width, sums)
@@ -99,7 +101,7 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
 
 
 def protocol(hp: Hp) -> Protocol:
-    """A client's own mean makes a model of its own."""
+    """A personal model, if each client subtracts its own mean."""
     if hp["own_mean"]:
         return "personalised"
     return "global"
@@ -115,9 +117,11 @@ def aggregate(_server: Tree, up: Tree, ctx: Ctx) -> Tree:
     mu = torch.where(count > 0, mean - center, 0.0)
     D = len(center)
     # Noise may also leave negative eigenvalues in the covariance.
-    sigma = unpack(nearest_gram(up["gram"] / rows - pack(torch.outer(center, center))), D)
+    covariance = up["gram"] / rows - pack(torch.outer(center, center))
+    sigma = unpack(nearest_gram(covariance), D)
     unit = float(sigma.trace()) / D
-    W = solve(sigma, mu.mT, float(ctx.number("ridge")) * unit, switch="ridge", unit=unit).mT
+    ridge = float(ctx.number("ridge")) * unit
+    W = solve(sigma, mu.mT, ridge, switch="ridge", unit=unit).mT
     square = (W * mu).sum(-1, keepdim=True)
     W = torch.where(square > 0, W / square.sqrt(), 0.0)
     return head_around(center, W, torch.zeros_like(W[:, 0]), ctx.env.dtype)

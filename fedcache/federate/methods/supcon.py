@@ -20,6 +20,7 @@ Limits: with unique labels and two views the loss is NT-Xent; a batch without a 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from torch import Tensor
@@ -34,6 +35,7 @@ from fedcache.federate.methods.common import (
     Tree,
     over,
     prototypes,
+    select,
     sends_nothing,
 )
 from fedcache.federate.methods.common.model import (
@@ -51,7 +53,7 @@ from fedcache.heads.prototype import scores
 def enter(_down: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """The client's own P, and the prototypes it makes before training."""
     p = prototypes.own_body(ctx)
-    # it may have too few for a batch
+    # A client may have fewer rows than a batch, so none is dropped.
     every_row = replace(ctx, hp={**ctx.hp, "proto_drop_last": False})
     return {**p, **prototypes.own_prototypes(p, data, every_row)}
 
@@ -60,16 +62,19 @@ def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     """tau / tau_base times the contrast of the batch with itself."""
     z, y, w, updates = prototypes.embeddings(p, batch, ctx.hp)
     tau = ctx.number("tau")
-    return (tau / ctx.number("tau_base")) * supervised_contrast(z, y, w, over(tau, z)), updates
+    contrast = supervised_contrast(z, y, w, over(tau, z))
+    return (tau / ctx.number("tau_base")) * contrast, updates
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
     """Local epochs, then the prototypes; nothing leaves."""
-    p = prototypes.train_body(
-        state, loss, down, data, ctx, lambda epoch: prototypes.view_batches(data, ctx, epoch)
-    )
+
+    def batches(epoch: int) -> Iterator[tuple[int, Batch]]:
+        return prototypes.view_batches(data, ctx, epoch)
+
+    p = prototypes.train_body(state, loss, down, data, ctx, batches)
     kept = prototypes.own_prototypes(p, data, ctx)
-    return {k: kept[k] if k in kept else p[k] for k in state}, {}
+    return select({**p, **kept}, state), {}
 
 
 def predict(down: Tree, state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:

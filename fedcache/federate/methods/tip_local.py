@@ -33,7 +33,7 @@ from fedcache.federate.methods.common import (
 from fedcache.federate.methods.common.model import FEAT_POST, declare
 
 KEYS = 1024
-"""Cached rows compared at once: bounds the memory of similarities."""
+"""Cached rows that are compared at once, which limits the memory of similarities."""
 
 CACHE = (
     *declare(FEAT_POST, feat_post="l2"),
@@ -55,11 +55,12 @@ def cached_logits(x: Tensor, keys: Tensor, value: Tensor, ctx: Ctx) -> Tensor:
     unit = normalize(x, dim=-1)
     text = affine(unit, ctx.text)
     logits = over(ctx.number("scale"), text) * text
-    for F, onehot in zip(torch.split(keys, KEYS, -2), torch.split(value, KEYS, -2), strict=True):
-        apart = 1.0 - unit @ F.mT
-        logits = logits + over(ctx.number("a"), logits) * (
-            torch.exp(-over(ctx.number("b"), apart) * apart) @ onehot
-        )
+    key_blocks = torch.split(keys, KEYS, -2)
+    value_blocks = torch.split(value, KEYS, -2)
+    for F, onehot in zip(key_blocks, value_blocks, strict=True):
+        distance = 1.0 - unit @ F.mT
+        weight = torch.exp(-over(ctx.number("b"), distance) * distance)
+        logits = logits + over(ctx.number("a"), logits) * (weight @ onehot)
     return logits
 
 
@@ -74,9 +75,9 @@ def personal_part(_down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree
 
 def predict(_down: Tree, cache: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """The logits with the client's own training rows as the cache."""
-    value = one_hot(cache["label"].clamp(min=0), ctx.env.classes) * (cache["label"] >= 0).unsqueeze(
-        -1
-    )
+    label = cache["label"]
+    real = (label >= 0).unsqueeze(-1)
+    value = one_hot(label.clamp(min=0), ctx.env.classes) * real
     return cached_logits(x, cache["keys"], value.to(x.dtype), ctx)
 
 

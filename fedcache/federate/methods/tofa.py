@@ -28,7 +28,7 @@ Fusion, for each row:  f = eta f_V + (1 - eta) f_T,  eta = sigmoid(log(max softm
 Readings, where the note is silent: power, M, tau and s are ours (D-101). u^k(t_c^m) is the mean probability of the
 class on its own rows, averaged with that of its complement on the others, where t_c^m stands among the t^0 of other
 classes (D-102). P regularises as ``gda``, without its factor (D-103). pi follows n_c + power N_c, where ``gda`` has
-it equal (D-104). A class of which there are no rows is never predicted (D-105). ``tuned`` has the power and the scale
+it equal (D-104). A class without rows is never predicted (D-105). ``tuned`` has the power and the scale
 that ``fedcache grid --ready tuned-tofa`` chose on validation rows of digits, Dirichlet 0.1: own rows count most there,
 and glyph-clip's texts are too sure of themselves at 100.
 
@@ -56,9 +56,10 @@ from fedcache.federate.methods.common import (
     UploadTensor,
     affine,
     prompts,
+    select,
 )
 from fedcache.federate.methods.common.model import FEAT_POST, declare
-from fedcache.heads.losses import MASKED
+from fedcache.heads.losses import mask_logits
 from fedcache.heads.ridge import solve, unpack
 
 TEMPLATES = (
@@ -77,25 +78,24 @@ SUMS = ("gram", "class_sum", "count")
 
 def init(ctx: Ctx) -> Tree:
     """The class texts [M, C, D], of unit length."""
-    tower = ctx.towers.text
     # The first text is the backbone's own template, against which the others are weighed.
     templates = (ctx.towers.template, *TEMPLATES[: ctx.count("texts") - 1])
-    with torch.no_grad():
-        made = [
-            tower.encode(*tower.embed([t.replace("{}", n) for n in ctx.env.names]))
-            for t in templates
-        ]
-    return {"texts": torch.stack(made).to(ctx.env.dtype)}
+    made = [prompts.template_features(template, ctx) for template in templates]
+    return {"texts": torch.stack(made)}
 
 
 def confidence(z: Tensor, texts: Tensor, scale: float) -> Tensor:
     """Probability of class c when its text is t_c^m among the others' t^0, [R, M, C], of rows z [R, D] (D-102)."""
     u = scale * torch.einsum("rd,mcd->rmc", z, texts)
     none = u.new_full((*u.shape[:1], 1), -torch.inf)
-    # log sum over j < c, and over j > c, of exp u_j with t^0: exact where one class outweighs all.
-    before = torch.cat([none, u[:, 0, :-1].logcumsumexp(-1)], -1)
-    after = torch.cat([u[:, 0].flip(-1)[:, :-1].logcumsumexp(-1).flip(-1), none], -1)
-    return torch.sigmoid(u - torch.logaddexp(before, after).unsqueeze(1))
+    # log sum of exp u_j with t^0 over j < c, and over j > c. That is exact even if one class outweighs all others.
+    first = u[:, 0]
+    below = first[:, :-1].logcumsumexp(-1)
+    above = first.flip(-1)[:, :-1].logcumsumexp(-1).flip(-1)
+    before = torch.cat([none, below], -1)
+    after = torch.cat([above, none], -1)
+    others = torch.logaddexp(before, after).unsqueeze(1)
+    return torch.sigmoid(u - others)
 
 
 def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
@@ -111,14 +111,16 @@ def fit(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tre
         p = confidence(normalize(z, dim=-1), texts, float(prompts.scale(ctx)))
         # A text is good where it is probable on its own class and improbable on the others.
         own = one_hot(y, ctx.env.classes).double().unsqueeze(1)
-        return {"own": (own * p).sum(0), "other": ((1.0 - own) * (1.0 - p)).sum(0)}
+        other = (1.0 - own) * (1.0 - p)
+        return {"own": (own * p).sum(0), "other": other.sum(0)}
 
     made = fedncm.add_up(data, ctx, ctx.env.width * len(texts), beliefs)
     n = sums["count"]
     rest = n.sum() - n
     parts = (n > 0).double() + (rest > 0).double()
     u = made["own"] / n.clamp(min=1.0) + made["other"] / rest.clamp(min=1.0)
-    u = (u / parts.clamp(min=1.0)).clamp(min=torch.finfo(torch.float64).tiny)
+    tiny = torch.finfo(torch.float64).tiny
+    u = (u / parts.clamp(min=1.0)).clamp(min=tiny)
     return {}, {**sums, "score": u[0] * (u / u[0]).log()}
 
 
@@ -137,46 +139,50 @@ def aggregate(server: Tree, up: Tree, ctx: Ctx) -> Tree:
     T = server["texts"][0]
     if len(texts) > 1:
         weight = (up["score"] / float(ctx.number("tau"))).softmax(0)
-        T = normalize((weight.unsqueeze(-1) * texts).sum(0), dim=-1).to(ctx.env.dtype)
-    return {**server, **{k: up[k] for k in SUMS}, "T": T}
+        mean = (weight.unsqueeze(-1) * texts).sum(0)
+        T = normalize(mean, dim=-1).to(ctx.env.dtype)
+    return {**server, **select(up, SUMS), "T": T}
 
 
 def posterior(sums: Tree, own: Tree | None, ctx: Ctx) -> Tree:
-    """The discriminants W [C, D] and b [C] of the rows of all clients and, counted whole, of one client's own.
+    """The discriminants W [C, D] and b [C] from one client's rows and, with weight ``power``, those of all clients.
 
     Args:
         sums: G, S_c and N_c of all clients.
-        own: of the client; None for no rows of its own, and all clients' counted whole.
+        own: the same of the client; None to use only the rows of all clients, with weight 1.
         ctx: reads ``power`` and ``prior``.
     """
-    seen = {
-        k: sums[k] if own is None else float(ctx.number("power")) * sums[k] + own[k] for k in SUMS
-    }
+    seen = select(sums, SUMS)
+    if own is not None:
+        power = float(ctx.number("power"))
+        seen = {k: power * t + own[k] for k, t in seen.items()}
     count = seen["count"]
     n = count.sum()
     known = count > 0
-    # Class means; the scatter within classes is what remains of the moments without them.
-    mean = torch.where(
-        known.unsqueeze(-1), seen["class_sum"] / torch.where(known, count, 1.0).unsqueeze(-1), 0.0
-    )
+    # Class means, and the scatter within classes, which is the moments minus those of the means.
+    divisor = torch.where(known, count, 1.0).unsqueeze(-1)
+    mean = torch.where(known.unsqueeze(-1), seen["class_sum"] / divisor, 0.0)
     rows = mean * count.sqrt().unsqueeze(-1)
     moments = unpack(seen["gram"], mean.shape[-1])
     scatter = moments - rows.mT @ rows
-    # With one row a class the scatter is rounding alone, and the ridge would be too.
-    least = max(mean.shape[-1] * torch.finfo(scatter.dtype).eps * float(moments.trace()), 1e-30)
-    W = n * solve(scatter, mean.mT, max(float(scatter.trace() / n.clamp(min=1.0)), least)).mT
+    # If every class has one row, the scatter is rounding error only, and so would be the ridge.
+    eps = torch.finfo(scatter.dtype).eps
+    least = max(mean.shape[-1] * eps * float(moments.trace()), 1e-30)
+    ridge = max(float(scatter.trace() / n.clamp(min=1.0)), least)
+    W = n * solve(scatter, mean.mT, ridge).mT
     b = -0.5 * (W * mean).sum(-1)
     if ctx.hp["prior"] == "counts":
         b = b + (count / n.clamp(min=1.0)).log()
     return {
         "W": W.to(ctx.env.dtype),
-        "b": torch.where(known, b, b.new_full((), MASKED)).to(ctx.env.dtype),
+        "b": mask_logits(b, known).to(ctx.env.dtype),
     }
 
 
 def personal_part(down: Tree, _state: Tree, data: ClientData, ctx: Ctx) -> Tree:
     """The client's discriminants."""
-    return posterior(down, fedcgs.fit({}, {}, data, ctx)[1], ctx)
+    _, own = fedcgs.fit({}, {}, data, ctx)
+    return posterior(down, own, ctx)
 
 
 def predict(down: Tree, own: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
@@ -190,11 +196,11 @@ def predict(down: Tree, own: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Te
         return vision
     if ctx.hp["fusion"] == "half":
         return 0.5 * (vision + text)
-    # eta of the page: the more certain of the two answers has the larger weight.
-    sure = vision.log_softmax(-1).amax(-1, keepdim=True) - text.log_softmax(-1).amax(
-        -1, keepdim=True
-    )
-    return text + sure.sigmoid() * (vision - text)
+    # eta is the weight of ``vision``: the more certain of the two predictions has the larger weight.
+    certainty = vision.log_softmax(-1).amax(-1, keepdim=True)
+    certainty_of_text = text.log_softmax(-1).amax(-1, keepdim=True)
+    eta = (certainty - certainty_of_text).sigmoid()
+    return text + eta * (vision - text)
 
 
 METHOD = replace(

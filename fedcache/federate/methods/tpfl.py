@@ -9,8 +9,8 @@ integrating textual and visual prompt"), eqs 2 and 3:
 with v added after CLIP's normalisation, a_i = n_i / N, Adam 1e-3 and a cosine over T_g = 20 rounds. It needs the images
 and a gradient through both frozen towers; ``tpfl-feat`` is the approximation on cached features.
 
-The paper prints "epoch=20" and not of what: it is read as 20 local epochs of a round, and 20 rounds (D-81; ``epochs=1``
-is the other reading, in which prompts hardly move). Not printed: sizes, clients (D-62). Templates of v are those of
+The paper prints "epoch=20" without saying of what. We take 20 local epochs of a round, and 20 rounds (D-81). With the
+other interpretation, ``epochs=1``, prompts hardly move. Not printed: sizes, clients (D-62). Templates of v are those of
 Bahng et al.: a border, a fixed patch, or a patch that moves with every forward pass, at test time too. Their code
 starts from N(0, 1), ``vp_init=randn``.
 
@@ -33,6 +33,7 @@ from fedcache.federate.methods.common import (
     Tree,
     affine,
     prompts,
+    select,
 )
 from fedcache.federate.methods.common.model import AGG, declare
 from fedcache.federate.methods.common.prompts import CONTEXT, PROMPT_TRAINING, SCALE, VISUAL
@@ -49,11 +50,13 @@ def init(ctx: Ctx) -> Tree:
 
 def forward(p: Tree, batch: Batch, names: prompts.Names, ctx: Ctx) -> tuple[Tensor, Tensor, Tensor]:
     """Cross-entropy of a batch (eq 2), its unit image features z_v [B, D], and the class features [C, D]."""
-    z = prompts.image_features(
-        batch["x"], prompts.paint(p, ctx, batch["at"].tolist()) if "at" in batch else None, ctx
-    )
+    painted = None
+    if "at" in batch:
+        painted = prompts.paint(p, ctx, batch["at"].tolist())
+    z = prompts.image_features(batch["x"], painted, ctx)
     t = prompts.text_features(p["ctx"], names, ctx)
-    return cross_entropy(prompts.scale(ctx) * affine(z, t), batch["y"], batch["w"]), z, t
+    u = prompts.scale(ctx) * affine(z, t)
+    return cross_entropy(u, batch["y"], batch["w"]), z, t
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
@@ -64,20 +67,18 @@ def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree
         return forward(p, batch, names, batch_ctx)[0]
 
     p = prompts.train_prompts(loss, {**down, **state}, data, ctx)
-    return {k: p[k] for k in state}, {k: p[k] for k in down}
+    return select(p, state), select(p, down)
 
 
 def deploy(down: Tree, _state: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     """The class features of the prompt, made once per scored model."""
-    return {
-        **down,
-        "T": prompts.frozen_text(down["ctx"], prompts.class_names(ctx, down["ctx"].shape[-2]), ctx),
-    }
+    return {**down, "T": prompts.class_features(down["ctx"], ctx)}
 
 
 def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Logits [N, C] of images uint8 [N, H W 3]."""
-    return prompts.scale(ctx) * affine(embed(down, {}, x, ctx), down["T"])
+    z = embed(down, {}, x, ctx)
+    return prompts.scale(ctx) * affine(z, down["T"])
 
 
 def embed(down: Tree, _own: Tree, x: Tensor, ctx: Ctx) -> Tensor:

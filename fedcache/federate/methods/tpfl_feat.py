@@ -15,8 +15,6 @@ Limits: u = rho = 0 is clip-zs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -44,7 +42,7 @@ NAMES = ("u", "rho")
 
 
 def names(_hp: Hp) -> tuple[str, ...]:
-    """What is trained, sent and averaged."""
+    """Names of the tensors that are trained, sent and averaged."""
     return NAMES
 
 
@@ -73,7 +71,8 @@ def forward(p: Tree, batch: Batch, ctx: Ctx) -> tuple[Tensor, Tensor, Tensor]:
     # Both vectors act before the features are brought to unit length.
     t = texts(p["rho"], ctx)
     u = affine(z, t)
-    return cross_entropy(over(ctx.number("scale"), u) * u, batch["y"], batch["w"]), z, t
+    u = over(ctx.number("scale"), u) * u
+    return cross_entropy(u, batch["y"], batch["w"]), z, t
 
 
 def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> Tensor:
@@ -85,13 +84,14 @@ learn = local(loss, names, names, names)
 
 
 def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
-    """``epochs`` of it at this round's learning rate."""
+    """Local epochs at this round's learning rate."""
     return learn(down, state, data, scheduled(ctx))
 
 
 def predict(down: Tree, _state: Tree, _data: ClientData, x: Tensor, ctx: Ctx) -> Tensor:
     """Logits [.., N, C]."""
-    u = affine(embed(down, {}, x, ctx), texts(down["rho"], ctx))
+    z = embed(down, {}, x, ctx)
+    u = affine(z, texts(down["rho"], ctx))
     return over(ctx.number("scale"), u) * u
 
 
@@ -100,9 +100,7 @@ def embed(down: Tree, _own: Tree, x: Tensor, _ctx: Ctx) -> Tensor:
     return images(down["u"], x)
 
 
-def moved(
-    server: Tree, _states: Mapping[int, Tree], _labels: Mapping[int, Tensor], _ctx: Ctx
-) -> dict[str, float]:
+def moved(server: Tree, *_: object) -> dict[str, float]:
     """Euclidean norms of both vectors, which begin at 0: ``context_moved`` of rho and ``visual_moved`` of u."""
     norm = torch.linalg.vector_norm
     return {

@@ -1,4 +1,4 @@
-"""Shared code of the methods; the names that nearly all of them use are names of this package."""
+"""Shared code of the methods. Names that nearly all methods use can be imported from this package itself."""
 
 from fedcache.federate.engine.client_data import ClientData as ClientData
 from fedcache.federate.engine.context import Ctx as Ctx
@@ -17,3 +17,4 @@ from fedcache.federate.engine.method import sends_nothing as sends_nothing
 from fedcache.federate.engine.method import server_tensors as server_tensors
 from fedcache.heads.linear import Tree as Tree
 from fedcache.heads.linear import affine as affine
+from fedcache.heads.linear import select as select

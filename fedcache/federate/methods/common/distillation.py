@@ -1,14 +1,16 @@
 """FLESD's server: a student learns the ensembled similarities of public rows (eqs 7 to 10).
 
-The student starts at the broadcast weights w (D-38), and so does the key encoder, which follows it by an exponential
-moving average; its BatchNorm has the student's running statistics, or the batch's own (D-94). Anchors are a FIFO queue
-of keys, or every public row with keys made again in every step, which is the equations without a queue.
+The student starts at the broadcast weights w (D-38). The key encoder starts there too, and follows the student by an
+exponential moving average. Its BatchNorm uses the student's running statistics or those of the batch (D-94). Anchors
+are a FIFO queue of keys. Without a queue, as in the equations, every public row is an anchor, and all keys are computed
+again in every step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -27,7 +29,7 @@ from fedcache.federate.engine.local_training import (
 )
 from fedcache.federate.methods.common import simclr
 from fedcache.federate.methods.common.live_images import precision
-from fedcache.heads.linear import Tree
+from fedcache.heads.linear import Tree, select
 from fedcache.heads.simclr import Ensemble, similarity_divergence
 
 ALL = 4096
@@ -104,14 +106,14 @@ DISTIL = (
 
 
 def unit(p: Tree, x: Tensor, ctx: Ctx) -> Tensor:
-    """What is compared of stored rows x [.., N, D]: unit projections, or unit trunk outputs (``sim_at``)."""
+    """Unit vectors of stored rows x [.., N, D] whose similarities are compared: projections or trunk outputs."""
     z = simclr.represent(p, x, ctx, project=ctx.hp["sim_at"] == "projection")
     return normalize(z, dim=-1)
 
 
 @dataclass
 class Queue:
-    """Keys [K, d] of the rows ``places`` [K], the oldest overwritten first; ``at`` counts what was ever pushed."""
+    """Keys [K, d] of the rows ``places`` [K], the oldest overwritten first; ``at`` counts the keys pushed so far."""
 
     keys: Tensor
     places: Tensor
@@ -121,7 +123,8 @@ class Queue:
         """Take in a batch of keys."""
         # A ring: the next slots after the last, from the beginning again where the queue ends.
         slots = (self.at + torch.arange(len(rows), device=rows.device)) % len(self.places)
-        self.keys[slots], self.places[slots] = keys, rows
+        self.keys[slots] = keys
+        self.places[slots] = rows
         self.at += len(rows)
 
 
@@ -133,8 +136,11 @@ def queued(hp: Hp, rows: int) -> bool:
 def check(hp: Hp, ctx: Ctx) -> None:
     """Refuse a queue that the public rows cannot fill, whose batches straddle its end, or that leaves no step."""
     simclr.check(hp, ctx)
-    rows, size, batch = len(ctx.public), int(hp["queue"]), int(hp["esd_batch"])  # type: ignore[arg-type]
-    if queued(hp, rows) and (size > rows or size % min(batch, size)):
+    rows = len(ctx.public)
+    size = int(cast(int, hp["queue"]))
+    batch = int(cast(int, hp["esd_batch"]))
+    with_queue = queued(hp, rows)
+    if with_queue and (size > rows or size % min(batch, size)):
         most = min(rows, size) // batch * batch
         if most:
             fix = f"--set queue={most}"
@@ -154,7 +160,8 @@ def check(hp: Hp, ctx: Ctx) -> None:
         steps = rows // batch
     else:
         steps = -(-rows // batch)
-    if queued(hp, rows) and not hp["queue_warm"] and steps <= size // batch:
+    filled_again = with_queue and not hp["queue_warm"]
+    if filled_again and steps <= size // batch:
         raise UsageError(
             f"queue_warm=false fills queue={size} again in every epoch, which takes all {steps} batches "
             f"of the {rows} public rows: no step is left to learn by.",
@@ -175,7 +182,7 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
     """
     hp = {**ctx.hp, "opt": "adam", "lr": ctx.hp["esd_lr"], "batch": ctx.hp["esd_batch"]}
     hp["drop_last"] = hp["esd_drop_last"]
-    # a last batch of one image, which has no variance, joins the one before it
+    # With BatchNorm, a last batch of one image joins the batch before it, because one image has no variance.
     hp["bn"] = simclr.on_images(hp)
     ctx = replace(ctx, hp=hp)
     public = ctx.public[:, 0]
@@ -183,58 +190,58 @@ def distil(w: Tree, target: Ensemble, ctx: Ctx) -> Tree:
     # Without a queue every public row is an anchor, and its key is made again in each step.
     queue = None
     if queued(hp, target.size):
-        queue = _filled(w, every, ctx)
-    projected = hp["sim_at"] == "projection"
+        queue = _filled_queue(w, every, ctx)
     zeta = float(ctx.number("zeta"))
     ema = hp["ema"]
-    # else the projection rests
-    names = tuple(n for n in simclr.trained(hp) if projected or n.startswith("t."))
-    one = optimiser_step(_loss(target), names, {})
+    names = simclr.trained(hp)
+    if hp["sim_at"] != "projection":
+        # Only trunk outputs are compared, so the projection is not trained.
+        names = tuple(name for name in names if name.startswith("t."))
+    take_step = optimiser_step(_loss(target), names, {})
     by_batch = hp["key_mode"] == "train"
 
     def follow(p: Tree) -> None:
-        for n in names:
-            p[f"key/{n}"].lerp_(p[n], 1.0 - zeta)
+        for name in names:
+            p[f"key/{name}"].lerp_(p[name], 1.0 - zeta)
 
     def step(p: Tree, batch: Batch, now: Ctx) -> Tree:
-        filling = (
-            queue is not None
-            and not hp["queue_warm"]
-            and queue.at + len(batch["i"]) <= len(queue.places)
-        )
+        filling = False
+        if queue is not None and not hp["queue_warm"]:
+            filling = queue.at + len(batch["i"]) <= len(queue.places)
         if ema == "before" or (ema == "filled" and not filling):
             follow(p)
-        key = {n: p[f"key/{n}"] for n in w}
+        key = {name: p[f"key/{name}"] for name in w}
         if queue is None:
             batch = {**batch, "keys": unit(key, public, now), "anchors": every}
-        else:  # pushed before the logits, so each query meets its own key (D-35)
+        else:  # keys are pushed before the logits are computed, so each query meets its own key (D-35)
             with torch.no_grad():
-                if "x2" in batch:
-                    seen = batch["x2"]
-                else:
-                    seen = batch["x"]
-                queue.push(_embed(key, seen, now, training=by_batch)[0], batch["i"])
+                view = batch.get("x2", batch["x"])
+                keys, _ = _embed(key, view, now, training=by_batch)
+                queue.push(keys, batch["i"])
             batch = {**batch, "keys": queue.keys, "anchors": queue.places}
-        # While a cold queue fills, noise is no anchor (D-34): no step, but the student's BatchNorm sees the batch.
+        # While a cold queue fills, its other keys are noise and no anchors (D-34). So no step is taken, but the
+        # student's BatchNorm sees the batch.
         if filling:
-            updates = _seen(p, batch, now)
+            updates = _batchnorm_updates(p, batch, now)
         else:
-            updates = one(p, batch, now)
+            updates = take_step(p, batch, now)
         if ema == "after" and not filling:
             follow(p)
-        return {**updates, **{f"key/{n}": t.clone() for n, t in updates.items()}}
+        key_updates = {f"key/{name}": t.clone() for name, t in updates.items()}
+        return {**updates, **key_updates}
 
-    carry = own({**w, **{f"key/{n}": t for n, t in w.items()}, **opt_init(w, names, ctx)}, ctx)
+    first_key = {f"key/{name}": t for name, t in w.items()}
+    carry = own({**w, **first_key, **opt_init(w, names, ctx)}, ctx)
     views = _views(ClientData(ctx.public, None, every, (target.size,)), ctx)
     for epoch in range(ctx.count("esd_epochs")):
         if queue is not None and not hp["queue_warm"]:
             queue.at = 0
         carry = fold_batches(carry, views(carry, epoch), step, ctx)
-    return {n: carry[n] for n in w}
+    return select(carry, w)
 
 
 def _views(data: ClientData, ctx: Ctx) -> Callable[[Tree, int], Iterator[tuple[int, Batch]]]:
-    """View a for the query, view b for the key; the plain row for both where there is no augmentation."""
+    """Batches with one view for the query and another for the key; without augmentation, the plain row for both."""
     if ctx.env.image or data.x.shape[1] > 1:
         return simclr.pairs(data, ctx)
     return lambda _p, epoch: minibatches(data, ctx, epoch)
@@ -251,31 +258,31 @@ def _embed(p: Tree, x: Tensor, ctx: Ctx, *, training: bool) -> tuple[Tensor, Tre
     return normalize(z.to(ctx.env.dtype), dim=-1), updates
 
 
-def _seen(p: Tree, batch: Batch, ctx: Ctx) -> Tree:
+def _batchnorm_updates(p: Tree, batch: Batch, ctx: Ctx) -> Tree:
     """BatchNorm's updates of a batch that takes no step."""
     encoder = simclr.encoder_of(ctx.hp)
-    with torch.no_grad(), precision(ctx):
-        if encoder.buffers():
-            return encoder.trunk(p, batch["x"], training=True)[1]
+    if not encoder.buffers():
         return {}
+    with torch.no_grad(), precision(ctx):
+        return encoder.trunk(p, batch["x"], training=True)[1]
 
 
 def _loss(target: Ensemble) -> Callable[[Tree, Batch, Tree, Ctx], tuple[Tensor, Tree]]:
     def loss(p: Tree, batch: Batch, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
         z, updates = _embed(p, batch["x"], ctx, training=True)
-        q = target.targets(
-            batch["i"], batch["anchors"], exclude_self=bool(ctx.hp["exclude_self"])
-        ).to(z.dtype)
-        return similarity_divergence(
-            z, batch["keys"], q, batch["w"], float(ctx.number("tau_S"))
-        ), updates
+        exclude_self = bool(ctx.hp["exclude_self"])
+        q = target.targets(batch["i"], batch["anchors"], exclude_self=exclude_self).to(z.dtype)
+        tau = float(ctx.number("tau_S"))
+        value = similarity_divergence(z, batch["keys"], q, batch["w"], tau)
+        return value, updates
 
     return loss
 
 
-def _filled(w: Tree, every: Tensor, ctx: Ctx) -> Queue:
-    """Keys of K_q random public rows by the first weights."""
+def _filled_queue(w: Tree, every: Tensor, ctx: Ctx) -> Queue:
+    """A queue with the keys of K_q random public rows by the first weights."""
     # Random rows, because public rows may be sorted by class.
-    order = ctx.rng.each("queue", lambda g, _lane: g.permutation(len(every)))
+    order = ctx.rng.each("queue", lambda g, _client: g.permutation(len(every)))
     rows = every[order[: ctx.count("queue")]]
-    return Queue(unit(w, ctx.public[rows, 0], ctx), rows.clone())
+    keys = unit(w, ctx.public[rows, 0], ctx)
+    return Queue(keys, rows.clone())

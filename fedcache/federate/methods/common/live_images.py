@@ -1,8 +1,8 @@
 """The switches of methods that train an encoder on images: which encoder, how views are drawn, in which precision.
 
-Augmentation is a named policy whose numbers can be set one by one. FLESD says only that it differs by data set (5.1),
-and that local training is SimCLR: ``paper`` takes Chen et al.'s for CIFAR at half strength, ``official`` what FLESD
-released for the data set available, selected by the image size (D-91).
+Augmentation is a named policy whose numbers can be set one by one. FLESD says only that augmentation differs by data
+set (5.1) and that local training is SimCLR. Preset ``paper`` takes the policy of Chen et al. for CIFAR at half
+strength. Preset ``official`` takes the policies that FLESD released, selected by the image size (D-91).
 """
 
 from __future__ import annotations
@@ -148,28 +148,34 @@ def policy_of(hp: Hp, image: tuple[int, int]) -> Policy:
         policy = POLICIES[name]
     # A switch that is set replaces the number of the policy.
     keys = {"crop_area": "area", "jitter": "jitter", "hue": "hue", "grey": "grey", "blur": "blur"}
-    own = {field: float(cast(float, hp[key])) for key, field in keys.items() if hp[key] is not None}
+    own = {}
+    for key, field in keys.items():
+        if hp[key] is not None:
+            own[field] = float(cast(float, hp[key]))
     if hp["crop"] == "auto":
         crop = policy.crop
     else:
         crop = cast(Crop, hp["crop"])
-    return replace(policy, crop=crop, flip=policy.flip and bool(hp["flip"]), **own)
+    flip = policy.flip and bool(hp["flip"])
+    return replace(policy, crop=crop, flip=flip, **own)
 
 
 def view(x: Tensor, u: Tensor, ctx: Ctx) -> Tensor:
     """An augmented view [B, 3, H, W] in [-1, 1] of stored rows x [B, H W 3], by draws u [B, DRAWS]."""
-    policy = policy_of(ctx.hp, cast(tuple[int, int], ctx.env.image))
+    image = cast(tuple[int, int], ctx.env.image)
+    policy = policy_of(ctx.hp, image)
     return 2.0 * augment(unit_range(x, ctx), u, policy) - 1.0
 
 
 def unit_range(x: Tensor, ctx: Ctx) -> Tensor:
     """Bytes [.., H W 3] as [.., 3, H, W] in [0, 1]."""
     height, width = cast(tuple[int, int], ctx.env.image)
-    return x.reshape(*x.shape[:-1], height, width, 3).movedim(-1, -3).to(ctx.env.dtype) / 255.0
+    channels_first = x.reshape(*x.shape[:-1], height, width, 3).movedim(-1, -3)
+    return channels_first.to(ctx.env.dtype) / 255.0
 
 
 def precision(ctx: Ctx) -> AbstractContextManager[object]:
-    """In which a training step runs forward; bfloat16 has float32's range, so that no loss needs scaling."""
+    """The precision of forward passes in training; bfloat16 has the range of float32, so losses need no scaling."""
     if not ctx.hp.get("amp"):
         return nullcontext()
     return torch.autocast(ctx.env.device.type, dtype=torch.bfloat16)
@@ -178,7 +184,11 @@ def precision(ctx: Ctx) -> AbstractContextManager[object]:
 def check(hp: Hp, ctx: Ctx) -> None:
     """Refuse images for a head, features for a convolution, and ``amp`` without a CUDA GPU."""
     if on_images(hp) != bool(ctx.env.image):
-        found, wanted = ("images", "encoder=conv") if ctx.env.image else ("features", "encoder=mlp")
+        found = "features"
+        wanted = "encoder=mlp"
+        if ctx.env.image:
+            found = "images"
+            wanted = "encoder=conv"
         raise UsageError(
             f"encoder={hp['encoder']} cannot read {found}.",
             f"Use --set {wanted}, or train on the other: --backbones pixels for images.",

@@ -14,7 +14,7 @@ from fedcache.federate.engine.client_data import FEAT_POSTS
 from fedcache.federate.engine.context import Ctx
 from fedcache.federate.engine.hyperparameters import Hp, HParam, Value, has_batchnorm
 from fedcache.heads import projection
-from fedcache.heads.linear import Tree, affine, text_head, zero_head
+from fedcache.heads.linear import Tree, affine, text_head
 from fedcache.heads.losses import cross_entropy
 from fedcache.heads.projection import Head, logits
 
@@ -51,7 +51,7 @@ ADAM = (
     ),
     HParam("adam_eps", 1e-8, "float", "what adam adds to its denominator", low=1e-16),
 )
-"""Adam's constants, for methods whose code has others than torch."""
+"""Adam's constants, for methods whose released code does not use torch's defaults."""
 
 PROJECTION = (
     HParam("dim", 256, "int", "width of the projection", low=1),
@@ -91,6 +91,8 @@ LOGIT_HEAD = HParam(
 )
 
 MLP = HParam("head", "mlp", "choice", "P and Q: prototypes need a projection", choices=("mlp",))
+
+LINEAR = HParam("head", "linear", "choice", "the head", choices=("linear",))
 
 LOGIT_SCALE = HParam(
     "logit_scale",
@@ -164,28 +166,38 @@ AGG = HParam(
 
 def init_param(*, independent: bool) -> HParam:
     """The ``init`` switch; only methods whose clients keep their model may start each from its own draw (D-11)."""
+    choices: tuple[str, ...] = ("auto", "shared", "text", "zero")
+    official = None
+    if independent:
+        choices = ("auto", "shared", "independent", "text", "zero")
+        official = "independent"
     return HParam(
         "init",
         "auto",
         "choice",
         "initial weights; auto: text for a linear head on features with a text tower, else shared",
-        choices=("auto", "shared", *(("independent",) if independent else ()), "text", "zero"),
-        official="independent" if independent else None,
+        choices=choices,
+        official=official,
     )
 
 
 def declare(*groups: HParam | Iterable[HParam], **defaults: Value) -> tuple[HParam, ...]:
-    """Join declarations; ``defaults`` replace the default (and so also what other presets have) of some."""
-    flat = [h for g in groups for h in ((g,) if isinstance(g, HParam) else g)]
-    return tuple(
-        replace(h, default=defaults[h.name], official=None, tuned=None) if h.name in defaults else h
-        for h in flat
-    )
+    """Join declarations. Those named in ``defaults`` get that default, which the presets then have too."""
+    made: list[HParam] = []
+    for group in groups:
+        if isinstance(group, HParam):
+            made.append(group)
+        else:
+            made.extend(group)
+    for i, param in enumerate(made):
+        if param.name in defaults:
+            made[i] = replace(param, default=defaults[param.name], official=None, tuned=None)
+    return tuple(made)
 
 
 def without(group: Iterable[HParam], *names: str) -> tuple[HParam, ...]:
-    """A group of declarations less the switches that a method does not read."""
-    return tuple(h for h in group if h.name not in names)
+    """A group of declarations without the switches of these names, which a method does not read."""
+    return tuple(param for param in group if param.name not in names)
 
 
 def head_of(hp: Hp, kind: str | None = None) -> Head:
@@ -210,8 +222,8 @@ def trained(hp: Hp) -> tuple[str, ...]:
     return head_of(hp).trained()
 
 
-def begins(ctx: Ctx) -> str:
-    """How weights begin, ``auto`` resolved: shared, independent, text or zero."""
+def initial_weights(ctx: Ctx) -> str:
+    """The initial weights by ``init``: shared, independent, text or zero; never ``auto``."""
     how = str(ctx.hp.get("init", "shared"))
     if how != "auto":
         return how
@@ -221,37 +233,40 @@ def begins(ctx: Ctx) -> str:
 
 
 def by_text(ctx: Ctx) -> Callable[[Tensor], Tensor]:
-    """The zero-shot classifier: scores [N, C] of rows x [N, D] are I.T'."""
+    """The zero-shot classifier: scores [N, C] of rows x [N, D] are their products with the class texts."""
     return lambda x: affine(x, ctx.text)
 
 
 def zero_shot(ctx: Ctx) -> Callable[[Tensor], Tensor] | None:
-    """The zero-shot classifier, for a head that begins as it."""
-    if begins(ctx) == "text":
+    """The zero-shot classifier, if the head starts from it."""
+    if initial_weights(ctx) == "text":
         return by_text(ctx)
     return None
 
 
 def init(ctx: Ctx) -> Tree:
     """Initial weights by the ``head`` and ``init`` switches, leading axes full or 1."""
-    head = head_of(ctx.hp)
     env = ctx.env
-    how = begins(ctx)
-    if how in ("text", "zero"):
-        if how == "text":
-            made = text_head(ctx.text)
-        else:
-            made = zero_head(
-                env.classes, env.width, torch.empty(0, dtype=env.dtype, device=env.device)
-            )
-        return {k: t.reshape((1,) * len(ctx.lead) + tuple(t.shape)) for k, t in made.items()}
-    return head.init(
-        ctx.rng.uniform("init", independent=how == "independent"), env.width, env.classes
-    )
+    how = initial_weights(ctx)
+    if how not in ("text", "zero"):
+        uniform = ctx.rng.uniform("init", independent=how == "independent")
+        return head_of(ctx.hp).init(uniform, env.width, env.classes)
+    if how == "text":
+        made = text_head(ctx.text)
+    else:
+        W = torch.zeros(env.classes, env.width, dtype=env.dtype, device=env.device)
+        made = {"W": W, "b": W.new_zeros(env.classes)}
+    axes = (1,) * len(ctx.lead)
+    return {k: t.reshape(axes + tuple(t.shape)) for k, t in made.items()}
+
+
+def zeros_for(p: Tree, prefix: str, ctx: Ctx) -> Tree:
+    """Zeros like each tensor of ``p`` that a gradient moves, under its name with a prefix."""
+    return {prefix + name: torch.zeros_like(p[name]) for name in trained(ctx.hp)}
 
 
 def embed(down: Tree, own: Tree, x: Tensor, ctx: Ctx) -> Tensor:
-    """What P makes of features, [.., N, dim]; the features themselves where the head is one linear map."""
+    """Projections [.., N, dim] of features by P; the features themselves if the head is one linear map."""
     head = head_of(ctx.hp)
     if head.kind == "linear":
         return x

@@ -29,9 +29,10 @@ PAPER_ROUNDS = 20
 
 PAPER_SIDE = 224
 PAPER_PROMPT = 30
+"""Side of an image and width of a visual prompt, in pixels."""
 
 ENCODE_BYTES = 32 << 20
-"""Normalised images that are encoded at once where no gradient is taken."""
+"""Bytes of normalised images that are encoded at once where no gradient is taken."""
 
 CONTEXT = (
     HParam(
@@ -106,8 +107,9 @@ SCHEDULE = (
     HParam("warm_lr", 1e-5, "float", "lr of those rounds", low=0.0),
 )
 
-# Adam, its rate and "epoch=20" are the paper's, read as local epochs of a round (D-81): with one, a few-shot client
-# takes a single step and prompts hardly move. It prints no decay. Few shots are less than one batch: never drop it.
+# Adam, its rate and "epoch=20" are the paper's. The 20 epochs are read as local epochs of a round (D-81): with one, a
+# few-shot client takes a single step, and prompts hardly move. The paper prints no decay. A few-shot client has less
+# than one batch, so a short batch must not be dropped.
 PROMPT_TRAINING = declare(TRAINING, SCHEDULE, wd=0.0, drop_last=False, epochs=20)
 
 AUG = (
@@ -127,6 +129,11 @@ AUG = (
         auto="1/scale, that of eq 2",
     ),
 )
+
+
+def image_size(ctx: Ctx) -> tuple[int, int]:
+    """Height and width of the images of a run that has been checked to have them."""
+    return cast(tuple[int, int], ctx.env.image)
 
 
 def scheduled(ctx: Ctx) -> Ctx:
@@ -159,7 +166,7 @@ def pull_temperature(ctx: Ctx) -> float | Tensor:
 
 
 def trained(hp: Hp) -> tuple[str, ...]:
-    """The prompts a gradient moves; without pixels there is no visual one."""
+    """Names of the trained prompts; there is no visual prompt if it covers no pixel."""
     if hp.get("vp_size", 0) == 0:
         return ("ctx",)
     return ("ctx", "v")
@@ -185,7 +192,9 @@ class Names:
 
 
 def class_names(ctx: Ctx, n: int) -> Names:
-    """Every class name, and what follows ``{}`` in the template (CoOp keeps its full stop), around ``n`` vectors.
+    """The tokens of every class name and of the text behind ``{}`` in the template, with room for ``n`` vectors.
+
+    CoOp keeps the full stop of the template too.
 
     Raises:
         UsageError, when a prompt does not fit the text tower.
@@ -194,15 +203,17 @@ def class_names(ctx: Ctx, n: int) -> Names:
     after = ctx.towers.template.partition("{}")[2]
     tokens, end = tower.embed([name + after for name in ctx.env.names])
     # The tower reads a fixed number of tokens; the longest name leaves the least room for vectors.
-    room = tower.context - 1 - int(end.max())
+    last = int(end.max())
+    room = tower.context - 1 - last
     if n > room:
         longest = ctx.env.names[int(end.argmax())]
+        fix = "Shorten the class name, or use another --backbones."
+        if room > 0:
+            fix = f"--set n_ctx={room} fits."
         raise UsageError(
-            f"The prompt of class {longest!r} has {n} context vectors, a name of at least {int(end.max()) - 1} tokens,"
+            f"The prompt of class {longest!r} has {n} context vectors, a name of at least {last - 1} tokens,"
             f" a start and an end: more than the {tower.context} tokens that {ctx.towers.name} reads.",
-            f"--set n_ctx={room} fits."
-            if room > 0
-            else "Shorten the class name, or use another --backbones.",
+            fix,
         )
     index, ends = slots(end, n, tower.context, str(ctx.hp["ctx_pos"]))
     return Names(tokens.to(ctx.env.dtype), index, ends)
@@ -211,21 +222,22 @@ def class_names(ctx: Ctx, n: int) -> Names:
 def init_context(ctx: Ctx) -> Tensor:
     """Context vectors [n, E], or [C, n, E] with ``csc``: one draw for all, or the template's words."""
     tower = ctx.towers.text
-    shape = (ctx.count("n_ctx"), ctx.towers.text.width)
     if ctx.hp["ctx_init"] == "words":
         tokens, end = tower.embed([ctx.towers.template.partition("{}")[0]])
         words = tokens[0, 1 : int(end)].to(ctx.env.dtype)
         if ctx.hp["csc"]:
             return words.expand(ctx.env.classes, *words.shape).clone()
         return words.clone()
-    whole = (ctx.env.classes, *shape) if ctx.hp["csc"] else shape
-    return 0.02 * ctx.rng.shared("ctx", lambda g: g.standard_normal(whole))
+    shape: tuple[int, ...] = (ctx.count("n_ctx"), tower.width)
+    if ctx.hp["csc"]:
+        shape = (ctx.env.classes, *shape)
+    return 0.02 * ctx.rng.shared("ctx", lambda g: g.standard_normal(shape))
 
 
 def moved(
     server: Tree, states: Mapping[int, Tree], _labels: Mapping[int, Tensor], ctx: Ctx
 ) -> dict[str, float]:
-    """How far prompts are from where they began, as Euclidean norms; the mean over clients where each has its own.
+    """Euclidean distances of the prompts from their first values; means over clients if each has its own prompts.
 
     Returns:
         ``context_moved`` of the context vectors, and ``visual_moved`` of the visual prompt where there is one; {} while
@@ -252,22 +264,25 @@ def prompt_size(ctx: Ctx) -> int:
     """Border or side of the visual prompt, in pixels."""
     if ctx.hp["vp_size"] is not None:
         return ctx.count("vp_size")
-    return max(1, round(PAPER_PROMPT * min(cast(tuple[int, int], ctx.env.image)) / PAPER_SIDE))
+    side = min(image_size(ctx))
+    return max(1, round(PAPER_PROMPT * side / PAPER_SIDE))
 
 
 def places(ctx: Ctx, at: Sequence[int] = (0, 0)) -> Tensor:
     """The pixels a visual prompt covers, with its patch (if it is one) at (top, left)."""
-    (height, width), p = cast(tuple[int, int], ctx.env.image), prompt_size(ctx)
+    height, width = image_size(ctx)
+    p = prompt_size(ctx)
     if ctx.hp["vp_template"] == "padding":
-        return border(height, width, p).to(ctx.env.device)
-    return square(height, width, p, *at).to(ctx.env.device)
+        covered = border(height, width, p)
+    else:
+        covered = square(height, width, p, *at)
+    return covered.to(ctx.env.device)
 
 
 def corner(generator: np.random.Generator, ctx: Ctx) -> np.ndarray:
     """A uniform (top, left) for the patch."""
-    return generator.integers(
-        0, np.array(cast(tuple[int, int], ctx.env.image)) - prompt_size(ctx) + 1
-    )
+    room = np.array(image_size(ctx)) - prompt_size(ctx)
+    return generator.integers(0, room + 1)
 
 
 def init_visual(ctx: Ctx) -> Tensor:
@@ -279,7 +294,7 @@ def init_visual(ctx: Ctx) -> Tensor:
 
 
 def check(hp: Hp, ctx: Ctx) -> None:
-    """Refuse prompts that do not fit the text tower, words that are none, and visual prompts larger than the image.
+    """Refuse prompts that do not fit the text tower, a template without words, and too large visual prompts.
 
     Raises:
         UsageError.
@@ -293,11 +308,11 @@ def check(hp: Hp, ctx: Ctx) -> None:
     class_names(ctx, n)
     if "vp_size" not in hp or hp["vp_size"] == 0:
         return
-    (height, width), p = cast(tuple[int, int], ctx.env.image), prompt_size(ctx)
+    height, width = image_size(ctx)
+    p = prompt_size(ctx)
+    most = min(height, width)
     if hp["vp_template"] == "padding":
-        most = min(height, width) // 2
-    else:
-        most = min(height, width)
+        most = most // 2
     if p > most:
         raise UsageError(
             f"A {hp['vp_template']} prompt of {p} pixels does not fit an image of {height} x {width}.",
@@ -316,10 +331,15 @@ def frozen_text(vectors: Tensor, names: Names, ctx: Ctx) -> Tensor:
         return text_features(vectors, names, ctx)
 
 
-def template_features(ctx: Ctx) -> Tensor:
-    """Unit class features [C, D] of the backbone's template as it is, without a gradient."""
+def class_features(vectors: Tensor, ctx: Ctx) -> Tensor:
+    """Unit class features [C, D] of the prompts with these context vectors, without a gradient."""
+    names = class_names(ctx, vectors.shape[-2])
+    return frozen_text(vectors, names, ctx)
+
+
+def template_features(template: str, ctx: Ctx) -> Tensor:
+    """Unit class features [C, D] of a template with the class names in place of ``{}``, without a gradient."""
     tower = ctx.towers.text
-    template = ctx.towers.template
     with torch.no_grad():
         tokens, end = tower.embed([template.replace("{}", name) for name in ctx.env.names])
         return tower.encode(tokens, end).to(ctx.env.dtype)
@@ -327,18 +347,14 @@ def template_features(ctx: Ctx) -> Tensor:
 
 def zero_shot(ctx: Ctx) -> Callable[[Tensor], Tensor]:
     """The zero-shot classifier of the template: scores [N, C] of features [N, D], or of images uint8 [N, H W 3]."""
-    T = template_features(ctx)
+    T = template_features(ctx.towers.template, ctx)
     if ctx.env.image is None:
         return lambda x: affine(x, T)
 
     def scores(x: Tensor) -> Tensor:
         with torch.no_grad():
-            return torch.cat(
-                [
-                    affine(image_features(part, None, ctx), T)
-                    for part in torch.split(x, _at_once(ctx))
-                ]
-            )
+            blocks = torch.split(x, _at_once(ctx))
+            return torch.cat([affine(image_features(part, None, ctx), T) for part in blocks])
 
     return scores
 
@@ -346,19 +362,23 @@ def zero_shot(ctx: Ctx) -> Callable[[Tensor], Tensor]:
 def image_features(x: Tensor, painted: Tensor | None, ctx: Ctx) -> Tensor:
     """Unit features f(x + v) [B, D] of images uint8 [B, H W 3] under a visual prompt [3, H, W] (None: without)."""
     tower = ctx.towers.image
-    images = tower.normalise(x.view(-1, *cast(tuple[int, int], ctx.env.image), 3))
-    return tower.encode(images if painted is None else images + painted).to(ctx.env.dtype)
+    images = tower.normalise(x.view(-1, *image_size(ctx), 3))
+    if painted is not None:
+        images = images + painted
+    return tower.encode(images).to(ctx.env.dtype)
 
 
 def paint(p: Batch, ctx: Ctx, at: Sequence[int] = (0, 0)) -> Tensor | None:
     """The visual prompt of parameters ``p`` as an image [3, H, W]; None when they have none."""
     if "v" in p:
-        return canvas(p["v"], places(ctx, at), *cast(tuple[int, int], ctx.env.image))
+        return canvas(p["v"], places(ctx, at), *image_size(ctx))
     return None
 
 
 def _at_once(ctx: Ctx) -> int:
-    return max(1, ENCODE_BYTES // (4 * 3 * math.prod(cast(tuple[int, int], ctx.env.image))))
+    """Number of images that take about ``ENCODE_BYTES``."""
+    image_bytes = 4 * 3 * math.prod(image_size(ctx))
+    return max(1, ENCODE_BYTES // image_bytes)
 
 
 def encode_rows(data: ClientData, p: Batch, ctx: Ctx) -> Tensor:
@@ -372,40 +392,41 @@ def encode_rows(data: ClientData, p: Batch, ctx: Ctx) -> Tensor:
 
 def encode_images(x: Tensor, p: Batch, ctx: Ctx) -> Tensor:
     """Unit features [N, D] of images uint8 [N, H W 3]; a random patch moves with every block of them."""
+    blocks: tuple[Tensor, ...] = (x,)
+    # An exported program must read any number of rows, so it cannot have a loop over blocks.
+    if not torch.compiler.is_exporting():
+        blocks = torch.split(x, _at_once(ctx))
     parts = []
-    # A program that is exported reads any number of rows, which no loop can count.
-    blocks = (x,) if torch.compiler.is_exporting() else torch.split(x, _at_once(ctx))
     with torch.no_grad():
-        for block, part in enumerate(blocks):
-            parts.append(image_features(part, paint(p, ctx, _somewhere(ctx, block)), ctx))
+        for number, block in enumerate(blocks):
+            painted = paint(p, ctx, _patch_position(ctx, number))
+            parts.append(image_features(block, painted, ctx))
     return torch.cat(parts)
 
 
-def _somewhere(ctx: Ctx, *key: int) -> Sequence[int]:
-    """(top, left) of this forward pass; drawn for a random patch only."""
+def _patch_position(ctx: Ctx, *key: int) -> Sequence[int]:
+    """(top, left) of the patch in this forward pass: drawn for a random patch, else (0, 0)."""
     if ctx.hp["vp_template"] != "random_patch":
         return (0, 0)
-    return cast(list[int], ctx.rng.each("patch", lambda g, _lane: corner(g, ctx), *key).tolist())
+    drawn = ctx.rng.each("patch", lambda g, _client: corner(g, ctx), *key)
+    return cast(list[int], drawn.tolist())
 
 
 def _batches(data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
-    """Batches that bring the place of their visual prompt."""
+    """Batches with the place of their visual prompt under ``at``."""
     for t, (k, batch) in enumerate(minibatches(data, ctx, epoch)):
-        yield k, {**batch, "at": torch.tensor(_somewhere(ctx, epoch, t))}
+        at = torch.tensor(_patch_position(ctx, epoch, t))
+        yield k, {**batch, "at": at}
 
 
 def train_prompts(loss: Loss, p: Batch, data: ClientData, ctx: Ctx) -> Batch:
     """A client's local epochs on its prompts ``p`` (and kept ``opt/`` state), at this round's learning rate."""
     now = scheduled(ctx)
-    visual = "v" in p
     names = tuple(k for k in p if not k.startswith("opt/"))
-    return train(
-        p,
-        names,
-        ctx.count("epochs"),
-        loss,
-        {},
-        data,
-        now,
-        batches=(lambda _p, epoch: _batches(data, now, epoch)) if visual else None,
-    )
+
+    def batches(_p: Batch, epoch: int) -> Iterator[tuple[int, Batch]]:
+        if "v" in p:
+            return _batches(data, now, epoch)
+        return minibatches(data, now, epoch)
+
+    return train(p, names, ctx.count("epochs"), loss, {}, data, now, batches=batches)

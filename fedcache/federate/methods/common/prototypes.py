@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -59,12 +60,12 @@ def body(hp: Hp) -> Head:
 
 
 def project(_down: Tree, own: Tree, x: Tensor, ctx: Ctx) -> Tensor:
-    """What the client's P makes of features, [.., N, dim]."""
+    """Projections [.., N, dim] of features by the client's P."""
     return embed(body(ctx.hp), own, x)[0]
 
 
 def no_prototypes(ctx: Ctx, *lead: int) -> tuple[Tensor, Tensor]:
-    """Prototypes [*lead, C, P] of no rows, and the counts [*lead, C] that say so."""
+    """Prototypes [*lead, C, P] of no rows, and their counts [*lead, C], all zero."""
     proto = torch.zeros(
         *lead, ctx.env.classes, ctx.count("dim"), dtype=ctx.env.dtype, device=ctx.env.device
     )
@@ -73,9 +74,10 @@ def no_prototypes(ctx: Ctx, *lead: int) -> tuple[Tensor, Tensor]:
 
 def own_body(ctx: Ctx) -> Tree:
     """The client's own P by the ``init`` switch, and its optimiser where it is kept."""
-    draw = ctx.rng.uniform("init", independent=ctx.hp["init"] == "independent")
-    p = body(ctx.hp).init(draw, ctx.env.width, ctx.env.classes)
-    return {**p, **keep_optimiser(p, body(ctx.hp).trained(), ctx)}
+    head = body(ctx.hp)
+    uniform = ctx.rng.uniform("init", independent=ctx.hp["init"] == "independent")
+    p = head.init(uniform, ctx.env.width, ctx.env.classes)
+    return {**p, **keep_optimiser(p, head.trained(), ctx)}
 
 
 def train_body(
@@ -87,11 +89,11 @@ def train_body(
     batches: Callable[[int], Iterator[tuple[int, Batch]]],
 ) -> Tree:
     """The client's P after ``epochs`` of ``loss`` on the batches of each epoch."""
-    p = body_of(state, ctx)
-    trained = body(ctx.hp).trained()
+    names = body(ctx.hp).names()
+    p = {k: t for k, t in state.items() if k in names or k.startswith("opt/")}
     return train(
         p,
-        trained,
+        body(ctx.hp).trained(),
         ctx.count("epochs"),
         loss,
         down,
@@ -101,19 +103,15 @@ def train_body(
     )
 
 
-def body_of(state: Tree, ctx: Ctx) -> Tree:
-    """P in a client's state, with its optimiser."""
-    names = body(ctx.hp).names()
-    return {k: t for k, t in state.items() if k in names or k.startswith("opt/")}
-
-
 def view_batches(data: ClientData, ctx: Ctx, epoch: int) -> Iterator[tuple[int, Batch]]:
     """``minibatches`` of one epoch; the second view of every row, where there is one, comes as ``x2``."""
     if ctx.hp["views"] == "2":
         views = drawn_views(data, ctx, epoch, 2)
     else:
         views = training_views(data, ctx, epoch)
-    return minibatches(data, ctx, epoch, views=views * 2 if ctx.hp["views"] == "twice" else views)
+    if ctx.hp["views"] == "twice":
+        views = views * 2
+    return minibatches(data, ctx, epoch, views=views)
 
 
 def embeddings(p: Tree, batch: Batch, hp: Hp) -> tuple[Tensor, Tensor, Tensor, Tree]:
@@ -137,13 +135,15 @@ def embeddings(p: Tree, batch: Batch, hp: Hp) -> tuple[Tensor, Tensor, Tensor, T
 
 def prototype_rows(data: ClientData, ctx: Ctx) -> tuple[Tensor, Tensor]:
     """All rows of every client as ``ClientData.full``, each in the view that ``proto_view`` asks for."""
-    if ctx.hp.get("proto_view", "center") == "center":  # models of an earlier release lack it
+    if (
+        ctx.hp.get("proto_view", "center") == "center"
+    ):  # models of an earlier release have no proto_view
         return data.full()
     positions = data.positions()
     (view,) = drawn_views(data, ctx, 0, 1, "views proto")
-    return data.take(
-        positions, view.gather(-1, positions) if isinstance(view, Tensor) else view
-    ), data.mask()
+    if isinstance(view, Tensor):
+        view = view.gather(-1, positions)
+    return data.take(positions, view), data.mask()
 
 
 def own_prototypes(p: Tree, data: ClientData, ctx: Ctx) -> Tree:
@@ -151,17 +151,22 @@ def own_prototypes(p: Tree, data: ClientData, ctx: Ctx) -> Tree:
     x, mask = prototype_rows(data, ctx)
     if ctx.hp["proto_drop_last"]:
         # The released code leaves out the last short batch of a shuffled pass over the rows.
-        size = ctx.count("batch")  # a random n - n mod batch rows count
-        mask = ctx.rng.each(
-            "proto", lambda g, i: (g.permutation(n := data.n[i]) < n // size * size).astype(float)
-        )
+        size = ctx.count("batch")
+
+        def in_whole_batches(g: np.random.Generator, i: int) -> np.ndarray:
+            n = data.n[i]
+            return (g.permutation(n) < n // size * size).astype(float)
+
+        mask = ctx.rng.each("proto", in_whole_batches)
     z = embed(body(ctx.hp), p, x)[0]
     proto, count = class_means(z, data.labels(data.positions()), mask, ctx.env.classes)
-    return {"proto": normalize(proto, dim=-1) if ctx.hp["proto_norm"] else proto, "count": count}
+    if ctx.hp["proto_norm"]:
+        proto = normalize(proto, dim=-1)
+    return {"proto": proto, "count": count}
 
 
 def cached_views(hp: Hp, views: int) -> str:
-    """Two stored views stand in for live augmentation; the same image twice is what it is."""
+    """Two stored views approximate live augmentation; batches of plain images are exact."""
     if hp["views"] == "2" and views > 1:
         return "cached_views"
     return "exact"
@@ -173,9 +178,11 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
     dtype = ctx.env.dtype
     # The mean of unit rows is no longer than 1, which update validation checks.
     unit = ctx.hp.get("z_norm") == "l2" or bool(ctx.hp.get("proto_norm"))
-    if ctx.hp.get("noise_on") == "proto":
-        unit = False
-    means = Statistic("class means", longest=1.0 if unit else math.inf)
+    noisy = ctx.hp.get("noise_on") == "proto"
+    longest = math.inf
+    if unit and not noisy:
+        longest = 1.0
+    means = Statistic("class means", longest=longest)
     return {
         "proto": UploadTensor((C, ctx.count("dim")), dtype, statistic=means),
         "count": UploadTensor((C,), dtype, counts_rows=True),
@@ -184,4 +191,5 @@ def uploads(_server: Tree, ctx: Ctx) -> Uploads:
 
 def owned_rows(up: Tree, _ctx: Ctx) -> int:
     """Scalars of an upload of prototypes: the rows of the classes the client owns, and their counts."""
-    return int((up["count"] > 0).sum()) * (up["proto"].shape[-1] + 1)
+    owned = int((up["count"] > 0).sum())
+    return owned * (up["proto"].shape[-1] + 1)

@@ -29,7 +29,7 @@ from fedcache.federate.methods.common.live_images import on_images as on_images
 from fedcache.federate.methods.common.model import FEAT_POST, TRAINING, declare
 from fedcache.heads.augment import DRAWS
 from fedcache.heads.encoder import RESNETS
-from fedcache.heads.linear import Tree, affine
+from fedcache.heads.linear import Tree, affine, select
 from fedcache.heads.losses import cross_entropy
 from fedcache.heads.simclr import nt_xent, one_way
 
@@ -96,18 +96,21 @@ def names(hp: Hp) -> tuple[str, ...]:
 
 
 def trained(hp: Hp) -> tuple[str, ...]:
-    """Those a gradient moves."""
+    """Tensors of the encoder that a gradient moves."""
     return encoder_of(hp).trained()
 
 
 def needs(hp: Hp) -> frozenset[str]:
     """Images for a convolution, stored views for a head; never labels."""
-    return frozenset({"pixels" if on_images(hp) else "views"})
+    if on_images(hp):
+        return frozenset({"pixels"})
+    return frozenset({"views"})
 
 
 def init(ctx: Ctx) -> Tree:
     """Fresh weights, the same for all clients."""
-    return encoder_of(ctx.hp).init(ctx.rng.uniform("init", independent=False), ctx.env.width)
+    uniform = ctx.rng.uniform("init", independent=False)
+    return encoder_of(ctx.hp).init(uniform, ctx.env.width)
 
 
 def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
@@ -115,16 +118,16 @@ def enter(_down: Tree, _data: ClientData, ctx: Ctx) -> Tree:
     return {"loss": torch.zeros((*ctx.lead, 4), dtype=ctx.env.dtype, device=ctx.env.device)}
 
 
-def watch(
-    _server: Tree, states: Mapping[int, Tree], _labels: object, _ctx: Ctx
-) -> dict[str, float]:
+def watch(_server: Tree, states: Mapping[int, Tree], *_: object) -> dict[str, float]:
     """The training loss in the first and the last epoch of the last round (FLESD figure 5), mean over clients."""
-    # by client: a run that was taken up holds them in another order, and the sum would have other last bits
-    seen = [states[c]["loss"] for c in sorted(states) if float(states[c]["loss"][1]) > 0]
-    if not seen:
+    # Sorted, because a resumed run holds the clients in another order, and the order of a sum changes its last bits.
+    losses = [states[c]["loss"] for c in sorted(states)]
+    of_trained = [t for t in losses if float(t[1]) > 0]
+    if not of_trained:
         return {}
-    first, last = (float(torch.stack([t[i] / t[i + 1] for t in seen]).mean()) for i in (0, 2))
-    return {"loss_first": first, "loss": last}
+    first = torch.stack([t[0] / t[1] for t in of_trained]).mean()
+    last = torch.stack([t[2] / t[3] for t in of_trained]).mean()
+    return {"loss_first": float(first), "loss": float(last)}
 
 
 def normal(x: Tensor, ctx: Ctx) -> Tensor:
@@ -160,16 +163,19 @@ def pairs(data: ClientData, ctx: Ctx) -> Callable[[Tree, int], Iterator[tuple[in
 
     def dropped(_p: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
         rate = ctx.number("dropout")
-        u = ctx.rng.each("dropout", lambda g, i: g.random((data.n[i], 2, data.x.shape[-1])), epoch)
+        width = data.x.shape[-1]
+        u = ctx.rng.each("dropout", lambda g, i: g.random((data.n[i], 2, width)), epoch)
         for k, batch in minibatches(data, ctx, epoch):
             x = batch["x"]
-            mine = narrow_clients(u, k, ctx)
-            index = batch["i"][..., None, None].expand(*batch["i"].shape, *u.shape[-2:])
-            keep = mine.gather(-3, index)
+            rows = batch["i"]
+            index = rows[..., None, None].expand(*rows.shape, *u.shape[-2:])
+            keep = narrow_clients(u, k, ctx).gather(-3, index)
             # Inverted dropout: what is kept grows by 1 / (1 - rate), so the mean of a feature stays.
             share = over(rate, x)
-            masks = [(keep[..., j, :] >= share).to(x.dtype) / (1.0 - share) for j in (0, 1)]
-            yield k, {**batch, "x": x * masks[0], "x2": x * masks[1]}
+            first, second = (
+                (drawn >= share).to(x.dtype) / (1.0 - share) for drawn in keep.unbind(-2)
+            )
+            yield k, {**batch, "x": x * first, "x2": x * second}
 
     if ctx.env.image:
         return live(data, ctx, views=("x", "x2"))
@@ -186,7 +192,8 @@ def loss(p: Tree, batch: Tree, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
             axis = -2
             if ctx.env.image:
                 axis = 0
-            h, updates = encoder.trunk(p, torch.cat([batch["x"], batch["x2"]], axis), training=True)
+            x = torch.cat([batch["x"], batch["x2"]], axis)
+            h, updates = encoder.trunk(p, x, training=True)
             both = encoder.project(p, h).chunk(2, -2)
         else:
             h1, first = encoder.trunk(p, batch["x"], training=True)
@@ -196,38 +203,40 @@ def loss(p: Tree, batch: Tree, _down: Tree, ctx: Ctx) -> tuple[Tensor, Tree]:
     contrast = one_way
     if ctx.hp["simclr"] == "nt_xent":
         contrast = nt_xent
-    tau = ctx.number("tau")
-    return contrast(z1, z2, batch["w"], over(tau, z1) if isinstance(tau, Tensor) else tau), updates
+    value = contrast(z1, z2, batch["w"], over(ctx.number("tau"), z1))
+    return value, updates
 
 
 def fit_with(loss: Loss, *, send: bool) -> Fit:
     """Local epochs of a loss on pairs of views; the encoder is sent, or stays."""
 
     def fit(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> tuple[Tree, Tree]:
-        # A batch of one image, each of whose views has no variance by itself, joins another.
-        ctx = replace(
-            ctx, hp={**ctx.hp, "bn": on_images(ctx.hp) and ctx.hp["bn_views"] == "separate"}
-        )
-        known = {**down, **state}
+        # If each view is normalised by itself, a batch of one image has no variance, and joins another batch.
+        separate = on_images(ctx.hp) and ctx.hp["bn_views"] == "separate"
+        ctx = replace(ctx, hp={**ctx.hp, "bn": separate})
         epochs = ctx.count("epochs")
-        made = pairs(data, ctx)
-        p = {**{k: known[k] for k in names(ctx.hp)}, "loss": torch.zeros_like(state["loss"])}
-        now = state["loss"].new_zeros(2, 4)  # what a step adds to the sums, and to the numbers
+        make_batches = pairs(data, ctx)
+        p = select({**down, **state}, names(ctx.hp))
+        p["loss"] = torch.zeros_like(state["loss"])
+        # For the steps of an epoch, [2, 4]: the factors of their losses in ``loss``, and what they add to its numbers.
+        counted = state["loss"].new_zeros(2, 4)
 
         def batches(carry: Tree, epoch: int) -> Iterator[tuple[int, Batch]]:
-            ends = (epoch == 0, epoch == epochs - 1)
-            now.copy_(now.new_tensor([[ends[0], 0, ends[1], 0], [0, ends[0], 0, ends[1]]]))
-            return made(carry, epoch)
+            first = epoch == 0
+            last = epoch == epochs - 1
+            counted.copy_(counted.new_tensor([[first, 0, last, 0], [0, first, 0, last]]))
+            return make_batches(carry, epoch)
 
         def watched(q: Tree, batch: Batch, sent: Tree, at: Ctx) -> tuple[Tensor, Tree]:
             value, updates = cast(tuple[Tensor, Tree], loss(q, batch, sent, at))
-            return value, {
-                **updates,
-                "loss": q["loss"] + value.detach().unsqueeze(-1) * now[0] + now[1],
-            }
+            total = q["loss"] + value.detach().unsqueeze(-1) * counted[0] + counted[1]
+            return value, {**updates, "loss": total}
 
         p = train(p, trained(ctx.hp), epochs, watched, down, data, ctx, batches=batches)
-        return {k: p[k] for k in state}, {k: p[k] for k in names(ctx.hp)} if send else {}
+        up: Tree = {}
+        if send:
+            up = select(p, names(ctx.hp))
+        return select(p, state), up
 
     return fit
 
@@ -235,24 +244,32 @@ def fit_with(loss: Loss, *, send: bool) -> Fit:
 def represent(p: Tree, x: Tensor, ctx: Ctx, *, project: bool) -> Tensor:
     """Representations [.., N, h] (or unit embeddings [.., N, proj]) of stored rows x [.., N, D], in evaluation mode."""
     encoder = encoder_of(ctx.hp)
-    # A program that is exported reads any number of rows, which no loop can count.
-    whole = not ctx.env.image or torch.compiler.is_exporting()
     parts = []
     with torch.no_grad():
-        for part in (x,) if whole else torch.split(x, BLOCK, -2):
-            h, _ = encoder.trunk(p, normal(part, ctx), training=False)
-            parts.append(encoder.project(p, h) if project else h)
+        blocks: tuple[Tensor, ...] = (x,)
+        # An exported program must read any number of rows, so it cannot have a loop over blocks.
+        if ctx.env.image and not torch.compiler.is_exporting():
+            blocks = torch.split(x, BLOCK, -2)
+        for block in blocks:
+            h, _ = encoder.trunk(p, normal(block, ctx), training=False)
+            if project:
+                h = encoder.project(p, h)
+            parts.append(h)
     return torch.cat(parts, -2)
 
 
 def probe(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> Tree:
-    """W ~ N(0, .01^2), b = 0, trained on all labelled rows by SGD; added to what is scored as ``probe.W, probe.b``."""
+    """The model with a linear probe under ``probe.W`` and ``probe.b``.
+
+    It starts from W ~ N(0, .01^2) and b = 0, and is trained by SGD on all labelled rows.
+    """
     p = {**down, **state}
     width = encoder_of(ctx.hp).width
     x = data.full()[0]
-    if not len(x):  # no label, no probe: its scores are no numbers, and nothing is scored
-        lost = torch.full((ctx.env.classes,), torch.nan, dtype=ctx.env.dtype, device=ctx.env.device)
-        return {**p, "probe.W": lost.unsqueeze(-1).expand(-1, width), "probe.b": lost}
+    if not len(x):
+        # Without labelled rows there is no probe. Its scores are NaN, and nothing is scored.
+        nan = torch.full((ctx.env.classes,), torch.nan, dtype=ctx.env.dtype, device=ctx.env.device)
+        return {**p, "probe.W": nan.unsqueeze(-1).expand(-1, width), "probe.b": nan}
     h = represent(p, x, ctx, project=False)
     # The encoder is frozen, so its representations are computed once and trained on as features.
     frozen = ClientData(
@@ -261,9 +278,8 @@ def probe(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> Tree:
         torch.arange(len(h), device=h.device),
         data.n,
     )
-    start = ctx.rng.shared(
-        "probe", lambda g: 0.01 * g.standard_normal((ctx.env.classes, h.shape[-1]))
-    )
+    shape = (ctx.env.classes, h.shape[-1])
+    start = ctx.rng.shared("probe", lambda g: 0.01 * g.standard_normal(shape))
     head = {"W": start, "b": start.new_zeros(len(start))}
     epochs = ctx.count("probe_epochs")
     rate = float(ctx.number("probe_lr"))
@@ -281,9 +297,10 @@ def probe(down: Tree, state: Tree, data: ClientData, ctx: Ctx) -> Tree:
         return cross_entropy(affine(batch["x"], q["W"], q["b"]), batch["y"], batch["w"])
 
     # Each phase has a tenth of the rate of the phase before.
-    for phase, (a, b) in enumerate(pairwise(cuts)):
+    for phase, (begin, end) in enumerate(pairwise(cuts)):
         now = replace(ctx, hp={**hp, "lr": rate * 0.1**phase})
-        head = train(head, ("W", "b"), b - a, fitted, {}, frozen, now, purpose=f"probe{phase}")
+        purpose = f"probe{phase}"
+        head = train(head, ("W", "b"), end - begin, fitted, {}, frozen, now, purpose=purpose)
     return {**down, **state, "probe.W": head["W"], "probe.b": head["b"]}
 
 
@@ -312,11 +329,10 @@ def trainable(server: Tree, state: Tree, parts: tuple[str, ...] = ("t.", "p1", "
     ``parts`` are the beginnings of names that count: of the trunk and of the projection.
     """
     known = {**server, **state}
-    return sum(
-        t.numel()
-        for n, t in known.items()
-        if n.startswith(parts) and not n.endswith((".mean", ".var"))
-    )
+    moved = [
+        name for name in known if name.startswith(parts) and not name.endswith((".mean", ".var"))
+    ]
+    return sum(known[name].numel() for name in moved)
 
 
 def parameters(down: Tree, ctx: Ctx) -> int:

@@ -62,31 +62,31 @@ def synthetic(label: list[np.ndarray], ctx: Ctx, epoch: int, t: int) -> Batch:
     k = np.zeros((len(counts), longest), np.int64)
     w = np.zeros((len(counts), longest))
     for i, own in enumerate(label):
+        weight_of_row = 1.0
+        if ctx.hp["tsamp_reduce"] == "mean" and len(own):
+            weight_of_row = 1.0 / len(own)
         k[i, : len(own)] = own
-        w[i, : len(own)] = 1.0 / len(own) if ctx.hp["tsamp_reduce"] == "mean" and len(own) else 1.0
+        w[i, : len(own)] = weight_of_row
     shape = (*ctx.lead, longest)
-    cls = torch.from_numpy(k).to(ctx.env.device).reshape(shape)
-    # grid points share draws: a prefix of the longest
+    classes = torch.from_numpy(k).to(ctx.env.device).reshape(shape)
+    # Grid points share draws: each takes as many of the longest draw as it needs, from the beginning.
     per_client = np.asarray(counts).reshape(points, -1).max(0)
     noise = ctx.rng.normal("synth", per_client.tolist(), ctx.env.width, epoch, t)
     if ctx.hp["sigma"] is None:
         sigma = ctx.env.width**-0.5
     else:
         sigma = ctx.number("sigma")
-    # a third of the time of ``text[cls]``
-    near = ctx.text.index_select(0, cls.flatten()).view(*shape, ctx.env.width)
+    # ``index_select`` takes a third of the time of ``text[classes]``.
+    texts = ctx.text.index_select(0, classes.flatten()).view(*shape, ctx.env.width)
     scale = over(sigma, noise)
     if isinstance(scale, float):
-        z = near.add_(noise, alpha=scale)
+        z = texts.add_(noise, alpha=scale)
     else:
-        z = near + scale * noise
+        z = texts + scale * noise
     if ctx.hp["renorm_synth"]:
         z = normalize(z, dim=-1)
-    return {
-        "z": z,
-        "k": cls,
-        "kw": torch.from_numpy(w).to(ctx.env.device, ctx.env.dtype).reshape(shape),
-    }
+    weight = torch.from_numpy(w).to(ctx.env.device, ctx.env.dtype).reshape(shape)
+    return {"z": z, "k": classes, "kw": weight}
 
 
 def shares(batch: Batch, ctx: Ctx) -> tuple[float | Tensor, float | Tensor]:
@@ -108,7 +108,7 @@ def shares(batch: Batch, ctx: Ctx) -> tuple[float | Tensor, float | Tensor]:
 
 
 def at_once(label: list[np.ndarray], ctx: Ctx, epoch: int, t: int) -> Batch:
-    """All rows in one step, as ``synth`` says."""
+    """All synthetic rows in one step, exact or stratified as ``synth`` says."""
     if ctx.hp["synth"] == "strata":
         return stratified(label, [1] * len(label), ctx, epoch, t)
     return synthetic(label, ctx, epoch, t)
@@ -117,8 +117,8 @@ def at_once(label: list[np.ndarray], ctx: Ctx, epoch: int, t: int) -> Batch:
 def stratified(label: list[np.ndarray], steps: list[int], ctx: Ctx, epoch: int, t: int) -> Batch:
     """``strata`` rows of every class, which stand for a client's class labels k of all ``steps`` (not in the paper).
 
-    A row of class k weighs n_k / strata: over the draws, a step's gradient has the mean it has when rows are shuffled
-    and assigned, with less variance, because no class is missed; and far fewer rows are drawn.
+    A row of class k weighs n_k / strata. So the expected gradient of a step is the same as with rows that are shuffled
+    and assigned to steps. Its variance is smaller because no class is missing, and far fewer rows are drawn.
 
     Returns:
         as ``synthetic``.
@@ -130,15 +130,17 @@ def stratified(label: list[np.ndarray], steps: list[int], ctx: Ctx, epoch: int, 
         whole = n.sum(1)
     else:
         whole = np.asarray(steps, np.float64)
-    # A class counts as much as its n_k rows would, whatever number of its rows is drawn.
+    # A class counts as much as its n_k rows would, for any number R of drawn rows.
     weight = np.repeat(n / np.maximum(whole, 1.0)[:, None] / R, R, 1)
-    batch = synthetic([np.repeat(np.arange(C), R)] * len(label), ctx, epoch, t)
-    return {**batch, "kw": torch.from_numpy(weight).to(batch["kw"]).reshape(batch["kw"].shape)}
+    rows = np.repeat(np.arange(C), R)
+    batch = synthetic([rows] * len(label), ctx, epoch, t)
+    kw = torch.from_numpy(weight).to(batch["kw"])
+    return {**batch, "kw": kw.reshape(batch["kw"].shape)}
 
 
-def dealt(q: Tensor, weight: Tensor, ctx: Ctx) -> list[np.ndarray]:
-    """The class of every synthetic row that balances soft labels q [.., R, C]; one array of n_k k's per client."""
-    # As many rows of each class as it has fewer votes than the largest class.
+def balancing_classes(q: Tensor, weight: Tensor, ctx: Ctx) -> list[np.ndarray]:
+    """Classes of the synthetic rows that balance soft labels q [.., R, C]: for each client an array of n_k times k."""
+    # A class gets as many rows as it lacks votes compared with the largest class.
     n = deficits(votes(q, weight), ctx.number("gamma"), equal=ctx.hp["sampling"] == "equal")
     flat = n.reshape(-1, n.shape[-1]).cpu().numpy()
     return [np.repeat(np.arange(flat.shape[-1]), counts) for counts in flat]
@@ -146,33 +148,32 @@ def dealt(q: Tensor, weight: Tensor, ctx: Ctx) -> list[np.ndarray]:
 
 def with_rows(
     batches: Iterator[tuple[int, Batch]],
-    deals: list[np.ndarray],
+    classes: list[np.ndarray],
     data: ClientData,
     ctx: Ctx,
     epoch: int,
 ) -> Iterator[tuple[int, Batch]]:
-    """Batches of an epoch, each with its part of the rows ``deals`` asks for: shuffled, assigned to a client's
-    steps."""
+    """Batches of an epoch, each with its part of the synthetic rows.
+
+    ``classes`` are those of each client's rows. They are shuffled in place and divided among its steps.
+    """
     M = len(data.n)
     steps = [len(batch_sizes(n, ctx.hp)) for n in data.n]
     if ctx.hp["synth"] == "strata":
         for t, (k, batch) in enumerate(batches):
-            alive = [i for i in range(len(deals)) if i % M < max(k, 1)]
-            parts = [deals[i] for i in alive]
-            yield (
-                k,
-                {
-                    **batch,
-                    **stratified(parts, [steps[i % M] for i in alive], ctx.narrow(k), epoch, t),
-                },
-            )
+            alive = [i for i in range(len(classes)) if i % M < max(k, 1)]
+            parts = [classes[i] for i in alive]
+            steps_of_parts = [steps[i % M] for i in alive]
+            rows = stratified(parts, steps_of_parts, ctx.narrow(k), epoch, t)
+            yield k, {**batch, **rows}
         return
-    for i, deal in enumerate(deals):
-        ctx.rng.generator("deal", i % M, epoch).shuffle(deal)
+    for i, own in enumerate(classes):
+        ctx.rng.generator("deal", i % M, epoch).shuffle(own)
     for t, (k, batch) in enumerate(batches):
-        parts = [
-            deal[t * len(deal) // steps[i % M] : (t + 1) * len(deal) // steps[i % M]]
-            for i, deal in enumerate(deals)
-            if i % M < max(k, 1)
-        ]
+        parts = []
+        for i, own in enumerate(classes):
+            if i % M < max(k, 1):
+                # The part of step t; the parts of a client differ by one row at most.
+                count = steps[i % M]
+                parts.append(own[t * len(own) // count : (t + 1) * len(own) // count])
         yield k, {**batch, **synthetic(parts, ctx.narrow(k), epoch, t)}
