@@ -28,7 +28,7 @@ from fedcache.extract.datasets.archives import Reopened, open_as_listed, stamp_o
 from fedcache.extract.datasets.columns import DatasetRequest, TableRows
 from fedcache.extract.datasets.dataset import SPLIT_WORDS as SPLIT_NAMES
 from fedcache.extract.datasets.dataset import Context, Dataset, Source
-from fedcache.extract.datasets.row_sources import Shards
+from fedcache.extract.datasets.row_sources import Shards, place_of
 from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import BadImage
 from fedcache.optional import need_arrow, needed_library
@@ -475,7 +475,7 @@ class ParquetRows(Reopened):
         """The batch that holds a row, and its first row; raises ``BadImage``."""
         import pyarrow as pa
 
-        group = int(np.searchsorted(self._starts, row, side="right")) - 1
+        group, _ = place_of(row, self._starts)
         if group in self._broken and row >= self._broken[group]:
             raise BadImage("its data in the file is damaged")
         try:

@@ -29,6 +29,7 @@ from fedcache.errors import MachineError, shell_word, unknown
 from fedcache.extract.datasets import dataset, tree
 from fedcache.extract.datasets.archives import Reopened
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, SPLIT_WORDS, TEST, TRAIN, Context, Dataset
+from fedcache.extract.datasets.row_sources import place_of
 from fedcache.extract.image_files import MAX_BYTES, BadImage
 from fedcache.extract.images import quiet
 from fedcache.extract.recipe import slug as safe
@@ -177,9 +178,8 @@ class TorchvisionSource(Reopened):
 
     def item(self, row: int) -> tuple[Any, Any]:
         """torchvision's (image, target) of a row."""
-        part = int(np.searchsorted(self._starts, row, side="right")) - 1
-        start = int(self._starts[part])
-        pair: tuple[Any, Any] = self.parts[part][row - start]
+        part, row_of_part = place_of(row, self._starts)
+        pair: tuple[Any, Any] = self.parts[part][row_of_part]
         return pair
 
     def read(self, row: int) -> bytes | NDArray[np.uint8]:
