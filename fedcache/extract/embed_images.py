@@ -33,6 +33,7 @@ from fedcache.extract.datasets.dataset import (
     JoinedSource,
     Source,
     order_of_names,
+    samples_of,
 )
 from fedcache.extract.device import resolve_device
 from fedcache.extract.how import jobs_of, note_of_other_devices, resolve_compute_as
@@ -42,7 +43,6 @@ from fedcache.extract.planning.plan import PlannedArray, memory_of
 from fedcache.extract.recipe import IMAGES, SOUNDS, TEXTS, Recipe
 from fedcache.parsing import counted
 from fedcache.store.files import make_private
-from fedcache.store.samples import Samples
 from fedcache.store.store import Store
 
 SCRATCH = "scratch"
@@ -295,16 +295,7 @@ def embedded(
         source=images.source,
         holds=images.holds,
     )
-    samples = Samples(
-        uid=uid,
-        name=numbers,
-        label=unlabelled,
-        domain=data.domain,
-        split=train,
-        ok=np.ones(N, np.uint8),
-        classes=(),
-        domains=(ONE_DOMAIN,),
-    )
+    samples = samples_of(data, np.ones(N, np.uint8))
     place = make_private(home.root / SCRATCH)
     folder = Path(tempfile.mkdtemp(prefix=f".predict.{os.getpid()}-", suffix=".partial", dir=place))
     try:

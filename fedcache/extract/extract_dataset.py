@@ -25,9 +25,9 @@ from fedcache.errors import (
 from fedcache.extract import backbones as registry
 from fedcache.extract.augment import parse_policy
 from fedcache.extract.compute_features import ExtractionOptions, check_chunk_rows, extract_arrays
-from fedcache.extract.datasets import holds_of, in_memory, open_dataset, parts_of, peek
+from fedcache.extract.datasets import holds_of, in_memory, parts_of, peek
 from fedcache.extract.datasets.columns import with_keys
-from fedcache.extract.datasets.dataset import Context, Dataset, trained_and_tested
+from fedcache.extract.datasets.dataset import Context, Dataset, samples_of, trained_and_tested
 from fedcache.extract.datasets.kinds import CONTENT
 from fedcache.extract.device import cores
 from fedcache.extract.how import jobs_of, resolve_compute
@@ -38,6 +38,7 @@ from fedcache.extract.planning.find_store import (
     dataset_of_store,
     ingested_path,
     keep_groups,
+    open_with_progress,
     pinned_store,
     remember_groups,
     resolve_path,
@@ -78,7 +79,7 @@ from fedcache.store.join import chunks_are_whole, rows_of_part
 from fedcache.store.journal import journals
 from fedcache.store.manifest import PART, VANISHED, StorePart, part_of
 from fedcache.store.samples import INGESTED
-from fedcache.store.store import Samples, Store, finished_arrays
+from fedcache.store.store import Store, finished_arrays
 from fedcache.tables.roles import need_labels
 from fedcache.tables.words import some_names
 
@@ -462,8 +463,7 @@ def plan_of(
 
 def read_dataset(spec: str, where: Context, observer: Observer) -> Dataset:
     """The dataset of a spec; reports progress of its digests, and links that were left out."""
-    with progress_of(observer, "reading", holds_of(spec)) as progress:
-        data = open_dataset(spec, replace(where, progress=progress))
+    data = open_with_progress(spec, where, observer)
     if data.links_left_out:
         observer.warn(
             f"{counted(data.links_left_out, 'link')} to files outside the dataset's folder left out (to "
@@ -845,16 +845,7 @@ def open_or_create(
     if isinstance(data, IncrementalDataset):
         ok = data.ok
         reasons = data.vanished
-    samples = Samples(
-        uid=data.uid,
-        name=data.names,
-        label=data.label,
-        domain=data.domain,
-        split=data.split,
-        ok=ok,
-        classes=data.classes,
-        domains=data.domains,
-    )
+    samples = samples_of(data, ok)
     # The manifest describes the content of the dataset, never its location.
     meta: dict[str, Any] = {"slug": data.slug, "digest": data.digest, "template": data.template}
     if earlier is not None:

@@ -26,6 +26,7 @@ from fedcache.extract.recipe import slug as safe
 from fedcache.parsing import counted
 from fedcache.store.files import canonical_json
 from fedcache.store.manifest import VANISHED
+from fedcache.store.samples import Samples
 from fedcache.tables.groups import Group, joined
 from fedcache.tables.roles import ONE_DOMAIN
 from fedcache.tables.splits import SPLIT_NAMES as SPLIT_WORDS
@@ -133,6 +134,20 @@ class Dataset:
             source=RowsSource(self.source, rows),
             groups={name: group.take(rows) for name, group in self.groups.items()},
         )
+
+
+def samples_of(data: Dataset, ok: NDArray[np.uint8]) -> Samples:
+    """The rows of a dataset as a store keeps them; ``ok`` [N] is 0 where an image has vanished."""
+    return Samples(
+        uid=data.uid,
+        name=data.names,
+        label=data.label,
+        domain=data.domain,
+        split=data.split,
+        ok=ok,
+        classes=data.classes,
+        domains=data.domains,
+    )
 
 
 def _loses_a_value(codes: np.ndarray, rows: np.ndarray) -> bool:

@@ -536,10 +536,15 @@ def bring_groups(
     if held is None:
         if where.memory.recall(_key(store, spec, where)) == group_digests(store.manifest):
             return
-        with progress_of(observer, "reading", holds_of(spec)) as progress:
-            held = open_dataset(spec, replace(where, progress=progress))
+        held = open_with_progress(spec, where, observer)
     keep_groups(store, groups_in_order(store, held), spec, observer)
     remember_groups(store, spec, where)
+
+
+def open_with_progress(spec: str, where: Context, observer: Observer) -> Dataset:
+    """``open_dataset``, with a progress bar for the rows that are read."""
+    with progress_of(observer, "reading", holds_of(spec)) as progress:
+        return open_dataset(spec, replace(where, progress=progress))
 
 
 def remember_groups(store: Store, spec: str, where: Context) -> None:
