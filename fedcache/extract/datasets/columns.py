@@ -55,9 +55,6 @@ OPTIONS = {
 }
 """Word of a spec -> option that writes it; for every kind of dataset."""
 
-IN_THE_SPEC = ("name",)
-"""Words of a spec that no option writes."""
-
 
 @dataclass(frozen=True)
 class DatasetRequest:
@@ -95,7 +92,7 @@ def with_label(request: DatasetRequest, parts: Sequence[TableRows]) -> DatasetRe
 
 def keys_of(kind: str) -> dict[str, str]:
     """Word of a spec -> option that writes it, or "" for none; the column of images, texts or rows comes first."""
-    return {CONTENT[kind]: "--images-key", **OPTIONS, **dict.fromkeys(IN_THE_SPEC, "")}
+    return {CONTENT[kind]: "--images-key", **OPTIONS, "name": ""}
 
 
 def parse_rest(rest: str, kind: str = "arrays") -> DatasetRequest:

@@ -81,9 +81,10 @@ def load(rest: str, context: Context) -> Dataset:
     files, left_out = _files(path, context, by_name=request.choice.split is None)
     columns.refuse_without_training(path, [file.split for file in files], left_out)
     features = [_features(file, path) for file in files]
-    images = []
-    for file, feature in zip(files, features, strict=True):
-        images.append(_image_column(file.schema, feature, request, file.path))
+    images = [
+        _image_column(file.schema, feature, request, file.path)
+        for file, feature in zip(files, features, strict=True)
+    ]
     # For each column the class names of the first file that has some, for files that have none.
     names_of_first: dict[str, list[str]] = {}
     for feature in reversed(features):
