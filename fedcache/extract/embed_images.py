@@ -30,8 +30,8 @@ from fedcache.extract.datasets import archives, texts, tree
 from fedcache.extract.datasets.dataset import (
     ONE_DOMAIN,
     Dataset,
-    JoinedSource,
     Source,
+    joined_source,
     order_of_names,
     samples_of,
 )
@@ -104,7 +104,7 @@ def find_images(
         order = order_of_names(spelled)
         names += [f"{path}/{spelled[i]}" for i in order]
         parts.append((found.source(path, order, within), len(order)))
-    return NamedImages(tuple(names), _joined(parts), tuple(left_out), holds)
+    return NamedImages(tuple(names), joined_source(parts), tuple(left_out), holds)
 
 
 def find_texts(paths: Sequence[Path]) -> NamedImages:
@@ -117,7 +117,7 @@ def find_texts(paths: Sequence[Path]) -> NamedImages:
             found = [f"{path}/{name}" for name in found]
         names += found
         parts.append((source, len(found)))
-    return NamedImages(tuple(names), _joined(parts), holds=TEXTS)
+    return NamedImages(tuple(names), joined_source(parts), holds=TEXTS)
 
 
 def _left_out(path: Path, found: tree.Tree) -> list[str]:
@@ -145,17 +145,6 @@ def _left_out(path: Path, found: tree.Tree) -> list[str]:
         verb = "is"
     listed = ", ".join(clauses)
     return [f"{path}: {files} {verb} left out: {listed}."]
-
-
-def _joined(parts: Sequence[tuple[Source, int]]) -> Source:
-    """One source of several, each given with the number of its rows."""
-    sources = [source for source, _ in parts]
-    counts = [count for _, count in parts]
-    # For each row of all sources: the number of its source, and its row there.
-    which = np.repeat(np.arange(len(parts)), counts)
-    first_rows = np.cumsum([0, *counts[:-1]])
-    row = np.arange(sum(counts)) - np.repeat(first_rows, counts)
-    return JoinedSource(sources, which, row)
 
 
 def texts_in_memory(given: str | Sequence[str]) -> NamedImages:

@@ -40,9 +40,9 @@ from fedcache.extract.planning.find_store import (
     keep_groups,
     open_with_progress,
     pinned_store,
+    refuse_several_datasets,
     remember_groups,
     resolve_path,
-    several_datasets,
     slug_in,
     store_of_dataset,
 )
@@ -629,9 +629,7 @@ def default_dataset(home: Home, observer: Observer) -> str:
         spec = pinned.get("dataset") or slug_in(Path(pinned["store"]))
         observer.note(f"Dataset {spec}: the one that {FILE_NAME} of this folder names.")
         return spec
-    unclear = several_datasets(home)
-    if unclear is not None:
-        raise unclear
+    refuse_several_datasets(home)
     last = recall_last(home)
     if last is None and (stores := finished_stores(home)):
         named = some_names([store.path.name for store in stores], 5)

@@ -309,9 +309,7 @@ def key(rest: str, context: Context) -> list[Any]:
 def facts_of(request: DatasetRequest, context: Context) -> list[Any]:
     """Facts that determine a dataset of arrays: the columns that its spec names, and the stat of every file."""
     path = locate(request.place)
-    if path.is_dir():
-        return [request.facts, tree.listing_digest(path, context.within(path))]
-    return [request.facts, stat_key(path)]
+    return [request.facts, tree.state_of(path, context.within(path))]
 
 
 def load(rest: str, context: Context) -> Dataset:

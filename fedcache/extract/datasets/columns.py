@@ -340,11 +340,7 @@ def assemble(
         left_out=left_out,
     )
     # Rows are not copied: the joined source finds the part of each row, and its number there.
-    lengths = [len(part.names) for part in parts]
-    part_of_row = np.repeat(np.arange(len(parts)), lengths)
-    row_in_part = np.concatenate([np.arange(length) for length in lengths])
-    sources = [part.source for part in parts]
-    source = dataset.JoinedSource(sources, part_of_row, row_in_part)
+    source = dataset.joined_source([(part.source, len(part.names)) for part in parts])
     return dataset_of_rows(
         spec,
         where,
@@ -462,6 +458,14 @@ def row_names(count: int, split: int | None) -> list[str]:
         prefix = f"{SPLIT_WORDS[split]}/"
     width = max(7, len(str(count)))
     return [f"{prefix}{i:0{width}d}" for i in range(count)]
+
+
+def columns_of_records(records: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
+    """The fields of N records as columns [N]; a record may lack a field that others have."""
+    columns = {}
+    for name in dict.fromkeys(name for record in records for name in record):
+        columns[name] = objects_of([record.get(name) for record in records])
+    return columns
 
 
 def numbered_parts(parts: Sequence[TableRows]) -> list[TableRows]:

@@ -315,6 +315,16 @@ class JoinedSource:
         return self.sources[int(self.which[row])].read(int(self.row[row]))
 
 
+def joined_source(parts: Sequence[tuple[Source, int]]) -> JoinedSource:
+    """One source of several, one after another; each is given with the number of its rows."""
+    counts = [count for _, count in parts]
+    # For each row of all sources: the number of its source, and its row there.
+    which = np.repeat(np.arange(len(parts)), counts)
+    first_rows = np.cumsum([0, *counts[:-1]])
+    row = np.arange(sum(counts)) - np.repeat(first_rows, counts)
+    return JoinedSource([source for source, _ in parts], which, row)
+
+
 def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
     """One dataset whose domains are the members, with names prefixed by the domain.
 

@@ -251,14 +251,12 @@ def key(rest: str, context: Context) -> list[Any]:
     path = _locate(request.place)
     kind = _kind(path)
     head = [kind, str(path.resolve()), _slug(path), context.layout, *request.facts]
-    if path.is_dir():
-        return [*head, tree.listing_digest(path, context.within(path))]
     if kind in image_lists.ENDINGS:
         listed = image_lists.read_list(path, request.content)
         inside = _inside(path, listed.paths, context)
         stats = [tree.stat_numbers(path.parent / image) for image in inside]
         return [*head, stat_key(path), digest_of(stats)]
-    return [*head, stat_key(path)]
+    return [*head, tree.state_of(path, context.within(path))]
 
 
 def load(rest: str, context: Context) -> Dataset:

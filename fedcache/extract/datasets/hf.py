@@ -29,7 +29,6 @@ from fedcache.extract.datasets.columns import DatasetRequest, TableRows
 from fedcache.extract.datasets.dataset import SPLIT_WORDS as SPLIT_NAMES
 from fedcache.extract.datasets.dataset import Context, Dataset, Source
 from fedcache.extract.datasets.row_sources import Shards, place_of
-from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import BadImage
 from fedcache.optional import need_arrow, needed_library
 from fedcache.parsing import counted, parse_json
@@ -63,9 +62,7 @@ def key(rest: str, context: Context) -> list[Any]:
     """The place, the columns that the spec names, and the stat of every file."""
     request = columns.parse_rest(rest, "hf")
     path = _locate(request.place, context)
-    if path.is_dir():
-        return ["hf", request.facts, tree.listing_digest(path, context.within(path))]
-    return ["hf", request.facts, stat_key(path)]
+    return ["hf", request.facts, tree.state_of(path, context.within(path))]
 
 
 def load(rest: str, context: Context) -> Dataset:

@@ -13,6 +13,8 @@ import gzip
 import math
 import re
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -204,18 +206,24 @@ def _open(path: Path) -> IO[bytes]:
     return path.open("rb")
 
 
-def _header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    """Shape, dtype and the byte at which the numbers begin. Raises CorruptionError for another kind of file."""
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Raises CorruptionError instead of the errors of reading a damaged file."""
     try:
-        with _open(path) as file:
-            # Two zero bytes, the type of the numbers, and the number of axes; then the length of each axis.
-            magic = file.read(4)
-            axes = 0
-            if len(magic) == 4:
-                axes = magic[3]
-            raw = file.read(4 * axes)
+        yield
     except (OSError, EOFError, zlib.error) as error:
         raise _damaged(path, str(error)[:80]) from None
+
+
+def _header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+    """Shape, dtype and the byte at which the numbers begin. Raises CorruptionError for another kind of file."""
+    with _reading(path), _open(path) as file:
+        # Two zero bytes, the type of the numbers, and the number of axes; then the length of each axis.
+        magic = file.read(4)
+        axes = 0
+        if len(magic) == 4:
+            axes = magic[3]
+        raw = file.read(4 * axes)
     is_idx = magic[:2] == b"\0\0" and magic[2] in _DTYPES
     if not is_idx or not 1 <= axes <= 4 or len(raw) != 4 * axes:
         raise _damaged(path, "it does not begin like an IDX file")
@@ -231,11 +239,8 @@ def _numbers(path: Path) -> NDArray[np.int64]:
     if size > MOST_COLUMN or len(shape) > 2 or dtype.kind == "f":
         raise _damaged(path, f"its header gives {list(shape)} labels of {dtype}")
     expected = start + size
-    try:
-        with _open(path) as file:
-            raw = file.read(expected + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise _damaged(path, str(error)[:80]) from None
+    with _reading(path), _open(path) as file:
+        raw = file.read(expected + 1)
     if len(raw) != expected:
         raise _damaged(path, f"it has {len(raw):,} bytes; {expected:,} were expected")
     numbers = np.frombuffer(raw, dtype=dtype.newbyteorder(">"), offset=start)
@@ -251,14 +256,11 @@ def _check_stream(path: Path, expected: int, context: Context) -> None:
     length = context.memory.recall(fact)
     if length is None:
         length = 0
-        try:
-            with gzip.open(path) as file:
-                while raw := file.read(BLOCK):
-                    length += len(raw)
-                    if length > expected:  # a bomb is not unpacked to its end
-                        break
-        except (OSError, EOFError, zlib.error) as error:
-            raise _damaged(path, str(error)[:80]) from None
+        with _reading(path), gzip.open(path) as file:
+            while raw := file.read(BLOCK):
+                length += len(raw)
+                if length > expected:  # a bomb is not unpacked to its end
+                    break
         context.memory.remember(fact, length)
     if length != expected:
         raise _damaged(path, f"its content does not have the expected {expected:,} bytes")

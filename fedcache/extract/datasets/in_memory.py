@@ -28,7 +28,7 @@ from fedcache.extract.images import from_pillow
 from fedcache.optional import reason
 from fedcache.tables.roles import LABELS, find_column
 from fedcache.tables.splits import SPLIT_NAMES, SPLIT_WORDS
-from fedcache.tables.words import Column, objects_of
+from fedcache.tables.words import objects_of
 
 LOOKED_AT_TWICE = 8
 """Number of first rows that are read twice, to check that they stay the same."""
@@ -151,10 +151,7 @@ def _read(items: Any, split: int | None, context: Context) -> tuple[TableRows, N
         fields.append(others)
         if context.progress is not None:
             context.progress(row + 1, count)
-    # An item may lack a field that others have.
-    found: dict[str, Column] = {}
-    for field in dict.fromkeys(name for held in fields for name in held):
-        found[field] = objects_of([held.get(field) for held in fields])
+    found = columns.columns_of_records(fields)
     if any(label is not None for label in labels):
         found[LABEL] = objects_of(labels)
     part = TableRows(names, ItemSource(items), found, split)

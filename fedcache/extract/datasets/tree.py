@@ -13,12 +13,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import MachineError, UsageError
 from fedcache.extract.datasets import archives
+from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import (
     EXTENSIONS,
     MAX_BYTES,
@@ -256,6 +258,13 @@ def listing_digest(root: Path, within: Path | None) -> str:
             name = os.fsencode(relative).hex()
         rows.append([name, *_numbers(info)])
     return digest_of([str(root.resolve()), sorted(rows)])
+
+
+def state_of(path: Path, within: Path | None) -> Any:
+    """``stat_key`` of a file, or ``listing_digest`` of a folder: a JSON value that changes with the files."""
+    if path.is_dir():
+        return listing_digest(path, within)
+    return stat_key(path)
 
 
 def _numbers(info: os.stat_result | None) -> list[int]:

@@ -39,7 +39,7 @@ from fedcache.extract.image_files import EXTENSIONS, BadImage
 from fedcache.parsing import counted, parse_json
 from fedcache.tables.groups import Group, differs_in_every_row
 from fedcache.tables.roles import LABELS, ColumnChoice
-from fedcache.tables.words import Unread, Words, last_level, objects_of, refuse_empty
+from fedcache.tables.words import Unread, Words, last_level, refuse_empty
 
 MOST_TEXT = 1 << 20
 """Largest .cls, .txt or .json that is read, in bytes."""
@@ -388,9 +388,7 @@ def _rows(shards: Sequence[_Shard]) -> TableRows:
         names += [tree.name_of(f"{folder}/{sample}") for sample in shard.keys]
         sources.append(archives.ArchiveSource(shard.entries))
         lengths.append(len(shard.keys))
-    found = {}
-    for field in dict.fromkeys(field for held in fields for field in held):
-        found[field] = objects_of([held.get(field) for held in fields])
+    found = columns.columns_of_records(fields)
     left_out: dict[str, Unread] = {}
     for ending in dict.fromkeys(ending for shard in shards for ending in shard.texts):
         texts: list[str | None] = []

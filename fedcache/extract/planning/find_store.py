@@ -137,9 +137,7 @@ def locate_store(
     last = last_store(home)
     if last is None:
         return None
-    unclear = several_datasets(home)
-    if unclear is not None:
-        raise unclear
+    refuse_several_datasets(home)
     chosen, spec = last
     if observer is not None:
         observer.note(
@@ -256,18 +254,18 @@ def pinned_store() -> dict[str, str] | None:
     return None
 
 
-def several_datasets(home: Home) -> FedcacheError | None:
-    """The error for a command without a store if the home has several datasets; None for one dataset."""
+def refuse_several_datasets(home: Home) -> None:
+    """Raise StoreError if the home has stores of several datasets, so that a command must name one."""
     slugs = set()
     for store in finished_stores(home):
         if part_of(store.dataset) is None:
             slugs.add(str(store.dataset["slug"]))
     if len(slugs) < 2:
-        return None
+        return
     names = sorted(slugs)
     listed = ", ".join(names)
     example = shell_word(names[0])
-    return StoreError(
+    raise StoreError(
         f"No dataset is named, and {home.stores} holds {len(names)}: {listed}.",
         f"Add --dataset {example}, or choose one for this folder:  fedcache use {example}",
     )
