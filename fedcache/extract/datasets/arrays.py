@@ -92,7 +92,7 @@ class FileArray:
 def read_arrays(path: Path, context: Context) -> dict[str, FileArray]:
     """The arrays of a file by name; those of a folder are its .npy files.
 
-    Raises UsageError for a file that is none of ``SUFFIXES`` or cannot be read, CorruptionError for a damaged one.
+    Raises UsageError for a file without one of ``SUFFIXES`` or that cannot be read, CorruptionError for a damaged one.
     """
     if path.is_dir():
         found = {}
@@ -118,7 +118,7 @@ def read_arrays(path: Path, context: Context) -> dict[str, FileArray]:
 def _header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     """Shape, dtype and the byte at which the rows begin, of a .npy file of ``size`` bytes.
 
-    The byte is -1 where the array is stored column by column. Raises ValueError for a file that is none or too short.
+    The byte is -1 where the array is stored column by column. Raises ValueError for another file, or one that is too short.
     """
     header = npy_header(file)
     if header is None:

@@ -1,8 +1,8 @@
 """Datasets: one, a part of one, several as the domains of one, with the digests and uids that every reader needs.
 
 Rows are numbered before anything is decoded, in the order of their sorted names, and an image that cannot be read
-keeps its row. The digest is of the content (names, uids, labels, domains, splits), so the same tree as a directory,
-a zip and a tar is one dataset, wherever it lies.
+keeps its row. The digest covers the content (names, uids, labels, domains, splits). So the same tree as a directory, a
+zip and a tar is one dataset, and its path does not matter.
 """
 
 from __future__ import annotations

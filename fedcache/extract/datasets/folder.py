@@ -233,7 +233,7 @@ def _labels(folders: Sequence[tuple[str, ...]], roles: tuple[str, ...], where: s
 
 
 def _split_codes(words: Sequence[str], hint: str) -> list[int]:
-    """The split code of each word. Raises UsageError for a word that is none."""
+    """The split code of each word. Raises UsageError for another word than those of splits."""
     codes = []
     for word in words:
         if word.lower() not in SPLIT_WORDS:
@@ -322,7 +322,7 @@ def load_files(rest: str, context: Context, holds: str) -> Dataset:
 
 @dataclass(frozen=True)
 class _ImageRows:
-    """The images of a folder, an archive or a list, and what is known of each."""
+    """The images of a folder, an archive or a list, with their columns."""
 
     source: Source
     roles: Roles

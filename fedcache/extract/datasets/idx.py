@@ -3,7 +3,7 @@
 ``train-images-idx3-ubyte`` is the training set, and ``t10k`` or ``test`` the test set. fedcache also knows the names of
 EMNIST (``emnist-letters-train-images-idx3-ubyte``), KMNIST and QMNIST, and a single file of images. If a folder holds
 several datasets, name the beginning of their file names: ``idx:raw/emnist-letters``. QMNIST's labels have eight
-columns, of which the writers become a group. fedcache does not rotate images: those of EMNIST are transposed in its
+columns; the column of writers becomes a group. fedcache does not rotate images: those of EMNIST are transposed in its
 files, and stay so.
 """
 

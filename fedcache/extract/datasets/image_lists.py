@@ -1,9 +1,9 @@
 """Lists of images: a CSV, TSV or JSON lines whose rows name files, given by the user or found among the images.
 
 The column of paths has one of the usual names (``PATHS``), or is named by ``--images-key``. Paths are relative to the
-folder of the list and stay below it, because they are also the names of the rows, and a name must not depend on where
-the data lies. Backslashes of Windows are read as slashes, and a name without an ending is completed where one file has
-it. Every other column means what it does in any table (``tables.roles``).
+folder of the list and stay below it. They are also the names of the rows, so they must not depend on the place of the
+data. Backslashes of Windows are read as slashes, and a name without an ending is completed if one file alone has it.
+Every other column has the same meaning as in any table (``tables.roles``).
 """
 
 from __future__ import annotations

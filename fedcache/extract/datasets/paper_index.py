@@ -46,7 +46,7 @@ class PaperIndex:
 
 
 class ImageEntry(NamedTuple):
-    """One image file: its name as a row, its path below the images, and what is known of it."""
+    """One image file: its name as a row, its path below the images, and its labels."""
 
     name: str
     path: str

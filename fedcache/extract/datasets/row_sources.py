@@ -72,7 +72,7 @@ class Layout:
 
 
 class RowLayout(Protocol):
-    """Conversion of the bytes or numbers of a row to what is read. Picklable."""
+    """Conversion of the bytes or numbers of a row to an image or a row. Picklable."""
 
     @property
     def shape(self) -> tuple[int, ...]:

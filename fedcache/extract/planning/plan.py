@@ -32,7 +32,7 @@ class PlannedArray:
     """One array of an extraction."""
 
     backbone: Backbone  # its row of the table
-    weights: Weights  # where they lie and their sha256
+    weights: Weights  # their file and its sha256
     recipe: Recipe  # with views, overrides and the weights' digest filled in
 
 
