@@ -118,7 +118,7 @@ def read_arrays(path: Path, context: Context) -> dict[str, FileArray]:
 def _header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     """Shape, dtype and the byte at which the rows begin, of a .npy file of ``size`` bytes.
 
-    The byte is -1 where the array is stored column by column. Raises ValueError for another file, or one that is too short.
+    The byte is -1 where the array is stored column by column. Raises ValueError for another or a too short file.
     """
     header = npy_header(file)
     if header is None:
