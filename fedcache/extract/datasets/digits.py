@@ -43,7 +43,7 @@ _PACKAGES = ("mlxtend", "matplotlib", "scikit-learn", "pillow", "numpy")
 _NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
-class Row(NamedTuple):
+class DigitRow(NamedTuple):
     """One image."""
 
     name: str
@@ -203,13 +203,13 @@ def _split(is_test: bool) -> int:
     return TRAIN
 
 
-def _mnist_rows(gray: NDArray[np.uint8]) -> Iterator[Row]:
+def _mnist_rows(gray: NDArray[np.uint8]) -> Iterator[DigitRow]:
     for digit in range(10):
         for i in range(350):
-            yield Row(f"mnist/{digit}/{i:04d}", digit, _split(i >= 250), gray[digit, i])
+            yield DigitRow(f"mnist/{digit}/{i:04d}", digit, _split(i >= 250), gray[digit, i])
 
 
-def _mnistm_rows(gray: NDArray[np.uint8]) -> Iterator[Row]:
+def _mnistm_rows(gray: NDArray[np.uint8]) -> Iterator[DigitRow]:
     from sklearn.datasets import load_sample_images
 
     photographs = [np.asarray(image, dtype=np.int16) for image in load_sample_images().images]
@@ -223,10 +223,10 @@ def _mnistm_rows(gray: NDArray[np.uint8]) -> Iterator[Row]:
             patch = photograph[top : top + 28, left : left + 28]
             ink = gray[digit, 350 + i].astype(np.int16)
             mixed = np.abs(patch - ink[:, :, None]).astype(np.uint8)
-            yield Row(f"mnistm/{digit}/{i:04d}", digit, _split(i >= 100), mixed)
+            yield DigitRow(f"mnistm/{digit}/{i:04d}", digit, _split(i >= 100), mixed)
 
 
-def _optdigits_rows() -> Iterator[Row]:
+def _optdigits_rows() -> Iterator[DigitRow]:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -237,17 +237,17 @@ def _optdigits_rows() -> Iterator[Row]:
         rows = np.flatnonzero(bunch.target == digit)
         train = 7 * len(rows) // 10
         for i, row in enumerate(rows):
-            yield Row(f"optdigits/{digit}/{i:04d}", digit, _split(i >= train), pixels[row])
+            yield DigitRow(f"optdigits/{digit}/{i:04d}", digit, _split(i >= train), pixels[row])
 
 
 # Cached, because drawing takes seconds and a demo, a notebook and a test request the images several times. They need
 # 18 MB.
 @lru_cache(maxsize=1)
-def _synth_rows(count: int) -> tuple[Row, ...]:
+def _synth_rows(count: int) -> tuple[DigitRow, ...]:
     return tuple(_drawn_rows(count))
 
 
-def _drawn_rows(count: int) -> Iterator[Row]:
+def _drawn_rows(count: int) -> Iterator[DigitRow]:
     # The basic layout engine gives the same pixels whether or not Pillow finds Raqm on a machine.
     basic = ImageFont.Layout.BASIC
     fonts = []
@@ -259,7 +259,7 @@ def _drawn_rows(count: int) -> Iterator[Row]:
         for i in range(count // 10):
             draw = np.random.Generator(np.random.PCG64([_SEED, 2, digit, i]))
             pixels = _render(digit, fonts, draw)
-            yield Row(f"synth/{digit}/{i:05d}", digit, _split(i % 3 == 2), pixels)
+            yield DigitRow(f"synth/{digit}/{i:05d}", digit, _split(i % 3 == 2), pixels)
 
 
 def _render(
