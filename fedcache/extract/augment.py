@@ -142,15 +142,16 @@ def _numbers(name: str, text: str | None) -> tuple[float, ...]:
     given = []
     if text is not None:
         given = text.split(":")
+    too_many = len(given) > len(wanted)
     values = []
-    for at, number in enumerate(wanted):
+    for place, number in enumerate(wanted):
         value = number.default
-        if at < len(given):
+        if place < len(given):
             try:
-                value = float(given[at])
+                value = float(given[place])
             except ValueError:
                 value = math.nan
-        if value is None or not number.low <= value <= number.high or len(given) > len(wanted):
+        if too_many or value is None or not number.low <= value <= number.high:
             ranges = ", ".join(f"{n.name} from {n.low:g} to {n.high:g}" for n in wanted)
             item = name
             if text is not None:

@@ -177,7 +177,8 @@ def summarise(
     out.vanished = len(listed) - len(out.bad)
     out.images = store.rows - out.vanished
     out.ok = store.rows_ok
-    if (part := part_of(store.dataset)) is not None:
+    part = part_of(store.dataset)
+    if part is not None:
         out.part = str(part)
         out.images, out.bad = rows_of_part(store)
         out.ok = out.images - len(out.bad)
@@ -631,18 +632,20 @@ def default_dataset(home: Home, observer: Observer) -> str:
         return spec
     refuse_several_datasets(home)
     last = recall_last(home)
-    if last is None and (stores := finished_stores(home)):
-        named = some_names([store.path.name for store in stores], 5)
-        raise UsageError(
-            "No dataset was given, and fedcache does not know which one was extracted last; "
-            f"{home.stores} contains {named}.",
-            "Give one, for example:  fedcache extract --dataset digits",
-        )
-    spec = "digits"
-    why = "the offline dataset, because there is no store yet"
     if last is not None:
-        spec = last[1]
+        _, spec = last
         why = "the dataset extracted last"
+    else:
+        stores = finished_stores(home)
+        if stores:
+            named = some_names([store.path.name for store in stores], 5)
+            raise UsageError(
+                "No dataset was given, and fedcache does not know which one was extracted last; "
+                f"{home.stores} contains {named}.",
+                "Give one, for example:  fedcache extract --dataset digits",
+            )
+        spec = "digits"
+        why = "the offline dataset, because there is no store yet"
     observer.note(f"Dataset: {spec} ({why}; change with --dataset).")
     return spec
 

@@ -214,11 +214,10 @@ def _guess(levels: Sequence[set[str]]) -> tuple[str, ...]:
 def _labels(folders: Sequence[tuple[str, ...]], roles: tuple[str, ...], where: str) -> Labels:
     """The labels of images by their folders, whose levels have these roles."""
     layout = "/".join(roles)
-    of_level = {
-        role: [above[level] for above in folders]
-        for level, role in enumerate(roles)
-        if role not in ("domain", "*")
-    }
+    of_level = {}
+    for level, role in enumerate(roles):
+        if role not in ("domain", "*"):
+            of_level[role] = [above[level] for above in folders]
     classes = of_level.pop("class")
     splits = None
     if "split" in of_level:

@@ -215,15 +215,15 @@ def _files(path: Path, context: Context, *, by_name: bool) -> tuple[list[RecordF
     if path.is_file():
         return [_open(path, None)], []
     listed = sorted(tree.scan(path, context.within(path)).others)
-    found = [name for suffix in SUFFIXES for name in listed if name.endswith(suffix)]
     # A folder may hold parquet and Arrow files of the same rows: only the first kind is read.
-    suffix = ""
-    if found:
-        suffix = Path(found[0]).suffix
+    for suffix in SUFFIXES:
+        of_kind = [name for name in listed if name.endswith(suffix)]
+        if of_kind:
+            break
     names = []
-    for name in found:
+    for name in of_kind:
         base = name.rpartition("/")[2]
-        if name.endswith(suffix) and not base.startswith("cache-"):
+        if not base.startswith("cache-"):
             names.append(name)
     if suffix == ".arrow":
         names = _saved(path, names)

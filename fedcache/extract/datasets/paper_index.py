@@ -261,11 +261,15 @@ def _pairs(file: Path) -> Iterator[tuple[str, str]]:
     The first folder of each path is left out: it is where the authors had the dataset.
     """
     held = load_pickle(file)
-    if not isinstance(held, tuple | list) or len(held) != 2 or len(held[0]) != len(held[1]):
+    if not _is_pair(held) or len(held[0]) != len(held[1]):
         raise damaged(file, "it does not contain the pair (paths, class names)")
     images, words = held
     for image, word in zip(images, words, strict=True):
         yield str(image).partition("/")[2], str(word)
+
+
+def _is_pair(held: Any) -> bool:
+    return isinstance(held, tuple | list) and len(held) == 2
 
 
 def _text(path: Path) -> str:
@@ -508,7 +512,7 @@ def read_images(path: Path, labels_key: str) -> tuple[NDArray[np.uint8], NDArray
         # Three planes of 32 x 32, red first.
         images = flat.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     else:
-        if not isinstance(held, tuple | list) or len(held) != 2:
+        if not _is_pair(held):
             raise damaged(path, "it does not contain the pair (images, labels)")
         images = np.asarray(held[0])
         raw = held[1]
