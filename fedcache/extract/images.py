@@ -15,9 +15,9 @@ How an image is decoded:
 
 Views are seeded augmentations of an image, for methods that contrast two views of it or train on augmented rows. View
 0 is deterministic (``resize``). View v >= 1 goes through the steps of the recipe's policy
-(``fedcache.extract.augment``): by default a random resized crop, a horizontal flip and colour jitter. A crop is cut out
-of the decoded image and resized to the size of the recipe (for size 0, to the size of the image). A policy without a
-crop begins with view 0.
+(``fedcache.extract.augment``): by default a random resized crop, a horizontal flip and colour jitter. A crop is a part
+of the decoded image, resized to the size of the recipe (for size 0, to the size of the image). A policy without a crop
+begins with view 0.
 
 The draws come from a generator keyed by sha256 of (view seed, uid of the image, v). So a view depends neither on the
 order of the rows nor on the process or batch that makes it, and two runs with the same recipe store the same bytes.

@@ -1,7 +1,7 @@
 """Incremental extraction: if a dataset has changed, only the features that an earlier store lacks are computed.
 
 A store never changes its content, because results, partitions and shards name its digest. So a changed dataset gets a
-new store, in the place of a fresh one, and the work for the earlier store, the parent, is reused.
+new store, at the path that a fresh one would have, and the work for the earlier store, the parent, is reused.
 
 - **Parent.** Candidates are the stores next to the new one and in the home that have other content and are neither
   ingested nor a shard. At least half of the readable rows of the parent must be in the dataset with the same bytes,
