@@ -51,7 +51,7 @@ OTHER_FORMATS = {
     ".psd": "PSD",
     "": "file without an ending",
 }
-"""Endings (lower case) of images that are not read, and what they are called."""
+"""Ending (lower case) of files that are not read -> the name of their format."""
 
 TABLES = frozenset([".csv", ".tsv", ".jsonl", ".json", ".parquet", ".xlsx"])
 """Endings of tables, which may contain the labels of images."""

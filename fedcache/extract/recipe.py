@@ -26,7 +26,7 @@ OF_VIEWS = ("views", "view_seed", "augment")
 """Fields that do not change view 0."""
 
 OPTIONAL = ("augment", "prompt", "rate")
-"""Fields that are left out where they are empty."""
+"""Fields that are left out of the digest if they are empty."""
 
 UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 BYTES = ((0.0, 0.0, 0.0), (1 / 255, 1 / 255, 1 / 255))

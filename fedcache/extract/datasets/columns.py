@@ -43,7 +43,7 @@ IMAGE_NAMES = ("images", "image", "imgs", "img", "pixels", "data", "x")
 """Usual names of the column of images, compared without case; the first that is there is taken."""
 
 LABEL = ".label"
-"""Name of labels that are in no column, such as those of (image, label)."""
+"""Name of the labels that belong to no column, such as the labels of pairs (image, label)."""
 
 OPTIONS = {
     "label": "--label-key",
@@ -67,7 +67,7 @@ class DatasetRequest:
 
     @property
     def facts(self) -> list[list[str]]:
-        """The words of the spec, as a part of what the dataset depends on."""
+        """The words of the spec, as JSON values for the facts that determine a dataset."""
         return [list(pair) for pair in sorted(self.given.items())]
 
 
@@ -188,7 +188,7 @@ def with_keys(spec: str, options: Mapping[str, str | None]) -> str:
 
 
 def left_out_words(names: Sequence[str]) -> str:
-    """The files that are left out because nothing says their split, as the end of a phrase; "" for none."""
+    """A clause on files that are left out because their split is unknown; "" if there are none."""
     if not names:
         return ""
     return f"; left out, because their split is unknown: {some_names(names, 4)}"

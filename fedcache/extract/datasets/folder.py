@@ -330,7 +330,7 @@ class _ImageRows:
 
 
 def _locate(rest: str) -> Path:
-    """The directory, archive or list that a spec names. Raises UsageError where it is missing, or something else."""
+    """The directory, archive or list that a spec names. Raises UsageError for a missing path and for other files."""
     path = Path(rest).expanduser()
     if not rest or not path.exists():
         named = "path"

@@ -119,7 +119,7 @@ def ready(path: Path) -> bool:
 def pull(name: str, root: Path, say: Callable[[str], None]) -> None:
     """Download the parquet files of a dataset of huggingface.co into ``root``; ``say`` receives their size first.
 
-    If a repository has none of its own, fedcache takes those into which Hugging Face converted it. Raises UsageError
+    If a repository has no parquet files, fedcache takes those that Hugging Face made of it. Raises UsageError
     for an invalid name, MachineError without the library, the network or the files.
     """
     if not _NAME.fullmatch(name):
@@ -278,7 +278,7 @@ def _saved(path: Path, names: Sequence[str]) -> list[str]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a small JSON file; {} where there is none that can be read."""
+    """The object in a small JSON file; {} if the file is missing, damaged or holds something else."""
     held = None
     with suppress(OSError, ValueError):
         if path.is_file():

@@ -228,7 +228,7 @@ def pixels_of(image: Any, row: int) -> bytes | NDArray[np.uint8]:
 
 
 def _uid(image: Any, row: int, name: str) -> bytes:
-    """The uid of an image, 16 bytes; of its name where it cannot be read."""
+    """The uid of an image, 16 bytes; if the image cannot be read, the uid of its name."""
     try:
         return uid_of(pixels_of(image, row))
     except BadImage:

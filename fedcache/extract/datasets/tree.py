@@ -1,4 +1,4 @@
-"""The files of a directory or an archive: which are images, what they are called, and how they are read.
+"""The files of a directory or an archive: the search for images, their names, and their source.
 
 A link that leads out of the dataset's folder is not followed unless the user asks for it: the author of the folder
 would choose which other files of this machine are read.

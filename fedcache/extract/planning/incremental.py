@@ -47,7 +47,7 @@ OTHERS = 8
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class IncrementalDataset(Dataset):
-    """A dataset whose rows are in another order than that of their names."""
+    """A dataset whose rows are not in the order of their names."""
 
     content: str  # digest of the dataset in its own order
     ok: NDArray[np.uint8]  # [N], 0 where the image has vanished
@@ -285,7 +285,7 @@ def plan_incremental(
     if fresh or path.exists():
         return None
     best: tuple[int, float, IncrementalPlan] | None = None
-    # A store with the requested arrays, none of which can be reused.
+    # A store with the requested arrays, but without one that can be reused.
     differs: Store | None = None
     for parent in earlier_stores(path, data.slug, home, keys):
         with suppress(FedcacheError):

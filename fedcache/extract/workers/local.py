@@ -1,6 +1,6 @@
-"""The loop of an extraction on this machine: batches go to workers, and what they compute fills chunks.
+"""The loop of an extraction on this machine: workers compute batches, and their features fill chunks.
 
-From top to bottom: the chunks, what is counted, which workers there are, and the loop over batches.
+In this order: the chunks, the counts of an extraction, the choice of workers, and the loop over batches.
 """
 
 from __future__ import annotations
