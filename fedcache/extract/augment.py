@@ -1,4 +1,4 @@
-"""Augmentation policies: what the views of an image are drawn from, as a short text that is part of a recipe.
+"""Augmentation policies: the random steps that make the views of an image, as a short text that is part of a recipe.
 
 A policy is an ordered list of steps, written ``flip=0.5,rotate=30``; a step's numbers are separated by colons and may
 be left out from the right where they have defaults. Steps, in pixels of the recipe's size unless stated otherwise:
@@ -16,7 +16,7 @@ be left out from the right where they have defaults. Steps, in pixels of the rec
     gaussian-noise=S:P    (1 - P) x + e with e ~ N(0, S^2) at every value of every pixel, in levels of 0 to 255
     laplace-noise=S:P     the same with e ~ Laplace(0, S), whose variance is 2 S^2
 
-Pixels stay whole levels of 0 to 255: what a step leaves between is rounded and what it leaves outside is cut.
+Pixels stay whole levels of 0 to 255: after each step, fractions are rounded and other levels are cut to the range.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ LONGEST = 16
 
 @dataclass(frozen=True)
 class Number:
-    """One number of a step: its name, what it may be, and what it is when it is left out (None: it must be given)."""
+    """One number of a step."""
 
     name: str
-    low: float
-    high: float
-    default: float | None = None
+    low: float  # least value
+    high: float  # greatest value
+    default: float | None = None  # value of a number that is left out; None if it must be given
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class Step:
     values: tuple[float, ...]  # its numbers, all of them
 
     def __str__(self) -> str:
-        return f"{self.name}={':'.join(repr(float(v)).removesuffix('.0') for v in self.values)}"
+        numbers = [repr(float(value)).removesuffix(".0") for value in self.values]
+        return f"{self.name}={':'.join(numbers)}"
 
 
 _CHANCE = Number("P", 0.0, 1.0, 0.5)
@@ -76,19 +77,19 @@ POLICIES = {
     "simclr": "crop=0.5:1,flip=0.5,jitter=0.8:0.4:0.4:0.4:0",
     "domainnet": "flip=0.5,rotate=30",
 }
-"""Ready policies: that of views where none is requested, and the training transform of DomainNet in released FedPCL."""
+"""Ready policies: the default policy of views, and the training transform of DomainNet in the released FedPCL."""
 
 DEFAULT = "simclr"
 
 
 @cache
 def parse_policy(text: str) -> tuple[Step, ...]:
-    """The steps of a policy; names of ready ones stand for theirs, and "" for the default.
+    """The steps of a policy. The name of a ready policy stands for its steps, and "" for the default policy.
 
     >>> [str(step) for step in parse_policy("domainnet,gaussian-noise=25")]
     ['flip=0.5', 'rotate=30', 'gaussian-noise=25:0']
 
-    Raises UsageError for a step that is not there, numbers that it does not take, and a crop that is not first.
+    Raises UsageError for an unknown step, for invalid numbers, and for a crop that is not first.
     """
     steps: list[Step] = []
     for word in (text or DEFAULT).split(","):
@@ -96,7 +97,10 @@ def parse_policy(text: str) -> tuple[Step, ...]:
         if name in POLICIES and not equals:
             steps += parse_policy(POLICIES[name])
         elif name in NUMBERS:
-            steps.append(Step(name, _numbers(name, numbers if equals else None)))
+            given = None
+            if equals:
+                given = numbers
+            steps.append(Step(name, _numbers(name, given)))
         else:
             raise unknown("augmentation", name, (*POLICIES, *NUMBERS))
     if any(step.name == "crop" for step in steps[1:]):
@@ -113,7 +117,7 @@ def parse_policy(text: str) -> tuple[Step, ...]:
 
 
 def canonical(text: str) -> str:
-    """The one text of a policy that a recipe holds: every number of every step, "" for the default policy.
+    """The canonical text of a policy, for recipes: every number of every step, or "" for the default policy.
 
     >>> canonical("rotate=30.0"), canonical("crop,flip,jitter"), canonical("simclr")
     ('rotate=30', '', '')
@@ -127,25 +131,27 @@ def canonical(text: str) -> str:
 
 
 def described(text: str) -> str:
-    """A canonical policy as a person reads it: ``simclr`` for ""."""
+    """A canonical policy as messages show it: ``simclr`` for ""."""
     return text or DEFAULT
 
 
 def _numbers(name: str, text: str | None) -> tuple[float, ...]:
+    """All numbers of a step, from the text behind its equals sign; None for a step without one."""
     wanted = NUMBERS[name]
     form = f"{name}={':'.join(n.name for n in wanted)}"
     given = []
     if text is not None:
         given = text.split(":")
+    too_many = len(given) > len(wanted)
     values = []
-    for at, number in enumerate(wanted):
+    for place, number in enumerate(wanted):
         value = number.default
-        if at < len(given):
+        if place < len(given):
             try:
-                value = float(given[at])
+                value = float(given[place])
             except ValueError:
                 value = math.nan
-        if value is None or not number.low <= value <= number.high or len(given) > len(wanted):
+        if too_many or value is None or not number.low <= value <= number.high:
             ranges = ", ".join(f"{n.name} from {n.low:g} to {n.high:g}" for n in wanted)
             item = name
             if text is not None:
@@ -154,10 +160,8 @@ def _numbers(name: str, text: str | None) -> tuple[float, ...]:
                 f"--augment {item} is not {form} with {ranges}.", "For example --augment flip=0.5"
             )
         values.append(value + 0.0)  # no -0
-    if (
-        "LOW" in (names := [n.name for n in wanted])
-        and values[names.index("LOW")] > values[names.index("HIGH")]
-    ):
+    by_name = dict(zip([number.name for number in wanted], values, strict=True))
+    if "LOW" in by_name and by_name["LOW"] > by_name["HIGH"]:
         raise UsageError(
             f"--augment {name}={text} has LOW above HIGH.", f"{form}, LOW at most HIGH"
         )

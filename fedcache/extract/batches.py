@@ -1,8 +1,8 @@
 """One batch of rows: decode each image once, make every recipe's input, run every backbone. Texts and rows are read.
 
-The unit of work is an absolute batch, rows [kB, (k+1)B) of the dataset, the last one padded by repeating its last row
-and cut: features change in the last bits with the batch size, so a batch is the same on every device and worker and
-however often the run was interrupted.
+The unit of work is an absolute batch: rows [kB, (k+1)B) of the dataset. The last batch is filled up by repeating its
+last row, because features change in the last bits with the batch size. So a batch has the same features on every
+worker, and no matter how often the run was interrupted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedcache.extract.backbones.backbone import text_features
 from fedcache.extract.datasets import Source
 from fedcache.extract.image_files import BadImage
 from fedcache.extract.images import decode, resize, view
-from fedcache.extract.inputs import ItemEncoder, Prepare, encode_items, read_items
+from fedcache.extract.inputs import ItemEncoder, Prepare, encode_items, filled_up, read_items
 from fedcache.extract.recipe import IMAGES, Recipe, reads_of
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ class FeatureJob:
 
     key: str  # of the array
     backbone: Backbone  # the model to load
-    weights: Weights  # where its weights lie
-    recipe: Recipe  # that its inputs follow
+    weights: Weights  # its weights file
+    recipe: Recipe  # of its inputs
     mirror: bool = True  # whether a mirrored view keeps its class
     # ``how_record`` of the array, as the store keeps it
     how: Mapping[str, Any] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class ComputeSettings:
     dtype: str  # compute dtype, ``float32`` | ``bfloat16`` | ``float16``
     batch: int  # rows of an absolute batch
     threads: int  # threads of the process that runs the model
-    # numbers of the GPUs that share the batches; none for the one that torch takes, and on a CPU
+    # numbers of the GPUs that share the batches; empty for torch's current GPU, and on a CPU
     gpus: tuple[int, ...] = ()
 
     @property
@@ -66,19 +66,18 @@ class ComputeSettings:
 class ComputedBatch:
     """The features of one batch."""
 
-    features: dict[
-        str, NDArray[Any]
-    ]  # per key [rows, V, D] of the stored dtype; bad rows are NaN (0 for uint8)
+    # per key [rows, V, D] of the stored dtype; bad rows are NaN (0 for uint8)
+    features: dict[str, NDArray[Any]]
     bad: dict[int, str]  # reason per bad row
     decoded: int  # images decoded
     decode_seconds: float  # reading, decoding and resizing
     forward_seconds: dict[str, float]  # per key
-    # per key, texts of which the model reads a part
+    # per key, texts that the model reads only in part
     cut: dict[str, int] = field(default_factory=dict)
 
 
 def input_key(recipe: Recipe) -> tuple[Any, ...]:
-    """Recipes with equal keys share their inputs; normalisation happens on the device and is not part of it."""
+    """Recipes with equal keys share their inputs. Normalisation is no part of the key: it happens on the device."""
     r = recipe
     if reads_of(r) != IMAGES:
         return (r.decoder, r.backbone, r.weights, r.size, r.prompt)
@@ -93,37 +92,39 @@ def decode_batch(
     mirror: bool,
     prepare: Mapping[tuple[Any, ...], Prepare] = MappingProxyType({}),
 ) -> tuple[dict[tuple[Any, ...], Any], dict[int, str], float]:
-    """Decode each row once and make every recipe's views, in whichever process decodes.
+    """Decode each row once and make the views of every recipe, in the process that decodes.
 
-    ``uids``, uint8 [B, 16] of the rows, are the key of the seeded views. Gives per input key uint8 [B, V, H, W, 3]
-    (zeros where the image is bad), or texts or rows as ``read_items`` and then ``prepare`` of that key made them, the
-    reason per bad row, and the seconds it took.
+    ``uids``, uint8 [B, 16] of the rows, are the key of the seeded views. Returns the inputs by input key, the reason
+    per bad row, and the seconds it took. Inputs are uint8 [B, V, H, W, 3], zeros where the image is bad. For texts and
+    rows they are the items that ``read_items`` and then ``prepare`` of that key returned.
     """
     start = time.perf_counter()
-    if (kind := reads_of(recipes[0])) != IMAGES:  # of all recipes alike: a dataset holds one kind
+    kind = reads_of(recipes[0])  # all recipes read the same kind, because a dataset holds one kind
+    if kind != IMAGES:
         items, lost, _ = read_items(source, rows, kind)
         given: dict[tuple[Any, ...], Any] = {}
         for key in dict.fromkeys(map(input_key, recipes)):
             given[key] = items
             if key in prepare:
-                ready = prepare[key](cast("list[Any]", items))
-                given[key] = ready
-                lost |= {rows[at]: why for at, why in ready.bad.items() if rows[at] not in lost}
+                prepared = prepare[key](cast("list[Any]", items))
+                given[key] = prepared
+                for place, why in prepared.bad.items():
+                    lost.setdefault(rows[place], why)
         return given, lost, time.perf_counter() - start
-    distinct = {input_key(r): r for r in recipes}
-    collected: dict[tuple[Any, ...], list[NDArray[np.uint8] | None]] = {k: [] for k in distinct}
+    distinct = {input_key(recipe): recipe for recipe in recipes}
+    collected: dict[tuple[Any, ...], list[NDArray[np.uint8] | None]] = {}
+    for key in distinct:
+        collected[key] = []
     bad: dict[int, str] = {}
     for row, uid in zip(rows, uids, strict=True):
         made: dict[tuple[Any, ...], NDArray[np.uint8]] = {}
         try:
             image = decode(source.read(row))
             for key, recipe in distinct.items():
-                first = resize(image, recipe)
-                rest = [
-                    view(image, recipe, uid.tobytes(), v, mirror=mirror)
-                    for v in range(1, recipe.views)
-                ]
-                made[key] = np.stack([first, *rest])
+                views = [resize(image, recipe)]
+                for number in range(1, recipe.views):
+                    views.append(view(image, recipe, uid.tobytes(), number, mirror=mirror))
+                made[key] = np.stack(views)
         except BadImage as error:
             bad[row] = str(error)
             made = {}
@@ -134,11 +135,12 @@ def decode_batch(
 
 
 def _stacked(images: list[NDArray[np.uint8] | None], recipe: Recipe) -> NDArray[np.uint8]:
+    """The views of B images as uint8 [B, V, H, W, 3], zeros for None. Raises UsageError if sizes differ."""
+    side = max(recipe.size, 1)
+    shape: tuple[int, ...] = (recipe.views, side, side, 3)
     present = [image for image in images if image is not None]
     if present:
         shape = present[0].shape
-    else:
-        shape = (recipe.views, max(recipe.size, 1), max(recipe.size, 1), 3)
     stacked = np.zeros((len(images), *shape), np.uint8)
     for index, image in enumerate(images):
         if image is None:
@@ -195,21 +197,16 @@ class BatchRunner:
     ) -> tuple[Source, range, NDArray[np.uint8], list[Recipe], bool, dict[Any, Prepare]]:
         """The arguments of ``decode_batch`` for the inputs of the backbones ``keys``."""
         rows = self.rows_of(batch)
+        uid = self.uid[rows.start : rows.stop]
         jobs = [self.jobs[key] for key in keys]
-        # Texts are prepared where they are read: in a decoder's process, not before the GPU.
-        prepare = {
-            input_key(job.recipe): self.encoders[job.key].prepare  # type: ignore[attr-defined]
-            for job in jobs
-            if hasattr(self.encoders[job.key], "prepare")
-        }
-        return (
-            self.source,
-            rows,
-            self.uid[rows.start : rows.stop],
-            [job.recipe for job in jobs],
-            jobs[0].mirror,
-            prepare,
-        )
+        recipes = [job.recipe for job in jobs]
+        # Texts are prepared in the process that reads them, not in the one that feeds the GPU.
+        prepare = {}
+        for job in jobs:
+            encoder: Any = self.encoders[job.key]
+            if hasattr(encoder, "prepare"):
+                prepare[input_key(job.recipe)] = encoder.prepare
+        return self.source, rows, uid, recipes, jobs[0].mirror, prepare
 
     def forward(
         self,
@@ -219,10 +216,7 @@ class BatchRunner:
         bad: dict[int, str],
         decode_seconds: float,
     ) -> ComputedBatch:
-        """Run the backbones ``keys`` on the decoded inputs of ``rows``: per input key uint8 [rows, V, H, W, 3].
-
-        Of texts and rows what ``read_items`` gives.
-        """
+        """Run the backbones ``keys`` on the inputs of ``rows``, as ``decode_batch`` returns them by input key."""
         features = {}
         seconds = {}
         cut = {}
@@ -235,35 +229,36 @@ class BatchRunner:
             if job.backbone.reads == IMAGES:
                 features[key] = self._encode(job, given, rows, blank)
             else:
-                encoder = cast(ItemEncoder, self.encoders[key])
-                features[key], cut[key] = encode_items(
-                    encoder, given, self.settings.batch, blank, job.backbone.width
-                )
+                features[key], cut[key] = self.encode_items(key, given, blank)
             seconds[key] = time.perf_counter() - start
         return ComputedBatch(features, bad, len(rows), decode_seconds, seconds, cut)
+
+    def encode_items(
+        self, key: str, items: Any, blank: Sequence[int]
+    ) -> tuple[NDArray[np.float32], int]:
+        """``inputs.encode_items`` with the backbone ``key``."""
+        encoder = cast(ItemEncoder, self.encoders[key])
+        width = self.jobs[key].backbone.width
+        return encode_items(encoder, items, self.settings.batch, blank, width)
 
     def _encode(
         self, job: FeatureJob, images: NDArray[np.uint8], rows: Sequence[int], blank: Sequence[int]
     ) -> NDArray[Any]:
+        """Features [n, V, D] of the images uint8 [n, V, H, W, 3] of n rows; NaN for the numbers in ``blank``."""
         import torch
 
-        # pixels: the feature is the input, and bad rows are zero already
+        # The feature of ``pixels`` is the input, and bad rows are zero already.
         if job.recipe.dtype == "uint8":
             return images
-        # The last batch is filled up with copies of its last row: a shorter one would have other last bits.
-        short = self.settings.batch - len(rows)
-        padded = images
-        if short:
-            padded = np.concatenate([images, np.repeat(images[-1:], short, axis=0)])
+        padded = filled_up(images, self.settings.batch)
         parts = []
         for v in range(job.recipe.views):
             x = torch.from_numpy(np.ascontiguousarray(padded[:, v]))
             if self.device.type == "cuda":
                 x = x.pin_memory().to(self.device, non_blocking=True)
             parts.append(self.encoders[job.key].image(x))
-        out = (
-            torch.stack(parts, dim=1)[: len(rows)].to("cpu").numpy().astype(np.float32, copy=False)
-        )
+        features = torch.stack(parts, dim=1)[: len(rows)]
+        out = features.to("cpu").numpy().astype(np.float32, copy=False)
         out[list(blank)] = np.nan
         return out
 
@@ -274,9 +269,9 @@ class BatchRunner:
         return text_features(self.encoders[key], classes, templates)
 
     def warm(self) -> dict[str, float]:
-        """Seconds per image and backbone, on a few blank images, after one call that fills the caches.
+        """Seconds per image and backbone, measured on a few blank images after one call that fills the caches.
 
-        Of texts and rows on the first of them.
+        For texts and rows, the first ones of the dataset are taken.
         """
         import torch
 
@@ -291,20 +286,21 @@ class BatchRunner:
             else:
                 rows = range(min(few, self.rows))
                 source, _, uid, recipes, mirror, prepare = self.decoding(0, [key])
-                inputs, bad, _ = decode_batch(
-                    source, rows, uid[: len(rows)], recipes, mirror, prepare
-                )
+                few_uids = uid[: len(rows)]
+                inputs, bad, _ = decode_batch(source, rows, few_uids, recipes, mirror, prepare)
                 items = inputs[input_key(job.recipe)]
                 if len(bad) == len(items):
                     rates[key] = 0.0
                     continue
-                call = partial(cast(ItemEncoder, self.encoders[key]).items, items)
+                encoder = cast(ItemEncoder, self.encoders[key])
+                call = partial(encoder.items, items)
             for _ in range(2):
                 start = time.perf_counter()
                 call()
                 if self.device.type == "cuda":
                     torch.cuda.synchronize(self.device)
-                rates[key] = (time.perf_counter() - start) / few * job.recipe.views
+                seconds = time.perf_counter() - start
+                rates[key] = seconds / few * job.recipe.views
         return rates
 
 
@@ -315,7 +311,7 @@ def make_runner(
     rows: int,
     settings: ComputeSettings,
 ) -> BatchRunner:
-    """A runner with the process's thread count set as ``how`` records it."""
+    """A runner, after setting the number of threads of this process, which ``how`` records."""
     import torch
 
     torch.set_num_threads(settings.threads)

@@ -1,7 +1,7 @@
 """Extract arrays into a store: plan the missing batches, have them computed, complete the arrays.
 
-A kill costs what is under way: the batches that are being computed, and those of the chunks that fill or are being
-written. ``ChunkCollector.limit`` bounds it, and the first line says how many rows that is.
+If the process is killed, the batches under way are lost: those that are being computed, and those of chunks that are
+being filled or written. ``ChunkCollector.limit`` bounds their number, and the first line of output gives the rows.
 """
 
 from __future__ import annotations
@@ -50,9 +50,8 @@ class ExtractionOptions:
     fresh: bool  # discard unfinished arrays
     stop: Stop  # set by a signal handler
     observer: Observer  # receives progress messages
-    engine: ExtractionEngine | None = (
-        None  # computes chunk tasks instead, at most ``workers`` at once
-    )
+    # computes chunk tasks instead of this process and its workers, at most ``workers`` at once
+    engine: ExtractionEngine | None = None
 
 
 def extract_arrays(
@@ -65,12 +64,16 @@ def extract_arrays(
     earlier: IncrementalPlan | None,
     text: Mapping[str, Sequence[str]],
 ) -> ExtractionStats:
-    """Compute what is missing of every job's array, and write the text features requested.
+    """Compute the missing chunks of every job's array, and write the text features requested.
 
     Args:
-        store: of ``data``, whose rows are in its order.
-        earlier: the store whose chunks are taken over; None when there is none.
-        text: templates per key whose text features are to be written.
+        store: of ``data``; its rows are in the order of ``data``.
+        data: the dataset.
+        jobs: one for each array.
+        settings: how features are computed.
+        options: of the extraction.
+        earlier: plan to take over chunks of an earlier store; None when there is none.
+        text: array key -> templates whose text features are written.
 
     Raises:
         StoppedError after a stop; CorruptionError over ``max_bad``; StoreError when locked.
@@ -109,17 +112,16 @@ def _open_writers(
     shapes = {}
     chunk_rows = {}
     for job in jobs:  # all checked before the first lock is taken
-        shapes[job.key] = feature_shape(job, data)
-        row_bytes = math.prod(shapes[job.key][1:]) * np.dtype(job.recipe.dtype).itemsize
-        as_before = None
-        if earlier:
-            as_before = earlier.chunk_rows.get(job.key)
-        chunk_rows[job.key] = (
-            options.chunk_rows
-            or as_before
-            or chunk_rows_for(settings.batch, row_bytes, settings.device)
-        )
-        check_chunk_rows(chunk_rows[job.key], settings.batch, job.key)
+        shape = feature_shape(job, data)
+        row_bytes = math.prod(shape[1:]) * np.dtype(job.recipe.dtype).itemsize
+        rows = options.chunk_rows
+        if not rows and earlier is not None:
+            rows = earlier.chunk_rows.get(job.key)
+        if not rows:
+            rows = chunk_rows_for(settings.batch, row_bytes, settings.device)
+        check_chunk_rows(rows, settings.batch, job.key)
+        shapes[job.key] = shape
+        chunk_rows[job.key] = rows
     writers = {}
     for job in sorted(jobs, key=lambda job: job.key):
         writer = store.writer(
@@ -138,7 +140,7 @@ def _open_writers(
 
 @dataclass(frozen=True)
 class _Run:
-    """An extraction whose writers are open: the batches that are missing, and where they are computed."""
+    """An extraction whose writers are open: the missing batches, and methods that have them computed."""
 
     data: Dataset
     jobs: Sequence[FeatureJob]
@@ -154,11 +156,14 @@ class _Run:
         with engine.extraction_workers(spec, self.options.workers, self.options.observer) as pool:
             self.stats.workers = pool.slots
             tasks = plan_tasks(self.writers, self.tasks, len(self.data.names), self.settings.batch)
-            under_way = sum(sorted(task.images for task in tasks)[-pool.slots :])
-            self._announce(pool.ask(None)["seconds"], pool.slots, pool.slots, under_way)
+            images_of_tasks = sorted(task.images for task in tasks)
+            most_under_way = sum(images_of_tasks[-pool.slots :])
+            seconds = pool.ask(None)["seconds"]
+            self._announce(seconds, pool.slots, pool.slots, most_under_way)
             self._timed(partial(run_tasks, tasks, pool, self.writers))
+        # A call that was repeated wrote its files twice; the first ones are not needed.
         for writer in self.writers.values():
-            writer.remove_uncommitted()  # of calls that were repeated: their first file is not needed
+            writer.remove_uncommitted()
 
     def on_this_machine(
         self, stack: ExitStack, store: Store, text: Mapping[str, Sequence[str]]
@@ -168,15 +173,15 @@ class _Run:
             needed = self.jobs
         else:
             needed = [job for job in self.jobs if job.key in text]
-        o = self.options
+        options = self.options
         workers = open_workers(
             needed,
             self.data,
             self.settings,
-            workers=o.workers,
+            workers=options.workers,
             tasks=len(self.tasks),
             cores=cores(),
-            stop=o.stop,
+            stop=options.stop,
         )
         stack.callback(workers.close)
         self.stats.workers = self.stats.workers or workers.workers
@@ -184,40 +189,46 @@ class _Run:
             parallel = max(1, len(self.settings.gpus))
             if self.settings.device == "cpu":
                 parallel = workers.workers
-            collector = ChunkCollector(
-                self.writers, len(self.data.names), self.settings.batch, workers.depth
-            )
-            under_way = min(collector.most_under_way, self._rows_to_compute)
-            self._announce(sum(workers.warm().values()), workers.workers, parallel, under_way)
+            rows = len(self.data.names)
+            collector = ChunkCollector(self.writers, rows, self.settings.batch, workers.depth)
+            most_under_way = min(collector.most_under_way, self._rows_to_compute)
+            seconds = sum(workers.warm().values())
+            self._announce(seconds, workers.workers, parallel, most_under_way)
             for note in workers.notes:
-                o.observer.note(note)
+                options.observer.note(note)
             stack.callback(collector.thread.shutdown, wait=True)
             self._timed(partial(run_batches, self.tasks, workers, collector))
         jobs = {job.key: job for job in self.jobs}
+        classes = self.data.classes
         for key, templates in text.items():
-            backbone = jobs[key].backbone.name
-            classes = self.data.classes
+            job = jobs[key]
+            backbone = job.backbone.name
             meta = {
                 "backbone": backbone,
-                "weights": jobs[key].recipe.weights,
+                "weights": job.recipe.weights,
                 "classes": list(classes),
             }
-            if jobs[key].backbone.reads != IMAGES:
-                meta["pooling"] = jobs[key].recipe.pooling
-            store.put_text(backbone, list(templates), workers.text(key, classes, templates), meta)
+            if job.backbone.reads != IMAGES:
+                meta["pooling"] = job.recipe.pooling
+            matrix = workers.text(key, classes, templates)
+            store.put_text(backbone, list(templates), matrix, meta)
 
     def _timed(self, compute: Callable[..., bool]) -> None:
-        """``run_batches`` or ``run_tasks`` with a clock, the progress bar and the message of an interruption."""
+        """Call ``run_batches`` or ``run_tasks`` with a progress bar, and note the seconds that it took.
+
+        Raises StoppedError if it was stopped on request.
+        """
         begin = time.perf_counter()
-        o = self.options
-        o.observer.start("extracting", self._rows_to_compute, self.data.holds)
+        options = self.options
+        observer = options.observer
+        observer.start("extracting", self._rows_to_compute, self.data.holds)
         try:
             finished = compute(
-                max_bad=o.max_bad, stop=o.stop, stats=self.stats, observer=o.observer
+                max_bad=options.max_bad, stop=options.stop, stats=self.stats, observer=observer
             )
         finally:
             self.stats.seconds = time.perf_counter() - begin
-            o.observer.stop()
+            observer.stop()
         if not finished:
             raise StoppedError(
                 f"Stopped on request after {self.stats.images:,} {self.data.holds}; finished chunks are "
@@ -233,68 +244,80 @@ class _Run:
         return sum(min(batch, rows - number * batch) for number, _ in self.tasks)
 
     def _announce(self, seconds: float, workers: int, parallel: int, under_way: int) -> None:
-        """The first line: device, dtype, batch, the rate to expect of the models alone, if any, and the cost of a kill.
+        """Report device, dtype, batch, the expected rate of the models, and the rows that a kill costs.
 
-        The rate is from the ``seconds`` of an image through every model, ``parallel`` of which go through them at once.
-        A kill costs ``under_way`` rows at most.
+        ``seconds`` is the time of an image through all models, and ``parallel`` images go through them at once. A kill
+        costs at most ``under_way`` rows. Each array that is resumed is reported too.
         """
-        s = self.settings
+        settings = self.settings
+        note = self.options.observer.note
         names = " + ".join(job.recipe.label for job in self.jobs)
         holds = self.data.holds
+        processes = counted(workers, "process")
         rate = "no model is run"
         # Images of ``pixels`` (uint8) pass no model. A first batch without a readable item passed none either, so the
         # rate of the models is not known.
-        if seconds > 0 and any(job.recipe.dtype != "uint8" for job in self.jobs):
-            rate = f"expect about {parallel / max(seconds, 1e-9):,.0f} {holds}/s"
+        has_models = any(job.recipe.dtype != "uint8" for job in self.jobs)
+        if seconds > 0 and has_models:
+            per_second = parallel / max(seconds, 1e-9)
+            rate = f"expect about {per_second:,.0f} {holds}/s"
             if holds == IMAGES:
                 rate += " before decoding"
-        self.options.observer.note(
-            f"{names} on {s.device}, {s.dtype}, batch {s.batch}, {counted(workers, 'process')} of "
-            f"{s.threads} thread: {rate}. If the command is killed, at most {under_way:,} {holds} are "
+        note(
+            f"{names} on {settings.device}, {settings.dtype}, batch {settings.batch}, {processes} of "
+            f"{settings.threads} thread: {rate}. If the command is killed, at most {under_way:,} {holds} are "
             "computed again."
         )
         for key, writer in self.writers.items():
-            if writer.kept:
-                self.options.observer.note(
-                    f"{key}: {len(writer.kept)} of {len(writer.kept) + len(writer.missing())} chunks kept, resuming."
-                )
+            kept = len(writer.kept)
+            if kept:
+                chunks = kept + len(writer.missing())
+                note(f"{key}: {kept} of {chunks} chunks kept, resuming.")
 
 
 def plan_batches(writers: Mapping[str, ArrayWriter], rows: int, batch: int) -> list[BatchTask]:
-    """Absolute batches still to compute and the keys that want each."""
-    # A batch is computed for the arrays whose chunk that holds it is missing.
+    """The absolute batches still to compute, each with the keys of the arrays that need it."""
     missing = {key: set(writer.missing()) for key, writer in writers.items()}
     tasks = []
     for index in range(math.ceil(rows / batch)):
-        keys = tuple(k for k, w in writers.items() if index * batch // w.chunk_rows in missing[k])
+        first_row = index * batch
+        keys = []
+        for key, writer in writers.items():
+            if first_row // writer.chunk_rows in missing[key]:
+                keys.append(key)
         if keys:
-            tasks.append((index, keys))
+            tasks.append((index, tuple(keys)))
     return tasks
 
 
 def check_chunk_rows(chunk_rows: int, batch: int, key: str) -> None:
-    """Refuse chunks that would end within a batch; UsageError."""
+    """Raise UsageError for chunks that would end within a batch."""
     if chunk_rows % batch:
+        multiple = max(1, chunk_rows // batch) * batch
         raise UsageError(
             f"--chunk-rows {chunk_rows} is not a multiple of the batch {batch} ({key}).",
-            f"For example --chunk-rows {max(1, chunk_rows // batch) * batch}",
+            f"For example --chunk-rows {multiple}",
         )
 
 
 def feature_shape(job: FeatureJob, data: Dataset) -> tuple[int, ...]:
-    """[N, V, D], or [N, V, H, W, 3] for pixels; the native size of pixels is that of the first good image."""
+    """The shape of an array: [N, V, D], or [N, V, H, W, 3] for pixels.
+
+    Pixels without a size in the recipe have the size of the first good image. Raises CorruptionError if there is none.
+    """
     rows = len(data.names)
     views = job.recipe.views
+    size = job.recipe.size
     if job.recipe.dtype != "uint8":
         return (rows, views, job.backbone.width)
-    if job.recipe.size:
-        return (rows, views, job.recipe.size, job.recipe.size, 3)
+    if size:
+        return (rows, views, size, size, 3)
     for row in range(rows):
         try:
-            side = decode(data.source.read(row)).size
+            width, height = decode(data.source.read(row)).size
         except BadImage:
             continue
-        return (rows, views, side[1], side[0], 3)
+        return (rows, views, height, width, 3)
     raise CorruptionError(
         "None of the images of the dataset can be read.", "Check the dataset's path and format."
     )

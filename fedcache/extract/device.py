@@ -1,4 +1,4 @@
-"""Device of the model: resolved once, printed, and never replaced silently."""
+"""Device of the model: it is chosen once and reported, and never replaced without a message."""
 
 from __future__ import annotations
 
@@ -32,16 +32,14 @@ def cores() -> int:
 
 def known_device(requested: str) -> str:
     """``requested`` itself. Raises UsageError unless it is one of ``DEVICES``; the device need not be available."""
-    if requested not in DEVICES:
-        if requested.lower() in ("gpu", "nvidia") or requested.startswith("cuda:"):
-            one = ""
-            if ":" in requested:
-                one = " (choose one with CUDA_VISIBLE_DEVICES)"
-            raise UsageError(
-                f"Unknown device {requested!r}. For a GPU use 'cuda'.", f"--device cuda{one}"
-            )
-        raise unknown("device", requested, DEVICES)
-    return requested
+    if requested in DEVICES:
+        return requested
+    if requested.lower() in ("gpu", "nvidia") or requested.startswith("cuda:"):
+        hint = "--device cuda"
+        if ":" in requested:
+            hint += " (choose one with CUDA_VISIBLE_DEVICES)"
+        raise UsageError(f"Unknown device {requested!r}. For a GPU use 'cuda'.", hint)
+    raise unknown("device", requested, DEVICES)
 
 
 def named_gpus(requested: str) -> tuple[int, ...]:
@@ -121,24 +119,25 @@ def _gpus(named: tuple[int, ...]) -> tuple[int, ...]:
         if len(alike) < 2:
             return ()
         return tuple(alike)
+    first = named[0]
     for number in named:
-        if names[number] != names[named[0]]:
+        if names[number] != names[first]:
             raise UsageError(
-                f"cuda:{named[0]} is {names[named[0]]} and cuda:{number} is {names[number]}. Features of "
+                f"cuda:{first} is {names[first]} and cuda:{number} is {names[number]}. Features of "
                 "two kinds of GPU differ in the last bits.",
-                f"Use GPUs of one kind, for example --device cuda:{named[0]}",
+                f"Use GPUs of one kind, for example --device cuda:{first}",
             )
     return named
 
 
 def resolve_dtype(requested: str, device: str) -> str:
     """Compute dtype: ``auto`` is float32 on a CPU and bfloat16 (float16 on older GPUs) on CUDA."""
-    if known_dtype(requested) == "auto":
-        if device == "cpu":
-            return "float32"
-        import torch
+    if known_dtype(requested) != "auto":
+        return requested
+    if device == "cpu":
+        return "float32"
+    import torch
 
-        if torch.cuda.is_bf16_supported():
-            return "bfloat16"
-        return "float16"
-    return requested
+    if torch.cuda.is_bf16_supported():
+        return "bfloat16"
+    return "float16"

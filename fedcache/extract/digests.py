@@ -1,8 +1,8 @@
 """Digests of large files and of fedcache's own code, remembered.
 
-A 60,000-image archive takes half a second to hash, a 400 MB checkpoint two and fedcache's own code one; all are
-requested on every run. The answer is remembered by (path, size, mtime_ns, inode), which changes whenever the file does
-on any ordinary file system; ``--rehash`` forgets those of the user's files.
+Hashing an archive of 60,000 images takes half a second, a checkpoint of 400 MB two seconds, and fedcache's own code one
+second. Every run needs all of them. So a digest is remembered by (path, size, mtime_ns, inode), which changes with the
+file on any ordinary file system; ``--rehash`` ignores the remembered digests of the user's files.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ T = TypeVar("T")
 
 
 def stat_key(path: Path) -> list[Any]:
-    """[absolute path, size, mtime_ns, inode] of a file: its identity for the memory below."""
+    """[absolute path, size, mtime_ns, inode] of a file, by which ``DigestMemory`` identifies it."""
     stat = path.stat()
     return [str(path.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ino]
 
 
 class DigestMemory:
-    """One small sealed file per remembered fact, under ``root``; concurrent writers cannot lose each other's.
+    """Remembered facts, each in a small sealed file under ``root``, so that concurrent writers do not lose facts.
 
-    With ``rehash``, what is remembered is ignored; new facts are still stored.
+    With ``rehash``, remembered facts are ignored; new facts are still stored.
     """
 
     def __init__(self, root: Path, *, rehash: bool = False) -> None:
@@ -81,37 +81,42 @@ class DigestMemory:
 
 
 def _what(key: Any) -> dict[str, Any]:
-    """The identity of the file of a fact, as JSON reads it back, so that tuples equal lists."""
+    """The identity of the file of a fact. It was written as JSON and read back, so that tuples become lists."""
     plain: dict[str, Any] = json.loads(canonical_json({"kind": "fact", "key": key}))
     return plain
 
 
 def remembered_of_package(key: Sequence[str], read: Callable[[], T]) -> T:
-    """What ``read`` finds in fedcache's own code (any JSON value), remembered while no file of the package changes.
+    """The fact that ``read`` returns about fedcache's own code (any JSON value).
 
-    A home that is not there yet, or cannot be written, remembers nothing.
+    It is remembered while no file of the package changes, unless the home does not exist yet or cannot be written.
     """
     home = Home.from_environment()
     memory = DigestMemory(home.digests)
-    known = memory.recall(["of the package", *key])
+    fact_key = ["of the package", *key]
+    known = memory.recall(fact_key)
     if known is not None and known["state"] == package_state():
         found: T = known["fact"]
         return found
     fact = read()
     if home.root.is_dir():
-        memory.remember(["of the package", *key], {"state": package_state(), "fact": fact})
+        memory.remember(fact_key, {"state": package_state(), "fact": fact})
     return fact
 
 
 @cache
 def package_state() -> str:
-    """Digest of what computes: the files of the package, Python, and the times at which packages were installed."""
+    """Digest of the code that runs: the files of the package, Python, and when packages were installed."""
     places = [(str(place), place.stat().st_mtime_ns) for place in INSTALLED if place.is_dir()]
-    return sha256_hex(repr([sys.version, places, list(files_below(ROOT))]).encode())
+    state = [sys.version, places, list(files_below(ROOT))]
+    return sha256_hex(repr(state).encode())
 
 
 def files_below(place: Path) -> Iterator[tuple[str, int, int, int, int]]:
-    """Path, size, times and inode of a file, or of all files below a folder, sorted; compiled files are left out."""
+    """(path, size, mtime_ns, ctime_ns, inode) of a file, or of all files below a folder, in the order of their paths.
+
+    Compiled files of Python are left out.
+    """
     root = place.resolve()
     found = []
     if root.is_file():

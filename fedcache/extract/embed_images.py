@@ -1,8 +1,8 @@
-"""Features of images that belong to no dataset: whatever a person names, through backbones with given recipes.
+"""Features of files that belong to no dataset, by backbones with given recipes.
 
-The images go through the same workers, batches and code as an extraction, into a store of their own that is removed
-when the features have been read. So a row has the value that ``extract`` would give it, and a folder of any size needs
-the memory of a few batches.
+The files go through the same workers, batches and code as an extraction, into a temporary store that is removed when
+the features have been read. So a row has the value that ``extract`` would give it, and a folder of any size needs the
+memory of a few batches.
 """
 
 from __future__ import annotations
@@ -27,7 +27,14 @@ from fedcache.extract import backbones as registry
 from fedcache.extract.batches import ComputeSettings
 from fedcache.extract.compute_features import ExtractionOptions, extract_arrays
 from fedcache.extract.datasets import archives, texts, tree
-from fedcache.extract.datasets.dataset import ONE_DOMAIN, Dataset, JoinedSource, Source
+from fedcache.extract.datasets.dataset import (
+    ONE_DOMAIN,
+    Dataset,
+    Source,
+    joined_source,
+    order_of_names,
+    samples_of,
+)
 from fedcache.extract.device import resolve_device
 from fedcache.extract.how import jobs_of, note_of_other_devices, resolve_compute_as
 from fedcache.extract.image_files import EXTENSIONS, SOUND_ENDINGS, to_convert
@@ -36,24 +43,23 @@ from fedcache.extract.planning.plan import PlannedArray, memory_of
 from fedcache.extract.recipe import IMAGES, SOUNDS, TEXTS, Recipe
 from fedcache.parsing import counted
 from fedcache.store.files import make_private
-from fedcache.store.samples import Samples
 from fedcache.store.store import Store
 
 SCRATCH = "scratch"
-"""Where in a home the temporary stores lie. A killed process may leave one; its name says so, and gc removes it."""
+"""Folder of a home with the temporary stores. A killed process may leave one; gc recognises its name and removes it."""
 
 ARCHIVES = (".zip", ".tar")
 FEW = 3
-"""Files that are no images which are named; the others are counted."""
+"""Most skipped files that a message names; the others are counted."""
 
 
 @dataclass(frozen=True)
 class NamedImages:
     """Images, texts or sounds, in the order in which a person named them."""
 
-    names: tuple[str, ...]  # as a person finds them: path, or archive and path inside
+    names: tuple[str, ...]  # path, or path of the archive and path inside it
     source: Source  # row -> encoded image
-    left_out: tuple[str, ...] = ()  # sentences on files of folders and archives that are no images
+    left_out: tuple[str, ...] = ()  # sentences on skipped files of folders and archives
     holds: str = IMAGES  # or texts, or sounds
 
 
@@ -81,7 +87,8 @@ def find_images(
             if archives.is_compressed_tar(path):
                 raise archives.refuse_compressed(path)
             names.append(str(path))
-            parts.append((tree.FilesSource(path.parent.absolute(), [path.name], None), 1))
+            one_file = tree.FilesSource(path.parent.absolute(), [path.name], None)
+            parts.append((one_file, 1))
             continue
         within: Path | None = path
         if follow_links:
@@ -94,16 +101,10 @@ def find_images(
             )
         left_out += _left_out(path, found)
         spelled = [tree.name_of(p) for p in found.paths]
-        order = np.array(sorted(range(len(spelled)), key=spelled.__getitem__), dtype=np.int64)
+        order = order_of_names(spelled)
         names += [f"{path}/{spelled[i]}" for i in order]
-        source: Source
-        if found.entries is None:
-            files = [found.paths[i] for i in order]
-            source = tree.FilesSource(path.absolute(), files, within)
-        else:
-            source = archives.ArchiveSource(found.entries.take(order))
-        parts.append((source, len(order)))
-    return NamedImages(tuple(names), _joined(parts), tuple(left_out), holds)
+        parts.append((found.source(path, order, within), len(order)))
+    return NamedImages(tuple(names), joined_source(parts), tuple(left_out), holds)
 
 
 def find_texts(paths: Sequence[Path]) -> NamedImages:
@@ -116,46 +117,38 @@ def find_texts(paths: Sequence[Path]) -> NamedImages:
             found = [f"{path}/{name}" for name in found]
         names += found
         parts.append((source, len(found)))
-    return NamedImages(tuple(names), _joined(parts), holds=TEXTS)
+    return NamedImages(tuple(names), joined_source(parts), holds=TEXTS)
 
 
 def _left_out(path: Path, found: tree.Tree) -> list[str]:
-    """A sentence on the files of a folder or archive that are not read; none where all of them are hidden."""
+    """A sentence on the skipped files of a folder or archive; none if all of them are hidden."""
     if not set(found.ignored) - {tree.HIDDEN}:
         return []
     few = [tree.name_of(name) for name in heapq.nsmallest(FEW, found.others)]
     if len(found.others) > FEW:
         few.append("...")
-    named = ""
+    # The names are put behind the most frequent reason other than hidden.
+    names = ""
     if few:
-        named = f" ({', '.join(few)})"
-    reasons = sorted(found.ignored.items(), key=lambda item: -item[1])
-    # The names stand behind the first reason that has some.
-    first = next((why for why, _ in reasons if why != tree.HIDDEN), "")
-    sentences = []
-    for why, count in reasons:
-        sentence = f"{count:,} {why}{to_convert(why)}"
-        if why == first:
-            sentence += named
-        sentences.append(sentence)
-    total = sum(found.ignored.values())
+        names = f" ({', '.join(few)})"
+    clauses = []
+    for why, count in found.ignored.most_common():
+        clause = f"{count:,} {why}{to_convert(why)}"
+        if why != tree.HIDDEN:
+            clause += names
+            names = ""
+        clauses.append(clause)
+    total = found.ignored.total()
+    files = counted(total, "file")
     verb = "are"
     if total == 1:
         verb = "is"
-    return [f"{path}: {counted(total, 'file')} {verb} left out: {', '.join(sentences)}."]
-
-
-def _joined(parts: Sequence[tuple[Source, int]]) -> Source:
-    """Sources, each with the number of its rows, one after another."""
-    counts = [count for _, count in parts]
-    # For each row of all sources: the number of its source, and its row there.
-    which = np.repeat(np.arange(len(parts)), counts)
-    row = np.arange(sum(counts)) - np.repeat(np.cumsum([0, *counts[:-1]]), counts)
-    return JoinedSource([source for source, _ in parts], which, row)
+    listed = ", ".join(clauses)
+    return [f"{path}: {files} {verb} left out: {listed}."]
 
 
 def texts_in_memory(given: str | Sequence[str]) -> NamedImages:
-    """A text, or several; their names are their numbers. Raises UsageError for none, and for what is no text."""
+    """A text, or several; their names are their numbers. Raises UsageError for anything else, and for no text."""
     if isinstance(given, str):
         given = (given,)
     several = tuple(given)
@@ -165,7 +158,12 @@ def texts_in_memory(given: str | Sequence[str]) -> NamedImages:
             "Give a text, or a list of at least one text.",
         )
     encoded = tuple(text.encode("utf-8", "surrogatepass") for text in several)
-    return NamedImages(tuple(map(str, range(len(several)))), _InMemory(encoded), holds=TEXTS)
+    return NamedImages(_numbers(encoded), _InMemory(encoded), holds=TEXTS)
+
+
+def _numbers(items: Sequence[Any]) -> tuple[str, ...]:
+    """The number of each item, as its name."""
+    return tuple(map(str, range(len(items))))
 
 
 @dataclass(frozen=True)
@@ -187,25 +185,24 @@ def images_in_memory(images: Sequence[Any]) -> NamedImages:
 
     A Pillow image is read as its file would be: upright, transparency on white. Raises UsageError for anything else.
     """
-    made = [_checked(image, number) for number, image in enumerate(images)]
+    made = tuple(_checked(image, number) for number, image in enumerate(images))
     if not made:
         raise UsageError("No image was given.", "Give at least one image.")
-    return NamedImages(tuple(map(str, range(len(made)))), _InMemory(tuple(made)))
+    return NamedImages(_numbers(made), _InMemory(made))
 
 
 def _checked(image: Any, number: int) -> NDArray[np.uint8] | Image.Image:
+    """A Pillow image, or pixels as an array. Raises UsageError for anything else."""
     if isinstance(image, Image.Image):
         return image
     found = np.asarray(image)
-    if (
-        found.dtype != np.uint8
-        or found.ndim not in (2, 3)
-        or (found.ndim == 3 and found.shape[2] != 3)
-    ):
+    is_gray = found.ndim == 2
+    is_rgb = found.ndim == 3 and found.shape[2] == 3
+    if found.dtype != np.uint8 or not (is_gray or is_rgb):
+        what = type(image).__name__
         if found.ndim:
-            what = f"{found.dtype} {list(found.shape)}"
-        else:
-            what = type(image).__name__
+            shape = list(found.shape)
+            what = f"{found.dtype} {shape}"
         raise UsageError(
             f"Image {number} is {what}, expected uint8 [H, W] or [H, W, 3].",
             "(255 * image).astype('uint8')   of an image in [0, 1].",
@@ -216,16 +213,15 @@ def _checked(image: Any, number: int) -> NDArray[np.uint8] | Image.Image:
 def locate_recipe(
     recipe: Recipe, home: Home, given: Mapping[str, Path] | None = None
 ) -> PlannedArray:
-    """The backbone of a recipe with the very weights that the recipe names.
+    """The backbone of a recipe, with the weights whose digest the recipe contains.
 
-    Raises MachineError, when the weights are not here or are other ones; as ``lookup_recorded``. ``given`` are files by
-    backbone, that of ``--weights``.
+    ``given`` are the files of ``--weights`` by backbone. Raises MachineError if the weights are missing or differ;
+    other errors as ``lookup_recorded``.
     """
-    backbone = registry.lookup_recorded(
-        recipe, home=home.root, file=(given or {}).get(recipe.backbone)
-    )
+    files = given or {}
+    backbone = registry.lookup_recorded(recipe, home=home.root, file=files.get(recipe.backbone))
     weights = registry.locate(
-        backbone, given=given or {}, home=home.root, memory=memory_of(home), offline=home.offline
+        backbone, given=files, home=home.root, memory=memory_of(home), offline=home.offline
     )
     if weights.path is None and weights.download is not None:
         raise MachineError(
@@ -258,19 +254,21 @@ def embedded(
     Args:
         images: to be read.
         planned: backbones, weights and recipes.
-        computed: device, dtype and batch of the features that each should be comparable with, or {}.
-        config: how they are computed where it says more than ``computed``.
-        home: where the store lies meanwhile.
+        computed: device, dtype and batch of the features with which those of each backbone are compared, or {}.
+        config: options that take precedence over ``computed``.
+        home: holds the temporary store.
         options: of the extraction.
     """
     N = len(images.names)
-    one_view = [replace(p, recipe=p.recipe.plain()) for p in planned]
+    one_view = [replace(item, recipe=item.recipe.plain()) for item in planned]
+    # The uid of an image is its number, big-endian; it keys no view, because only view 0 is computed.
     uid = np.zeros((N, 16), np.uint8)
-    # The uid of an image is its number, big-endian; it keys no view, as only view 0 is computed.
     uid[:, :8] = np.arange(N, dtype=">u8").view(np.uint8).reshape(N, 8)
-    numbers = tuple(f"{row:012d}" for row in range(N))  # sorted as the images were named
+    numbers = tuple(
+        f"{row:012d}" for row in range(N)
+    )  # in the order in which the images were named
     unlabelled = np.full(N, -1, np.int32)
-    whole = np.zeros(N, np.uint8)
+    train = np.zeros(N, np.uint8)
     data = Dataset(
         spec="images",
         slug="images",
@@ -279,37 +277,29 @@ def embedded(
         names=numbers,
         label=unlabelled,
         domain=np.zeros(N, np.int16),
-        split=whole,
+        split=train,
         uid=uid,
         template=None,
         reading="",
         source=images.source,
         holds=images.holds,
     )
-    samples = Samples(
-        uid=uid,
-        name=numbers,
-        label=unlabelled,
-        domain=data.domain,
-        split=whole,
-        ok=np.ones(N, np.uint8),
-        classes=(),
-        domains=(ONE_DOMAIN,),
-    )
+    samples = samples_of(data, np.ones(N, np.uint8))
     place = make_private(home.root / SCRATCH)
     folder = Path(tempfile.mkdtemp(prefix=f".predict.{os.getpid()}-", suffix=".partial", dir=place))
     try:
         device = resolve_device(config.device)
         options.observer.note(f"Device {device.kind} ({device.name}): {device.why}.")
-        if note := note_of_other_devices(device, computed):
+        note = note_of_other_devices(device, computed)
+        if note is not None:
             options.observer.note(note)
-        store = Store.create(
-            folder / "images.zarr", samples, dataset={"slug": "images", "digest": data.digest}
-        )
-        alike: dict[ComputeSettings, list[PlannedArray]] = {}
+        dataset = {"slug": "images", "digest": data.digest}
+        store = Store.create(folder / "images.zarr", samples, dataset=dataset)
+        items_of: dict[ComputeSettings, list[PlannedArray]] = {}
         for item, known in zip(one_view, computed, strict=True):
-            alike.setdefault(resolve_compute_as(config, known, [item.backbone])[1], []).append(item)
-        for settings, items in alike.items():
+            _, settings = resolve_compute_as(config, known, [item.backbone])
+            items_of.setdefault(settings, []).append(item)
+        for settings, items in items_of.items():
             jobs = jobs_of(items, data, device, settings)
             extract_arrays(store, data, jobs, settings, options, earlier=None, text={})
         yield Store.open(store.path)

@@ -1,4 +1,4 @@
-"""``extract``: images, texts or rows and backbones to a store, and nothing at all when the store has everything."""
+"""``extract``: computes the features of a dataset with backbones, and stores them; stored features are kept."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,9 @@ from fedcache.errors import (
 from fedcache.extract import backbones as registry
 from fedcache.extract.augment import parse_policy
 from fedcache.extract.compute_features import ExtractionOptions, check_chunk_rows, extract_arrays
-from fedcache.extract.datasets import holds_of, in_memory, open_dataset, parts_of, peek
+from fedcache.extract.datasets import holds_of, in_memory, parts_of, peek
 from fedcache.extract.datasets.columns import with_keys
-from fedcache.extract.datasets.dataset import Context, Dataset, trained_and_tested
+from fedcache.extract.datasets.dataset import Context, Dataset, samples_of, trained_and_tested
 from fedcache.extract.datasets.kinds import CONTENT
 from fedcache.extract.device import cores
 from fedcache.extract.how import jobs_of, resolve_compute
@@ -37,10 +38,11 @@ from fedcache.extract.planning.find_store import (
     dataset_of_store,
     ingested_path,
     keep_groups,
+    open_with_progress,
     pinned_store,
+    refuse_several_datasets,
     remember_groups,
     resolve_path,
-    several_datasets,
     slug_in,
     store_of_dataset,
 )
@@ -77,7 +79,7 @@ from fedcache.store.join import chunks_are_whole, rows_of_part
 from fedcache.store.journal import journals
 from fedcache.store.manifest import PART, VANISHED, StorePart, part_of
 from fedcache.store.samples import INGESTED
-from fedcache.store.store import Samples, Store, finished_arrays
+from fedcache.store.store import Store, finished_arrays
 from fedcache.tables.roles import need_labels
 from fedcache.tables.words import some_names
 
@@ -89,7 +91,7 @@ class Extraction:
     Attributes:
         path: the store.
         dataset: spec, slug and digest.
-        arrays: per array {key, backbone, recipe, shape, state before, kept chunks, forward batches}.
+        arrays: per array {key, backbone, recipe, shape, earlier state, kept chunks, forward batches}.
         images: of the dataset; rows of images that have vanished are not counted.
         ok: rows whose image was readable.
         bad: {row, name, reason} of every unreadable image of the store, found in this run or before.
@@ -98,15 +100,15 @@ class Extraction:
         rate: images per second.
         busy: share of the cores' time spent in decoding and the models.
         skipped: backbones left out by ``skip_missing``.
-        text: per backbone with text {backbone, templates, state}: computed | made current | current, and in a plan
-            to compute | complete.
-        growth: where the dataset had changed: images ``new`` and ``vanished``, ``reused_chunks`` and
+        text: per backbone with text {backbone, templates, state}. The state is computed, made current or current; in a
+            plan it is to compute or complete.
+        growth: if the dataset had changed: images ``new`` and ``vanished``, ``reused_chunks`` and
             ``forward_passes`` (images, summed over arrays) of this run, or of the plan.
         vanished: rows kept for images that are no longer in the dataset.
         holds: what the dataset holds: images, texts or rows.
         cut: how many texts of this run each backbone reads only in part; empty if no text was cut.
-        part: ``part 1 of 4`` where one part was computed; ``path`` is then its folder, and images, ok and bad are
-            of its rows. None for all of a dataset.
+        part: ``part 1 of 4`` if one part was computed; ``path`` is then its folder, and images, ok and bad count its
+            rows alone. None for all of a dataset.
     """
 
     path: Path
@@ -138,8 +140,10 @@ class Extraction:
         return {**self.__dict__, "path": str(self.path)}
 
     def __repr__(self) -> str:
-        names = ", ".join(a["key"] for a in self.arrays)
-        return f"Extraction({self.dataset['slug']}: {self.ok:,} of {self.images:,} {self.holds}, {names}, {self.path})"
+        slug = self.dataset["slug"]
+        rows = f"{self.ok:,} of {self.images:,} {self.holds}"
+        keys = ", ".join(array["key"] for array in self.arrays)
+        return f"Extraction({slug}: {rows}, {keys}, {self.path})"
 
 
 def summarise(
@@ -148,7 +152,7 @@ def summarise(
     states: Mapping[str, str],
     stats: ExtractionStats | None,
 ) -> Extraction:
-    """The figures of an extraction, from the store and what was computed."""
+    """The figures of an extraction, from the store and the counts of this run; ``stats`` is None where none ran."""
     arrays = []
     held = finished_arrays(store)
     for item in planned:
@@ -159,22 +163,22 @@ def summarise(
         if stats is not None:
             kept = stats.kept_chunks.get(key, 0)
             computed = stats.forward_batches[key]
-        arrays.append(
-            {
-                **describe_array(item, info.shape, info.dtype, states[key]),
-                "kept_chunks": kept,
-                "chunks": len(info.chunks),
-                "forward_batches": computed,
-            }
-        )
-    out = Extraction(store.path, {k: str(store.dataset[k]) for k in ("slug", "digest")}, arrays)
-    out.holds = planned[0].backbone.reads if planned else IMAGES
+        array = describe_array(item, info.shape, info.dtype, states[key])
+        array["kept_chunks"] = kept
+        array["chunks"] = len(info.chunks)
+        array["forward_batches"] = computed
+        arrays.append(array)
+    dataset = {name: str(store.dataset[name]) for name in ("slug", "digest")}
+    out = Extraction(store.path, dataset, arrays)
+    if planned:
+        out.holds = planned[0].backbone.reads
     listed = store.quarantined()
     out.bad = [entry for entry in listed if entry["reason"] != VANISHED]
     out.vanished = len(listed) - len(out.bad)
     out.images = store.rows - out.vanished
     out.ok = store.rows_ok
-    if (part := part_of(store.dataset)) is not None:
+    part = part_of(store.dataset)
+    if part is not None:
         out.part = str(part)
         out.images, out.bad = rows_of_part(store)
         out.ok = out.images - len(out.bad)
@@ -195,7 +199,7 @@ FULL_DISK_MARGIN = 64 << 20
 def check_disk(
     path: Path, data: Dataset, planned: Sequence[PlannedArray], part: StorePart | None
 ) -> None:
-    """Refuse before any work what the disk cannot hold of the arrays, or of a part of them."""
+    """Raise MachineError, before any work, if the disk cannot hold the arrays, or a part of them."""
     parent = next(folder for folder in (path, *path.parents) if folder.exists())
     free = shutil.disk_usage(parent).free
     need = sum(array_bytes(len(data.names), p) for p in planned)
@@ -210,10 +214,12 @@ def check_disk(
 
 
 def describe_growth(growth: Mapping[str, int], holds: str = IMAGES) -> str:
-    """Numbers of rows that are new, gone, taken over and to compute, in one clause."""
+    """The numbers of ``Extraction.growth`` in one clause."""
+    new = counted(growth["new"], one_of(holds))
+    vanished = growth["vanished"]
     chunks = counted(growth["reused_chunks"], "chunk")
     passes = counted(growth["forward_passes"], "forward pass")
-    return f"{counted(growth['new'], one_of(holds))} new, {growth['vanished']:,} vanished, {chunks} reused, {passes}"
+    return f"{new} new, {vanished:,} vanished, {chunks} reused, {passes}"
 
 
 def estimate(
@@ -228,50 +234,52 @@ def estimate(
     fresh: bool,
 ) -> Extraction:
     """``--dry-run``: what would be computed, its bytes, and the time by timing a few batches here."""
-    try:
-        store: Store | None = Store.open(path)
-    except StoreError:
-        store = None
-    jobs = jobs_of(planned, data, *resolve_compute(config, [p.backbone for p in planned]))
+    store = None
+    with suppress(StoreError):
+        store = Store.open(path)
+    device, settings = resolve_compute(config, [item.backbone for item in planned])
+    jobs = jobs_of(planned, data, device, settings)
     earlier = plan_incremental(
         path, data, jobs, home, chunk_rows=config.chunk_rows, fresh=fresh, observer=observer
     )
     present = len(data.names)
     if earlier is not None:
         data = earlier.data
-    todo = [p for p in planned if store is None or p.recipe.key not in store.arrays]
+    rows_of_store = len(data.names)
+    todo = []
     arrays = []
-    for p in planned:
-        shape = (len(data.names), p.recipe.views, p.backbone.width)
+    for item in planned:
         state = "complete"
-        if p in todo:
+        if store is None or item.recipe.key not in store.arrays:
             state = "to compute"
-        size = array_bytes(len(data.names), p)
-        arrays.append({**describe_array(p, shape, p.recipe.dtype, state), "bytes": size})
-    out = Extraction(
-        path, {"slug": data.slug, "digest": data.digest}, arrays, images=present, skipped=skipped
-    )
-    out.holds = data.holds
+            todo.append(item)
+        shape = (rows_of_store, item.recipe.views, item.backbone.width)
+        array = describe_array(item, shape, item.recipe.dtype, state)
+        array["bytes"] = array_bytes(rows_of_store, item)
+        arrays.append(array)
+    dataset = {"slug": data.slug, "digest": data.digest}
+    out = Extraction(path, dataset, arrays, images=present, skipped=skipped, holds=data.holds)
     if store is not None and not todo:
         out.ok = store.rows_ok
     images = len(todo) * present
     if earlier is not None and earlier.parent is not None:
-        out.growth = earlier.expected(p.recipe.key for p in todo)
+        out.growth = earlier.expected(item.recipe.key for item in todo)
         out.vanished = len(earlier.data.vanished)
         images = out.growth["forward_passes"]
-        observer.note(
-            f"Would grow from {earlier.parent.path.name}: {describe_growth(out.growth, data.holds)}."
-        )
+        growth = describe_growth(out.growth, data.holds)
+        observer.note(f"Would grow from {earlier.parent.path.name}: {growth}.")
     wanted = wanted_text(store, planned, data.classes, data.template, config, keep=False)
     lacking = missing_text(store, planned, wanted)
-    for p in planned:
-        if p.recipe.key in wanted:
+    for item in planned:
+        key = item.recipe.key
+        if key in wanted:
             state = "complete"
-            if p.recipe.key in lacking:
+            if key in lacking:
                 state = "to compute"
-            templates = list(wanted[p.recipe.key])
-            out.text.append({"backbone": p.backbone.name, "templates": templates, "state": state})
-    ready = all(p.weights.path is not None or not p.backbone.files for p in todo)
+            out.text.append(
+                {"backbone": item.backbone.name, "templates": list(wanted[key]), "state": state}
+            )
+    ready = all(item.weights.path is not None or not item.backbone.files for item in todo)
     if ready and images:
         rows = math.ceil(images / len(todo))
         out.seconds = expected_seconds(data, todo, config, rows)
@@ -284,7 +292,7 @@ def estimate(
 
 
 COLUMNS = ("images_key", "label_key", "split_key", "domain_key", "group_key", "no_label")
-"""Fields of the configuration that say what columns of the dataset mean."""
+"""Fields of the configuration that give columns of the dataset a meaning."""
 
 
 def extract(
@@ -302,17 +310,17 @@ def extract(
     engine: ExtractionEngine | None = None,
     images: Any = None,
 ) -> Extraction:
-    """Run every backbone of ``config`` over its dataset, resuming whatever a store already has.
+    """Run every backbone of ``config`` over its dataset, and resume an extraction that a store holds in part.
 
     A finished extraction is recognised from the manifest alone: no image is read, no model is loaded and torch is not
-    imported. Of a dataset that has changed, what is new is computed (``planning.incremental``) unless ``fresh``. The
-    prompt templates requested (``config.text``, else the default) become the current ones, which training reads; with
-    ``keep_text`` a default leaves a backbone's current text as it is. What is computed is computed on ``engine``, to
-    the same bytes. ``images`` are a dataset that the program holds (``datasets.in_memory``), in place of one that the
-    configuration names. Where it names a part (``config.part``), that part alone is computed, in a folder next to the
-    place of the store, and ``planning.parts.join`` assembles all parts. A part never grows from an earlier store.
-    Raises UsageError, StoreError (locked, other dataset), CorruptionError (too many bad images), MachineError
-    (weights, device, disk), StoppedError (after a stop).
+    imported. If the dataset has changed, only its new images are computed (``planning.incremental``) unless ``fresh``.
+    The prompt templates requested (``config.text``, else the default) become the current ones, which training reads;
+    with ``keep_text`` a default leaves a backbone's current text as it is. ``engine`` computes features in other
+    processes or on other machines, with the same bytes. ``images`` are a dataset that the program holds
+    (``datasets.in_memory``), in place of one that the configuration names. With ``config.part``, that part alone is
+    computed, in a folder next to the place of the store, and ``planning.parts.join`` assembles all parts. A part never
+    grows from an earlier store. Raises UsageError, StoreError (locked, other dataset), CorruptionError (too many bad
+    images), MachineError (weights, device, disk), StoppedError (after a stop).
     """
     observer = observer or Silent()
     part = None
@@ -323,23 +331,22 @@ def extract(
         engine.check_extraction(config.workers)
     planned, skipped = plan_of(config, home, observer, images, rehash=rehash)
     device = config.device
-    config = where_it_can_run(
-        planning.bare_config(planning.known_config(config, home)), planned, engine, observer
-    )
+    config = planning.bare_config(planning.known_config(config, home))
+    config = where_it_can_run(config, planned, engine, observer)
     if not dry_run:
         planned = [pull_if_needed(p, config, home, observer) for p in planned]
     held = None
     if images is not None:
         with progress_of(observer, "reading", "images") as progress:
-            held, config = images_of_the_program(
-                images, config, Context(planning.memory_of(home), progress=progress)
-            )
+            context = Context(planning.memory_of(home), progress=progress)
+            held, config = images_of_the_program(images, config, context)
     if held is None:
         spec, config = spec_of(config, home, observer)
-        planning.check_reads(planned, spec, holds_of(spec))
+        holds = holds_of(spec)
     else:
         spec = held.spec
-        planning.check_reads(planned, spec, held.holds)
+        holds = held.holds
+    planning.check_reads(planned, spec, holds)
     if store is not None:
         store = resolve_path(home, store)
     where = planning.context_of(config, home, rehash=rehash)
@@ -348,28 +355,24 @@ def extract(
         known = (held.slug, held.digest)
     elif not rehash:
         known = peek(spec, where)
-    if known is not None and config.name is not None:
-        store = store or named_place(home, config.name, known[1])
+    # An extraction that is finished already: a whole store first, then the part that was requested.
     if known is not None:
-        path = store or place_of_content(home, *known)
-        done = finished(path, known[1], planned, config, keep_text=keep_text, dry_run=dry_run)
+        slug, digest = known
+        if config.name is not None:
+            store = store or named_place(home, config.name, digest)
+        path = store or place_of_content(home, slug, digest)
+        done = finished(path, digest, planned, config, keep_text=keep_text, dry_run=dry_run)
         if part is not None:
             place = place_of_part(part, path)
             if done is not None:
                 observer.note(f"{path.name} has the whole dataset, so {part} is not needed.")
             elif not fresh:
-                done = finished(
-                    place,
-                    known[1],
-                    planned,
-                    config,
-                    part,
-                    keep_text=keep_text,
-                    dry_run=dry_run,
+                done_part = finished(
+                    place, digest, planned, config, part, keep_text=keep_text, dry_run=dry_run
                 )
-                if done is not None:
-                    done.skipped = skipped
-                    return done
+                if done_part is not None:
+                    done_part.skipped = skipped
+                    return done_part
         if done is not None:
             if not dry_run:
                 bring_groups(path, spec, where, observer, held)
@@ -417,7 +420,7 @@ def extract(
 
 
 def labels_to_name(spec: str, may_be_labels: Mapping[str, int]) -> FedcacheError:
-    """The error of a dataset without labels that has columns which may be them, with the spec that names one."""
+    """The error for a dataset without labels that has columns which may hold them; the hint has a spec with labels."""
     parts = parts_of(spec)
     if parts is None:
         likely = next(iter(may_be_labels))
@@ -425,37 +428,43 @@ def labels_to_name(spec: str, may_be_labels: Mapping[str, int]) -> FedcacheError
         if spec.partition(":")[0] in CONTENT:
             named = with_keys(spec, {"--label-key": likely})
         return need_labels(spec, may_be_labels, named)
+    # Columns of several datasets are written NAME/COLUMN; the first column of each is chosen.
     chosen: dict[str, str] = {}
     for place in may_be_labels:
         name, _, column = place.partition("/")
         chosen.setdefault(name, column)
-    named = ",".join(
-        f"{name}={with_keys(one, {'--label-key': chosen.get(name)})}" for name, one in parts.items()
-    )
+    labelled = []
+    for name, one in parts.items():
+        with_label = with_keys(one, {"--label-key": chosen.get(name)})
+        labelled.append(f"{name}={with_label}")
     error = need_labels(spec, may_be_labels)
+    joined = shell_word(",".join(labelled))
     return UsageError(
         error.message,
-        f"Give the label columns in the dataset specification: --dataset {shell_word(named)}",
+        f"Give the label columns in the dataset specification: --dataset {joined}",
     )
 
 
 def plan_of(
     config: ExtractConfig, home: Home, observer: Observer, images: Any, *, rehash: bool
 ) -> tuple[list[PlannedArray], list[str]]:
-    """As ``planning.plan``; where no backbone is named, a dataset that is not known is named in the same message."""
+    """As ``planning.plan``; if no backbone is given and the dataset is unknown too, one message says both."""
 
     def made() -> tuple[list[PlannedArray], list[str]]:
         return planning.plan(config, home, observer, rehash=rehash)
 
+    def kind_of_dataset() -> str:
+        spec, _ = spec_of(config, home, observer)
+        return holds_of(spec)
+
     if not config.backbones and images is None:
-        all_at_once([lambda: holds_of(spec_of(config, home, observer)[0]), made])
+        all_at_once([kind_of_dataset, made])
     return made()
 
 
 def read_dataset(spec: str, where: Context, observer: Observer) -> Dataset:
     """The dataset of a spec; reports progress of its digests, and links that were left out."""
-    with progress_of(observer, "reading", holds_of(spec)) as progress:
-        data = open_dataset(spec, replace(where, progress=progress))
+    data = open_with_progress(spec, where, observer)
     if data.links_left_out:
         observer.warn(
             f"{counted(data.links_left_out, 'link')} to files outside the dataset's folder left out (to "
@@ -465,34 +474,34 @@ def read_dataset(spec: str, where: Context, observer: Observer) -> Dataset:
 
 
 def say_dataset(data: Dataset, spec: str, augment: str | None, observer: Observer) -> None:
-    """How a dataset was read, that its views are not flipped, and that test rows are training rows, where some are."""
+    """Report how a dataset was read, whether flips are left out, and how many test rows equal training rows."""
     observer.note(f"{spec}: {data.reading}")
-    if (
-        not data.mirror
-        and augment is not None
-        and any(step.name == "flip" for step in parse_policy(augment))
-    ):
-        observer.note(
-            "Views are not flipped, because a mirrored image of this dataset may belong to another class."
-        )
-    if both := trained_and_tested(data):
+    if not data.mirror and augment is not None:
+        steps = [step.name for step in parse_policy(augment)]
+        if "flip" in steps:
+            observer.note(
+                "Views are not flipped, because a mirrored image of this dataset may belong to another class."
+            )
+    both = trained_and_tested(data)
+    if both:
+        rows = counted(both, "test row")
         verb = "hold"
         if both == 1:
             verb = "holds"
-        observer.warn(
-            f"{counted(both, 'test row')} {verb} the content of a training row, byte for byte."
-        )
+        observer.warn(f"{rows} {verb} the content of a training row, byte for byte.")
 
 
 def spec_of(config: ExtractConfig, home: Home, observer: Observer) -> tuple[str, ExtractConfig]:
-    """The dataset that is meant, with the columns that options name: from here on the spec says them."""
+    """The spec of the dataset, and the configuration without the options for columns, which the spec contains now."""
     config = replace(config, dataset=config.dataset or default_dataset(home, observer))
     config = of_named_store(config, home)
     spec = str(config.dataset)
     if ingested_path(home, spec) is not None and ":" not in spec:
         spec = f"{INGESTED}:{spec}"
-    options = {f"--{name.replace('_', '-')}": getattr(config, name) for name in COLUMNS}
-    options["--unlabelled"] = None
+    options = {}
+    for name in COLUMNS:
+        option = "--" + name.replace("_", "-")
+        options[option] = getattr(config, name)
     if config.unlabelled:
         options["--unlabelled"] = "yes"
     if any(options.values()):
@@ -502,7 +511,7 @@ def spec_of(config: ExtractConfig, home: Home, observer: Observer) -> tuple[str,
 
 
 def of_named_store(config: ExtractConfig, home: Home) -> ExtractConfig:
-    """The configuration with the dataset of the store that it names, and the options that this was read with."""
+    """The configuration, with the dataset of the store that it names and the options with which that was read."""
     path = store_of_dataset(home, str(config.dataset))
     if path is None:
         return config
@@ -514,9 +523,9 @@ def of_named_store(config: ExtractConfig, home: Home) -> ExtractConfig:
 
 
 def named_place(home: Home, name: str, digest: str) -> Path:
-    """The place of the store of a dataset that is named, ``mine-1a2b3c4d.zarr``.
+    """The path of the store of a dataset with a name given by the user, ``mine-1a2b3c4d.zarr``.
 
-    Raises UsageError where the name is that of embeddings, or a store has the same content under another name.
+    Raises UsageError if embeddings have this name, or a store has the same content under another name.
     """
     slug = usable_name(name)
     if slug in ingested_stores(home):
@@ -535,9 +544,9 @@ def named_place(home: Home, name: str, digest: str) -> Path:
 def images_of_the_program(
     images: Any, config: ExtractConfig, context: Context
 ) -> tuple[Dataset, ExtractConfig]:
-    """The dataset of images that the program holds, and the configuration without workers where none was requested.
+    """The dataset of images that the program holds, and the configuration with 0 workers unless some were requested.
 
-    Raises UsageError for options that such images do not have, and for workers that cannot be sent them.
+    Raises UsageError for options that apply to files alone, and for workers if the images cannot be sent to them.
     """
     for name in ("layout", *COLUMNS):
         if getattr(config, name) is not None:
@@ -545,11 +554,13 @@ def images_of_the_program(
                 f"{name} applies to reading files, but the images are given in memory.",
                 f"Leave {name} out.",
             )
-    if config.workers and (why := in_memory.can_travel(images)):
-        raise UsageError(
-            f"The images cannot be sent to {config.workers} workers: {why}.",
-            "Use workers=0 to read them in this process.",
-        )
+    if config.workers:
+        why = in_memory.can_travel(images)
+        if why is not None:
+            raise UsageError(
+                f"The images cannot be sent to {config.workers} workers: {why}.",
+                "Use workers=0 to read them in this process.",
+            )
     data = in_memory.load(images, context)
     if config.limit is not None:
         data = data.part(config.limit)
@@ -557,7 +568,7 @@ def images_of_the_program(
 
 
 def place_of_data(home: Home, data: Dataset, observer: Observer) -> Path:
-    """Where the store of a dataset lies; the observer reports a store with the name of an earlier folder."""
+    """The path of the store of a dataset; the observer reports a store with an earlier name of the dataset."""
     path = place_of_content(home, data.slug, data.digest)
     if path != home.store(data.slug, data.digest):
         observer.note(
@@ -572,11 +583,11 @@ def pull_if_needed(
     """Download weights that the backbone's own library publishes; size and source are printed first."""
     if planned.weights.path is not None or planned.weights.download is None:
         return planned
-    observer.note(f"{planned.backbone.name}: downloading {planned.weights.download}")
-    weights = registry.pull(planned.backbone, home=home.root, memory=planning.memory_of(home))
-    return replace(
-        planned, weights=weights, recipe=planning.recipe_of(planned.backbone, weights, config)
-    )
+    backbone = planned.backbone
+    observer.note(f"{backbone.name}: downloading {planned.weights.download}")
+    weights = registry.pull(backbone, home=home.root, memory=planning.memory_of(home))
+    recipe = planning.recipe_of(backbone, weights, config)
+    return PlannedArray(backbone, weights, recipe)
 
 
 def where_it_can_run(
@@ -585,57 +596,56 @@ def where_it_can_run(
     engine: ExtractionEngine | None,
     observer: Observer,
 ) -> ExtractConfig:
-    """The configuration with the CPU in place of ``auto``, where a backbone's library computes nowhere else.
+    """The configuration, with the CPU as its device if a backbone's library computes nowhere else.
 
-    Raises UsageError where another device or dtype was requested, or an engine for a module in this process's memory.
+    Raises UsageError if another device or dtype was requested, or an engine for a module in this process's memory.
     """
-    here = [p.backbone.name for p in planned if p.backbone.here_only]
+    here = ", ".join(item.backbone.name for item in planned if item.backbone.here_only)
     if engine is not None and here:
         raise UsageError(
-            f"{', '.join(here)} is only in the memory of this process, so workers of an engine cannot "
-            "load it.",
+            f"{here} is only in the memory of this process, so workers of an engine cannot load it.",
             "Leave out the engine, or write a factory:  module:PACKAGE.MODULE:FACTORY",
         )
-    names = [p.backbone.name for p in planned if p.backbone.cpu_only]
+    names = ", ".join(item.backbone.name for item in planned if item.backbone.cpu_only)
     if not names:
         return config
     if config.device.startswith("cuda") or config.dtype not in ("auto", "float32"):
         raise UsageError(
-            f"{', '.join(names)} is computed on the CPU in float32, but {config.device} and "
-            f"{config.dtype} were requested.",
+            f"{names} is computed on the CPU in float32, but {config.device} and {config.dtype} were requested.",
             "--device cpu --dtype float32; extract other backbones in a separate command.",
         )
     if config.device == "auto":
-        observer.note(
-            f"Device cpu, because the library of {', '.join(names)} supports only the CPU."
-        )
+        observer.note(f"Device cpu, because the library of {names} supports only the CPU.")
     return replace(config, device="cpu")
 
 
 def default_dataset(home: Home, observer: Observer) -> str:
-    """The dataset last extracted, else ``digits``.
+    """The dataset that fedcache.toml of this folder names, else the one extracted last, else ``digits``.
 
-    Raises CorruptionError for a damaged note of it, UsageError where it is missing and something was extracted before.
+    Raises StoreError if the home has stores of several datasets, CorruptionError for a damaged note of the last
+    extraction, and UsageError if there is no such note although a store exists.
     """
-    if (pinned := pinned_store()) is not None:
+    pinned = pinned_store()
+    if pinned is not None:
         spec = pinned.get("dataset") or slug_in(Path(pinned["store"]))
         observer.note(f"Dataset {spec}: the one that {FILE_NAME} of this folder names.")
         return spec
-    if (unclear := several_datasets(home)) is not None:
-        raise unclear
+    refuse_several_datasets(home)
     last = recall_last(home)
-    if last is None and (stores := finished_stores(home)):
-        named = some_names([store.path.name for store in stores], 5)
-        raise UsageError(
-            "No dataset was given, and fedcache does not know which one was extracted last; "
-            f"{home.stores} contains {named}.",
-            "Give one, for example:  fedcache extract --dataset digits",
-        )
-    spec = "digits"
-    why = "the offline dataset, because there is no store yet"
     if last is not None:
-        spec = last[1]
+        _, spec = last
         why = "the dataset extracted last"
+    else:
+        stores = finished_stores(home)
+        if stores:
+            named = some_names([store.path.name for store in stores], 5)
+            raise UsageError(
+                "No dataset was given, and fedcache does not know which one was extracted last; "
+                f"{home.stores} contains {named}.",
+                "Give one, for example:  fedcache extract --dataset digits",
+            )
+        spec = "digits"
+        why = "the offline dataset, because there is no store yet"
     observer.note(f"Dataset: {spec} ({why}; change with --dataset).")
     return spec
 
@@ -643,9 +653,9 @@ def default_dataset(home: Home, observer: Observer) -> str:
 def remember_orders(
     home: Home, data: Dataset, planned: Sequence[PlannedArray], config: ExtractConfig
 ) -> None:
-    """Note how each array was ordered, so that ``train`` can continue with an unfinished one.
+    """Remember the options with which each array was requested, so that ``train`` can complete an unfinished one.
 
-    In the home and not in the store, which says nothing of places.
+    They are stored in the home, because a store contains no paths.
     """
     memory = planning.memory_of(home)
     for item in planned:
@@ -655,12 +665,15 @@ def remember_orders(
         for key, value in config.recipe.items():
             if key.rpartition(":")[0] in ("", name):
                 recipe[key] = value
+        weights = {}
+        if name in config.weights:
+            weights[name] = config.weights[name]
         order = replace(
             config,
             dataset=data.spec,
             backbones=(name,),
             recipe=recipe,
-            weights={key: path for key, path in config.weights.items() if key == name},
+            weights=weights,
             skip_missing=False,
         )
         key_of_order = ["order", data.digest, item.recipe.digest]
@@ -677,9 +690,9 @@ def finished(
     keep_text: bool,
     dry_run: bool,
 ) -> Extraction | None:
-    """The extraction that was requested, when a store, or the part of one, at ``path`` already holds all of it.
+    """The requested extraction, if the store or the part of a store at ``path`` already holds all of it; else None.
 
-    No command reads a part before it is joined, so its chunk files are verified.
+    Chunk files of a part are verified, because no command reads them before parts are joined.
     """
     try:
         store = Store.open(path, part=part is not None)
@@ -688,16 +701,13 @@ def finished(
     keys = [item.recipe.key for item in planned]
     if store.content != digest or not finished_arrays(store).keys() >= {*keys}:
         return None
-    if part is not None and not (part_of(store.dataset) == part and chunks_are_whole(store, keys)):
-        return None
-    wanted = planning.wanted_text(
-        store,
-        planned,
-        store.manifest.classes,
-        store.dataset.get("template"),
-        config,
-        keep=keep_text,
-    )
+    if part is not None:
+        is_whole = part_of(store.dataset) == part and chunks_are_whole(store, keys)
+        if not is_whole:
+            return None
+    classes = store.manifest.classes
+    template = store.dataset.get("template")
+    wanted = planning.wanted_text(store, planned, classes, template, config, keep=keep_text)
     wanted = text_of_part(part, wanted)
     if planning.missing_text(store, planned, wanted):
         return None
@@ -713,7 +723,7 @@ def finished(
 def text_of_part(
     part: StorePart | None, wanted: dict[str, tuple[str, ...]]
 ) -> dict[str, tuple[str, ...]]:
-    """The wanted text features that a part is to have: they depend on no row, so the first part has all of them."""
+    """The wanted text features that a part computes: they depend on no row, so the first part computes all of them."""
     if part is not None and part.number > 1:
         return {}
     return wanted
@@ -749,11 +759,14 @@ def compute(
             fresh=options.fresh,
             observer=observer,
         )
+    parent = None
     if earlier is not None:
         data = earlier.data
-        if earlier.parent is not None:
-            expected = describe_growth(earlier.expected(job.key for job in jobs), data.holds)
-            observer.note(f"Grows from {earlier.parent.path.name}: {expected}.")
+        parent = earlier.parent
+        if parent is not None:
+            expected = earlier.expected(job.key for job in jobs)
+            growth = describe_growth(expected, data.holds)
+            observer.note(f"Grows from {parent.path.name}: {growth}.")
     check_disk(path, data, planned, part)
     is_new = not path.exists()
     store = open_or_create(path, data, home, earlier, part, observer)
@@ -767,24 +780,23 @@ def compute(
             "The dataset has no classes, so it has no text features, which some methods need."
         )
     text = planning.missing_text(store, planned, wanted)
-    states = {job.key: "complete" if job.key in store.arrays else "new" for job in jobs}
+    states = {}
+    for job in jobs:
+        states[job.key] = "new"
+        if job.key in store.arrays:
+            states[job.key] = "complete"
     try:
         stats = extract_arrays(store, data, jobs, settings, options, earlier=earlier, text=text)
     except UsageError:
-        # Refused for what the images turned out to be: a store that was made for this and holds nothing goes too.
-        if (
-            is_new
-            and not Store.open(path, part=True).arrays
-            and not any(journal.chunks for journal in journals(path))
-        ):
+        # The images themselves were refused, so a store that was created for them and holds nothing is removed.
+        if is_new and _holds_nothing(path):
             shutil.rmtree(path)
         raise
     for key, kept in stats.kept_chunks.items():
         if states[key] == "new" and kept:
-            reused = earlier is not None and key in earlier.whole
             chunks = counted(kept, "chunk")
             states[key] = f"resumed at {chunks}"
-            if reused:
+            if earlier is not None and key in earlier.whole:
                 states[key] = f"{chunks} reused"
     store.append_history(
         {
@@ -801,9 +813,16 @@ def compute(
     done = summarise(Store.open(path, part=True), planned, states, stats)
     clean_up(done.store)
     done.text = planning.make_current(done.store, planned, wanted, text)
-    if earlier is not None and earlier.parent is not None:
+    if earlier is not None and parent is not None:
         done.growth = earlier.result(stats.forward_images)
     return done
+
+
+def _holds_nothing(path: Path) -> bool:
+    """Whether a store has no array and no chunk of an unfinished one."""
+    if Store.open(path, part=True).arrays:
+        return False
+    return not any(journal.chunks for journal in journals(path))
 
 
 def open_or_create(
@@ -814,9 +833,9 @@ def open_or_create(
     part: StorePart | None,
     observer: Observer,
 ) -> Store:
-    """The store of ``data`` at ``path``, or part of it, made where there is none.
+    """The store of ``data`` at ``path``, or a part of it, created if there is none.
 
-    It has the groups of the data, and text features of an earlier store.
+    It gets the groups of the data, and the text features of an earlier store.
     """
     if path.parent == home.stores:
         make_private(home.stores)
@@ -827,23 +846,14 @@ def open_or_create(
     if isinstance(data, IncrementalDataset):
         ok = data.ok
         reasons = data.vanished
-    samples = Samples(
-        uid=data.uid,
-        name=data.names,
-        label=data.label,
-        domain=data.domain,
-        split=data.split,
-        ok=ok,
-        classes=data.classes,
-        domains=data.domains,
-    )
+    samples = samples_of(data, ok)
     # The manifest describes the content of the dataset, never its location.
     meta: dict[str, Any] = {"slug": data.slug, "digest": data.digest, "template": data.template}
     if earlier is not None:
-        origin = None
+        meta["content"] = earlier.data.content
+        meta["grown"] = None
         if earlier.parent:
-            origin = earlier.parent.dataset["digest"]
-        meta |= {"content": earlier.data.content, "grown": origin}
+            meta["grown"] = earlier.parent.dataset["digest"]
     if part is not None:
         meta[PART] = part.record()
     store = Store.create(path, samples, dataset=meta, reasons=reasons)

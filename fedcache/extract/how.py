@@ -1,7 +1,8 @@
 """Conditions of feature computation: device, settings, versions of libraries, and fedcache's own code.
 
-The record is kept next to the recipe of an array and is no part of its look-up. It must be equal while an unfinished
-array is resumed, and where chunks of an earlier store are taken over: rows of two kinds would not be comparable.
+The record is stored next to the recipe of an array; a finished array is found by its recipe alone. The record must be
+equal if an unfinished array is resumed, or if chunks of an earlier store are reused. Else the rows of one array would
+not be comparable.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ COMPUTES_FEATURES = (
     "backbones/checkpoints.py",
     "backbones/backbone.py",
 )
-"""Files of this folder that turn an encoded image into a feature, whichever backbone it is; a provider's comes on top.
+"""Files of this folder that turn an encoded image into a feature, for every backbone. Its provider's file is added.
 
 Weights and preprocessing have digests of their own, in the recipe.
 """
@@ -47,14 +48,14 @@ SHARED = {
     "onnx_file": ("backbones/own_files.py",),
     "tflite_file": ("backbones/own_files.py",),
 }
-"""What several providers have in common, by provider."""
+"""Provider -> files that it shares with other providers."""
 
 
 @cache
 def features_code_digest(provider: str, folder: Path = FOLDER) -> str:
-    """16 hex of a sha256 over fedcache's code that computes the features of a provider's backbones.
+    """16 hex digits of a sha256 over fedcache's code that computes the features of a provider's backbones.
 
-    A comment, a docstring and a file's place are no part of it; a constant is.
+    It covers code and constants, but no comments, docstrings and paths of files.
     """
     files = (*COMPUTES_FEATURES, *SHARED.get(provider, ()), f"backbones/{provider}.py")
     return digest_of_files(folder / name for name in files)[:16]
@@ -63,17 +64,17 @@ def features_code_digest(provider: str, folder: Path = FOLDER) -> str:
 def how_record(
     device: Device, dtype: str, batch: int, threads: int, provider: str
 ) -> dict[str, str | int]:
-    """What the values of features depend on besides their recipe, for an array of one provider's backbone.
+    """The conditions on which the features of a provider's backbone depend, besides their recipe.
 
-    Of the array's own backbone alone, so that it can be completed without those it was begun with.
+    Other backbones of the same extraction are no part of it, so that an array can be completed without them.
     """
     record: dict[str, str | int] = {
         "device": device.kind,
         "dtype": dtype,
         "batch": batch,
         "threads": threads,
+        "code": features_code_digest(provider),
     }
-    record["code"] = features_code_digest(provider)
     if device.kind == "cuda":
         record["gpu"] = device.name
     libraries = {
@@ -97,7 +98,7 @@ def how_record(
 
 BATCH = {"cpu": 32, "cuda": 256}
 SORTED_BATCH = {"cpu": 256, "cuda": 4_096}
-"""Rows of a batch by device, and of one whose encoder sorts them by length and computes them in groups."""
+"""Rows of a batch by device. ``SORTED_BATCH`` is for encoders that sort rows by length and compute them in groups."""
 
 
 def resolve_compute(
@@ -105,44 +106,44 @@ def resolve_compute(
 ) -> tuple[Device, ComputeSettings]:
     """The device, and how features of the backbones are computed there.
 
-    Raises UsageError or MachineError for a device not known or not here.
+    Raises UsageError for an unknown device, MachineError for one that is not available.
     """
     device = resolve_device(config.device)
     batch = config.batch or BATCH[device.kind]
-    if config.batch is None and any(b.provider in SORTING for b in backbones):
+    if config.batch is None and any(backbone.provider in SORTING for backbone in backbones):
         batch = SORTED_BATCH[device.kind]
-    return device, ComputeSettings(
-        device.kind, resolve_dtype(config.dtype, device.kind), batch, config.threads, device.gpus
-    )
+    dtype = resolve_dtype(config.dtype, device.kind)
+    return device, ComputeSettings(device.kind, dtype, batch, config.threads, device.gpus)
 
 
 def resolve_compute_as(
     config: ExtractConfig, computed: Mapping[str, Any], backbones: Iterable[Backbone] = ()
 ) -> tuple[Device, ComputeSettings]:
-    """``resolve_compute`` with the batch and dtype of features that there are, where they were computed on that device.
+    """``resolve_compute`` with the batch and dtype of existing features, if they were computed on the same device.
 
-    A batch of another size has other last bits, and in float16 some of them change a value. What the configuration
-    names goes first. ``computed`` holds device, dtype and batch, or nothing.
+    Features of another batch size differ in their last bits, and in float16 some values change. Options of the
+    configuration take precedence. ``computed`` holds device, dtype and batch, or nothing.
     """
     if computed.get("device") != resolve_device(config.device).kind:
         return resolve_compute(config, backbones)
     dtype = config.dtype
-    if config.dtype == "auto":
+    if dtype == "auto":
         dtype = str(computed["dtype"])
-    return resolve_compute(
-        replace(config, batch=config.batch or int(computed["batch"]), dtype=dtype)
-    )
+    batch = config.batch or int(computed["batch"])
+    return resolve_compute(replace(config, batch=batch, dtype=dtype))
 
 
 def note_of_other_devices(device: Device, computed: Sequence[Mapping[str, Any]]) -> str | None:
-    """A sentence where features that new ones are compared with were computed on another device; None elsewhere."""
-    elsewhere = sorted(
-        {str(c["device"]) for c in computed if c.get("device", device.kind) != device.kind}
-    )
+    """A sentence if the features of a model were computed on another device than ``device``; else None."""
+    elsewhere = set()
+    for conditions in computed:
+        if conditions.get("device", device.kind) != device.kind:
+            elsewhere.add(str(conditions["device"]))
     if not elsewhere:
         return None
+    kinds = " and ".join(sorted(elsewhere))
     return (
-        f"The model's own features were computed on {' and '.join(elsewhere)}; so the features here may "
+        f"The model's own features were computed on {kinds}; so the features here may "
         "differ in the last bits."
     )
 
@@ -150,16 +151,12 @@ def note_of_other_devices(device: Device, computed: Sequence[Mapping[str, Any]])
 def jobs_of(
     planned: Sequence[PlannedArray], data: Dataset, device: Device, settings: ComputeSettings
 ) -> list[FeatureJob]:
-    """The arrays of an extraction as they are handed to workers."""
+    """The arrays of an extraction as jobs for workers."""
     s = settings
-    return [
-        FeatureJob(
-            p.recipe.key,
-            p.backbone,
-            p.weights,
-            p.recipe,
-            data.mirror,
-            how_record(device, s.dtype, s.batch, s.threads, p.backbone.provider),
-        )
-        for p in planned
-    ]
+    jobs = []
+    for item in planned:
+        backbone = item.backbone
+        how = how_record(device, s.dtype, s.batch, s.threads, backbone.provider)
+        job = FeatureJob(item.recipe.key, backbone, item.weights, item.recipe, data.mirror, how)
+        jobs.append(job)
+    return jobs

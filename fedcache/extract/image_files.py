@@ -1,6 +1,6 @@
 """Image files: recognised suffixes, the largest size, and the error for an image that cannot be used.
 
-Apart from ``images``, which decodes them with Pillow: a dataset is found and numbered without it.
+``images`` decodes the files. This module is separate, because a dataset is found and numbered without Pillow.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ OTHER_FORMATS = {
     ".psd": "PSD",
     "": "file without an ending",
 }
-"""Endings (lower case) of images that are not read, and what they are called."""
+"""Ending (lower case) of files that are not read -> the name of their format."""
 
 TABLES = frozenset([".csv", ".tsv", ".jsonl", ".json", ".parquet", ".xlsx"])
-"""Endings of tables, which may say what images are."""
+"""Endings of tables, which may contain the labels of images."""
 
 PLUGINS = {
     "HEIC": ("pillow_heif", "pillow_heif.register_heif_opener()  # pip install pillow-heif"),
     "JPEG XL": ("pillow_jxl", "# pip install pillow-jxl-plugin"),
 }
-"""What Pillow needs to open a format: the module, and the line that registers it."""
+"""Format -> the module with which Pillow opens it, and the line that registers the module."""
 
 _BY_PILLOW = ("AVIF", "HEIC", "JPEG 2000", "JPEG XL", "PSD", "TGA")
 _OTHER_TOOLS = {
@@ -114,4 +114,4 @@ def how_to_convert(path: Path, ignored: Mapping[str, int]) -> str:
 
 
 class BadImage(Exception):  # noqa: N818 - the word of the design: a bad image is quarantined, not an error of the run
-    """An image that cannot be used; the message is the reason, in words that are the same on every machine."""
+    """An image that cannot be used. The message is the reason; its words are the same on every machine."""

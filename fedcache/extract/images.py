@@ -4,26 +4,26 @@ Every image that cannot be used raises ``BadImage`` with a reason in fixed words
 ``quarantine.jsonl``, which is byte-identical however often and wherever the extraction runs, so it quotes neither
 Pillow's text (it holds memory addresses and changes with the version) nor a path.
 
-What a decoded image is, exactly:
+How an image is decoded:
 
-* the first frame of an animation or a multi-page file;
-* turned upright by its EXIF orientation; a broken EXIF block is ignored, not a reason to drop the image;
-* anything transparent (alpha channel, transparent palette entry, colour key) composited on white;
-* 16 bits per channel cut to the high byte, gray repeated into three channels, CMYK and YCbCr converted by Pillow;
-* an embedded colour profile is not applied, as in the loaders the published weights were trained with;
+* of an animation or a multi-page file, the first frame is taken;
+* it is turned upright by its EXIF orientation; a broken EXIF block is ignored and does not make the image bad;
+* transparent pixels (alpha channel, transparent palette entry, colour key) are composited on white;
+* 16 bits per channel are cut to the high byte, gray is repeated into three channels, Pillow converts CMYK and YCbCr;
+* an embedded colour profile is not applied, as in the loaders with which the published weights were trained;
 * JPEG is decoded at full size: the scaled "draft" decoding is faster and gives other values.
 
-Views are seeded augmentations of an image, for methods that contrast two looks at it or train on augmented rows. View
-0 is ``resize``, the deterministic one. View v >= 1 goes through the steps of the recipe's policy
-(``fedcache.extract.augment``): the default is a random resized crop, a horizontal flip and colour jitter. A crop cuts
-the decoded image and resizes what it cut to the size of the recipe (size 0: to the size of the image); a policy without
-one begins with view 0.
+Views are seeded augmentations of an image, for methods that contrast two views of it or train on augmented rows. View
+0 is deterministic (``resize``). View v >= 1 goes through the steps of the recipe's policy
+(``fedcache.extract.augment``): by default a random resized crop, a horizontal flip and colour jitter. A crop is a part
+of the decoded image, resized to the size of the recipe (for size 0, to the size of the image). A policy without a crop
+begins with view 0.
 
-The draws come from a generator keyed by sha256 of (view seed, uid of the image, v), so a view depends neither on the
+The draws come from a generator keyed by sha256 of (view seed, uid of the image, v). So a view depends neither on the
 order of the rows nor on the process or batch that makes it, and two runs with the same recipe store the same bytes.
 Every draw is made whether or not it is used.
 
-A change of any of this changes features: raise ``fedcache.extract.recipe.VERSION`` with it.
+A change of any of this changes features, so it must raise ``fedcache.extract.recipe.VERSION``.
 """
 
 from __future__ import annotations
@@ -55,15 +55,18 @@ def crop_box(size: tuple[int, int], area: tuple[float, float], draw: np.random.G
 
     Args:
         size: width and height of the image.
-        area: range of the share of the image that is drawn from.
-        draw: of this view.
+        area: range from which the share of the image's area is drawn.
+        draw: generator of this view.
     """
     width, height = size
-    wanted = draw.uniform(*area) * width * height
-    aspect = math.exp(draw.uniform(math.log(ASPECT[0]), math.log(ASPECT[1])))
-    # In a long image no crop has both the area and the aspect drawn: the area gives way, never the image's border.
-    w = min(width, max(1, round(math.sqrt(wanted * aspect))))
-    h = min(height, max(1, round(math.sqrt(wanted / aspect))))
+    wanted_area = draw.uniform(*area) * width * height
+    narrowest, widest = ASPECT
+    aspect = math.exp(draw.uniform(math.log(narrowest), math.log(widest)))
+    # In a long image a crop with the drawn area and aspect may not fit. It then gets a smaller area.
+    wanted_width = round(math.sqrt(wanted_area * aspect))
+    wanted_height = round(math.sqrt(wanted_area / aspect))
+    w = min(width, max(1, wanted_width))
+    h = min(height, max(1, wanted_height))
     left = int(draw.random() * (width - w + 1))
     top = int(draw.random() * (height - h + 1))
     return left, top, left + w, top + h
@@ -74,13 +77,13 @@ def apply_step(
 ) -> Image.Image:
     """An RGB image after one step other than ``crop``, of the same size.
 
-    Every draw of a step is made whether or not it is used, so that what follows does not depend on chance before it.
+    Every draw of a step is made whether or not it is used, so that later steps get the same draws in any case.
 
     Args:
         image: RGB.
         step: of the policy.
-        draw: of this view.
-        mirror: a mirrored image keeps its class.
+        draw: generator of this view.
+        mirror: whether a mirrored image keeps its class.
     """
     values = step.values
     match step.name:
@@ -118,20 +121,20 @@ def _jittered(
         turn = draw.uniform(-hue, hue)
     if not chosen:
         return image
-    for enhance, factor in zip(
-        (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color), factors, strict=True
-    ):
-        image = enhance(image).enhance(float(factor))
+    enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
+    for enhancer, factor in zip(enhancers, factors, strict=True):
+        image = enhancer(image).enhance(float(factor))
     if hue:
         return _turned(image, turn)
     return image
 
 
 def _turned(image: Image.Image, turn: float) -> Image.Image:
-    """The hue turned by a share of the circle, in Pillow's HSV whose circle has 255 steps."""
+    """The image with its hue turned by a share of the circle, in Pillow's HSV whose circle has 255 steps."""
     h, s, v = image.convert("HSV").split()
-    moved = (np.asarray(h).astype(np.int64) + round(turn * 255)) % 256
-    return Image.merge("HSV", (Image.fromarray(moved.astype(np.uint8)), s, v)).convert("RGB")
+    hue = (np.asarray(h).astype(np.int64) + round(turn * 255)) % 256
+    turned = Image.fromarray(hue.astype(np.uint8))
+    return Image.merge("HSV", (turned, s, v)).convert("RGB")
 
 
 def _noisy(
@@ -139,10 +142,12 @@ def _noisy(
     values: tuple[float, ...],
     unit: Callable[[tuple[int, ...]], NDArray[np.float64]],
 ) -> Image.Image:
+    """The image after noise: ``unit`` draws it at scale 1 for a shape; ``values`` are its scale and share."""
     scale, share = values
     x = np.asarray(image)
-    moved = (1.0 - share) * x + scale * unit(x.shape)
-    return Image.fromarray(np.clip(np.rint(moved), 0, 255).astype(np.uint8))
+    noisy = (1.0 - share) * x + scale * unit(x.shape)
+    levels = np.clip(np.rint(noisy), 0, 255)
+    return Image.fromarray(levels.astype(np.uint8))
 
 
 MAX_PIXELS = 64_000_000
@@ -170,8 +175,8 @@ class _Quiet:
     """Silences warnings while any thread decodes.
 
     Pillow warns about odd metadata of images that decode well. ``warnings.catch_warnings`` saves and restores a
-    global list, so two threads using it on their own can restore it in the wrong order and leave the process silent;
-    here the first one in saves and the last one out restores.
+    global list. If two threads use it on their own, they can restore the list in the wrong order, and warnings stay
+    silenced. Here the first thread that enters saves the list, and the last one that leaves restores it.
     """
 
     _lock = threading.Lock()
@@ -217,11 +222,9 @@ def decode(raw: bytes | NDArray[np.uint8]) -> Image.Image:
 
 
 def _from_array(raw: NDArray[np.uint8]) -> Image.Image:
-    if (
-        raw.dtype != np.uint8
-        or not (raw.ndim == 2 or (raw.ndim == 3 and raw.shape[2] == 3))
-        or 0 in raw.shape
-    ):
+    is_gray = raw.ndim == 2
+    is_rgb = raw.ndim == 3 and raw.shape[2] == 3
+    if raw.dtype != np.uint8 or 0 in raw.shape or not (is_gray or is_rgb):
         raise BadImage(
             f"the array is {raw.dtype} {list(raw.shape)}; expected uint8 [H, W] or [H, W, 3]"
         )
@@ -238,7 +241,7 @@ def _from_bytes(raw: bytes) -> Image.Image:
     except MemoryError:
         raise
     except Exception:
-        # Not a word of what it holds: a file that is no image may be anything, and the list of these is shared.
+        # The reason does not quote the file: it may contain anything, and the list of bad images may be shared.
         raise BadImage("it has no image format fedcache reads") from None
     _check_size(*image.size)
     kind = image.format or "image"  # lost by the conversions below
@@ -299,12 +302,12 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         values = np.asarray(image)
         if values.min() < 0 or values.max() > 65535:
             raise BadImage("a 32-bit integer image has no defined 8-bit range")
-        return Image.fromarray((values.astype(np.uint16) >> 8).astype(np.uint8)).convert("RGB")
-    if image.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in image.info:
+        high_bytes = (values.astype(np.uint16) >> 8).astype(np.uint8)
+        image = Image.fromarray(high_bytes)
+    elif image.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in image.info:
         over = image.convert("RGBA")
-        return Image.alpha_composite(
-            Image.new("RGBA", over.size, (255, 255, 255, 255)), over
-        ).convert("RGB")
+        white = Image.new("RGBA", over.size, (255, 255, 255, 255))
+        image = Image.alpha_composite(white, over)
     return image.convert("RGB")
 
 
@@ -326,18 +329,21 @@ def resize(image: Image.Image, recipe: Recipe) -> NDArray[np.uint8]:
         return np.array(image.resize((size, size), kernel))
     short = max(size, round(size / recipe.crop_pct))
     width, height = image.size
+    new_width = short
+    new_height = short
     if width <= height:
-        target = (short, int(short * height / width))
+        new_height = int(short * height / width)
     else:
-        target = (int(short * width / height), short)
-    if target[0] * target[1] > MAX_PIXELS:
+        new_width = int(short * width / height)
+    if new_width * new_height > MAX_PIXELS:
         raise BadImage(
-            f"the image is {width} x {height} pixels and would be resized to {target[0]} x {target[1]}; "
+            f"the image is {width} x {height} pixels and would be resized to {new_width} x {new_height}; "
             f"the limit is {MAX_PIXELS:,} pixels"
         )
-    left = round((target[0] - size) / 2)
-    top = round((target[1] - size) / 2)
-    return np.array(image.resize(target, kernel).crop((left, top, left + size, top + size)))
+    left = round((new_width - size) / 2)
+    top = round((new_height - size) / 2)
+    resized = image.resize((new_width, new_height), kernel)
+    return np.array(resized.crop((left, top, left + size, top + size)))
 
 
 def view(
@@ -354,11 +360,11 @@ def view(
     """
     if v == 0:
         return resize(image, recipe)
-    digest = hashlib.sha256(
-        b"fedcache view\0" + f"{recipe.view_seed}\0{v}\0".encode() + uid
-    ).digest()
-    # PCG64 by name: numpy may change what default_rng is.
-    draw = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
+    key = b"fedcache view\0" + f"{recipe.view_seed}\0{v}\0".encode() + uid
+    digest = hashlib.sha256(key).digest()
+    seed = int.from_bytes(digest[:16], "little")
+    # PCG64 is named, because numpy may change the generator of default_rng.
+    draw = np.random.Generator(np.random.PCG64(seed))
     steps = parse_policy(recipe.augment)
     if steps[0].name == "crop":
         low, high = steps[0].values

@@ -1,8 +1,8 @@
 """Kinds of input that a backbone reads and a dataset holds: images, texts, rows of numbers, or sounds.
 
-A recipe says it by its ``decoder``: ``pillow`` makes pixels of a file, ``utf-8`` a text of bytes, ``numpy`` leaves a
-row as it is, and ``soundfile`` makes samples of a WAV or FLAC file. Only images have views: encoders of the others are
-given all that was read.
+The ``decoder`` of a recipe gives the kind: ``pillow`` makes pixels of a file, ``utf-8`` makes a text of bytes,
+``numpy`` leaves a row as it is, and ``soundfile`` makes samples of a WAV or FLAC file. Only images have views; encoders
+of the other kinds receive each item as it was read.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class Prepared(Protocol):
 
 
 Prepare = Callable[[list[Any]], Prepared]
-"""Items as they were read -> what their encoder is given. Picklable: it runs where items are read, not where the model
-computes."""
+"""Items as they were read -> items as their encoder receives them. Picklable, because it runs where items are read, not
+where the model computes."""
 
 
 class ItemEncoder(Protocol):
     """A loaded backbone of texts or rows."""
 
     def items(self, items: Items | Any) -> tuple[Tensor, NDArray[np.bool_]]:
-        """Features [B, D] float32 of texts or rows, and bool [B]: those that were cut to what the model reads.
+        """Features [B, D] float32 of texts or rows, and bool [B], true for items that the model reads only in part.
 
-        An encoder with an attribute ``prepare`` is given what that has made of them.
+        An encoder with an attribute ``prepare`` receives the items that ``prepare`` returned.
         """
 
 
@@ -75,8 +75,8 @@ def described_row(row: Any) -> str:
 def read_items(source: Any, rows: Sequence[int], kind: str) -> tuple[Items, dict[int, str], float]:
     """The texts, rows or sound files of a batch, the reason per bad row, and the seconds it took.
 
-    A bad text is empty, a bad sound file None and a bad row zeros, of which no feature is kept; of a batch without a
-    good row the rows are [B, 0].
+    A bad text is empty, a bad sound file is None and a bad row is zeros; their features are dropped later. If a batch
+    has no good row, the rows are [B, 0].
     """
     start = time.perf_counter()
     found: list[Any] = []
@@ -94,29 +94,40 @@ def read_items(source: Any, rows: Sequence[int], kind: str) -> tuple[Items, dict
         found.append(item)
     if kind in (TEXTS, SOUNDS):
         return found, bad, time.perf_counter() - start
-    good = next((one for one in found if one is not None), np.zeros(0, np.float32))
-    empty = np.zeros_like(good)
-    stacked = np.stack([empty if one is None else one for one in found])
-    return stacked, bad, time.perf_counter() - start
+    good = next((item for item in found if item is not None), np.zeros(0, np.float32))
+    for place, item in enumerate(found):
+        if item is None:
+            found[place] = np.zeros_like(good)
+    return np.stack(found), bad, time.perf_counter() - start
+
+
+def filled_up(rows: NDArray[Any], batch: int) -> NDArray[Any]:
+    """The rows of a batch [n, ...], with copies of the last row up to [batch, ...].
+
+    A model computes all batches at one size: features of a shorter batch would differ in their last bits.
+    """
+    short = batch - len(rows)
+    if not short:
+        return rows
+    return np.concatenate([rows, np.repeat(rows[-1:], short, axis=0)])
 
 
 def encode_items(
     encoder: ItemEncoder, items: Items | Prepared, batch: int, blank: Sequence[int], width: int
 ) -> tuple[NDArray[np.float32], int]:
-    """Features [n, 1, D] of n texts or rows, NaN for those numbered in ``blank``, and how many were cut.
+    """Features [n, 1, D] of n texts or rows, NaN for the numbers in ``blank``, and how many items were cut.
 
-    The last batch is filled up with copies of its last item, as one of images is; prepared items are not, as their
-    encoder computes them in groups of its own. A batch of which nothing could be read reaches no model.
+    The last batch is filled up with copies of its last item (``filled_up``). Prepared items are not, because their
+    encoder computes them in groups of its own. A batch without a readable item does not reach the model.
     """
     count = len(items)
     if len(blank) == count:
         return np.full((count, 1, width), np.nan, np.float32), 0
-    short = batch - count
     padded: Items | Prepared = items
     if isinstance(items, list):
-        padded = items + items[-1:] * short
-    elif isinstance(items, np.ndarray) and short:
-        padded = np.concatenate([items, np.repeat(items[-1:], short, axis=0)])
+        padded = items + items[-1:] * (batch - count)
+    elif isinstance(items, np.ndarray):
+        padded = filled_up(items, batch)
     features, cut = encoder.items(padded)
     kept = features[:count].to("cpu").numpy().astype(np.float32, copy=False)
     out = kept[:, None].copy()

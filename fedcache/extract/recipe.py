@@ -1,8 +1,9 @@
-"""Recipe: everything that determines a feature's value, and nothing that does not.
+"""Recipe: everything that determines a feature's value, and nothing else.
 
-Preprocessing travels with the weights: every backbone has one native recipe, and a departure from it is explicit and
-makes another recipe with another digest. How a feature was computed (device, compute dtype, batch, threads, library
-versions) is recorded next to the recipe and is never part of it, so features made on a GPU are used on a laptop.
+Every backbone has one native recipe, with the preprocessing that belongs to its weights. Each departure from it is
+explicit and makes another recipe with another digest. How a feature was computed (device, compute dtype, batch,
+threads, library versions) is recorded next to the recipe and is never part of it, so features made on a GPU can be used
+on a laptop.
 """
 
 from __future__ import annotations
@@ -12,24 +13,20 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedcache.errors import StoreError, UsageError, shell_word, unknown
 from fedcache.extract.augment import canonical
 from fedcache.store.files import digest_of
 
-if TYPE_CHECKING:
-    pass
-
-
 VERSION = 1
-"""Raised when fedcache's own decode, resize or view code changes a value."""
+"""Version of fedcache's own decoding, resizing and views; it is raised when a change alters a value."""
 
 OF_VIEWS = ("views", "view_seed", "augment")
 """Fields that do not change view 0."""
 
 OPTIONAL = ("augment", "prompt", "rate")
-"""Fields that are left out where they are empty."""
+"""Fields that are left out of the digest if they are empty."""
 
 UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 BYTES = ((0.0, 0.0, 0.0), (1 / 255, 1 / 255, 1 / 255))
@@ -51,7 +48,7 @@ DECODERS = {IMAGES: "pillow", TEXTS: "utf-8", ROWS: "numpy", SOUNDS: "soundfile"
 """``Recipe.decoder`` of each kind of input."""
 ACTIVATIONS = ("native", "quickgelu")
 
-# What ``Recipe.override`` takes.
+# Keys and values that ``Recipe.override`` accepts.
 _CHOICES = {
     "resize": ("crop", "squash"),
     "interpolation": ("bicubic", "bilinear"),
@@ -77,7 +74,7 @@ def _is_word(value: Any) -> bool:
     return isinstance(value, str)
 
 
-# What ``Recipe.from_dict`` takes, from a file of anybody.
+# Values that ``Recipe.from_dict`` accepts; files may come from untrusted people.
 _STORED: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("backbone", "weights", "pooling", "augment", "prompt"), _is_word),
     "activation": lambda value: value in ACTIVATIONS,
@@ -106,26 +103,26 @@ class Recipe:
     Attributes:
         backbone: name as the user writes it (``clip-rn50``, ``timm:resnet50``).
         weights: sha256 of the weights file, or ``seed:<n>`` for seeded random weights, or ``none``.
-        size: side of the square input, in pixels; 0 keeps the decoded size (``pixels`` of one-size datasets). Of
-            texts the tokens that are read, if that is known, and of sounds the samples.
+        size: side of the square input, in pixels; 0 keeps the decoded size (``pixels`` of one-size datasets). For
+            texts the number of tokens that are read, if it is known; for sounds the number of samples.
         resize: ``crop`` resizes the short side to round(size / crop_pct) and crops the centre; ``squash`` resizes
             both sides to ``size``.
         interpolation: ``bicubic`` | ``bilinear`` (Pillow's filters, always antialiased).
         crop_pct: see ``resize``.
         mean: per channel, on [0, 1] inputs.
         std: per channel.
-        pooling: which layer or token the feature is, in the backbone's words (``avg``, ``cls``, ``image_projection``).
+        pooling: layer or token of the feature, in the backbone's words (``avg``, ``cls``, ``image_projection``).
         activation: variant of the activation where weights exist for several (``quickgelu``), else ``native``.
         views: number of views; view 0 is the deterministic one.
         view_seed: seed of views 1.. (0 when ``views`` is 1).
-        augment: policy of views 1.., the text of ``augment.canonical``; "" for the default policy, and then no part of
+        augment: policy of views 1.., the text of ``augment.canonical``; "" for the default policy, which is no part of
             the digest.
-        decoder: the library that decodes images; another one gives other pixels. ``utf-8`` of texts, ``numpy`` of
-            rows of numbers, ``soundfile`` of sounds.
+        decoder: the library that decodes images; another one gives other pixels. For texts ``utf-8``, for rows of
+            numbers ``numpy``, and for sounds ``soundfile``.
         dtype: stored dtype, ``float16`` | ``float32`` | ``uint8`` (``pixels``).
         version: of fedcache's own preprocessing.
-        prompt: of texts, stands before each; "" for none, and then no part of the digest.
-        rate: of sounds, samples per second to which each is resampled; else 0, and then no part of the digest.
+        prompt: words that are put before each text; "" for none, which is no part of the digest.
+        rate: samples per second to which each sound is resampled; 0 for other inputs, which is no part of the digest.
     """
 
     backbone: str
@@ -149,7 +146,7 @@ class Recipe:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 over every field (``OPTIONAL`` ones where they say something)."""
+        """sha256 over every field; ``OPTIONAL`` ones are left out where they are empty."""
         return digest_of(self.to_dict())
 
     @property
@@ -159,57 +156,65 @@ class Recipe:
 
     @property
     def label(self) -> str:
-        """``backbone@size``, how two variants of one backbone are distinguished on the command line."""
+        """``backbone@size``, by which the command line distinguishes two variants of one backbone."""
         return f"{self.backbone}@{self.size}"
 
     def __repr__(self) -> str:
-        side = "own size"
-        if self.size:
-            side = f"{self.size} px {self.resize}"
+        size = "own size"
         if self.decoder != "pillow":
-            side = self.decoder
+            size = self.decoder
             if self.size:
-                side = f"{self.decoder}, {part_read(self.to_dict())}"
+                size += f", {part_read(self.to_dict())}"
+        elif self.size:
+            size = f"{self.size} px {self.resize}"
         views = "1 view"
         if self.views > 1:
             views = f"{self.views} views"
         if self.augment:
             views += f" ({self.augment})"
-        return f"Recipe({self.backbone}: {side}, {views}, {self.dtype}, {self.digest[:8]})"
+        return f"Recipe({self.backbone}: {size}, {views}, {self.dtype}, {self.digest[:8]})"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         data = asdict(self)
-        # as recipes were written before these fields were there
+        # Empty optional fields are left out, so that digests of recipes from before these fields stay valid.
         for name in OPTIONAL:
             if not data[name]:
                 del data[name]
-        data["mean"], data["std"] = list(self.mean), list(self.std)
+        data["mean"] = list(self.mean)
+        data["std"] = list(self.std)
         return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Recipe:
-        """The inverse of ``to_dict``; a key this version does not know is an error (a newer fedcache wrote it).
+        """The inverse of ``to_dict``.
 
-        Raises StoreError for one, and for values that no recipe has.
+        Raises StoreError for a key that this version does not know (a newer fedcache wrote it), and for values that no
+        recipe has.
         """
-        known = {f.name for f in fields(cls)}
+        known = {field.name for field in fields(cls)}
         extra = sorted(set(data) - known)
         if extra:
+            listed = ", ".join(extra)
             raise StoreError(
-                f"A recipe in the store has fields this fedcache does not know: {', '.join(extra)}.",
+                f"A recipe in the store has fields this fedcache does not know: {listed}.",
                 "Upgrade fedcache, or extract again with this version.",
             )
         for name, allows in _STORED.items():
-            needed = name not in (*OPTIONAL, "version")
-            if (needed and name not in data) or (name in data and not allows(data[name])):
+            if name in data:
+                valid = allows(data[name])
+            else:
+                valid = name in (*OPTIONAL, "version")
+            if not valid:
+                shown = str(data.get(name))[:40]
                 raise StoreError(
-                    f"A recipe in the file has an invalid {name}: {str(data.get(name))[:40]!r}.",
+                    f"A recipe in the file has an invalid {name}: {shown!r}.",
                     "Get the file again from its author, or extract again.",
                 )
         # JSON has lists where a recipe has tuples.
         values = dict(data)
-        values["mean"], values["std"] = tuple(values["mean"]), tuple(values["std"])
+        values["mean"] = tuple(values["mean"])
+        values["std"] = tuple(values["std"])
         return cls(**values)
 
     def plain(self) -> Recipe:
@@ -217,9 +222,9 @@ class Recipe:
         return replace(self, views=1, view_seed=0, augment="")
 
     def with_policy(self, augment: str) -> Recipe:
-        """The recipe with a policy of ``fedcache.extract.augment``.
+        """The recipe with an augmentation policy (``fedcache.extract.augment``).
 
-        Raises UsageError for a text that is no policy, and for a recipe whose only view is the plain image.
+        Raises UsageError for an invalid policy, and for a recipe whose only view is the plain image.
         """
         policy = canonical(augment)
         if self.views == 1:
@@ -249,33 +254,32 @@ class Recipe:
                 raise UsageError(
                     "All backbones share one augmentation policy.", f"Write --augment {text}"
                 )
-            if name not in _CHOICES and name not in _RANGES:
+            if name not in RECIPE_KEYS:
                 raise unknown("recipe key", name, RECIPE_KEYS)
-            if name in _CHOICES and text not in _CHOICES[name]:
+            if name in _RANGES:
+                changed[name] = _number(name, text)
+                continue
+            if text not in _CHOICES[name]:
                 raise unknown(name, text, _CHOICES[name])
             if name == "norm":
                 changed["mean"], changed["std"] = NORMS[text]
             else:
-                changed[name] = text if name in _CHOICES else _number(name, text)
+                changed[name] = text
         return replace(self, **changed)
 
     def check_departures(self, native: Recipe) -> None:
-        """Refuse what no command makes of the native recipe of a backbone. Raises UsageError."""
-        fixed = [
-            name
-            for name in ("pooling", "activation", "decoder", "prompt", "rate")
-            if getattr(self, name) != getattr(native, name)
-        ]
-        if fixed:
-            name = fixed[0]
-            value = str(getattr(self, name))[:40]
+        """Raise UsageError for a recipe that no command makes from the native recipe of its backbone."""
+        for name in ("pooling", "activation", "decoder", "prompt", "rate"):
+            value = getattr(self, name)
             expected = getattr(native, name)
-            raise UsageError(
-                f"The {name} is {value!r}, and that of {self.backbone} is {expected!r}.",
-                "",
-            )
+            if value != expected:
+                shown = str(value)[:40]
+                raise UsageError(
+                    f"The {name} is {shown!r}, and that of {self.backbone} is {expected!r}.",
+                    "",
+                )
         options = self.departures(native)
-        # checked as numbers: of another release it may be one that has no name now
+        # The numbers of a norm were checked when the recipe was read. Its name may be unknown in this release.
         options.pop("norm", None)
         native.override(options)
         if self.augment and canonical(self.augment) != self.augment:
@@ -288,17 +292,21 @@ class Recipe:
         >>> native.override({"size": "96", "norm": "clip"}).departures(native)
         {'size': '96', 'norm': 'clip'}
         """
-        plain = [name for name in (*_RANGES, *_CHOICES) if name != "norm"]
-        found = {k: str(getattr(self, k)) for k in plain if getattr(self, k) != getattr(native, k)}
+        found = {}
+        for name in (*_RANGES, *_CHOICES):
+            if name != "norm" and getattr(self, name) != getattr(native, name):
+                found[name] = str(getattr(self, name))
         norm = (self.mean, self.std)
         if norm != (native.mean, native.std):
-            found |= {
-                "norm": next((name for name, values in NORMS.items() if values == norm), "unknown")
-            }
+            found["norm"] = "unknown"
+            for name, values in NORMS.items():
+                if values == norm:
+                    found["norm"] = name
         return found
 
 
 def _number(name: str, text: str) -> int | float:
+    """The value of a key of ``_RANGES``. Raises UsageError for a text that is no number of its range."""
     low, high = _RANGES[name]
     try:
         value: int | float
@@ -343,5 +351,5 @@ def held_by(recipes: Iterable[Mapping[str, Any]]) -> str:
 
 
 def one_of(kind: str) -> str:
-    """The word for one of them: image, text, row or sound."""
+    """The singular of a kind: image, text, row or sound."""
     return kind.removesuffix("s")

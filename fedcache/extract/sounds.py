@@ -30,7 +30,7 @@ def need_soundfile() -> Any:
 
 
 def decode_sound(raw: bytes, rate: int, most: int) -> tuple[NDArray[np.float32], bool]:
-    """The sound of a file at ``rate`` samples per second: float32 [n], n <= ``most``, and whether it is longer.
+    """The sound of a file at ``rate`` samples per second, float32 [n] with n <= ``most``, and whether it was cut.
 
     Raises ``BadImage`` for a file that is empty, damaged, or no WAV or FLAC.
     """
@@ -64,9 +64,9 @@ def decode_sound(raw: bytes, rate: int, most: int) -> tuple[NDArray[np.float32],
 
 
 def _ends_early(raw: bytes) -> bool:
-    """Whether a WAV file is shorter than its header says; libsndfile reads what is there without a word."""
+    """Whether a WAV file is shorter than its header says; libsndfile reads such a file without an error."""
     if raw[:4] != b"RIFF":
         return False
     (size,) = struct.unpack_from("<I", raw, 4)
-    # Programs that write into a pipe leave the size open.
+    # Programs that write into a pipe do not know the size, and write 0 or the largest number.
     return size not in (0, 2**32 - 1) and size + 8 > len(raw) + 1

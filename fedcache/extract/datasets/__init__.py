@@ -1,8 +1,8 @@
 """Datasets: where images, texts, rows or sounds, labels, domains and splits come from.
 
-A spec is ``digits``, files of one's own (``kinds.FILES``), ``torchvision:NAME``, ``paper:NAME``, or several of them
-named as domains of one dataset: ``mnist=torchvision:MNIST,svhn=torchvision:SVHN``. What reads a kind is imported when a
-dataset of that kind is requested; torch never is, and torchvision to load one of its own.
+A spec is ``digits``, files of the user (``kinds.FILES``), ``torchvision:NAME``, ``paper:NAME``, or several of them
+named as domains of one dataset: ``mnist=torchvision:MNIST,svhn=torchvision:SVHN``. The reader of a kind is imported
+when a dataset of that kind is requested. torch is never imported, and torchvision only to load one of its datasets.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedcache.store.samples import INGESTED
 ARCHIVES = (".zip", ".tar")
 """Endings of files that hold a folder of images."""
 HELD = "python"
-"""Kind of images that a program held, which no spec names."""
+"""Kind of datasets that a program holds in memory; a user cannot write it in a spec."""
 offer("datasets", [*kinds.KINDS, INGESTED])
 _NAMED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*=")
 
@@ -38,14 +38,15 @@ def module(name: str) -> Any:
 
 
 def known_names() -> list[str]:
-    """The specs of ``listing.known``, all that can be named."""
+    """The specs of all datasets that ``listing.known`` lists."""
     return [row["name"] for row in module("listing").known()]
 
 
 def kind_of(spec: str) -> tuple[str, str]:
-    """The kind of a spec and what follows it; UsageError for one that names no dataset."""
+    """The kind of a spec and the rest behind the colon; UsageError for a spec that names no dataset."""
     kind, _, rest = spec.partition(":")
-    if (kind in kinds.KINDS or find("datasets", kind) is not None) and (rest or kind == "digits"):
+    is_known = kind in kinds.KINDS or find("datasets", kind) is not None
+    if is_known and (rest or kind == "digits"):
         return kind, rest
     # The rest explains an invalid spec: embeddings, images in memory, a path, or a misspelt name.
     if kind == INGESTED:
@@ -80,8 +81,8 @@ def kind_of(spec: str) -> tuple[str, str]:
     bare = {
         name.partition(":")[2]: name for name in names if ":" in name and name not in kinds.FILES
     }
-    if spec.lower() in {name.lower() for name in bare}:
-        near = [full for name, full in bare.items() if name.lower() == spec.lower()]
+    near = [full for name, full in bare.items() if name.lower() == spec.lower()]
+    if near:
         full = bare.get(spec, near[0])
         raise UsageError(
             f"Unknown dataset {spec!r}. Did you mean {full!r}?", f"--dataset {shell_word(full)}"
@@ -90,7 +91,7 @@ def kind_of(spec: str) -> tuple[str, str]:
 
 
 def folder_spec(text: str) -> str:
-    """A dataset as its spec: a folder or an archive of images that is named by its path is ``folder:PATH``."""
+    """The spec of a dataset that the user wrote: ``folder:PATH`` for a path of a folder or archive, else the text."""
     path = Path(text).expanduser()
     archive = path.is_file() and path.name.lower().endswith(ARCHIVES)
     if (path.is_dir() or archive) and text not in kinds.KINDS:
@@ -127,7 +128,7 @@ __all__ = [
 
 
 def open_dataset(spec: str, context: Context) -> Dataset:
-    """Number the images of a dataset; none is decoded.
+    """Open a dataset: number its images, without decoding any.
 
     The first time, every byte is read for the uids; they are remembered until a file changes.
 
@@ -138,8 +139,8 @@ def open_dataset(spec: str, context: Context) -> Dataset:
         context: remembered digests, and the options with which it is opened.
 
     Raises:
-        UsageError for a spec or a tree that makes no sense, MachineError for files or packages that are
-            missing, CorruptionError for damaged or hostile archives.
+        UsageError for an invalid spec or a folder without a clear meaning, MachineError for missing files or packages,
+            CorruptionError for damaged or hostile archives.
     """
     memory = context.memory
     parts = parts_of(spec)
@@ -160,8 +161,8 @@ def open_dataset(spec: str, context: Context) -> Dataset:
 def peek(spec: str, context: Context) -> tuple[str, str] | None:
     """(slug, content digest) of a dataset that was opened before and has not changed; no image is read.
 
-    Costs one ``stat`` for an archive and one for each file of a directory. None when it must be opened to know; errors
-    are those of ``open_dataset`` that can be seen without reading an image.
+    Costs one ``stat`` for an archive and one for each file of a directory. None if the dataset must be opened first.
+    Raises those errors of ``open_dataset`` that need no image.
     """
     memory = context.memory
     found: dict[str, tuple[str, str]] = {}
@@ -183,13 +184,15 @@ def peek(spec: str, context: Context) -> tuple[str, str] | None:
 def facts_of(spec: str, context: Context) -> list[Any]:
     """Facts that determine everything read of a dataset, its groups included, as JSON values; errors as of ``peek``."""
     parts = parts_of(spec) or {"": spec}
-    return [[[name, _key(one, context)] for name, one in parts.items()], context.limit]
+    keys = [[name, _key(one, context)] for name, one in parts.items()]
+    return [keys, context.limit]
 
 
 def holds_of(spec: str) -> str:
     """The kind of a dataset's rows by its spec alone: images, texts or rows; errors as of ``peek``."""
-    kinds = [kind_of(one)[0] for one in (parts_of(spec) or {"": spec}).values()]
-    return str(getattr(_reader(kinds[0]), "HOLDS", IMAGES))
+    parts = parts_of(spec) or {"": spec}
+    first, *_ = [kind_of(one)[0] for one in parts.values()]
+    return str(getattr(_reader(first), "HOLDS", IMAGES))
 
 
 def _open_one(spec: str, context: Context) -> Dataset:
@@ -236,7 +239,7 @@ def _reader(kind: str) -> Any:
 
 
 def _origin(kind: str) -> list[str]:
-    """Package and version of a plug-in that reads a kind of datasets, as part of the facts of a dataset."""
+    """Package and version of the plug-in that reads a kind of datasets; empty for fedcache's own kinds."""
     plugin = find("datasets", kind)
     if plugin is not None:
         return [plugin.origin]

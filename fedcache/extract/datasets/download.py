@@ -1,9 +1,9 @@
-"""Downloads of dataset files: said aloud first, resumed where they stopped, checked, and moved into place when whole.
+"""Downloads of dataset files: announced first, resumed where they stopped, checked, and moved into place when complete.
 
-Anyone between server and client can change what an address without encryption sends: only a file with a published
-checksum comes from one, or from this machine. An encrypted address may not lead on to one that is not.
+Without encryption, anyone between server and client can change a file. So an unencrypted address is used only for a
+file with a published checksum, or on this machine. An encrypted address may not redirect to an unencrypted one.
 
-Everything is prepared in ``.partial`` inside the dataset's folder; what is in the folder itself is complete.
+Everything is prepared in ``.partial`` inside the dataset's folder; the files in the folder itself are complete.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _HERE = ("127.0.0.1", "::1", "localhost")
 def pull(
     paper: Paper, root: Path, *, say: Callable[[str], None], mirror: str | None = None
 ) -> None:
-    """Download what has a lasting address into ``root`` and unpack it; files that are there are left alone.
+    """Download the files with a permanent address into ``root`` and unpack them; existing files stay as they are.
 
-    ``say`` receives the size and source of each file before it is fetched; files of the same names may be below another
-    address, the ``mirror``. Raises MachineError for a download that fails or whose md5 differs, CorruptionError for an
-    archive that does not unpack to what it should.
+    ``say`` receives the size and source of each file before it is fetched. ``mirror`` is another address below which
+    files of the same names are. Raises MachineError for a download that fails or whose checksum differs,
+    CorruptionError for an archive with other content than expected.
     """
     for file in paper.files:
         target = root / (file.gives or file.name)
@@ -74,10 +74,11 @@ def fetch(
     megabytes: int = 0,
     say: Callable[[str], None],
 ) -> Path:
-    """One file, written to ``target.part`` and renamed when whole; a part that is there is continued.
+    """Download one file to ``target.part``, rename it when it is complete, and return ``target``.
 
-    Raises UsageError for an address without encryption where neither ``md5`` nor ``sha256`` is known; MachineError when
-    the address does not answer, leads on to one that may not be used, stops early, gives a web page, or another file.
+    An existing part is continued. Raises UsageError for an address without encryption if neither ``md5`` nor ``sha256``
+    is known; MachineError if the address does not answer, redirects to an address that is not allowed, stops early, or
+    sends a web page or another file.
     """
     if target.exists():
         return target
@@ -85,7 +86,8 @@ def fetch(
     start = 0
     if part.exists():
         start = part.stat().st_size
-    check_address(url, target.name, known=bool(md5 or sha256))
+    has_checksum = bool(md5 or sha256)
+    check_address(url, target.name, known=has_checksum)
     import urllib.error
     import urllib.request
     from http.client import HTTPException
@@ -94,21 +96,19 @@ def fetch(
         url, headers={"User-Agent": "fedcache", "Range": f"bytes={start}-"}
     )
     try:
-        with closing(_open(request, known=bool(md5 or sha256))) as answer:
+        with closing(_open(request, known=has_checksum)) as answer:
             # Only 206 means that the server continues where the part ends; any other answer is the whole file.
             if answer.status != 206:
                 start = 0
             length = answer.headers.get("Content-Length")
             left = None
+            expected = megabytes * 1_000_000
             if length and length.isdigit():
                 left = int(length)
-            if left is not None:
-                known = left + start
-            else:
-                known = megabytes * 1_000_000
+                expected = start + left
             size = "size unknown"
-            if known:
-                size = f"{known / 1e6:,.1f} MB"
+            if expected:
+                size = f"{expected / 1e6:,.1f} MB"
             words = f"{target.name} ({size}) from {url}"
             mode = "wb"
             if start:
@@ -118,16 +118,19 @@ def fetch(
             if answer.headers.get("Content-Type", "").startswith("text/html"):
                 raise _failed(url, "the server returned a web page, not a file")
             with part.open(mode) as out:
-                got = 0
+                received = 0
                 while block := answer.read(_BLOCK):
                     out.write(block)
-                    got += len(block)
+                    received += len(block)
     except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError) as error:
         raise _failed(url, str(getattr(error, "reason", error))) from None
-    if left is not None and got < left:
-        raise _failed(url, f"it stopped after {got:,} of {left:,} bytes")
+    if left is not None and received < left:
+        raise _failed(url, f"it stopped after {received:,} of {left:,} bytes")
     for kind, published in (("md5", md5), ("sha256", sha256)):
-        if published and (found := _checksum(part, kind)) != published:
+        if not published:
+            continue
+        found = _checksum(part, kind)
+        if found != published:
             part.unlink()
             raise MachineError(
                 f"{url} has the {kind} {found}; the published one is {published}. The download was removed.",
@@ -137,9 +140,9 @@ def fetch(
 
 
 def check_address(url: str, name: str, *, known: bool) -> None:
-    """Refuse an address that is neither encrypted, nor of this machine, nor of a file whose checksum is ``known``.
+    """Raise UsageError for an address that is not encrypted, unless it is on this machine or the checksum is ``known``.
 
-    Raises UsageError.
+    Other addresses than those of the web are refused too.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -156,10 +159,13 @@ def check_address(url: str, name: str, *, known: bool) -> None:
 
 
 def _may_be_plain(url: str, known: bool) -> bool:
-    return urlsplit(url).scheme == "http" and (known or urlsplit(url).hostname in _HERE)
+    """Whether an address without encryption may be used: the checksum is known, or it is on this machine."""
+    parts = urlsplit(url)
+    return parts.scheme == "http" and (known or parts.hostname in _HERE)
 
 
 def _open(request: Any, *, known: bool) -> Any:
+    """The answer of the server to a request; redirects are followed unless encryption would be lost."""
     import urllib.error
     import urllib.request
 
@@ -179,7 +185,7 @@ def _open(request: Any, *, known: bool) -> Any:
     except urllib.error.HTTPError as error:
         if error.code != 416:
             raise
-        # Nothing is left to send: the part is whole already, or it is of another file. Begin again.
+        # The part is as long as the file, or longer, so the server has no more bytes. Begin again.
         whole = urllib.request.Request(request.full_url, headers={"User-Agent": "fedcache"})
         return opener.open(whole, timeout=_TIMEOUT)
 
@@ -192,7 +198,7 @@ def _failed(url: str, why: str) -> FedcacheError:
 
 
 def md5_of(path: Path) -> str:
-    """md5 of a file, as its owners publish it; not a protection against anybody."""
+    """md5 of a file, as its owners publish it; it detects damage, not a malicious change."""
     return _checksum(path, "md5")
 
 
@@ -204,6 +210,7 @@ def _checksum(path: Path, kind: str) -> str:
 
 
 def _install(archive: Path, file: PaperFile, root: Path) -> None:
+    """Unpack an archive next to it, with the archives inside it, and move its entries into ``root``."""
     place = archive.with_name("unpacked")
     shutil.rmtree(place, ignore_errors=True)
     unpack(archive, place)
@@ -214,10 +221,12 @@ def _install(archive: Path, file: PaperFile, root: Path) -> None:
         shutil.rmtree(place / inner.split("/")[0])
     if not (place / file.gives).exists():
         raise _odd(archive, f"it does not contain {file.gives}")
-    # The entry by which the dataset is recognised comes last, so a stop in between leaves nothing half there.
-    for entry in sorted(place.iterdir(), key=lambda e: (e.name == file.gives, e.name)):
-        if not (root / entry.name).exists():
-            entry.rename(root / entry.name)
+    # The entry by which the dataset is recognised is moved last, so that an interrupted move is not taken for complete.
+    entries = sorted(place.iterdir(), key=lambda entry: (entry.name == file.gives, entry.name))
+    for entry in entries:
+        target = root / entry.name
+        if not target.exists():
+            entry.rename(target)
 
 
 def unpack(archive: Path, place: Path) -> None:
@@ -238,13 +247,8 @@ def unpack(archive: Path, place: Path) -> None:
                 path = PurePosixPath(name)
                 with stream:
                     # Every entry must stay below the folder, on any system.
-                    if (
-                        path.is_absolute()
-                        or ".." in path.parts
-                        or "\\" in name
-                        or "\0" in name
-                        or limit < 0
-                    ):
+                    leaves = path.is_absolute() or ".." in path.parts
+                    if leaves or "\\" in name or "\0" in name or limit < 0:
                         raise _odd(
                             archive, f"its entry {name[:80]!r} leaves its folder or is too large"
                         )

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedcache.errors import UsageError, closest, shell_word, unknown
 from fedcache.extract.datasets import archives, columns, dataset, image_lists, tree
@@ -64,14 +63,15 @@ class Labels:
     classes: list[str]  # [N] class name of each row; empty unknown
     domains: list[str]  # [N] domain name of each row
     splits: list[int] | None  # [N] split codes, or None when nothing says what they are
-    # [N] words by the name of a group; empty unknown
+    # group name -> [N] value of each row; an empty word is unknown
     groups: dict[str, list[str]] = field(default_factory=dict)
 
 
 def parse_layout(text: str) -> tuple[str, ...]:
     """``split/domain/class`` as roles, ``*`` for a level without meaning and any other word for a group of that name.
 
-    Raises UsageError for all but one class and one split, for a level named twice, and for what is no name.
+    Raises UsageError unless there is one class and at most one split, for a level that is named twice, and for an
+    invalid name.
     """
     roles = tuple(text.strip("/").split("/"))
     for role in roles:
@@ -91,9 +91,9 @@ def parse_layout(text: str) -> tuple[str, ...]:
                 "--layout client/class",
             )
         usable_group_name(role)
-    if roles.count("class") != 1 or roles.count("split") > 1:
-        classes = roles.count("class")
-        splits = roles.count("split")
+    classes = roles.count("class")
+    splits = roles.count("split")
+    if classes != 1 or splits > 1:
         raise UsageError(
             f"The layout {text!r} has {classes} class levels and {splits} split levels; expected exactly one class "
             "and at most one split.",
@@ -107,13 +107,13 @@ def enter_top_folder(names: Sequence[str], keep: int = 1) -> int:
     if not names:
         return 0
     depth = min(name.count("/") for name in names)
-    first = names[0].split("/")
+    folders = names[0].split("/")
     length = 0
-    for folder in first[: max(0, depth - keep)]:
+    for folder in folders[: max(0, depth - keep)]:
+        if folder.lower() in SPLIT_WORDS:
+            break
         prefix = f"{folder}/"
-        if folder.lower() in SPLIT_WORDS or not all(
-            name.startswith(prefix, length) for name in names
-        ):
+        if not all(name.startswith(prefix, length) for name in names):
             break
         length += len(prefix)
     return length
@@ -124,20 +124,23 @@ def infer(
 ) -> Labels:
     """Class, domain and split of every image of ``where``, from the folders below the entered top folder.
 
-    ``tables`` are lists among the images, which may say what they are. Raises UsageError when images are at different
-    depths, or directly at the top, or there is one class.
+    ``tables`` are files next to the images that may list them; hints name them. Raises UsageError when images are at
+    different depths, or directly at the top, or there is one class.
     """
     roles = None
     if layout is not None:
         roles = parse_layout(layout)
     # All images must be at one depth, which is also that of the layout.
     folders = [tuple(name.split("/")[:-1]) for name in names]
-    depths = {len(f): name for name, f in zip(names, folders, strict=True)}
+    depths = {len(above): name for name, above in zip(names, folders, strict=True)}
     expected = "the same number for every image, at least 1"
-    if roles:
+    fits_layout = True
+    if roles is not None:
         expected = f"{len(roles)} (--layout {layout})"
-    if len(depths) > 1 or 0 in depths or (roles is not None and len(roles) not in depths):
-        found = "; ".join(f"{n} above {name!r}" for n, name in sorted(depths.items())[:3])
+        fits_layout = len(roles) in depths
+    if len(depths) > 1 or 0 in depths or not fits_layout:
+        examples = sorted(depths.items())[:3]
+        found = "; ".join(f"{depth} above {name!r}" for depth, name in examples)
         raise UsageError(
             f"The images of {where} are not in one folder per class: folders found: {found}; expected "
             f"{expected}.",
@@ -167,16 +170,19 @@ def infer(
 
 
 def _with_tables(tables: Sequence[str], hint: str) -> str:
-    """A hint, after the commands that read lists of images that stand among them."""
-    commands = [
-        f"If the file lists images:  fedcache datasets info folder:{shell_word(table)}"
-        for table in sorted(tables)[:4]
-    ]
-    return "\n".join([*commands, hint])
+    """The commands that read the first ``tables`` as lists of images, and then a hint."""
+    lines = []
+    for table in sorted(tables)[:4]:
+        word = shell_word(table)
+        lines.append(f"If the file lists images:  fedcache datasets info folder:{word}")
+    return "\n".join([*lines, hint])
 
 
 def _refuse_splits_as_classes(names: set[str], where: str, tables: Sequence[str]) -> None:
-    """Refuse a level as the class where its names are words for splits, or hold one for training and one for tests."""
+    """Raise UsageError where the folders of the class level are named like splits.
+
+    All names are words for splits, or one is a word for training and another one a word for another split.
+    """
     codes = {SPLIT_WORDS.get(name.lower()) for name in names}
     if None in codes and not (TRAIN in codes and len(codes) > 2):
         return
@@ -193,41 +199,46 @@ def _refuse_splits_as_classes(names: set[str], where: str, tables: Sequence[str]
 
 
 def _guess(levels: Sequence[set[str]]) -> tuple[str, ...]:
+    """The role of each level by the names of its folders: the first level of splits, the last other level the class."""
     roles = ["domain"] * len(levels)
-    splits = []
-    for i, level in enumerate(levels):
-        if all(name.lower() in SPLIT_WORDS for name in level):
-            splits.append(i)
-    if splits and len(levels) > 1:
-        roles[splits[0]] = "split"
-    last = max(i for i, role in enumerate(roles) if role == "domain")
+    if len(levels) > 1:
+        for number, names in enumerate(levels):
+            if all(name.lower() in SPLIT_WORDS for name in names):
+                roles[number] = "split"
+                break
+    last = max(number for number, role in enumerate(roles) if role == "domain")
     roles[last] = "class"
     return tuple(roles)
 
 
 def _labels(folders: Sequence[tuple[str, ...]], roles: tuple[str, ...], where: str) -> Labels:
-    at_class = roles.index("class")
-    at_split = None
-    if "split" in roles:
-        at_split = roles.index("split")
-    at_domain = [i for i, role in enumerate(roles) if role == "domain"]
+    """The labels of images by their folders, whose levels have these roles."""
+    layout = "/".join(roles)
+    of_level = {}
+    for level, role in enumerate(roles):
+        if role not in ("domain", "*"):
+            of_level[role] = [above[level] for above in folders]
+    classes = of_level.pop("class")
     splits = None
-    if at_split is not None:
-        hint = f"{where} was read as {'/'.join(roles)}; correct --layout"
-        splits = _split_codes([folder[at_split] for folder in folders], hint)
-    if at_domain:
-        domains = ["/".join(f[i] for i in at_domain) for f in folders]
-    else:
-        domains = [ONE_DOMAIN] * len(folders)
-    groups = {role: [f[i] for f in folders] for i, role in enumerate(roles) if role not in _ROLES}
-    return Labels("/".join(roles), [f[at_class] for f in folders], domains, splits, groups)
+    if "split" in of_level:
+        hint = f"{where} was read as {layout}; correct --layout"
+        splits = _split_codes(of_level.pop("split"), hint)
+    domains = [ONE_DOMAIN] * len(folders)
+    domain_levels = [level for level, role in enumerate(roles) if role == "domain"]
+    if domain_levels:
+        domains = ["/".join(above[level] for level in domain_levels) for above in folders]
+    # The other levels are groups, which the layout names.
+    return Labels(layout, classes, domains, splits, of_level)
 
 
 def _split_codes(words: Sequence[str], hint: str) -> list[int]:
+    """The split code of each word. Raises UsageError for another word than those of splits."""
+    codes = []
     for word in words:
         if word.lower() not in SPLIT_WORDS:
             raise unknown("split", word, SPLIT_WORDS, hint=hint)
-    return [SPLIT_WORDS[word.lower()] for word in words]
+        codes.append(SPLIT_WORDS[word.lower()])
+    return codes
 
 
 _SUFFIXES = (".zip", ".tar", *image_lists.ENDINGS)
@@ -237,14 +248,14 @@ def key(rest: str, context: Context) -> list[Any]:
     """Facts that determine the dataset, without reading an image: the stat of the archive or of every file."""
     request = columns.parse_rest(rest, "folder")
     path = _locate(request.place)
-    head = [_kind(path), str(path.resolve()), _slug(path), context.layout, *request.facts]
-    if path.is_dir():
-        return [*head, tree.listing_digest(path, context.within(path))]
-    if _kind(path) in image_lists.ENDINGS:
-        listed = image_lists.read_list(path, request.content).paths
-        stats = [tree.stat_numbers(path.parent / p) for p in _inside(path, listed, context)]
+    kind = _kind(path)
+    head = [kind, str(path.resolve()), _slug(path), context.layout, *request.facts]
+    if kind in image_lists.ENDINGS:
+        listed = image_lists.read_list(path, request.content)
+        inside = _inside(path, listed.paths, context)
+        stats = [tree.stat_numbers(path.parent / image) for image in inside]
         return [*head, stat_key(path), digest_of(stats)]
-    return [*head, stat_key(path)]
+    return [*head, tree.state_of(path, context.within(path))]
 
 
 def load(rest: str, context: Context) -> Dataset:
@@ -264,7 +275,7 @@ def load_files(rest: str, context: Context, holds: str) -> Dataset:
         spec = f"sound:{rest}"
     request = columns.parse_rest(rest, "folder")
     path = _locate(request.place)
-    # before the images are read: a change in between must not go unnoticed
+    # The facts come before the images are read, so that a change in between is noticed.
     facts = key(rest, context)
     if _kind(path) in image_lists.ENDINGS:
         read = _from_list(path, request, context)
@@ -273,10 +284,11 @@ def load_files(rest: str, context: Context, holds: str) -> Dataset:
         if not found.paths:
             ignored = tree.ignored_text(found.ignored)
             expected = ", ".join(sorted(endings))
+            place = f"Give the directory or archive that contains the {holds}, one folder per class"
+            hint = how_to_convert(path, found.ignored)
             raise UsageError(
                 f"{path} holds no {holds}{ignored}; expected files ending in {expected}.",
-                how_to_convert(path, found.ignored)
-                or f"Give the directory or archive that contains the {holds}, one folder per class",
+                hint or place,
             )
         tables = image_lists.tables_among(found.others)
         if tables and context.layout is None:
@@ -309,7 +321,7 @@ def load_files(rest: str, context: Context, holds: str) -> Dataset:
 
 @dataclass(frozen=True)
 class _ImageRows:
-    """The images of a folder, an archive or a list, and what is known of each."""
+    """The images of a folder, an archive or a list, with their columns."""
 
     source: Source
     roles: Roles
@@ -318,6 +330,7 @@ class _ImageRows:
 
 
 def _locate(rest: str) -> Path:
+    """The directory, archive or list that a spec names. Raises UsageError for a missing path and for other files."""
     path = Path(rest).expanduser()
     if not rest or not path.exists():
         named = "path"
@@ -339,12 +352,14 @@ def _locate(rest: str) -> Path:
 
 
 def _kind(path: Path) -> str:
+    """``directory``, or the ending of a file in lower case."""
     if path.is_dir():
         return "directory"
     return path.suffix.lower()
 
 
 def _slug(path: Path) -> str:
+    """The name of the dataset at a path, usable as a file name."""
     full = Path(os.path.abspath(path))  # noqa: PTH100 - Path.absolute keeps "..", Path.resolve follows links
     name = full.stem
     if path.is_dir():
@@ -360,14 +375,14 @@ def _from_tree(path: Path, found: tree.Tree, context: Context) -> _ImageRows:
     if context.layout is not None:
         keep = len(parse_layout(context.layout))
     cut = enter_top_folder(spelled, keep)
-    order = np.array(sorted(range(len(spelled)), key=spelled.__getitem__), dtype=np.int64)
+    order = dataset.order_of_names(spelled)
     names = [spelled[i][cut:] for i in order]
-    labels = infer(names, context.layout, where=str(path), tables=_other_tables(path, found))
+    tables = _other_tables(path, found)
+    labels = infer(names, context.layout, where=str(path), tables=tables)
     how = f"read as {labels.layout}"
     if cut:
         top = spelled[0][: cut - 1]
         how += f" inside {top}"
-    # Groups are levels that the layout names with a word of its own.
     classes, label = dataset.index_of(labels.classes)
     domains, domain = dataset.index_of(labels.domains)
     splits = None
@@ -387,7 +402,8 @@ def _from_tree(path: Path, found: tree.Tree, context: Context) -> _ImageRows:
         may_be_labels={},
         notes=[f"{name}: {len(group.words):,} values" for name, group in groups.items()],
     )
-    return _ImageRows(_source(path, found, order, context), roles, how, found.ignored)
+    source = found.source(path, order, context.within(path))
+    return _ImageRows(source, roles, how, found.ignored)
 
 
 def _other_tables(path: Path, found: tree.Tree) -> list[str]:
@@ -395,15 +411,6 @@ def _other_tables(path: Path, found: tree.Tree) -> list[str]:
     if not path.is_dir():
         return []
     return [str(path / name) for name in found.others if name.lower().endswith(image_lists.ENDINGS)]
-
-
-def _source(path: Path, found: tree.Tree, order: NDArray[np.int64], context: Context) -> Source:
-    """Reads images of a directory or archive in an order."""
-    if found.entries is None:
-        return tree.FilesSource(
-            path.absolute(), [found.paths[i] for i in order], context.within(path)
-        )
-    return archives.ArchiveSource(found.entries.take(order))
 
 
 def _from_tables(
@@ -415,33 +422,33 @@ def _from_tables(
 ) -> _ImageRows:
     """The images whose labels are in tables among them."""
     spelled = [tree.name_of(p) for p in found.paths]
-    spelt_tables = [tree.name_of(table) for table in tables]
+    table_names = [tree.name_of(table) for table in tables]
     raw = {
-        name: found.read_other(path, table)
-        for name, table in zip(spelt_tables, tables, strict=True)
+        name: found.read_other(path, table) for name, table in zip(table_names, tables, strict=True)
     }
+    choice = request.choice
     listed = image_lists.listed_images(
-        str(path), spelled, spelt_tables, raw.__getitem__, request.choice, request.content
+        str(path), spelled, table_names, raw.__getitem__, choice, request.content
     )
     # One folder above everything else is no part of the names, as without tables.
-    cut = enter_top_folder([*spelled, *spelt_tables], keep=0)
+    cut = enter_top_folder([*spelled, *table_names], keep=0)
     names = [spelled[row][cut:] for row in listed.rows]
-    choice = request.choice
     if listed.label is not None:
         choice = replace(choice, label=listed.label)
     roles = read_roles(path, listed.columns, len(names), choice, names=names, splits=listed.splits)
-    source = _source(path, found, np.array(listed.rows, dtype=np.int64), context)
-    how = f"images from {spelt_tables[0]}"
+    rows = np.array(listed.rows, dtype=np.int64)
+    source = found.source(path, rows, context.within(path))
+    how = f"images from {table_names[0]}"
     if len(tables) > 1:
-        first = spelt_tables[0]
-        how = f"images from {len(tables)} tables such as {first}"
+        how = f"images from {len(tables)} tables such as {table_names[0]}"
     ignored = found.ignored + listed.ignored
     ignored[tree.TABLE] -= len(tables)
+    # The plus leaves out reasons without a file.
     return _ImageRows(source, roles, how, +ignored)
 
 
 def _from_list(path: Path, request: columns.DatasetRequest, context: Context) -> _ImageRows:
-    """The images of a list, whose columns mean what they do in every table."""
+    """The images of a list, whose columns have the same meaning as in every table."""
     if context.layout is not None:
         raise UsageError(
             f"--layout {context.layout} was given, but {path} already has columns for label, domain and "
@@ -461,15 +468,18 @@ def _from_list(path: Path, request: columns.DatasetRequest, context: Context) ->
     table = {name: image_lists.taken(column, rows) for name, column in listed.columns.items()}
     names = [tree.name_of(p) for p in paths]
     roles = read_roles(path, table, len(paths), request.choice, names=names)
-    source = tree.FilesSource(path.parent.absolute(), paths, context.within(path.parent))
-    ignored = +Counter({tree.LINK_OUT: len(listed.paths) - len(paths)})
+    folder = path.parent
+    source = tree.FilesSource(folder.absolute(), paths, context.within(folder))
+    left_out = len(listed.paths) - len(paths)
+    ignored = +Counter({tree.LINK_OUT: left_out})
     return _ImageRows(source, roles, f"images from {listed.column}", ignored)
 
 
 def _inside(path: Path, listed: list[str], context: Context) -> list[str]:
     """The listed images that do not lead out of the list's folder."""
-    within = context.within(path.parent)
+    folder = path.parent
+    within = context.within(folder)
     if within is None:
         return listed
     real = os.path.realpath(within)
-    return [p for p in listed if not tree.leads_out(str(path.parent / p), real)]
+    return [image for image in listed if not tree.leads_out(str(folder / image), real)]

@@ -15,6 +15,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,7 @@ from fedcache.extract.datasets.archives import Reopened, open_as_listed, stamp_o
 from fedcache.extract.datasets.columns import DatasetRequest, TableRows
 from fedcache.extract.datasets.dataset import SPLIT_WORDS as SPLIT_NAMES
 from fedcache.extract.datasets.dataset import Context, Dataset, Source
-from fedcache.extract.datasets.row_sources import Shards
-from fedcache.extract.digests import stat_key
+from fedcache.extract.datasets.row_sources import Shards, place_of
 from fedcache.extract.image_files import BadImage
 from fedcache.optional import need_arrow, needed_library
 from fedcache.parsing import counted, parse_json
@@ -62,9 +62,7 @@ def key(rest: str, context: Context) -> list[Any]:
     """The place, the columns that the spec names, and the stat of every file."""
     request = columns.parse_rest(rest, "hf")
     path = _locate(request.place, context)
-    if path.is_dir():
-        return ["hf", request.facts, tree.listing_digest(path, context.within(path))]
-    return ["hf", request.facts, stat_key(path)]
+    return ["hf", request.facts, tree.state_of(path, context.within(path))]
 
 
 def load(rest: str, context: Context) -> Dataset:
@@ -84,16 +82,20 @@ def load(rest: str, context: Context) -> Dataset:
         _image_column(file.schema, feature, request, file.path)
         for file, feature in zip(files, features, strict=True)
     ]
-    named: dict[str, list[str]] = {}  # of each column the first list, for files without one
+    # For each column the class names of the first file that has some, for files that have none.
+    names_of_first: dict[str, list[str]] = {}
     for feature in reversed(features):
-        named |= class_names_of(feature)
+        names_of_first |= class_names_of(feature)
     by_split: dict[int | None, list[TableRows]] = {}
     for file, feature, image in zip(files, features, images, strict=True):
-        rows = _rows(file, image, named | class_names_of(feature))
+        class_names = names_of_first | class_names_of(feature)
+        rows = _rows(file, image, class_names)
         by_split.setdefault(file.split, []).append(rows)
-    parts = [_one_after_another(by_split[split]) for split in sorted(by_split, key=_word)]
+    splits = sorted(by_split, key=_word)
+    parts = [_one_after_another(by_split[split]) for split in splits]
     suffix = files[0].path.suffix[1:]
-    how = f"images from {images[0]}, of {counted(len(files), f'{suffix} file')}"
+    number = counted(len(files), f"{suffix} file")
+    how = f"images from {images[0]}, of {number}"
     how += columns.left_out_words(left_out)
     return columns.assemble(
         f"hf:{rest}",
@@ -108,17 +110,17 @@ def load(rest: str, context: Context) -> Dataset:
 
 
 def ready(path: Path) -> bool:
-    """Whether a folder holds files of such a dataset."""
-    return path.is_dir() and any(
-        next(path.rglob(f"*{suffix}"), None) is not None for suffix in SUFFIXES
-    )
+    """Whether a folder holds parquet or Arrow files."""
+    if not path.is_dir():
+        return False
+    return any(any(path.rglob(f"*{suffix}")) for suffix in SUFFIXES)
 
 
 def pull(name: str, root: Path, say: Callable[[str], None]) -> None:
     """Download the parquet files of a dataset of huggingface.co into ``root``; ``say`` receives their size first.
 
-    Where a repository has none of its own, those that Hugging Face makes of it. Raises UsageError for what is no name,
-    MachineError without the library, the network or the files.
+    If a repository has no parquet files, fedcache takes those that Hugging Face made of it. Raises UsageError
+    for an invalid name, MachineError without the library, the network or the files.
     """
     if not _NAME.fullmatch(name):
         raise UsageError(
@@ -130,7 +132,8 @@ def pull(name: str, root: Path, say: Callable[[str], None]) -> None:
     for revision in ("main", "refs/convert/parquet"):
         try:
             found = api.dataset_info(name, revision=revision, files_metadata=True)
-            files = [file for file in found.siblings or () if file.rfilename.endswith(".parquet")]
+            listed = found.siblings or ()
+            files = [file for file in listed if file.rfilename.endswith(".parquet")]
             if not files:
                 continue
             megabytes = sum(file.size or 0 for file in files) / 1e6
@@ -145,10 +148,11 @@ def pull(name: str, root: Path, say: Callable[[str], None]) -> None:
             )
             return
         except Exception as error:
-            # the library raises those of whatever it uses to reach the network
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            # The library passes on the errors of the packages with which it reaches the network.
+            message = str(error).strip() or type(error).__name__
+            first_line = message.splitlines()[0]
             raise MachineError(
-                f"{name} cannot be downloaded from huggingface.co: {first[:200]}",
+                f"{name} cannot be downloaded from huggingface.co: {first_line[:200]}",
                 "Try again with a network connection, or copy its parquet files: --dataset hf:FOLDER",
             ) from None
     raise MachineError(
@@ -187,15 +191,17 @@ def _locate(place: str, context: Context) -> Path:
 
 
 def _word(split: int | None) -> str:
+    """The word of a split; "" for none."""
     if split is None:
         return ""
     return SPLIT_NAMES[split]
 
 
 def split_in(relative: str) -> int | None:
-    """The split that the name of a file says, or a folder above it: that nearest to the file."""
+    """The split in the name of a file, else in the name of the nearest folder above it; None where no name has one."""
     *folders, name = relative.split("/")
-    of_file = split_named(re.split(r"[-_.]", name))
+    words = re.split(r"[-_.]", name)
+    of_file = split_named(words)
     if of_file is None:
         return split_named([*reversed(folders)])
     return of_file
@@ -209,16 +215,16 @@ def _files(path: Path, context: Context, *, by_name: bool) -> tuple[list[RecordF
     if path.is_file():
         return [_open(path, None)], []
     listed = sorted(tree.scan(path, context.within(path)).others)
-    found = [name for suffix in SUFFIXES for name in listed if name.endswith(suffix)]
     # A folder may hold parquet and Arrow files of the same rows: only the first kind is read.
-    suffix = ""
-    if found:
-        suffix = Path(found[0]).suffix
-    names = [
-        name
-        for name in found
-        if name.endswith(suffix) and not name.rpartition("/")[2].startswith("cache-")
-    ]
+    for suffix in SUFFIXES:
+        of_kind = [name for name in listed if name.endswith(suffix)]
+        if of_kind:
+            break
+    names = []
+    for name in of_kind:
+        base = name.rpartition("/")[2]
+        if not base.startswith("cache-"):
+            names.append(name)
     if suffix == ".arrow":
         names = _saved(path, names)
     if not names:
@@ -239,14 +245,18 @@ def _files(path: Path, context: Context, *, by_name: bool) -> tuple[list[RecordF
     if by_name:
         splits = {name: split_in(name) for name in names}
     # Where some names say a split, files without one are left out.
-    known = [name for name in names if splits[name] is not None]
-    files = [_open(path / name, splits[name]) for name in known or names]
-    return files, [name for name in names if known and splits[name] is None]
+    with_split = [name for name in names if splits[name] is not None]
+    without_split = []
+    if with_split:
+        without_split = [name for name in names if splits[name] is None]
+    files = [_open(path / name, splits[name]) for name in with_split or names]
+    return files, without_split
 
 
 def _configuration(name: str) -> str:
     """The folders above a file that are neither its split nor ``data``."""
-    kept = [f for f in name.split("/")[:-1] if f.lower() not in SPLIT_WORDS and f != "data"]
+    folders = name.split("/")[:-1]
+    kept = [f for f in folders if f.lower() not in SPLIT_WORDS and f != "data"]
     return "/".join(kept)
 
 
@@ -268,13 +278,11 @@ def _saved(path: Path, names: Sequence[str]) -> list[str]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a small JSON file; {} where there is none that can be read."""
-    try:
-        held = {}
+    """The object in a small JSON file; {} if the file is missing, damaged or holds something else."""
+    held = None
+    with suppress(OSError, ValueError):
         if path.is_file():
             held = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
     if isinstance(held, dict):
         return held
     return {}
@@ -291,20 +299,27 @@ def _open(path: Path, split: int | None) -> RecordFile:
         with pq.ParquetFile(path) as file:
             held = file.metadata
             groups = tuple(held.row_group(i).num_rows for i in range(held.num_row_groups))
-            return RecordFile(path.absolute(), split, file.schema_arrow, sum(groups), groups)
+            schema = file.schema_arrow
+        return RecordFile(path.absolute(), split, schema, sum(groups), groups)
 
 
 def _features(file: RecordFile, root: Path) -> dict[str, dict[str, Any]]:
     """Hugging Face's description of the columns: in the file, else in ``dataset_info.json`` of its folder or above."""
     found = hugging_face_features(file.schema)
     for folder in (file.path.parent, root):
-        found = found or usable_features(_read_json(folder / "dataset_info.json").get("features"))
+        if not found:
+            info = _read_json(folder / "dataset_info.json")
+            found = usable_features(info.get("features"))
     return found
 
 
 def _image_column(
     schema: Any, features: Mapping[str, Any], request: DatasetRequest, path: Path
 ) -> str:
+    """The column of images: the named one, else the one that the file marks as images, else one of a usual name.
+
+    Raises UsageError where no column holds bytes, or several may be meant.
+    """
     import pyarrow as pa
 
     def holds_bytes(kind: Any) -> bool:
@@ -312,25 +327,26 @@ def _image_column(
             return any(f.name == "bytes" and holds_bytes(f.type) for f in kind)
         return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
-    # The column that is named, else the one that the file marks as images, else one of a usual name.
-    like = [f.name for f in schema if holds_bytes(f.type)]
-    chosen = find_column(
-        path, dict.fromkeys(schema.names), request.content or None, (), "--images-key"
-    )
+    with_bytes = [f.name for f in schema if holds_bytes(f.type)]
+    named = request.content or None
+    chosen = find_column(path, dict.fromkeys(schema.names), named, (), "--images-key")
     if chosen is None:
-        marked = [name for name in like if features.get(name, {}).get("_type") == "Image"] or like
-        if len(marked) == 1:
-            chosen = marked[0]
+        marked = []
+        for name in with_bytes:
+            if features.get(name, {}).get("_type") == "Image":
+                marked.append(name)
+        possible = marked or with_bytes
+        if len(possible) == 1:
+            chosen = possible[0]
         else:
-            chosen = find_column(
-                path, dict.fromkeys(marked), None, columns.IMAGE_NAMES, "--images-key"
-            )
-    if chosen is None or chosen not in like:
+            usual = columns.IMAGE_NAMES
+            chosen = find_column(path, dict.fromkeys(possible), None, usual, "--images-key")
+    if chosen is None or chosen not in with_bytes:
         shown = ", ".join(f"{f.name} {f.type}" for f in list(schema)[:8])
         what = "no column of images"
         if chosen is not None:
             what += f" {chosen!r}"
-        elif like:
+        elif with_bytes:
             what = "several columns that could be images"
         raise UsageError(
             f"{path} has {what}: {shown[:300]}.",
@@ -340,12 +356,12 @@ def _image_column(
 
 
 def _is_extension(field: Any) -> bool:
-    """Whether a column has a type that may bring code."""
+    """Whether a column has an extension type of Arrow, which may bring code."""
     import pyarrow as pa
 
-    return isinstance(field.type, pa.BaseExtensionType) or b"ARROW:extension:name" in (
-        field.metadata or {}
-    )
+    if isinstance(field.type, pa.BaseExtensionType):
+        return True
+    return b"ARROW:extension:name" in (field.metadata or {})
 
 
 def _rows(file: RecordFile, image: str, class_names: dict[str, list[str]]) -> TableRows:
@@ -353,9 +369,11 @@ def _rows(file: RecordFile, image: str, class_names: dict[str, list[str]]) -> Ta
     held: dict[str, Column] = {}
     names = []
     for field in file.schema:
-        if field.name != image and _is_extension(field):
+        if field.name == image:
+            continue
+        if _is_extension(field):
             held[field.name] = Unread((), str(field.type), "an extension type")
-        elif field.name != image:
+        else:
             names.append(field.name)
     if names:
         held |= read_others(_table(file, class_names), names)[0]
@@ -367,12 +385,13 @@ def _rows(file: RecordFile, image: str, class_names: dict[str, list[str]]) -> Ta
 
 
 def _one_after_another(files: Sequence[TableRows]) -> TableRows:
-    """The rows of all files of a split, of which few are open at a time."""
+    """The rows of all files of a split; only a few of the files are open at a time."""
     lengths = [len(file.names) for file in files]
     split = files[0].split
     held, _, _ = columns.joined_parts(files)
     rows = Shards([file.source for file in files], lengths)
-    return TableRows(columns.row_names(sum(lengths), split), rows, held, split)
+    names = columns.row_names(sum(lengths), split)
+    return TableRows(names, rows, held, split)
 
 
 def _table(file: RecordFile, class_names: dict[str, list[str]]) -> Table:
@@ -383,7 +402,8 @@ def _table(file: RecordFile, class_names: dict[str, list[str]]) -> Table:
 
         with explain_damage(file.path):
             if file.path.suffix == ".arrow":
-                yield from open_arrow(file.path).select(list(columns)).to_batches(rows)
+                chosen = open_arrow(file.path).select(list(columns))
+                yield from chosen.to_batches(rows)
                 return
             with pq.ParquetFile(file.path) as opened:
                 yield from opened.iter_batches(rows, columns=list(columns))
@@ -404,7 +424,7 @@ KEPT = 4
 
 
 def image_bytes(values: Any, at: int) -> bytes:
-    """An encoded image of a column as ``only_bytes`` makes it; raises ``BadImage`` for none."""
+    """The encoded image at a place of a column from ``only_bytes``; raises ``BadImage`` where there is none."""
     found = values[at].as_py()
     if not isinstance(found, bytes):
         raise BadImage("its row contains no image, or only a path")
@@ -412,7 +432,7 @@ def image_bytes(values: Any, at: int) -> bytes:
 
 
 def only_bytes(values: Any) -> Any:
-    """A column of bytes, of one of bytes or of {bytes, path}, which is how Hugging Face writes images."""
+    """The bytes of a column; it holds bytes, or {bytes, path}, as Hugging Face writes images."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -453,8 +473,8 @@ class ParquetRows(Reopened):
         """The batch that holds a row, and its first row; raises ``BadImage``."""
         import pyarrow as pa
 
-        group = int(np.searchsorted(self._starts, row, side="right")) - 1
-        if row >= self._broken.get(group, row + 1):
+        group, _ = place_of(row, self._starts)
+        if group in self._broken and row >= self._broken[group]:
             raise BadImage("its data in the file is damaged")
         try:
             if group != self._group or row < self._at:
@@ -465,13 +485,14 @@ class ParquetRows(Reopened):
                 self._at = int(self._starts[group])
             for batch in self._batches:
                 first = self._at
-                self._at = self._at + len(batch)
-                self._kept = [*self._kept[1 - KEPT :], (first, only_bytes(batch.column(0)))]
+                self._at += len(batch)
+                newest = (first, only_bytes(batch.column(0)))
+                self._kept = [*self._kept[1 - KEPT :], newest]
                 if row < self._at:
-                    return self._kept[-1]
+                    return newest
         except (pa.ArrowException, OSError):
             pass
-        # Looking again would begin at the start of the group for every row that follows.
+        # The damage is remembered: without that, each later row would read the group from its start again.
         self._broken[group] = self._at
         self._group = -1
         raise BadImage("its data in the file is damaged")
@@ -501,13 +522,14 @@ class ArrowRows(Reopened):
         """The encoded image of a row; raises ``BadImage``."""
         with self._lock:
             if self._values is None:
-                os.close(open_as_listed(self.path, self.stamp))
-                self._values = only_bytes(open_arrow(self.path).column(self.column))
+                os.close(open_as_listed(self.path, self.stamp))  # raises when it has changed
+                column = open_arrow(self.path).column(self.column)
+                self._values = only_bytes(column)
         return image_bytes(self._values, row)
 
 
 def open_arrow(path: Path) -> Any:
-    """The table of an Arrow file or stream, mapped and not read. Raises what pyarrow does for a damaged one."""
+    """The table of an Arrow file or stream, mapped and not read. Raises pyarrow's own errors for a damaged one."""
     import pyarrow as pa
 
     mapped = pa.memory_map(str(path))

@@ -3,7 +3,7 @@
 ``train-images-idx3-ubyte`` is the training set, and ``t10k`` or ``test`` the test set. fedcache also knows the names of
 EMNIST (``emnist-letters-train-images-idx3-ubyte``), KMNIST and QMNIST, and a single file of images. If a folder holds
 several datasets, name the beginning of their file names: ``idx:raw/emnist-letters``. QMNIST's labels have eight
-columns, of which the writers become a group. fedcache does not rotate images: those of EMNIST are transposed in its
+columns; the column of writers becomes a group. fedcache does not rotate images: those of EMNIST are transposed in its
 files, and stay so.
 """
 
@@ -13,6 +13,8 @@ import gzip
 import math
 import re
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -48,9 +50,11 @@ _WRITER = 2
 def key(rest: str, context: Context) -> list[Any]:
     """The stat of every file."""
     files = _locate(rest, context)
-    labels = [
-        file for file in (_labels_beside(images, context) for images in files) if file is not None
-    ]
+    labels = []
+    for images in files:
+        file = _labels_beside(images, context)
+        if file is not None:
+            labels.append(file)
     return ["idx", [stat_key(file) for file in files], [stat_key(file) for file in labels]]
 
 
@@ -58,17 +62,23 @@ def load(rest: str, context: Context) -> Dataset:
     """The dataset of ``idx:FOLDER``. Raises UsageError for missing files, CorruptionError for damaged ones."""
     files = _locate(rest, context)
     facts = key(rest, context)
-    parts = [_part(file, alone=len(files) == 1, context=context) for file in files]
-    sizes = " and ".join(dict.fromkeys(how for _, how in parts))
+    parts = []
+    layouts = []
+    for file in files:
+        part, layout = _part(file, alone=len(files) == 1, context=context)
+        parts.append(part)
+        layouts.append(layout)
+    sizes = " and ".join(dict.fromkeys(layouts))
     names = ", ".join(file.name for file in files)
     place = Path(rest).expanduser()
     if place.is_file():
         place = place.parent / place.name.split(".")[0]
+    request = columns.with_label(DatasetRequest(rest), parts)
     return columns.assemble(
         f"idx:{rest}",
         place,
-        [part for part, _ in parts],
-        request=columns.with_label(DatasetRequest(rest), [part for part, _ in parts]),
+        parts,
+        request=request,
         class_names=None,
         how=f"images {sizes} from {names}",
         facts=facts,
@@ -78,30 +88,33 @@ def load(rest: str, context: Context) -> Dataset:
 
 
 def _locate(rest: str, context: Context) -> list[Path]:
-    """The files of images that are meant, in the order of their splits' words."""
+    """The files of images that a spec means, in the order of the words of their splits.
+
+    Raises UsageError if there is none, or if there are several datasets.
+    """
     place = Path(rest).expanduser()
     folder = place.parent
+    begin = place.name.lower()
     if place.is_dir():
         folder = place
+        begin = ""
     listed = []
     if rest and folder.is_dir():
         listed = sorted(folder.iterdir())
     within = context.within(folder)
     if within is not None:
-        listed = [file for file in listed if not tree.leads_out(str(file), str(folder.resolve()))]
+        real = str(folder.resolve())
+        listed = [file for file in listed if not tree.leads_out(str(file), real)]
     if place.is_file():
         return [place]
-    if place.is_dir():
-        begin = ""
-    else:
-        begin = place.name.lower()
     found: dict[str, dict[str, Path]] = {}
     for file in listed:
         match = _IMAGES.fullmatch(file.name)
         if match and file.is_file() and file.name.lower().startswith(begin):
-            # A file that was unpacked lies next to its .gz: the first of a name, without .gz, is taken.
+            stem = match["stem"].rstrip("-_").lower()
             split = (match["split"] or "").lower()
-            found.setdefault(match["stem"].rstrip("-_").lower(), {}).setdefault(split, file)
+            # An unpacked file may be next to its .gz. The unpacked one is taken: it sorts first.
+            found.setdefault(stem, {}).setdefault(split, file)
     if not found:
         named = rest or "path"
         raise UsageError(
@@ -121,7 +134,7 @@ def _locate(rest: str, context: Context) -> list[Path]:
 
 
 def _word(split: str) -> str:
-    """The word of a split in the names of rows; empty for a file that names none."""
+    """The word in the names of rows for a word in the name of a file; "" for ""."""
     if split:
         return SPLIT_NAMES[SPLIT_WORDS[split]]
     return ""
@@ -130,26 +143,30 @@ def _word(split: str) -> str:
 def _labels_beside(images: Path, context: Context) -> Path | None:
     """The file of labels of a file of images, with or without .gz; None where there is none."""
     name = images.name.removesuffix(".gz")
+    folder = images.parent
+    within = context.within(folder)
     for ending in ("idx1-ubyte", "idx2-int"):
         plain = re.sub(r"images([-.])idx\d-ubyte", rf"labels\1{ending}", name, flags=re.IGNORECASE)
-        for file in (images.parent / plain, images.parent / f"{plain}.gz"):
-            within = context.within(images.parent)
-            if (
-                plain != name
-                and file.is_file()
-                and not (within and tree.leads_out(str(file), str(within.resolve())))
-            ):
+        if plain == name:
+            continue
+        for file in (folder / plain, folder / f"{plain}.gz"):
+            if not file.is_file():
+                continue
+            if within is None or not tree.leads_out(str(file), str(within.resolve())):
                 return file
     return None
 
 
 def _part(images: Path, *, alone: bool, context: Context) -> tuple[TableRows, str]:
-    """The rows of a file of images and what they are; a test set that is ``alone`` is all there is, and no test set."""
+    """The rows of a file of images, and their layout in words.
+
+    A file of a test set that is ``alone`` has no split, because its rows are all that there are.
+    """
     shape, dtype, start = _header(images)
     count = shape[0]
     layout = layout_of(shape, dtype, str(images))
     stamp = stamp_of(images)
-    size = stamp[0]
+    size, _ = stamp
     expected = start + math.prod(shape)
     source: Source
     if images.suffix.lower() == ".gz":
@@ -177,9 +194,10 @@ def _part(images: Path, *, alone: bool, context: Context) -> tuple[TableRows, st
     if match:
         word = (match["split"] or "").lower()
     split = None
-    if word and not (alone and word != "train"):
+    if word == "train" or (word and not alone):
         split = SPLIT_WORDS[word]
-    return TableRows(columns.row_names(count, split), source, found, split), str(layout)
+    names = columns.row_names(count, split)
+    return TableRows(names, source, found, split), str(layout)
 
 
 def _open(path: Path) -> IO[bytes]:
@@ -188,24 +206,26 @@ def _open(path: Path) -> IO[bytes]:
     return path.open("rb")
 
 
-def _header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    """Shape, dtype and the byte at which the numbers begin. Raises CorruptionError for another kind of file."""
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Raises CorruptionError instead of the errors of reading a damaged file."""
     try:
-        with _open(path) as file:
-            # Two zero bytes, the type of the numbers, and the number of axes; then the length of each axis.
-            magic = file.read(4)
-            axes = 0
-            if len(magic) == 4:
-                axes = magic[3]
-            raw = file.read(4 * axes)
+        yield
     except (OSError, EOFError, zlib.error) as error:
         raise _damaged(path, str(error)[:80]) from None
-    if (
-        magic[:2] != b"\0\0"
-        or magic[2] not in _DTYPES
-        or not 1 <= axes <= 4
-        or len(raw) != 4 * axes
-    ):
+
+
+def _header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+    """Shape, dtype and the byte at which the numbers begin. Raises CorruptionError for another kind of file."""
+    with _reading(path), _open(path) as file:
+        # Two zero bytes, the type of the numbers, and the number of axes; then the length of each axis.
+        magic = file.read(4)
+        axes = 0
+        if len(magic) == 4:
+            axes = magic[3]
+        raw = file.read(4 * axes)
+    is_idx = magic[:2] == b"\0\0" and magic[2] in _DTYPES
+    if not is_idx or not 1 <= axes <= 4 or len(raw) != 4 * axes:
         raise _damaged(path, "it does not begin like an IDX file")
     shape = tuple(np.frombuffer(raw, dtype=">u4").astype(np.int64).tolist())
     dtype = np.dtype(_DTYPES[magic[2]])
@@ -213,39 +233,34 @@ def _header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
 
 
 def _numbers(path: Path) -> NDArray[np.int64]:
-    """Labels [N] or [N, K]. Raises CorruptionError for a file of another size than it says."""
+    """Labels [N] or [N, K]. Raises CorruptionError for a file whose size differs from that in its header."""
     shape, dtype, start = _header(path)
-    if math.prod(shape) * dtype.itemsize > MOST_COLUMN or len(shape) > 2 or dtype.kind == "f":
+    size = math.prod(shape) * dtype.itemsize
+    if size > MOST_COLUMN or len(shape) > 2 or dtype.kind == "f":
         raise _damaged(path, f"its header gives {list(shape)} labels of {dtype}")
-    expected = start + math.prod(shape) * dtype.itemsize
-    try:
-        with _open(path) as file:
-            raw = file.read(expected + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise _damaged(path, str(error)[:80]) from None
+    expected = start + size
+    with _reading(path), _open(path) as file:
+        raw = file.read(expected + 1)
     if len(raw) != expected:
         raise _damaged(path, f"it has {len(raw):,} bytes; {expected:,} were expected")
-    return (
-        np.frombuffer(raw, dtype=dtype.newbyteorder(">"), offset=start)
-        .astype(np.int64)
-        .reshape(shape)
-    )
+    numbers = np.frombuffer(raw, dtype=dtype.newbyteorder(">"), offset=start)
+    return numbers.astype(np.int64).reshape(shape)
 
 
 def _check_stream(path: Path, expected: int, context: Context) -> None:
-    """Unpack a .gz once, whose last bytes are its checksum; what it said is remembered until the file changes."""
+    """Unpack a .gz once to compare its checksum and its length; the length is remembered until the file changes.
+
+    Raises CorruptionError for a damaged file, or another length than ``expected``.
+    """
     fact = ["length of a gz", *stat_key(path)]
     length = context.memory.recall(fact)
     if length is None:
         length = 0
-        try:
-            with gzip.open(path) as file:
-                while raw := file.read(BLOCK):
-                    length += len(raw)
-                    if length > expected:  # no need to unpack a bomb to its end
-                        break
-        except (OSError, EOFError, zlib.error) as error:
-            raise _damaged(path, str(error)[:80]) from None
+        with _reading(path), gzip.open(path) as file:
+            while raw := file.read(BLOCK):
+                length += len(raw)
+                if length > expected:  # a bomb is not unpacked to its end
+                    break
         context.memory.remember(fact, length)
     if length != expected:
         raise _damaged(path, f"its content does not have the expected {expected:,} bytes")

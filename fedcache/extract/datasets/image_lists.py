@@ -1,9 +1,9 @@
 """Lists of images: a CSV, TSV or JSON lines whose rows name files, given by the user or found among the images.
 
 The column of paths has one of the usual names (``PATHS``), or is named by ``--images-key``. Paths are relative to the
-folder of the list and stay below it, because they are also the names of the rows, and a name must not depend on where
-the data lies. Backslashes of Windows are read as slashes, and a name without an ending is completed where one file has
-it. Every other column means what it does in any table (``tables.roles``).
+folder of the list and stay below it. They are also the names of the rows, so they must not depend on the place of the
+data. Backslashes of Windows are read as slashes, and a name without an ending is completed if one file alone has it.
+Every other column has the same meaning as in any table (``tables.roles``).
 """
 
 from __future__ import annotations
@@ -69,14 +69,16 @@ class ImageList:
 def read_list(path: Path, path_column: str = "") -> ImageList:
     """A list in a file of its own, whose images are stored below its folder; ``path_column`` is the column of paths.
 
-    Raises UsageError with the row, for a wrong path, a path given twice, or no image that is there.
+    Raises UsageError with the row, for a wrong path or a path given twice, and where none of the images exists.
     """
     folder = path.parent
+
+    def exists(name: str) -> bool:
+        return (folder / name).is_file()
+
     stems = Stems(lambda inside: _listed(folder / inside))
-    found = parse_list(
-        str(path), path.read_bytes(), path_column, lambda name: (folder / name).is_file(), stems
-    )
-    if not any((folder / name).is_file() for name in found.paths):
+    found = parse_list(str(path), path.read_bytes(), path_column, exists, stems)
+    if not any(map(exists, found.paths)):
         count = len(found.paths)
         example = folder / found.paths[0]
         raise UsageError(
@@ -87,6 +89,7 @@ def read_list(path: Path, path_column: str = "") -> ImageList:
 
 
 def _listed(folder: Path) -> list[str]:
+    """The names in a folder; none where there is no folder."""
     if folder.is_dir():
         return [file.name for file in folder.iterdir()]
     return []
@@ -100,7 +103,7 @@ class Stems:
         self._held: dict[str, dict[str, list[str]]] = {}
 
     def completed(self, name: str) -> str:
-        """The image that is called so but for its ending, where there is one alone; else the name itself."""
+        """The name with its ending, where one image alone has it; else the name as it is."""
         folder, slash, last = name.rpartition("/")
         if folder not in self._held:
             held: dict[str, list[str]] = {}
@@ -118,40 +121,44 @@ class Stems:
 def parse_list(
     where: str, raw: bytes, path_column: str, exists: Callable[[str], bool], stems: Stems
 ) -> ImageList:
-    """A list from its bytes. ``exists`` says whether there is an image of a name, relative to the list; errors as
-    ``read_list``."""
+    """A list from its bytes; errors as ``read_list``.
+
+    ``exists`` says whether there is an image of a name, relative to the list.
+    """
     if where.lower().endswith(".jsonl"):
         columns = _records(where, raw)
     else:
         columns = _cells(where, raw)
     count = len(next(iter(columns.values()), []))
-    lowered = {name.lower(): name for name in reversed([*columns])}
-    if path_column and path_column not in columns:
-        raise unknown(
-            f"column of {where}",
-            path_column,
-            columns,
-            hint="Choose one of these with --images-key NAME",
-        )
     if path_column:
-        usual = [path_column]
+        if path_column not in columns:
+            raise unknown(
+                f"column of {where}",
+                path_column,
+                columns,
+                hint="Choose one of these with --images-key NAME",
+            )
+        possible = [path_column]
     else:
-        usual = [lowered[name] for name in PATHS if name in lowered]
-    if not usual or not count:
+        # Reversed, so that the first of several names that differ in capitals alone is taken.
+        lowered = {name.lower(): name for name in reversed([*columns])}
+        possible = [lowered[name] for name in PATHS if name in lowered]
+    if not possible or not count:
         names = some_names(columns) or "(none)"
         raise UsageError(
             f"{where} has the columns {names} and {count:,} rows; expected a path column and at least one row.",
             f"{FIRST_LINE}   or choose the column of paths with --images-key NAME",
         )
-    chosen = usual[0]
-    # If several columns have usual names, the first one that names an existing image is taken.
-    paths = list[str]()
-    for column in usual:
+    # The first column that names an existing image is taken; the first of all where none does.
+    chosen = ""
+    paths: list[str] = []
+    for column in possible:
         found = [_spelt(str(value).strip(), exists, stems) for value in columns[column]]
-        if column == usual[0] or any(map(exists, found)):
+        names_images = any(map(exists, found))
+        if names_images or not chosen:
             chosen = column
             paths = found
-        if any(map(exists, found)):
+        if names_images:
             break
     _check(where, paths)
     others = {name: _typed(where, values) for name, values in columns.items() if name != chosen}
@@ -159,22 +166,24 @@ def parse_list(
 
 
 def _spelt(path: str, exists: Callable[[str], bool], stems: Stems) -> str:
-    """A path as its file is called: with slashes, without ``./`` before it, and with its ending."""
+    """A path with slashes, without ``./`` before it, and with the ending of its file."""
     path = path.removeprefix("./")
     if exists(path):
         return path
     if "\\" in path and not _DRIVE.match(path):
         path = path.replace("\\", "/").removeprefix("./")
-    if exists(path) or not path or path[path.rfind(".") :].lower() in EXTENSIONS:
+    has_ending = path[path.rfind(".") :].lower() in EXTENSIONS
+    if exists(path) or not path or has_ending:
         return path
     return stems.completed(path)
 
 
 def _check(where: str, paths: Sequence[str]) -> None:
-    """Refuse paths that are none, or lead out of the folder of the list, and those that repeat."""
+    """Raise UsageError for invalid paths, for those that lead out of the folder of the list, and for repeated ones."""
     seen: dict[str, int] = {}
     for number, image in enumerate(paths, start=1):
-        if {"", ".", ".."} & set(image.split("/")) or "\0" in image or _DRIVE.match(image):
+        has_odd_folder = {"", ".", ".."} & set(image.split("/"))
+        if has_odd_folder or "\0" in image or _DRIVE.match(image):
             raise _wrong(
                 where,
                 number,
@@ -198,14 +207,10 @@ def _wrong(where: str, number: int, what: str, hint: str) -> FedcacheError:
 def _cells(where: str, raw: bytes) -> dict[str, list[str]]:
     """Columns of words by name. Raises UsageError for rows of another length, and for names that repeat."""
     text, dialect = decoded(raw, Path(where))
+    stream = io.StringIO(text, newline="")
     try:
-        lines = [
-            line
-            for line in csv.reader(
-                io.StringIO(text, newline=""), delimiter=dialect.separator, strict=True
-            )
-            if line
-        ]
+        cells = csv.reader(stream, delimiter=dialect.separator, strict=True)
+        lines = [line for line in cells if line]
     except csv.Error as error:
         raise UsageError(f"{where} is not a CSV: {error}.", FIRST_LINE) from None
     # Some programs write lines before the names of columns.
@@ -216,15 +221,16 @@ def _cells(where: str, raw: bytes) -> dict[str, list[str]]:
     for name in names:
         if names.count(name) > 1:
             raise named_twice(where, name)
-    for number, line in enumerate(lines[1:], start=1):
-        if len(line) != len(names):
-            problem = f"has {len(line)} fields; expected {len(names)}"
+    rows = lines[1:]
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(names):
+            problem = f"has {len(row)} fields; expected {len(names)}"
             raise _wrong(where, number, problem, "Quote fields with commas")
-    return {name: [line[at].strip() for line in lines[1:]] for at, name in enumerate(names)}
+    return {name: [row[at].strip() for row in rows] for at, name in enumerate(names)}
 
 
 def _records(where: str, raw: bytes) -> dict[str, list[Any]]:
-    """Columns of values by name, of one JSON object a line. Raises UsageError for a line that is none."""
+    """Columns of values by name, from one JSON object on each line. Raises UsageError for any other line."""
     records: list[Mapping[str, Any]] = []
     try:
         for line in raw.decode("utf-8-sig").splitlines():
@@ -245,6 +251,7 @@ def _records(where: str, raw: bytes) -> dict[str, list[Any]]:
 
 
 def _typed(where: str, values: Sequence[Any]) -> Column:
+    """A column with the types of JSON, or with the types that the words of a CSV show."""
     if where.lower().endswith(".jsonl"):
         return objects_of(values)
     return Words.of(values).typed()
@@ -269,8 +276,7 @@ class ListedImages:
     columns: dict[str, Column]  # [N] by name, without the paths
     splits: NDArray[np.uint8] | None  # [N], None where folders do not say it
     ignored: Counter[str]  # images without a row, and rows without an image
-    tables: list[str]  # names of the tables
-    label: str | None  # column of labels, where it is not one of a usual name
+    label: str | None  # column of labels, where it has no usual name
 
 
 def tables_among(others: Sequence[str]) -> list[str]:
@@ -288,9 +294,9 @@ def listed_images(
 ) -> ListedImages:
     """Columns that tables have for images. ``names`` are those of the images; ``read`` gives the bytes of a table.
 
-    Raises UsageError for a table that names none of the images, and for paths that make no sense.
+    Raises UsageError for tables that name none of the images, and for invalid paths.
     """
-    place = {name: row for row, name in enumerate(names)}
+    row_of = {name: row for row, name in enumerate(names)}
     by_folder: dict[str, list[str]] = {}
     for name in names:
         folder, _, last = name.rpartition("/")
@@ -304,7 +310,7 @@ def listed_images(
         folder = table[: table.rfind("/") + 1]
 
         def exists(path: str, folder: str = folder) -> bool:
-            return f"{folder}{path}" in place
+            return f"{folder}{path}" in row_of
 
         def names_in(inside: str, folder: str = folder) -> list[str]:
             return by_folder.get(f"{folder}{inside}".rstrip("/"), [])
@@ -312,7 +318,7 @@ def listed_images(
         one = parse_list(f"{where}/{table}", read(table), path_column, exists, Stems(names_in))
         rows = [row for row, path in enumerate(one.paths) if exists(path)]
         ignored["listed but missing"] += len(one.paths) - len(rows)
-        found += [place[f"{folder}{one.paths[row]}"] for row in rows]
+        found += [row_of[f"{folder}{one.paths[row]}"] for row in rows]
         lists.append(one)
         kept.append(rows)
     if not found:
@@ -323,33 +329,32 @@ def listed_images(
             "Its paths are relative to the folder of the table.",
         )
     # One image with two lines would have two labels.
-    repeated = next((row for row, count in Counter(found).items() if count > 1), None)
-    if repeated is not None:
-        raise UsageError(
-            f"Two tables of {where} list the image {names[repeated]}.", "List every image once"
-        )
+    for row, count in Counter(found).items():
+        if count > 1:
+            raise UsageError(
+                f"Two tables of {where} list the image {names[row]}.", "List every image once"
+            )
     ignored["not listed"] += len(names) - len(found)
     columns = _joined(lists, kept)
-    splits = splits_of_folders([names[row] for row in found])
+    listed = [names[row] for row in found]
+    splits = splits_of_folders(listed)
     # Without a column of labels, folders below the splits may name the classes.
     label = None
-    if (
-        choice.label is None
-        and not choice.unlabelled
-        and not any(name.lower() in LABELS for name in columns)
-    ):
-        classes = _folders_below_splits([names[row] for row in found])
+    has_labels = any(name.lower() in LABELS for name in columns)
+    if choice.label is None and not choice.unlabelled and not has_labels:
+        classes = _folders_below_splits(listed)
         if len(set(classes)) > 1 and FOLDER_CLASS not in columns:
             columns[FOLDER_CLASS] = Words.of(classes)
             label = FOLDER_CLASS
-    return ListedImages(found, columns, splits, +ignored, list(tables), label)
+    return ListedImages(found, columns, splits, +ignored, label)
 
 
 def _joined(lists: Sequence[ImageList], kept: Sequence[Sequence[int]]) -> dict[str, Column]:
-    """The columns of all lists one after another, of the rows that are kept."""
+    """The columns of all lists, one list after another, with the rows that are kept."""
     lengths = [len(rows) for rows in kept]
     joined: dict[str, Column] = {}
-    for name in dict.fromkeys(name for one in lists for name in one.columns):
+    names = dict.fromkeys(name for one in lists for name in one.columns)
+    for name in names:
         parts: list[Column | None] = []
         for one, rows in zip(lists, kept, strict=True):
             column = one.columns.get(name)
@@ -371,14 +376,11 @@ def taken(column: Column, rows: Sequence[int]) -> Column:
 
 
 def splits_of_folders(names: Sequence[str]) -> NDArray[np.uint8] | None:
-    """The split of each image by the first of its folders that is named like one; None where one has no such folder."""
+    """The split of each image by its first folder that is named like one; None if an image has no such folder."""
     found: list[int] = []
     for name in names:
-        codes = [
-            SPLIT_WORDS[folder.lower()]
-            for folder in name.split("/")[:-1]
-            if folder.lower() in SPLIT_WORDS
-        ]
+        folders = name.lower().split("/")[:-1]
+        codes = [SPLIT_WORDS[folder] for folder in folders if folder in SPLIT_WORDS]
         if not codes:
             return None
         found.append(codes[0])

@@ -1,9 +1,9 @@
 """Images that a program holds: a list of (image, label), a torch ``Dataset``, or {"train": ..., "test": ...} of them.
 
-An item is a pair, or a dictionary as a Hugging Face dataset gives it, whose other values are groups. An image is a
-Pillow image, an encoded file as bytes, a uint8 array or tensor, or a tensor of floats in [0, 1] as ``ToTensor`` makes
-it; anything else has no known meaning and is refused. Every item is read once to name it by its content, so that a
-program that is run again finds its store, and a dataset that gives other pixels each time is noticed.
+An item is a pair, or a dictionary as in Hugging Face datasets, whose other values are groups. An image is a Pillow
+image, an encoded file as bytes, a uint8 array or tensor, or a tensor of floats in [0, 1] as ``ToTensor`` makes it;
+anything else is refused. Every item is read once, because its content identifies it. So a program that is run again
+finds its store, and fedcache refuses a dataset whose pixels change each time it is read.
 """
 
 from __future__ import annotations
@@ -28,12 +28,10 @@ from fedcache.extract.images import from_pillow
 from fedcache.optional import reason
 from fedcache.tables.roles import LABELS, find_column
 from fedcache.tables.splits import SPLIT_NAMES, SPLIT_WORDS
-from fedcache.tables.words import Column, objects_of
-
-"""Kind of the spec of such a dataset, which names no place."""
+from fedcache.tables.words import objects_of
 
 LOOKED_AT_TWICE = 8
-"""First rows that are read twice, to see whether they stay the same."""
+"""Number of first rows that are read twice, to check that they stay the same."""
 
 _EXPECTED = "a list of (image, label), a torch Dataset, or {'train': ..., 'test': ...} of them"
 
@@ -45,29 +43,31 @@ class ItemSource:
         self.items = items
 
     def read(self, row: int) -> bytes | NDArray[np.uint8]:
-        """The image of an item; raises ``BadImage``, and UsageError for what is no image."""
-        return pixels_of(_split_item(self.items[row], row)[0], row)
+        """The image of an item; raises ``BadImage``, and UsageError for an item without an image."""
+        image, _, _ = _split_item(self.items[row], row)
+        return pixels_of(image, row)
 
 
 def load(source: Any, context: Context) -> Dataset:
     """The dataset of images in memory; ``context.progress`` is called with the number of images read.
 
-    Raises UsageError for what is no such thing, with the number of the row and what to do.
+    Raises UsageError for other objects, with the number of the row and a hint.
     """
     parts = []
     uids = []
     how = ""
+    splits = _by_split(source)
     # Splits of a dictionary are read one after the other; each keeps the order of its items.
-    for split, items in _by_split(source):
+    for split, items in splits:
         part, uid = _read(items, split, context)
         parts.append(part)
         uids.append(uid)
         how = f"images of a {type(items).__name__}"
-    first = next(iter(_by_split(source)))[1]
+    _, first = splits[0]
     class_names = None
-    named = getattr(first, "classes", ())
-    if isinstance(named, list | tuple) and named and all(isinstance(n, str) for n in named):
-        class_names = tuple(named)
+    classes = getattr(first, "classes", None)
+    if isinstance(classes, list | tuple) and classes and all(isinstance(c, str) for c in classes):
+        class_names = tuple(classes)
     return columns.assemble(
         f"{HELD}:images",
         Path("images"),
@@ -83,39 +83,43 @@ def load(source: Any, context: Context) -> Dataset:
 
 def can_travel(source: Any) -> str | None:
     """Why items cannot be sent to worker processes; None when they can."""
+    name = type(source).__name__
     if getattr(type(source), "__module__", "") == "__main__":
-        return (
-            f"{type(source).__name__} is defined in the main program, which workers cannot import"
-        )
+        return f"{name} is defined in the main program, which workers cannot import"
     try:
         ForkingPickler.dumps(source)
-    except Exception as error:  # whatever the objects of a user raise
-        return f"{type(source).__name__} cannot be pickled: {error}"[:200]
+    except Exception as error:  # objects of a user may raise anything
+        return f"{name} cannot be pickled: {error}"[:200]
     return None
 
 
 def _by_split(source: Any) -> list[tuple[int | None, Any]]:
-    """The items of each split, in the order of the splits' words; of None where none is named."""
-    if isinstance(source, Mapping):
-        wrong = [name for name in source if str(name).lower() not in SPLIT_WORDS]
-        if wrong or not source:
-            keys = ", ".join(map(repr, list(source)[:5]))
-            raise UsageError(
-                f"The dictionary has the keys {keys}, which are not all splits.",
-                f"Expected {_EXPECTED}",
-            )
-        parts = [
-            (SPLIT_WORDS[str(name).lower()], _checked(items)) for name, items in source.items()
-        ]
-        parts.sort(key=lambda part: SPLIT_NAMES[part[0]])
-        return [*parts]
-    return [(None, _checked(source))]
+    """(split code, items) of each split, in the order of the names of splits; the code is None without splits.
+
+    Raises UsageError for an empty dictionary, and for keys that are no splits.
+    """
+    if not isinstance(source, Mapping):
+        return [(None, _checked(source))]
+    wrong = [name for name in source if str(name).lower() not in SPLIT_WORDS]
+    if wrong or not source:
+        keys = ", ".join(map(repr, list(source)[:5]))
+        raise UsageError(
+            f"The dictionary has the keys {keys}, which are not all splits.",
+            f"Expected {_EXPECTED}",
+        )
+    parts = []
+    for name, items in source.items():
+        code = SPLIT_WORDS[str(name).lower()]
+        parts.append((code, _checked(items)))
+    parts.sort(key=lambda part: SPLIT_NAMES[part[0]])
+    return [*parts]
 
 
 def _checked(items: Any) -> Any:
-    if isinstance(items, str | bytes | numbers.Number) or not (
-        hasattr(items, "__len__") and hasattr(items, "__getitem__")
-    ):
+    """The items themselves. Raises UsageError unless they can be read by number."""
+    is_plain = isinstance(items, str | bytes | numbers.Number)
+    is_sequence = hasattr(items, "__len__") and hasattr(items, "__getitem__")
+    if is_plain or not is_sequence:
         if hasattr(items, "dataset"):
             hint = "Give its .dataset"
         else:
@@ -125,40 +129,37 @@ def _checked(items: Any) -> Any:
 
 
 def _read(items: Any, split: int | None, context: Context) -> tuple[TableRows, NDArray[np.uint8]]:
-    """The rows of a sequence, and their uids."""
+    """The rows of a sequence, and their uids, uint8 [N, 16]."""
     count = len(items)
     labels = []
     fields = []
-    uid = bytearray()
+    uids = bytearray()
     names = columns.row_names(count, split)
-    for row in range(count):
+    for row, name in enumerate(names):
         image, label, others = _item(items, row)
-        uid += _uid(image, row, names[row])
-        # Random transforms would give other pixels than those that were digested: the first rows are read twice.
-        if row < LOOKED_AT_TWICE and uid[-16:] != _uid(_item(items, row)[0], row, names[row]):
-            raise UsageError(
-                f"Image {row} of the {type(items).__name__} changes each time it is read.",
-                "Remove random transforms; fc.extract(..., views=2) makes seeded views",
-            )
+        uid = _uid(image, row, name)
+        uids += uid
+        # The first rows are read twice, because a random transform gives other pixels each time.
+        if row < LOOKED_AT_TWICE:
+            again, _, _ = _item(items, row)
+            if uid != _uid(again, row, name):
+                raise UsageError(
+                    f"Image {row} of the {type(items).__name__} changes each time it is read.",
+                    "Remove random transforms; fc.extract(..., views=2) makes seeded views",
+                )
         labels.append(_plain(label, row))
         fields.append(others)
         if context.progress is not None:
             context.progress(row + 1, count)
-    # An item may lack a field that others have.
-    fields_of_all = dict.fromkeys(name for held in fields for name in held)
-    found: dict[str, Column] = {
-        name: objects_of([held.get(name) for held in fields]) for name in fields_of_all
-    }
+    found = columns.columns_of_records(fields)
     if any(label is not None for label in labels):
         found[LABEL] = objects_of(labels)
-    return (
-        TableRows(names, ItemSource(items), found, split),
-        np.frombuffer(bytes(uid), dtype=np.uint8).reshape(-1, 16),
-    )
+    part = TableRows(names, ItemSource(items), found, split)
+    return part, np.frombuffer(bytes(uids), dtype=np.uint8).reshape(-1, 16)
 
 
 def _item(items: Any, row: int) -> tuple[Any, Any, Mapping[str, Any]]:
-    """Image, label and other values of an item. Raises UsageError with its number for what reading it raises."""
+    """Image, label and other values of an item. Raises UsageError, with its number, if it cannot be read."""
     try:
         item = items[row]
     except Exception as error:
@@ -200,7 +201,7 @@ def _named(names: Sequence[str], usual: Sequence[str]) -> str | None:
 def pixels_of(image: Any, row: int) -> bytes | NDArray[np.uint8]:
     """An image as bytes of a file, or as uint8 [H, W] or [H, W, 3].
 
-    Raises UsageError for what is no image, BadImage for a Pillow image that cannot be read.
+    Raises UsageError for other objects, BadImage for a Pillow image that cannot be read.
     """
     if isinstance(image, bytes):
         return image
@@ -210,7 +211,7 @@ def pixels_of(image: Any, row: int) -> bytes | NDArray[np.uint8]:
     if hasattr(image, "detach"):  # a tensor
         found = image.detach().cpu().numpy()
         if found.dtype.kind == "f":
-            # Written so that NaN is refused too. ToTensor divides by 255, which this undoes to the very bytes.
+            # The condition is false for NaN too. ToTensor divides by 255, and this restores the same bytes.
             if not (found.size and found.min() >= 0 and found.max() <= 1):
                 raise UsageError(
                     f"Image {row} is a tensor of floats outside [0, 1], whose meaning is unknown.",
@@ -222,12 +223,12 @@ def pixels_of(image: Any, row: int) -> bytes | NDArray[np.uint8]:
             f"Image {row} is a {type(image).__name__}.",
             "Expected a Pillow image, bytes of a file, a uint8 array or tensor, or a tensor of floats in [0, 1]",
         )
-    return np.ascontiguousarray(
-        layout_of((1, *found.shape), found.dtype, f"row {row}").image(found)
-    )
+    layout = layout_of((1, *found.shape), found.dtype, f"row {row}")
+    return np.ascontiguousarray(layout.image(found))
 
 
 def _uid(image: Any, row: int, name: str) -> bytes:
+    """The uid of an image, 16 bytes; if the image cannot be read, the uid of its name."""
     try:
         return uid_of(pixels_of(image, row))
     except BadImage:

@@ -10,7 +10,7 @@ from fedcache.store.samples import HELD_OUT
 
 @dataclass(frozen=True)
 class OwnFiles:
-    """Files of a user's own that a kind of datasets reads, as the lists and the documentation show them."""
+    """The files of a user that a kind of datasets reads, as lists and the documentation show them."""
 
     spec: str  # for example folder:PATH
     about: str  # which files
@@ -23,11 +23,11 @@ class OwnFiles:
 class DatasetKind:
     """One kind of datasets."""
 
-    # Module of this package with ``key(rest, context)``, what the rows depend on, and ``load(rest, context)``, the
-    # dataset. It is imported when a dataset of the kind is requested.
+    # Module of this package, imported when a dataset of the kind is requested. ``key(rest, context)`` gives the facts
+    # that determine the rows, and ``load(rest, context)`` gives the dataset.
     module: str
     files: OwnFiles | None = None
-    # what --images-key names, where columns can be named: images, texts, rows or paths
+    # the column that --images-key names: images, texts, rows or paths; "" if no columns can be named
     content: Literal["", "images", "text", "rows", "path"] = ""
 
 
@@ -135,7 +135,7 @@ KINDS = {
 """Word before the colon of a spec -> its kind."""
 
 FILES = {kind.files.spec: kind.files for kind in KINDS.values() if kind.files is not None}
-"""Spec -> files of a user's own."""
+"""Spec -> files of a user."""
 
 CONTENT = {name: kind.content for name, kind in KINDS.items() if kind.content}
 """Kinds of datasets whose columns can be named, and the word for the column of images, texts, rows or paths."""

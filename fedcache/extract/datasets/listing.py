@@ -1,4 +1,4 @@
-"""The datasets that can be named: what there is, what each needs and holds, and how one is downloaded."""
+"""List of the datasets that can be named, details of each, and downloads."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pull(
         data: ``$FEDCACHE_HOME/data``.
         roots: ``--data NAME=PATH``.
         say: receives the size and source of each file (torchvision says nothing of it).
-        mirror: address below which files of the same names lie (``paper:NAME``).
+        mirror: another address below which files of the same names are (``paper:NAME``).
 
     Raises UsageError for a spec that has no download, MachineError when it cannot be downloaded.
     """
@@ -78,15 +78,19 @@ def _context(roots: Mapping[str, Path] | None, data: Path | None) -> Context:
 def known(
     *, roots: Mapping[str, Path] | None = None, data: Path | None = None
 ) -> list[dict[str, Any]]:
-    """The datasets that can be named: ``{"name", "about", "needs", "ready"}`` each, ready when it can be opened now."""
+    """The datasets that can be named, as ``{"name", "about", "needs", "ready"}``; a ready one can be opened now."""
     context = _context(roots, data)
+    rows: list[dict[str, Any]] = []
+
+    def add(name: str, about: str, needs: str, ready: bool) -> None:
+        rows.append({"name": name, "about": about, "needs": needs, "ready": ready})
+
     offline = "four domains of ten digits, made offline from installed packages"
-    rows: list[tuple[str, str, str, bool]] = [
-        ("digits", offline, 'pip install "fedcache[demo]"', digits.ready()),
-        *((name, files.about, "your files", True) for name, files in FILES.items()),
-    ]
+    add("digits", offline, 'pip install "fedcache[demo]"', digits.ready())
+    for spec, files in FILES.items():
+        add(spec, files.about, "your files", True)
     for plugin in plugins("datasets").values():
-        rows.append((f"{plugin.name}:REST", f"a reader of {plugin.origin}", "its files", True))
+        add(f"{plugin.name}:REST", f"a reader of {plugin.origin}", "its files", True)
     # Datasets of the papers, with the command that downloads them or says how to get them.
     for name in paper.NAMES:
         held = paper.read(name)
@@ -94,33 +98,31 @@ def known(
         if held.pulls:
             command = "pull"
         get = f"fedcache datasets {command} {shell_word(name)}"
-        rows.append((f"paper:{name}", held.about, get, papers.ready(name, context)))
+        add(f"paper:{name}", held.about, get, papers.ready(name, context))
     for name, entry in torchvision.TABLE.items():
         if entry.pulls:
             get = f"fedcache datasets pull torchvision:{shell_word(name)}"
         else:
             get = f"--data {shell_word(name)}=DIR"
-        rows.append((f"torchvision:{name}", entry.about, get, torchvision.ready(name, context)))
-    return [
-        {"name": name, "about": about, "needs": needs, "ready": ready}
-        for name, about, needs, ready in rows
-    ]
+        add(f"torchvision:{name}", entry.about, get, torchvision.ready(name, context))
+    return rows
 
 
 def info(
     name: str, *, roots: Mapping[str, Path] | None = None, data: Path | None = None
 ) -> dict[str, Any]:
-    """The entry of ``known`` for one dataset with details: classes, splits, versions or the folder looked at."""
+    """The entry of ``known`` for one dataset, with details: classes, splits, and versions or the folder to look in."""
     kind, rest = kind_of(name)
     entries = {row["name"]: row for row in known(roots=roots, data=data)}
     context = _context(roots, data)
     if kind == "digits":
+        _, _, versions, _ = digits.key(rest, context)
         return {
             **entries["digits"],
             "classes": list(digits.CLASSES),
             "domains": list(digits.DOMAINS),
             "splits": ["train", "test"],
-            "made_from": digits.key(rest, context)[2],
+            "made_from": versions,
             "note": "other versions of these packages may draw other pixels, which makes another dataset",
         }
     files = None
@@ -139,7 +141,8 @@ def info(
     root = context.root_of("torchvision", rest)
     if root is not None:
         looked_in = str(root / entry.files)
-    codes = {TEST, *(code for _, code in entry.splits)}  # a dataset without a test set gets one
+    codes = {code for _, code in entry.splits}
+    codes.add(TEST)  # a dataset without a test set gets one
     return {
         **entries[name],
         "classes": list(entry.classes) or "splits of torchvision",

@@ -1,7 +1,7 @@
 """Data file of a paper's dataset (``papers/NAME.toml``), and the search for its layout on the disk.
 
-A dataset may be there in several layouts: as the papers' authors released it, or as its owners publish it. Each layout
-names the files by which it is recognised; the first one found is read.
+A dataset may be on the disk in several layouts: as the papers' authors released it, or as its owners publish it. Each
+layout names the files by which it is recognised; the first layout that is found is read.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ NAMES = (
 
 @dataclass(frozen=True)
 class PaperFile:
-    """One file to get."""
+    """One file that a user must get."""
 
     name: str  # file name
-    url: str  # where it is; a page for people unless ``direct``
-    md5: str = ""  # of the file, where its owners or torchvision publish it
-    sha256: str = ""  # of the file, where its owners or TensorFlow Datasets publish it
-    megabytes: int = 0  # about how large it is; 0 unknown
-    gives: str = ""  # what unpacking it leaves at the top; empty for a file that is used as it is
+    url: str  # its address; that of a web page unless ``direct``
+    md5: str = ""  # of the file, if its owners or torchvision publish it
+    sha256: str = ""  # of the file, if its owners or TensorFlow Datasets publish it
+    megabytes: int = 0  # approximate size; 0 unknown
+    gives: str = ""  # top entry of the unpacked archive; empty for a file that is not unpacked
     inner: tuple[str, ...] = ()  # archives inside the archive, unpacked in its place
-    direct: bool = False  # the address is the file and can be expected to last
+    direct: bool = False  # the address is that of the file itself and is expected to last
 
 
 @dataclass(frozen=True)
 class PaperLayout:
     """One possible layout of the dataset on disk; the first whose files exist is read."""
 
-    name: str  # for people; says so when the split is not the paper's
-    format: str  # which reader of ``paper_index``
+    name: str  # for messages; it says so if the split is not the paper's
+    format: str  # reader of ``paper_index``
     at: tuple[str, ...]  # folders below the given path to look in, in this order
-    needs: tuple[str, ...]  # paths that must be there for the layout to be recognised
-    # rows expected of ``train``, ``amazon``, ``mnist/train``
+    needs: tuple[str, ...]  # paths that must exist for the layout to be recognised
+    # expected rows by split, domain or both: ``train``, ``amazon``, ``mnist/train``
     counts: Mapping[str, int] = field(default_factory=dict)
     lines: Mapping[str, int] = field(default_factory=dict)  # lines expected in files of lists
     md5: Mapping[str, str] = field(default_factory=dict)  # published md5 of files of the layout
-    options: Mapping[str, Any] = field(default_factory=dict)  # what the reader needs besides
+    options: Mapping[str, Any] = field(default_factory=dict)  # other options of the reader
 
 
 @dataclass(frozen=True)
@@ -75,18 +75,17 @@ class Paper:
     about: str
     paper: str
     licence: str
-    protocol: str  # which partitions of which papers use it
+    protocol: str  # the papers and partitions that use it
     classes: tuple[str, ...]  # class names; their order is that of the labels
     steps: tuple[str, ...]  # how to get it
-    layouts: tuple[PaperLayout, ...]  # ways it may be on the disk, the papers' own first
-    folders: tuple[str, ...]  # the classes as the disk spells them, in the same order
+    layouts: tuple[PaperLayout, ...]  # possible layouts on the disk, the papers' own first
+    folders: tuple[str, ...]  # the classes as folders spell them, in the same order
     domains: tuple[str, ...]  # domain names, in the papers' order
-    files: tuple[PaperFile, ...]  # what has to be got
+    files: tuple[PaperFile, ...]  # files that a user must get
     digest: str  # sha256 of the data file's content
     template: str | None = None  # CoOp's prompt, or None
-    recipe: str = (
-        ""  # the papers' input as ``--recipe`` takes it, or empty where it is the backbone's own
-    )
+    # the papers' preprocessing as a value of ``--recipe``; empty if it is the backbone's own
+    recipe: str = ""
     mirror: bool = True
 
     @cached_property
@@ -96,18 +95,18 @@ class Paper:
 
     @property
     def pulls(self) -> bool:
-        """Whether something of it can be downloaded."""
+        """Whether some of its files can be downloaded."""
         return any(file.direct for file in self.files)
 
 
 @dataclass(frozen=True)
 class FoundLayout:
-    """A layout of ``paper`` that was found at ``base``: the given ``root``, or one of the layout's folders below it."""
+    """A layout of a dataset that was found on the disk."""
 
     paper: Paper
     layout: PaperLayout
-    root: Path
-    base: Path
+    root: Path  # the given folder
+    base: Path  # the folder with the files of the layout: ``root``, or a folder of ``layout.at`` below it
     follow_links: bool = False  # whether links that lead out of ``root`` are read
 
     @property
@@ -118,7 +117,7 @@ class FoundLayout:
         return self.root
 
     def path(self, name: str) -> Path:
-        """``name`` below ``base``. A JSON file may also be next to the unpacked folder."""
+        """The path of a file of the layout: below ``base``, or, for a JSON file, below ``root``."""
         return _below(self.base, self.root, name)
 
 
@@ -169,7 +168,7 @@ def find(paper: Paper, root: Path) -> FoundLayout | None:
 
 
 def nearest(paper: Paper, root: Path) -> tuple[PaperLayout, list[str], list[str]]:
-    """The unrecognised layout with most files: itself, its files that exist, and its missing files."""
+    """The layout with most of its files present, the files that exist, and the missing files."""
     nearest_layout = paper.layouts[0]
     found: list[str] = []
     for layout in paper.layouts:
@@ -183,6 +182,7 @@ def nearest(paper: Paper, root: Path) -> tuple[PaperLayout, list[str], list[str]
 
 
 def _below(base: Path, root: Path, name: str) -> Path:
+    """``FoundLayout.path``; a JSON file may be next to the unpacked folder instead of inside it."""
     path = base / name
     if path.exists() or not name.endswith(".json"):
         return path
@@ -190,7 +190,7 @@ def _below(base: Path, root: Path, name: str) -> Path:
 
 
 def damaged(path: Path, what: str) -> FedcacheError:
-    """The error for a file that does not hold what its layout says."""
+    """The error for a file with other content than its layout says."""
     return CorruptionError(
         f"{path} does not match the layout: {what}.",
         "Download or unpack it again; `fedcache datasets info` gives the address",

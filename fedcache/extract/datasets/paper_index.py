@@ -1,7 +1,7 @@
 """The index of a paper's dataset: its rows, read from the lists, tables, pickles and folders it comes with.
 
-Which of them a layout has, and how a line of a list is spelled, is data (``papers/NAME.toml``). A list may name images
-that are not there: those rows stay and are quarantined, as everywhere.
+``papers/NAME.toml`` says which of them a layout has, and how a line of a list is spelled. A list may name images that
+are missing. Their rows stay and are quarantined, as in every other dataset.
 """
 
 from __future__ import annotations
@@ -39,15 +39,14 @@ class PaperIndex:
     names: list[str]  # [N]
     label: list[int]  # [N] class numbers
     domain: list[int]  # [N] domain numbers
-    split: list[
-        int
-    ]  # [N] split codes; without any test row, a fifth of each class becomes the test set
+    # [N] split codes; without any test row, a fifth of each class becomes the test set
+    split: list[int]
     source: Source  # where the images are
     notes: tuple[str, ...] = ()  # what a reader of the results should know
 
 
 class ImageEntry(NamedTuple):
-    """One image file: its name as a row, its path below the images, and what is known of it."""
+    """One image file: its name as a row, its path below the images, and its labels."""
 
     name: str
     path: str
@@ -59,8 +58,8 @@ class ImageEntry(NamedTuple):
 def read_index(place: FoundLayout) -> PaperIndex:
     """Every row of a layout.
 
-    Raises MachineError for a missing file, CorruptionError for one that is not what it should be, UsageError for one
-    that is a link out of the folder where these are not followed.
+    Raises MachineError for a missing file, CorruptionError for a file with other content than its layout says, and
+    UsageError for a link that leads out of the folder, unless links are followed.
     """
     _check_links(place)
     if place.layout.format == "arrays":
@@ -71,7 +70,7 @@ def read_index(place: FoundLayout) -> PaperIndex:
 
 
 def _check_links(place: FoundLayout) -> None:
-    """Refuse an index that would be read from outside of the dataset's folder: its lines are quoted in messages."""
+    """Raise UsageError for an index outside of the dataset's folder, because messages quote its lines."""
     if place.within is None:
         return
     within = os.path.realpath(place.within)
@@ -88,15 +87,15 @@ def files_of(place: FoundLayout) -> list[Path]:
     if place.layout.format == "arrays":
         return [path for _, _, path in _array_files(place)]
     lists = [path for *_, path in _lists(place)]
-    folders = [folder for *_, folder in _class_folders(place)]
+    folders = []
+    tops = set()
+    for _, top, _, folder in _class_folders(place):
+        folders.append(folder)
+        tops.add(top)
     if lists and not folders and "images" not in place.layout.options:
-        folders = [
-            place.base / domain / folder
-            for domain in place.paper.domains
-            for folder in place.paper.folders
-        ]
-    # A folder of which only some classes are read is not listed whole: ImageNet has ten times as many.
-    tops = {top for _, top, _, _ in _class_folders(place)}
+        for domain in place.paper.domains:
+            folders += [place.base / domain / name for name in place.paper.folders]
+    # The folders above the classes are not listed whole: ImageNet's has ten times as many classes as are read.
     needs = [place.path(need) for need in place.layout.needs if need not in tops]
     return list(dict.fromkeys([*needs, *lists, *folders]))
 
@@ -104,31 +103,36 @@ def files_of(place: FoundLayout) -> list[Path]:
 def _of_files(
     place: FoundLayout, entries: Sequence[ImageEntry], notes: tuple[str, ...]
 ) -> PaperIndex:
-    """The index of image files; refuses no image, a path that leaves the folder, and an image listed twice."""
+    """The index of image files.
+
+    Raises CorruptionError where there is no image, for a path that leaves the folder, and for an image listed twice.
+    """
     images = place.base / place.layout.options.get("images", "")
     tables = [place.path(need) for need in place.layout.needs if "." in need]
-    listed = [path for *_, path in _lists(place)] or tables
-    what = place.base
-    if listed:
-        what = listed[-1]
+    lists = [path for *_, path in _lists(place)]
+    # The file that messages name: the last list or table, else the folder itself.
+    where = [place.base, *(lists or tables)][-1]
     if not entries:
         raise CorruptionError(
-            f"{what} lists no image of these classes.",
+            f"{where} lists no image of these classes.",
             "Download or unpack it again, and check its path",
         )
     entries = sorted(entries, key=lambda entry: name_of(entry.name))
     for entry in entries:
-        # A path that leaves the folder, or that another system would read as one.
-        if {"", ".", ".."} & set(entry.path.split("/")) or "\0" in entry.path or "\\" in entry.path:
-            shown = entry.path[:80]
+        path = entry.path
+        has_odd_folder = {"", ".", ".."} & set(path.split("/"))
+        # A backslash separates folders on Windows.
+        if has_odd_folder or "\0" in path or "\\" in path:
+            shown = path[:80]
             raise CorruptionError(
-                f"{what} names {shown!r}; expected a plain path below {images}.",
+                f"{where} names {shown!r}; expected a plain path below {images}.",
                 "Download it again from its authors; nothing was read",
             )
-    for a, b in pairwise(entries):
-        if a.name == b.name:
+    for entry, following in pairwise(entries):
+        if entry.name == following.name:
             raise CorruptionError(
-                f"{what} names {a.name!r} twice.", "Download it again, or list every image once"
+                f"{where} names {entry.name!r} twice.",
+                "Download it again, or list every image once",
             )
     return PaperIndex(
         names=[name_of(entry.name) for entry in entries],
@@ -146,11 +150,14 @@ def _of_files(
 def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
     """Folders ``split/class`` or ``domain/class``, and lists for each split (and domain); a layout may have both.
 
-    What else lies next to the folders is not looked at. With ``ordered``, rows keep the order of a list by a number in
-    their name.
+    Other files next to the folders are ignored. With ``ordered``, a number in the name of each row keeps the rows in
+    the order of their list.
     """
     found = list(_class_folders(place))
-    missing = [str(folder.relative_to(place.base)) for *_, folder in found if not folder.is_dir()]
+    missing = []
+    for *_, folder in found:
+        if not folder.is_dir():
+            missing.append(str(folder.relative_to(place.base)))
     if missing:
         names = some_names(missing, 3)
         dataset = shell_word(place.paper.name)
@@ -164,7 +171,7 @@ def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
         domain = 0
         if top in domains:
             domain = domains.index(top)
-        # What leads out is listed, and quarantined with the reason when it is read: these rows have numbers.
+        # Links that lead out keep their rows, because rows are numbered. Reading them quarantines them.
         class_folder = place.paper.folders[number]
         for image in tree.scan(folder, None).paths:
             path = f"{top}/{class_folder}/{image}"
@@ -180,7 +187,8 @@ def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
             notes.append(f"{file.name} has {lines:,} lines; expected {expected:,}")
         kept = 0
         for image, folder_name in listed:
-            if folder_name not in place.paper.number_of:
+            label = place.paper.number_of.get(folder_name)
+            if label is None:
                 if options.get("others"):
                     continue
                 shown = folder_name[:60]
@@ -189,7 +197,7 @@ def _read_files(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
             name = image
             if options.get("ordered"):
                 name = f"{domains[domain]}/{split}/{kept:05d}/{image}"
-            yield ImageEntry(name, image, place.paper.number_of[folder_name], domain, SPLITS[split])
+            yield ImageEntry(name, image, label, domain, SPLITS[split])
             kept += 1
 
 
@@ -215,7 +223,8 @@ def _lines_of(file: Path, place: FoundLayout) -> Iterator[tuple[str, str]]:
     """(image, class folder) of every line of a list.
 
     ``line.match`` is a regular expression with named groups: ``folder`` is the class as the disk spells it, or
-    ``number`` its number from 1. ``line.image`` makes the path of the image of the groups, and of ``name``, the class.
+    ``number`` its number from 1. ``line.image`` is a format string for the path of the image. Its fields are these
+    groups, and ``name``, the name of the class.
     """
     line: Mapping[str, str] = place.layout.options["line"]
     folders = place.paper.folders
@@ -234,27 +243,37 @@ def _lines_of(file: Path, place: FoundLayout) -> Iterator[tuple[str, str]]:
             if 1 <= number <= len(folders):
                 groups["folder"] = folders[number - 1]
         folder = groups.get("folder", "")
-        known = place.paper.number_of.get(folder)
-        if match is None or (known is None and "expected" in line):
+        label = place.paper.number_of.get(folder)
+        if match is None or (label is None and "expected" in line):
             shown = text[:60]
             expected = line.get("expected", "a path")
             raise damaged(file, f"it has the line {shown!r}; expected {expected}")
         name = folder
-        if known is not None:
-            name = classes[known]
-        yield line["image"].format(**groups, name=name), folder
+        if label is not None:
+            name = classes[label]
+        image = line["image"].format(**groups, name=name)
+        yield image, folder
 
 
 def _pairs(file: Path) -> Iterator[tuple[str, str]]:
-    """A pickle of (paths, class names); the first folder of a path is where its authors had the dataset."""
+    """(image, class folder) of a pickle of (paths, class names).
+
+    The first folder of each path is left out: it is where the authors had the dataset.
+    """
     held = load_pickle(file)
-    if not isinstance(held, tuple | list) or len(held) != 2 or len(held[0]) != len(held[1]):
+    if not _is_pair(held) or len(held[0]) != len(held[1]):
         raise damaged(file, "it does not contain the pair (paths, class names)")
-    for image, word in zip(held[0], held[1], strict=True):
+    images, words = held
+    for image, word in zip(images, words, strict=True):
         yield str(image).partition("/")[2], str(word)
 
 
+def _is_pair(held: Any) -> bool:
+    return isinstance(held, tuple | list) and len(held) == 2
+
+
 def _text(path: Path) -> str:
+    """The text of a file. Raises CorruptionError for one that is not UTF-8, MachineError for a missing one."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -279,7 +298,7 @@ def _read_coop(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
         raise damaged(path, f"it is not JSON ({error})") from None
     if not isinstance(held, dict) or not {"train", "val", "test"} <= set(held):
         raise damaged(path, "it does not contain the lists train, val and test")
-    # CoOp's spelling of the classes is compared at the end, when all of them are known.
+    # CoOp's spelling of the classes is compared at the end, when all labels have been read.
     spelled: dict[int, str] = {}
     for split in ("train", "val", "test"):
         for entry in held[split]:
@@ -296,16 +315,18 @@ def _read_coop(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
 
 
 def _check_order(path: Path, paper: Paper, spelled: Mapping[int, str]) -> None:
-    """Refuse a list whose class names belong to other labels; a name that is only spelled otherwise is no matter."""
-    number = {_letters(name): i for i, name in enumerate(paper.classes)}
-    known = {
-        label: number[_letters(word)] for label, word in spelled.items() if _letters(word) in number
-    }
-    for label, expected in known.items():
+    """Raise CorruptionError for a list whose class names belong to other labels; other spellings are accepted."""
+    number_of = {_letters(name): number for number, name in enumerate(paper.classes)}
+    known = 0
+    for label, word in spelled.items():
+        expected = number_of.get(_letters(word))
+        if expected is None:
+            continue
+        known += 1
         if label != expected:
             name = paper.classes[label]
-            raise damaged(path, f"its label {label} is {spelled[label]!r}; expected {name!r}")
-    if 2 * len(known) < len(spelled):
+            raise damaged(path, f"its label {label} is {word!r}; expected {name!r}")
+    if 2 * known < len(spelled):
         example = next(iter(spelled.values()))
         raise damaged(path, f"its classes, such as {example!r}, are not those of {paper.title}")
 
@@ -321,34 +342,37 @@ def _read_flowers(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
     """``jpg/image_00001.jpg`` with ``imagelabels.mat`` (classes from 1) and ``setid.mat`` (images of each split)."""
     labels = _column(place.base / "imagelabels.mat", "labels", len(place.paper.classes))
     for split, key in (("train", "trnid"), ("val", "valid"), ("test", "tstid")):
-        for i in _column(place.base / "setid.mat", key, len(labels)):
-            image = f"image_{i:05d}.jpg"
-            yield ImageEntry(image, image, labels[i - 1] - 1, 0, SPLITS[split])
+        for number in _column(place.base / "setid.mat", key, len(labels)):
+            image = f"image_{number:05d}.jpg"
+            label = labels[number - 1] - 1
+            yield ImageEntry(image, image, label, 0, SPLITS[split])
 
 
 def _read_cars(place: FoundLayout, notes: list[str]) -> Iterator[ImageEntry]:
     """The development kit: ``annotations`` with ``fname`` and ``class`` (from 1) for each of the two folders."""
-    for split, file in (
-        ("train", "devkit/cars_train_annos.mat"),
-        ("test", "cars_test_annos_withlabels.mat"),
-    ):
+    files = {
+        "train": "devkit/cars_train_annos.mat",
+        "test": "cars_test_annos_withlabels.mat",
+    }
+    classes = len(place.paper.classes)
+    for split, file in files.items():
         path = place.base / file
+        pairs = []
         try:
-            table = _mat(path)["annotations"].reshape(-1)
-            pairs = [(str(row["fname"].item()), int(row["class"].item())) for row in table]
+            for row in _mat(path)["annotations"].reshape(-1):
+                pairs.append((str(row["fname"].item()), int(row["class"].item())))
         except (KeyError, ValueError, TypeError, AttributeError, IndexError):
             raise damaged(path, "it does not contain annotations with fname and class") from None
-        classes = len(place.paper.classes)
-        for image, label in pairs:
-            if not 1 <= label <= classes:
-                shown = image[:40]
-                raise damaged(path, f"{shown!r} has the class {label}; expected 1 to {classes}")
-            yield ImageEntry(
-                f"cars_{split}/{image}", f"cars_{split}/{image}", label - 1, 0, SPLITS[split]
-            )
+        for name, number in pairs:
+            if not 1 <= number <= classes:
+                shown = name[:40]
+                raise damaged(path, f"{shown!r} has the class {number}; expected 1 to {classes}")
+            image = f"cars_{split}/{name}"
+            yield ImageEntry(image, image, number - 1, 0, SPLITS[split])
 
 
 def _column(path: Path, key: str, high: int) -> list[int]:
+    """The whole numbers of a column, which must be from 1 to ``high``; else raises CorruptionError."""
     held = _mat(path).get(key)
     if held is None or not np.issubdtype(held.dtype, np.number):
         raise damaged(path, f"it holds no numbers {key!r}")
@@ -360,6 +384,7 @@ def _column(path: Path, key: str, high: int) -> list[int]:
 
 
 def _mat(path: Path) -> dict[str, Any]:
+    """The arrays of a MATLAB file by name; errors as ``_text``."""
     import scipy.io
 
     try:
@@ -383,8 +408,9 @@ def _read_arrays(place: FoundLayout) -> PaperIndex:
     A row is named by its place in its files, ``train/00017`` or ``svhn/test/00017``, so "the first n of each class"
     means the order in which the files hold them.
     """
-    labels_key = str(place.layout.options.get("labels", ""))
-    limit = place.layout.options.get("first")
+    options = place.layout.options
+    labels_key = str(options.get("labels", ""))
+    limit = options.get("first")
     last = len(place.paper.classes) - 1
     found: dict[tuple[str, int], list[tuple[Path, NDArray[np.int64]]]] = {}
     for domain, split, path in _array_files(place):
@@ -408,18 +434,21 @@ def _read_arrays(place: FoundLayout) -> PaperIndex:
     label: list[int] = []
     domain_of: list[int] = []
     split_of: list[int] = []
-    files: list[tuple[Path, int]] = []
+    images = []
+    counts = []
     for prefix, split, domain in named:
-        whole = np.concatenate([labels for _, labels in found[split, domain]])
-        width = max(5, len(str(len(whole) - 1)))
-        names += [f"{prefix}{i:0{width}d}" for i in range(len(whole))]
-        label += whole.tolist()
-        domain_of += [domain] * len(whole)
-        split_of += [SPLITS[split]] * len(whole)
-        files += [(path, len(labels)) for path, labels in found[split, domain]]
-    images = [PickledImages(path.absolute(), labels_key) for path, _ in files]
+        rows = 0
+        for path, labels in found[split, domain]:
+            images.append(PickledImages(path.absolute(), labels_key))
+            counts.append(len(labels))
+            label += labels.tolist()
+            rows += len(labels)
+        width = max(5, len(str(rows - 1)))
+        names += [f"{prefix}{i:0{width}d}" for i in range(rows)]
+        domain_of += [domain] * rows
+        split_of += [SPLITS[split]] * rows
     # Rows are read in order by threads that may be a batch apart, so two files are kept in memory.
-    source = Shards(images, [count for _, count in files], warm=2)
+    source = Shards(images, counts, warm=2)
     return PaperIndex(names, label, domain_of, split_of, source)
 
 
@@ -428,9 +457,10 @@ def _array_files(place: FoundLayout) -> Iterator[tuple[int, str, Path]]:
     options = place.layout.options
     folders = options.get("folders", {})
     for number, domain in enumerate(place.paper.domains):
+        folder = place.base / folders.get(domain, "")
         for split in ("train", "test"):
             for name in options[split]:
-                yield number, split, place.base / folders.get(domain, "") / name
+                yield number, split, folder / name
 
 
 READERS: dict[str, Callable[[FoundLayout, list[str]], Iterable[ImageEntry]]] = {
@@ -439,7 +469,7 @@ READERS: dict[str, Callable[[FoundLayout, list[str]], Iterable[ImageEntry]]] = {
     "flowers": _read_flowers,
     "cars": _read_cars,
 }
-"""By ``format`` in ``papers/*.toml``, in addition to ``arrays``; each appends what should be said to its second
+"""Readers by ``format`` in ``papers/*.toml``, in addition to ``arrays``. Each appends notes for the user to its second
 argument."""
 
 
@@ -482,13 +512,13 @@ def read_images(path: Path, labels_key: str) -> tuple[NDArray[np.uint8], NDArray
         # Three planes of 32 x 32, red first.
         images = flat.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     else:
-        if not isinstance(held, tuple | list) or len(held) != 2:
+        if not _is_pair(held):
             raise damaged(path, "it does not contain the pair (images, labels)")
         images = np.asarray(held[0])
         raw = held[1]
-        if images.dtype != np.uint8 or not (
-            images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)
-        ):
+        is_gray = images.ndim == 3
+        is_rgb = images.ndim == 4 and images.shape[3] == 3
+        if images.dtype != np.uint8 or not (is_gray or is_rgb):
             shape = list(images.shape)
             raise damaged(
                 path,

@@ -1,7 +1,7 @@
 """``paper:NAME``: the datasets of the papers, with their classes, domains, splits and orders.
 
-``papers/NAME.toml`` says what there is to know of each; ``paper_index`` reads it; nothing is downloaded except by
-``pull``. Rows keep the order the protocols mean by "the first n": that of the published lists and files.
+``papers/NAME.toml`` describes each dataset, and ``paper_index`` reads its rows. Nothing is downloaded except by
+``pull``. Rows are in the order of the published lists and files, which protocols mean by "the first n".
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ def full_spec(name: str) -> str:
 
 
 def ready(name: str, context: Context) -> bool:
-    """Whether one of its layouts is recognised where it would be."""
-    return _look_for(name, context)[1] is not None
+    """Whether one of its layouts is recognised in the folder of the dataset."""
+    _, place = _look_for(name, context)
+    return place is not None
 
 
 def _look_for(name: str, context: Context) -> tuple[Path | None, FoundLayout | None]:
@@ -49,14 +50,14 @@ def _look_for(name: str, context: Context) -> tuple[Path | None, FoundLayout | N
 
 
 def key(rest: str, context: Context) -> list[Any]:
-    """The data file, and the stat of every file the rows come from; no image is read."""
+    """The data file, and the stat of every file that determines the rows; no image is read."""
     place = _require(rest, context)
-    stats: list[list[Any]] = []
+    stats = []
     for path in files_of(place):
+        state: Any = tree.stat_numbers(path)
         if path.is_dir():
-            stats.append([str(path), tree.listing_digest(path, place.within)])
-        else:
-            stats.append([str(path), tree.stat_numbers(path)])
+            state = tree.listing_digest(path, place.within)
+        stats.append([str(path), state])
     return [
         "paper",
         rest,
@@ -68,24 +69,24 @@ def key(rest: str, context: Context) -> list[Any]:
 
 
 def load(rest: str, context: Context) -> Dataset:
-    """The dataset ``paper:NAME``; MachineError when it is not there or not whole, CorruptionError if damaged."""
+    """The dataset ``paper:NAME``; MachineError if it is missing or incomplete, CorruptionError if it is damaged."""
     place = _require(rest, context)
-    facts = key(rest, context)  # before anything is read: a change in between must not go unnoticed
+    # The facts come before the rows are read, so that a change in between is noticed.
+    facts = key(rest, context)
     rows = read_index(place)
     uid, unreadable = dataset.read_uids(rows.source, rows.names, facts, context)
     label = np.array(rows.label, dtype=np.int32)
     domain = np.array(rows.domain, dtype=np.int16)
     split = np.array(rows.split, dtype=np.uint8)
     held = place.paper
-    differs = [*rows.notes]
-    differs += [
-        f"{what} {found:,}, published {expected:,}"
-        for what, expected, found in miscounted(place, rows)
-    ]
-    notes = differs[:3]
-    if len(differs) > 3:
+    differences = [*rows.notes]
+    for what, expected, found in miscounted(place, rows):
+        differences.append(f"{what} {found:,}, published {expected:,}")
+    notes = differences[:3]
+    if len(differences) > 3:
+        more = len(differences) - 3
         command = shlex.join(["fedcache", "datasets", "check", rest, str(place.root)])
-        notes.append(f"{len(differs) - 3} more such differences: {command}")
+        notes.append(f"{more} more such differences: {command}")
     if not np.any(split == TEST):
         split[held_out(label, domain, uid, split != TEST)] = TEST
         notes.append(f"no split given: {HELD_OUT} is the test set")
@@ -112,24 +113,36 @@ def load(rest: str, context: Context) -> Dataset:
 def miscounted(place: FoundLayout, rows: PaperIndex) -> list[tuple[str, int, int]]:
     """(what, published number, number found) of every count that differs: a split, a domain, or ``domain/split``."""
     found: Counter[str] = Counter()
-    for domain, split in zip(rows.domain, rows.split, strict=True):
-        place_of = place.paper.domains[domain]
+    for number, split in zip(rows.domain, rows.split, strict=True):
+        domain = place.paper.domains[number]
         word = SPLIT_WORDS[split]
-        found.update((word, place_of, f"{place_of}/{word}"))
-    return [(what, n, found[what]) for what, n in place.layout.counts.items() if found[what] != n]
+        found.update((word, domain, f"{domain}/{word}"))
+    published = place.layout.counts.items()
+    return [(what, n, found[what]) for what, n in published if found[what] != n]
 
 
 def info(name: str, context: Context) -> dict[str, Any]:
     """The content of the data file, and whether the dataset is available."""
     held = paper.read(name)
     root, place = _look_for(name, context)
-    counted = {what.split("/")[-1] for layout in held.layouts for what in layout.counts}
     recipe = "as published by the backbone"
     if held.recipe:
         recipe = f"--recipe {shell_word(held.recipe)}"
+    looked_in = ""
+    if root is not None:
+        looked_in = str(root)
     found = ""
     if place is not None:
         found = place.layout.name
+    counted: set[str] = set()
+    layouts = []
+    for layout in held.layouts:
+        counted |= {what.split("/")[-1] for what in layout.counts}
+        layouts.append(
+            {"name": layout.name, "needs": list(layout.needs), "counts": dict(layout.counts)}
+        )
+    columns = ("name", "url", "md5", "sha256", "megabytes")
+    files = [{column: getattr(file, column) for column in columns} for file in held.files]
     return {
         "title": held.title,
         "paper": held.paper,
@@ -140,21 +153,10 @@ def info(name: str, context: Context) -> dict[str, Any]:
         "splits": [word for word in SPLITS if word in counted],
         "template": held.template or "as published by the backbone",
         "recipe": recipe,
-        "layouts": [
-            {"name": x.name, "needs": list(x.needs), "counts": dict(x.counts)} for x in held.layouts
-        ],
-        "files": [
-            {
-                "name": f.name,
-                "url": f.url,
-                "md5": f.md5,
-                "sha256": f.sha256,
-                "megabytes": f.megabytes,
-            }
-            for f in held.files
-        ],
+        "layouts": layouts,
+        "files": files,
         "steps": steps(held),
-        "looked_in": "" if root is None else str(root),
+        "looked_in": looked_in,
         "found": found,
     }
 
@@ -178,6 +180,7 @@ def steps(held: Paper) -> list[str]:
 
 
 def _require(name: str, context: Context) -> FoundLayout:
+    """The layout of a dataset. Raises MachineError, with the steps to get it, if none is found."""
     held = paper.read(name)
     root, place = _look_for(name, context)
     if place is not None:
@@ -189,8 +192,9 @@ def _require(name: str, context: Context) -> FoundLayout:
         looked = str(root)
         layout, there, missing = paper.nearest(held, root)
         if there:
+            present = ", ".join(there)
             lacking = ", ".join(missing)
-            found = f"; {', '.join(there)} is there, but {lacking} is missing"
+            found = f"; {present} is there, but {lacking} is missing"
     needs = ", ".join(layout.needs)
     raise MachineError(
         f"{held.title} was not found (looked in {looked}); expected {layout.name}: {needs}{found}.",
@@ -199,10 +203,11 @@ def _require(name: str, context: Context) -> FoundLayout:
 
 
 def check(name: str, root: Path) -> dict[str, Any]:
-    """``fedcache datasets check``: what is missing or wrong in a copy of a dataset; no image is decoded.
+    """What is missing or wrong in a copy of a dataset, for ``fedcache datasets check``; no image is decoded.
 
-    Returns ``{"name", "path", "layout", "missing", "wrong", "counts"}``: ``missing`` and ``wrong`` are sentences, none
-    for a whole copy; ``counts`` is ``{"train": 50000, ...}`` as found. UsageError for a path that is no folder.
+    Returns ``{"name", "path", "layout", "missing", "wrong", "counts"}``. ``missing`` and ``wrong`` are lists of
+    sentences, empty for a complete copy; ``counts`` is ``{"train": 50000, ...}`` as found. Raises UsageError for a path
+    that is no folder.
     """
     held = paper.read(name)
     root = root.expanduser()
@@ -222,15 +227,19 @@ def check(name: str, root: Path) -> dict[str, Any]:
     place = paper.find(held, root)
     if place is None:
         layout, there, missing = paper.nearest(held, root)
-        beside = ""
+        others = ""
         if there:
-            beside = f" (in addition to {', '.join(there)})"
-        report["missing"] = [f"{what}{beside}, for the layout {layout.name!r}" for what in missing]
+            present = ", ".join(there)
+            others = f" (in addition to {present})"
+        report["missing"] = [f"{what}{others}, for the layout {layout.name!r}" for what in missing]
         return report
     report["layout"] = place.layout.name
-    for what, md5 in place.layout.md5.items():
-        if place.path(what).is_file() and md5_of(place.path(what)) != md5:
-            report["wrong"].append(f"{what} has an md5 that differs from the published {md5}")
+    for name_of_file, md5 in place.layout.md5.items():
+        file = place.path(name_of_file)
+        if file.is_file() and md5_of(file) != md5:
+            report["wrong"].append(
+                f"{name_of_file} has an md5 that differs from the published {md5}"
+            )
     try:
         rows = read_index(place)
     except MachineError as error:
@@ -239,24 +248,24 @@ def check(name: str, root: Path) -> dict[str, Any]:
     except FedcacheError as error:
         report["wrong"].append(error.message)
         return report
-    report["counts"] = {SPLIT_WORDS[code]: n for code, n in sorted(Counter(rows.split).items())}
+    numbers = sorted(Counter(rows.split).items())
+    report["counts"] = {SPLIT_WORDS[code]: number for code, number in numbers}
     report["wrong"] += rows.notes
-    report["wrong"] += [
-        f"{what}: {n:,} images, published {known:,}" for what, known, n in miscounted(place, rows)
-    ]
+    for what, published, number in miscounted(place, rows):
+        report["wrong"].append(f"{what}: {number:,} images, published {published:,}")
     classes = len(held.classes)
-    absent = sorted({held.classes[i] for i in set(range(classes)) - set(rows.label)})
+    labels_without_rows = set(range(classes)) - set(rows.label)
+    absent = sorted({held.classes[label] for label in labels_without_rows})
     if absent:
         first = absent[0]
         report["wrong"].append(
             f"{len(absent)} of {classes} classes have no image, such as {first!r}"
         )
     if isinstance(rows.source, FilesSource):
-        lost = [
-            path
-            for path in rows.source.paths
-            if not os.path.isfile(f"{rows.source.root}/{path}")  # noqa: PTH113
-        ]
+        lost = []
+        for path in rows.source.paths:
+            if not os.path.isfile(f"{rows.source.root}/{path}"):  # noqa: PTH113
+                lost.append(path)
         if lost:
             listed = f"{len(lost):,} of {len(rows.names):,} images"
             report["missing"].append(f"{listed} are listed but missing: {lost[0]}")

@@ -72,7 +72,7 @@ class Layout:
 
 
 class RowLayout(Protocol):
-    """Conversion of the bytes or numbers of a row to what is read. Picklable."""
+    """Conversion of the bytes or numbers of a row to an image or a row. Picklable."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -125,7 +125,7 @@ def numbers_of(shape: Sequence[int], dtype: np.dtype[Any], where: str) -> Number
 def layout_of(shape: Sequence[int], dtype: np.dtype[Any], where: str) -> Layout:
     """Layout of the rows of an array [N, ...] of images, by its shape; three channels may come first or last.
 
-    Raises UsageError, with what to do, for numbers that are no uint8 and shapes that are no images.
+    Raises UsageError, with a hint, for other numbers than uint8 and for shapes that are no images.
     """
     row = tuple(int(side) for side in shape[1:])
     if dtype != np.uint8:
@@ -141,14 +141,15 @@ def layout_of(shape: Sequence[int], dtype: np.dtype[Any], where: str) -> Layout:
     if len(row) == 2 and 0 not in row:
         return Layout(row, "gray")
     if len(row) == 3 and 0 not in row:
-        # Channels last goes first: a row [3, H, 3] could be both, and images are stored that way more often.
-        for at, channels, order in (
-            (2, 3, "rgb-last"),
-            (0, 3, "rgb-first"),
-            (2, 1, "gray-last"),
-            (0, 1, "gray-first"),
-        ):
-            if row[at] == channels:
+        # A row [3, H, 3] could be both; channels last is more common, so it is tried first.
+        orders = {
+            "rgb-last": (2, 3),
+            "rgb-first": (0, 3),
+            "gray-last": (2, 1),
+            "gray-first": (0, 1),
+        }
+        for order, (axis, channels) in orders.items():
+            if row[axis] == channels:
                 return Layout(row, order)
     hint = "images.reshape(-1, 28, 28)"
     if row[-1:] == (4,):
@@ -172,11 +173,12 @@ class FixedRows(Reopened):
 
     def read(self, row: int) -> NDArray[Any]:
         """The pixels of a row; raises ``BadImage``."""
-        width = math.prod(self.layout.shape)
+        shape = self.layout.shape
+        width = math.prod(shape)
         raw = os.pread(self._fd, width, self.start + row * width)
         if len(raw) != width:
             raise BadImage("the file ends before this image")
-        return self.layout.image(np.frombuffer(raw, dtype=np.uint8).reshape(self.layout.shape))
+        return self.layout.image(np.frombuffer(raw, dtype=np.uint8).reshape(shape))
 
     @cached_property
     def _fd(self) -> int:
@@ -187,7 +189,7 @@ class FixedRows(Reopened):
 
 @dataclass(frozen=True)
 class Packed:
-    """A compressed file, or a compressed member of a zip: what is in it, read in order."""
+    """A compressed file, or a compressed member of a zip, whose content is read in order."""
 
     path: Path
     stamp: tuple[int, int]  # (size, mtime_ns) of the file when it was listed
@@ -198,11 +200,11 @@ class Packed:
         fd = open_as_listed(self.path, self.stamp)
         if self.member:
             os.close(fd)
-            # it stays open until its last member is closed
+            # The archive stays open until its last member is closed.
             with zipfile.ZipFile(self.path) as archive:
                 return archive.open(self.member)
         stream: Any = gzip.GzipFile(fileobj=os.fdopen(fd, "rb"))
-        stream.myfileobj = stream.fileobj  # closed with it
+        stream.myfileobj = stream.fileobj  # so that closing the stream closes the file
         return stream  # type: ignore[no-any-return]
 
 
@@ -225,7 +227,7 @@ class PackedBlocks(Reopened):
         self.shape = shape
         self.rows = max(1, BLOCK // max(1, math.prod(shape)))
         self._file: Any = None
-        self._next = 0  # the block at which the open stream stands
+        self._next = 0  # the block that the open stream has next
 
     def block(self, number: int) -> NDArray[np.uint8]:
         """A block, uint8 [n, ...]; raises ``BadImage`` where the data is damaged."""
@@ -233,7 +235,7 @@ class PackedBlocks(Reopened):
         width = math.prod(self.shape)
         count = min(self.rows, self.count - first)
         try:
-            # A compressed stream cannot go back: an earlier block begins at the start again.
+            # A compressed stream cannot go back, so for an earlier block it is opened again.
             if self._file is None or number < self._next:
                 self.close()
                 self._file = self.packed.open()
@@ -307,7 +309,7 @@ class H5Blocks(Reopened):
 
 
 class BlockRows(Reopened):
-    """Rows of blocks, a few of which are kept."""
+    """Rows that are read in blocks; the last few blocks are kept in memory."""
 
     def __init__(self, blocks: RowBlocks, layout: RowLayout) -> None:
         self.blocks = blocks
@@ -334,8 +336,14 @@ class BlockRows(Reopened):
         return self.layout.image(block[at])
 
 
+def place_of(row: int, starts: NDArray[np.int64]) -> tuple[int, int]:
+    """The part that holds a row, and the row within it; ``starts`` has the first row of each part."""
+    part = int(np.searchsorted(starts, row, side="right")) - 1
+    return part, row - int(starts[part])
+
+
 class Shards(Reopened):
-    """Files that follow one another, of which a process holds a few open."""
+    """The rows of several files in their order; each process keeps a few of the files open."""
 
     def __init__(self, sources: Sequence[Any], counts: Sequence[int], warm: int = WARM) -> None:
         self.sources = tuple(sources)  # of each file
@@ -347,13 +355,13 @@ class Shards(Reopened):
 
     def read(self, row: int) -> Any:
         """The image of a row; raises ``BadImage``."""
-        which = int(np.searchsorted(self._starts, row, side="right")) - 1
+        number, row_of_file = place_of(row, self._starts)
         with self._lock:
-            source = self._warm.pop(which, None)
+            source = self._warm.pop(number, None)
             if source is None:
-                # a copy opens the file again, and closes it when it is dropped
-                source = copy.copy(self.sources[which])
+                # A copy opens the file again, and closes it when it is dropped.
+                source = copy.copy(self.sources[number])
             while len(self._warm) >= self.warm:
                 del self._warm[next(iter(self._warm))]  # the one used longest ago
-            self._warm[which] = source
-        return source.read(row - int(self._starts[which]))
+            self._warm[number] = source
+        return source.read(row_of_file)

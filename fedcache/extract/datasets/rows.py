@@ -40,4 +40,4 @@ def _fits(array: FileArray) -> bool:
 
 
 NUMBERS = arrays.Reading(ROWS, USUAL, _fits, numbers_of)
-"""Rows of numbers: any array of two axes or more, where it is the only one."""
+"""Rows of numbers: an array without a usual name is taken if it alone has two axes or more."""

@@ -75,7 +75,7 @@ def open_texts(path: Path) -> tuple[list[str], TextSource]:
 
 
 def _read(path: Path, request: str | None) -> tuple[dict[str, Any], str, TextSource]:
-    """The other columns of a table, the name of that of texts, and the texts."""
+    """The columns of a table without the texts, the name of the column of texts, and the texts."""
     column, table = _opened(path, request)
     source = TextSource(path.absolute(), stamp_of(path), column)
     if not len(source):
@@ -90,11 +90,12 @@ def _read(path: Path, request: str | None) -> tuple[dict[str, Any], str, TextSou
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Damage as a UsageError, with what a table of texts should be."""
+    """As ``explain_damage``, with a hint for tables of texts."""
     try:
         with explain_damage(path):
             yield
     except UsageError as error:
+        # An error without a cause has a hint of its own already.
         if error.__cause__ is None:
             raise
         hint = "Write it again as UTF-8; put texts with commas or line breaks in quotes."
@@ -119,20 +120,22 @@ def _locate(place: str) -> Path:
 
 
 def _opened(path: Path, request: str | None) -> tuple[str, Table]:
-    """The column of texts and the table. Raises UsageError for none, for one that holds no words, and for damage."""
+    """The column of texts and the table. Raises UsageError if there is none, if it holds no words, and for damage."""
     with _explained(path):
         table = TABLES[ending_of(path)](path)
     name = find_column(path, table.types, request, USUAL_TEXTS, "--images-key")
     if name is None:
+        found = ", ".join(table.types)
+        usual = ", ".join(USUAL_TEXTS)
         raise UsageError(
-            f"{path} has no column of texts; it has {', '.join(table.types)}.",
-            f"Choose it with --images-key NAME. Without it, fedcache looks for {', '.join(USUAL_TEXTS)}.",
+            f"{path} has no column of texts; it has {found}.",
+            f"Choose it with --images-key NAME. Without it, fedcache looks for {usual}.",
         )
     kind = table.types[name]
     value = kind
     if arrow().types.is_dictionary(kind):
         value = kind.value_type
-    # The types of a CSV are those of its first rows: a column of numbers may hold words further down.
+    # The types of a CSV are those of its first rows, so a column of numbers may still hold words below.
     if not table.is_text and not are_words(value):
         raise UsageError(
             f"{path}: {name} holds {kind}, expected texts.",
@@ -143,16 +146,16 @@ def _opened(path: Path, request: str | None) -> tuple[str, Table]:
 
 @dataclass(frozen=True)
 class _Held:
-    """All texts of a column: one after another, and where each ends."""
+    """All texts of a column, one after another, with the end of each."""
 
     raw: bytes
     ends: NDArray[np.int64]  # [N + 1], the first is 0
 
 
 class TextSource(Reopened):
-    """The texts of a column as UTF-8 bytes, read when the first one is requested. Picklable without them.
+    """The texts of a column as UTF-8 bytes, read when the first one is requested. Pickles do not contain the texts.
 
-    ``stamp`` are the size and mtime_ns of the file when it was listed.
+    ``stamp`` has the size and mtime_ns of the file when it was listed.
     """
 
     def __init__(self, path: Path, stamp: tuple[int, int], column: str) -> None:
@@ -181,14 +184,15 @@ class TextSource(Reopened):
 
 
 def _read_texts(path: Path, stamp: tuple[int, int], column: str) -> _Held:
+    """All texts of a column. Raises MachineError if the file has changed or gone, UsageError if it holds too many."""
     try:
-        found = path.stat()
+        found = stamp_of(path)
     except OSError as error:
         raise MachineError(
             f"{path} cannot be read ({error.strerror}).",
             "Restore the file and run the command again.",
         ) from error
-    if (found.st_size, found.st_mtime_ns) != stamp:
+    if found != stamp:
         raise MachineError(
             f"{path} has changed since it was listed.", "Run the same command again."
         )
@@ -196,13 +200,14 @@ def _read_texts(path: Path, stamp: tuple[int, int], column: str) -> _Held:
     lengths: list[NDArray[np.int64]] = []
     size = 0
     with _explained(path):
-        for batch in TABLES[ending_of(path)](path).batches([column], BATCH, floats=False):
-            raw, these = _bytes_of(batch.column(0))
+        table = TABLES[ending_of(path)](path)
+        for batch in table.batches([column], BATCH, floats=False):
+            raw, lengths_of_batch = _bytes_of(batch.column(0))
             size += len(raw)
             if size > MOST:
                 break
             pieces.append(raw)
-            lengths.append(these)
+            lengths.append(lengths_of_batch)
     if size > MOST:
         raise UsageError(
             f"{path} holds more than {MOST:,} bytes of texts.", "Split it into several files."
@@ -212,7 +217,7 @@ def _read_texts(path: Path, stamp: tuple[int, int], column: str) -> _Held:
 
 
 def _bytes_of(column: Any) -> tuple[bytes, NDArray[np.int64]]:
-    """The bytes of a column of words one after another, and the length of each; no word has none."""
+    """The bytes of a column of words one after another, and the number of bytes of each; 0 for a missing word."""
     pa = arrow()
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
@@ -220,9 +225,11 @@ def _bytes_of(column: Any) -> tuple[bytes, NDArray[np.int64]]:
     _, ends, raw = plain.buffers()
     if not len(plain):
         return b"", np.zeros(0, np.int64)
-    # Arrow keeps where each word ends; a slice of a column begins at its offset.
-    at = np.frombuffer(ends, np.int64)[plain.offset : plain.offset + len(plain) + 1]
+    # Arrow keeps the end of each word; a slice of a column begins at its offset.
+    start = plain.offset
+    bounds = np.frombuffer(ends, np.int64)[start : start + len(plain) + 1]
     words = b""
     if raw is not None:
-        words = raw.slice(int(at[0]), int(at[-1] - at[0])).to_pybytes()
-    return words, np.diff(at)
+        first = int(bounds[0])
+        words = raw.slice(first, int(bounds[-1]) - first).to_pybytes()
+    return words, np.diff(bounds)

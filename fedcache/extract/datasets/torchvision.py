@@ -1,11 +1,11 @@
 """``torchvision:NAME``: the image classification datasets of torchvision, read by torchvision's own code.
 
-Which of its files to trust is torchvision's decision: the CIFAR archives are pickles, and torchvision opens them only
-when they have the md5 it publishes. fedcache takes encoded bytes where a dataset has a ``loader`` (nothing is decoded
-to identify an image) and pixels where it has not. Nothing is downloaded except by ``pull``.
+torchvision decides which of its files to trust: the CIFAR archives are pickles, and torchvision opens them only if they
+have the md5 that it publishes. If a dataset has a ``loader``, fedcache reads encoded bytes, so that nothing is decoded
+to identify an image; else it reads pixels. Nothing is downloaded except by ``pull``.
 
-Video, detection, segmentation, matching and attribute datasets are not listed, nor is CLEVR's, whose public test
-images have no label, with anything but its validation set for testing.
+Video, detection, segmentation, matching and attribute datasets are not listed. The public test images of CLEVR have no
+labels, so its validation set is the test set.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from fedcache.errors import MachineError, shell_word, unknown
 from fedcache.extract.datasets import dataset, tree
 from fedcache.extract.datasets.archives import Reopened
 from fedcache.extract.datasets.dataset import ONE_DOMAIN, SPLIT_WORDS, TEST, TRAIN, Context, Dataset
+from fedcache.extract.datasets.row_sources import place_of
 from fedcache.extract.image_files import MAX_BYTES, BadImage
 from fedcache.extract.images import quiet
 from fedcache.extract.recipe import slug as safe
@@ -40,26 +41,24 @@ from fedcache.tables.splits import SPLIT_WORDS as SPLITS
 class TorchvisionEntry:
     """Arguments that construct one dataset."""
 
-    splits: tuple[
-        tuple[dict[str, Any], int], ...
-    ]  # keyword arguments of each part, and the split code of its rows
-    files: str  # where it is below its root; ``""`` when its files are in the root itself
+    # keyword arguments of each part, and the split code of its rows
+    splits: tuple[tuple[dict[str, Any], int], ...]
+    files: str  # folder below its root; "" if its files are in the root itself
     about: str  # one line
-    cls: str = ""  # torchvision's class, when it is not the name
-    classes: tuple[str, ...] = ()  # class names, where torchvision's object has none or other ones
+    cls: str = ""  # torchvision's class, if its name differs
+    classes: tuple[str, ...] = ()  # class names, if torchvision's object has none or other ones
     options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of every part
     mirror: bool = True  # a mirrored image keeps its class
     pulls: bool = True  # torchvision can download it
 
 
 def _table() -> dict[str, TorchvisionEntry]:
-    text = (resources.files("fedcache.extract.datasets") / "torchvision.toml").read_text(
-        encoding="utf-8"
-    )
+    file = resources.files("fedcache.extract.datasets") / "torchvision.toml"
     table = {}
-    for name, given in tomllib.loads(text).items():
+    for name, given in tomllib.loads(file.read_text(encoding="utf-8")).items():
         splits = tuple((options, SPLITS[word]) for options, word in given.pop("splits"))
-        table[name] = TorchvisionEntry(splits, classes=tuple(given.pop("classes", ())), **given)
+        classes = tuple(given.pop("classes", ()))
+        table[name] = TorchvisionEntry(splits, classes=classes, **given)
     return table
 
 
@@ -85,16 +84,12 @@ def key(rest: str, context: Context) -> list[Any]:
     entry = entry_of(rest)
     root = _require(rest, context)
     version = importlib.metadata.version("torchvision")
-    return [
-        "torchvision",
-        rest,
-        version,
-        tree.listing_digest(root / entry.files, context.within(root)),
-    ]
+    listing = tree.listing_digest(root / entry.files, context.within(root))
+    return ["torchvision", rest, version, listing]
 
 
 def load(rest: str, context: Context) -> Dataset:
-    """The dataset, all its splits; MachineError when it is not there or torchvision refuses its files."""
+    """The dataset with all its splits; MachineError if it is missing or torchvision refuses its files."""
     entry = entry_of(rest)
     root = _require(rest, context)
     facts = key(rest, context)
@@ -103,11 +98,9 @@ def load(rest: str, context: Context) -> Dataset:
     lengths = [len(part) for part in source.parts]
     width = max(5, len(str(max(lengths))))
     codes = [code for _, code in splits]
-    names = [
-        f"{SPLIT_WORDS[code]}/{i:0{width}d}"
-        for code, n in zip(codes, lengths, strict=True)
-        for i in range(n)
-    ]
+    names: list[str] = []
+    for code, length in zip(codes, lengths, strict=True):
+        names += [f"{SPLIT_WORDS[code]}/{row:0{width}d}" for row in range(length)]
     label, classes = _labels(entry, source, facts, context)
     uid, unreadable = dataset.read_uids(source, names, facts, context)
     split = np.repeat(np.array(codes, dtype=np.uint8), lengths)
@@ -117,7 +110,7 @@ def load(rest: str, context: Context) -> Dataset:
     if missing:
         note = f"; the files of {' and '.join(missing)} are missing"
     if TRAIN not in codes:
-        split[:] = TRAIN  # all there is, of which a part is held out
+        split[:] = TRAIN  # a part of these rows becomes the test set below
         codes = []
     if TEST not in codes:
         split[held_out(label, domain, uid, split == TRAIN)] = TEST
@@ -165,10 +158,11 @@ class TorchvisionSource(Reopened):
 
     name: str  # key of ``TABLE``
     root: Path  # see ``root_of``
-    within: Path | None  # what encoded files must be in, behind all links; None for anywhere
-    splits: tuple[
-        tuple[dict[str, Any], int], ...
-    ]  # keyword arguments and split code of each part, in their order
+    within: (
+        Path | None
+    )  # folder that encoded files must be in, after resolving links; None for anywhere
+    # keyword arguments and split code of each part, in their order
+    splits: tuple[tuple[dict[str, Any], int], ...]
 
     @cached_property
     def parts(self) -> list[Any]:
@@ -184,8 +178,8 @@ class TorchvisionSource(Reopened):
 
     def item(self, row: int) -> tuple[Any, Any]:
         """torchvision's (image, target) of a row."""
-        part = int(np.searchsorted(self._starts, row, side="right")) - 1
-        pair: tuple[Any, Any] = self.parts[part][row - int(self._starts[part])]
+        part, row_of_part = place_of(row, self._starts)
+        pair: tuple[Any, Any] = self.parts[part][row_of_part]
         return pair
 
     def read(self, row: int) -> bytes | NDArray[np.uint8]:
@@ -205,19 +199,19 @@ class TorchvisionSource(Reopened):
 
 
 def _in_order(entry: TorchvisionEntry) -> list[tuple[dict[str, Any], int]]:
-    """The splits in the order of the rows, which is that of their names: the words sort differently from the codes."""
+    """The splits in the order of the rows, which is that of their words; the codes have another order."""
     return sorted(entry.splits, key=lambda split: SPLIT_WORDS[split[1]])
 
 
 def _here(name: str, root: Path) -> tuple[tuple[dict[str, Any], int], ...]:
-    """The splits of which there are files, in the order of the rows; all where that is not known, or none is there."""
+    """The splits that have files, in the order of the rows; all splits if that is unknown, or if none has files."""
     splits = _in_order(TABLE[name])
     found = [(options, code) for options, code in splits if _any_file(name, root, options)]
     return tuple(found or splits)
 
 
 def _files_of(cls: Any, train: bool, split: str) -> list[tuple[str, str | None]] | None:
-    """The files of a part below its root, with the md5 that torchvision checks; None where it does not say which."""
+    """The files of a part below its root, with the md5 that torchvision checks; None if torchvision does not say."""
     from torchvision.datasets import CIFAR10, MNIST, SVHN, USPS
 
     if getattr(cls, "_check_exists", None) is MNIST._check_exists:
@@ -237,14 +231,16 @@ def _files_of(cls: Any, train: bool, split: str) -> list[tuple[str, str | None]]
 
 
 def _any_file(name: str, root: Path, options: dict[str, Any]) -> bool:
-    """Whether any file of a part is there, as far as torchvision says which are its own."""
+    """Whether any file of a part exists; true if torchvision does not say which files the part has."""
     train = bool(options.get("train", True))
     split = "test"
     if train:
         split = "train"
     split = options.get("split", split)
     files = _files_of(_class_of(name), train, split)
-    return files is None or any((root / file).exists() for file, _ in files)
+    if files is None:
+        return True
+    return any((root / file).exists() for file, _ in files)
 
 
 def _class_of(name: str) -> Any:
@@ -255,7 +251,7 @@ def _class_of(name: str) -> Any:
 
 
 def _own_part(cls: Any) -> Any:
-    """A class that checks the files of its own part only, where torchvision's checks those of all parts."""
+    """A class that checks the files of its own part only, if torchvision's class checks those of all parts."""
     from torchvision.datasets import CIFAR10, MNIST
     from torchvision.datasets.utils import check_integrity
 
@@ -314,7 +310,7 @@ def _construct(
         given["download"] = download
     if "loader" in accepted:
         given["loader"] = partial(_read_file, within=within)
-    # A part of the class's own that reads nothing outside the folder, where nothing is downloaded.
+    # Without a download, only the files of this part are checked, because those of other parts may be missing.
     make = cls
     if not download:
         make = _own_part(cls)
@@ -323,7 +319,8 @@ def _construct(
         with quiet, open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # noqa: PTH123
             return make(str(root), **given)
     except (RuntimeError, OSError, ValueError, KeyError, EOFError, ImportError) as error:
-        reason = [*str(error).strip().splitlines(), type(error).__name__][0]
+        lines = [*str(error).strip().splitlines(), type(error).__name__]
+        reason = lines[0]
         word = shell_word(name)
         raise MachineError(
             f"torchvision cannot open {name} in {root}: {reason}",
@@ -336,35 +333,37 @@ def _labels(
     entry: TorchvisionEntry, source: TorchvisionSource, facts: list[Any], context: Context
 ) -> tuple[NDArray[np.int32], tuple[str, ...]]:
     """Labels of all rows and the class names, without classes that have no image (EMNIST-letters names one)."""
-    fact = context.memory.recall(["labels", dataset.READING, *facts])
+    fact_key = ["labels", dataset.READING, *facts]
+    fact = context.memory.recall(fact_key)
     if fact is None:
         fact = [_target(source, row) for row in range(int(source._starts[-1]))]
-        context.memory.remember(["labels", dataset.READING, *facts], fact)
+        context.memory.remember(fact_key, fact)
     raw = np.array(fact, dtype=np.int64)
-    named = entry.classes or _class_names(source.parts[0])
+    all_names = entry.classes or _class_names(source.parts[0])
     used = np.unique(raw[raw >= 0])
-    count = len(named)
-    if count and len(used) and int(used[-1]) >= count:
-        largest = int(used[-1])
+    numbers = used.tolist()
+    count = len(all_names)
+    if count and numbers and numbers[-1] >= count:
         raise MachineError(
-            f"torchvision's {source.name} has the label {largest}, but {count} class names.",
+            f"torchvision's {source.name} has the label {numbers[-1]}, but {count} class names.",
             "Update torchvision: pip install --upgrade torchvision",
         )
-    numbers = used.tolist()
-    names = [str(i) for i in numbers]
-    if named:
-        names = [named[i] for i in numbers]
-    # Two classes of one name get their numbers behind it.
+    names = [str(number) for number in numbers]
+    if all_names:
+        names = [all_names[number] for number in numbers]
+    # Classes that share a name get their numbers behind it.
     classes = []
     for name, number in zip(names, numbers, strict=True):
         if names.count(name) > 1:
             name = f"{name} #{number}"
         classes.append(name)
-    label = np.where(raw >= 0, np.searchsorted(used, np.maximum(raw, 0)), -1).astype(np.int32)
+    new_labels = np.searchsorted(used, np.maximum(raw, 0))
+    label = np.where(raw >= 0, new_labels, -1).astype(np.int32)
     return label, tuple(classes)
 
 
 def _target(source: TorchvisionSource, row: int) -> int:
+    """The label of a row; -1 if it has none or cannot be read."""
     try:
         target = source.item(row)[1]
     except (OSError, BadImage):
@@ -375,11 +374,19 @@ def _target(source: TorchvisionSource, row: int) -> int:
 
 
 def _class_names(part: Any) -> tuple[str, ...]:
+    """The class names of a torchvision dataset by number; none where it has no attribute for them."""
     for attribute in ("classes", "categories", "all_categories"):
         names = getattr(part, attribute, None)
         if names:
-            return tuple(", ".join(n) if isinstance(n, tuple) else str(n) for n in names)
-    by_name = getattr(part, "class_to_idx", None)
-    if by_name:
-        return tuple(sorted(by_name, key=by_name.__getitem__))
+            return tuple(map(_class_name, names))
+    number_of = getattr(part, "class_to_idx", None)
+    if number_of:
+        return tuple(sorted(number_of, key=number_of.__getitem__))
     return ()
+
+
+def _class_name(name: Any) -> str:
+    """A class name; ImageNet has several words for each class."""
+    if isinstance(name, tuple):
+        return ", ".join(name)
+    return str(name)

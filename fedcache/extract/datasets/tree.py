@@ -1,4 +1,4 @@
-"""The files of a directory or an archive: which are images, what they are called, and how they are read.
+"""The files of a directory or an archive: the search for images, their names, and their source.
 
 A link that leads out of the dataset's folder is not followed unless the user asks for it: the author of the folder
 would choose which other files of this machine are read.
@@ -13,11 +13,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedcache.errors import MachineError, UsageError
 from fedcache.extract.datasets import archives
+from fedcache.extract.digests import stat_key
 from fedcache.extract.image_files import (
     EXTENSIONS,
     MAX_BYTES,
@@ -49,7 +52,7 @@ class FilesSource:
     def read(self, row: int) -> bytes:
         """The bytes of a row's file; raises ``BadImage``."""
         path = f"{self.root}/{self.paths[row]}"
-        # Looked at again for every read: a folder may change between its listing and this.
+        # Checked at every read: the folder may have changed since it was listed.
         if self.within is not None and leads_out(path, self.within):
             raise BadImage(
                 "it is a link to a file outside the dataset's folder (to read it: --follow-links)"
@@ -79,7 +82,7 @@ def leads_out(path: str, within: str) -> bool:
 
 @dataclass(frozen=True)
 class Tree:
-    """The images found, in no order."""
+    """The images of a folder or an archive, in no particular order."""
 
     paths: list[str]  # as the file system or the archive spells them
     ignored: Counter[str]  # how many files were left out, by reason
@@ -90,14 +93,20 @@ class Tree:
     # of ``others``, in their order; None for a directory
     other_entries: archives.Entries | None = None
 
+    def source(
+        self, root: Path, rows: NDArray[np.int64], within: Path | None
+    ) -> FilesSource | archives.ArchiveSource:
+        """Source of some images, in the order of ``rows``, which are indices into ``paths``."""
+        if self.entries is None:
+            return FilesSource(root.absolute(), [self.paths[row] for row in rows], within)
+        return archives.ArchiveSource(self.entries.take(rows))
+
     def read_other(self, root: Path, name: str) -> bytes:
         """The bytes of a file that is no image. Raises UsageError for one that cannot be read."""
         source: FilesSource | archives.ArchiveSource = FilesSource(root, [name], None)
         if self.other_entries is not None:
-            row = self.others.index(name)
-            source = archives.ArchiveSource(
-                self.other_entries.take(np.array([row], dtype=np.int64))
-            )
+            row = np.array([self.others.index(name)], dtype=np.int64)
+            source = archives.ArchiveSource(self.other_entries.take(row))
         try:
             return source.read(0)
         except BadImage as error:
@@ -154,13 +163,15 @@ def scan(path: Path, within: Path | None, endings: frozenset[str] = EXTENSIONS) 
 
 
 def _why_ignored(relative: str, endings: frozenset[str]) -> str | None:
+    """Why a file is not read, such as ``hidden``; None for a file with one of ``endings``."""
     parts = relative.split("/")
     if "__MACOSX" in parts or any(part.startswith(".") for part in parts):
         return HIDDEN
-    dot = parts[-1].rfind(".")
+    base = parts[-1]
+    dot = base.rfind(".")
     ending = ""
     if dot > 0:
-        ending = parts[-1][dot:].lower()
+        ending = base[dot:].lower()
     if ending in endings:
         return None
     if ending in TABLES:
@@ -192,22 +203,20 @@ def _walk(
     top = root.stat()
     visited = 0
     # Folders still to be listed, each with the identities of the folders above it: a link to one of them is a loop.
-    pending: list[tuple[str, frozenset[tuple[int, int]]]] = [
-        ("", frozenset({(top.st_dev, top.st_ino)}))
-    ]
+    pending = [("", frozenset({(top.st_dev, top.st_ino)}))]
     while pending:
         prefix, above = pending.pop()
         try:
             with os.scandir(root / prefix) as entries:
                 listed = list(entries)
         except OSError as error:
-            # Going on would train on part of the data without a word.
+            # Without this error, fedcache would train on part of the data without a warning.
             raise MachineError(
                 f"The folder {root / prefix} cannot be listed: {error.strerror}.",
                 "Fix its permissions, or move it out of the dataset",
             ) from None
         visited += 1 + len(listed)
-        # links between sibling folders can make a few of them endless
+        # Links between sibling folders can make a few folders an endless tree.
         if visited > archives.MAX_ENTRIES:
             raise UsageError(
                 f"{root} has more than {archives.MAX_ENTRIES:,} files and folders, including those behind "
@@ -224,14 +233,15 @@ def _walk(
             except OSError:
                 found.append((relative, None))
                 continue
+            identity = (info.st_dev, info.st_ino)
             if not stat.S_ISDIR(info.st_mode):
                 found.append((relative, info))
             elif entry.name.startswith(".") or entry.name == "__MACOSX":
                 ignored[HIDDEN] += 1
-            elif (info.st_dev, info.st_ino) in above:
+            elif identity in above:
                 ignored["link to a folder above"] += 1
             else:
-                pending.append((f"{relative}/", above | {(info.st_dev, info.st_ino)}))
+                pending.append((f"{relative}/", above | {identity}))
     return found
 
 
@@ -243,14 +253,22 @@ def listing_digest(root: Path, within: Path | None) -> str:
     rows = []
     for relative, info in _walk(root, Counter(), within):
         name = relative
-        # Names that are no UTF-8 have no JSON.
+        # A name may hold bytes that are not UTF-8, which JSON cannot write.
         if not relative.isascii():
             name = os.fsencode(relative).hex()
         rows.append([name, *_numbers(info)])
     return digest_of([str(root.resolve()), sorted(rows)])
 
 
+def state_of(path: Path, within: Path | None) -> Any:
+    """``stat_key`` of a file, or ``listing_digest`` of a folder: a JSON value that changes with the files."""
+    if path.is_dir():
+        return listing_digest(path, within)
+    return stat_key(path)
+
+
 def _numbers(info: os.stat_result | None) -> list[int]:
+    """[size, mtime_ns, inode]; -1 for each when there is no file."""
     if info is None:
         return [-1, -1, -1]
     return [info.st_size, info.st_mtime_ns, info.st_ino]

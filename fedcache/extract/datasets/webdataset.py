@@ -39,14 +39,14 @@ from fedcache.extract.image_files import EXTENSIONS, BadImage
 from fedcache.parsing import counted, parse_json
 from fedcache.tables.groups import Group, differs_in_every_row
 from fedcache.tables.roles import LABELS, ColumnChoice
-from fedcache.tables.words import Unread, Words, last_level, objects_of, refuse_empty
+from fedcache.tables.words import Unread, Words, last_level, refuse_empty
 
 MOST_TEXT = 1 << 20
 """Largest .cls, .txt or .json that is read, in bytes."""
 
 MOST_SHARDS = 100_000
 FEW = 20
-"""Samples up to which every text may be another."""
+"""Number of samples up to which all texts may differ and still be classes."""
 
 LABEL_PARTS = ("cls", "json", "txt")
 _RANGE = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
@@ -54,7 +54,7 @@ _RANGE = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
 
 @dataclass(frozen=True)
 class _Shard:
-    """Content of a tar; of its parts only small texts have been read."""
+    """The samples of a tar, without their images."""
 
     name: str  # path below the folder of all shards
     split: int | None
@@ -67,11 +67,8 @@ class _Shard:
 def key(rest: str, context: Context) -> list[Any]:
     """The columns that the spec names, and the stat of every shard."""
     request = columns.parse_rest(rest, "webdataset")
-    return [
-        "webdataset",
-        request.facts,
-        [stat_key(path) for path in _shards(request.place, context)[1]],
-    ]
+    _, paths = _shards(request.place, context)
+    return ["webdataset", request.facts, [stat_key(path) for path in paths]]
 
 
 def load(rest: str, context: Context) -> Dataset:
@@ -99,8 +96,9 @@ def load(rest: str, context: Context) -> Dataset:
     request = _with_label(request, parts, shards)
     how = counted(len(shards), "shard") + columns.left_out_words(left_out)
     if left:
-        how += "; not used: " + ", ".join(f"{n:,} .{ending}" for ending, n in left.most_common(6))
-    # what the dataset is called after
+        unused = ", ".join(f"{n:,} .{ending}" for ending, n in left.most_common(6))
+        how += f"; not used: {unused}"
+    # The dataset is named after the folder, or after its only shard.
     where = top
     if len(paths) == 1:
         where = paths[0]
@@ -122,22 +120,21 @@ def _shards(place: str, context: Context) -> tuple[Path, list[Path]]:
     if place:
         pattern = str(Path(place).expanduser())
     path = Path(pattern)
+    top = path
     if place and path.is_dir():
-        found = [
-            path / name
-            for name in sorted(tree.scan(path, context.within(path)).others)
-            if name.endswith(".tar")
-        ]
-        packed = next((p for p in sorted(path.rglob("*")) if archives.is_compressed_tar(p)), None)
-        if not found and packed is not None:
-            raise archives.refuse_compressed(packed)
-        top = path
+        others = sorted(tree.scan(path, context.within(path)).others)
+        found = [path / name for name in others if name.endswith(".tar")]
+        if not found:
+            for file in sorted(path.rglob("*")):
+                if archives.is_compressed_tar(file):
+                    raise archives.refuse_compressed(file)
     else:
-        matches = {Path(match) for text in _expand(pattern) for match in _matching(text)}
+        matches: set[Path] = set()
+        for text in _expand(pattern):
+            matches.update(map(Path, _matching(text)))
         found = sorted(matches)
-        top = path
         if found:
-            top = Path(os.path.commonpath([p.parent for p in found]))
+            top = Path(os.path.commonpath([file.parent for file in found]))
     if not place or not found:
         named = place or "nothing"
         raise UsageError(
@@ -156,8 +153,9 @@ def _shards(place: str, context: Context) -> tuple[Path, list[Path]]:
 
 
 def _expand(pattern: str) -> Iterator[str]:
-    """``a-{00..02}.tar`` and ``{a,b}.tar`` as all they stand for. Raises UsageError for too many."""
-    pieces: list[list[str]] = []  # the choices of each part of the pattern, of fixed text only one
+    """All texts of a pattern such as ``a-{00..02}.tar`` or ``{a,b}.tar``. Raises UsageError for too many."""
+    # The choices for each piece of the pattern; fixed text has one.
+    pieces: list[list[str]] = []
     last = 0
     total = 1
     for match in _RANGE.finditer(pattern):
@@ -193,7 +191,10 @@ def _matching(text: str) -> list[str]:
 
 
 def _read_shard(top: Path, path: Path, request: DatasetRequest, left: Counter[str]) -> _Shard:
-    """The samples of a shard; only images, labels and .json are looked at, others are counted in ``left``."""
+    """The samples of a shard; parts other than images, labels and .json are counted in ``left``.
+
+    Raises UsageError for a sample with two images, and for a shard without images.
+    """
     refuse_empty(path)
     entries = archives.list_tar(path)
     # The ending of images is the one that the user named, or any usual one.
@@ -203,8 +204,8 @@ def _read_shard(top: Path, path: Path, request: DatasetRequest, left: Counter[st
     relative = path.name
     if path != top:
         relative = os.path.relpath(path, top)
-    images: dict[str, int] = {}
-    part_of: dict[str, dict[str, int]] = {}
+    images: dict[str, int] = {}  # sample -> number of its image in the tar
+    parts_of: dict[str, dict[str, int]] = {}  # sample -> ending -> number in the tar
     for i, name in enumerate(entries.names):
         folder, _, base = name.rpartition("/")
         sample, _, ending = base.partition(".")
@@ -222,28 +223,31 @@ def _read_shard(top: Path, path: Path, request: DatasetRequest, left: Counter[st
                 )
             images[sample] = i
         elif ending in LABEL_PARTS:
-            part_of.setdefault(sample, {})[ending] = i
+            parts_of.setdefault(sample, {})[ending] = i
         else:
             left[ending[:20]] += 1
     if not images:
         bases = [name.rpartition("/")[2] for name in entries.names]
         parts_found = {base.partition(".")[2] for base in bases}
-        shown = ", ".join(sorted(parts_found)[:8])
-        examples = ", ".join(sorted(e[1:] for e in EXTENSIONS)[:8])
+        shown = ", ".join(sorted(parts_found)[:8]) or "(none)"
+        usual = sorted(ending[1:] for ending in EXTENSIONS)
+        examples = ", ".join(usual[:8])
         raise UsageError(
-            f"{path} contains no images: its samples have the parts {shown or '(none)'}.",
+            f"{path} contains no images: its samples have the parts {shown}.",
             f"Expected parts such as {examples}; choose one with --images-key ENDING",
         )
     keys = sorted(images)
-    kept = entries.take(np.array([images[k] for k in keys], dtype=np.int64))
+    places = np.array([images[sample] for sample in keys], dtype=np.int64)
+    kept = entries.take(places)
     archives.check_images(kept)
     reader = archives.ArchiveSource(entries)
     fields: list[Mapping[str, Any]] = []
     texts: dict[str, list[str | None]] = {}
     for row, sample in enumerate(keys):
-        parts = part_of.get(sample, {})
-        fields.append(_fields(reader, parts, path))
-        labels = _label_parts(parts, fields[-1], request.choice)
+        parts = parts_of.get(sample, {})
+        fields_of_sample = _fields(reader, parts, path)
+        fields.append(fields_of_sample)
+        labels = _label_parts(parts, fields_of_sample, request.choice)
         for ending in ("cls", "txt"):
             if ending in labels:
                 column = texts.setdefault(ending, [None] * len(keys))
@@ -257,7 +261,7 @@ def _read_shard(top: Path, path: Path, request: DatasetRequest, left: Counter[st
 
 
 def _fields(reader: archives.ArchiveSource, parts: Mapping[str, int], path: Path) -> dict[str, Any]:
-    """The fields of the .json of a sample. Of lists and objects their type is enough: they are of no use."""
+    """The fields of the .json of a sample; objects and longer lists are emptied, because no column can use them."""
     if "json" not in parts:
         return {}
     try:
@@ -280,7 +284,7 @@ def _fields(reader: archives.ArchiveSource, parts: Mapping[str, int], path: Path
 def _label_parts(
     parts: Mapping[str, int], fields: Mapping[str, Any], choice: ColumnChoice
 ) -> list[str]:
-    """Parts of a sample that are read as columns: .cls, and .txt if it is named or there is no other label."""
+    """Parts of a sample that are read as columns: .cls, and .txt if it is named or the sample has no other label."""
     if "txt" in (choice.groups or ()):
         reads_text = True
     elif choice.label is None:
@@ -294,7 +298,7 @@ def _label_parts(
 
 
 def _is_labelled(names: Iterable[str]) -> bool:
-    """Whether a field is called like labels."""
+    """Whether a field has a usual name of labels."""
     return any(last_level(name) in LABELS for name in names)
 
 
@@ -307,15 +311,13 @@ def _with_label(
     names = {name for part in parts for name in part.columns}
     choice = request.choice
     if choice.label is None and not choice.unlabelled:
-        label = None
         if "cls" in texts:
-            label = "cls"
-        if label is None and "txt" in texts and not _is_labelled(names):
+            choice = replace(choice, label="cls")
+        elif "txt" in texts and not _is_labelled(names):
             every = [text for shard in shards for text in shard.texts.get("txt", ())]
-            # Captions are a column like others: named as not used, and no classes.
+            # Captions are no classes; their column is listed as not used.
             if not differs_in_every_row(Group.of_words(Words.of(every))):
-                label = "txt"
-        choice = replace(choice, label=label)
+                choice = replace(choice, label="txt")
     if choice.label in texts:
         for part in parts:
             _check_captions(part.columns.get(choice.label))
@@ -323,6 +325,7 @@ def _with_label(
 
 
 def _text(reader: archives.ArchiveSource, i: int, path: Path) -> str:
+    """The text of entry ``i`` of a tar. Raises UsageError if it is too long, damaged or no UTF-8."""
     name = reader.entries.names[i]
     if int(reader.entries.size[i]) > MOST_TEXT:
         raise UsageError(
@@ -335,7 +338,7 @@ def _text(reader: archives.ArchiveSource, i: int, path: Path) -> str:
 
 
 def _check_captions(labels: Any) -> None:
-    """Refuse texts that are captions and not classes: most samples have one of their own, of several words."""
+    """Raise UsageError for labels that are captions: most samples have different texts, some of several words."""
     if not isinstance(labels, Words):
         return
     known = int((labels.codes >= 0).sum())
@@ -358,10 +361,11 @@ def _by_folder(shards: Sequence[_Shard]) -> list[_Shard]:
     found = []
     start = 0
     for shard in shards:
-        here = codes[start : start + len(shard.keys)]
-        start += len(shard.keys)
-        for split in np.unique(here).tolist():
-            rows = np.flatnonzero(here == split)
+        end = start + len(shard.keys)
+        codes_of_shard = codes[start:end]
+        start = end
+        for split in np.unique(codes_of_shard).tolist():
+            rows = np.flatnonzero(codes_of_shard == split)
             entries = shard.entries.take(rows)
             keys = tuple(shard.keys[row] for row in rows)
             fields = [shard.fields[row] for row in rows]
@@ -374,30 +378,24 @@ def _by_folder(shards: Sequence[_Shard]) -> list[_Shard]:
 
 def _rows(shards: Sequence[_Shard]) -> TableRows:
     """The rows of the shards of a split."""
-    fields = [held for shard in shards for held in shard.fields]
-    names = dict.fromkeys(name for held in fields for name in held)
-    found = {name: objects_of([held.get(name) for held in fields]) for name in names}
+    fields: list[Mapping[str, Any]] = []
+    names: list[str] = []
+    sources = []
+    lengths = []
+    for shard in shards:
+        folder = shard.name.removesuffix(".tar")
+        fields += shard.fields
+        names += [tree.name_of(f"{folder}/{sample}") for sample in shard.keys]
+        sources.append(archives.ArchiveSource(shard.entries))
+        lengths.append(len(shard.keys))
+    found = columns.columns_of_records(fields)
     left_out: dict[str, Unread] = {}
     for ending in dict.fromkeys(ending for shard in shards for ending in shard.texts):
         texts: list[str | None] = []
         for shard in shards:
             texts += shard.texts.get(ending, [None] * len(shard.keys))
         if ending in found:
-            left_out[f"{ending} of .json"] = Unread(
-                (len(fields),), "", f"the part .{ending} has this name"
-            )
+            why = f"the part .{ending} has this name"
+            left_out[f"{ending} of .json"] = Unread((len(fields),), "", why)
         found[ending] = Words.of(texts).typed()
-    row_names = []
-    for shard in shards:
-        folder = shard.name.removesuffix(".tar")
-        row_names += [tree.name_of(f"{folder}/{sample}") for sample in shard.keys]
-    return TableRows(
-        row_names,
-        Shards(
-            [archives.ArchiveSource(shard.entries) for shard in shards],
-            [len(shard.keys) for shard in shards],
-        ),
-        found,
-        shards[0].split,
-        left_out,
-    )
+    return TableRows(names, Shards(sources, lengths), found, shards[0].split, left_out)

@@ -1,4 +1,4 @@
-"""Time that an extraction is expected to take: a few batches are timed here, and the pipeline is counted out."""
+"""Expected time of an extraction: a few batches are timed, and the time of the whole pipeline is calculated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedcache.extract.planning.plan import PlannedArray
 from fedcache.extract.workers.batch_workers import InProcess, worker_count
 
 TRIED = 3
-"""Batches that are timed at most; the median of each of their times counts."""
+"""Most batches that are timed; the median of their times is taken."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class BatchCost:
 
     decode: float  # reading, decoding, resizing
     forward: float  # all models, one after another
-    processor: float  # of both, what the processor works: waiting for a disk or a GPU takes none
+    processor: float  # processor time of both, without waiting for a disk or a GPU
 
 
 def measure_batch(
@@ -38,9 +38,10 @@ def measure_batch(
     decode = []
     forward = []
     processor = []
+    batches = math.ceil(len(data.names) / settings.batch)
     try:
         workers.warm()
-        for batch in range(min(TRIED, math.ceil(len(data.names) / settings.batch))):
+        for batch in range(min(TRIED, batches)):
             before = time.process_time()
             computed = workers.submit(batch, keys).result()
             processor.append(time.process_time() - before)
@@ -54,16 +55,16 @@ def measure_batch(
 def pipeline_seconds(
     cost: BatchCost, batches: int, *, device: str, workers: int, cores: int, gpus: int = 1
 ) -> float:
-    """Seconds from the first batch to the last, with ``workers`` processes (0: this one) that never wait for a chunk.
+    """Seconds from the first batch to the last, with ``workers`` processes that never wait for a chunk.
 
-    On a CPU each process decodes and runs the models in turn. On GPUs the processes decode, and each device takes one
-    batch after another. In either case no more is computed at once than there are cores.
+    0 workers stand for this process. On a CPU each process decodes and runs the models in turn. On GPUs the processes
+    decode, and each device takes one batch after another. In either case, no more processes compute at once than there
+    are cores.
     """
-    side_by_side = max(1, workers)
-    rounds = math.ceil(batches / side_by_side)
+    rounds = math.ceil(batches / max(1, workers))
     if device == "cuda" and workers:
         decoding = max(rounds * cost.decode, batches * cost.decode / cores)
-        # Devices wait for the first batch, and have the last one to do when all are decoded.
+        # Devices wait for the first batch, and still have the last one when all are decoded.
         forward = math.ceil(batches / gpus) * cost.forward
         return max(decoding + cost.forward, cost.decode + forward)
     return max(rounds * (cost.decode + cost.forward), batches * cost.processor / cores)
@@ -72,7 +73,7 @@ def pipeline_seconds(
 def expected_seconds(
     data: Dataset, planned: Sequence[PlannedArray], config: ExtractConfig, rows: int
 ) -> float:
-    """Seconds to expect for ``rows`` rows through every array of ``planned``; starting workers comes on top."""
+    """Expected seconds for ``rows`` rows of every array of ``planned``, without the time to start workers."""
     device, settings = resolve_compute(config, [p.backbone for p in planned])
     jobs = jobs_of(planned, data, device, settings)
     cost = measure_batch(jobs, data, settings)

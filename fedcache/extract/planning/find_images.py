@@ -1,8 +1,8 @@
 """The images behind rows of a store, read again from the dataset that they were extracted from.
 
-A store contains neither images nor their places; the fedcache home remembers where an extraction found its dataset.
-Rows and images are matched by content alone. So the right images are found in a dataset that was moved or has grown,
-and fewer images in one that was changed.
+A store contains neither images nor their paths; the fedcache home remembers where an extraction found its dataset. Rows
+and images are matched by content alone. So the right images are found in a dataset that was moved or has grown, and
+only unchanged images in one that was changed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ImagePlaces:
 
 
 def read_images(store: Store, rows: Sequence[int], places: ImagePlaces) -> dict[int, Image.Image]:
-    """The images of rows of a store, RGB, by row; without images whose content has changed or that are gone.
+    """The images of rows of a store, RGB, by row. Images that have changed or are gone are left out.
 
     Raises StoreError, with the dataset that is needed, when none of them is available; UsageError for texts and rows.
     """
@@ -67,7 +67,7 @@ def read_images(store: Store, rows: Sequence[int], places: ImagePlaces) -> dict[
 
 
 def open_images(store: Store, places: ImagePlaces) -> Dataset:
-    """The dataset of a store, or one that has its name under ``--data``; it is opened once.
+    """The dataset of a store, or the one with its name in ``--data``. It is opened only once.
 
     Raises StoreError, with the dataset that is needed, when it cannot be opened.
     """
@@ -84,7 +84,7 @@ def open_images(store: Store, places: ImagePlaces) -> Dataset:
     slug = str(store.dataset["slug"])
     name = _without_limit(slug, known)
     given = places.data.get(slug) or places.data.get(name)
-    # A folder given by --data replaces the folder of the extraction, and any unknown dataset.
+    # A folder given by --data replaces the folder of the extraction, or an unknown dataset.
     is_folder = known is None or str(known.dataset).startswith("folder:")
     if given is not None and is_folder:
         known = replace(known or ExtractConfig(), dataset=f"folder:{given}")

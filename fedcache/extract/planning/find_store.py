@@ -62,27 +62,29 @@ from fedcache.tables.groups import Group
 
 
 def resolve_path(home: Home, path: Path, *, to_read: bool = False) -> Path:
-    """A store as the user wrote it: a path, or a name of ``fedcache ls`` with or without ``.zarr``.
+    """The path of a store that the user named by a path, or as ``fedcache ls`` does, with or without ``.zarr``.
 
-    The working directory comes first, then the stores of the home, then the names of datasets; where none has
-    the name, the path itself is returned. What is here and no store is meant all the same, unless ``to_read`` says
-    that nothing is to be made there.
+    The working directory comes first, then the stores of the home, then the names of datasets; if none has the name,
+    the path itself is returned. A file or folder of this name in the working directory that is no store is returned
+    too, unless ``to_read``: then the store is not to be created there.
     """
-    bare = len(path.parts) == 1
+    places = [path]
     if path.name:
-        places = [path, path.with_name(f"{path.name}.zarr")]
-    else:
-        places = [path]
+        places.append(path.with_name(f"{path.name}.zarr"))
+    bare = len(path.parts) == 1
     if bare:
         places += [home.stores / place for place in places]
-    found = next((p for p in places if was_store(p) or (p / "manifest.json").exists()), None)
-    if found is None and bare and (to_read or not path.exists()):
-        found = ingested_stores(home).get(slug_of(path.name.removeprefix(f"{INGESTED}:")))
-    if found is None and bare and to_read:
-        found = Path(store_by_name(str(path), home))
-    if found is None:
-        return path
-    return found
+    for place in places:
+        if was_store(place) or (place / "manifest.json").exists():
+            return place
+    if bare and (to_read or not path.exists()):
+        name = path.name.removeprefix(f"{INGESTED}:")
+        found = ingested_stores(home).get(slug_of(name))
+        if found is not None:
+            return found
+    if bare and to_read:
+        return Path(store_by_name(str(path), home))
+    return path
 
 
 def locate_store(
@@ -94,13 +96,13 @@ def locate_store(
 ) -> Path | None:
     """``--store``, else the store of ``--dataset``, else that of fedcache.toml, else the only one; None for none yet.
 
-    Of a published store it is the folder of the home that holds what was read. A damaged store can be named too.
-    A dataset's store is found from its remembered digest, so no image is read; an
-    ingested one by its name, with or without ``ingested:``. Where another dataset of the same content has put its
-    groups there, those of the one that is meant are put in their place.
+    For a published store, the path is the folder of the home that holds what was read of it. A damaged store is found
+    too. A dataset's store is found by its remembered digest, so no image is read; an ingested one by its name, with or
+    without ``ingested:``. If another dataset of the same content has put its groups into the store, the groups of this
+    dataset replace them.
 
-    Raises StoreError for a path where nothing is, and for several datasets of which none is named; UsageError for a
-    dataset that is not known, or one next to a path.
+    Raises StoreError for a path that does not exist, and if the home has stores of several datasets and none is named;
+    UsageError for an unknown dataset, or for a path together with a dataset.
     """
     if path is not None and dataset is not None:
         raise UsageError(
@@ -110,49 +112,32 @@ def locate_store(
     if is_store_address(path):
         return mirrored(path)
     if path is not None:
-        path = Path(path)
-        place = resolve_path(home, path, to_read=True)
-        if not place.exists():
-            message = (
-                f"There is no store {path}, neither in the working directory nor in {home.stores}."
-            )
-            near = closest(path.name, [p.name for p in home.stores.glob("*.zarr")])
-            if near:
-                message += f" Did you mean {near!r}?"
-            raise StoreError(
-                message,
-                "fedcache ls   lists stores. To make one:  fedcache extract --dataset digits --backbones "
-                "efficientnet-lite0",
-            )
-        if is_published(place):
-            return mirrored(place)
-        return place
+        return _store_at(home, Path(path))
     if dataset is not None:
-        if (named := store_of_dataset(home, dataset)) is not None:
+        named = store_of_dataset(home, dataset)
+        if named is not None:
             return named
-        found = ingested_path(home, dataset)
-        if found is not None:
-            if found.exists():
-                return found
+        ingested = ingested_path(home, dataset)
+        if ingested is not None:
+            if ingested.exists():
+                return ingested
             return None
-        for found, where in _places_of(home, dataset):
-            bring_groups(found, dataset, where, observer or Silent())
-            return found
+        for place, where in _places_of(home, dataset):
+            bring_groups(place, dataset, where, observer or Silent())
+            return place
         return None
-    if (pinned := pinned_store()) is not None:
+    pinned = pinned_store()
+    if pinned is not None:
         if observer is not None:
-            (chosen_name,) = pinned.values()
-            observer.note(
-                Detail(f"Dataset {chosen_name}: the one that {FILE_NAME} of this folder names.")
-            )
+            (name,) = pinned.values()
+            observer.note(Detail(f"Dataset {name}: the one that {FILE_NAME} of this folder names."))
         return locate_store(
             home, path=pinned.get("store"), dataset=pinned.get("dataset"), observer=observer
         )
     last = last_store(home)
     if last is None:
         return None
-    if (unclear := several_datasets(home)) is not None:
-        raise unclear
+    refuse_several_datasets(home)
     chosen, spec = last
     if observer is not None:
         observer.note(
@@ -160,30 +145,51 @@ def locate_store(
                 f"Store: {chosen.name} ({spec}, the dataset extracted last; change with --dataset)."
             )
         )
-        if (later := extracted_later(chosen)) is not None:
+        later = extracted_later(chosen)
+        if later is not None:
             name = later.name
             observer.warn(
                 f"{name} was extracted later than the store in use. To use it: --store {shell_word(name)}"
             )
-    # the files of a dataset may be gone: the store is what is meant
+    # Errors are ignored, because the files of the dataset may be gone, and the store can be used without them.
     with suppress(UsageError, MachineError):
-        for found, where in _places_of(home, spec):
-            if found.resolve() == chosen.resolve():
+        for place, where in _places_of(home, spec):
+            if place.resolve() == chosen.resolve():
                 bring_groups(chosen, spec, where, observer or Silent())
-                return chosen
+                break
     return chosen
 
 
+def _store_at(home: Home, path: Path) -> Path:
+    """The folder of the store that a path or a name means. Raises StoreError if there is none."""
+    place = resolve_path(home, path, to_read=True)
+    if not place.exists():
+        message = (
+            f"There is no store {path}, neither in the working directory nor in {home.stores}."
+        )
+        near = closest(path.name, [store.name for store in home.stores.glob("*.zarr")])
+        if near:
+            message += f" Did you mean {near!r}?"
+        raise StoreError(
+            message,
+            "fedcache ls   lists stores. To make one:  fedcache extract --dataset digits --backbones "
+            "efficientnet-lite0",
+        )
+    if is_published(place):
+        return mirrored(place)
+    return place
+
+
 def _places_of(home: Home, dataset: str) -> Iterator[tuple[Path, Context]]:
-    """The stores of a dataset that was opened before, and what it was opened with."""
+    """The stores of a dataset that was opened before, each with the context in which it was opened."""
     for follow_links in (False, True):
         where = Context(memory_of(home), data=home.data, follow_links=follow_links)
         known = datasets.peek(dataset, where)
         if known is None:
             continue
-        found = place_of_content(home, *known)
-        if found.exists():
-            yield found, where
+        place = place_of_content(home, *known)
+        if place.exists():
+            yield place, where
 
 
 def need_path(
@@ -193,18 +199,21 @@ def need_path(
     dataset: str | None = None,
     observer: Observer | None = None,
 ) -> Path:
-    """``locate_store``, or exit 4 with the command that makes one."""
+    """As ``locate_store``, but StoreError with the command that makes a store where there is none."""
     found = locate_store(home, path=path, dataset=dataset, observer=observer)
     if found is not None:
         return found
     what = ""
     if dataset:
         what = f"of {dataset} "
-    elif (known := no_store_remembered(home)) is not None:
-        raise known
+    else:
+        unfinished = no_store_remembered(home)
+        if unfinished is not None:
+            raise unfinished
+    spec = shell_word(dataset or "digits")
     raise StoreError(
         f"There is no store {what}under {home.stores} yet.",
-        f"fedcache extract --dataset {shell_word(dataset or 'digits')} --backbones efficientnet-lite0",
+        f"fedcache extract --dataset {spec} --backbones efficientnet-lite0",
     )
 
 
@@ -217,9 +226,11 @@ def store_of_dataset(home: Home, name: str) -> Path | None:
         return None
     found = [path for path in home.stores_of(name) if (path / "manifest.json").exists()]
     if len(found) > 1:
+        names = [path.name for path in found]
+        listed = ", ".join(names)
         raise UsageError(
-            f"{name} matches {len(found)} stores: {', '.join(path.name for path in found)}.",
-            f"--store {shell_word(found[-1].name)}",
+            f"{name} matches {len(names)} stores: {listed}.",
+            f"--store {shell_word(names[-1])}",
         )
     if found:
         return found[0]
@@ -227,7 +238,7 @@ def store_of_dataset(home: Home, name: str) -> Path | None:
 
 
 def slug_in(path: Path) -> str:
-    """The name of a dataset in that of its store, ``photos`` of ``photos-1a2b3c4d.zarr``; "" for another file name."""
+    """The dataset in the name of a store, such as ``photos`` of ``photos-1a2b3c4d.zarr``; "" for other file names."""
     found = re.fullmatch(r"(.+)-[0-9a-f]{8}\.zarr", path.name)
     if found is None:
         return ""
@@ -243,24 +254,25 @@ def pinned_store() -> dict[str, str] | None:
     return None
 
 
-def several_datasets(home: Home) -> FedcacheError | None:
-    """The error of leaving out the store where stores of several datasets are there; None for one dataset."""
-    slugs = {
-        str(store.dataset["slug"])
-        for store in finished_stores(home)
-        if part_of(store.dataset) is None
-    }
+def refuse_several_datasets(home: Home) -> None:
+    """Raise StoreError if the home has stores of several datasets, so that a command must name one."""
+    slugs = set()
+    for store in finished_stores(home):
+        if part_of(store.dataset) is None:
+            slugs.add(str(store.dataset["slug"]))
     if len(slugs) < 2:
-        return None
+        return
     names = sorted(slugs)
-    return StoreError(
-        f"No dataset is named, and {home.stores} holds {len(names)}: {', '.join(names)}.",
-        f"Add --dataset {shell_word(names[0])}, or choose one for this folder:  fedcache use {shell_word(names[0])}",
+    listed = ", ".join(names)
+    example = shell_word(names[0])
+    raise StoreError(
+        f"No dataset is named, and {home.stores} holds {len(names)}: {listed}.",
+        f"Add --dataset {example}, or choose one for this folder:  fedcache use {example}",
     )
 
 
 def no_store_remembered(home: Home) -> FedcacheError | None:
-    """The error of leaving out the store where none is remembered although some exist, as after a stopped extraction.
+    """The error for a command without a store if stores exist but none is finished, as after a stopped extraction.
 
     A StoreError with the names and the commands that continue; None when the home has no store.
     """
@@ -268,9 +280,9 @@ def no_store_remembered(home: Home) -> FedcacheError | None:
     if not paths:
         return None
     shown = []
-    ways = [
-        f"Choose one, for example:  fedcache inspect {shell_word(paths[0].name)}   (others take --store "
-        "NAME)"
+    example = shell_word(paths[0].name)
+    hints = [
+        f"Choose one, for example:  fedcache inspect {example}   (others take --store NAME)",
     ]
     for path in paths:
         try:
@@ -289,11 +301,11 @@ def no_store_remembered(home: Home) -> FedcacheError | None:
         elif not store.arrays:
             state = " (empty)"
         shown.append(path.name + state)
-        ways += [f"To resume:  {array.command(store, home)}" for array in begun]
+        hints += [f"To resume:  {array.command(store, home)}" for array in begun]
     stores = ", ".join(shown)
     return StoreError(
         f"There is no finished extraction. Stores in {home.stores}: {stores}.",
-        "\n".join(ways),
+        "\n".join(hints),
     )
 
 
@@ -305,7 +317,7 @@ def need_store(
     observer: Observer | None = None,
     part: bool = False,
 ) -> Store:
-    """``need_path``, opened, with ``part`` also part i of n of a store; CorruptionError for a damaged store."""
+    """The store at ``need_path``; with ``part`` it may be a part of one. CorruptionError for a damaged store."""
     found = need_path(home, path=path, dataset=dataset, observer=observer)
     return Store.open(found, part=part)
 
@@ -321,18 +333,20 @@ def ingested_path(home: Home, spec: str) -> Path | None:
         return None
     found = ingested_stores(home)
     name = spec
-    others = []
     if explicit:
         name = rest
-    if slug_of(name) in found:
-        return found[slug_of(name)]
+    known = slug_of(name)
+    if known in found:
+        return found[known]
+    others = []
     if not explicit:
         others = known_names()
     if explicit or closest(name, [*others, *found]) in found:
         ingested = ", ".join(found) or "nothing yet"
+        example = shell_word(name or "NAME")
         hint = (
             f"Ingested datasets: {ingested}. To ingest another one:  fedcache ingest FILE --name "
-            f"{shell_word(name or 'NAME')}"
+            f"{example}"
         )
         raise unknown("dataset", name, [*found, *others], hint=hint)
     return None
@@ -341,7 +355,7 @@ def ingested_path(home: Home, spec: str) -> Path | None:
 def more_features(
     store: Store, backbone: str, key: str = "features/NAME", recipe: Mapping[str, str] | None = None
 ) -> str:
-    """The command that brings a store what it lacks: extraction, or another file where there are only embeddings."""
+    """The command that adds missing features to a store: an extraction, or an ingest for a store of embeddings."""
     if is_ingested(store):
         return f"Add {key} to the file, then:  {ingest_command(store)}"
     return extract_command(store, [backbone], recipe)
@@ -354,9 +368,11 @@ def extract_arguments(config: ExtractConfig) -> list[str]:
         value = getattr(config, item.name)
         option = option_name(item)
         if isinstance(value, Mapping):
-            arguments += [word for key, one in value.items() for word in (option, f"{key}={one}")]
+            for key, one in value.items():
+                arguments += [option, f"{key}={one}"]
         elif item.name == "text":
-            arguments += [word for one in value for word in (option, one)]
+            for template in value:
+                arguments += [option, template]
         elif isinstance(value, tuple):
             if value:
                 arguments += [option, ",".join(value)]
@@ -373,10 +389,10 @@ def extract_command(
     recipe: Mapping[str, str] | None = None,
     home: Home | None = None,
 ) -> str:
-    """The command that adds arrays to a store: with its dataset and limit, and --store only where no dataset finds it.
+    """The command that adds arrays to a store; it names the store only if its dataset does not lead to it.
 
-    A store says nothing of places, so its dataset is what this home remembers of its arrays. Where the home knows
-    nothing, as for a store from elsewhere, the sentence says what to add.
+    A store contains no paths, so the options for its dataset are those that this home remembers. If the home remembers
+    none, as for a store from another machine, a clause behind the command says what to add.
     """
     home = home or Home.from_environment()
     known = dataset_of_store(store, home)
@@ -384,13 +400,17 @@ def extract_command(
     if known is None:
         words = ["fedcache", "extract", "--store", str(store.path), *extract_arguments(order)]
         return f"{shlex.join(words)}, with --dataset and its other options"
-    return shlex.join(
-        ["fedcache", "extract", *extract_arguments(order), *store_option_of(store, home)]
-    )
+    return _command_of(order, store, home)
+
+
+def _command_of(order: ExtractConfig, store: Store, home: Home) -> str:
+    """The command of an extraction into a store, with --store where it is needed."""
+    words = ["fedcache", "extract", *extract_arguments(order), *store_option_of(store, home)]
+    return shlex.join(words)
 
 
 def store_option_of(store: Store, home: Home) -> list[str]:
-    """``--store PATH`` where an extraction of its dataset would not find the store by itself; else nothing."""
+    """``--store PATH`` if an extraction of its dataset would not use this store by itself; else no words."""
     usual = place_of_content(home, store.dataset["slug"], store.content)
     if store.path.resolve() == usual.resolve():
         return []
@@ -398,55 +418,76 @@ def store_option_of(store: Store, home: Home) -> list[str]:
 
 
 def dataset_of_store(store: Store, home: Home) -> ExtractConfig | None:
-    """The options that name a store's dataset: those of an array's order, or of the bundle; None when not known."""
-    memory = memory_of(home)
+    """The options that name a store's dataset; None when they are unknown.
+
+    They are remembered from the extraction of one of its arrays; the dataset ``digits`` is recognised by its content.
+    """
     for array in store.arrays.values():
-        fact = memory.recall(["order", store.dataset["digest"], array.digest])
-        # another version of fedcache may have ordered it, in other words
-        with suppress(FedcacheError):
-            if isinstance(fact, list):
-                order = resolve(ExtractConfig, fact[1], {})
-                return ExtractConfig(
-                    dataset=order.dataset,
-                    limit=order.limit,
-                    layout=order.layout,
-                    follow_links=order.follow_links,
-                    max_bad=order.max_bad,
-                    data=order.data,
-                    name=order.name,
-                )
+        _, order = _remembered_order(store, array.digest, home)
+        if order is not None:
+            return ExtractConfig(
+                dataset=order.dataset,
+                limit=order.limit,
+                layout=order.layout,
+                follow_links=order.follow_links,
+                max_bad=order.max_bad,
+                data=order.data,
+                name=order.name,
+            )
     name, _, size = str(store.dataset["slug"]).partition("-")
     limit = None
     if size.isdecimal():
         limit = int(size)
-    known = datasets.peek("digits", Context(memory, limit=limit))
+    known = datasets.peek("digits", Context(memory_of(home), limit=limit))
     if name == "digits" and known is not None and known[1] == store.content:
         return ExtractConfig(dataset="digits", limit=limit)
     return None
 
 
+def _remembered_order(
+    store: Store, recipe: str, home: Home
+) -> tuple[str | None, ExtractConfig | None]:
+    """The label of an array, and the options of the extraction that began it, by the digest of its recipe.
+
+    Both are None if this home did not extract it. The options alone are None if another version of fedcache wrote some
+    that this one does not know.
+    """
+    label = None
+    order = None
+    fact = memory_of(home).recall(["order", store.dataset["digest"], recipe])
+    with suppress(FedcacheError):
+        if isinstance(fact, list):
+            label = str(fact[0])
+            order = resolve(ExtractConfig, fact[1], {})
+    return label, order
+
+
 @dataclass(frozen=True)
 class UnfinishedArray:
-    """A feature array in flight: begun by an extraction, or opened again by ``repair``."""
+    """An unfinished feature array: begun by an extraction, or opened again by ``repair``."""
 
     key: str  # of the array
     missing: int  # chunks still to be computed
     chunks: int  # in all
     label: str | None  # ``backbone@size``; None when this home did not extract it
-    order: ExtractConfig | None  # the extraction that continues with it; None likewise
+    order: ExtractConfig | None  # the extraction that completes it; None as for ``label``
 
     @property
     def backbone(self) -> str:
-        """Its name, or the slug of it."""
+        """The name of its backbone, or the slug of the name if the order is unknown."""
         if self.order:
             return self.order.backbones[0]
         return self.key.rpartition("-")[0]
 
     def means(self, name: str) -> bool:
-        """Whether a word of ``--backbones`` may mean this array."""
-        named = bare_name(name)
-        same = slug(named.partition("@")[0]) == slug(self.backbone)
-        return name == self.key or (same and ("@" not in named or self.label in (None, named)))
+        """Whether a word of ``--backbones`` may mean this array: its key, ``BACKBONE`` or ``BACKBONE@SIZE``."""
+        if name == self.key:
+            return True
+        bare = bare_name(name)
+        backbone, at, _ = bare.partition("@")
+        if slug(backbone) != slug(self.backbone):
+            return False
+        return not at or self.label in (None, bare)
 
     def state(self, store: Store) -> str:
         """A clause for messages."""
@@ -458,31 +499,19 @@ class UnfinishedArray:
             if is_ingested(store):
                 return ingest_command(store)
             return extract_command(store, [self.backbone], home=home)
-        return shlex.join(
-            ["fedcache", "extract", *extract_arguments(self.order), *store_option_of(store, home)]
-        )
+        return _command_of(self.order, store, home)
 
 
 def unfinished_arrays_of(store: Store, home: Home) -> list[UnfinishedArray]:
-    """The feature arrays of a store that are in flight; images (``pixels``) are left out."""
+    """The unfinished feature arrays of a store; images (``pixels``) are left out."""
     found = []
     for journal in journals(store.path):
         header = journal.header
         if header is None or header["dtype"] == "uint8" or journal.key in store.arrays:
             continue
-        label = None
-        order = None
-        fact = memory_of(home).recall(["order", store.dataset["digest"], header["recipe"]])
-        # another version of fedcache may have ordered it, in other words
-        with suppress(FedcacheError):
-            if isinstance(fact, list):
-                label = str(fact[0])
-                order = resolve(ExtractConfig, fact[1], {})
-        found.append(
-            UnfinishedArray(
-                journal.key, journal.count - len(journal.chunks), journal.count, label, order
-            )
-        )
+        label, order = _remembered_order(store, header["recipe"], home)
+        missing = journal.count - len(journal.chunks)
+        found.append(UnfinishedArray(journal.key, missing, journal.count, label, order))
     return found
 
 
@@ -493,58 +522,64 @@ def unfinished_arrays_of(store: Store, home: Home) -> list[UnfinishedArray]:
 def bring_groups(
     path: Path, spec: str, where: Context, observer: Observer, held: Dataset | None = None
 ) -> None:
-    """Give the store at ``path`` the groups of a dataset of its content, which is read where it has others.
+    """Give the store at ``path`` the groups of a dataset with the same content.
 
-    ``held`` is the dataset where a program holds it. A damaged store stays as it is. Raises as
-    ``open_dataset``, and StoreError for a store that cannot be written.
+    The dataset is opened only if the store has other groups; ``held`` is the dataset if a program holds it. A damaged
+    store stays as it is. Raises as ``open_dataset``, and StoreError for a store that cannot be written.
     """
     try:
         store = Store.open(path)
     except FedcacheError:
-        return  # whoever opens it says what is wrong
+        return  # the command that opens it next reports the damage
     if held is None:
         if where.memory.recall(_key(store, spec, where)) == group_digests(store.manifest):
             return
-        with progress_of(observer, "reading", holds_of(spec)) as progress:
-            held = open_dataset(spec, replace(where, progress=progress))
+        held = open_with_progress(spec, where, observer)
     keep_groups(store, groups_in_order(store, held), spec, observer)
     remember_groups(store, spec, where)
 
 
-def remember_groups(store: Store, spec: str, where: Context) -> None:
-    """Note that the groups of a store are those of a dataset.
+def open_with_progress(spec: str, where: Context, observer: Observer) -> Dataset:
+    """``open_dataset``, with a progress bar for the rows that are read."""
+    with progress_of(observer, "reading", holds_of(spec)) as progress:
+        return open_dataset(spec, replace(where, progress=progress))
 
-    Nothing is noted of images that a program held, nor in a home that cannot be written: they are looked at again.
+
+def remember_groups(store: Store, spec: str, where: Context) -> None:
+    """Remember that the groups of a store are those of a dataset.
+
+    Nothing is remembered for images that a program holds, nor in a home that cannot be written. Their groups are
+    compared again the next time.
     """
     with suppress(FedcacheError, OSError):
         where.memory.remember(_key(store, spec, where), group_digests(store.manifest))
 
 
 def groups_in_order(store: Store, data: Dataset) -> dict[str, Group]:
-    """The groups of a dataset in the order of a store's rows, which is another one where the store grew."""
+    """The groups of a dataset in the order of a store's rows, which differs from the dataset's if the store grew."""
     if store.dataset["digest"] == data.digest:
         return dict(data.groups)
-    place = {
-        (name, uid.tobytes()): row
-        for row, (name, uid) in enumerate(zip(data.names, data.uid, strict=True))
-    }
-    s = store.samples
-    rows = np.array(
-        [place.get((n, u.tobytes()), -1) for n, u in zip(s.name, s.uid, strict=True)], np.int64
-    )
-    return {name: group.take(rows) for name, group in data.groups.items()}
+    row_of = {}
+    for row, (name, uid) in enumerate(zip(data.names, data.uid, strict=True)):
+        row_of[name, uid.tobytes()] = row
+    samples = store.samples
+    rows = []
+    for name, uid in zip(samples.name, samples.uid, strict=True):
+        rows.append(row_of.get((name, uid.tobytes()), -1))
+    order = np.array(rows, np.int64)
+    return {name: group.take(order) for name, group in data.groups.items()}
 
 
 def keep_groups(store: Store, groups: Mapping[str, Group], spec: str, observer: Observer) -> None:
-    """Keep these groups of a store and no others; reports the changes."""
+    """Replace the groups of a store by these, and report the changes."""
     before = set(store.groups)
-    begun = bool(store.arrays)
+    has_arrays = bool(store.arrays)
     changed, gone = replace_groups(store, groups)
-    if begun and changed:
-        tell = observer.note
+    if has_arrays and changed:
+        report = observer.note
         if before & set(changed):
-            tell = observer.warn
-        tell(
+            report = observer.warn
+        report(
             f"{_columns(changed)} updated to {spec} in {store.path.name}; earlier partitions keep their "
             "rows."
         )

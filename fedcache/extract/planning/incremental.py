@@ -1,20 +1,20 @@
-"""Incremental extraction: of a dataset that has changed, only what an earlier store does not have is computed.
+"""Incremental extraction: if a dataset has changed, only the features that an earlier store lacks are computed.
 
-A store never changes its content, because results, partitions and shards name its digest. So new images make a new
-store where a fresh one would lie, and what is saved is the work, not the directory.
+A store never changes its content, because results, partitions and shards name its digest. So a changed dataset gets a
+new store, at the path that a fresh one would have, and the work for the earlier store, the parent, is reused.
 
-- **Parent.** Of the stores next to the new one and in the home: other content, neither ingested nor a shard, at least
-  half of its readable rows still there by their bytes, under whatever name. Those of the dataset's name are looked at,
-  and where there is none, the latest others that have an array of those requested. The one with the most such rows is
-  taken, if a whole chunk can be taken over or nothing is new.
-- **Rows.** Those of the parent in their order, then the new ones in name order. A row whose image is gone or has other
-  bytes is kept with ``ok`` 0 and never used; an image that comes back is a new row. Labels, domains and splits are
-  those the dataset gives now.
-- **Chunks.** An array of the parent with the same recipe and the same ``how`` gives its whole chunks: verified,
-  hard-linked (copied across devices), and vouched for in the new journal. The partial chunk is computed again, because
-  its batches were padded otherwise. From there on the array is an ordinary unfinished one.
+- **Parent.** Candidates are the stores next to the new one and in the home that have other content and are neither
+  ingested nor a shard. At least half of the readable rows of the parent must be in the dataset with the same bytes,
+  under any name. Stores with the dataset's name are tried; if there are none, the latest others that have one of the
+  requested arrays. The candidate with the most such rows is taken, if a whole chunk can be reused or nothing is new.
+- **Rows.** The rows of the parent come in their order, then the new rows in the order of their names. A row whose image
+  is gone or has other bytes is kept with ``ok`` 0 and never used; an image that comes back is a new row. Labels,
+  domains and splits are those of the dataset now.
+- **Chunks.** The whole chunks of an array of the parent are reused if its recipe and its ``how`` are the same. They are
+  verified, hard-linked (copied across devices), and entered into the new journal. The last, partial chunk is computed
+  again, because the padding of its batches differs. The array is then an ordinary unfinished one.
 
-Appending in place is no way: readers take no lock, and results would name a digest that no longer exists.
+Rows are not appended in place: readers take no lock, and results would name a digest that no longer exists.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ OTHERS = 8
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class IncrementalDataset(Dataset):
-    """A dataset whose rows are in another order than that of their names."""
+    """A dataset whose rows are not in the order of their names."""
 
     content: str  # digest of the dataset in its own order
     ok: NDArray[np.uint8]  # [N], 0 where the image has vanished
     known: int  # rows that the earlier store had
 
     def __post_init__(self) -> None:
-        digest = sha256(
-            content_digest(self).encode() + self.content.encode() + self.ok.tobytes()
-        ).hexdigest()
-        object.__setattr__(self, "digest", digest)
+        digest = sha256(content_digest(self).encode())
+        digest.update(self.content.encode())
+        digest.update(self.ok.tobytes())
+        object.__setattr__(self, "digest", digest.hexdigest())
 
     @property
     def vanished(self) -> dict[int, str]:
@@ -71,28 +71,31 @@ class IncrementalDataset(Dataset):
 
 
 def find_earlier_rows(data: Dataset, before: Samples, gone: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Where the rows ``before`` of a store are in a dataset, int64 [N]; -1 for an image that is not there any more.
+    """The row of a dataset that holds each row of a store, int64 [N]; -1 for an image that the dataset has no more.
 
-    A row is the image of its name where that has the same bytes, else an image of the same bytes under a name that no
-    other row has: one that was renamed. ``gone``, bool [N], are rows that had vanished by then, which never come back.
+    The row of the same name is taken if it has the same bytes. Else the image may have been renamed: a row with the
+    same bytes is taken that stands for no other row of the store. ``gone``, bool [N], marks rows that had vanished
+    already; they stay -1.
     """
-    index = {name: row for row, name in enumerate(data.names)}
-    found = np.array([index.get(name, -1) for name in before.name], np.int64)
+    row_of = {name: row for row, name in enumerate(data.names)}
+    found = np.array([row_of.get(name, -1) for name in before.name], np.int64)
     found[gone] = -1
     # A row of the same name with other bytes is another image.
-    there = np.flatnonzero(found >= 0)
-    other = (data.uid[found[there]] != before.uid[there]).any(axis=1)
-    found[there[other]] = -1
+    same_name = np.flatnonzero(found >= 0)
+    differs = (data.uid[found[same_name]] != before.uid[same_name]).any(axis=1)
+    found[same_name[differs]] = -1
     lost = np.flatnonzero((found < 0) & ~gone)
     if not len(lost):
         return found
-    left: dict[bytes, list[int]] = {}
-    # From the last to the first, as rows are popped from the end: in the order of names.
-    for row in np.setdiff1d(np.arange(len(data)), found)[::-1].tolist():
-        left.setdefault(data.uid[row].tobytes(), []).append(row)
+    free = np.setdiff1d(np.arange(len(data)), found)
+    # Rows are collected from the last to the first and taken from the end, so the first name is taken first.
+    rows_of_uid: dict[bytes, list[int]] = {}
+    for row in free[::-1].tolist():
+        rows_of_uid.setdefault(data.uid[row].tobytes(), []).append(row)
     for row in lost.tolist():
-        if places := left.get(before.uid[row].tobytes()):
-            found[row] = places.pop()
+        rows = rows_of_uid.get(before.uid[row].tobytes())
+        if rows:
+            found[row] = rows.pop()
     return found
 
 
@@ -102,13 +105,14 @@ def in_earlier_order(
     """The rows of an earlier store in their order, and then the new rows.
 
     Args:
-        data: as it is now.
-        before: rows of the earlier store, which ``find_earlier_rows`` found to be ``rows`` of ``data``.
-        known: of the rows of ``before``, those of the store it grew from itself; None for all.
+        data: the dataset as it is now.
+        before: rows of the earlier store.
+        rows: for each of them its row in ``data``, as ``find_earlier_rows`` gives it.
+        known: number of the first rows of ``before`` that are not new; None for all.
     """
     # -1 in ``order`` picks the last row of each column; the values of lost rows are then replaced.
-    rest = np.setdiff1d(np.arange(len(data)), rows)
-    order = np.concatenate([rows, rest])
+    new = np.setdiff1d(np.arange(len(data)), rows)
+    order = np.concatenate([rows, new])
     lost = np.flatnonzero(rows < 0)
     label = data.label[order]
     domain = data.domain[order]
@@ -149,32 +153,33 @@ def in_earlier_order(
 def _recoded(
     codes: NDArray[np.integer[Any]], old: tuple[str, ...], new: tuple[str, ...], unknown: int
 ) -> NDArray[np.int64]:
-    """Codes of one list of names as codes of another; ``unknown`` for a name that is no longer there."""
-    place = {name: number for number, name in enumerate(new)}
-    # code -1 picks the last: unknown
-    table = np.array([*(place.get(name, unknown) for name in old), unknown], np.int64)
+    """Codes of the names ``old`` as codes of the names ``new``; ``unknown`` for a name that is not among the new."""
+    code_of = {name: code for code, name in enumerate(new)}
+    new_codes = [code_of.get(name, unknown) for name in old]
+    # Code -1 picks the last: unknown.
+    table = np.array([*new_codes, unknown], np.int64)
     found: NDArray[np.int64] = table[codes]
     return found
 
 
 @dataclass
 class IncrementalPlan:
-    """A store in the making that takes over the work of an earlier one."""
+    """What a new store reuses of an earlier one."""
 
     data: IncrementalDataset  # the dataset in the order of the rows
     parent: Store | None  # the earlier store; None when it is gone
-    # per array that is taken over, rows per chunk
+    # key of each reused array -> rows per chunk
     chunk_rows: dict[str, int] = field(default_factory=dict)
-    # per array that is taken over, its first chunks that are whole
+    # key of each reused array -> number of its first chunks that are reused
     whole: dict[str, int] = field(default_factory=dict)
-    reused: int = 0  # chunks taken over in this run
+    reused: int = 0  # chunks reused in this run
 
     def expected(self, keys: Iterable[str]) -> dict[str, int]:
-        """Summary of the work of an extraction to come, in the words of ``Extraction.growth``."""
-        left = (
-            self.data.ok[self.whole.get(key, 0) * self.chunk_rows.get(key, 0) :] for key in keys
-        )
-        passes = sum(int(ok.sum()) for ok in left)
+        """Summary of the work of a planned extraction, as ``Extraction.growth``."""
+        passes = 0
+        for key in keys:
+            reused_rows = self.whole.get(key, 0) * self.chunk_rows.get(key, 0)
+            passes += int(self.data.ok[reused_rows:].sum())
         return {**self.result(passes), "reused_chunks": sum(self.whole.values())}
 
     def result(self, forward_passes: int) -> dict[str, int]:
@@ -187,49 +192,49 @@ class IncrementalPlan:
         }
 
     def adopt(self, writers: Mapping[str, ArrayWriter]) -> None:
-        """Give open writers the chunks they lack and the parent has; one that is damaged there is left to compute."""
+        """Give open writers the missing chunks that the parent has; a chunk that is damaged there stays missing."""
+        if self.parent is None:
+            return
         for key, writer in writers.items():
-            if (
-                self.parent is None
-                or key not in self.whole
-                or writer.chunk_rows != self.chunk_rows[key]
-            ):
+            if key not in self.whole or writer.chunk_rows != self.chunk_rows[key]:
                 continue
             info = self.parent.arrays[key]
-            reasons = {
-                e["row"]: e["reason"] for e in self.parent.quarantined() if e["reason"] != VANISHED
-            }
-            for chunk in [c for c in writer.missing() if c < self.whole[key]]:
-                place = chunk_path(self.parent.path / "features" / key, chunk, len(info.shape))
-                try:
-                    writer.adopt(chunk, place, info.chunks[chunk], self._bad(key, chunk, reasons))
-                except CorruptionError:
-                    continue
-                self.reused += 1
+            folder = self.parent.path / "features" / key
+            reasons = {}
+            for entry in self.parent.quarantined():
+                if entry["reason"] != VANISHED:
+                    reasons[entry["row"]] = entry["reason"]
+            reusable = [chunk for chunk in writer.missing() if chunk < self.whole[key]]
+            for chunk in reusable:
+                file = chunk_path(folder, chunk, len(info.shape))
+                with suppress(CorruptionError):
+                    bad = self._bad(key, chunk, reasons)
+                    writer.adopt(chunk, file, info.chunks[chunk], bad)
+                    self.reused += 1
 
     def _bad(self, key: str, chunk: int, reasons: Mapping[int, str]) -> dict[int, str]:
-        """Rows of a chunk whose image this backbone could not read: unreadable rows may have features in one array."""
+        """The reason per row of a chunk whose image this backbone could not read.
+
+        ``reasons`` has the rows that some backbone could not read; another one may have features of them.
+        """
         assert self.parent is not None
         size = self.chunk_rows[key]
-        rows = [
-            r for r in range(chunk * size, (chunk + 1) * size) if r in reasons and self.data.ok[r]
-        ]
+        start = chunk * size
+        rows = [row for row in range(start, start + size) if row in reasons and self.data.ok[row]]
         if not rows:
             return {}
-        values = (
-            self.parent.reader(key)
-            .chunk(chunk)[np.array(rows) - chunk * size]
-            .reshape(len(rows), -1)
-        )
+        features = self.parent.reader(key).chunk(chunk)
+        values = features[np.array(rows) - start].reshape(len(rows), -1)
         # An image that a backbone could not read has NaN in every feature, or zero in every pixel.
         if values.dtype.kind == "f":
             empty = np.isnan(values).all(axis=1)
         else:
             empty = ~values.any(axis=1)
-        return {row: reasons[row] for row, lost in zip(rows, empty, strict=True) if lost}
+        bad = np.array(rows)[empty].tolist()
+        return {row: reasons[row] for row in bad}
 
     def carry_text(self, store: Store) -> None:
-        """Copy the parent's text features when they are of the same classes; those current there stay current."""
+        """Copy the parent's text features of the same classes to a store; the current ones stay current."""
         if self.parent is None:
             return
         for entry in chain.from_iterable(self.parent.texts.values()):
@@ -253,10 +258,10 @@ def plan_incremental(
     fresh: bool,
     observer: Observer,
 ) -> IncrementalPlan | None:
-    """The rows that a new or resumed store of ``data`` at ``path`` takes over from an earlier one; None without one.
+    """What a new or resumed store of ``data`` at ``path`` reuses of an earlier one; None if there is none.
 
-    Nothing is taken over when it is to be ``fresh``. Earlier stores are next to ``path`` and in the home; the
-    observer reports an array that was computed otherwise.
+    Nothing is reused with ``fresh``. Earlier stores are next to ``path`` and in the home; the observer reports a store
+    whose arrays were computed under other conditions.
     """
     keys = {job.key for job in jobs}
     with suppress(FedcacheError):
@@ -280,28 +285,27 @@ def plan_incremental(
     if fresh or path.exists():
         return None
     best: tuple[int, float, IncrementalPlan] | None = None
-    otherwise: Store | None = None
+    # A store with the requested arrays, but without one that can be reused.
+    differs: Store | None = None
     for parent in earlier_stores(path, data.slug, home, keys):
         with suppress(FedcacheError):
             if parent.content == data.digest:
-                continue  # nothing has changed: a store of its own was requested, elsewhere
+                continue  # nothing has changed: the user wants the same content in another place
             rows = find_earlier_rows(data, parent.samples, parent.vanished())
             kept = int((rows >= 0).sum())
             if 2 * kept < max(1, parent.rows):
                 continue
-            plan = _take_over(
-                IncrementalPlan(in_earlier_order(data, parent.samples, rows), parent),
-                jobs,
-                chunk_rows,
-            )
+            made = in_earlier_order(data, parent.samples, rows)
+            plan = _take_over(IncrementalPlan(made, parent), jobs, chunk_rows)
             if not plan.whole and keys & parent.arrays.keys():
-                otherwise = parent
+                differs = parent
             rank = (kept, (parent.path / "manifest.json").stat().st_mtime)
-            if any(plan.whole.values()) and (best is None or rank > best[:2]):
+            # ``whole`` has only arrays with a chunk to reuse.
+            if plan.whole and (best is None or rank > best[:2]):
                 best = (*rank, plan)
-    if best is None and otherwise is not None:
+    if best is None and differs is not None:
         observer.note(
-            f"{otherwise.path.name} has most of these rows, but all are computed again, because every "
+            f"{differs.path.name} has most of these rows, but all are computed again, because every "
             "chunk has a changed row or was computed differently (device, dtype, batch or versions; see "
             "fedcache inspect)."
         )
@@ -311,16 +315,15 @@ def plan_incremental(
 
 
 def earlier_stores(path: Path, slug: str, home: Home, keys: Collection[str]) -> list[Store]:
-    """The other stores of a name, in addition to ``path`` and in the home; shards and embeddings are none.
+    """The other stores of a name, next to ``path`` and in the home, without shards and embeddings.
 
-    Where no store has that name, the latest ``OTHERS`` that have one of the arrays ``keys``: the folder may have been
-    renamed.
+    If no store has that name, the latest ``OTHERS`` that have one of the arrays ``keys``, because the folder of the
+    dataset may have been renamed.
     """
-    places = {
-        p.resolve(): p
-        for folder in (path.parent, home.stores)
-        for p in sorted(folder.glob("*.zarr"))
-    }
+    places = {}
+    for folder in (path.parent, home.stores):
+        for place in sorted(folder.glob("*.zarr")):
+            places[place.resolve()] = place
     places.pop(path.resolve(), None)
     found = []
     others = []
@@ -332,15 +335,21 @@ def earlier_stores(path: Path, slug: str, home: Home, keys: Collection[str]) -> 
             if store.dataset["slug"] == slug:
                 found.append(store)
             elif store.arrays.keys() & set(keys):
-                others.append(((place / "manifest.json").stat().st_mtime, place, store))
-    others.sort(key=lambda one: one[:2], reverse=True)
-    return found or [store for _, _, store in others[:OTHERS]]
+                modified = (place / "manifest.json").stat().st_mtime
+                others.append((modified, place, store))
+    if found:
+        return found
+    others.sort(key=lambda other: other[:2], reverse=True)
+    return [store for _, _, store in others[:OTHERS]]
 
 
 def _take_over(
     plan: IncrementalPlan, jobs: Sequence[FeatureJob], chunk_rows: int | None
 ) -> IncrementalPlan:
-    """Which arrays of the parent have the recipe, the ``how`` and the chunks of those requested."""
+    """The plan, with the arrays of the parent that have the recipe, the ``how`` and the chunk size of those requested.
+
+    ``chunk_rows`` is the requested number of rows per chunk; None for any.
+    """
     if plan.parent is None:
         return plan
     for job in jobs:
@@ -348,7 +357,7 @@ def _take_over(
         if info is None or info.how != dict(job.how) or chunk_rows not in (None, info.chunk_rows):
             continue
         whole = len(info.chunks)
-        # The last batch is padded with its last row: it is the same only where no row follows.
+        # The last batch is padded with its last row, so it stays the same only if no row follows.
         if plan.data.new:
             whole = info.shape[0] // info.chunk_rows
         if whole:

@@ -39,8 +39,8 @@ from fedcache.tables.foreign_files import BEGIN, ONE_OBJECT, refused_file
 from fedcache.tables.roles import ColumnChoice, need_labels
 from fedcache.tables.words import Unread, as_column, ending_of, objects_of
 
-# Embeddings in a torch file: a dict of tensors, lists and numbers by name, as ``torch.save`` writes it. The file goes
-# through the one function of the package that opens torch files, which runs nothing.
+# Embeddings in a torch file: a dict of tensors, lists and numbers by name, as ``torch.save`` writes it. ``load_torch``
+# opens the file, because it runs no code of a file.
 
 ENDINGS = (".pt", ".pth")
 
@@ -53,7 +53,7 @@ def open_any(path: Path, choice: ColumnChoice) -> Embeddings:
 
 
 def read_torch(path: Path) -> dict[str, Any]:
-    """Columns by name. Raises UsageError for a file that holds other things."""
+    """Columns by name. Raises UsageError for a file with other content."""
     try:
         held = load_torch(path)
     except FedcacheError as error:
@@ -65,20 +65,22 @@ def read_torch(path: Path) -> dict[str, Any]:
 
 
 def _columns(held: Any, prefix: str) -> dict[str, Any]:
-    """Columns of a tensor, of (features, labels), or of a dict, also of one dict for each split."""
+    """Columns of a tensor, of (features, labels), or of a dict, which may have one dict for each split.
+
+    ``prefix`` is the path of the value in the file, with a slash at its end; "" for the whole file.
+    """
     import torch
 
+    name_of_value = prefix.removesuffix("/")
     if isinstance(held, torch.Tensor):
         values = held.detach().cpu()
         if values.dtype == torch.bfloat16:
             values = values.float()
-        return {prefix.removesuffix("/") or "features": as_column(values.numpy())}
-    if (
-        isinstance(held, tuple | list)
-        and len(held) == 2
-        and all(isinstance(part, torch.Tensor) for part in held)
-    ):
-        return {**_columns(held[0], f"{prefix}features/"), **_columns(held[1], f"{prefix}labels/")}
+        return {name_of_value or "features": as_column(values.numpy())}
+    is_pair = isinstance(held, tuple | list) and len(held) == 2
+    if is_pair and all(isinstance(part, torch.Tensor) for part in held):
+        features, labels = held
+        return _columns(features, f"{prefix}features/") | _columns(labels, f"{prefix}labels/")
     if isinstance(held, Mapping):
         found: dict[str, Any] = {}
         for name, value in held.items():
@@ -86,12 +88,12 @@ def _columns(held: Any, prefix: str) -> dict[str, Any]:
         if any(column.shape for column in found.values()) or not prefix:
             return found
     if prefix and isinstance(held, Sequence) and not isinstance(held, str | bytes):
-        return {prefix.removesuffix("/"): _column_of_list(held)}
-    # such as an epoch
+        return {name_of_value: _column_of_list(held)}
+    # A value that is no column, such as the number of an epoch.
     what = "one value"
     if isinstance(held, Mapping):
         what = ONE_OBJECT
-    return {prefix.removesuffix("/"): Unread((), type(held).__name__, what)}
+    return {name_of_value: Unread((), type(held).__name__, what)}
 
 
 def _column_of_list(values: Sequence[Any]) -> Any:
@@ -107,10 +109,10 @@ def _column_of_list(values: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Ingested:
-    """A store that holds a file of embeddings, and sentences about columns that have changed."""
+    """A store of a file of embeddings."""
 
     store: Store
-    notes: list[str]  # which columns are what, and which changed
+    notes: list[str]  # sentences on the meaning of columns, and on groups that have changed
     left_out: dict[str, str]  # columns that are not used, and why
 
 
@@ -125,14 +127,13 @@ def ingest_file(
     drop_nan: bool = False,
     observer: Observer | None = None,
 ) -> Ingested:
-    """A file of embeddings as a store, which commands without a store then use.
+    """A file of embeddings as a store, which becomes the default store of later commands.
 
-    The same content under the same name again changes nothing but groups: those of the file are kept instead of
-    those of their names. It goes to the home, unless ``path`` says otherwise; with ``replace``, other content stored
-    under this name is dropped, with its partitions. ``choice`` names columns, and with ``drop_nan`` rows whose features
-    are not finite are kept as unreadable.
+    If the name has the same content already, only groups change: those of the file replace those of the same names. The
+    store is in the home unless ``path`` is given. With ``replace``, other content under this name is removed, with its
+    partitions. ``choice`` names columns. With ``drop_nan``, rows whose features are not finite are kept as unreadable.
 
-    Raises UsageError for a name without a letter or digit or one that holds other content, or a file that cannot be
+    Raises UsageError for a name without a letter or digit, for a name with other content, and for a file that cannot be
     read; CorruptionError for non-finite features.
     """
     observer = observer or Silent()
@@ -150,21 +151,20 @@ def ingest_file(
             observer.note(line)
         content = arrange(found, name, drop_nan=drop_nan, observer=observer)
     except FedcacheError as error:
-        # Where the answer is another command or an option, the same command does not help.
-        another = (
-            error.hint.startswith(("fedcache extract", BEGIN)) or "--" in error.message + error.hint
-        )
+        # The same command does not help if the hint is another command or an option.
+        other_command = error.hint.startswith(("fedcache extract", BEGIN))
+        other_option = "--" in error.message + error.hint
         hint = error.hint
-        if file.is_file() and not another:
-            hint = f"{error.hint}\nThen:  {again}"
         if error.hint == NOT_FINITE_HINT:
             hint = f"Fix these rows of the file, or leave them out:  {again} --drop-nan"
+        elif file.is_file() and not other_command and not other_option:
+            hint = f"{error.hint}\nThen:  {again}"
         raise FedcacheError(error.code, error.message, hint) from error
     with _alone(home, slug, path, replace=replace):
         target, old = _place(home, path, slug, content)
         notes = list(found.notes)
         if old is None or not is_ingested(old):
-            # which refuses a store of something else
+            # Raises for a store that holds no embeddings.
             made = Store.from_content(content, target, observer)
         elif holds_content(old, content):
             changes = _changed_groups(old, content)
@@ -180,20 +180,21 @@ def ingest_file(
             observer.note(f"Replacing {old.path} ({old.rows:,} rows), with its partitions.")
             made = _replaced(old.path, content, target, observer)
         else:
+            rows = len(content.samples.name)
             raise UsageError(
                 f"{old.dataset['slug']} is already a dataset of {old.rows:,} rows ({old.path}), but "
-                f"{file} has other content ({len(content.samples.name):,} rows).",
+                f"{file} has other content ({rows:,} rows).",
                 f"Choose another --name, or replace the dataset and delete its partitions:  {again} "
                 "--replace",
             )
-    clean_up(made)  # a journal that an earlier call was killed before it removed
+    clean_up(made)  # removes the journal of an earlier call that was killed
     remember_last(home, made.path, f"{INGESTED}:{name}")
     return Ingested(made, notes, found.unused)
 
 
 @contextmanager
 def _alone(home: Home, slug: str, path: Path | None, *, replace: bool) -> Iterator[None]:
-    """Let one ``ingest`` at a time look at the store of a name and write or replace it; others wait for it."""
+    """A context in which no other ``ingest`` reads, writes or replaces the store of a name; others wait."""
     if path is not None and not replace:
         yield  # the writers of one store wait for each other anyway
         return
@@ -220,23 +221,23 @@ def _place(home: Home, path: Path | None, slug: str, content: Content) -> tuple[
 
 
 def _changed_groups(store: Store, content: Content) -> list[str]:
-    """Keep the groups of a file in the store that holds the rest of it; what that changed, in a sentence."""
+    """Put the groups of a file into the store that has its other columns. Returns a sentence on the changes, if any."""
     before = store.groups
-    changed = put_groups(store, content.groups)
-    new = [name for name in store.groups if name not in before]
+    changed = ", ".join(put_groups(store, content.groups))
+    new = ", ".join(name for name in store.groups if name not in before)
     differences = []
     if new:
-        differences = [f"new groups {', '.join(new)}"]
+        differences.append(f"new groups {new}")
     if changed:
-        differences.append(f"other values of the groups {', '.join(changed)}")
-    path = store.path.name
-    if differences:
-        return [f"{path} has the same features and labels, and also {' and '.join(differences)}."]
-    return []
+        differences.append(f"other values of the groups {changed}")
+    if not differences:
+        return []
+    listed = " and ".join(differences)
+    return [f"{store.path.name} has the same features and labels, and also {listed}."]
 
 
 def _replaced(old: Path, content: Content, target: Path, observer: Observer) -> Store:
-    """The new store is whole before the old one goes, and that one goes out of sight whole before it is removed."""
+    """Replace a store: the new one is complete before the old one is renamed and then removed."""
     place = target
     if target == old:
         place = temporary_name(target)
@@ -250,56 +251,55 @@ def _replaced(old: Path, content: Content, target: Path, observer: Observer) -> 
 
 
 def describe_ingested(store: Store, home: Home, name: str) -> tuple[list[str], str]:
-    """Content of an ingested store and the choices made, as sentences; and the next command."""
-    s = store.samples
-    counts = {
-        word: int(((s.split == code) & (s.ok == 1)).sum())
-        for code, word in enumerate(("train", "test", "validation"))
-    }
-    parts = ", ".join(f"{n:,} {word}" for word, n in counts.items() if n)
+    """Sentences on the content of an ingested store, and the next command."""
+    samples = store.samples
+    counts = {}
+    for code, word in enumerate(("train", "test", "validation")):
+        counts[word] = int(((samples.split == code) & (samples.ok == 1)).sum())
+    parts = ", ".join(f"{number:,} {word}" for word, number in counts.items() if number)
     rows = counted(store.rows, "row")
-    lines = [
-        f"{rows} ({parts}), {counted(len(s.classes), 'class')}: {', '.join(sorted(store.arrays))}"
-    ]
-    if store.rows_ok < store.rows:
-        lines.append(
-            f"{store.rows - store.rows_ok:,} rows are left out; `fedcache inspect` lists them."
-        )
+    classes = counted(len(samples.classes), "class")
+    arrays = ", ".join(sorted(store.arrays))
+    lines = [f"{rows} ({parts}), {classes}: {arrays}"]
+    left_out = store.rows - store.rows_ok
+    if left_out > 0:
+        lines.append(f"{left_out:,} rows are left out; `fedcache inspect` lists them.")
     if "held_out" in store.dataset and counts["test"]:
         lines.append(f"No test set given: {store.dataset['held_out']} is the test set.")
-    known = s.label[(s.split == 0) & (s.ok == 1)] >= 0
-    if not counts["train"] or not counts["test"]:
-        gone = "test"
-        if not counts["train"]:
-            gone = "train"
-        lines.append(
-            f"There are no {gone} rows, so nothing can be trained and scored. Add rows to classes that "
-            "have only one."
-        )
-        return lines, ingest_command(store)
-    if not known.any() and not store.texts:
+    has_label = samples.label[(samples.split == 0) & (samples.ok == 1)] >= 0
+    for word in ("train", "test"):
+        if not counts[word]:
+            lines.append(
+                f"There are no {word} rows, so nothing can be trained and scored. Add rows to classes that "
+                "have only one."
+            )
+            return lines, ingest_command(store)
+    if not has_label.any() and not store.texts:
         lines.append(
             "This store has neither labels nor text features, and every method needs one of them."
         )
         return lines, ingest_command(store)
     method = "clip-zs"
-    if known.any():
+    if has_label.any():
         method = "fedavg"
     # NAME alone may mean something else.
     spec = name
     if ingested_path(home, name) is None:
         spec = f"{INGESTED}:{name}"
     where = store_option(store) or ["--dataset", spec]
-    if (column := column_of_clients(store)) is not None:
-        dealt = ["--by", column]
-        if known.any() and not known.all():
-            dealt += ["--option", "unlabelled=drop"]
+    some_labelled = has_label.any() and not has_label.all()
+    column = column_of_clients(store)
+    if column is not None:
+        partition = ["--by", column]
+        if some_labelled:
+            partition += ["--option", "unlabelled=drop"]
     else:
-        scheme = "dirichlet"
-        if known.all() or not known.any():
-            scheme = "iid"
-        dealt = ["--scheme", scheme, "--clients", str(max(1, min(5, counts["train"] // 2)))]
-    return lines, shlex.join(["fedcache", "train", "--method", method, *dealt, *where])
+        scheme = "iid"
+        if some_labelled:
+            scheme = "dirichlet"
+        clients = max(1, min(5, counts["train"] // 2))
+        partition = ["--scheme", scheme, "--clients", str(clients)]
+    return lines, shlex.join(["fedcache", "train", "--method", method, *partition, *where])
 
 
 HOLDERS = (
@@ -331,17 +331,21 @@ HOLDERS = (
 def column_of_clients(store: Store) -> str | None:
     """The group that most likely says who holds which rows; None where there is none.
 
-    It has two values or more, half of which have four rows or more. One that is called like holders of data comes
-    first, then one of words, as numbers are more often measured than held; then the order of the store.
+    It has at least two values, and a median of at least four rows per value. Groups whose names are usual for holders
+    of data come first. Then groups of words come before groups of numbers, which are more often measurements. Then the
+    order of the store counts.
     """
     likely = []
     for name in store.groups:
         group = store.group(name)
         rows = np.bincount(group.codes[group.codes >= 0], minlength=len(group.words))
         if len(rows) >= 2 and float(np.median(rows)) >= 4:
-            called = any(word in name.lower() for word in HOLDERS)
-            numbers = all(word.lstrip("-").replace(".", "", 1).isdigit() for word in group.words)
-            likely.append((not called, numbers, name))
-    if likely:
-        return min(likely, key=lambda found: found[:2])[2]
-    return None
+            usual_name = any(word in name.lower() for word in HOLDERS)
+            are_numbers = all(
+                word.lstrip("-").replace(".", "", 1).isdigit() for word in group.words
+            )
+            likely.append((not usual_name, are_numbers, name))
+    if not likely:
+        return None
+    _, _, best = min(likely, key=lambda group: group[:2])
+    return best

@@ -1,4 +1,4 @@
-"""The part of a dataset that an extraction computes, by its option or the job's variables, and the join of all."""
+"""Parts of a dataset that are extracted separately: how a job names its part, and how all parts are joined."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from fedcache.store.manifest import PLACE, StorePart
 from fedcache.store.store import Store
 
 SLURM = "SLURM_ARRAY_TASK_ID"
-"""The variable of a task of a Slurm array. MIN, MAX, STEP and COUNT instead of ID say which tasks there are."""
+"""The variable with the number of a task in a Slurm array. MIN, MAX, STEP and COUNT in place of ID give all numbers."""
 
 EXAMPLE = "fedcache extract --part 1/4"
 
 
 def parse_part(text: str, observer: Observer) -> StorePart:
-    """The part that ``1/4`` or ``auto`` names; for ``auto`` the observer names the variables that were read.
+    """The part that ``1/4`` or ``auto`` names; for ``auto`` the observer reports the variables that were read.
 
-    Raises UsageError for anything else, and for ``auto`` where no variable or more than one kind says it.
+    Raises UsageError for other texts, and for ``auto`` unless exactly one kind of variables gives the part.
     """
     if text != "auto":
         pair = re.fullmatch(r"\s*(\d{1,9})\s*/\s*(\d{1,9})\s*", text)
@@ -50,27 +50,26 @@ def parse_part(text: str, observer: Observer) -> StorePart:
 
 
 def _parts_of_variables(environment: Mapping[str, str]) -> dict[str, StorePart]:
-    """The part that each kind of variables says, by the variables in words. Raises UsageError for nonsense."""
+    """The parts that the variables of a job give, by a phrase that names them. Raises UsageError for wrong values."""
     named = {}
     if SLURM in environment:
-        numbers = {
-            name: _number(environment, f"SLURM_ARRAY_TASK_{name}")
+        task, low, high, count = (
+            _number(environment, f"SLURM_ARRAY_TASK_{name}")
             for name in ("ID", "MIN", "MAX", "COUNT")
-        }
+        )
         step = 1
         if "SLURM_ARRAY_TASK_STEP" in environment:
             step = max(1, _number(environment, "SLURM_ARRAY_TASK_STEP"))
-        # Tasks that were named one by one, as of a second submission of some, say nothing of the whole.
-        even = (numbers["MAX"] - numbers["MIN"]) // step + 1 == numbers["COUNT"]
-        place, rest = divmod(numbers["ID"] - numbers["MIN"], step)
-        if not even or rest or not 0 <= place < numbers["COUNT"] or numbers["COUNT"] < 2:
+        # If the tasks were listed one by one, as in a second submission, their numbers do not give the part.
+        is_range = (high - low) // step + 1 == count
+        place, rest = divmod(task - low, step)
+        if not is_range or rest or not 0 <= place < count or count < 2:
             raise UsageError(
-                f"--part auto cannot find the part of task {numbers['ID']} of a Slurm array of "
-                f"{numbers['COUNT']} from {numbers['MIN']} to {numbers['MAX']}.",
+                f"--part auto cannot find the part of task {task} of a Slurm array of "
+                f"{count} from {low} to {high}.",
                 f"Give the part:  {EXAMPLE}",
             )
-        words = f"{SLURM} {numbers['ID']} and SLURM_ARRAY_TASK_COUNT {numbers['COUNT']}"
-        named[words] = StorePart(place + 1, numbers["COUNT"])
+        named[f"{SLURM} {task} and SLURM_ARRAY_TASK_COUNT {count}"] = StorePart(place + 1, count)
     if "RANK" in environment and "WORLD_SIZE" in environment:
         rank = _number(environment, "RANK")
         size = _number(environment, "WORLD_SIZE")
@@ -128,17 +127,17 @@ def join(
     """
     if not parts:
         raise UsageError("No part was given.", "fedcache join PART PART .. -o STORE")
-    opened = open_parts([resolve_path(home, Path(path), to_read=True) for path in parts])
+    paths = [resolve_path(home, Path(path), to_read=True) for path in parts]
+    opened = open_parts(paths)
     first = opened[0].store
     if place is None:
         make_private(home.stores)
         target = place_of_content(home, first.dataset["slug"], first.content)
     else:
         target = Path(place).expanduser()
-    store = join_parts(
-        opened, target, max_bad=parse_max_bad(max_bad, first.rows), observer=observer
-    )
-    # A home that extracted a part of the dataset knows what it is called.
+    most_bad = parse_max_bad(max_bad, first.rows)
+    store = join_parts(opened, target, max_bad=most_bad, observer=observer)
+    # A home that extracted a part of the dataset remembers its spec.
     known = dataset_of_store(store, home)
     if known is not None and known.dataset is not None:
         remember_last(home, target, known.dataset)

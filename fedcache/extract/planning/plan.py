@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ class PlannedArray:
     """One array of an extraction."""
 
     backbone: Backbone  # its row of the table
-    weights: Weights  # where they lie and their sha256
+    weights: Weights  # their file and its sha256
     recipe: Recipe  # with views, overrides and the weights' digest filled in
 
 
@@ -57,7 +58,7 @@ def memory_of(home: Home, *, rehash: bool = False) -> DigestMemory:
 
 
 def roots_of(data: Mapping[str, str]) -> dict[str, Path]:
-    """Where ``--data NAME=PATH`` says that named datasets lie; the others are looked for in the home's ``data``."""
+    """The folders of ``--data NAME=PATH`` by name; other datasets are looked for in the home's ``data``."""
     return {name: Path(path).expanduser() for name, path in data.items()}
 
 
@@ -76,7 +77,7 @@ def context_of(config: ExtractConfig, home: Home, *, rehash: bool = False) -> Co
 def plan(
     config: ExtractConfig, home: Home, observer: Observer, *, rehash: bool = False
 ) -> tuple[list[PlannedArray], list[str]]:
-    """Locate the weights of every backbone, before any work, and fix every recipe: the arrays, and the names skipped.
+    """The arrays of an extraction, with weights and recipes, and the names of the backbones that were skipped.
 
     Raises UsageError for an unknown backbone or recipe, or another wrong value; MachineError for missing weights.
     """
@@ -85,7 +86,7 @@ def plan(
             "No backbone was given.",
             "For example --backbones efficientnet-lite0; see `fedcache backbones list`.",
         )
-    # Values that nothing would read when there is nothing to compute are refused all the same.
+    # Invalid values are refused even when nothing is left to compute, and nothing would read them.
     parse_max_bad(config.max_bad, 1)
     if not named_gpus(config.device):
         known_device(config.device)
@@ -101,7 +102,8 @@ def plan(
     planned: list[PlannedArray] = []
     skipped: list[str] = []
     missing: list[MachineError] = []
-    for backbone in wanted:  # before any weights are sought, and long before a store is made
+    # Recipes are checked before any weights are looked for, and long before a store is created.
+    for backbone in wanted:
         backbone.accepts(recipe_of(backbone, Weights(None, "", ""), config))
     for backbone in wanted:
         try:
@@ -109,25 +111,25 @@ def plan(
                 backbone, given=given, home=home.root, memory=memory, offline=home.offline
             )
         except MachineError as error:
-            if not config.skip_missing:
+            if config.skip_missing:
+                observer.warn(f"Skipped {backbone.name}: {error.message}")
+                skipped.append(backbone.name)
+            else:
                 missing.append(error)
-                continue
-            observer.warn(f"Skipped {backbone.name}: {error.message}")
-            skipped.append(backbone.name)
             continue
-        if (
-            backbone.name in given
-            and weights.path is not None
-            and backbone.provider in registry.CHECKPOINTS
-        ):
-            # A file of the user's may hold several models. Here it is refused before a store is made.
+        is_own_file = backbone.name in given and weights.path is not None
+        if is_own_file and backbone.provider in registry.CHECKPOINTS:
+            # A file of the user's may hold several models. Here it is refused before a store is created.
             registry.try_weights(backbone, weights, observer)
-        planned.append(PlannedArray(backbone, weights, recipe_of(backbone, weights, config)))
-    if missing:  # all of them at once: weights are fetched in one errand
+        recipe = recipe_of(backbone, weights, config)
+        planned.append(PlannedArray(backbone, weights, recipe))
+    # One message names all missing weights, so that the user can get them together.
+    if missing:
+        messages = [error.message for error in missing]
         hints = [error.hint for error in missing]
         if planned:
             hints.append("To continue without it: --skip-missing")
-        raise MachineError("\n".join(error.message for error in missing), "\n".join(hints))
+        raise MachineError("\n".join(messages), "\n".join(hints))
     if not planned:
         raise MachineError(
             "The weights of all requested backbones are missing.",
@@ -146,7 +148,7 @@ ENCODERS = {
 
 
 def check_reads(planned: Sequence[PlannedArray], spec: str, holds: str) -> None:
-    """Refuse backbones that read something else than a dataset holds; UsageError with the next command."""
+    """Raise UsageError, with the next command, for a backbone that does not read the kind of items in the dataset."""
     for item in planned:
         if item.backbone.reads != holds:
             raise UsageError(
@@ -156,36 +158,40 @@ def check_reads(planned: Sequence[PlannedArray], spec: str, holds: str) -> None:
 
 
 def looked_up(config: ExtractConfig, home: Home) -> tuple[ExtractConfig, list[Backbone]]:
-    """The rows of all backbones, and the configuration with the bare names of those that are the user's.
+    """The configuration with bare names of backbones (``bare_config``), and the rows of all backbones.
 
-    Unknown names are refused before any weights are sought: a typo in the second name should not wait for the download
-    of the first. Raises as ``lookup``.
+    Unknown names are refused before any weights are looked for, so that a typo in the second name does not wait for the
+    download of the first. Raises as ``lookup``.
     """
     files = {bare_name(name): Path(path) for name, path in config.weights.items()}
-    options = [(bare_name(at), option, value) for (at, _, option), value in split_keys(config)]
 
     def rows_of(name: str) -> list[Backbone]:
         bare = bare_name(name)
-        # The output of a user's model and its size decide how wide its features are, so they belong to the row.
-        own_options = {option: value for at, option, value in options if at in ("", bare)}
-        requested = own_options.get("size", config.size)
+        # Options of this backbone, and those of all backbones. They belong to the row, because the output of a user's
+        # model and its size determine the width of its features.
+        options = {}
+        for (backbone, _, option), value in split_keys(config):
+            if bare_name(backbone) in ("", bare):
+                options[option] = value
+        requested = options.get("size", config.size)
         size = None
         if requested is not None and str(requested).isdigit():
             size = int(requested)
-        outputs = [own_options.get("output")]
-        if name.startswith(HUGGING_FACE):  # output=A+B: an array of each
-            outputs = list(own_options.get("output", "").split("+"))
-        found = [
-            registry.lookup(
+        outputs = [options.get("output", "")]
+        # output=A+B makes an array of each output.
+        if name.startswith(HUGGING_FACE):
+            outputs = outputs[0].split("+")
+        found = []
+        for output in outputs:
+            row = registry.lookup(
                 name,
                 home=home.root,
                 file=files.get(bare),
                 output=output or None,
                 size=size,
-                options=own_options,
+                options=options,
             )
-            for output in outputs
-        ]
+            found.append(row)
         return list(dict.fromkeys(found))
 
     rows: dict[str, list[Backbone]] = {}
@@ -200,7 +206,7 @@ def looked_up(config: ExtractConfig, home: Home) -> tuple[ExtractConfig, list[Ba
 
 
 def known_config(config: ExtractConfig, home: Home) -> ExtractConfig:
-    """The configuration with the names by which this home knows the folders of models (``known_name``)."""
+    """The configuration with the names under which this home knows folders of models (``known_name``)."""
     changed: dict[str, str] = {}
     for name in config.backbones:
         if name.startswith(HUGGING_FACE) and name not in config.weights:
@@ -211,7 +217,10 @@ def known_config(config: ExtractConfig, home: Home) -> ExtractConfig:
 
 
 def split_keys(config: ExtractConfig) -> list[tuple[tuple[str, str, str], str]]:
-    """Keys of ``--recipe`` as (backbone, ":", option), the first two empty for all backbones, with their values."""
+    """Keys of ``--recipe`` as (backbone, ":", option), with their values.
+
+    The backbone and the colon are empty for an option of all backbones.
+    """
     return [(key.rpartition(":"), value) for key, value in config.recipe.items()]
 
 
@@ -222,27 +231,28 @@ def bare_config(config: ExtractConfig) -> ExtractConfig:
 
 
 def _renamed(config: ExtractConfig, new: Callable[[str], str]) -> ExtractConfig:
-    """The configuration with other names of backbones, also in the keys of ``--recipe``; each is named once."""
-    recipe = {
-        f"{new(name)}{colon}{option}": value for (name, colon, option), value in split_keys(config)
-    }
+    """The configuration with new names of backbones, also in the keys of ``--recipe``, and without repeated names."""
+    recipe = {}
+    for (name, colon, option), value in split_keys(config):
+        recipe[f"{new(name)}{colon}{option}"] = value
     backbones = tuple(dict.fromkeys(map(new, config.backbones)))
     return replace(config, backbones=backbones, recipe=recipe)
 
 
 def parse_max_bad(text: str, rows: int) -> int:
-    """``1%`` of the rows (at least 1 image) or a number of images; UsageError when it is neither."""
-    try:
+    """The most rows that may be bad, from a number or from ``1%`` of the rows, which is at least 1 unless it is 0%.
+
+    Raises UsageError for any other text.
+    """
+    with suppress(ValueError):
         if text.endswith("%"):
-            share = float(text[:-1])
-            if 0 <= share <= 100:
-                if share:
-                    return max(1, math.floor(rows * share / 100))
+            percent = float(text[:-1])
+            if percent == 0:
                 return 0
+            if 0 < percent <= 100:
+                return max(1, math.floor(rows * percent / 100))
         elif int(text) >= 0:
             return int(text)
-    except ValueError:
-        pass
     raise UsageError(
         f"--max-bad {text} is neither a share nor a count.",
         "For example --max-bad 1% or --max-bad 10",
@@ -291,10 +301,10 @@ def wanted_text(
     *,
     keep: bool,
 ) -> dict[str, tuple[str, ...]]:
-    """Templates per array key, of backbones with a text tower, whose text features are to be the current ones.
+    """Array key -> the templates whose text features become the current ones, for backbones with a text tower.
 
-    Those requested, else the dataset's ``template``, else the backbone's own. With ``keep``, a backbone that has text
-    features is left out when no template was requested. Without classes there is no text.
+    The templates are those requested, else the dataset's ``template``, else the backbone's own. With ``keep``, a
+    backbone that has text features is left out when no template was requested. Without classes there is no text.
     """
     found: dict[str, tuple[str, ...]] = {}
     if not classes:
@@ -304,11 +314,12 @@ def wanted_text(
     if keep and not config.text:
         kept = store
     for item in planned:
-        if item.backbone.text_width is None:
+        backbone = item.backbone
+        if backbone.text_width is None:
             continue
-        if kept is not None and kept.has_text(item.backbone.name, weights=item.recipe.weights):
+        if kept is not None and kept.has_text(backbone.name, weights=item.recipe.weights):
             continue
-        default = template or item.backbone.template or "a photo of a {}."
+        default = template or backbone.template or "a photo of a {}."
         found[item.recipe.key] = config.text or (default,)
     return found
 
@@ -317,15 +328,15 @@ def missing_text(
     store: Store | None, planned: Sequence[PlannedArray], wanted: Mapping[str, Sequence[str]]
 ) -> dict[str, Sequence[str]]:
     """The part of ``wanted`` (templates per array key) that the store lacks."""
+    if store is None:
+        return dict(wanted)
     items = {item.recipe.key: item for item in planned}
-    return {
-        key: templates
-        for key, templates in wanted.items()
-        if store is None
-        or not store.has_text(
-            items[key].backbone.name, templates, weights=items[key].recipe.weights
-        )
-    }
+    missing = {}
+    for key, templates in wanted.items():
+        item = items[key]
+        if not store.has_text(item.backbone.name, templates, weights=item.recipe.weights):
+            missing[key] = templates
+    return missing
 
 
 def make_current(
@@ -334,25 +345,29 @@ def make_current(
     wanted: Mapping[str, Sequence[str]],
     computed: Collection[str],
 ) -> list[dict[str, Any]]:
-    """Make the wanted text features, all of them stored, the current ones, and say what that changed."""
+    """Make the wanted text features, which are stored already, the current ones.
+
+    Returns {backbone, templates, state} of each; the state is computed, made current or current.
+    """
     rows = []
     for item in planned:
-        if item.recipe.key not in wanted:
+        key = item.recipe.key
+        if key not in wanted:
             continue
         name = item.backbone.name
-        templates = list(wanted[item.recipe.key])
+        templates = list(wanted[key])
         changed = store.use_text(name, templates, weights=item.recipe.weights)
-        state = "computed"
-        if item.recipe.key not in computed:
-            state = "current"
-            if changed:
-                state = "made current"
+        state = "current"
+        if key in computed:
+            state = "computed"
+        elif changed:
+            state = "made current"
         rows.append({"backbone": name, "templates": templates, "state": state})
     return rows
 
 
 def say_templates(templates: Sequence[str], observer: Observer) -> None:
-    """Which template made the text a run uses: the user must not have to guess it."""
+    """Report the templates of the text features that a run uses."""
     if templates:
         observer.note(
             f"Text template: {quoted(templates)} (change with fedcache extract --text TEMPLATE)."
@@ -365,16 +380,20 @@ def quoted(templates: Sequence[str]) -> str:
 
 
 def array_bytes(data_rows: int, item: PlannedArray) -> int:
-    """Bytes of an array, to within a chunk; native-size pixels are taken as 224 x 224."""
+    """Bytes of an array, without the padding of its last chunk; pixels of native size are taken as 224 x 224."""
     recipe = item.recipe
     if recipe.dtype == "uint8":
         side = recipe.size or 224
         return int(data_rows * recipe.views * side * side * 3)
-    return data_rows * recipe.views * item.backbone.width * np.dtype(recipe.dtype).itemsize
+    row_bytes = item.backbone.width * np.dtype(recipe.dtype).itemsize
+    return data_rows * recipe.views * row_bytes
 
 
 def check_backbone(name: str, given: dict[str, Path], home: Home) -> dict[str, object]:
-    """Load a backbone and run it on two images; MachineError unless the features have its width and are finite."""
+    """Load a backbone and run it on two images; returns {name, width, sha256, origin}.
+
+    Raises MachineError unless the features are finite and have the width of the backbone.
+    """
     backbone = registry.lookup(name, home=home.root)
     weights = registry.locate(
         backbone, given=given, home=home.root, memory=memory_of(home), offline=home.offline
@@ -397,8 +416,9 @@ def check_backbone(name: str, given: dict[str, Path], home: Home) -> dict[str, o
     features = encoder.image(tried_images(recipe.size or 32))
     fits = features.shape == (2, backbone.width) and bool(features.isfinite().all())
     if recipe.dtype != "uint8" and not fits:
+        shape = tuple(features.shape)
         raise MachineError(
-            f"{name} gave {tuple(features.shape)} features, expected (2, {backbone.width}), all finite.",
+            f"{name} gave {shape} features, expected (2, {backbone.width}), all finite.",
             "The weights file is damaged or belongs to another model; import it again.",
         )
     return tried_weights

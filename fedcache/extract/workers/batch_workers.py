@@ -56,11 +56,14 @@ AHEAD_BYTES = 1 << 30
 
 
 def depth_of(workers: int, batch_bytes: int) -> int:
-    """Batches under way: one for each worker, and as many again and two where ``AHEAD_BYTES`` hold them, at least two.
+    """Batches that may be under way at once: one for each worker, and some that wait.
 
-    ``batch_bytes`` are of what a batch holds in memory.
+    ``workers`` + 2 batches wait if ``AHEAD_BYTES`` hold them, else fewer, but at least two. ``batch_bytes`` is the
+    memory of a batch.
     """
-    return workers + max(2, min(workers + 2, AHEAD_BYTES // max(1, batch_bytes)))
+    fitting = AHEAD_BYTES // max(1, batch_bytes)
+    waiting = max(2, min(workers + 2, fitting))
+    return workers + waiting
 
 
 def feature_bytes(jobs: Sequence[FeatureJob], batch: int) -> int:
@@ -98,7 +101,7 @@ class BatchWorkers(ABC):
         return computed
 
     def check(self) -> None:
-        """Raise if what computes has ended, so that futures will never be done."""
+        """Raise if a worker process has ended, because its futures will never be done."""
         if self.pool is not None:
             self.pool.check()
 
@@ -139,7 +142,7 @@ class InProcess(BatchWorkers):
         return future
 
     def close(self) -> None:
-        """Give the process its threads back."""
+        """Restore the number of threads of this process."""
         import torch
 
         torch.set_num_threads(self._threads)
@@ -197,12 +200,12 @@ def init_cpu_worker(
     try:
         _runner = make_runner(jobs, source, uid, rows, settings)
     except FedcacheError as error:
-        # told by the first call: an initializer that raises ends the pool with a traceback
+        # The first call raises the error. An initializer that raises would end the pool with a traceback.
         _runner = error
 
 
 def call_runner(method: str, *args: Any) -> Any:
-    """A method of this worker process's ``BatchRunner``; raises what kept it from being made."""
+    """Call a method of this worker process's ``BatchRunner``; raises the error with which creating it failed."""
     if isinstance(_runner, FedcacheError):
         raise _runner
     return getattr(_runner, method)(*args)

@@ -1,8 +1,8 @@
 """Chunk tasks: what a worker in another process or on another machine computes in one call.
 
-A task is whole chunks of every array that wants its images, so each image is decoded once, and a task computed twice
-has the same bytes. A worker writes chunk files under names of their own and answers with a few numbers; the process
-that holds the locks puts them in place.
+A task has whole chunks of all arrays that need its images. So each image is decoded once, and a task that is computed
+twice has the same bytes. A worker writes chunk files under temporary names and answers with a few numbers; the process
+that holds the locks moves the files into place.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from fedcache.progress import Observer
 from fedcache.store.writer import ArrayWriter, UncommittedChunk, WorkerArray
 
 PROBES = 8
-"""Rows among which the driver looks for one that can be read, for workers to compare: one that does not see the images
-must not take all of them for unreadable."""
+"""Number of first rows among which the driver looks for a readable image. Workers compare it with what they read: a
+worker without access to the images must not report all of them as unreadable."""
 
 
 @dataclass(frozen=True)
 class ChunkTask:
-    """Some chunks (key, chunk), and the absolute batches that fill them, in order, each with the keys that want it."""
+    """Some chunks (key, chunk), and the absolute batches that fill them, in order, each with the keys that need it."""
 
     chunks: tuple[tuple[str, int], ...]
     batches: tuple[BatchTask, ...]
@@ -59,21 +59,21 @@ class TaskSpec:
     uid: NDArray[np.uint8]  # [N, 16], the keys of seeded views
     rows: int  # N
     settings: ComputeSettings  # device, dtype, batch, threads
-    arrays: Mapping[str, WorkerArray]  # per key where chunks go
-    probe: tuple[int, bytes] | None  # (row, uid of its image), which a worker must see too
-    decoders: int = 0  # threads that decode in addition to the model; 0 decodes in turn with it
+    arrays: Mapping[str, WorkerArray]  # per key, writes its chunks
+    probe: tuple[int, bytes] | None  # (row, uid of its image), which workers compare
+    decoders: int = 0  # threads that decode while the model runs; 0 for none, which decodes in turn
 
 
 @dataclass
 class TaskResult:
-    """Answer of a worker, without features: the chunk files that it wrote, and its counts."""
+    """Answer of a worker: the chunk files that it wrote, and its counts. It contains no features."""
 
     chunks: list[UncommittedChunk] = field(default_factory=list)
     stats: ExtractionStats = field(default_factory=ExtractionStats)
 
 
 class WorkerPool(Protocol):
-    """Workers, wherever they are. A call whose worker dies is repeated by the pool."""
+    """Workers in other processes or on other machines. If a worker dies, the pool repeats its call."""
 
     @property
     def slots(self) -> int:
@@ -94,7 +94,7 @@ class WorkerPool(Protocol):
 
 
 class ExtractionEngine(Protocol):
-    """Where chunk tasks are computed instead of in this process and its workers: ``--engine``."""
+    """Computes chunk tasks elsewhere instead of in this process and its workers: ``--engine``."""
 
     def check_extraction(self, workers: int | None) -> None:
         """Refuse a number of workers that it cannot have, with UsageError, before any work."""
@@ -108,31 +108,33 @@ class ExtractionEngine(Protocol):
 def plan_tasks(
     writers: Mapping[str, ArrayWriter], batches: Sequence[BatchTask], rows: int, batch: int
 ) -> list[ChunkTask]:
-    """The missing chunks as tasks: chunks of several arrays that share an image are of one task."""
+    """The missing chunks as tasks; chunks of several arrays that share an image are in one task."""
     spans = []
     for key, writer in writers.items():
         for chunk in writer.missing():
             start = chunk * writer.chunk_rows
-            spans.append((start, min(start + writer.chunk_rows, rows), key, chunk))
+            stop = min(start + writer.chunk_rows, rows)
+            spans.append((start, stop, key, chunk))
     # Sweep over the rows: a chunk that begins before the last group ends shares images with it and joins it. A group
-    # is its end and its chunks.
+    # is the row at which it ends, and its chunks.
     groups: list[tuple[int, list[tuple[str, int]]]] = []
     for start, stop, key, chunk in sorted(spans):
+        chunks: list[tuple[str, int]] = []
         if groups and start < groups[-1][0]:
-            end, chunks = groups[-1]
-            groups[-1] = (max(stop, end), [*chunks, (key, chunk)])
-        else:
-            groups.append((stop, [(key, chunk)]))
+            end, chunks = groups.pop()
+            stop = max(stop, end)
+        groups.append((stop, [*chunks, (key, chunk)]))
     # Batches and groups are both in the order of rows, so each group takes the batches up to its end.
     tasks = []
-    at = 0
+    first = 0
     for stop, chunks in groups:
-        first = at
-        while at < len(batches) and batches[at][0] * batch < stop:
-            at += 1
-        mine = tuple(batches[first:at])
-        count = sum(min(batch, rows - number * batch) for number, _ in mine)
-        tasks.append(ChunkTask(tuple(chunks), mine, count))
+        last = first
+        while last < len(batches) and batches[last][0] * batch < stop:
+            last += 1
+        of_group = tuple(batches[first:last])
+        images = sum(min(batch, rows - number * batch) for number, _ in of_group)
+        tasks.append(ChunkTask(tuple(chunks), of_group, images))
+        first = last
     return tasks
 
 
@@ -143,10 +145,15 @@ def make_spec(
     writers: Mapping[str, ArrayWriter],
 ) -> TaskSpec:
     """The data of an extraction that workers need."""
-    digests = ((row, _digest(data.source, row)) for row in range(min(PROBES, len(data.names))))
-    probe = next(((row, digest) for row, digest in digests if digest is not None), None)
+    rows = len(data.names)
+    probe = None
+    for row in range(min(PROBES, rows)):
+        digest = _digest(data.source, row)
+        if digest is not None:
+            probe = (row, digest)
+            break
     arrays = {key: writer.for_workers() for key, writer in writers.items() if not writer.finished}
-    return TaskSpec(tuple(jobs), data.source, data.uid, len(data.names), settings, arrays, probe)
+    return TaskSpec(tuple(jobs), data.source, data.uid, rows, settings, arrays, probe)
 
 
 def _digest(source: Source, row: int) -> bytes | None:
@@ -160,7 +167,7 @@ def _digest(source: Source, row: int) -> bytes | None:
 class ChunkWorker:
     """A process that computes chunk tasks, with its backbones loaded once.
 
-    MachineError where the machine does not see the images, the store or the weights, or computes with other versions.
+    Raises MachineError if the machine has no access to the images, the store or the weights, or has other versions.
     """
 
     def __init__(self, spec: TaskSpec) -> None:
@@ -192,30 +199,28 @@ class ChunkWorker:
                 yield batch, self.runner.compute(batch, keys)
             return
         with ThreadPoolExecutor(self.spec.decoders, thread_name_prefix="decoder") as pool:
-            ahead = [
-                (b, keys, pool.submit(decode_batch, *self.runner.decoding(b, keys)))
-                for b, keys in task.batches
-            ]
-            for batch, keys, future in ahead:
-                inputs, bad, seconds = future.result()
-                yield (
-                    batch,
-                    self.runner.forward(self.runner.rows_of(batch), keys, inputs, bad, seconds),
-                )
+            decoded = []
+            for batch, keys in task.batches:
+                decoded.append(pool.submit(decode_batch, *self.runner.decoding(batch, keys)))
+            for (batch, keys), future in zip(task.batches, decoded, strict=True):
+                rows = self.runner.rows_of(batch)
+                yield batch, self.runner.forward(rows, keys, *future.result())
 
 
 def _check_machine(spec: TaskSpec) -> None:
-    """Refuse to work where the store, the images or the weights are not seen, or other versions would compute."""
+    """Raise MachineError if the store, the images or the weights are not accessible here, or other versions are."""
     host = socket.gethostname()
     for array in spec.arrays.values():
         array.check()
-    if spec.probe is not None and _digest(spec.source, spec.probe[0]) != spec.probe[1]:
-        raise MachineError(
-            f"{host} does not see the images of the dataset, or sees different ones.",
-            "The dataset must be at the same path on all nodes.",
-        )
-    device = resolve_device(spec.settings.device)
+    if spec.probe is not None:
+        row, digest = spec.probe
+        if _digest(spec.source, row) != digest:
+            raise MachineError(
+                f"{host} does not see the images of the dataset, or sees different ones.",
+                "The dataset must be at the same path on all nodes.",
+            )
     settings = spec.settings
+    device = resolve_device(settings.device)
     for job in spec.jobs:
         if job.weights.path is not None and not job.weights.path.exists():
             raise MachineError(
@@ -231,16 +236,16 @@ def _check_machine(spec: TaskSpec) -> None:
         if mine != dict(job.how):
             # Entries that only one of the two records has.
             changed = sorted({*mine.items()} ^ {*job.how.items()}, key=str)
+            listed = ", ".join(f"{name} {value}" for name, value in changed)
             raise MachineError(
-                f"{host} would compute {job.key} differently: "
-                f"{', '.join(f'{k} {v}' for k, v in changed)}. Mixed rows would not be comparable.",
+                f"{host} would compute {job.key} differently: {listed}. Mixed rows would not be comparable.",
                 "Install the same versions on every node, and use nodes of one kind.",
             )
 
 
 @dataclass
 class _TaskWriter:
-    """The chunk writer of a worker: chunks go to files that the driver commits."""
+    """The chunk writer of a worker: it writes chunks to files that the driver commits."""
 
     array: WorkerArray
     result: TaskResult
@@ -254,7 +259,7 @@ class _TaskWriter:
 
 
 def compute(worker: ChunkWorker, task: ChunkTask | None) -> dict[str, Any]:
-    """A task; with None, the seconds per image of the models."""
+    """The result of a task; without a task, the seconds per image of the models."""
     if task is None:
         return {"seconds": sum(worker.runner.warm().values())}
     return {"result": worker.compute(task)}
@@ -270,9 +275,10 @@ def run_tasks(
     stats: ExtractionStats,
     observer: Observer,
 ) -> bool:
-    """Have every task computed and commit its chunks; False when it was stopped on request (tasks begun are finished).
+    """Have every task computed, and commit its chunks. Returns False if it was stopped on request.
 
-    Raises CorruptionError as soon as more than ``max_bad`` images are bad; what a worker raised.
+    Tasks that were begun are finished. Raises CorruptionError as soon as more than ``max_bad`` images are bad, and the
+    errors of workers.
     """
     begun = 0
     while True:

@@ -57,20 +57,21 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 class StagingBuffers:
-    """Page-locked memory, from which a GPU copies without the processor: two buffers per shape, used in turn."""
+    """Page-locked memory, from which a GPU copies without the processor: two buffers per shape, used alternately."""
 
     def __init__(self) -> None:
         self.buffers: dict[tuple[int, ...], list[tuple[Tensor, torch.cuda.Event]]] = {}
 
     def next(self, shape: tuple[int, ...]) -> tuple[Tensor, torch.cuda.Event]:
-        """A buffer uint8 whose last copy has ended, and the event to record after the next."""
+        """A uint8 buffer whose last copy has ended, and the event to record after the next copy."""
         import torch
 
         pair = self.buffers.get(shape)
         if pair is None:
-            pair = [
-                (torch.empty(shape, dtype=torch.uint8, pin_memory=True), _event()) for _ in range(2)
-            ]
+            pair = []
+            for _ in range(2):
+                buffer = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
+                pair.append((buffer, _event()))
             self.buffers[shape] = pair
         # Swapped, so that the buffer that was used longer ago is next.
         pair.reverse()
@@ -94,7 +95,8 @@ class CapturedModel:
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
             self.features = compute(self.images)
-        # A graph repeats the branches that Python took while it was recorded. Other images show whether they matter.
+        # A graph repeats the branches that Python took while it was recorded. Random images check that no branch
+        # depends on the images.
         others = torch.randint_like(images, 256)
         if not torch.equal(self(others), compute(others)):
             raise RuntimeError("the recorded model gives different features")
@@ -117,8 +119,8 @@ class CudaStages:
         self.staging = StagingBuffers()
         self.captured: dict[str, CapturedModel] = {}
         self.notes: list[str] = []
-        # The setting is global. Encoders set and reset it in every call, so with two threads one would reset it while
-        # the other computes; here it stays set until ``close``.
+        # The setting is global. Encoders set and reset it in every call, so one of two threads could reset it while the
+        # other computes. Here it stays set until ``close``.
         self.settings = ExitStack()
         self.settings.enter_context(deterministic())
 
@@ -145,7 +147,7 @@ class CudaStages:
         return rates
 
     def _capture(self, key: str, images: Tensor) -> None:
-        """Record the model for batches of this shape where that works; a note says where it does not."""
+        """Record the model for batches of this shape; if that does not work, add a note."""
         try:
             compute = partial(self._eager, key)
             self.captured[key] = CapturedModel(compute, images, self.computing)
@@ -207,7 +209,7 @@ class CudaStages:
         return self._eager(key, images)
 
     def _eager(self, key: str, images: Tensor) -> Tensor:
-        """As ``_features``, kernel by kernel."""
+        """As ``_features``, without a recorded model."""
         import torch
 
         encoder = self.runner.encoders[key]
@@ -216,15 +218,16 @@ class CudaStages:
 
     @contextmanager
     def _out_of_memory_named(self, key: str) -> Iterator[None]:
-        """Turn a full GPU into one sentence."""
+        """Raise MachineError, with a smaller batch, if the memory of the GPU is too small."""
         import torch
 
         try:
             yield
         except torch.OutOfMemoryError as error:
             batch = self.runner.settings.batch
+            smaller = max(1, batch // 2)
             name = self.runner.jobs[key].recipe.label
             raise MachineError(
                 f"The GPU's memory is too small for a batch of {batch} images of {name}.",
-                f"--batch {max(1, batch // 2)}; add --fresh if features were started with batch {batch}.",
+                f"--batch {smaller}; add --fresh if features were started with batch {batch}.",
             ) from error

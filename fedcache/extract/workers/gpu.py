@@ -1,10 +1,10 @@
-"""Extraction on GPUs: processes decode, and threads keep copies to each device, models and copies back under way.
+"""Extraction on GPUs: processes decode, and threads copy batches to each device, run the models and copy results back.
 
     decoders -> slots of shared memory -> load -> run -> fetch -> the loop over batches
 
 Each arrow is a queue, so while the models run on one batch, the next is copied in and the one before is copied out.
-With several devices, each has the last three stages for itself and takes the next batch that is decoded. What a device
-does is behind ``DeviceStages``: CUDA is in ``cuda``.
+Each of several devices has its own last three stages and takes the next batch that is decoded. ``DeviceStages`` is the
+interface of a device; ``cuda`` implements it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from fedcache.extract.batches import (
     input_key,
 )
 from fedcache.extract.datasets import Dataset
-from fedcache.extract.inputs import ItemEncoder, encode_items
+from fedcache.extract.inputs import filled_up
 from fedcache.extract.recipe import IMAGES
 from fedcache.extract.workers.batch_workers import BatchWorkers, depth_of
 from fedcache.extract.workers.processes import WorkerProcesses
@@ -38,11 +38,11 @@ from fedcache.extract.workers.slots import Inputs, OpenSlots, Slots, open_slots
 from fedcache.process import Stop
 
 HELD = 3
-"""Batches that a device holds at once: one is copied in, one is computed and one is copied out."""
+"""Batches on a device at once: one that is copied in, one that is computed and one that is copied out."""
 
 
 class DeviceStages(Protocol):
-    """A device that copies in, computes and copies out, each with the others; a thread calls each of the three."""
+    """A device that copies in, computes and copies out at the same time. Each of the three has its own thread."""
 
     notes: list[str]  # sentences about how the models run, after ``warm``
 
@@ -53,18 +53,18 @@ class DeviceStages(Protocol):
         """Begin to copy a whole batch [B, V, H, W, 3] to the device; ``images`` may change when this returns."""
 
     def run(self, key: str, loaded: Any) -> Any:
-        """Begin to compute the features of what ``load`` gave."""
+        """Begin to compute the features of a batch that ``load`` returned."""
 
     def fetch(self, started: Any) -> tuple[NDArray[np.float32], float]:
-        """Wait for the features [B, V, D] of what ``run`` gave, and the seconds that the device took."""
+        """Wait for a batch that ``run`` returned: its features [B, V, D], and the seconds that the device took."""
 
     def close(self) -> None:
-        """Give back what was set for the device; of several, in reverse order."""
+        """Restore the global settings of torch. Several devices are closed in the reverse order of their creation."""
 
 
 @dataclass
 class BatchUnderWay:
-    """A batch between its decoder and the loop; the stages fill in what they find."""
+    """A batch on its way from the decoder to the loop; the stages add their results."""
 
     keys: Sequence[str]
     rows: range
@@ -75,7 +75,7 @@ class BatchUnderWay:
     inputs: Inputs = field(default_factory=dict)  # on the device, or texts and rows
     bad: dict[int, str] = field(default_factory=dict)
     decode_seconds: float = 0.0
-    started: dict[str, Any] = field(default_factory=dict)  # per key of what ``run`` gave
+    started: dict[str, Any] = field(default_factory=dict)  # per key the return value of ``run``
     features: dict[str, NDArray[Any]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)  # per key of its model
     cut: dict[str, int] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class DeviceLine:
             thread.start()
 
     def _next_of(self, decoded: SimpleQueue[BatchUnderWay | None]) -> NextBatch:
-        """The next decoded batch, once the device has room: what one device cannot hold is for the others."""
+        """Wait until the device has room, then for the next decoded batch; other devices may take batches meanwhile."""
 
         def next_batch() -> BatchUnderWay | None:
             self.room.acquire()
@@ -155,24 +155,18 @@ class DeviceLine:
                 shared = input_key(job.recipe)
                 given = inputs[shared]
                 if job.recipe.dtype == "uint8":
-                    # pixels: the feature is the input, and bad rows are zero already
+                    # The feature of ``pixels`` is the input, and bad rows are zero already.
                     work.features[key] = given.copy()
                 elif job.backbone.reads != IMAGES:
                     work.inputs[shared] = given
                 elif shared not in work.inputs:
-                    work.inputs[shared] = self.device.load(self._padded(given))
+                    whole = filled_up(given, self.runner.settings.batch)
+                    work.inputs[shared] = self.device.load(whole)
         finally:
             work.free()
 
-    def _padded(self, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """The last batch, filled up with copies of its last row: a shorter one would have other last bits."""
-        short = self.runner.settings.batch - len(images)
-        if not short:
-            return images
-        return np.concatenate([images, np.repeat(images[-1:], short, axis=0)])
-
     def _run(self, work: BatchUnderWay) -> None:
-        """Begin the models of images, one after another; texts and rows are encoded here."""
+        """Begin the models of images, one after another. Texts and rows are encoded at once."""
         for key in work.keys:
             if key in work.features:
                 continue
@@ -182,11 +176,7 @@ class DeviceLine:
                 work.started[key] = self.device.run(key, given)
                 continue
             start = time.perf_counter()
-            encoder = cast(ItemEncoder, self.runner.encoders[key])
-            batch = self.runner.settings.batch
-            work.features[key], work.cut[key] = encode_items(
-                encoder, given, batch, work.blank, job.backbone.width
-            )
+            work.features[key], work.cut[key] = self.runner.encode_items(key, given, work.blank)
             work.seconds[key] = time.perf_counter() - start
         work.inputs = {}
 
@@ -199,17 +189,16 @@ class DeviceLine:
             work.features[key] = features
         seconds = {key: work.seconds.get(key, 0.0) for key in work.keys}
         in_order = {key: work.features[key] for key in work.keys}
-        work.answer.set_result(
-            ComputedBatch(
-                in_order, work.bad, len(work.rows), work.decode_seconds, seconds, work.cut
-            )
+        computed = ComputedBatch(
+            in_order, work.bad, len(work.rows), work.decode_seconds, seconds, work.cut
         )
+        work.answer.set_result(computed)
 
 
 class GpuFeeder(BatchWorkers):
     """Worker processes decode; the models run on one or several GPUs, in threads of this process.
 
-    ``make_stages`` makes a device of a runner's models. Each device of ``settings.gpus`` has models of its own.
+    ``make_stages`` returns the stages of a device for a runner. Each device of ``settings.gpus`` has its own models.
     """
 
     pool: WorkerProcesses
@@ -226,12 +215,10 @@ class GpuFeeder(BatchWorkers):
         self.workers = workers
         batch_bytes = input_bytes(jobs, settings.batch)
         self.depth = depth_of(workers, batch_bytes)
+        settings_of_devices = [replace(settings, gpus=(gpu,)) for gpu in settings.gpus]
         runners = []
-        for gpu in settings.gpus or (None,):
-            of_one = settings
-            if gpu is not None:
-                of_one = replace(settings, gpus=(gpu,))
-            runners.append(BatchRunner(jobs, data.source, data.uid, len(data.names), of_one))
+        for of_device in settings_of_devices or [settings]:
+            runners.append(BatchRunner(jobs, data.source, data.uid, len(data.names), of_device))
         self.runner = runners[0]
         self.slots = Slots(self.depth, batch_bytes)
         self.pool = WorkerProcesses(workers, init_decoder, self.slots.address, stop)
@@ -258,12 +245,12 @@ class GpuFeeder(BatchWorkers):
         return work.answer
 
     def _take(self, work: BatchUnderWay) -> Inputs:
-        """The inputs of a batch that was decoded, in its slot."""
+        """The inputs of a decoded batch, which are in its slot."""
         placed, work.bad, work.decode_seconds = self.pool.result(work.decoded)
         return self.slots.get(work.slot, placed)
 
     def close(self) -> None:
-        """End the decoders and the devices' threads, without waiting for batches that are not needed any more."""
+        """End the decoders and the devices' threads, without waiting for batches that are no longer needed."""
         for line in self.lines:
             line.closed = True
         self.pool.close()
@@ -278,19 +265,22 @@ class GpuFeeder(BatchWorkers):
 
 
 def input_bytes(jobs: Sequence[FeatureJob], batch: int) -> int:
-    """Bytes of the images of a batch, of all recipes that share none; 0 for those that keep their size, and texts."""
-    sizes = {
-        input_key(job.recipe): job.recipe.views * job.recipe.size**2 * 3
-        for job in jobs
-        if job.backbone.reads == IMAGES
-    }
-    return batch * sum(sizes.values())
+    """Bytes of the decoded images of a batch; images that several recipes share are counted once.
+
+    Images of native size, texts and rows count 0.
+    """
+    row_bytes = {}
+    for job in jobs:
+        recipe = job.recipe
+        if job.backbone.reads == IMAGES:
+            row_bytes[input_key(recipe)] = recipe.views * recipe.size**2 * 3
+    return batch * sum(row_bytes.values())
 
 
 # Functions that run inside a decoding process.
 
 _slots: OpenSlots | None = None
-"""Where this process puts what it decodes."""
+"""The shared memory into which this process decodes."""
 
 
 def init_decoder(path: str, size: int, slot_bytes: int) -> None:

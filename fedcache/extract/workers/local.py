@@ -1,6 +1,6 @@
-"""The loop of an extraction on this machine: batches go to workers, and what they compute fills chunks.
+"""The loop of an extraction on this machine: workers compute batches, and their features fill chunks.
 
-From top to bottom: the chunks, what is counted, which workers there are, and the loop over batches.
+In this order: the chunks, the counts of an extraction, the choice of workers, and the loop over batches.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ GPU_CHUNK_BYTES = 64 << 20
 def chunk_rows_for(batch: int, row_bytes: int, device: str = "cpu") -> int:
     """Rows of a chunk: the largest batch * 2^j with at most 512 rows and 8 MiB, at least one batch.
 
-    On a GPU, whose batches are large, at least 8 batches if they have at most 64 MiB. Powers of two so that the chunks
-    of all backbones of a run nest and each image is decoded once.
+    On a GPU, whose batches are large, a chunk has at least 8 batches if they have at most 64 MiB. With powers of two
+    the chunks of all backbones nest, so that each image is decoded once.
     """
     rows = batch
     while rows * 2 <= MAX_CHUNK_ROWS and rows * 2 * row_bytes <= MAX_CHUNK_BYTES:
@@ -67,18 +67,18 @@ class ChunkWriter(Protocol):
 
 @dataclass
 class PendingChunk:
-    """A chunk being filled: its rows, the batches that are still to come, and the reason per bad row."""
+    """A chunk that is being filled."""
 
     rows: NDArray[Any]
-    left: int
-    bad: dict[int, str] = field(default_factory=dict)
+    left: int  # batches that are still missing
+    bad: dict[int, str] = field(default_factory=dict)  # reason per bad row
 
 
 class ChunkCollector:
-    """Places computed batches into chunks, several of which fill at once, and hands full ones to a writing thread.
+    """Places computed batches into chunks, and hands full chunks to a writing thread. Several chunks fill at once.
 
     One thread writes, so that chunks reach the journal in the order in which they became full, and computing continues
-    meanwhile. ``depth`` is the number of batches that are being computed at most.
+    meanwhile. ``depth`` is the largest number of batches that are computed at once.
     """
 
     def __init__(
@@ -88,61 +88,64 @@ class ChunkCollector:
         self.rows = rows
         self.batch = batch
         self.depth = depth
-        self.pending: dict[tuple[str, int], PendingChunk] = {}
-        self.unsaved = dict.fromkeys(writers, 0)
+        self.pending: dict[tuple[str, int], PendingChunk] = {}  # by key and number of the chunk
+        self.unsaved = dict.fromkeys(writers, 0)  # per key, batches that are not written yet
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="store-writer")
-        self.saving: dict[Future[None], tuple[str, int]] = {}
+        self.saving: dict[Future[None], tuple[str, int]] = {}  # write of a chunk -> key, batches
 
     def chunk_of(self, key: str, batch: int) -> int:
         """The chunk of ``key`` that holds absolute batch ``batch``."""
         return batch * self.batch // self.writers[key].chunk_rows
 
-    def batches_in(self, key: str, chunk: int) -> int:
-        """Batches of a chunk; the last one may be short."""
+    def rows_in(self, key: str, chunk: int) -> int:
+        """Rows of a chunk; the last chunk may be short."""
         size = self.writers[key].chunk_rows
-        return math.ceil((min((chunk + 1) * size, self.rows) - chunk * size) / self.batch)
+        return min(size, self.rows - chunk * size)
+
+    def batches_in(self, key: str, chunk: int) -> int:
+        """Batches of a chunk; the last chunk may have fewer."""
+        return math.ceil(self.rows_in(key, chunk) / self.batch)
 
     def limit(self, key: str) -> int:
-        """Batches of ``key`` that may be under way, which a kill costs: computed, in a chunk that fills, or written.
+        """Most batches of ``key`` under way, which a kill costs: being computed, in a chunk that fills, or written.
 
-        A chunk that fills and one that is written, so that no worker waits for the end of a chunk.
+        There is room for a chunk that fills and one that is written, so that no worker waits at the end of a chunk.
         """
         return self.depth + 2 * math.ceil(self.writers[key].chunk_rows / self.batch)
 
     @property
     def most_under_way(self) -> int:
-        """Rows that a kill costs at most."""
-        return min(self.rows, self.batch * max(map(self.limit, self.writers)))
+        """Most rows that a kill costs."""
+        batches = max(map(self.limit, self.writers))
+        return min(self.rows, self.batch * batches)
 
     def add(self, batch: int, computed: ComputedBatch) -> None:
         """Place a batch; start the write of every chunk it completes."""
-        first = batch * self.batch
         for key, values in computed.features.items():
+            writer = self.writers[key]
             chunk = self.chunk_of(key, batch)
-            size = self.writers[key].chunk_rows
-            # Batches of a chunk come in any order from several workers; each has its place by its row numbers.
-            part = self.pending.get((key, chunk))
-            if part is None:
-                length = min((chunk + 1) * size, self.rows) - chunk * size
-                part = PendingChunk(
-                    np.empty((length, *values.shape[1:]), values.dtype), self.batches_in(key, chunk)
-                )
-                self.pending[key, chunk] = part
-            # Place of the batch within its chunk.
-            offset = first - chunk * size
-            part.rows[offset : offset + len(values)] = values
-            part.bad.update(computed.bad)
-            part.left -= 1
-            if part.left == 0:
+            pending = self.pending.get((key, chunk))
+            if pending is None:
+                shape = (self.rows_in(key, chunk), *values.shape[1:])
+                rows = np.empty(shape, values.dtype)
+                pending = PendingChunk(rows, self.batches_in(key, chunk))
+                self.pending[key, chunk] = pending
+            # Several workers give the batches of a chunk in any order; each has its place by its row numbers.
+            start = batch * self.batch - chunk * writer.chunk_rows
+            pending.rows[start : start + len(values)] = values
+            pending.bad.update(computed.bad)
+            pending.left -= 1
+            if pending.left == 0:
                 del self.pending[key, chunk]
-                future = self.thread.submit(self.writers[key].write, chunk, part.rows, part.bad)
+                future = self.thread.submit(writer.write, chunk, pending.rows, pending.bad)
                 self.saving[future] = (key, self.batches_in(key, chunk))
 
     def collect_writes(self, *, block: bool = False) -> None:
-        """Take note of finished writes; ``block`` waits for all. A failed write raises here."""
+        """Count finished writes as saved; with ``block``, wait for all writes. Raises the error of a failed write."""
         if block and self.saving:
             wait(self.saving)
-        for future in [f for f in self.saving if f.done()]:
+        finished = [future for future in self.saving if future.done()]
+        for future in finished:
             key, count = self.saving.pop(future)
             future.result()
             self.unsaved[key] -= count
@@ -152,7 +155,7 @@ class ChunkCollector:
 class ExtractionStats:
     """Counts of an extraction: the figures of its last line."""
 
-    images: int = 0  # images decoded in this process tree
+    images: int = 0  # images decoded by this process and its workers
     forward_batches: Counter[str] = field(default_factory=Counter)  # per key, batches computed
     forward_images: int = 0  # images that went through a model, summed over arrays
     kept_chunks: dict[str, int] = field(default_factory=dict)  # per key, chunks found finished
@@ -162,7 +165,7 @@ class ExtractionStats:
     decode_seconds: float = 0.0  # summed over workers
     forward_seconds: float = 0.0  # summed over workers and backbones
     workers: int = 0  # processes that computed
-    # per key, texts of which the model reads a part
+    # per key, texts that the model reads only in part
     cut: Counter[str] = field(default_factory=Counter)
     holds: str = IMAGES  # images, texts or rows
 
@@ -188,9 +191,9 @@ class ExtractionStats:
         self.cut.update(other.cut)
 
     def check_bad(self, latest: Mapping[int, str], max_bad: int) -> None:
-        """CorruptionError, with the last of ``latest`` (those found last), for more bad images than there may be."""
+        """Raise CorruptionError if there are more than ``max_bad`` bad images; ``latest`` are those found last."""
         if len(self.bad) > max_bad:
-            row, reason = sorted((latest or self.bad).items())[-1]
+            row, reason = max((latest or self.bad).items())
             raise CorruptionError(
                 f"{len(self.bad)} {self.holds} could not be read, more than --max-bad {max_bad}; the last is row "
                 f"{row}: {reason}.",
@@ -212,7 +215,7 @@ class ExtractionStats:
 
 
 def unreadable(bad: Mapping[int, str]) -> dict[int, str]:
-    """Rows whose image is there and cannot be read; one that has vanished is no defect."""
+    """The bad rows without those whose image has vanished, which is no defect."""
     return {row: reason for row, reason in bad.items() if reason != VANISHED}
 
 
@@ -234,7 +237,7 @@ def open_workers(
     if not count:
         return InProcess(jobs, data, settings)
     if settings.device == "cuda":
-        # No GPU loads models that has no batch.
+        # With fewer batches than GPUs, the other GPUs load no models.
         settings = replace(settings, gpus=settings.gpus[:tasks])
         return GpuFeeder(jobs, data, settings, count, stop, CudaStages)
     return CpuWorkers(jobs, data, settings, count, stop)
@@ -254,32 +257,32 @@ def run_batches(
     stats: ExtractionStats,
     observer: Observer,
 ) -> bool:
-    """Compute and store every batch, begun in order; False when it was stopped on request (chunks begun are finished).
+    """Compute and store every batch. Returns False if it was stopped on request, after the chunks that were begun.
 
-    Never more ahead of the journal than ``collector.limit`` batches per array. Raises CorruptionError as soon as more
-    than ``max_bad`` images are bad; MachineError when a worker died, StoppedError when it died of a signal that asked
-    to stop.
+    Batches begin in order, and at most ``collector.limit`` batches per array are ahead of the journal. Raises
+    CorruptionError as soon as more than ``max_bad`` images are bad; MachineError when a worker died, StoppedError when
+    it died of a signal that asked to stop.
     """
     queue: Iterator[BatchTask] = iter(tasks)
     waiting: dict[Future[Any], BatchTask] = {}
-    begun: set[tuple[str, int]] = set()  # chunks of which a batch was submitted
+    begun: set[tuple[str, int]] = set()  # chunks with a batch that was submitted
     following = next(queue, None)
     while True:
         collector.collect_writes()
-        # Submit while workers have room, whichever chunks the batches fill. Batches begin in order, so all chunks but
-        # the last begun get full without another batch, and the limit never waits for one that it keeps out.
+        # Submit batches while workers have room. Batches begin in order, so every chunk but the last one begun gets
+        # full without further batches. So the writes that make room never need a batch that the limit holds back.
         while following is not None and len(waiting) < workers.depth:
             batch, keys = following
-            chunks = {(k, collector.chunk_of(k, batch)) for k in keys}
+            chunks = {(key, collector.chunk_of(key, batch)) for key in keys}
             if stop.requested and not chunks & begun:
-                # nothing new is begun, but the chunks under way get the batches they lack
+                # No new chunk is begun, but the chunks that were begun get their missing batches.
                 following = None
                 break
-            if any(collector.unsaved[k] >= collector.limit(k) for k in keys):
+            if any(collector.unsaved[key] >= collector.limit(key) for key in keys):
                 break
             begun |= chunks
-            for k in keys:
-                collector.unsaved[k] += 1
+            for key in keys:
+                collector.unsaved[key] += 1
             waiting[workers.submit(batch, keys)] = following
             following = next(queue, None)
         if not waiting and following is None:
@@ -288,14 +291,16 @@ def run_batches(
         done, _ = wait([*waiting, *collector.saving], timeout=1.0, return_when=FIRST_COMPLETED)
         if not done:
             workers.check()
-        for future in sorted((f for f in done if f in waiting), key=lambda f: waiting[f][0]):
+        computed_futures = [future for future in done if future in waiting]
+        computed_futures.sort(key=lambda future: waiting[future][0])
+        for future in computed_futures:
             batch, keys = waiting.pop(future)
             computed = workers.finish(batch, keys, future)
             stats.add(computed)
             collector.add(batch, computed)
             observer.advance(computed.decoded)
             if len(stats.bad) > max_bad:
-                collector.collect_writes(block=True)  # what is whole is kept before the refusal
+                collector.collect_writes(block=True)  # full chunks are kept before the error
                 stats.check_bad(computed.bad, max_bad)
     collector.collect_writes(block=True)
     return not stop.requested

@@ -1,7 +1,7 @@
-"""A pool of worker processes that ends with its first worker, whenever and however that one ends, and never hangs.
+"""A pool of worker processes that ends when one of its workers ends, at any time and for any reason, and never hangs.
 
-A signal to the whole process group ends workers before they start, while they start, compute or answer;
-``ProcessPoolExecutor`` never stops waiting for some of these.
+A signal to the whole process group may end workers before they start, while they start, compute or answer.
+``ProcessPoolExecutor`` would wait forever for some of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def without_main() -> Iterator[None]:
     """Workers started in this block do not run the caller's script again.
 
     A spawned process imports the ``__main__`` of its parent, so a script or notebook without a ``__main__`` guard would
-    start the same extraction in every worker. The workers need nothing from it: all they run lives in this package.
+    start the same extraction in every worker. The workers do not need it, because all their code is in this package.
     """
     real = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
@@ -42,11 +42,11 @@ def without_main() -> Iterator[None]:
 
 
 class WorkerProcesses:
-    """A process pool whose calls end with an error when a worker dies, and which ends at once when asked to.
+    """A process pool whose calls end with an error when a worker dies, and which ``close`` ends at once.
 
-    What workers need at their start is sent by a thread, not by the call that starts them, which would write it into a
-    pipe that a dead worker never empties. The thread that waits for an answer checks that all workers live. Workers
-    never import ``__main__``.
+    A thread sends ``initargs`` to the workers. The call that starts them does not, because it would wait forever for a
+    dead worker to empty its pipe. The thread that waits for an answer checks that all workers live. Workers never
+    import ``__main__``.
 
     Args:
         count: processes.
@@ -59,7 +59,7 @@ class WorkerProcesses:
     ) -> None:
         self.count = count
         self.stop = stop
-        # spawn: a fork would copy torch's threads and locks in whatever state they are.
+        # spawn, because a fork would copy torch's threads and locks in an undefined state
         context = multiprocessing.get_context("spawn")
         self._arguments, sender = context.Pipe(duplex=False)
         self.pool = ProcessPoolExecutor(
@@ -96,13 +96,13 @@ class WorkerProcesses:
             raise self.ended(str(error)) from error
 
     def check(self) -> None:
-        """Raise what ``ended`` gives if a worker has died: one killed while it answers leaves its call waiting."""
-        for process in list((self.pool._processes or {}).values()):
+        """Raise the error of ``ended`` if a worker has died: one killed while it answers leaves its call waiting."""
+        for process in self._processes():
             if process.exitcode is not None:
                 raise self.ended(f"exit code {process.exitcode}")
 
     def ended(self, how: str) -> FedcacheError:
-        """The error of workers that were ended from outside: by the signal that asked to stop, or by something else."""
+        """The error for workers that were ended from outside, by a requested stop or by something else."""
         if self.stop.requested:
             return StoppedError(
                 "Stopped on request, with the workers. Finished chunks are kept.",
@@ -115,24 +115,27 @@ class WorkerProcesses:
         )
 
     def close(self) -> None:
-        """End the workers without waiting for results that are not needed any more."""
+        """End the workers without waiting for results that are no longer needed."""
         # shutdown() forgets the processes and the pipe of answers, so they are noted first.
-        processes = list((self.pool._processes or {}).values())
+        processes = self._processes()
         answers = self.pool._result_queue
         self._arguments.close()  # ends the thread that sends them
         self.pool.shutdown(wait=False, cancel_futures=True)
         for process in processes:
-            process.kill()  # they compute, and hold nothing that must be put in order
+            process.kill()  # workers only compute, so nothing must be cleaned up
         for process in processes:
             process.join(5)
-        # A worker that ended in the middle of an answer leaves the pool's thread, for which the interpreter waits when
-        # it ends, waiting for the rest. The workers are gone: without our own copy of their end, the pipe ends too.
+        # If a worker ended in the middle of an answer, a thread of the pool waits for the rest of it, and the
+        # interpreter waits for this thread when it ends. Closing our copy of the writing end ends the pipe.
         if answers is not None:
             answers._writer.close()  # type: ignore[attr-defined]
 
+    def _processes(self) -> list[Any]:
+        return list((self.pool._processes or {}).values())
+
 
 def _send_each(sender: Connection, payload: bytes, count: int) -> None:
-    """Send the payload once for every worker; ends silently when no worker reads it any more."""
+    """Send the payload once for every worker; stops without an error when no worker reads it any more."""
     with sender, suppress(OSError):
         for _ in range(count):
             sender.send_bytes(payload)
@@ -140,7 +143,7 @@ def _send_each(sender: Connection, payload: bytes, count: int) -> None:
 
 @contextmanager
 def _blocked(number: signal.Signals) -> Iterator[None]:
-    """A signal waits while the block runs; processes started meanwhile begin with it blocked."""
+    """Block a signal while the block runs; processes that start meanwhile begin with it blocked."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
         yield
@@ -160,15 +163,15 @@ def die_with_parent() -> None:
 
     def watch() -> None:
         connection.wait([sentinel])
-        # not sys.exit: the main thread may be inside the model, and nothing here is worth flushing
+        # Not sys.exit, because the main thread may be inside the model. Nothing here needs flushing.
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
 
 
 def start_worker(initializer: Callable[..., None], arguments: Connection, turn: Lock) -> None:
-    """The first call in a worker process: signals are the parent's business, and what it needs is received."""
-    # Ctrl-C reaches the whole process group: the parent stops after the chunks under way, which need their workers.
+    """The first call in a worker process: leave signals to the parent, receive the arguments, call ``initializer``."""
+    # Ctrl-C reaches the whole process group. The parent stops after the chunks under way, which need their workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
