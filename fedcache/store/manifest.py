@@ -171,6 +171,11 @@ class ArrayInfo:
         """Bytes of the rows of a chunk file."""
         return files.array_bytes((self.chunk_rows, *self.shape[1:]), self.dtype)
 
+    @property
+    def header(self) -> dict[str, Any]:
+        """Header of the journal that the array had while it was unfinished."""
+        return journal_header(self.recipe, self.how, self.shape, self.dtype, self.chunk_rows)
+
 
 def column_shape(key: str, rows: int) -> tuple[int, ...]:
     """Shape of a column of numbers of so many rows."""
