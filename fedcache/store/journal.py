@@ -123,6 +123,14 @@ def journals(store: Path) -> list[Journal]:
     return [read_journal(path) for path in sorted(store.glob(f"{PREFIX}*{SUFFIX}"))]
 
 
+def announced_checksums(store: Path, name: str) -> list[Any]:
+    """Checksums of ``ok`` or ``quarantine`` in the commits of all journals: those of files that are being replaced."""
+    found = []
+    for journal in journals(store):
+        found += [commit[name] for commit in journal.commits]
+    return found
+
+
 def unfinished_arrays(store: Path, complete: Collection[str]) -> list[dict[str, Any]]:
     """Arrays that have a journal and are not in ``complete``: name, chunks kept, chunks in all."""
     found = []
