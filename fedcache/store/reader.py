@@ -225,7 +225,7 @@ class Reader:
             raise errors[min(errors)]
 
     def _copy(self, number: int, flat: NDArray[np.uint8]) -> None:
-        """Read a chunk to its place. Reading is faster than copying from a map, each page of which is set up first."""
+        """Read a chunk to its place. This is faster than copying from a map, which is set up page by page."""
         start = number * self.info.chunk_rows * self._row_bytes
         part = flat[start : start + self._bytes_below_end(number)]
         what = self.chunk_name(number)
