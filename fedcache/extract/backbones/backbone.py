@@ -264,6 +264,15 @@ def deterministic() -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
+def autocast(device: torch.device, compute: torch.dtype) -> Any:
+    """Autocast to a compute dtype while a block runs; for float32 a context without effect."""
+    import torch
+
+    if compute is torch.float32:
+        return nullcontext()
+    return torch.autocast(device.type, dtype=compute)
+
+
 class ModuleEncoder:
     """A ``FrozenEncoder`` over one torch module.
 
@@ -330,12 +339,7 @@ class ModuleEncoder:
 
     def features(self, x: Tensor) -> Tensor:
         """[B, D] float32 of normalised images [B, 3, H, W]; differentiable."""
-        import torch
-
-        autocast: Any = nullcontext()
-        if self.compute is not torch.float32:
-            autocast = torch.autocast(self.device.type, dtype=self.compute)
-        with deterministic(), autocast:
+        with deterministic(), autocast(self.device, self.compute):
             features: Tensor = self._image(x)
         return features.float()
 
@@ -420,6 +424,12 @@ def one_row_each(features: Tensor, *, channels_last: bool = False) -> Tensor:
     if features.ndim == 4:
         return features.mean((2, 3))
     return features
+
+
+def triple(values: Any) -> tuple[float, float, float]:
+    """Three values, such as a mean per colour, as floats. Raises TypeError or ValueError for other values."""
+    red, green, blue = (float(value) for value in values)
+    return red, green, blue
 
 
 def no_images(name: str, reads: str) -> FedcacheError:

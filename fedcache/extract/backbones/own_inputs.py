@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcache.errors import FedcacheError, UsageError
-from fedcache.extract.backbones.backbone import deterministic, no_images, no_text, one_row_each
+from fedcache.extract.backbones.backbone import (
+    autocast,
+    deterministic,
+    no_images,
+    no_text,
+    one_row_each,
+)
 from fedcache.extract.backbones.own import no_width, refuse_chance, refuse_company, refuse_complex
 from fedcache.extract.inputs import Items, described_row
 from fedcache.extract.recipe import IMAGES, ROWS, TEXTS
@@ -76,11 +81,8 @@ class OwnItemEncoder:
         given: Any = items
         if not isinstance(items, list):
             given = self._rows(items)
-        autocast: Any = nullcontext()
         try:
-            if self.compute is not torch.float32:
-                autocast = torch.autocast(self.device.type, self.compute)
-            with torch.inference_mode(), deterministic(), autocast:
+            with torch.inference_mode(), deterministic(), autocast(self.device, self.compute):
                 out = self.module(given)
         except FedcacheError:
             raise

@@ -24,6 +24,7 @@ from fedcache.extract.backbones.backbone import (
     ModuleEncoder,
     Weights,
     one_row_each,
+    triple,
 )
 from fedcache.extract.backbones.own import Choice, pooling_of, refuse_complex, shape_of, tried
 from fedcache.extract.backbones.own_digest import digest_of_parts
@@ -313,12 +314,11 @@ def _triple(name: str, word: str, value: Any, default: Triple) -> Triple:
     if value is None:
         return default
     try:
-        red, green, blue = (float(v) for v in value)
+        return triple(value)
     except (TypeError, ValueError) as error:
         raise UsageError(
             f"{word} of {name} is {str(value)[:60]!r}, expected three numbers.", f"{word}={default}"
         ) from error
-    return red, green, blue
 
 
 def _encoder(

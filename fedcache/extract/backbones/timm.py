@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcache.errors import MachineError, UsageError, unknown
-from fedcache.extract.backbones.backbone import Backbone, FrozenEncoder, ModuleEncoder, Weights
+from fedcache.extract.backbones.backbone import (
+    Backbone,
+    FrozenEncoder,
+    ModuleEncoder,
+    Weights,
+    triple,
+)
 from fedcache.extract.backbones.checkpoints import load_strict, read_state
 from fedcache.extract.backbones.rows import TIMM_FILES, crop_of
 from fedcache.extract.recipe import Recipe
@@ -149,8 +155,8 @@ def derive(name: str) -> Backbone:
             resize=crop,
             interpolation=interpolation,
             crop_pct=crop_of(side, float(settings["crop_pct"])),
-            mean=_triple(settings["mean"]),
-            std=_triple(settings["std"]),
+            mean=triple(settings["mean"]),
+            std=triple(settings["std"]),
             pooling=pooling,
         ),
         source=source,
@@ -159,11 +165,6 @@ def derive(name: str) -> Backbone:
         hub=hub,
         fixed=bool(settings.get("fixed_input_size")) and not hasattr(model, "set_input_size"),
     )
-
-
-def _triple(values: Any) -> tuple[float, float, float]:
-    red, green, blue = (float(v) for v in values)
-    return red, green, blue
 
 
 def _shape(model_name: str) -> tuple[Any, int]:
