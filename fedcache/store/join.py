@@ -24,7 +24,7 @@ from fedcache.store.journal import (
     journals,
     read_journal,
 )
-from fedcache.store.manifest import PART, ArrayInfo, StorePart, part_of, read_text
+from fedcache.store.manifest import PART, ArrayInfo, StorePart, entries_of, part_of, read_text
 from fedcache.store.samples import group_digests
 from fedcache.store.store import ArrayWriter, Store, finished_arrays, put_groups
 
@@ -84,10 +84,7 @@ def rows_of_part(store: Store) -> tuple[int, list[dict[str, Any]]]:
             stops.append(min(own.stop * info.chunk_rows, store.rows))
         bad = {**read_journal(journal_path(store.path, key)).bad, **bad}
     rows = max(0, max(stops) - min(starts))
-    entries = []
-    for row, (name, reason) in sorted(bad.items()):
-        entries.append({"row": row, "name": name, "reason": reason})
-    return rows, entries
+    return rows, entries_of(bad)
 
 
 def open_parts(paths: Sequence[Path]) -> list[OpenPart]:

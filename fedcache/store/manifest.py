@@ -186,6 +186,12 @@ def column_shape(key: str, rows: int) -> tuple[int, ...]:
     return (rows,)
 
 
+def column_file(store: Path, key: str) -> Path:
+    """The file of a column in a store, also of ``name``."""
+    axes = len(column_shape(key, 0))
+    return files.chunk_path(store / "samples" / key, 0, axes)
+
+
 def journal_header(
     recipe: dict[str, Any], how: dict[str, Any], shape: Sequence[int], dtype: str, chunk_rows: int
 ) -> dict[str, Any]:
@@ -399,11 +405,9 @@ def chunk_files(path: Path, listed: Manifest) -> Iterator[tuple[Path, int, int |
     """
     for key, dtype in COLUMNS.items():
         if key != "ok":
-            shape = column_shape(key, max(1, listed.rows))
-            place = files.chunk_path(path / "samples" / key, 0, len(shape))
-            yield place, listed.samples[key], files.array_bytes(shape, dtype), f"samples/{key}"
-    place = files.chunk_path(path / "samples" / "name", 0, 1)
-    yield place, listed.samples["name"], None, "samples/name"
+            size = files.array_bytes(column_shape(key, max(1, listed.rows)), dtype)
+            yield column_file(path, key), listed.samples[key], size, f"samples/{key}"
+    yield column_file(path, "name"), listed.samples["name"], None, "samples/name"
     for key, info in listed.arrays.items():
         for number, crc in enumerate(info.chunks):
             place = files.chunk_path(path / "features" / key, number, len(info.shape))
@@ -477,12 +481,17 @@ VANISHED = "is no longer in the dataset"
 HISTORY = "history.jsonl"
 
 
-def lines_of(rows: Mapping[int, tuple[str, str]]) -> bytes:
-    """The bytes of ``quarantine.jsonl``: a line {name, reason, row} per row."""
-    lines = []
+def entries_of(rows: Mapping[int, tuple[str, str]]) -> list[dict[str, Any]]:
+    """{row, name, reason} of unreadable rows, sorted by row."""
+    entries = []
     for row, (name, reason) in sorted(rows.items()):
-        lines.append(canonical_json({"row": row, "name": name, "reason": reason}) + b"\n")
-    return b"".join(lines)
+        entries.append({"row": row, "name": name, "reason": reason})
+    return entries
+
+
+def lines_of(rows: Mapping[int, tuple[str, str]]) -> bytes:
+    """The bytes of ``quarantine.jsonl``: a line per entry."""
+    return b"".join(canonical_json(entry) + b"\n" for entry in entries_of(rows))
 
 
 def commit_of(manifest: Manifest, rows: Mapping[int, tuple[str, str]]) -> dict[str, Any]:
@@ -494,7 +503,7 @@ def commit_of(manifest: Manifest, rows: Mapping[int, tuple[str, str]]) -> dict[s
 def replace_sidecars(store: Path, manifest: Manifest, rows: Mapping[int, tuple[str, str]]) -> None:
     """Write ``samples/ok`` and the list, and enter them in ``manifest``, which the caller writes."""
     ok = _ok(manifest, rows)
-    place = files.chunk_path(store / "samples" / "ok", 0, 1)
+    place = column_file(store, "ok")
     manifest.samples["ok"] = files.write_chunk_file(place, ok, max(1, manifest.rows), "uint8")
     manifest.rows_ok = int(ok.sum())
     if rows or QUARANTINE in manifest.files:

@@ -40,6 +40,7 @@ from fedcache.store.manifest import (
     ORIGIN,
     Manifest,
     chunk_files,
+    column_file,
     parse_manifest,
 )
 
@@ -190,7 +191,7 @@ def small_chunks(manifest: Manifest) -> Iterator[tuple[str, int, int | None]]:
     for place, crc, size, _ in chunk_files(Path(), manifest):
         if place.parts[0] != "features":
             yield place.as_posix(), crc, size
-    ok = chunk_path(Path("samples/ok"), 0, 1)
+    ok = column_file(Path(), "ok")
     yield ok.as_posix(), manifest.samples["ok"], max(1, manifest.rows)
 
 

@@ -41,6 +41,7 @@ from fedcache.store.manifest import (
     QUARANTINE,
     ArrayInfo,
     Manifest,
+    column_file,
     lines_of,
     read_quarantine,
     read_sidecar,
@@ -186,7 +187,7 @@ def _publication(store: Store, card: str, zarr: Any, *, anonymous_names: bool) -
         names = anonymous(held.rows)
         raw = encode_strings(names)
         samples["name"] = checksum(raw)
-        payloads[chunk_path(Path("samples/name"), 0, 1).as_posix()] = raw
+        payloads[column_file(Path(), "name").as_posix()] = raw
         bad = {row: (names[row], why) for row, (_, why) in bad.items()}
     files = {}
     for name, raw in payloads.items():

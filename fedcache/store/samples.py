@@ -16,7 +16,7 @@ from fedcache.store import chunks as files
 from fedcache.store.chunks import damaged, pack, unpack
 from fedcache.store.files import Buffer
 from fedcache.store.journal import announced_checksums
-from fedcache.store.manifest import COLUMNS, Manifest, column_shape, read_sidecar
+from fedcache.store.manifest import COLUMNS, Manifest, column_file, column_shape, read_sidecar
 from fedcache.tables.groups import Group
 from fedcache.tables.splits import TEST, TRAIN, VALIDATION
 from fedcache.tables.words import EqualStrings
@@ -167,7 +167,7 @@ def complete_split(
 def read_samples(store: Path, manifest: Manifest) -> Samples:
     """Every column. Raises CorruptionError, for a column that is not the one the manifest lists."""
     columns: dict[str, Any] = {key: read_column(store, manifest, key) for key in COLUMNS}
-    place = _file(store, "name", 1)
+    place = column_file(store, "name")
     raw = _verified(store, manifest, "name", place, None)
     try:
         name = files.decode_strings(raw)
@@ -186,14 +186,10 @@ def read_column(store: Path, manifest: Manifest, key: str) -> NDArray[Any]:
     """One column of numbers: [N], or uint8 [N, 16] for ``uid``; errors as ``read_samples``."""
     dtype = COLUMNS[key]
     shape = column_shape(key, max(1, manifest.rows))
-    place = _file(store, key, len(shape))
+    place = column_file(store, key)
     raw = _verified(store, manifest, key, place, files.array_bytes(shape, dtype))
     column = np.frombuffer(raw, np.dtype(dtype).newbyteorder("<")).reshape(shape)
     return column[: manifest.rows]
-
-
-def _file(store: Path, key: str, axes: int) -> Path:
-    return files.chunk_path(store / "samples" / key, 0, axes)
 
 
 def _verified(store: Path, manifest: Manifest, key: str, place: Path, size: int | None) -> bytes:

@@ -33,6 +33,7 @@ from fedcache.store.manifest import (
     append_event,
     backbone_of,
     check_name,
+    entries_of,
     find_text,
     forgotten_arrays,
     is_published,
@@ -345,10 +346,7 @@ class Store:
     def quarantined(self) -> list[dict[str, Any]]:
         """Rows whose image could not be read: row, name, reason. Raises CorruptionError."""
         rows = self._while_replaced(lambda: read_quarantine(self.path, self._manifest))
-        entries = []
-        for row, (name, reason) in sorted(rows.items()):
-            entries.append({"row": row, "name": name, "reason": reason})
-        return entries
+        return entries_of(rows)
 
     def vanished(self) -> NDArray[np.bool_]:
         """[N], rows whose image was no longer in the dataset when the store was made. Raises CorruptionError."""

