@@ -403,8 +403,8 @@ def encode_strings(values: Sequence[str]) -> bytes:
         width = values.length
         table = np.empty((len(values), 4 + width), np.uint8)
         table[:, :4] = np.frombuffer(struct.pack("<I", width), np.uint8)
-        letters = np.frombuffer(values.text.encode("ascii"), np.uint8)
-        table[:, 4:] = letters.reshape(len(values), width)
+        shape = (len(values), width)
+        table[:, 4:] = np.frombuffer(values.text.encode("ascii"), np.uint8).reshape(shape)
         return count + table.tobytes()
     raw = [value.encode("utf-8") for value in values]
     packed = {length: struct.pack("<I", length) for length in set(map(len, raw))}

@@ -97,10 +97,8 @@ def held_out(
         return chosen
     # Sort by domain, label and uid; the last key of lexsort is the first criterion, and equal rows keep their order.
     # Two big-endian numbers of eight bytes are in the same order as the sixteen bytes of a uid.
-    halves = np.ascontiguousarray(uid[rows]).view(">u8")
-    high, low = halves.T.astype(np.uint64)
-    order = np.lexsort((low, high, label[rows], domain[rows]))
-    rows = rows[order]
+    high, low = np.ascontiguousarray(uid[rows]).view(">u8").T.astype(np.uint64)
+    rows = rows[np.lexsort((low, high, label[rows], domain[rows]))]
     group = np.stack([domain[rows], label[rows]], axis=1).astype(np.int64)
     begins_group = np.any(group[1:] != group[:-1], axis=1)
     starts = np.concatenate([[0], np.flatnonzero(begins_group) + 1])

@@ -521,10 +521,8 @@ class Store:
         """
         keys = select_arrays(self.arrays, backbones, self.path.name)
         rows = select_rows(self.samples, split)
-        parts = []
-        for key in keys:
-            first_views = self.reader(key).rows(rows)[:, 0]
-            parts.append(first_views.astype(np.float32))
+        # The first view of each row.
+        parts = [self.reader(key).rows(rows)[:, 0].astype(np.float32) for key in keys]
         features = np.concatenate(parts, axis=1)
         labels = self.samples.label[rows].astype(np.int64)
         return features, labels
