@@ -48,7 +48,7 @@ def place_of_content(home: Home, slug: str, digest: str) -> Path:
 
 
 def remember_last(home: Home, path: Path, spec: str) -> None:
-    """Note the store that commands without ``--dataset`` use, and what was requested."""
+    """Note the store that commands without ``--dataset`` use, and the spec of its dataset."""
     make_private(home.root)
     write_sealed(home.last, LAST, {"store": str(path.resolve()), "spec": spec})
 
@@ -72,7 +72,7 @@ def recall_last(home: Home) -> tuple[Path, str] | None:
 
 
 def last_store(home: Home) -> tuple[Path, str] | None:
-    """As ``recall_last``; None also when the store is gone."""
+    """As ``recall_last``; None also if the store no longer exists."""
     last = recall_last(home)
     if last is not None and last[0].exists():
         return last

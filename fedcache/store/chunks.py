@@ -1,4 +1,4 @@
-"""Chunk files and array metadata, byte for byte as FORMAT.md says; any Zarr v3 reader opens them.
+"""Chunk files and array metadata, byte for byte as specified in FORMAT.md; any Zarr v3 reader opens them.
 
 A chunk file is the raw little-endian rows followed by the four bytes of their crc32c, little-endian. There is no
 compression (embeddings do not compress), so a chunk can be mapped into memory. The last chunk of an array is a

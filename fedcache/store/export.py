@@ -181,9 +181,9 @@ def _write_shard(
 ) -> None:
     """Write one client's rows as a store at ``path``; an equal store that exists already is kept.
 
-    The rows keep their order, and their split says what the client does with them. The manifest's dataset names the
-    parent and the parent's row numbers, so that training from shards can equal training by index to the bit. ``number``
-    is the client's place among the clients; ``parts`` are its training, test and validation rows in the parent.
+    The rows keep their order, and their split is the client's own. The manifest's dataset names the parent and the row
+    numbers in it, so that training from shards can equal training by index to the bit. ``number`` is the client's place
+    among the clients; ``parts`` are its training, test and validation rows in the parent.
     """
     rows = np.unique(np.concatenate(parts))
     split = np.empty(len(rows), np.uint8)

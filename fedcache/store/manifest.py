@@ -151,7 +151,7 @@ PARTITION_SUFFIXES = (".partition", ".json")
 class ArrayInfo:
     """One complete feature array."""
 
-    recipe: dict[str, Any]  # what determines its values; JSON
+    recipe: dict[str, Any]  # settings that determine its values; JSON
     how: dict[str, Any]  # how it was computed; never part of a look-up
     shape: tuple[int, ...]  # (N, V, D), or (N, V, H, W, 3) for pixels
     dtype: str  # float16 | float32 | uint8

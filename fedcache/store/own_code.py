@@ -113,7 +113,7 @@ class ReachedCode:
         )
 
     def _function(self, function: FunctionType) -> Any:
-        """Name and line of a function, and what is bound to it."""
+        """Name and line of a function, and the values bound to it."""
         code = function.__code__
         path = Path(code.co_filename)
         is_own = self._is_users(path)

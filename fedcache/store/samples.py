@@ -130,7 +130,7 @@ def complete_split(
         uid: [N, 16].
         ok: [N], the rows that can be read.
         where: the data, for messages.
-        holds: what rows are called in messages.
+        holds: name of rows in messages, such as "images".
 
     Returns:
         the split [N], and the note; an empty one where the data has test rows.

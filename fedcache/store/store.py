@@ -296,7 +296,7 @@ class Store:
 
     @property
     def manifest(self) -> Manifest:
-        """Everything the manifest says."""
+        """The manifest."""
         return self._manifest
 
     @cached_property
@@ -350,11 +350,11 @@ class Store:
 
     def vanished(self) -> NDArray[np.bool_]:
         """[N], rows whose image was no longer in the dataset when the store was made. Raises CorruptionError."""
-        gone = np.zeros(self.rows, bool)
+        vanished = np.zeros(self.rows, bool)
         for entry in self.quarantined():
             if entry["reason"] == VANISHED:
-                gone[entry["row"]] = True
-        return gone
+                vanished[entry["row"]] = True
+        return vanished
 
     def reader(self, key: str) -> Reader:
         """A complete feature array. Raises StoreError, for an array that is unfinished or not there."""
@@ -643,15 +643,15 @@ def replace_groups(store: Store, groups: Mapping[str, Group]) -> tuple[list[str]
     before = set(store.groups)
     changed = put_groups(store, groups)
     names = {usable_group_name(name) for name in groups}
-    gone = sorted(before - names)
-    if gone:
+    removed = sorted(before - names)
+    if removed:
         with store.edit() as manifest:
-            for name in gone:
+            for name in removed:
                 manifest.files.pop(place_of(name), None)
-        for name in gone:  # once the manifest no longer lists them
+        for name in removed:  # once the manifest no longer lists them
             (store.path / place_of(name)).unlink(missing_ok=True)
     new_or_changed = sorted({*changed, *(names - before)})
-    return new_or_changed, gone
+    return new_or_changed, removed
 
 
 def column_of(store: Store, name: str) -> Group:

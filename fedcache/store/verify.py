@@ -299,14 +299,14 @@ def repair(path: Path) -> list[str]:
 def _forget_text(now: Manifest, slug: str, name: str) -> list[str]:
     """Remove one entry of a backbone's text features, or all if ``name`` is the ``zarr.json`` of their group."""
     entries = now.texts.pop(slug)
-    gone = [entry["id"] for entry in entries if name in (entry["id"], "zarr.json")]
-    kept = [entry for entry in entries if entry["id"] not in gone]
+    removed = [entry["id"] for entry in entries if name in (entry["id"], "zarr.json")]
+    kept = [entry for entry in entries if entry["id"] not in removed]
     if kept:
         now.texts[slug] = kept
     else:
         now.files.pop(f"text/{slug}/zarr.json", None)
     done = []
-    for entry_id in gone:
+    for entry_id in removed:
         now.files.pop(f"text/{slug}/{entry_id}/zarr.json", None)
         done.append(f"text features {entry_id} of {slug} were removed: extract them again.")
     return done

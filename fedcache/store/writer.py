@@ -174,10 +174,10 @@ class ArrayWriter:
         shape: (N, V, D).
         dtype: stored dtype.
         chunk_rows: rows per chunk file.
-        recipe: what determines the values.
+        recipe: settings that determine the values.
         how: how they are computed; must not change while the array is unfinished.
         wait: wait for another writer.
-        fresh: discard what is unfinished.
+        fresh: discard an unfinished array.
     """
 
     def __init__(
@@ -599,7 +599,7 @@ def sidecars_of(manifest: Manifest) -> dict[str, bytes]:
 
 
 def _building_place(path: Path) -> Path:
-    """A new private directory next to ``path`` in which to build it; what killed builders left there is removed."""
+    """A new private directory next to ``path`` in which to build it; directories of killed builders are removed."""
     for left in path.parent.glob(f".{path.name}.*.partial"):
         pid = writer_of(left)
         if pid and not is_alive(pid):

@@ -50,7 +50,7 @@ class Backbone:
         seeded: weights are drawn from a seed when no file is given (``--weights NAME=seed:1`` chooses it).
         shares: another name whose weights are the same file.
         fixed: the model takes its native input size only.
-        licence: of the weights, as their publisher states it; empty where none is known.
+        licence: of the weights, as their publisher states it; empty if not known.
         own: brought by the user, with a name that has a prefix and without a published digest.
         place: path of the file or folder of such a backbone, when it was used last.
         here_only: it is in the memory of this process, and no other process can load it.
