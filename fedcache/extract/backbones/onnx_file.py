@@ -43,12 +43,8 @@ def derive(name: str, choice: Choice) -> Backbone:
         session = _session(bare, path, unchanged_bytes(path, ""), threads=1)
         return _input(bare, session)
 
-    def opened(path: Path, bare: str, output: str | None, size: int) -> OnnxEncoder:
-        recipe = Recipe(bare, "", size=size)
-        return _opened(bare, path, "", output, recipe, threads=1)
-
     return derived(
-        name, ONNX, choice, provider="onnx_file", norm="imagenet", given=given, opened=opened
+        name, ONNX, choice, provider="onnx_file", norm="imagenet", given=given, opened=_opened
     )
 
 

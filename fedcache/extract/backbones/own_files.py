@@ -156,8 +156,8 @@ class FileEncoder(ABC):
         )
 
 
-Opened = Callable[[Path, str, str | None, int], FileEncoder]
-"""(path, name, output, size) -> the encoder of a file, with one thread and any norm; output None for its only one."""
+Opened = Callable[[str, Path, str, str | None, Recipe, int], FileEncoder]
+"""(name, path, sha256 or "", output or None, recipe, threads) -> the encoder of a file; None for its only output."""
 
 
 def derived(
@@ -190,7 +190,7 @@ def derived(
     def read() -> dict[str, Any]:
         images = given(path, bare)
         size, fixed = images.side(bare, choice)
-        encoder = opened(path, bare, choice.output, size)
+        encoder = opened(bare, path, "", choice.output, Recipe(bare, "", size=size), 1)
         _, width = shape_of(encoder, bare, size)
         layout = "NCHW"
         if images.channels_last:

@@ -185,12 +185,8 @@ def derive(name: str, choice: Choice) -> Backbone:
         size = choice.size or SIZE
         return _Opened(bare, path, "", None, size, threads=1, any_output=True).given
 
-    def opened(path: Path, bare: str, output: str | None, size: int) -> TfliteEncoder:
-        recipe = Recipe(bare, "", size=size)
-        return _encoder(bare, path, "", output, recipe, threads=1)
-
     return derived(
-        name, TFLITE, choice, provider="tflite_file", norm="half", given=given, opened=opened
+        name, TFLITE, choice, provider="tflite_file", norm="half", given=given, opened=_encoder
     )
 
 
